@@ -1,0 +1,102 @@
+"""Addresses: ``aqueduct://host:port?option=value`` and its relatives, parsed once and checked.
+
+| scheme | carrier |
+|---|---|
+| ``aqueduct://host:port`` | QUIC |
+| ``memory://name`` | inside one process, for tests |
+
+Options of ``aqueduct://``: ``verify=off`` (no certificate check), ``fingerprint=sha256:HEX``
+(pin the server's certificate), ``ca=FILE``, ``server_name=NAME``, ``datagram_size=BYTES``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
+
+from aqueduct.errors import ConfigError
+
+__all__ = ["DEFAULT_PORT", "Address"]
+
+DEFAULT_PORT: Final = 4433
+_OPTIONS: Final = {
+    "aqueduct": frozenset({"verify", "fingerprint", "ca", "server_name", "datagram_size"}),
+    "memory": frozenset[str](),
+}
+_FINGERPRINT: Final = re.compile(r"sha256:[0-9a-f]{64}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """One parsed address. ``str(address)`` gives it back."""
+
+    scheme: str
+    host: str
+    port: int
+    options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Parses ``text``. Raises ConfigError that names what is wrong and what would do."""
+        scheme, separator, _ = text.partition("://")
+        if not separator:
+            raise ConfigError(
+                f"{text!r} is not an address: write aqueduct://HOST:PORT, "
+                f"for example aqueduct://localhost:{DEFAULT_PORT}"
+            )
+        scheme = scheme.lower()
+        if scheme not in _OPTIONS:
+            known = ", ".join(f"{name}://" for name in _OPTIONS if name != "memory")
+            raise ConfigError(f"{text!r}: unknown scheme {scheme!r}; known: {known}")
+        try:
+            parts = urlsplit(text)
+            port = parts.port
+        except ValueError as error:
+            raise ConfigError(f"{text!r}: {error}") from error
+        if not parts.hostname:
+            raise ConfigError(f"{text!r} names no host")
+        if parts.path not in ("", "/") or parts.fragment or parts.username is not None:
+            raise ConfigError(f"{text!r}: only a host, a port and options are understood here")
+        options: dict[str, str] = {}
+        for name, value in parse_qsl(parts.query, keep_blank_values=True):
+            if name not in _OPTIONS[scheme]:
+                known = ", ".join(sorted(_OPTIONS[scheme])) or "none"
+                raise ConfigError(f"{text!r}: unknown option {name!r}; known here: {known}")
+            if name in options:
+                raise ConfigError(f"{text!r}: option {name!r} is given twice")
+            options[name] = value
+        _check_options(text, options)
+        return cls(
+            scheme=scheme,
+            host=unquote(parts.hostname),
+            port=DEFAULT_PORT if port is None else port,
+            options=MappingProxyType(options),
+        )
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        query = "&".join(f"{k}={quote(v, safe=':/')}" for k, v in self.options.items())
+        return f"{self.scheme}://{host}:{self.port}" + (f"?{query}" if query else "")
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return Address.parse, (str(self),)  # the options proxy does not pickle
+
+    def with_port(self, port: int) -> Address:
+        """The same address with another port (a listener on port 0 learns its own)."""
+        return Address(self.scheme, self.host, port, self.options)
+
+
+def _check_options(text: str, options: dict[str, str]) -> None:
+    if options.get("verify", "on") not in ("on", "off"):
+        raise ConfigError(f"{text!r}: verify is {options['verify']!r}; it must be on or off")
+    if "fingerprint" in options:
+        options["fingerprint"] = options["fingerprint"].lower()
+        if not _FINGERPRINT.match(options["fingerprint"]):
+            raise ConfigError(f"{text!r}: fingerprint must be sha256: and 64 hexadecimal digits")
+    size = options.get("datagram_size", "auto")
+    if size != "auto" and not (size.isdigit() and 1200 <= int(size) <= 16383):
+        raise ConfigError(f"{text!r}: datagram_size must be auto or 1200 to 16383")

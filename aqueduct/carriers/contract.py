@@ -1,0 +1,145 @@
+"""What a carrier gives to the channels above it, and what it calls.
+
+A carrier moves the bytes of unidirectional streams and datagrams between two peers and knows
+nothing of channels. One object of class Carrier is one live connection; its user is a
+CarrierUser (see ``pump.py``), installed with ``attach`` before anything is reported.
+
+Stream numbers: each side numbers the streams that it opens 0, 1, 2, ... in the order of opening,
+and the carrier opens them in that order. So a number names a stream of *mine* in ``write``,
+``reset``, ``written`` and ``stopped``, and a stream of the *peer's* in ``stop``, ``credit``,
+``stream_data`` and ``stream_reset``; no table maps one to the other.
+
+Threads: everything of one carrier happens on the event loop that made it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias
+
+from aqueduct.errors import ConnectionLost
+
+__all__ = ["Buffer", "Carrier", "CarrierUser", "Listener"]
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+"""Anything with the buffer protocol, one dimension of bytes, contiguous."""
+
+
+class CarrierUser(Protocol):
+    """What a carrier calls. No call may raise; each is quick; ``end_of_input`` ends each burst."""
+
+    def connected(self) -> None:
+        """The transport's handshake is complete: properties are final, streams may be opened."""
+
+    def stream_data(self, stream: int, data: Buffer, fin: bool) -> None:
+        """The next bytes of the peer's stream, in order. ``data`` may be empty with ``fin``."""
+
+    def stream_reset(self, stream: int, code: int) -> None:
+        """The peer gave up its stream; bytes not yet reported are gone."""
+
+    def stream_stopped(self, stream: int, code: int) -> None:
+        """The peer reads no more of my stream; what was queued is dropped."""
+
+    def datagram_received(self, data: bytes) -> None:
+        """One datagram."""
+
+    def openable_changed(self) -> None:
+        """``Carrier.openable`` grew."""
+
+    def written(self, stream: int, size: int) -> None:
+        """``size`` bytes of my stream left the carrier's queue; their buffers are released.
+
+        Bytes dropped by a reset, a stop or a lost connection are not reported.
+        """
+
+    def end_of_input(self) -> None:
+        """The carrier has reported all that it had; the user answers with its effects now."""
+
+    def closed(self, error: ConnectionLost) -> None:
+        """The connection is over, whatever ended it. Called once, and nothing is called after."""
+
+
+class Carrier(Protocol):
+    """One connection. Methods queue and return at once; ``flush`` lets the queue leave."""
+
+    is_client: bool
+    scheme: str
+
+    @property
+    def peer(self) -> str:
+        """The peer's address as text, for errors and logs."""
+
+    @property
+    def local(self) -> str:
+        """This side's address as text."""
+
+    @property
+    def peer_certificate_fingerprint(self) -> str | None:
+        """``sha256:HEX`` of the peer's certificate, if it showed one."""
+
+    @property
+    def rtt(self) -> float:
+        """The smoothed round-trip time, seconds; 0.0 before the first sample."""
+
+    @property
+    def datagram_limit(self) -> int:
+        """The largest payload of ``send_datagram``, bytes; 0: datagrams are not to be had."""
+
+    @property
+    def openable(self) -> int:
+        """How many more streams may be opened now."""
+
+    def attach(self, user: CarrierUser) -> None:
+        """Installs the user. Before it, nothing is reported."""
+
+    def write(self, stream: int, buffers: Sequence[Buffer], fin: bool) -> None:
+        """Queues bytes on my stream, opening it if it is the next number.
+
+        The buffers are not copied here and must not change until they are reported ``written``.
+        Raises LocalProtocolError above ``openable``, or after ``fin`` or ``reset``.
+        """
+
+    def reset(self, stream: int, code: int) -> None:
+        """Gives up my stream: what is queued is dropped. Without effect on one that ended."""
+
+    def stop(self, stream: int, code: int) -> None:
+        """Asks the peer to send no more on its stream. Without effect on one that ended."""
+
+    def credit(self, stream: int, limit: int) -> None:
+        """Lets the peer send on its stream up to ``limit`` bytes, counted from its start.
+
+        A limit never falls; a lower one is without effect. A stream begins with
+        ``Flow.initial_window``.
+        """
+
+    def send_datagram(self, data: bytes) -> bool:
+        """Sends a datagram, or drops it and says False (too large, none to be had, queue full)."""
+
+    def ping(self) -> None:
+        """Makes the peer's transport answer, so that a silent connection stays alive."""
+
+    def flush(self) -> None:
+        """Lets queued bytes leave as far as flow and congestion control allow."""
+
+    def snapshot(self) -> dict[str, object]:
+        """Counters and windows for people: plain numbers and strings only."""
+
+    def close(self, code: int, reason: str, *, linger: float = 0.0) -> None:
+        """Closes. Queued data leaves first, for at most ``linger`` seconds, then the close.
+
+        ``CarrierUser.closed`` follows. Repeated calls are without effect.
+        """
+
+
+class Listener(Protocol):
+    """Accepts connections; each new carrier is handed to the callback it was made with."""
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        """The addresses that clients can use, with real port numbers."""
+
+    def close(self) -> None:
+        """Accepts no more. Live connections go on (they keep what they need open)."""
+
+    async def wait_closed(self) -> None:
+        """Returns when the last of its connections has ended and the sockets are closed."""

@@ -1,0 +1,200 @@
+"""Every limit, window and timeout, as frozen dataclasses with the defaults of the design.
+
+Sizes are in bytes, times in seconds. A value that cannot work raises ConfigError at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
+
+from aqueduct.errors import ConfigError
+
+__all__ = ["DEFAULT", "Calls", "Config", "Flow", "Limits", "Quic", "Timing"]
+
+KiB: Final = 1 << 10
+MiB: Final = 1 << 20
+GiB: Final = 1 << 30
+
+
+def _require_positive(settings: Any, *, zero_allowed: Iterable[str] = ()) -> None:
+    for entry in fields(settings):
+        value = getattr(settings, entry.name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            continue
+        if value < 0 or (value == 0 and entry.name not in zero_allowed):
+            name = f"{type(settings).__name__}.{entry.name}"
+            raise ConfigError(f"{name} is {value!r}; it must be above zero")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a peer may ask of this side before the connection closes (AQ-R31)."""
+
+    frame_bytes: int = 16 * MiB
+    """The largest frame; a MESSAGE counts with headers, attachments and payload."""
+    header_bytes: int = 64 * KiB
+    """The largest block of header data."""
+    attachments: int = 1024
+    """Attachments in one message."""
+    channels: int = 100_000
+    """Channels of one connection that have state, counting attachments not yet taken."""
+    unacknowledged: int = 1 << 20
+    """Unacknowledged messages of one sender; above it, sending waits."""
+    received_ranges: int = 65_536
+    """Ranges of received message numbers of one channel, that is, holes plus one."""
+    destroyed_ranges: int = 1 << 16
+    """Ranges of destroyed indexes kept for each of the remote channel spaces (AQ-R24)."""
+    early_datagrams: int = 64
+    """Datagrams kept until the peer's CONNECTION_HEADERS arrive (AQ-R10)."""
+    early_datagram_bytes: int = 1 * MiB
+    """The bytes of those datagrams."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Windows, budgets and marks: how much may be under way."""
+
+    receive_budget: int = 64 * MiB
+    """Admitted and not yet taken by the application, for one connection."""
+    channel_receive_bytes: int = 16 * MiB
+    """The same for one channel; one message is always admitted."""
+    message_overhead: int = 512
+    """What a message is charged beside its declared size."""
+    initial_window: int = 64 * KiB
+    """What a peer may send on a stream before anything of it is admitted."""
+    read_ahead: int = 2 * MiB
+    """How far a stream of large messages may run ahead of the admitted one; charged."""
+    admitted_window: int = 8 * MiB
+    """How far ahead of the landed bytes an admitted message is credited."""
+    channel_high_water: int = 8 * MiB
+    """Queued bytes of one sender above which its sends wait."""
+    connection_high_water: int = 64 * MiB
+    """Queued bytes of a connection above which all sends wait."""
+    streams: int = 1024
+    """Unidirectional streams that the peer may have open at once."""
+    unordered_streams: int = 32
+    """Streams that one channel in UNORDERED mode uses at once."""
+    control_share: float = 0.25
+    """The share of openable streams that only control streams may use."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self)
+        if self.control_share >= 1:
+            raise ConfigError(
+                f"Flow.control_share is {self.control_share!r}; it must be below 1, "
+                "or no message could ever be sent"
+            )
+        if self.streams < 8:
+            raise ConfigError(f"Flow.streams is {self.streams!r}; at least 8 are needed")
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Delays and deadlines, in seconds (AQ-R33 for the first four)."""
+
+    ack_delay: float = 0.025
+    """A received message is acknowledged within this."""
+    sent_unreliable_delay: float = 0.05
+    """Unreliable messages are announced within this."""
+    receipt_deadline: float = 1.0
+    """Announced and unseen for max(this, 2 RTT): lost."""
+    destroyed_memory: float = 1.0
+    """FORGET_CHANNELs for one channel are this far apart, and follow its close by this (AQ-R24)."""
+    connect_timeout: float = 10.0
+    """For the transport's handshake and the exchange of connection headers together."""
+    idle_timeout: float = 30.0
+    """A peer silent for this long is gone."""
+    ping_interval: float = 10.0
+    """While calls are open, silence is broken by a ping this often."""
+    progress_deadline: float = 60.0
+    """A call without a deadline of its own fails after this long without any progress."""
+    close_linger: float = 5.0
+    """A close lets queued data out for at most this long."""
+    drain_timeout: float = 30.0
+    """A draining service waits for its calls for at most this long."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, zero_allowed=("ack_delay", "close_linger", "drain_timeout"))
+        if self.ack_delay > 1.0:
+            raise ConfigError(f"Timing.ack_delay is {self.ack_delay!r} s; at most 1 s (AQ-R33)")
+        if self.ping_interval >= self.idle_timeout:
+            raise ConfigError(
+                f"Timing.ping_interval ({self.ping_interval!r} s) must be below "
+                f"Timing.idle_timeout ({self.idle_timeout!r} s), or idle calls are cut"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Quic:
+    """The QUIC carrier."""
+
+    datagram_size: int | str = "auto"
+    """Bytes of a UDP payload: "auto" is 16,000 on loopback and 1,200 elsewhere."""
+    socket_buffer: int = 4 * MiB
+    """Asked of the kernel for each direction of a UDP socket."""
+    transport_buffer: int = 2 * MiB
+    """Bytes of all streams handed to the QUIC library and not yet acknowledged."""
+    half_open: int = 256
+    """Connections of one listener whose handshake is not complete."""
+    congestion_control: str = "reno"
+    """"reno" or "cubic"."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self)
+        size = self.datagram_size
+        if size != "auto" and (isinstance(size, str) or not 1200 <= size <= 16383):
+            raise ConfigError(
+                f"Quic.datagram_size is {size!r}; it must be 'auto' or 1200 to 16383 bytes"
+            )
+        if self.congestion_control not in ("reno", "cubic"):
+            raise ConfigError(
+                f"Quic.congestion_control is {self.congestion_control!r}; 'reno' or 'cubic'"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Arrow calls."""
+
+    cut: int = 4 * MiB
+    """An IPC message above this travels as several channel messages."""
+    batch_limit: int = 1 * GiB
+    """The largest IPC message that is received."""
+    in_flight_batches: int = 8
+    """Batches of an exchange sent and not yet answered."""
+    in_flight_bytes: int = 32 * MiB
+    """The bytes of those batches; one batch is always sent."""
+    max_calls_connection: int = 256
+    """Calls open at once on one connection; more are answered with `busy`."""
+    max_calls_process: int = 1024
+    """Calls open at once in a service; more are answered with `busy`."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """All settings of one connection, client or service."""
+
+    limits: Limits = field(default_factory=Limits)
+    flow: Flow = field(default_factory=Flow)
+    timing: Timing = field(default_factory=Timing)
+    quic: Quic = field(default_factory=Quic)
+    calls: Calls = field(default_factory=Calls)
+
+    def __post_init__(self) -> None:
+        if self.calls.cut + self.limits.header_bytes > self.limits.frame_bytes:
+            raise ConfigError(
+                f"Calls.cut ({self.calls.cut}) plus Limits.header_bytes "
+                f"({self.limits.header_bytes}) must fit Limits.frame_bytes "
+                f"({self.limits.frame_bytes})"
+            )
+
+
+DEFAULT: Final = Config()

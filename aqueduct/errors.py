@@ -1,0 +1,257 @@
+"""Every error that Aqueduct raises, as one tree.
+
+::
+
+    AqueductError
+    |-- ConfigError (also ValueError)       a setting or an address that cannot work
+    |-- LocalProtocolError                  this side used the library wrongly; nothing changed
+    |-- RemoteProtocolError                 the peer broke the protocol; .code is the wire code
+    |   |-- FrameError            code 1    bytes that do not decode
+    |   |-- SequenceError         code 2    frames that decode but are not allowed here
+    |   |-- VersionError          code 3    not this version of the protocol
+    |   |-- HeadersRejected       code 4    the application refused the connection's headers
+    |   |-- LimitExceeded         code 5    something above a configured limit
+    |   `-- InternalError         code 6    a fault of the side that closes
+    |-- ConnectionLost (also ConnectionError)   the connection is gone; .code and .reason say why
+    |   `-- ConnectFailed         it never came up: refused, unreachable, not Aqueduct, certificate
+    |-- ChannelError                        the end of one channel, sticky on its handle
+    |   |-- Finished              everything was delivered and the sender finished
+    |   |-- Cancelled             the sender was cancelled
+    |   |-- ReceiverClosed        the receiver was closed
+    |   |-- LostInTransit         the message that carried the channel was lost
+    |   `-- MessageLost           the one message of a oneshot channel was lost
+    `-- CallError                           one Arrow call failed; .peer and .handler say where
+        |-- UnknownHandler        the service has no handler of that name and kind
+        |-- SchemaMismatch        a column differs; .column, .wanted and .got name it
+        |-- HandlerFailed         the handler raised; .kind, .detail and .remote_traceback
+        |-- Busy                  the service is at its limit of calls
+        |-- Refused               the service refused the call (token, drain)
+        |-- BatchTooLarge         a record batch above batch_limit
+        |-- BadCall               the call or its batches did not follow the convention
+        `-- DeadlineExceeded (also TimeoutError)   no progress, or no end, in time
+
+The codes are those of the close of a connection (AQ-R30).
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AqueductError",
+    "BadCall",
+    "BatchTooLarge",
+    "Busy",
+    "CallError",
+    "Cancelled",
+    "ChannelError",
+    "ConfigError",
+    "ConnectFailed",
+    "ConnectionLost",
+    "DeadlineExceeded",
+    "Finished",
+    "FrameError",
+    "HandlerFailed",
+    "HeadersRejected",
+    "InternalError",
+    "LimitExceeded",
+    "LocalProtocolError",
+    "LostInTransit",
+    "MessageLost",
+    "ReceiverClosed",
+    "Refused",
+    "RemoteProtocolError",
+    "SchemaMismatch",
+    "SequenceError",
+    "UnknownHandler",
+    "VersionError",
+]
+
+
+class AqueductError(Exception):
+    """The root of the tree."""
+
+
+class ConfigError(AqueductError, ValueError):
+    """A setting or an address that cannot work; the text names it and says what would."""
+
+
+class LocalProtocolError(AqueductError):
+    """This side asked for something the protocol does not allow. The state is unchanged."""
+
+
+class RemoteProtocolError(AqueductError):
+    """The peer broke the protocol. ``code`` is what the connection is closed with (AQ-R30)."""
+
+    code = 2
+
+
+class FrameError(RemoteProtocolError):
+    """Bytes that do not decode. ``truncated``: only more bytes were missing."""
+
+    code = 1
+
+    def __init__(self, message: str, *, truncated: bool = False) -> None:
+        super().__init__(message)
+        self.truncated = truncated
+
+
+class SequenceError(RemoteProtocolError):
+    """Frames that decode but are not allowed here."""
+
+    code = 2
+
+
+class VersionError(RemoteProtocolError):
+    """The peer speaks another version of the protocol, or another protocol."""
+
+    code = 3
+
+
+class HeadersRejected(RemoteProtocolError):
+    """The server's application refused the connection headers."""
+
+    code = 4
+
+
+class LimitExceeded(RemoteProtocolError):
+    """Something above a limit of ``aqueduct.config.Limits``; the text names the field."""
+
+    code = 5
+
+
+class InternalError(RemoteProtocolError):
+    """A fault of the closing side itself."""
+
+    code = 6
+
+
+class ConnectionLost(AqueductError, ConnectionError):
+    """The connection is gone. Every handle that lived on it reads this (AQ-R27.9).
+
+    ``code`` is the code of the close (None if there was none), ``reason`` its text, and
+    ``remote`` whether the peer closed.
+    """
+
+    def __init__(
+        self, message: str, *, code: int | None = None, reason: str = "", remote: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.reason = reason
+        self.remote = remote
+
+
+class ConnectFailed(ConnectionLost):
+    """A connection that never came up; the text says why and what to check."""
+
+
+class ChannelError(AqueductError):
+    """How a channel ended. Sticky: every later use of the handle raises the same."""
+
+
+class Finished(ChannelError):
+    """All messages were delivered and the sender finished."""
+
+
+class Cancelled(ChannelError):
+    """The sender was cancelled; undelivered messages were dropped."""
+
+
+class ReceiverClosed(ChannelError):
+    """The receiver was closed; unacknowledged messages may not have been read."""
+
+
+class LostInTransit(ChannelError):
+    """The message that carried this channel to its owner was lost."""
+
+
+class MessageLost(ChannelError):
+    """The one message of a oneshot channel was lost."""
+
+
+class CallError(AqueductError):
+    """One Arrow call failed. ``peer`` is an address, ``handler`` a name."""
+
+    status = "error"
+
+    def __init__(self, message: str, *, peer: str = "", handler: str = "") -> None:
+        super().__init__(message)
+        self.peer = peer
+        self.handler = handler
+
+
+class UnknownHandler(CallError):
+    """The service has no handler of that name and kind."""
+
+    status = "unknown-handler"
+
+
+class SchemaMismatch(CallError):
+    """Two schemas differ. ``column``, ``wanted`` and ``got`` name the first difference."""
+
+    status = "schema-mismatch"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        peer: str = "",
+        handler: str = "",
+        column: str = "",
+        wanted: str = "",
+        got: str = "",
+    ) -> None:
+        super().__init__(message, peer=peer, handler=handler)
+        self.column = column
+        self.wanted = wanted
+        self.got = got
+
+
+class HandlerFailed(CallError):
+    """The handler raised. ``kind`` is the name of its exception's type, ``detail`` the text."""
+
+    status = "handler-failed"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        peer: str = "",
+        handler: str = "",
+        kind: str = "",
+        detail: str = "",
+        remote_traceback: str = "",
+    ) -> None:
+        super().__init__(message, peer=peer, handler=handler)
+        self.kind = kind
+        self.detail = detail
+        self.remote_traceback = remote_traceback
+
+
+class Busy(CallError):
+    """The service is at its limit of calls; try again later or elsewhere."""
+
+    status = "busy"
+
+
+class Refused(CallError):
+    """The service refused the call: a token it does not accept, or it is draining."""
+
+    status = "refused"
+
+
+class BatchTooLarge(CallError):
+    """A record batch above ``Calls.batch_limit``."""
+
+    status = "batch-too-large"
+
+
+class BadCall(CallError):
+    """The call, or a batch of it, did not follow the Arrow call convention."""
+
+    status = "bad-call"
+
+
+class DeadlineExceeded(CallError, TimeoutError):
+    """The call made no progress, or did not end, in time."""
+
+    status = "deadline-exceeded"
