@@ -1,0 +1,197 @@
+"""Payload memory and scatter lists.
+
+Received payloads land once, in memory aligned to 64 bytes as Arrow wants it; what is sent leaves
+as a list of buffers. ``bytes_copied`` says how much was copied on the way nevertheless.
+"""
+
+cimport cython
+from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES, PyBuffer_IsContiguous
+from cpython.bytes cimport PyBytes_CheckExact, PyBytes_GET_SIZE
+from cpython.memoryview cimport PyMemoryView_FromObject, PyMemoryView_GET_BUFFER
+from libc.stdint cimport uint8_t, uint64_t
+from libc.stdlib cimport free
+from libc.string cimport memcpy
+
+
+cdef extern from "<stdlib.h>" nogil:
+    int posix_memalign(void **memory, size_t alignment, size_t size)
+
+__all__ = ["AlignedBuffer", "Scatter", "bytes_copied"]
+
+# Guarded by the GIL.
+cdef uint64_t copied = 0
+
+cdef char *BYTES_FORMAT = "B"
+
+
+def bytes_copied():
+    """Payload bytes that the compiled modules copied since the process began."""
+    return copied
+
+
+cdef void count_copied(Py_ssize_t size) noexcept:
+    """Counts payload bytes copied by a caller that holds the GIL."""
+    global copied
+    copied += <uint64_t> size
+
+
+cdef void copy_bytes(uint8_t *target, const uint8_t *source, Py_ssize_t size) noexcept:
+    """Copies and counts payload bytes; long stretches without the GIL.
+
+    The caller keeps both memories alive, also against other threads.
+    """
+    if size >= LONG_COPY:
+        with nogil:
+            memcpy(target, source, <size_t> size)
+    else:
+        memcpy(target, source, <size_t> size)
+    count_copied(size)
+
+
+@cython.final
+@cython.freelist(64)
+@cython.auto_pickle(False)
+cdef class AlignedBuffer:
+    """Owned, writable, uninitialised memory of ``size`` bytes, aligned to 64 bytes.
+
+    It never moves or changes its size. ``exports`` counts the living views of it.
+    Raises ValueError for a negative size, MemoryError if the memory is not to be had.
+    """
+
+    def __cinit__(self, Py_ssize_t size):
+        cdef void *memory = NULL
+        if size < 0:
+            raise ValueError(f"size is {size}; it must not be negative")
+        # Nothing is written here: the system pages large memory in when bytes land.
+        if posix_memalign(&memory, ALIGNMENT, <size_t> max(size, 1)) != 0:
+            raise MemoryError(f"no memory for a buffer of {size} bytes")
+        self.data = <uint8_t *> memory
+        self.size = size
+        self.exports = 0
+
+    def __dealloc__(self):
+        free(self.data)
+
+    @property
+    def address(self):
+        """Where the memory starts, a multiple of 64."""
+        return <size_t> self.data
+
+    def __len__(self):
+        return self.size
+
+    def __repr__(self):
+        return f"<AlignedBuffer of {self.size} bytes at {<size_t> self.data:#x}>"
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        view.buf = self.data
+        view.obj = self
+        view.len = self.size
+        view.itemsize = 1
+        view.readonly = 0
+        view.ndim = 1
+        view.format = BYTES_FORMAT if flags & PyBUF_FORMAT else NULL
+        view.shape = &self.size if flags & PyBUF_ND else NULL
+        view.strides = &view.itemsize if (flags & PyBUF_STRIDES) == PyBUF_STRIDES else NULL
+        view.suboffsets = NULL
+        view.internal = NULL
+        self.exports += 1
+
+    def __releasebuffer__(self, Py_buffer *view):
+        self.exports -= 1
+
+
+@cython.final
+@cython.auto_pickle(False)
+cdef class Scatter:
+    """A first-in-first-out list of buffers that wait to leave; nothing is copied.
+
+    A buffer is kept alive until its last byte was taken. ``nbytes`` is what waits, in bytes;
+    ``len()`` counts the buffers.
+    """
+
+    def __init__(self):
+        self.clear()
+
+    def append(self, buffer):
+        """Queues one contiguous buffer; empty ones are dropped.
+
+        Raises TypeError without the buffer protocol, BufferError if it is not contiguous.
+        """
+        cdef Py_ssize_t size
+        if not PyBytes_CheckExact(buffer):
+            buffer = byte_view(buffer)
+            size = PyMemoryView_GET_BUFFER(buffer).len
+        else:
+            size = PyBytes_GET_SIZE(buffer)
+        if size:
+            self._items.append(buffer)
+            self.nbytes += size
+
+    def extend(self, buffers):
+        """Queues each of ``buffers``, in order."""
+        for buffer in buffers:
+            self.append(buffer)
+
+    def __len__(self):
+        return len(self._items) - self._head
+
+    def take(self, Py_ssize_t max_bytes, Py_ssize_t max_buffers=1024):
+        """Removes and returns the first ``max_bytes`` bytes, in at most ``max_buffers`` buffers.
+
+        A whole ``bytes`` object comes as it is, anything else as a memoryview of bytes.
+        """
+        cdef list taken = []
+        cdef Py_ssize_t size
+        cdef object item
+        while (
+            self._head < len(self._items) and max_bytes > 0 and len(taken) < max_buffers
+        ):
+            item = self._items[self._head]
+            size = len(item) - self._offset
+            if size > max_bytes:
+                item = memoryview(item)[self._offset:self._offset + max_bytes]
+                self._offset += max_bytes
+                size = max_bytes
+            else:
+                if self._offset:
+                    item = memoryview(item)[self._offset:]
+                self._items[self._head] = None
+                self._head += 1
+                self._offset = 0
+            taken.append(item)
+            self.nbytes -= size
+            max_bytes -= size
+        # The list is cut when half of it is spent, so that taking stays linear in all.
+        if self._head == len(self._items):
+            self._items.clear()
+            self._head = 0
+        elif self._head >= 64 and self._head * 2 >= len(self._items):
+            del self._items[:self._head]
+            self._head = 0
+        return taken
+
+    def clear(self):
+        """Drops everything that waits."""
+        self._items = []
+        self._head = 0
+        self._offset = 0
+        self.nbytes = 0
+
+
+cdef AlignedBuffer new_aligned(Py_ssize_t size):
+    """AlignedBuffer(size) for the other compiled modules."""
+    return AlignedBuffer(size)
+
+
+cdef object byte_view(object buffer):
+    """A one-dimensional memoryview of the bytes of any contiguous buffer."""
+    cdef object view = PyMemoryView_FromObject(buffer)
+    cdef Py_buffer *info = PyMemoryView_GET_BUFFER(view)
+    if not PyBuffer_IsContiguous(info, b"C"):
+        raise BufferError("the buffer is not contiguous; make a contiguous copy of it")
+    if info.itemsize == 1 and info.ndim == 1 and info.format[0] == b"B":
+        return view
+    if info.len == 0:
+        return memoryview(b"")
+    return view.cast("B")

@@ -1,0 +1,6 @@
+from _typeshed import ReadableBuffer
+
+__all__ = ["decode", "encode"]
+
+def encode(value: int) -> bytes: ...
+def decode(data: ReadableBuffer, offset: int = 0) -> tuple[int, int]: ...
