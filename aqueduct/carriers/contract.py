@@ -60,7 +60,11 @@ class CarrierUser(Protocol):
 
 
 class Carrier(Protocol):
-    """One connection. Methods queue and return at once; ``flush`` lets the queue leave."""
+    """One connection. Methods queue and return at once; ``flush`` lets the queue leave.
+
+    What is queued during a call of CarrierUser leaves after ``end_of_input`` without a flush.
+    After ``close``, or when the connection is over, every method that queues is without effect.
+    """
 
     is_client: bool
     scheme: str
@@ -90,13 +94,14 @@ class Carrier(Protocol):
         """How many more streams may be opened now."""
 
     def attach(self, user: CarrierUser) -> None:
-        """Installs the user. Before it, nothing is reported."""
+        """Installs the user, once. Before it, nothing is reported; nothing is during it."""
 
     def write(self, stream: int, buffers: Sequence[Buffer], fin: bool) -> None:
         """Queues bytes on my stream, opening it if it is the next number.
 
         The buffers are not copied here and must not change until they are reported ``written``.
-        Raises LocalProtocolError above ``openable``, or after ``fin`` or ``reset``.
+        Raises LocalProtocolError above ``openable``, or after ``fin`` or ``reset``. On a stream
+        that the peer has stopped it is without effect.
         """
 
     def reset(self, stream: int, code: int) -> None:
@@ -110,6 +115,14 @@ class Carrier(Protocol):
 
         A limit never falls; a lower one is without effect. A stream begins with
         ``Flow.initial_window``.
+        """
+
+    def hold_streams(self, count: int) -> None:
+        """Keeps back ``count`` of the peer's stream slots; replaces the count given before.
+
+        A slot returns by itself when the end of its stream (or its reset) was reported. A user
+        that keeps the data of ended streams says here how many, or the peer could fill it with
+        ever new streams of one initial window each. Slots already given are not taken back.
         """
 
     def send_datagram(self, data: bytes) -> bool:

@@ -1,0 +1,553 @@
+"""A carrier inside one process: two linked ends, no sockets, every promise of the contract.
+
+``pair()`` makes a linked client and server end. Without a loop nothing moves by itself: each
+``Link.step`` carries what was flushed one hop further, in an order that depends on nothing but
+the calls made (and a seed, if chunk sizes are to vary). With a loop the link steps itself.
+
+``listen`` and ``connect`` serve the scheme ``memory://NAME``: a registry of this process, for
+peers on the same event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from aqueduct.address import Address
+from aqueduct.carriers.contract import Buffer, Carrier, CarrierUser
+from aqueduct.config import DEFAULT, Config
+from aqueduct.errors import ConfigError, ConnectFailed, ConnectionLost, LocalProtocolError
+
+__all__ = ["Link", "MemoryCarrier", "MemoryListener", "connect", "listen", "pair"]
+
+_DATAGRAM_QUEUE: Final = 256
+_STOPPED_KEPT: Final = 4096
+_names = itertools.count(1)
+
+
+def pair(
+    config: Config = DEFAULT,
+    *,
+    server_config: Config | None = None,
+    chunk: int = 64 << 10,
+    seed: int | None = None,
+    datagram_limit: int = 1200,
+    loop: asyncio.AbstractEventLoop | None = None,
+    name: str = "",
+) -> Link:
+    """Makes a link. ``config`` is the client's and, unless ``server_config`` is given, both's.
+
+    ``chunk`` is the most that one stream moves in one step, bytes; with a ``seed`` each piece
+    has a random size from 1 to ``chunk``. ``datagram_limit`` 0 means no datagrams. With a
+    ``loop`` the link steps by itself, soon after each flush.
+    """
+    return Link(config, server_config or config, chunk, seed, datagram_limit, loop, name)
+
+
+class Link:
+    """Two carriers joined; ``client`` and ``server``."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_config: Config,
+        chunk: int,
+        seed: int | None,
+        datagram_limit: int,
+        loop: asyncio.AbstractEventLoop | None,
+        name: str,
+    ) -> None:
+        name = name or f"pair-{next(_names)}"
+        self._chunk = chunk
+        self._random = random.Random(seed) if seed is not None else None
+        self._loop = loop
+        self._scheduled = False
+        self.client = MemoryCarrier(self, True, name, config, datagram_limit)
+        self.server = MemoryCarrier(self, False, name, server_config, datagram_limit)
+        self.client._join(self.server, server_config)
+        self.server._join(self.client, config)
+
+    def step(self) -> bool:
+        """Carries what was flushed one hop, both ways. False: there was nothing to do."""
+        moved = [self._carry(self.client), self._carry(self.server)]
+        for carrier in (self.client, self.server):
+            carrier._settle()
+        return any(moved)
+
+    def run(self, limit: int = 1_000_000) -> int:
+        """Steps until nothing moves; returns the number of steps.
+
+        Raises RuntimeError after ``limit`` steps: the two users keep each other busy for ever.
+        """
+        for count in range(limit):
+            if not self.step():
+                return count
+        raise RuntimeError(f"the link did not come to rest in {limit} steps")
+
+    def cut(self, reason: str = "the link was cut") -> None:
+        """Ends both sides at once, as a lost network does."""
+        for carrier in (self.client, self.server):
+            carrier._end(ConnectionLost(f"{carrier.peer}: {reason}", reason=reason))
+
+    def expire_linger(self) -> None:
+        """Lets the linger time of a close that waits run out (there is no clock here)."""
+        for carrier in (self.client, self.server):
+            carrier._linger_over = True
+        self._wake()
+
+    def _piece(self) -> int:
+        return self._chunk if self._random is None else self._random.randint(1, self._chunk)
+
+    def _wake(self) -> None:
+        if self._loop is not None and not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._stepped)
+
+    def _stepped(self) -> None:
+        self._scheduled = False
+        if self.step():
+            self._wake()
+
+    def _carry(self, source: MemoryCarrier) -> bool:
+        """One hop from ``source`` to its peer. True if anything was done."""
+        target = source._other
+        if not (source._alive() and target._alive()):
+            return False
+        moved = source._greet() | target._greet()
+        orders, source._orders = source._orders, deque()
+        for order in orders:
+            order()
+            moved = True
+            if not (source._alive() and target._alive()):
+                return True
+        if source._close is None or not source._linger_over:
+            moved |= self._carry_streams(source, target)
+        while source._datagrams:
+            target._report().datagram_received(source._datagrams.popleft())
+            moved = True
+        if source._close is not None and (source._linger_over or not source._ready):
+            code, reason = source._close
+            source._end(
+                ConnectionLost(
+                    f"the connection to {source.peer} was closed here: {reason or code}",
+                    code=code,
+                    reason=reason,
+                )
+            )
+            target._end(
+                ConnectionLost(
+                    f"{target.peer} closed the connection: {reason or code}",
+                    code=code,
+                    reason=reason,
+                    remote=True,
+                )
+            )
+            return True
+        return moved
+
+    def _carry_streams(self, source: MemoryCarrier, target: MemoryCarrier) -> bool:
+        moved = False
+        for number in list(source._ready):
+            stream = source._outgoing[number]
+            data = stream.take(min(self._piece(), stream.limit - stream.sent))
+            fin = stream.fin and not stream.queue
+            if data or fin:
+                moved = True
+                target._deliver(number, data, fin)
+                if data:
+                    source._written[number] = source._written.get(number, 0) + len(data)
+            if fin or not stream.movable:
+                source._ready.pop(number, None)
+            if fin:
+                del source._outgoing[number]
+        return moved
+
+
+@dataclass(slots=True)
+class _Outgoing:
+    """One stream of mine."""
+
+    limit: int
+    queue: deque[memoryview] = field(default_factory=deque)
+    sent: int = 0
+    fin: bool = False
+    fin_queued: bool = False
+
+    @property
+    def movable(self) -> bool:
+        return self.sent < self.limit if self.queue else self.fin
+
+    def take(self, size: int) -> bytes:
+        parts = []
+        while size > 0 and self.queue:
+            head = self.queue.popleft()
+            if len(head) > size:
+                self.queue.appendleft(head[size:])
+                head = head[:size]
+            parts.append(head)
+            size -= len(head)
+        data = b"".join(parts)
+        self.sent += len(data)
+        return data
+
+
+class MemoryCarrier:
+    """One end of a link; a Carrier."""
+
+    scheme = "memory"
+    peer_certificate_fingerprint = None
+    rtt = 0.0
+
+    def __init__(
+        self, link: Link, is_client: bool, name: str, config: Config, datagram_limit: int
+    ) -> None:
+        self.is_client = is_client
+        self.local = f"memory://{name}#{'client' if is_client else 'server'}"
+        self.peer = f"memory://{name}#{'server' if is_client else 'client'}"
+        self.datagram_limit = datagram_limit
+        self._link = link
+        self._config = config
+        self._user: CarrierUser | None = None
+        self._greeted = False
+        self._reported = False
+        self._over = False
+        self._outgoing: dict[int, _Outgoing] = {}
+        self._opened = 0
+        self._ready: dict[int, None] = {}
+        self._written: dict[int, int] = {}
+        self._orders: deque[Callable[[], None]] = deque()  # what the next hop does at the peer
+        self._unflushed: list[Callable[[], None]] = []
+        self._datagrams: deque[bytes] = deque()
+        self._datagrams_queued = 0
+        self._incoming: dict[int, int] = {}  # the peer's open streams and their limits
+        self._incoming_opened = 0
+        self._incoming_ended = 0
+        self._held = 0
+        self._announced = config.flow.streams
+        self._stopped: dict[int, None] = {}  # by the peer: writes that cross it are dropped
+        self._close: tuple[int, str] | None = None
+        self._linger_over = False
+        self._received = 0
+        self._sent = 0
+
+    def _join(self, other: MemoryCarrier, other_config: Config) -> None:
+        self._other = other
+        self._stream_limit = other_config.flow.streams
+        self._window = other_config.flow.initial_window
+
+    # what the contract promises
+
+    @property
+    def openable(self) -> int:
+        """How many more streams may be opened now."""
+        return 0 if self._over else self._stream_limit - self._opened
+
+    def attach(self, user: CarrierUser) -> None:
+        """Installs the user. Raises LocalProtocolError if there is one."""
+        if self._user is not None:
+            raise LocalProtocolError("this carrier has a user already")
+        self._user = user
+        self._link._wake()
+
+    def write(self, stream: int, buffers: Sequence[Buffer], fin: bool) -> None:
+        """Queues bytes on my stream; see the contract."""
+        if self._over or self._close is not None:
+            return
+        state = self._outgoing.get(stream)
+        if stream == self._opened:
+            if self.openable < 1:
+                raise LocalProtocolError(f"stream {stream}: the peer allows no more streams now")
+            self._opened += 1
+            state = self._outgoing[stream] = _Outgoing(self._window)
+        elif stream > self._opened:
+            raise LocalProtocolError(f"stream {stream}: the next one to open is {self._opened}")
+        elif stream in self._stopped:
+            return
+        elif state is None or state.fin_queued:
+            raise LocalProtocolError(f"stream {stream} ended; nothing can be written to it")
+        state.fin_queued = fin
+        views = [memoryview(buffer).cast("B") for buffer in buffers if len(buffer)]
+        self._unflushed.append(lambda: self._queue(stream, views, fin))
+
+    def reset(self, stream: int, code: int) -> None:
+        """Gives up my stream."""
+        if self._over or self._close is not None:
+            return
+        if stream >= self._opened:
+            raise LocalProtocolError(f"stream {stream} was never opened")
+        self._stopped.pop(stream, None)
+        if self._outgoing.pop(stream, None) is None:
+            return
+        self._ready.pop(stream, None)
+        self._written.pop(stream, None)
+        self._unflushed.append(
+            lambda: self._orders.append(lambda: self._other._deliver_reset(stream, code))
+        )
+
+    def stop(self, stream: int, code: int) -> None:
+        """Asks the peer to send no more on its stream."""
+        if self._opened_by_peer(stream):
+            self._unflushed.append(
+                lambda: self._orders.append(lambda: self._other._be_stopped(stream, code))
+            )
+
+    def credit(self, stream: int, limit: int) -> None:
+        """Lets the peer send on its stream up to ``limit`` bytes in all."""
+        if self._opened_by_peer(stream) and limit > self._incoming[stream]:
+            self._incoming[stream] = limit
+            self._unflushed.append(
+                lambda: self._orders.append(lambda: self._other._be_credited(stream, limit))
+            )
+
+    def hold_streams(self, count: int) -> None:
+        """Keeps back ``count`` slots of the peer's ended streams."""
+        if count < 0:
+            raise LocalProtocolError(f"{count} streams cannot be held back")
+        self._held = count
+        self._unflushed.append(self._announce)
+
+    def send_datagram(self, data: bytes) -> bool:
+        """Queues a datagram; False if it was dropped."""
+        if (
+            self._over
+            or self._close is not None
+            or len(data) > self.datagram_limit
+            or self.datagram_limit == 0
+            or len(self._datagrams) + self._datagrams_queued >= _DATAGRAM_QUEUE
+        ):
+            return False
+        self._datagrams_queued += 1
+        self._unflushed.append(lambda: self._queue_datagram(data))
+        return True
+
+    def ping(self) -> None:
+        """Does nothing: nothing here falls silent."""
+
+    def flush(self) -> None:
+        """Lets what was queued move with the next step."""
+        if self._over:
+            return
+        while self._unflushed:
+            unflushed, self._unflushed = self._unflushed, []
+            for order in unflushed:
+                order()
+        self._link._wake()
+
+    def snapshot(self) -> dict[str, object]:
+        """Counters, as plain numbers and strings."""
+        return {
+            "carrier": "memory",
+            "sent": self._sent,
+            "received": self._received,
+            "queued": sum(len(b) for s in self._outgoing.values() for b in s.queue),
+            "opened": self._opened,
+            "open": len(self._outgoing),
+            "openable": self.openable,
+            "peer_opened": self._incoming_opened,
+            "peer_open": len(self._incoming),
+        }
+
+    def close(self, code: int, reason: str, *, linger: float = 0.0) -> None:
+        """Closes once the queue is empty or ``linger`` is over."""
+        if self._over or self._close is not None:
+            return
+        self._linger_over = linger <= 0
+        self.flush()
+        self._close = (code, reason)
+        if linger > 0 and self._link._loop is not None:
+            self._link._loop.call_later(linger, self._link.expire_linger)
+        self._link._wake()
+
+    # what the link does
+
+    def _greet(self) -> bool:
+        if self._greeted or self._user is None:
+            return False
+        self._greeted = True
+        self._report().connected()
+        return True
+
+    def _report(self) -> CarrierUser:
+        assert self._user is not None
+        self._reported = True
+        return self._user
+
+    def _settle(self) -> None:
+        """Ends a step: what was written, the end of the burst, and what the user answered."""
+        if self._over or self._user is None:
+            return
+        written, self._written = self._written, {}
+        for stream, size in written.items():
+            self._sent += size
+            self._report().written(stream, size)
+        if self._reported:
+            self._reported = False
+            self._user.end_of_input()
+            self.flush()
+
+    def _queue(self, stream: int, views: list[memoryview], fin: bool) -> None:
+        state = self._outgoing.get(stream)
+        if state is None:
+            return
+        state.queue.extend(views)
+        state.fin = fin
+        if state.movable:
+            self._ready[stream] = None
+        else:  # an empty first write still opens the stream at the peer
+            self._orders.append(lambda: self._other._open_until(stream))
+
+    def _queue_datagram(self, data: bytes) -> None:
+        self._datagrams_queued -= 1
+        self._datagrams.append(data)
+
+    def _alive(self) -> bool:
+        return not self._over and self._user is not None
+
+    def _opened_by_peer(self, stream: int) -> bool:
+        if self._over or self._close is not None:
+            return False
+        if not 0 <= stream < self._incoming_opened:
+            raise LocalProtocolError(f"the peer never opened its stream {stream}")
+        return stream in self._incoming
+
+    def _open_until(self, stream: int) -> None:
+        while self._incoming_opened <= stream:
+            self._incoming[self._incoming_opened] = self._config.flow.initial_window
+            self._incoming_opened += 1
+
+    def _deliver(self, stream: int, data: bytes, fin: bool) -> None:
+        self._open_until(stream)
+        if stream not in self._incoming:
+            return
+        self._received += len(data)
+        if fin:
+            self._ended(stream)
+        self._report().stream_data(stream, data, fin)
+
+    def _deliver_reset(self, stream: int, code: int) -> None:
+        self._open_until(stream)
+        if stream in self._incoming:
+            self._ended(stream)
+            self._report().stream_reset(stream, code)
+
+    def _ended(self, stream: int) -> None:
+        del self._incoming[stream]
+        self._incoming_ended += 1
+        self._unflushed.append(self._announce)
+
+    def _announce(self) -> None:
+        """Returns the slots of streams that ended, but for those held back."""
+        limit = self._config.flow.streams + self._incoming_ended - self._held
+        if limit > self._announced:
+            self._announced = limit
+            self._orders.append(lambda: self._other._be_allowed(limit))
+
+    def _be_allowed(self, limit: int) -> None:
+        if limit > self._stream_limit:
+            self._stream_limit = limit
+            self._report().openable_changed()
+
+    def _be_credited(self, stream: int, limit: int) -> None:
+        state = self._outgoing.get(stream)
+        if state is None:
+            return
+        state.limit = max(state.limit, limit)
+        if state.movable:
+            self._ready[stream] = None
+
+    def _be_stopped(self, stream: int, code: int) -> None:
+        if self._outgoing.pop(stream, None) is None:
+            return
+        self._ready.pop(stream, None)
+        self._written.pop(stream, None)
+        self._stopped[stream] = None
+        if len(self._stopped) > _STOPPED_KEPT:
+            del self._stopped[next(iter(self._stopped))]
+        self._unflushed.append(
+            lambda: self._orders.append(lambda: self._other._deliver_reset(stream, code))
+        )
+        self._report().stream_stopped(stream, code)
+
+    def _end(self, error: ConnectionLost) -> None:
+        if self._over:
+            return
+        self._over = True
+        self._outgoing.clear()
+        self._ready.clear()
+        self._orders.clear()
+        self._unflushed.clear()
+        self._datagrams.clear()
+        if self._user is not None:
+            self._user.closed(error)
+
+
+class MemoryListener:
+    """A listener of ``memory://NAME``."""
+
+    def __init__(self, name: str, config: Config, on_carrier: Callable[[Carrier], None]) -> None:
+        self._name = name
+        self._config = config
+        self._on_carrier = on_carrier
+        self._loop = asyncio.get_running_loop()
+        self._links: set[Link] = set()
+        self._changed = asyncio.Event()
+        self._closed = False
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        """The one address."""
+        return (f"memory://{self._name}",)
+
+    def close(self) -> None:
+        """Accepts no more."""
+        self._closed = True
+        if _listeners.get(self._name) is self:
+            del _listeners[self._name]
+        self._changed.set()
+
+    async def wait_closed(self) -> None:
+        """Returns when closed and the last connection has ended."""
+        while not self._closed or any(not link.server._over for link in self._links):
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _accept(self, config: Config) -> MemoryCarrier:
+        link = pair(config, server_config=self._config, loop=self._loop, name=self._name)
+        self._links = {old for old in self._links if not old.server._over} | {link}
+        end = link.server._end
+
+        def ended(error: ConnectionLost) -> None:
+            end(error)
+            self._changed.set()
+
+        link.server._end = ended  # type: ignore[method-assign]
+        self._on_carrier(link.server)
+        return link.client
+
+
+_listeners: dict[str, MemoryListener] = {}
+
+
+async def listen(
+    address: Address, config: Config, on_carrier: Callable[[Carrier], None]
+) -> MemoryListener:
+    """Listens on ``memory://NAME``. Raises ConfigError if the name is taken."""
+    if address.host in _listeners:
+        raise ConfigError(f"{address}: something in this process listens there already")
+    listener = _listeners[address.host] = MemoryListener(address.host, config, on_carrier)
+    return listener
+
+
+async def connect(address: Address, config: Config) -> MemoryCarrier:
+    """Connects to ``memory://NAME``. Raises ConnectFailed if nothing listens there."""
+    listener = _listeners.get(address.host)
+    if listener is None:
+        raise ConnectFailed(f"{address}: nothing in this process listens there")
+    if listener._loop is not asyncio.get_running_loop():
+        raise ConnectFailed(f"{address}: its listener lives on another event loop; use aqueduct://")
+    return listener._accept(config)
