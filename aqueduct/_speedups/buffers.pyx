@@ -43,7 +43,7 @@ cdef void copy_bytes(uint8_t *target, const uint8_t *source, Py_ssize_t size) no
     if size >= LONG_COPY:
         with nogil:
             memcpy(target, source, <size_t> size)
-    else:
+    elif size:
         memcpy(target, source, <size_t> size)
     count_copied(size)
 
@@ -83,6 +83,10 @@ cdef class AlignedBuffer:
     def __repr__(self):
         return f"<AlignedBuffer of {self.size} bytes at {<size_t> self.data:#x}>"
 
+    def __buffer__(self, flags, /):
+        """A view of the memory; Python 3.11 has the name in stubs only (PEP 688)."""
+        return PyMemoryView_FromObject(self)
+
     def __getbuffer__(self, Py_buffer *view, int flags):
         view.buf = self.data
         view.obj = self
@@ -110,7 +114,7 @@ cdef class Scatter:
     ``len()`` counts the buffers.
     """
 
-    def __init__(self):
+    def __cinit__(self):
         self.clear()
 
     def append(self, buffer):

@@ -1,4 +1,4 @@
-"""Varints as inline C: 7 bits a byte, lowest first (AQ-2), at most 64 bits, shortest form (AQ-R1)."""
+"""Varints as inline C: 7 bits a byte, lowest first (AQ-2), shortest form, 64 bits (AQ-R1)."""
 
 from libc.stdint cimport uint8_t, uint64_t
 

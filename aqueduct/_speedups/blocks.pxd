@@ -1,0 +1,19 @@
+"""The blocks of known length inside frames, parsed when whole."""
+
+from libc.stdint cimport uint8_t, uint64_t
+
+cdef enum:
+    # Bits of a channel id (AQ-6).
+    CREATOR = 1
+    SENDER = 2
+    ONESHOT = 4
+
+cdef tuple header_pairs(const uint8_t *pos, const uint8_t *end)
+cdef tuple attached_channels(
+    const uint8_t *pos,
+    const uint8_t *end,
+    bint from_server,
+    uint64_t header_limit,
+    uint64_t attachment_limit,
+)
+cdef tuple range_lengths(const uint8_t *pos, const uint8_t *end, bint paired)

@@ -1,0 +1,115 @@
+"""The blocks of known length inside frames, parsed when whole.
+
+The errors say what is wrong inside the block; the decoder adds where the frame stands. A block
+may lie in memory that somebody else can write to, so each length is checked where it is used.
+"""
+
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.stdint cimport uint8_t, uint64_t
+
+from aqueduct._speedups.varint cimport VARINT_MORE, raise_varint, varint_load
+
+from aqueduct.errors import FrameError, LimitExceeded, SequenceError
+
+__all__ = []
+
+
+cdef tuple header_pairs(const uint8_t *pos, const uint8_t *end):
+    """Header data as (key, value) pairs (AQ-5); keys are ASCII and not empty (AQ-R3)."""
+    cdef list pairs = []
+    cdef const uint8_t *key
+    cdef Py_ssize_t size, index
+    cdef bytes name
+    while pos < end:
+        size = inner_length(&pos, end)
+        if size == 0:
+            raise FrameError("a header has an empty key (AQ-R3)")
+        key = pos
+        pos += size
+        name = PyBytes_FromStringAndSize(<const char *> key, size)
+        for index in range(size):
+            if key[index] >= 0x80:
+                raise FrameError(f"the header key {name[:64]!r} is not ASCII (AQ-R3)")
+        if pos == end:
+            raise FrameError(f"the header {name[:64]!r} has no value (AQ-5)")
+        size = inner_length(&pos, end)
+        pairs.append((name, PyBytes_FromStringAndSize(<const char *> pos, size)))
+        pos += size
+    return tuple(pairs)
+
+
+cdef tuple attached_channels(
+    const uint8_t *pos,
+    const uint8_t *end,
+    bint from_server,
+    uint64_t header_limit,
+    uint64_t attachment_limit,
+):
+    """ATTACHMENTS as (channel, headers) pairs (AQ-16, AQ-R4)."""
+    cdef list attached = []
+    cdef set seen = set()
+    cdef uint64_t channel = 0
+    cdef Py_ssize_t size
+    while pos < end:
+        if <uint64_t> len(attached) == attachment_limit:
+            raise LimitExceeded(
+                f"a message with more than {attachment_limit} attachments "
+                "(Limits.attachments)"
+            )
+        inner_varint(&pos, end, &channel)
+        if channel == 0:
+            raise SequenceError("the entrypoint is attached (AQ-R4)")
+        if (channel & CREATOR != 0) != from_server:
+            raise SequenceError(f"channel {channel} is attached by the side that did not create it")
+        if channel in seen:
+            raise SequenceError(f"channel {channel} is attached twice (AQ-R4)")
+        seen.add(channel)
+        size = inner_length(&pos, end)
+        if <uint64_t> size > header_limit:
+            raise LimitExceeded(
+                f"{size} bytes of headers of attached channel {channel}, "
+                f"{header_limit} are allowed (Limits.header_bytes)"
+            )
+        attached.append((channel, header_pairs(pos, pos + size)))
+        pos += size
+    return tuple(attached)
+
+
+cdef tuple range_lengths(const uint8_t *pos, const uint8_t *end, bint paired):
+    """The varints of ACK_RELIABLE (``paired``, AQ-20) or ACK_NACK_UNRELIABLE (AQ-21)."""
+    cdef list lengths = []
+    cdef uint64_t length = 0, total = 0
+    while pos < end:
+        inner_varint(&pos, end, &length)
+        if length == 0 and lengths:
+            raise FrameError("a varint of its RANGES after the first is zero")
+        if length > 0xFFFFFFFFFFFFFFFF - total:
+            raise FrameError("its RANGES reach above 2^64 - 1 (AQ-R2)")
+        total += length
+        lengths.append(length)
+    if not lengths:
+        raise FrameError("its RANGES are empty")
+    if paired and len(lengths) % 2:
+        raise FrameError(f"its RANGES have {len(lengths)} varints, an odd number (AQ-20)")
+    if total == 0:
+        raise FrameError("its RANGES name no message")
+    return tuple(lengths)
+
+
+cdef int inner_varint(const uint8_t **pos, const uint8_t *end, uint64_t *value) except -1:
+    cdef int size = varint_load(pos[0], end, value)
+    if size == VARINT_MORE:
+        raise FrameError("a block ends inside a varint")
+    if size < 0:
+        raise_varint(size)
+    pos[0] += size
+    return 0
+
+
+cdef Py_ssize_t inner_length(const uint8_t **pos, const uint8_t *end) except -1:
+    """The length of varbytes that must lie inside the block."""
+    cdef uint64_t length = 0
+    inner_varint(pos, end, &length)
+    if length > <uint64_t> (end - pos[0]):
+        raise FrameError(f"{length} bytes are declared inside a block that has {end - pos[0]} left")
+    return <Py_ssize_t> length

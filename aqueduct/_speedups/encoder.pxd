@@ -1,0 +1,11 @@
+"""Frames to bytes."""
+
+from libc.stdint cimport uint8_t, uint64_t
+
+cdef enum:
+    COALESCE_BELOW = 4096   # a buffer shorter than this is copied next to its neighbours
+
+# Header data, normalised to tuples so that nothing can change between measuring and writing.
+cdef tuple normal_headers(object headers)
+cdef Py_ssize_t headers_size(tuple headers) except -1
+cdef uint8_t *headers_store(uint8_t *out, tuple headers, Py_ssize_t size) noexcept
