@@ -1,0 +1,62 @@
+"""What holds for every test: no silent skips, one worker for Spark, one interpreter."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+# Spark's workers run the interpreter of the tests, whatever `python3` is.
+os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+
+NO_SKIPS = os.environ.get("AQUEDUCT_NO_SKIPS") == "1" or os.environ.get("CI") == "true"
+"""A test that is skipped or expected to fail proves nothing: there it counts as failed."""
+
+SPARK_TIMEOUT = 240
+LONG_TIMEOUT = 1200
+
+
+def _as_failure(report: Any) -> None:
+    if not report.skipped and not hasattr(report, "wasxfail"):
+        return
+    reason = getattr(report, "wasxfail", None)
+    if reason is None:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+    else:
+        del report.wasxfail
+    report.outcome = "failed"
+    report.longrepr = f"{report.nodeid}: no test may be skipped or xfailed here: {reason}"
+
+
+if NO_SKIPS:
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Counts a skip, an xfail and an xpass as a failure."""
+        report = yield
+        _as_failure(report)
+        return report
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+        """The same for a whole module that asks to be skipped."""
+        report = yield
+        _as_failure(report)
+        return report
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Gives Spark tests one worker (one JVM) and the slow ones a longer time limit."""
+    for item in items:
+        spark = item.get_closest_marker("spark") is not None
+        if spark:
+            item.add_marker(pytest.mark.xdist_group("spark"))
+        if item.get_closest_marker("timeout") is None:
+            if item.get_closest_marker("long") is not None:
+                item.add_marker(pytest.mark.timeout(LONG_TIMEOUT))
+            elif spark:
+                item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT))

@@ -1,0 +1,88 @@
+"""The rule of conftest.py that a skip or an xfail fails the run, tried on runs of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+CONFTEST = Path(__file__).with_name("conftest.py").read_text()
+MARKED = """
+@pytest.mark.skip(reason='because')
+def test_skip(): pass
+
+@pytest.mark.skipif(True, reason='because')
+def test_skipif(): pass
+
+def test_skip_inside(): pytest.skip('because')
+
+def test_import(): pytest.importorskip('no_such_module_here', reason='because')
+
+@pytest.mark.xfail(reason='because')
+def test_xfail(): assert False
+
+def test_xfail_inside(): pytest.xfail('because')
+
+@pytest.mark.xfail(reason='because', strict=False)
+def test_xpass(): pass
+"""
+NAMES = ("skip", "skipif", "skip_inside", "import", "xfail", "xfail_inside", "xpass")
+
+
+@pytest.fixture(autouse=True)
+def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.delenv("AQUEDUCT_NO_SKIPS", raising=False)
+
+
+def run(pytester: pytest.Pytester, body: str, *options: str) -> pytest.RunResult:
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyprojecttoml("[tool.pytest.ini_options]\nmarkers = ['spark', 'long']")
+    pytester.makepyfile(f"import pytest\ndef test_other(): pass\n{body}\n")
+    return pytester.runpytest_subprocess("-p", "no:cacheprovider", *options, timeout=50)
+
+
+@pytest.mark.parametrize(
+    ("variable", "options"),
+    [(("AQUEDUCT_NO_SKIPS", "1"), ()), (("CI", "true"), ("-n", "2"))],
+    ids=["by its variable", "in CI, several workers"],
+)
+def test_what_does_not_run_fails(
+    pytester: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+    variable: tuple[str, str],
+    options: tuple[str, ...],
+) -> None:
+    monkeypatch.setenv(*variable)
+    result = run(pytester, MARKED, *options)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    for name in NAMES:
+        result.stdout.re_match_lines([rf".*::test_{name}: no test may be skipped .*because.*"])
+    outcomes = result.parseoutcomes()
+    assert outcomes["passed"] == 1
+    assert outcomes["failed"] + outcomes["errors"] == len(NAMES)
+    assert set(outcomes) == {"passed", "failed", "errors"}
+
+
+def test_a_module_that_asks_to_be_skipped_fails(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AQUEDUCT_NO_SKIPS", "1")
+    result = run(pytester, "pytest.skip('because', allow_module_level=True)")
+    assert result.ret != 0
+    result.assert_outcomes(errors=1)
+
+
+def test_a_run_without_skips_passes(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AQUEDUCT_NO_SKIPS", "1")
+    result = run(pytester, "")
+    assert result.ret == 0
+    result.assert_outcomes(passed=1)
+
+
+def test_where_nobody_asks_skips_are_skips(pytester: pytest.Pytester) -> None:
+    result = run(pytester, MARKED)
+    assert result.ret == 0
+    result.assert_outcomes(passed=1, skipped=4, xfailed=2, xpassed=1)
