@@ -1,0 +1,67 @@
+# Thin on purpose: each line is something a person could type. `make help` lists the targets.
+
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+PYTEST := ci/env pytest -n 2 --dist loadgroup
+PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check
+CYTHON := $(wildcard aqueduct/_speedups/*.pyx aqueduct/_speedups/*.pxd)
+COMPILED := $(patsubst %.pyi,%,$(subst /,.,$(wildcard aqueduct/_speedups/*.pyi)))
+
+.PHONY: help demo test test-long bench bench-check wheel wheels lint format setup clean
+
+help:           ## these lines
+	@grep -hE '^[a-z-]+:.*##' Makefile
+
+setup: .venv/.stamp-build ## the virtual environment in .venv, with everything compiled
+
+demo: setup     ## flights scored by a service from inside Spark, with checks
+	ci/env python -m spark_udfs.demo
+
+test: lint      ## lint, and every test that is not long; at most 12 minutes
+	$(PYTEST) -m "not long" tests
+
+test-long: setup ## the tests that are too long for every run
+	ci/env pytest -m long tests
+
+lint: setup     ## ruff, mypy, cython-lint, and the stubs against the compiled modules
+	ruff check
+	ruff format --check
+	mypy
+	cython-lint aqueduct
+	stubtest --concise --allowlist ci/stubtest.txt $(COMPILED)
+
+format: setup   ## what ruff can mend by itself
+	ruff check --fix
+	ruff format
+
+bench: setup    ## the compiled modules, then whole transfers on the loopback
+	mkdir -p benchmarks/results
+	ci/env pytest -p no:cacheprovider benchmarks/bench_speedups.py --benchmark-json benchmarks/results/speedups.json
+	ci/env python -m benchmarks.loopback --json benchmarks/results/loopback.json
+
+bench-check: bench ## the same, against benchmarks/floors.toml
+	ci/env python -m benchmarks.check benchmarks/results/speedups.json benchmarks/results/loopback.json
+
+wheel: setup    ## sdist, wheel from it, repaired, and tried in a fresh environment
+	ci/wheel.sh
+
+wheels: setup   ## the wheels of every supported Python, by cibuildwheel
+	ci/wheels.sh $(ONLY)
+
+clean:          ## everything that is made, with the virtual environment
+	rm -rf .venv build dist wheelhouse *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -f aqueduct/_speedups/*.so aqueduct/_speedups/*.c aqueduct/_speedups/*.html
+
+.venv/.stamp-python:
+	"$$(ci/system.sh python)" -m venv .venv
+	touch $@
+
+.venv/.stamp-deps: .venv/.stamp-python pyproject.toml ci/constraints.txt
+	$(PIP) -c ci/constraints.txt pip
+	$(PIP) -c ci/constraints.txt --group build --group lint
+	$(PIP) -c ci/constraints.txt --no-build-isolation -e '.[spark,demo,test,bench]'
+	touch $@
+
+.venv/.stamp-build: .venv/.stamp-deps setup.py $(CYTHON)
+	.venv/bin/python setup.py --quiet build_ext --inplace
+	touch $@

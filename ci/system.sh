@@ -1,0 +1,88 @@
+#!/bin/sh
+# Finds what the project needs of the machine, and prints where it is:
+#
+#   ci/system.sh python    a Python >= 3.11 with venv and headers, and a C compiler
+#   ci/system.sh java      the home of a Java >= 17
+#
+# What is missing is installed where that is possible (root on Debian), unless
+# AQUEDUCT_NO_INSTALL is set; else the error names the command to type.
+set -eu
+
+say() { echo "ci/system.sh: $*" >&2; }
+
+debian() { [ -e /etc/debian_version ] && command -v apt-get >/dev/null; }
+
+install() { # what is missing, then the packages
+    missing=$1
+    shift
+    command="apt-get update && apt-get install -y --no-install-recommends $*"
+    if debian && [ "$(id -u)" = 0 ] && [ -z "${AQUEDUCT_NO_INSTALL:-}" ]; then
+        say "$missing; installing $*"
+        export DEBIAN_FRONTEND=noninteractive
+        { apt-get update -qq && apt-get install -qq -y --no-install-recommends "$@"; } >&2
+    elif debian; then
+        say "$missing. Type: sudo sh -c '$command'"
+        exit 1
+    elif [ "$(uname)" = Darwin ]; then
+        say "$missing. Type: brew install python openjdk@17, and set PYTHON or JAVA_HOME"
+        exit 1
+    else
+        say "$missing. Install it (Debian: $command), and set PYTHON or JAVA_HOME"
+        exit 1
+    fi
+}
+
+find_python() {
+    for name in ${PYTHON:-} python3 python3.14 python3.13 python3.12 python3.11 /usr/bin/python3; do
+        "$name" -c '
+import ensurepip, os, sys, sysconfig
+header = os.path.join(sysconfig.get_path("include"), "Python.h")
+if sys.version_info < (3, 11) or not os.path.exists(header):
+    sys.exit(1)
+print(getattr(sys, "_base_executable", sys.executable))' 2>/dev/null && return
+    done
+    return 1
+}
+
+java_version() { # of the java program given: 17, or nothing
+    "$1" -version 2>&1 | sed -n 's/.*version "\([0-9]*\)\..*/\1/p; s/.*version "\([0-9]*\)".*/\1/p' |
+        head -n 1
+}
+
+find_java() {
+    for java in "${JAVA_HOME:+$JAVA_HOME/bin/java}" "$(command -v java || true)"; do
+        [ -n "$java" ] && [ -x "$java" ] || continue
+        version=$(java_version "$java")
+        if [ "${version:-0}" -ge 17 ]; then
+            home=$("$java" -XshowSettings:properties -version 2>&1 |
+                sed -n 's/^ *java\.home = //p')
+            echo "${home:-${java%/bin/java}}"
+            return
+        fi
+        say "$java is Java ${version:-of no known version}; Spark needs 17 or later"
+    done
+    return 1
+}
+
+case ${1:-} in
+python)
+    if ! command -v "${CC:-cc}" >/dev/null; then
+        install "no C compiler (${CC:-cc})" gcc libc6-dev
+    fi
+    if ! find_python; then
+        install "no Python >= 3.11 with venv and headers" python3 python3-venv python3-dev
+        find_python || { say "no Python >= 3.11 among Debian's packages; set PYTHON"; exit 1; }
+    fi
+    ;;
+java)
+    if ! find_java; then
+        install "no Java >= 17 by JAVA_HOME or on PATH" default-jre-headless
+        unset JAVA_HOME
+        find_java || { say "still no Java >= 17; set JAVA_HOME"; exit 1; }
+    fi
+    ;;
+*)
+    say "say 'python' or 'java'"
+    exit 2
+    ;;
+esac
