@@ -52,6 +52,9 @@ class CarrierUser(Protocol):
         Bytes dropped by a reset, a stop or a lost connection are not reported.
         """
 
+    def ponged(self) -> None:
+        """The peer's transport answered the last ``Carrier.ping``."""
+
     def end_of_input(self) -> None:
         """The carrier has reported all that it had; the user answers with its effects now."""
 
@@ -129,7 +132,7 @@ class Carrier(Protocol):
         """Sends a datagram, or drops it and says False (too large, none to be had, queue full)."""
 
     def ping(self) -> None:
-        """Makes the peer's transport answer, so that a silent connection stays alive."""
+        """Makes the peer's transport answer (``CarrierUser.ponged``), which keeps it alive."""
 
     def flush(self) -> None:
         """Lets queued bytes leave as far as flow and congestion control allow."""

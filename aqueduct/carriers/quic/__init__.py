@@ -1,0 +1,16 @@
+"""QUIC, by aioquic: the carrier of ``aqueduct://``."""
+
+from aqueduct.carriers.quic.connect import connect
+from aqueduct.carriers.quic.connection import QuicCarrier
+from aqueduct.carriers.quic.listener import QuicListener, listen
+from aqueduct.carriers.quic.tls import ClientTls, ServerTls, dev_certificate
+
+__all__ = [
+    "ClientTls",
+    "QuicCarrier",
+    "QuicListener",
+    "ServerTls",
+    "connect",
+    "dev_certificate",
+    "listen",
+]

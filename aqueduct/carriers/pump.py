@@ -1,0 +1,172 @@
+"""The one piece between any carrier and the connection core: inputs in, effects out, one timer.
+
+Shared by all carriers, so that none of them knows of channels and the core knows of none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from aqueduct.carriers.contract import Buffer, Carrier
+from aqueduct.errors import ConnectionLost
+from aqueduct.protocol.channels import effects
+from aqueduct.protocol.channels.connection import ChannelConnection
+from aqueduct.protocol.channels.events import Event
+
+__all__ = ["Pump"]
+
+log = logging.getLogger(__name__)
+
+
+class Pump:
+    """Drives one core over one carrier on the running event loop (it is the CarrierUser)."""
+
+    def __init__(
+        self,
+        core: ChannelConnection,
+        carrier: Carrier,
+        on_event: Callable[[Event], None],
+        on_closed: Callable[[], None],
+    ) -> None:
+        self.core = core
+        self.carrier = carrier
+        self.last_input = 0.0
+        """Loop time of the last bytes from the peer, seconds."""
+        self._on_event = on_event
+        self._on_closed = on_closed
+        self._held_streams = 0
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._flush_scheduled = False
+        self._closed = False
+        self.on_pong: Callable[[], None] | None = None
+
+    # The carrier calls
+
+    def connected(self) -> None:
+        now = self._loop.time()
+        self.last_input = now
+        self.core.start(now)
+        self.core.openable_changed(self.carrier.openable, now)
+
+    def stream_data(self, stream: int, data: Buffer, fin: bool) -> None:
+        self.last_input = now = self._loop.time()
+        try:
+            self.core.receive_stream(stream, data, fin, now)
+        except Exception as error:
+            log.exception("a fault while reading from %s", self.carrier.peer)
+            self.core.fail_internal(error)
+
+    def stream_reset(self, stream: int, code: int) -> None:
+        self.core.receive_reset(stream, code, self._loop.time())
+
+    def stream_stopped(self, stream: int, code: int) -> None:
+        self.core.receive_stop(stream, code, self._loop.time())
+
+    def datagram_received(self, data: bytes) -> None:
+        self.last_input = now = self._loop.time()
+        self.core.receive_datagram(data, now)
+
+    def openable_changed(self) -> None:
+        self.core.openable_changed(self.carrier.openable, self._loop.time())
+
+    def written(self, stream: int, size: int) -> None:
+        self.core.written(stream, size)
+
+    def ponged(self) -> None:
+        self.last_input = self._loop.time()
+        if self.on_pong is not None:
+            self.on_pong()
+
+    def end_of_input(self) -> None:
+        self.flush()
+
+    def closed(self, error: ConnectionLost) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.core.connection_lost(error)
+        self._dispatch()
+        self._on_closed()
+
+    # The endpoint calls
+
+    def flush_soon(self) -> None:
+        """Commands were given: apply their effects once this turn of the loop is over."""
+        if not self._flush_scheduled and not self._closed:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush_now)
+
+    def flush(self) -> None:
+        """Applies effects, hands out events, sets the timer."""
+        if self._closed:
+            return
+        # Events first: the header hook's answer shares a stream with the acknowledged version.
+        self._dispatch()
+        while True:
+            wanted = self.core.effects_to_apply()
+            if not wanted:
+                break
+            self._apply(wanted)  # may report bytes as written at once, and so free room
+            if self._closed:
+                return
+        held = self.core.held_streams
+        if held != self._held_streams:
+            self._held_streams = held
+            self.carrier.hold_streams(held)
+            self.carrier.flush()
+        self._dispatch()
+        self._set_timer()
+
+    # Within
+
+    def _flush_now(self) -> None:
+        self._flush_scheduled = False
+        self.flush()
+
+    def _apply(self, wanted: list[effects.Effect]) -> None:
+        carrier = self.carrier
+        for effect in wanted:
+            kind = effect[0]
+            if kind == effects.WRITE:
+                carrier.write(effect[1], effect[2], effect[3])
+            elif kind == effects.CREDIT:
+                carrier.credit(effect[1], effect[2])
+            elif kind == effects.RESET:
+                carrier.reset(effect[1], effect[2])
+            elif kind == effects.STOP:
+                carrier.stop(effect[1], effect[2])
+            elif kind == effects.DATAGRAM:
+                carrier.send_datagram(effect[1])
+            elif kind == effects.CLOSE:
+                linger = self.core.config.timing.close_linger if effect[1] == 0 else 0.0
+                carrier.close(effect[1], effect[2], linger=linger)
+        carrier.flush()
+
+    def _dispatch(self) -> None:
+        for event in self.core.events_received():
+            self._on_event(event)
+
+    def _set_timer(self) -> None:
+        deadline = self.core.next_deadline()
+        if deadline is None:
+            return
+        if self._timer is not None:
+            if self._timer_at <= deadline:
+                return
+            self._timer.cancel()
+        self._timer_at = deadline
+        self._timer = self._loop.call_at(deadline, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        # The loop may wake a timer a clock tick early.
+        now = max(self._loop.time(), self._timer_at)
+        self.core.handle_deadline(now, self.carrier.rtt)
+        self.flush()

@@ -1,0 +1,265 @@
+"""Connecting: the addresses of a name in turn, and a reason for each failure."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import Sequence
+from typing import Final
+
+from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.packet import QuicErrorCode
+from aioquic.tls import AlertDescription
+
+from aqueduct.address import Address
+from aqueduct.carriers.quic.connection import QuicCarrier
+from aqueduct.carriers.quic.flow import FlowConnection, capped_congestion_control
+from aqueduct.carriers.quic.sockets import SocketAddress, UdpSocket, datagram_size, host_port
+from aqueduct.carriers.quic.tls import (
+    ClientTls,
+    client_configuration,
+    client_tls,
+    fingerprint_of,
+)
+from aqueduct.config import Config
+from aqueduct.errors import ConnectFailed, ConnectionLost
+
+__all__ = ["connect"]
+
+_REFUSED: Final = 3  # in a row, with nothing received between: nobody is there any more
+
+
+async def connect(address: Address, config: Config, tls: ClientTls | None = None) -> QuicCarrier:
+    """Connects to ``address``; returns when the handshake is done.
+
+    The addresses of the name are tried in turn, all within ``Timing.connect_timeout``. Raises
+    ConnectFailed, which says for each what went wrong, and ConfigError for settings that cannot
+    work.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + config.timing.connect_timeout
+    wanted = client_tls(address, tls)
+    configuration = client_configuration(address, config, wanted)
+    configuration.congestion_control_algorithm = capped_congestion_control(
+        config.quic.congestion_control, config.quic.transport_buffer
+    )
+    targets = await _resolve(address, deadline)
+    problems: list[str] = []
+    for index, (family, where) in enumerate(targets):
+        share = (deadline - loop.time()) / (len(targets) - index)
+        attempt = _Attempt(address, config, wanted, configuration)
+        try:
+            return await attempt.run(family, where, share)
+        except ConnectFailed as error:
+            if len(targets) == 1:
+                raise
+            problems.append(f"{host_port(where)}: {error.reason}")
+    raise ConnectFailed(f"{address}: {'; '.join(problems)}", reason="; ".join(problems))
+
+
+async def _resolve(address: Address, deadline: float) -> list[tuple[int, SocketAddress]]:
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout_at(deadline):
+            found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_DGRAM)
+    except TimeoutError:
+        reason = f"the name {address.host!r} was not resolved in time"
+    except OSError as error:
+        reason = f"the name {address.host!r} does not resolve ({error.strerror})"
+    else:
+        return list(dict.fromkeys((family, where) for family, _, _, _, where in found))
+    raise ConnectFailed(f"{address}: {reason}", reason=reason)
+
+
+class _Attempt:
+    """One address: the socket, and the Host of the one connection on it."""
+
+    def __init__(
+        self, address: Address, config: Config, tls: ClientTls, configuration: QuicConfiguration
+    ) -> None:
+        self._address = address
+        self._config = config
+        self._tls = tls
+        self._configuration = configuration
+        self._loop = asyncio.get_running_loop()
+        self._done: asyncio.Future[None] = self._loop.create_future()
+        self._refusals = 0
+        self._carrier: QuicCarrier | None = None
+        self._socket: UdpSocket | None = None
+
+    async def run(self, family: int, where: SocketAddress, timeout: float) -> QuicCarrier:
+        """Connects to one socket address. Raises ConnectFailed."""
+        try:
+            sock = socket.socket(family, socket.SOCK_DGRAM)
+        except OSError as error:
+            raise self._failure(f"no socket of this kind can be had ({error.strerror})") from error
+        try:
+            sock.connect(where)
+        except OSError as error:
+            sock.close()
+            raise self._failure(f"it cannot be reached ({error.strerror})") from error
+        self._socket = UdpSocket(
+            sock,
+            buffer_size=self._config.quic.socket_buffer,
+            on_datagrams=self._arrived,
+            on_error=self._failed,
+            on_writable=self._writable,
+            connected=True,
+        )
+        remote = sock.getpeername()
+        self._configuration.max_datagram_size = datagram_size(self._config, self._address, remote)
+        self._quic = FlowConnection(
+            self._configuration,
+            streams=self._config.flow.streams,
+            initial_window=self._config.flow.initial_window,
+        )
+        carrier = self._carrier = QuicCarrier(
+            self._quic,
+            self,
+            is_client=True,
+            peer=host_port(remote),
+            local=host_port(sock.getsockname()),
+            config=self._config,
+        )
+        self._quic.connect(remote, now=self._loop.time())
+        carrier.transmit()
+        try:
+            async with asyncio.timeout(timeout):
+                await self._done
+        except TimeoutError as error:
+            failure = self._failure(self._silence(timeout))
+            carrier.lose(failure)
+            raise failure from error
+        except BaseException as error:
+            carrier.lose(ConnectionLost(f"{self._address}: {error!r}"))
+            raise
+        return carrier
+
+    # Host
+
+    @property
+    def blocked(self) -> bool:
+        assert self._socket is not None
+        return self._socket.blocked
+
+    def send(self, datagrams: Sequence[tuple[bytes, SocketAddress]]) -> None:
+        assert self._socket is not None
+        self._socket.send(datagrams)
+
+    def send_later(self, carrier: QuicCarrier) -> None:
+        """``_writable`` follows."""
+
+    def route(self, connection_id: bytes, carrier: QuicCarrier) -> None:
+        """One socket, one connection: nothing to choose."""
+
+    def unroute(self, connection_id: bytes) -> None:
+        """Nothing to choose."""
+
+    def established(self, carrier: QuicCarrier) -> None:
+        wanted = self._tls.fingerprint
+        certificate = self._quic.peer_certificate
+        got = None if certificate is None else fingerprint_of(certificate)
+        if wanted is not None and got != wanted:
+            self._quic.close(
+                QuicErrorCode.CRYPTO_ERROR + AlertDescription.bad_certificate,
+                frame_type=0,
+                reason_phrase="fingerprint mismatch",
+            )
+            self._end(
+                self._failure(
+                    f"the server's certificate is {got}, not {wanted}; if the server has a new "
+                    "certificate, pin that one with ?fingerprint="
+                )
+            )
+        elif not self._done.done():
+            self._done.set_result(None)
+
+    def ended(self, carrier: QuicCarrier, error: ConnectionLost) -> None:
+        if not self._done.done():
+            self._end(self._why(error))
+        if self._socket is not None:
+            self._socket.close()
+
+    # the socket
+
+    def _arrived(self, datagrams: list[tuple[bytes, SocketAddress]]) -> None:
+        carrier = self._carrier
+        assert carrier is not None
+        self._refusals = 0
+        now = self._loop.time()
+        for data, address in datagrams:
+            carrier.receive(data, address, now)
+        carrier.after_input()
+
+    def _failed(self, error: OSError) -> None:
+        assert self._carrier is not None
+        if error.errno != errno.ECONNREFUSED:
+            if not self._done.done():
+                self._end(self._failure(f"it cannot be reached ({error.strerror})"))
+            return
+        self._refusals += 1
+        if not self._done.done():
+            self._end(
+                self._failure(
+                    "connection refused: no program listens at this UDP port; "
+                    "is the server started, and is this its port?"
+                )
+            )
+        elif self._refusals >= _REFUSED:
+            reason = "nobody listens at its UDP port any more"
+            self._carrier.lose(ConnectionLost(f"{self._carrier.peer}: {reason}", reason=reason))
+
+    def _writable(self) -> None:
+        if self._carrier is not None:
+            self._carrier.transmit()
+
+    # reasons
+
+    def _end(self, failure: ConnectFailed) -> None:
+        if not self._done.done():
+            self._done.set_exception(failure)
+
+    def _failure(self, reason: str) -> ConnectFailed:
+        return ConnectFailed(f"{self._address}: {reason}", reason=reason)
+
+    def _silence(self, timeout: float) -> str:
+        if self._quic.started:
+            return f"the handshake was not finished in {timeout:g} s"
+        return (
+            f"nothing answers UDP at {host_port(self._quic.get_peer_address())} within "
+            f"{timeout:.3g} s; check the host, the port, and that firewalls let UDP pass"
+        )
+
+    def _why(self, error: ConnectionLost) -> ConnectFailed:
+        """What the end of a connection means that never came up."""
+        end = self._quic.termination
+        if end is None:
+            return self._failure(error.reason or str(error))
+        text = end.reason_phrase
+        alert = end.error_code - QuicErrorCode.CRYPTO_ERROR
+        ours = not self._quic.closed_by_peer
+        if alert == AlertDescription.no_application_protocol:
+            return self._failure("it speaks QUIC but not Aqueduct (no common ALPN protocol)")
+        if text == "Could not find a common protocol version":
+            return self._failure("it speaks no version of QUIC that is known here (1 and 2)")
+        if ours and alert == AlertDescription.certificate_expired:
+            return self._failure(
+                f"the server's certificate: {text}; renew it, or correct this machine's clock"
+            )
+        if ours and alert == AlertDescription.bad_certificate:
+            return self._failure(self._bad_certificate(text))
+        who = "the server" if self._quic.closed_by_peer else "this side"
+        return self._failure(f"{who} ended the handshake: {text or hex(end.error_code)}")
+
+    def _bad_certificate(self, text: str) -> str:
+        if text.startswith("hostname") or "match" in text:
+            name = self._configuration.server_name
+            return (
+                f"the server's certificate is for another name than {name!r} ({text}); connect "
+                "by the name it carries, or give that name with ?server_name="
+            )
+        return (
+            f"the issuer of the server's certificate is not trusted here ({text}); pass its CA "
+            "with ?ca=FILE, or pin the certificate with ?fingerprint=sha256:..."
+        )

@@ -1,0 +1,449 @@
+"""One QUIC connection as a Carrier: events in, effects out, timers, and the close."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from aioquic.quic import events
+from aioquic.quic.packet import QuicErrorCode
+
+from aqueduct.carriers.contract import Buffer, CarrierUser
+from aqueduct.carriers.quic.flow import FlowConnection
+from aqueduct.carriers.quic.send_buffer import SendBuffer
+from aqueduct.carriers.quic.sockets import SocketAddress
+from aqueduct.carriers.quic.tls import fingerprint_of
+from aqueduct.config import Config
+from aqueduct.errors import ConnectionLost, LocalProtocolError
+
+__all__ = ["Host", "QuicCarrier"]
+
+logger = logging.getLogger("aqueduct.quic")
+
+_REASON_LIMIT: Final = 512  # bytes of UTF-8: a CONNECTION_CLOSE has to fit one packet
+_CONFIRMATION: Final = 1.0  # seconds a close waits for the peer to finish the handshake
+_CLOSE_COPIES: Final = 2  # nothing repeats a lost CONNECTION_CLOSE
+_STOPPED_KEPT: Final = 4096
+_INTERNAL_CODE: Final = 6
+
+
+class Host(Protocol):
+    """Whose sockets a carrier uses: a connector's or a listener's."""
+
+    @property
+    def blocked(self) -> bool:
+        """Whether the socket takes no datagrams now."""
+
+    def send(self, datagrams: Sequence[tuple[bytes, SocketAddress]]) -> None:
+        """Sends datagrams."""
+
+    def send_later(self, carrier: QuicCarrier) -> None:
+        """Calls ``carrier.transmit`` when the socket takes datagrams again."""
+
+    def route(self, connection_id: bytes, carrier: QuicCarrier) -> None:
+        """Datagrams for this connection id are the carrier's."""
+
+    def unroute(self, connection_id: bytes) -> None:
+        """No more."""
+
+    def established(self, carrier: QuicCarrier) -> None:
+        """The handshake is complete."""
+
+    def ended(self, carrier: QuicCarrier, error: ConnectionLost) -> None:
+        """The carrier needs nothing any more."""
+
+
+class QuicCarrier:
+    """One connection. See ``aqueduct.carriers.contract.Carrier`` for what the methods promise."""
+
+    scheme = "aqueduct"
+
+    def __init__(
+        self,
+        quic: FlowConnection,
+        host: Host,
+        *,
+        is_client: bool,
+        peer: str,
+        local: str,
+        config: Config,
+    ) -> None:
+        self.is_client = is_client
+        self.peer = peer
+        self.local = local
+        self.error: ConnectionLost | None = None
+        self._quic = quic
+        self._host = host
+        self._config = config
+        self._loop = asyncio.get_running_loop()
+        self._user: CarrierUser | None = None
+        self._begun = False
+        self._early: deque[events.QuicEvent] = deque()
+        self._established = False
+        self._processing = False
+        self._reported = False
+        self._flush_scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._senders: dict[int, SendBuffer] = {}
+        self._stopped: dict[int, None] = {}
+        self._openable = 0
+        self._mine = 2 if is_client else 3
+        self._theirs = 3 if is_client else 2
+        self._pings = 0
+        self._close: tuple[int, str] | None = None
+        self._close_timer: asyncio.TimerHandle | None = None
+        self._fingerprint: str | None = None
+        self._received = 0
+        self._acknowledged = 0
+
+    # what the contract promises
+
+    @property
+    def peer_certificate_fingerprint(self) -> str | None:
+        """``sha256:HEX`` of the peer's certificate, if it showed one."""
+        if self._fingerprint is None:
+            certificate = self._quic.peer_certificate
+            if certificate is not None:
+                self._fingerprint = fingerprint_of(certificate)
+        return self._fingerprint
+
+    @property
+    def rtt(self) -> float:
+        """The smoothed round-trip time, seconds; 0.0 before the first sample."""
+        return self._quic.rtt
+
+    @property
+    def datagram_limit(self) -> int:
+        """The largest payload of ``send_datagram``, bytes."""
+        return self._quic.datagram_limit
+
+    @property
+    def openable(self) -> int:
+        """How many more streams may be opened now."""
+        return 0 if self.error is not None else self._quic.openable
+
+    def attach(self, user: CarrierUser) -> None:
+        """Installs the user. Raises LocalProtocolError if there is one."""
+        if self._user is not None:
+            raise LocalProtocolError("this carrier has a user already")
+        self._user = user
+        self._loop.call_soon(self._begin)
+
+    def write(self, stream: int, buffers: Sequence[Buffer], fin: bool) -> None:
+        """Queues bytes on my stream; see the contract."""
+        if self.error is not None or self._close is not None:
+            return
+        sender = self._senders.get(stream)
+        if sender is None:
+            sender = self._open(stream)
+            if sender is None:
+                return
+        elif sender.closed:
+            raise LocalProtocolError(f"stream {stream} ended; nothing can be written to it")
+        sender.append(buffers, fin)
+
+    def reset(self, stream: int, code: int) -> None:
+        """Gives up my stream."""
+        if self.error is not None or self._close is not None:
+            return
+        if stream >= self._quic.opened:
+            raise LocalProtocolError(f"stream {stream} was never opened")
+        self._stopped.pop(stream, None)
+        sender = self._senders.pop(stream, None)
+        if sender is not None:
+            sender.reset(code)
+
+    def stop(self, stream: int, code: int) -> None:
+        """Asks the peer to send no more on its stream."""
+        if self._opened_by_peer(stream):
+            self._quic.stop(stream * 4 + self._theirs, code)
+
+    def credit(self, stream: int, limit: int) -> None:
+        """Lets the peer send on its stream up to ``limit`` bytes in all."""
+        if self._opened_by_peer(stream):
+            self._quic.credit(stream * 4 + self._theirs, limit)
+
+    def hold_streams(self, count: int) -> None:
+        """Keeps back ``count`` slots of the peer's ended streams."""
+        if count < 0:
+            raise LocalProtocolError(f"{count} streams cannot be held back")
+        self._quic.hold_streams(count)
+
+    def send_datagram(self, data: bytes) -> bool:
+        """Queues a datagram; False if it was dropped."""
+        if self.error is not None or self._close is not None:
+            return False
+        return self._quic.send_datagram(data)
+
+    def ping(self) -> None:
+        """Makes the peer's transport answer."""
+        if self.error is None:
+            self._pings += 1
+            self._quic.send_ping(self._pings)
+
+    def flush(self) -> None:
+        """Lets queued bytes leave, together with what else is queued in this turn of the loop."""
+        if not self._flush_scheduled and not self._processing and self.error is None:
+            self._flush_scheduled = True
+            self._loop.call_soon(self.transmit)
+
+    def snapshot(self) -> dict[str, object]:
+        """Counters and windows."""
+        return {
+            "carrier": "quic",
+            "received": self._received,
+            "acknowledged": self._acknowledged,
+            "datagram_size": self._quic.configuration.max_datagram_size,
+            **self._quic.counters(),
+        }
+
+    def close(self, code: int, reason: str, *, linger: float = 0.0) -> None:
+        """Closes once everything is acknowledged, or ``linger`` seconds are over."""
+        if self.error is not None or self._close is not None:
+            return
+        self._close = (code, _cut(reason))
+        if self._quic.handshake_complete and not self._quic.handshake_confirmed:
+            # Before that, a peer that decrypts the handshake's packets learns of a close but
+            # not of its code (RFC 9000 section 10.2.3).
+            linger = max(linger, _CONFIRMATION)
+        if linger > 0:
+            self._close_timer = self._loop.call_later(linger, self._close_now)
+        self._loop.call_soon(self._close_if_drained, linger <= 0)
+
+    # what the host calls
+
+    def receive(self, data: bytes, address: SocketAddress, now: float) -> None:
+        """Takes one datagram; ``after_input`` must follow."""
+        try:
+            self._quic.receive_datagram(data, address, now)
+        except Exception:  # what a peer sends must not end the loop
+            logger.exception("%s: aioquic failed on a datagram", self.peer)
+            self._quic.close(QuicErrorCode.INTERNAL_ERROR, 0, "internal error")
+
+    def after_input(self) -> None:
+        """Reports what has arrived, and sends what the user and the transport answer."""
+        self._report()
+        if self.error is None:
+            self.transmit()
+
+    def transmit(self) -> None:
+        """Sends what may leave now."""
+        self._flush_scheduled = False
+        if self.error is not None:
+            return
+        if self._host.blocked:
+            self._host.send_later(self)
+            return
+        datagrams = self._quic.datagrams_to_send(self._loop.time())
+        if datagrams:
+            self._host.send(datagrams)
+        if self._quic.has_events:
+            self._report()
+        self._arm()
+
+    def lose(self, error: ConnectionLost) -> None:
+        """Ends the connection without a word to the peer."""
+        self._finish(error)
+
+    # inside
+
+    def _open(self, stream: int) -> SendBuffer | None:
+        if stream < self._quic.opened:
+            if stream in self._stopped:
+                return None
+            raise LocalProtocolError(f"stream {stream} ended; nothing can be written to it")
+        if stream > self._quic.opened:
+            raise LocalProtocolError(
+                f"stream {stream}: the next one to open is {self._quic.opened}"
+            )
+        if self._quic.openable < 1:
+            raise LocalProtocolError(f"stream {stream}: the peer allows no more streams now")
+        sender = self._senders[stream] = self._quic.open()
+        self._openable = self._quic.openable
+        return sender
+
+    def _opened_by_peer(self, stream: int) -> bool:
+        if self.error is not None or self._close is not None:
+            return False
+        if not 0 <= stream < self._quic.opened_by_peer:
+            raise LocalProtocolError(f"the peer never opened its stream {stream}")
+        return True
+
+    def _begin(self) -> None:
+        """The user is there: it hears of everything from the start."""
+        assert self._user is not None
+        lost_before = self.error
+        self._begun = True
+        if self._established:
+            self._reported = True
+            self._openable = self._quic.openable
+            self._user.connected()
+            self._report()
+        if lost_before is not None:
+            self._user.closed(lost_before)
+        elif self.error is None:
+            self.transmit()
+
+    def _report(self) -> None:
+        """Takes the events of the transport and tells the user."""
+        quic = self._quic
+        self._processing = True
+        while self._begun and self._early:
+            self._handle(self._early.popleft())
+        event = quic.next_event()
+        while event is not None:
+            if isinstance(event, events.StreamDataReceived | events.StreamReset) and not (
+                self._begun
+            ):
+                self._early.append(event)
+            else:
+                self._handle(event)
+            event = quic.next_event()
+        if self._begun and self._user is not None:
+            if quic.openable > self._openable:
+                self._user.openable_changed()
+                self._reported = True
+            self._openable = quic.openable
+            for sender, size in quic.take_released():
+                if size:
+                    self._acknowledged += size
+                    self._user.written(sender.stream_id // 4, size)
+                    self._reported = True
+            for sender in quic.take_finished():
+                self._senders.pop(sender.stream_id // 4, None)
+            if self._reported:
+                self._reported = False
+                self._user.end_of_input()
+        self._processing = False
+        if quic.termination is not None:
+            self._finish(self._explain(quic.termination))
+        elif self._close is not None:
+            self._close_if_drained(False)
+
+    def _handle(self, event: events.QuicEvent) -> None:
+        user = self._user
+        if isinstance(event, events.StreamDataReceived):
+            assert user is not None
+            self._reported = True
+            self._received += len(event.data)
+            if event.end_stream:
+                self._quic.ended(event.stream_id)
+            user.stream_data(event.stream_id // 4, event.data, event.end_stream)
+        elif isinstance(event, events.StreamReset):
+            assert user is not None
+            self._reported = True
+            self._quic.ended(event.stream_id)
+            user.stream_reset(event.stream_id // 4, event.error_code)
+        elif isinstance(event, events.StopSendingReceived):
+            number = event.stream_id // 4
+            if self._senders.pop(number, None) is not None and user is not None:
+                self._stopped[number] = None
+                if len(self._stopped) > _STOPPED_KEPT:
+                    del self._stopped[next(iter(self._stopped))]
+                self._reported = True
+                user.stream_stopped(number, event.error_code)
+        elif isinstance(event, events.DatagramFrameReceived):
+            if self._begun and user is not None:
+                self._reported = True
+                user.datagram_received(event.data)
+        elif isinstance(event, events.HandshakeCompleted):
+            self._established = True
+            self._host.established(self)
+        elif isinstance(event, events.ConnectionIdIssued):
+            self._host.route(event.connection_id, self)
+        elif isinstance(event, events.ConnectionIdRetired):
+            self._host.unroute(event.connection_id)
+
+    def _arm(self) -> None:
+        at = self._quic.get_timer()
+        if at is None or self.error is not None:
+            return
+        if self._timer is not None:
+            if self._timer_at <= at:
+                return  # it looks again when it fires
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = self._loop.call_at(at, self._fire)
+
+    def _fire(self) -> None:
+        self._timer = None
+        at = self._quic.get_timer()
+        now = max(self._loop.time(), self._timer_at)
+        if at is not None and at <= now:
+            self._quic.handle_timer(now)
+            self._report()
+            if self.error is None:
+                self.transmit()
+        else:
+            self._arm()
+
+    def _close_if_drained(self, at_once: bool) -> None:
+        if self.error is not None:
+            return
+        confirmed = self._quic.handshake_confirmed or not self._quic.handshake_complete
+        if at_once or (confirmed and self._quic.drained()):
+            self._close_now()
+        else:
+            self.flush()
+
+    def _close_now(self) -> None:
+        if self.error is not None or self._close is None:
+            return
+        code, reason = self._close
+        self._quic.close(error_code=code, reason_phrase=reason)
+        datagrams = self._quic.datagrams_to_send(self._loop.time())
+        for _ in range(_CLOSE_COPIES):
+            self._host.send(datagrams)
+        text = f"the connection to {self.peer} was closed here"
+        self._finish(
+            ConnectionLost(f"{text}: {reason}" if reason else text, code=code, reason=reason)
+        )
+
+    def _explain(self, end: events.ConnectionTerminated) -> ConnectionLost:
+        if self._quic.closed_by_peer and end.frame_type is None:
+            text = f"{self.peer} closed the connection (code {end.error_code})"
+            return ConnectionLost(
+                f"{text}: {end.reason_phrase}" if end.reason_phrase else text,
+                code=end.error_code,
+                reason=end.reason_phrase,
+                remote=True,
+            )
+        reason = end.reason_phrase or _error_name(end.error_code)
+        if reason == "Idle timeout":
+            reason = f"nothing was heard for {self._config.timing.idle_timeout:g} s"
+            return ConnectionLost(f"{self.peer} is gone: {reason}", reason=reason)
+        if self._quic.closed_by_peer:
+            text = f"{self.peer} closed the connection at the transport"
+            return ConnectionLost(f"{text}: {reason}", reason=reason, remote=True)
+        return ConnectionLost(
+            f"the connection to {self.peer} failed at the transport: {reason}", reason=reason
+        )
+
+    def _finish(self, error: ConnectionLost) -> None:
+        if self.error is not None:
+            return
+        self.error = error
+        for timer in (self._timer, self._close_timer):
+            if timer is not None:
+                timer.cancel()
+        self._senders.clear()
+        self._early.clear()
+        self._host.ended(self, error)
+        if self._begun and self._user is not None:
+            self._user.closed(error)
+
+
+def _cut(reason: str) -> str:
+    data = reason.encode()
+    return reason if len(data) <= _REASON_LIMIT else data[:_REASON_LIMIT].decode(errors="ignore")
+
+
+def _error_name(code: int) -> str:
+    try:
+        return QuicErrorCode(code).name.lower().replace("_", " ")
+    except ValueError:
+        return f"error {code:#x}"

@@ -1,0 +1,382 @@
+"""The one module that touches what is private to aioquic 1.7.2.
+
+FlowConnection is aioquic's QuicConnection with flow control that we own:
+
+- a peer's stream is credited by ``credit`` alone, and never because bytes arrived;
+- the connection-wide limit never binds: it is kept at what all streams may send together;
+- stream slots return when a stream's end was received, less those held back;
+- what is written is referenced, not copied, until it is acknowledged (``send_buffer``);
+- only streams with something to do are visited for each packet, not all that are open.
+
+``tests/carriers/test_aioquic_names.py`` has a test for each private name used here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, cast
+
+from aioquic._buffer import Buffer as QuicBuffer
+from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.congestion.base import QuicCongestionControl, register_congestion_control
+from aioquic.quic.congestion.cubic import CubicCongestionControl
+from aioquic.quic.congestion.reno import RenoCongestionControl
+from aioquic.quic.connection import (
+    CONNECTION_LIMIT_FRAME_CAPACITY,
+    END_STATES,
+    MAX_STREAM_DATA_FRAME_CAPACITY,
+    Limit,
+    QuicConnection,
+    QuicConnectionState,
+    QuicNetworkPath,
+    QuicReceiveContext,
+)
+from aioquic.quic.events import ConnectionTerminated
+from aioquic.quic.packet import QuicFrameType
+from aioquic.quic.packet_builder import QuicDeliveryState, QuicPacketBuilder, QuicSentPacket
+from aioquic.quic.recovery import QuicPacketSpace
+from cryptography import x509
+
+from aqueduct.carriers.quic.send_buffer import SendBuffer, SendTotals
+
+__all__ = ["FlowConnection", "capped_congestion_control"]
+
+_DATAGRAM_QUEUE: Final = 256
+_DATAGRAM_MARGIN: Final = 64  # for an ACK and other frames in front of a DATAGRAM
+
+
+class FlowConnection(QuicConnection):
+    """A QUIC connection whose windows follow consumption. Not thread-safe; does no I/O."""
+
+    def __init__(
+        self,
+        configuration: QuicConfiguration,
+        *,
+        streams: int,
+        initial_window: int,
+        original_destination_connection_id: bytes | None = None,
+    ) -> None:
+        super().__init__(
+            configuration=configuration,
+            original_destination_connection_id=original_destination_connection_id,
+        )
+        self._window = initial_window
+        self._local_max_streams_uni = Limit(
+            QuicFrameType.MAX_STREAMS_UNI, "max_streams_uni", streams
+        )
+        self._local_max_streams_bidi = Limit(QuicFrameType.MAX_STREAMS_BIDI, "max_streams_bidi", 0)
+        # What the peer may have sent when every stream, open or openable, is at its limit.
+        self._promised = streams * initial_window
+        self._stream_budget = streams
+        self._slots_earned = streams
+        self._slots_given = streams
+        self._slots_held = 0
+        self._streams: _StreamTable = _StreamTable()
+        self._queued: set[int] = set()
+        self._queued_peer_streams = 0  # of the peer's, those above are in the queue already
+        self._totals = SendTotals()
+
+    # streams
+
+    @property
+    def openable(self) -> int:
+        """How many more streams the peer lets us open now."""
+        return max(0, self._remote_max_streams_uni - self._local_next_stream_id_uni // 4)
+
+    @property
+    def opened(self) -> int:
+        """How many streams we opened."""
+        return self._local_next_stream_id_uni // 4
+
+    @property
+    def opened_by_peer(self) -> int:
+        """How many streams the peer opened."""
+        return self._local_max_streams_uni.used
+
+    @property
+    def open_streams(self) -> int:
+        """Streams of both sides that have state."""
+        return len(self._streams)
+
+    @property
+    def queued(self) -> int:
+        """Bytes written and not yet acknowledged."""
+        return self._totals.queued
+
+    def open(self) -> SendBuffer:
+        """Opens the next stream."""
+        stream_id = self._local_next_stream_id_uni
+        stream: Any = self._get_or_create_stream_for_send(stream_id)
+        self._queued.add(stream_id)
+        sender = SendBuffer(stream_id, self._totals, self._wake)
+        stream.sender = sender
+        return sender
+
+    def take_released(self) -> list[tuple[SendBuffer, int]]:
+        """The streams with newly acknowledged bytes, and how many."""
+        if not self._totals.released:
+            return []
+        released, self._totals.released = self._totals.released, []
+        return [(sender, sender.take_released()) for sender in released]
+
+    def take_finished(self) -> list[SendBuffer]:
+        """The streams whose end was acknowledged since the last call."""
+        finished, self._totals.finished = self._totals.finished, []
+        return finished
+
+    def drained(self) -> bool:
+        """Whether the peer has acknowledged everything that was written, ends included."""
+        return self._totals.queued == 0 and not any(
+            not stream.sender.is_finished and stream.sender.closed
+            for stream in self._streams.all()
+            if isinstance(stream.sender, SendBuffer)
+        )
+
+    def credit(self, stream_id: int, limit: int) -> None:
+        """Raises what the peer may send on its stream to ``limit``, counted from its start."""
+        stream = self._streams.get(stream_id)
+        if stream is None or stream.receiver.is_finished:
+            return
+        if limit > stream.max_stream_data_local:
+            self._promised += limit - stream.max_stream_data_local
+            stream.max_stream_data_local = limit
+            self._streams.dirty[stream_id] = stream
+
+    def stop(self, stream_id: int, error_code: int) -> None:
+        """Asks the peer to send no more on its stream; without effect if it ended."""
+        stream: Any = self._streams.get(stream_id)
+        if stream is None or stream.receiver.is_finished:
+            return
+        stream.receiver.stop(error_code)
+
+        def delivered(delivery: QuicDeliveryState) -> None:
+            if delivery is not QuicDeliveryState.ACKED and not stream.receiver.is_finished:
+                stream.receiver.stop_pending = True
+                self._wake(stream_id)
+
+        stream.receiver.on_stop_sending_delivery = delivered
+        self._wake(stream_id)
+
+    def ended(self, stream_id: int) -> None:
+        """The end of the peer's stream, or its reset, was taken from the events."""
+        stream = self._streams.get(stream_id)
+        if stream is not None:
+            self._promised -= stream.max_stream_data_local - stream.receiver.highest_offset
+            self._streams.dirty.pop(stream_id, None)
+            self._wake(stream_id)
+
+    def hold_streams(self, count: int) -> None:
+        """Keeps back ``count`` slots of streams that ended."""
+        self._slots_held = count
+
+    # datagrams
+
+    @property
+    def datagram_limit(self) -> int:
+        """The largest datagram that fits a packet and that the peer takes; 0: none."""
+        peer = self._remote_max_datagram_frame_size
+        if peer is None:
+            return 0
+        packet = self._max_datagram_size - 3 - len(self._peer_cid.cid) - 16 - _DATAGRAM_MARGIN
+        return max(0, min(packet, peer) - 5)
+
+    def send_datagram(self, data: bytes) -> bool:
+        """Queues a datagram; False if it can never leave or the queue is full."""
+        if len(data) > self.datagram_limit or len(self._datagrams_pending) >= _DATAGRAM_QUEUE:
+            return False
+        self.send_datagram_frame(data)
+        return True
+
+    # the connection
+
+    @property
+    def started(self) -> bool:
+        """Whether a packet of the peer was understood."""
+        return self._state is not QuicConnectionState.FIRSTFLIGHT
+
+    @property
+    def handshake_complete(self) -> bool:
+        """Whether both sides have the session's keys."""
+        return self._handshake_complete
+
+    @property
+    def handshake_confirmed(self) -> bool:
+        """Whether this side knows that the peer has them too."""
+        return self._handshake_confirmed
+
+    @property
+    def termination(self) -> ConnectionTerminated | None:
+        """How the connection ended, as soon as nothing more of it can be used."""
+        return self._close_event if self._state in END_STATES else None
+
+    @property
+    def closed_by_peer(self) -> bool:
+        """Whether the end came from the peer."""
+        return self._state is QuicConnectionState.DRAINING
+
+    @property
+    def peer_certificate(self) -> x509.Certificate | None:
+        """The certificate the peer showed."""
+        context = getattr(self, "tls", None)
+        return None if context is None else context._peer_certificate
+
+    @property
+    def rtt(self) -> float:
+        """The smoothed round-trip time in seconds; 0.0 before the first sample."""
+        return self._loss._rtt_smoothed
+
+    @property
+    def has_events(self) -> bool:
+        """Whether ``next_event`` has one."""
+        return bool(self._events)
+
+    def counters(self) -> dict[str, object]:
+        """Windows, for people."""
+        return {
+            "rtt": self._loss._rtt_smoothed,
+            "congestion_window": self._loss.congestion_window,
+            "in_flight": self._loss.bytes_in_flight,
+            "queued": self._totals.queued,
+            "openable": self.openable,
+            "opened": self.opened,
+            "opened_by_peer": self.opened_by_peer,
+            "open_streams": len(self._streams),
+            "streams_with_work": len(self._streams_queue),
+            "may_send": self._remote_max_data - self._remote_max_data_used,
+            "may_receive": self._local_max_data.value - self._local_max_data.used,
+        }
+
+    # overrides
+
+    def _write_application(
+        self, builder: QuicPacketBuilder, network_path: QuicNetworkPath, now: float
+    ) -> None:
+        try:
+            super()._write_application(builder, network_path, now)
+        finally:
+            self._streams_queue = [s for s in self._streams_queue if _has_work(s)]
+            self._queued = {cast(int, s.stream_id) for s in self._streams_queue}
+            self._queued_peer_streams = self._local_max_streams_uni.used
+
+    def _write_connection_limits(self, builder: QuicPacketBuilder, space: QuicPacketSpace) -> None:
+        streams = self._local_max_streams_uni
+        # aioquic raises the value for each stream that ends; we keep back what is held.
+        self._slots_earned += streams.value - self._slots_given
+        given = max(self._slots_given, self._slots_earned - self._slots_held)
+        self._promised += (given - self._slots_given) * self._window
+        self._slots_given = streams.value = given
+        data = self._local_max_data
+        data.value = max(data.value, self._promised)
+        if data.value != data.sent:
+            self._write_limit(builder, data)
+        # Not for every stream: only when the peer has used half, or the grant is worth a frame.
+        if streams.value != streams.sent and (
+            streams.value - streams.sent >= 32
+            or (streams.sent - streams.used) * 2 <= self._stream_budget
+        ):
+            self._write_limit(builder, streams)
+
+    def _write_limit(self, builder: QuicPacketBuilder, limit: Limit) -> None:
+        buffer = builder.start_frame(
+            limit.frame_type,
+            capacity=CONNECTION_LIMIT_FRAME_CAPACITY,
+            handler=self._on_connection_limit_delivery,
+            handler_args=(limit,),
+        )
+        buffer.push_uint_var(limit.value)
+        limit.sent = limit.value
+
+    def _write_stream_limits(
+        self, builder: QuicPacketBuilder, space: QuicPacketSpace, stream: Any
+    ) -> None:
+        if stream.max_stream_data_local_sent != stream.max_stream_data_local:
+            buffer = builder.start_frame(
+                QuicFrameType.MAX_STREAM_DATA,
+                capacity=MAX_STREAM_DATA_FRAME_CAPACITY,
+                handler=self._on_max_stream_data_delivery,
+                handler_args=(stream,),
+            )
+            buffer.push_uint_var(stream.stream_id)
+            buffer.push_uint_var(stream.max_stream_data_local)
+            stream.max_stream_data_local_sent = stream.max_stream_data_local
+        del self._streams.dirty[stream.stream_id]
+
+    def _on_max_stream_data_delivery(self, delivery: QuicDeliveryState, stream: Any) -> None:
+        if delivery is not QuicDeliveryState.ACKED and not stream.receiver.is_finished:
+            stream.max_stream_data_local_sent = 0
+            self._streams.dirty[stream.stream_id] = stream
+
+    def _handle_max_stream_data_frame(
+        self, context: QuicReceiveContext, frame_type: int, buf: QuicBuffer
+    ) -> None:
+        start = buf.tell()
+        super()._handle_max_stream_data_frame(context, frame_type, buf)
+        end = buf.tell()
+        buf.seek(start)
+        self._wake(buf.pull_uint_var())
+        buf.seek(end)
+
+    def _wake(self, stream_id: int) -> None:
+        """Puts a stream with something to do into the queue that is visited for each packet."""
+        stream = self._streams.get(stream_id)
+        if stream is None or stream_id in self._queued:
+            return
+        mine = bool(stream_id & 1) is not self._is_client
+        if not mine and stream_id // 4 >= self._queued_peer_streams:
+            return  # aioquic queued it when it was opened
+        self._queued.add(stream_id)
+        self._streams_queue.append(stream)
+
+
+class _StreamTable(dict[int, Any]):
+    """The streams by number, of which ``values`` shows those whose limit must be announced.
+
+    aioquic calls ``values`` in one place: for each packet, to write MAX_STREAM_DATA for every
+    stream there is. With a thousand open streams that walk would cost more than the packet.
+    """
+
+    __slots__ = ("dirty",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dirty: dict[int, Any] = {}
+
+    def values(self) -> Sequence[Any]:  # type: ignore[override]
+        return tuple(self.dirty.values()) if self.dirty else ()
+
+    def all(self) -> Iterable[Any]:
+        """All of them."""
+        return super().values()
+
+
+def _has_work(stream: Any) -> bool:
+    sender = stream.sender
+    return bool(
+        stream.is_finished
+        or stream.receiver.stop_pending
+        or sender.reset_pending
+        or (isinstance(sender, SendBuffer) and sender.sendable(stream.max_stream_data_remote))
+    )
+
+
+def capped_congestion_control(name: str, limit: int) -> str:
+    """Registers ``name`` ("reno" or "cubic") with a window of at most ``limit`` bytes.
+
+    Nothing in aioquic bounds the window; without loss it grows beyond any socket's buffer.
+    """
+    base: Any = {"reno": RenoCongestionControl, "cubic": CubicCongestionControl}[name]
+
+    def on_packet_acked(self: Any, *, now: float, packet: QuicSentPacket) -> None:
+        base.on_packet_acked(self, now=now, packet=packet)
+        if self.congestion_window > limit:
+            self.congestion_window = limit
+
+    capped = type("Capped", (base,), {"on_packet_acked": on_packet_acked})
+
+    def make(*, max_datagram_size: int) -> QuicCongestionControl:
+        control: QuicCongestionControl = capped(max_datagram_size=max_datagram_size)
+        return control
+
+    registered = f"{name}-{limit}"
+    register_congestion_control(registered, make)
+    return registered

@@ -1,0 +1,348 @@
+"""Accepting QUIC connections: routing by connection id, and what is refused at the door."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from aioquic._buffer import Buffer as QuicBuffer
+from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE, QuicConfiguration
+from aioquic.quic.packet import (
+    QuicHeader,
+    QuicPacketType,
+    encode_quic_version_negotiation,
+    pull_quic_header,
+)
+
+from aqueduct.address import Address
+from aqueduct.carriers.contract import Carrier
+from aqueduct.carriers.quic.connection import QuicCarrier
+from aqueduct.carriers.quic.flow import FlowConnection, capped_congestion_control
+from aqueduct.carriers.quic.sockets import SocketAddress, UdpSocket, datagram_size, host_port
+from aqueduct.carriers.quic.tls import ServerTls, server_configuration
+from aqueduct.config import Config
+from aqueduct.errors import ConfigError, ConnectionLost
+
+__all__ = ["QuicListener", "listen"]
+
+logger = logging.getLogger("aqueduct.quic")
+
+_WARN_EVERY: Final = 10.0  # seconds between two warnings about the same thing
+_PORT_TRIES: Final = 16
+
+
+async def listen(
+    address: Address,
+    config: Config,
+    tls: ServerTls,
+    on_carrier: Callable[[Carrier], None],
+) -> QuicListener:
+    """Listens at every address of ``address.host``; ``on_carrier`` gets each new connection.
+
+    Port 0 takes a free one, the same for all. Raises ConfigError: the name does not resolve, the
+    port is taken, or the certificate is of no use.
+    """
+    configuration = server_configuration(config, tls)
+    configuration.congestion_control_algorithm = capped_congestion_control(
+        config.quic.congestion_control, config.quic.transport_buffer
+    )
+    sockets = await _bind(address)
+    return QuicListener(address, config, tls, configuration, on_carrier, sockets)
+
+
+class QuicListener:
+    """The sockets of one address and the connections on them."""
+
+    def __init__(
+        self,
+        address: Address,
+        config: Config,
+        tls: ServerTls,
+        configuration: QuicConfiguration,
+        on_carrier: Callable[[Carrier], None],
+        sockets: Sequence[socket.socket],
+    ) -> None:
+        self._address = address
+        self._config = config
+        self._tls = tls
+        self._configuration = configuration
+        self._on_carrier = on_carrier
+        self._loop = asyncio.get_running_loop()
+        self._carriers: dict[QuicCarrier, set[bytes]] = {}
+        self._half_open: dict[QuicCarrier, asyncio.TimerHandle] = {}
+        self._accepting = True
+        self._warned_at = -_WARN_EVERY
+        self._dropped = 0
+        self._finished = asyncio.Event()
+        self._port = sockets[0].getsockname()[1]
+        self._doors = [_Door(self, sock, config) for sock in sockets]
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        """What clients can connect to; with the fingerprint of a development certificate."""
+        options = dict(self._address.options)
+        if self._tls.development:
+            options["fingerprint"] = self._tls.fingerprint
+        return (str(Address("aqueduct", self._address.host, self._port, options)),)
+
+    @property
+    def half_open(self) -> int:
+        """Connections whose handshake is not complete."""
+        return len(self._half_open)
+
+    @property
+    def connections(self) -> int:
+        """All connections, half-open ones included."""
+        return len(self._carriers)
+
+    def close(self) -> None:
+        """Accepts no more; live connections go on."""
+        self._accepting = False
+        for carrier in list(self._half_open):
+            carrier.lose(ConnectionLost(f"{carrier.peer}: the listener was closed"))
+        self._finish_if_idle()
+
+    async def wait_closed(self) -> None:
+        """Returns when closed, and the last connection has ended."""
+        await self._finished.wait()
+
+    # what the doors call
+
+    def accept(self, door: _Door, header: QuicHeader, address: SocketAddress) -> QuicCarrier | None:
+        """Makes a connection for a first Initial packet, if there is room."""
+        if not self._accepting:
+            return None
+        if len(self._half_open) >= self._config.quic.half_open:
+            self._warn_half_open()
+            return None
+        configuration = copy.copy(self._configuration)
+        configuration.max_datagram_size = datagram_size(self._config, self._address, address)
+        quic = FlowConnection(
+            configuration,
+            streams=self._config.flow.streams,
+            initial_window=self._config.flow.initial_window,
+            original_destination_connection_id=header.destination_cid,
+        )
+        carrier = QuicCarrier(
+            quic,
+            door,
+            is_client=False,
+            peer=host_port(address),
+            local=host_port(door.socket.address),
+            config=self._config,
+        )
+        timeout = self._config.timing.connect_timeout
+        self._carriers[carrier] = set()
+        self._half_open[carrier] = self._loop.call_later(
+            timeout,
+            carrier.lose,
+            ConnectionLost(f"{carrier.peer} did not finish its handshake in {timeout:g} s"),
+        )
+        door.route(header.destination_cid, carrier)
+        door.route(quic.host_cid, carrier)
+        return carrier
+
+    def established(self, carrier: QuicCarrier) -> None:
+        """A handshake is complete: the connection is handed on."""
+        timer = self._half_open.pop(carrier, None)
+        if timer is not None:
+            timer.cancel()
+            self._on_carrier(carrier)
+
+    def ended(self, carrier: QuicCarrier) -> None:
+        """A connection is over: nothing of it stays in the tables."""
+        timer = self._half_open.pop(carrier, None)
+        if timer is not None:
+            timer.cancel()
+        self._carriers.pop(carrier, None)
+        self._finish_if_idle()
+
+    def connection_ids(self, carrier: QuicCarrier) -> set[bytes]:
+        """The ids routed to a carrier."""
+        return self._carriers.get(carrier, set())
+
+    def _finish_if_idle(self) -> None:
+        if not self._accepting and not self._carriers and not self._finished.is_set():
+            for door in self._doors:
+                door.socket.close()
+            self._finished.set()
+
+    def _warn_half_open(self) -> None:
+        self._dropped += 1
+        now = self._loop.time()
+        if now - self._warned_at >= _WARN_EVERY:
+            self._warned_at = now
+            logger.warning(
+                "%s: %d connections are in their handshake (Quic.half_open); "
+                "%d further attempts were dropped so far",
+                self._address,
+                len(self._half_open),
+                self._dropped,
+            )
+
+
+class _Door:
+    """One socket of a listener: the Host of the connections that came through it."""
+
+    def __init__(self, listener: QuicListener, sock: socket.socket, config: Config) -> None:
+        self._listener = listener
+        self._routes: dict[bytes, QuicCarrier] = {}
+        self._waiting: dict[QuicCarrier, None] = {}
+        self._loop = asyncio.get_running_loop()
+        self._id_length = listener._configuration.connection_id_length
+        self.socket = UdpSocket(
+            sock,
+            buffer_size=config.quic.socket_buffer,
+            on_datagrams=self._arrived,
+            on_error=self._failed,
+            on_writable=self._writable,
+            connected=False,
+        )
+
+    # Host
+
+    @property
+    def blocked(self) -> bool:
+        return self.socket.blocked
+
+    def send(self, datagrams: Sequence[tuple[bytes, SocketAddress]]) -> None:
+        self.socket.send(datagrams)
+
+    def send_later(self, carrier: QuicCarrier) -> None:
+        self._waiting[carrier] = None
+
+    def route(self, connection_id: bytes, carrier: QuicCarrier) -> None:
+        self._routes[connection_id] = carrier
+        self._listener.connection_ids(carrier).add(connection_id)
+
+    def unroute(self, connection_id: bytes) -> None:
+        carrier = self._routes.pop(connection_id, None)
+        if carrier is not None:
+            self._listener.connection_ids(carrier).discard(connection_id)
+
+    def established(self, carrier: QuicCarrier) -> None:
+        self._listener.established(carrier)
+
+    def ended(self, carrier: QuicCarrier, error: ConnectionLost) -> None:
+        for connection_id in self._listener.connection_ids(carrier):
+            self._routes.pop(connection_id, None)
+        self._waiting.pop(carrier, None)
+        self._listener.ended(carrier)
+
+    # the socket
+
+    def _arrived(self, datagrams: list[tuple[bytes, SocketAddress]]) -> None:
+        now = self._loop.time()
+        touched: dict[QuicCarrier, None] = {}
+        routes, id_length = self._routes, self._id_length
+        for data, address in datagrams:
+            # A short header (the common case) has the connection id right after its first byte.
+            if data and not data[0] & 0x80:
+                carrier = routes.get(data[1 : 1 + id_length])
+            else:
+                carrier = self._long_header(data, address)
+            if carrier is not None:
+                carrier.receive(data, address, now)
+                touched[carrier] = None
+        for carrier in touched:
+            carrier.after_input()
+
+    def _long_header(self, data: bytes, address: SocketAddress) -> QuicCarrier | None:
+        """Whose packet it is; a new connection's for a first Initial; None: to be ignored."""
+        try:
+            header = pull_quic_header(QuicBuffer(data=data), host_cid_length=self._id_length)
+        except ValueError:
+            return None
+        carrier = self._routes.get(header.destination_cid)
+        if carrier is not None:
+            return carrier
+        if len(data) < SMALLEST_MAX_DATAGRAM_SIZE:
+            return None  # no answer: it would be larger than what asked for it
+        supported = self._listener._configuration.supported_versions
+        if header.packet_type == QuicPacketType.VERSION_NEGOTIATION:
+            return None
+        if header.version not in supported:
+            answer = encode_quic_version_negotiation(
+                source_cid=header.destination_cid,
+                destination_cid=header.source_cid,
+                supported_versions=supported,
+            )
+            self.socket.send([(answer, address)])
+            return None
+        if header.packet_type != QuicPacketType.INITIAL:
+            return None
+        return self._listener.accept(self, header, address)
+
+    def _failed(self, error: OSError) -> None:
+        # An unconnected socket reports what one peer's network did; the others go on.
+        logger.debug("%s: %s", self._listener._address, error)
+
+    def _writable(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for carrier in waiting:
+            carrier.transmit()
+
+
+async def _bind(address: Address) -> list[socket.socket]:
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE
+        )
+    except OSError as error:
+        raise ConfigError(
+            f"{address}: the name {address.host!r} does not resolve ({error.strerror})"
+        ) from error
+    targets = list(dict.fromkeys((family, where) for family, _, _, _, where in found))
+    for attempt in range(_PORT_TRIES):
+        try:
+            return _bind_all(address, targets)
+        except _PortTaken as error:
+            # A free port of the first address may be taken at the second: try another.
+            if address.port != 0 or attempt == _PORT_TRIES - 1:
+                raise ConfigError(str(error)) from error
+    raise AssertionError("unreachable")
+
+
+class _PortTaken(Exception):
+    pass
+
+
+def _bind_all(
+    address: Address, targets: Sequence[tuple[int, SocketAddress]]
+) -> list[socket.socket]:
+    sockets: list[socket.socket] = []
+    port = address.port
+    problems: list[str] = []
+    for family, where in targets:
+        where = (where[0], port, *where[2:])
+        try:
+            sock = socket.socket(family, socket.SOCK_DGRAM)
+        except OSError as error:
+            problems.append(f"{host_port(where)}: {error.strerror}")
+            continue
+        try:
+            if family == socket.AF_INET6:
+                # "::" alone takes IPv4 too; beside an IPv4 address each has its own socket.
+                only = len(targets) > 1 or where[0] != "::"
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only)
+            sock.bind(where)
+        except OSError as error:
+            sock.close()
+            if sockets and address.port == 0:
+                for other in sockets:
+                    other.close()
+                raise _PortTaken(f"{host_port(where)}: {error.strerror}") from error
+            problems.append(f"{host_port(where)}: {error.strerror}")
+            continue
+        sockets.append(sock)
+        port = sock.getsockname()[1]
+    if not sockets:
+        raise ConfigError(f"{address} cannot be listened at: {'; '.join(problems)}")
+    if problems:
+        logger.warning("%s: not everywhere: %s", address, "; ".join(problems))
+    return sockets
