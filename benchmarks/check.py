@@ -1,0 +1,129 @@
+"""Compares a run of loopback.py with the numbers demanded in floors.toml.
+
+    python benchmarks/check.py RUN.json [--floors FILE]
+
+The exit status is 0 if every floor holds, 1 if one does not (each miss is named), and 2 if a file
+cannot be used. A floor whose case is not in the run, or failed in it, is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import results
+
+FLOORS: Final = Path(__file__).with_name("floors.toml")
+
+
+class BadFloors(Exception):
+    """A floors file that cannot be used; the text says why."""
+
+
+@dataclass(frozen=True)
+class Floor:
+    """One demand, as floors.toml describes it."""
+
+    case: str
+    contestant: str
+    metric: str
+    against: str = ""
+    min: float | None = None
+    max: float | None = None
+
+    @classmethod
+    def parse(cls, entry: Any, where: str) -> Floor:
+        """Raises BadFloors: a floor that demands nothing must not pass for one that holds."""
+        if not isinstance(entry, dict):
+            raise BadFloors(f"{where} is not a table")
+        texts, numbers = {"case", "contestant", "metric", "against"}, {"min", "max"}
+        if unknown := entry.keys() - texts - numbers:
+            raise BadFloors(f"{where}: unknown {', '.join(sorted(unknown))}")
+        if missing := texts - {"against"} - entry.keys():
+            raise BadFloors(f"{where}: {', '.join(sorted(missing))} missing")
+        if not numbers & entry.keys():
+            raise BadFloors(f"{where}: min or max missing")
+        if entry["metric"] not in results.UNITS:
+            known = ", ".join(results.UNITS)
+            raise BadFloors(f"{where}: unknown metric {entry['metric']!r}; known: {known}")
+        for name, value in entry.items():
+            wanted: type | tuple[type, ...] = str if name in texts else (int, float)
+            if not isinstance(value, wanted) or isinstance(value, bool):
+                raise BadFloors(f"{where}: {name} is {value!r}")
+        return cls(**entry)
+
+    def __str__(self) -> str:
+        text = f"{self.case}: {self.contestant}"
+        if self.against:
+            text += f" over {self.against}"
+        return f"{text}, {results.UNITS[self.metric]}"
+
+
+def load(path: Path) -> list[Floor]:
+    """Reads a floors file. Raises BadFloors."""
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadFloors(f"{path}: {error}") from error
+    entries = document.get("floor")
+    if not isinstance(entries, list) or not entries or document.keys() != {"floor"}:
+        raise BadFloors(f"{path} must hold [[floor]] tables and nothing else")
+    return [Floor.parse(entry, f"{path}: floor {k}") for k, entry in enumerate(entries, 1)]
+
+
+def miss(floor: Floor, run: results.Run) -> str:
+    """Why the floor is missed; empty if it holds."""
+    for contestant in filter(None, (floor.contestant, floor.against)):
+        errors = run.errors(floor.case, contestant)
+        if errors:
+            return f"{contestant} failed: {errors[0]}"
+        if not run.values(floor.case, contestant, floor.metric):
+            return f"the run has no {floor.metric} of {contestant} in {floor.case}"
+    spread = measured(floor, run)
+    if spread is None:
+        return f"no repeat has both {floor.contestant} and {floor.against}"
+    if floor.min is not None and not spread.median >= floor.min:
+        return f"{spread} is below {results.number(floor.min)}"
+    if floor.max is not None and not spread.median <= floor.max:
+        return f"{spread} is above {results.number(floor.max)}"
+    return ""
+
+
+def measured(floor: Floor, run: results.Run) -> results.Spread | None:
+    """What the run has for a floor: the metric, or the ratio; None if there is nothing."""
+    if floor.against:
+        values = run.ratios(floor.case, floor.contestant, floor.against, floor.metric)
+    else:
+        values = list(run.values(floor.case, floor.contestant, floor.metric).values())
+    return results.Spread.of(values) if values else None
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("run", type=Path, help="what loopback.py --json wrote")
+    parser.add_argument("--floors", type=Path, default=FLOORS)
+    args = parser.parse_args(arguments)
+    try:
+        floors, run = load(args.floors), results.Run.load(args.run)
+    except (BadFloors, results.BadRun) as error:
+        print(f"check.py: {error}", file=sys.stderr)
+        return 2
+    missed = 0
+    for floor in floors:
+        if why := miss(floor, run):
+            missed += 1
+            print(f"MISSED  {floor}: {why}")
+        else:
+            print(f"holds   {floor}: {measured(floor, run)}")
+    print(f"{len(floors) - missed} of {len(floors)} floors hold")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""The JSON of a benchmark run: how it is read, summed up with its spread, and compared.
+
+A run is ``{"format": FORMAT, "environment": {...}, "settings": {...}, "rows": [...]}``. A row is
+one measurement: ``case``, ``contestant`` (peer/variant), ``repeat``, and its numbers or ``error``.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+FORMAT: Final = "aqueduct-benchmark-1"
+UNITS: Final = {
+    "mib_s": "MiB/s",
+    "client_cpu_gib": "CPU s/GiB, client",
+    "server_cpu_gib": "CPU s/GiB, server",
+    "client_memory_mib": "peak MiB, client",
+    "server_memory_mib": "peak MiB, server",
+    "p50_us": "us, p50",
+    "p99_us": "us, p99",
+    "encoded_s": "encoded/s",
+    "decoded_s": "decoded/s",
+    "encoded_headers_s": "encoded/s with a header",
+    "decoded_headers_s": "decoded/s with a header",
+}
+"""The metrics a row may have."""
+MORE_IS_BETTER: Final = frozenset(
+    {"mib_s", "encoded_s", "decoded_s", "encoded_headers_s", "decoded_headers_s"}
+)
+
+
+class BadRun(Exception):
+    """A file that is not a benchmark run; the text says what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The median of some measurements and their lowest and highest."""
+
+    median: float
+    low: float
+    high: float
+    count: int
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread:
+        """Raises ValueError if there are none."""
+        some = sorted(values)
+        if not some:
+            raise ValueError("no measurements")
+        return cls(statistics.median(some), some[0], some[-1], len(some))
+
+    def __str__(self) -> str:
+        return f"{number(self.median)} ({number(self.low)}-{number(self.high)})"
+
+    def overlaps(self, other: Spread) -> bool:
+        return self.low <= other.high and other.low <= self.high
+
+
+class Run:
+    """One run, with its rows by case and contestant."""
+
+    def __init__(self, document: Any, source: str = "the run") -> None:
+        if not isinstance(document, dict) or document.get("format") != FORMAT:
+            raise BadRun(f'{source} is not a benchmark run: "format" must be "{FORMAT}"')
+        rows = document.get("rows")
+        if not isinstance(rows, list) or not all(
+            isinstance(row, dict) and {"case", "contestant", "repeat"} <= row.keys() for row in rows
+        ):
+            raise BadRun(f'{source}: "rows" must be objects with case, contestant and repeat')
+        self.document: dict[str, Any] = document
+        self.rows: list[dict[str, Any]] = rows
+        self.source = source
+
+    @classmethod
+    def load(cls, path: Path | str) -> Run:
+        """Reads a run. Raises BadRun if the file cannot be read or is something else."""
+        try:
+            document = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise BadRun(f"{path}: {error}") from error
+        return cls(document, str(path))
+
+    def cases(self) -> list[str]:
+        return list(dict.fromkeys(row["case"] for row in self.rows))
+
+    def contestants(self, case: str) -> list[str]:
+        return list(dict.fromkeys(r["contestant"] for r in self.rows if r["case"] == case))
+
+    def errors(self, case: str, contestant: str) -> list[str]:
+        """What went wrong in the measurements that failed."""
+        return [str(row["error"]) for row in self._of(case, contestant) if "error" in row]
+
+    def values(self, case: str, contestant: str, metric: str) -> dict[int, float]:
+        """The metric of each repeat that has it."""
+        return {
+            row["repeat"]: float(row[metric]) for row in self._of(case, contestant) if metric in row
+        }
+
+    def ratios(self, case: str, contestant: str, against: str, metric: str) -> list[float]:
+        """Contestant over ``against``, each repeat with its own neighbour in time."""
+        ours, theirs = (self.values(case, name, metric) for name in (contestant, against))
+        return [ours[k] / theirs[k] for k in ours if theirs.get(k)]
+
+    def _of(self, case: str, contestant: str) -> list[dict[str, Any]]:
+        return [r for r in self.rows if r["case"] == case and r["contestant"] == contestant]
+
+
+def number(value: float) -> str:
+    """Three significant digits, and no fewer before the point."""
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def table(header: list[str], lines: list[list[str]]) -> str:
+    """A Markdown table, padded so that it also reads well in a terminal."""
+    widths = [max(len(line[k]) for line in [header, *lines]) for k in range(len(header))]
+
+    def row(cells: list[str]) -> str:
+        return "| " + " | ".join(c.ljust(w) for c, w in zip(cells, widths, strict=True)) + " |"
+
+    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
+    return "\n".join([row(header), rule, *(row(line) for line in lines)])
