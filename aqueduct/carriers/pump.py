@@ -47,12 +47,14 @@ class Pump:
     # The carrier calls
 
     def connected(self) -> None:
+        """See CarrierUser."""
         now = self._loop.time()
         self.last_input = now
         self.core.start(now)
         self.core.openable_changed(self.carrier.openable, now)
 
     def stream_data(self, stream: int, data: Buffer, fin: bool) -> None:
+        """See CarrierUser."""
         self.last_input = now = self._loop.time()
         try:
             self.core.receive_stream(stream, data, fin, now)
@@ -61,30 +63,38 @@ class Pump:
             self.core.fail_internal(error)
 
     def stream_reset(self, stream: int, code: int) -> None:
+        """See CarrierUser."""
         self.core.receive_reset(stream, code, self._loop.time())
 
     def stream_stopped(self, stream: int, code: int) -> None:
+        """See CarrierUser."""
         self.core.receive_stop(stream, code, self._loop.time())
 
     def datagram_received(self, data: bytes) -> None:
+        """See CarrierUser."""
         self.last_input = now = self._loop.time()
         self.core.receive_datagram(data, now)
 
     def openable_changed(self) -> None:
+        """See CarrierUser."""
         self.core.openable_changed(self.carrier.openable, self._loop.time())
 
     def written(self, stream: int, size: int) -> None:
+        """See CarrierUser."""
         self.core.written(stream, size)
 
     def ponged(self) -> None:
+        """See CarrierUser."""
         self.last_input = self._loop.time()
         if self.on_pong is not None:
             self.on_pong()
 
     def end_of_input(self) -> None:
+        """See CarrierUser."""
         self.flush()
 
     def closed(self, error: ConnectionLost) -> None:
+        """See CarrierUser."""
         if self._closed:
             return
         self._closed = True
@@ -113,8 +123,7 @@ class Pump:
             wanted = self.core.effects_to_apply()
             if not wanted:
                 break
-            self._apply(wanted)  # may report bytes as written at once, and so free room
-            if self._closed:
+            if not self._apply(wanted):
                 return
         held = self.core.held_streams
         if held != self._held_streams:
@@ -130,7 +139,8 @@ class Pump:
         self._flush_scheduled = False
         self.flush()
 
-    def _apply(self, wanted: list[effects.Effect]) -> None:
+    def _apply(self, wanted: list[effects.Effect]) -> bool:
+        """False when the connection ended by it."""
         carrier = self.carrier
         for effect in wanted:
             kind = effect[0]
@@ -147,7 +157,8 @@ class Pump:
             elif kind == effects.CLOSE:
                 linger = self.core.config.timing.close_linger if effect[1] == 0 else 0.0
                 carrier.close(effect[1], effect[2], linger=linger)
-        carrier.flush()
+        carrier.flush()  # may report bytes as written at once, and so free room
+        return not self._closed
 
     def _dispatch(self) -> None:
         for event in self.core.events_received():

@@ -1,0 +1,351 @@
+"""One Aqueduct connection on an event loop: handles above, a core and its pump beneath."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from aqueduct.carriers.contract import Carrier
+from aqueduct.carriers.pump import Pump
+from aqueduct.config import Config
+from aqueduct.endpoint.handles import (
+    Attachment,
+    Headers,
+    Message,
+    Receiver,
+    Sender,
+    ToAttach,
+)
+from aqueduct.errors import ConnectionLost, LocalProtocolError
+from aqueduct.protocol.channels.connection import Attach, ChannelConnection
+from aqueduct.protocol.channels.events import (
+    Closed,
+    Event,
+    HeadersReceived,
+    Readable,
+    SenderEnded,
+    Writable,
+)
+from aqueduct.protocol.channels.receiving import Received, ReceiverHalf
+from aqueduct.protocol.channels.registry import Half
+from aqueduct.protocol.channels.sending import Mode, SenderHalf
+
+__all__ = ["Connection"]
+
+OnHeaders = Callable[[Headers, "Connection"], Headers]
+"""The server's hook: given the client's headers, returns its own, or raises to refuse."""
+
+
+class Connection:
+    """One live connection. Made by ``connect`` or handed to the callback of ``serve``."""
+
+    def __init__(
+        self,
+        carrier: Carrier,
+        config: Config,
+        *,
+        headers: Headers = (),
+        on_headers: OnHeaders | None = None,
+    ) -> None:
+        self.is_client = carrier.is_client
+        self.config = config
+        self.carrier = carrier
+        self.core = ChannelConnection(is_client=carrier.is_client, config=config, headers=headers)
+        self.pump = Pump(self.core, carrier, self._on_event, self._transport_gone)
+        self.headers: Headers = ()
+        """The peer's connection headers."""
+        self._own_headers = headers
+        self._on_headers = on_headers
+        self._loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._closed: asyncio.Future[None] = self._loop.create_future()
+        self._pongs: list[asyncio.Future[None]] = []
+        self._alive_timer: asyncio.TimerHandle | None = None
+        self._holds = 0
+        half = self.core.entrypoint
+        self.entrypoint: Any = (
+            Sender(half, self) if isinstance(half, SenderHalf) else Receiver(half, self)
+        )
+        """The client's Sender, the server's Receiver: the channel that is there at the start."""
+        carrier.attach(self.pump)
+        self._alive_timer = self._loop.call_later(config.timing.ping_interval, self._stay_alive)
+
+    # For people and errors
+
+    @property
+    def peer(self) -> str:
+        """The peer's address."""
+        return self.carrier.peer
+
+    @property
+    def local(self) -> str:
+        """This side's address."""
+        return self.carrier.local
+
+    @property
+    def rtt(self) -> float:
+        """The smoothed round-trip time, seconds."""
+        return self.carrier.rtt
+
+    @property
+    def fingerprint(self) -> str | None:
+        """``sha256:HEX`` of the peer's certificate."""
+        return self.carrier.peer_certificate_fingerprint
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is over."""
+        return self.core.error is not None
+
+    @property
+    def error(self) -> ConnectionLost | None:
+        """Why it is over, once it is."""
+        return self.core.error
+
+    def snapshot(self) -> dict[str, object]:
+        """Channels, queues and windows as plain numbers, for logs and tools."""
+        return {**self.core.snapshot(), **self.carrier.snapshot()}
+
+    def __repr__(self) -> str:
+        side = "client" if self.is_client else "server"
+        return f"<Connection {side} {self.local} - {self.peer}{' closed' if self.closed else ''}>"
+
+    # Life
+
+    async def wait_ready(self) -> None:
+        """Returns once the peer's connection headers are in; raises ConnectionLost."""
+        await asyncio.shield(self._ready)
+
+    async def ping(self) -> float:
+        """The round-trip time of one ping, seconds.
+
+        Raises ConnectionLost, or TimeoutError after Timing.idle_timeout.
+        """
+        pong = self._loop.create_future()
+        self._pongs.append(pong)
+        self.pump.on_pong = self._ponged
+        began = self._loop.time()
+        self.carrier.ping()
+        self.carrier.flush()
+        async with asyncio.timeout(self.config.timing.idle_timeout):
+            await pong
+        return self._loop.time() - began
+
+    def hold(self) -> None:
+        """Keeps an otherwise idle connection alive by pings until ``release``."""
+        self._holds += 1
+
+    def release(self) -> None:
+        """Ends one ``hold``."""
+        self._holds -= 1
+
+    def close_soon(self, code: int = 0, reason: str = "") -> None:
+        """Begins to close: queued data leaves first, for at most Timing.close_linger."""
+        self.core.close(code, reason)
+        self.pump.flush()
+
+    async def close(self, code: int = 0, reason: str = "") -> None:
+        """Closes and waits until the transport is gone."""
+        self.close_soon(code, reason)
+        await self.wait_closed()
+
+    async def wait_closed(self) -> None:
+        """Returns once the transport is gone, whatever ended it."""
+        await asyncio.shield(self._closed)
+
+    async def __aenter__(self) -> Connection:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    # What handles ask
+
+    def send(
+        self,
+        half: SenderHalf,
+        payload: Any,
+        headers: Headers,
+        attachments: Sequence[ToAttach],
+        mode: Mode,
+    ) -> int:
+        """Queues a message; see Sender.send."""
+        now = self._loop.time()
+        if not attachments:
+            number = self.core.send(half, payload, now, headers=headers, mode=mode)
+            self.pump.flush_soon()
+            return number
+        half.check_sendable()
+        pairs = [entry if isinstance(entry, tuple) else (entry, ()) for entry in attachments]
+        handles = [handle for handle, _ in pairs]
+        if len({id(_pair_of(handle)) for handle in handles}) != len(handles):
+            raise LocalProtocolError("one channel is attached twice to a message")
+        wanted: list[Attach] = []
+        for handle, channel_headers in pairs:
+            handle._check_attachable()
+            pipe = handle._pipe
+            assert pipe is not None
+            wanted.append(
+                Attach(
+                    keep_sender=isinstance(handle, Receiver),
+                    is_oneshot=pipe.oneshot,
+                    headers=channel_headers,
+                )
+            )
+        number = self.core.send(half, payload, now, headers=headers, attachments=wanted, mode=mode)
+        for handle, attach in zip(handles, wanted, strict=True):
+            assert attach.half is not None
+            self._network(handle, attach.half)
+        self.pump.flush_soon()
+        return number
+
+    def finish(self, half: SenderHalf) -> None:
+        """See Sender.finish."""
+        self.core.finish(half, self._loop.time())
+        self.pump.flush_soon()
+
+    def cancel(self, half: SenderHalf) -> None:
+        """See Sender.cancel."""
+        if half.state.name == "OPEN":
+            self.core.cancel(half, self._loop.time())
+            self.pump.flush_soon()
+
+    def receive(self, half: ReceiverHalf) -> Message | None:
+        """See Receiver.receive_nowait."""
+        received = self.core.receive(half, self._loop.time())
+        if received is None:
+            return None
+        self.pump.flush_soon()  # room came back; a credit may be due
+        return self._message(received)
+
+    def close_receiver(self, half: ReceiverHalf) -> None:
+        """See Receiver.close."""
+        self.core.close_receiver(half, self._loop.time())
+        self.pump.flush_soon()
+
+    def dropped(self, half: Half) -> None:
+        """A handle was garbage-collected: nobody can use its channel any more."""
+        if half.error is not None or self.closed or self._loop.is_closed():
+            return
+        if isinstance(half, SenderHalf) and half.state.name != "OPEN":
+            return
+        self._loop.call_soon_threadsafe(self._drop, half)
+
+    # Within
+
+    def _drop(self, half: Half) -> None:
+        if not self.closed:
+            self.core.drop_attachment(half, self._loop.time())
+            self.pump.flush()
+
+    def _network(self, handle: Sender | Receiver, half: Half) -> None:
+        """``handle`` went away with a message: its twin is networked from here on."""
+        pipe = handle._pipe
+        assert pipe is not None
+        handle._sent_away = True
+        pipe.handed = True
+        if isinstance(handle, Receiver):
+            assert isinstance(half, SenderHalf)
+            sender = pipe.sender()
+            if sender is None:
+                self.core.cancel(half, self._loop.time())
+                return
+            sender._half, sender._connection = half, self
+            half.handle = weakref.ref(sender)
+            self._flush_pipe(pipe, half)
+            sender._wake()
+        else:
+            assert isinstance(half, ReceiverHalf)
+            receiver = pipe.receiver()
+            if receiver is None or pipe.error is not None:
+                self.core.close_receiver(half, self._loop.time())
+                return
+            receiver._half, receiver._connection = half, self
+            half.handle = weakref.ref(receiver)
+            half.placement = receiver._placement
+            receiver._wake()
+
+    def _flush_pipe(self, pipe: Any, half: SenderHalf) -> None:
+        """What was sent before the channel was networked goes out first."""
+        waiting, pipe.queue = list(pipe.queue), type(pipe.queue)()
+        pipe.queued = 0
+        for payload, headers, attachments, mode, _ in waiting:
+            self.send(half, payload, headers, attachments, mode)
+        if pipe.error is not None:
+            self.core.cancel(half, self._loop.time())
+        elif pipe.finished and half.state.name == "OPEN":
+            self.core.finish(half, self._loop.time())
+
+    def _message(self, received: Received) -> Message:
+        attachments = tuple(
+            Attachment(
+                Sender(half, self) if isinstance(half, SenderHalf) else Receiver(half, self),
+                channel_headers,
+            )
+            for half, channel_headers in received.attachments
+        )
+        return Message(received.payload, received.headers, attachments, received.number)
+
+    def _on_event(self, event: Event) -> None:
+        if isinstance(event, (Readable, Writable, SenderEnded)):
+            reference = event.half.handle
+            handle = reference() if reference is not None else None
+            if handle is not None:
+                handle._wake()
+        elif isinstance(event, HeadersReceived):
+            self._headers_received(event.headers)
+        elif isinstance(event, Closed):
+            self._on_closed(event.error)
+
+    def _headers_received(self, headers: Headers) -> None:
+        self.headers = headers
+        if not self.is_client:
+            try:
+                own = self._on_headers(headers, self) if self._on_headers else self._own_headers
+            except Exception as error:  # noqa: BLE001 - whatever the hook raises refuses
+                self.core.reject_headers(str(error) or type(error).__name__)
+                self.pump.flush_soon()
+                return
+            self.core.accept_headers(own, self._loop.time())
+            self.pump.flush_soon()
+        if not self._ready.done():
+            self._ready.set_result(None)
+
+    def _on_closed(self, error: ConnectionLost) -> None:
+        if self._alive_timer is not None:
+            self._alive_timer.cancel()
+            self._alive_timer = None
+        if not self._ready.done():
+            self._ready.set_exception(error)
+            self._ready.exception()  # whoever waits gets it; if nobody does, no warning
+        for pong in self._pongs:
+            if not pong.done():
+                pong.set_exception(error)
+                pong.exception()
+        self._pongs.clear()
+
+    def _transport_gone(self) -> None:
+        """The carrier reported its end."""
+        if not self._closed.done():
+            self._closed.set_result(None)
+
+    def _ponged(self) -> None:
+        pongs, self._pongs = self._pongs, []
+        for pong in pongs:
+            if not pong.done():
+                pong.set_result(None)
+
+    def _stay_alive(self) -> None:
+        """A pause must not end a connection on which something is open (design: Flow)."""
+        interval = self.config.timing.ping_interval
+        self._alive_timer = self._loop.call_later(interval, self._stay_alive)
+        busy = self._holds > 0 or self.core.channels > 1
+        if busy and self._loop.time() - self.pump.last_input >= interval * 0.9:
+            self.carrier.ping()
+            self.carrier.flush()
+
+
+def _pair_of(handle: Sender | Receiver) -> object:
+    return handle._pipe if handle._pipe is not None else handle

@@ -1,0 +1,207 @@
+"""``connect`` and ``serve``: from an address to a Connection."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from types import TracebackType
+
+from aqueduct.address import Address
+from aqueduct.carriers import memory, quic
+from aqueduct.carriers.contract import Carrier, Listener
+from aqueduct.carriers.quic.tls import ClientTls, ServerTls
+from aqueduct.config import DEFAULT, Config
+from aqueduct.endpoint.connection import Connection, OnHeaders
+from aqueduct.endpoint.handles import Headers
+from aqueduct.errors import ConfigError, ConnectFailed, ConnectionLost
+
+__all__ = ["Server", "connect", "serve"]
+
+log = logging.getLogger(__name__)
+
+OnConnection = Callable[[Connection], Awaitable[None] | None]
+
+
+async def connect(
+    address: str | Address,
+    *,
+    headers: Headers = (),
+    config: Config = DEFAULT,
+    tls: ClientTls | None = None,
+) -> Connection:
+    """Connects and exchanges connection headers, within Timing.connect_timeout.
+
+    Raises ConfigError for an address or TLS settings that cannot work, ConnectFailed with the
+    reason otherwise, ConnectionLost (code 4) when the server refuses the headers.
+    """
+    target = address if isinstance(address, Address) else Address.parse(address)
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + config.timing.connect_timeout
+    carrier: Carrier
+    if target.scheme == "memory":
+        carrier = await memory.connect(target, config)
+    else:
+        carrier = await quic.connect(target, config, tls)
+    connection = Connection(carrier, config, headers=headers)
+    try:
+        async with asyncio.timeout_at(deadline):
+            await connection.wait_ready()
+    except TimeoutError:
+        connection.close_soon()
+        raise ConnectFailed(
+            f"{target}: the transport is up, but no Aqueduct connection headers came within "
+            f"{config.timing.connect_timeout:g} s (Timing.connect_timeout)"
+        ) from None
+    except asyncio.CancelledError:
+        connection.close_soon()
+        raise
+    return connection
+
+
+class Server:
+    """What ``serve`` returns: listeners and their live connections."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.connections: set[Connection] = set()
+        self.accepted = 0
+        """Connections ever accepted."""
+        self._listeners: list[Listener] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = False
+
+    @property
+    def addresses(self) -> list[str]:
+        """What clients connect to, with real ports."""
+        return [address for listener in self._listeners for address in listener.addresses]
+
+    def stop_listening(self) -> None:
+        """Accepts no more; live connections go on."""
+        self._closing = True
+        for listener in self._listeners:
+            listener.close()
+
+    async def close(self, *, code: int = 0, reason: str = "the server is closing") -> None:
+        """Accepts no more, closes every connection and waits for their end."""
+        self.stop_listening()
+        for connection in tuple(self.connections):
+            connection.close_soon(code, reason)
+        for task in tuple(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(tuple(self._tasks), timeout=self.config.timing.close_linger)
+        linger = self.config.timing.close_linger + 5
+        for listener in self._listeners:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(linger):
+                    await listener.wait_closed()
+
+    async def __aenter__(self) -> Server:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    # Within
+
+    def _accept(
+        self,
+        carrier: Carrier,
+        on_connection: OnConnection,
+        on_headers: OnHeaders | None,
+        headers: Headers,
+    ) -> None:
+        connection = Connection(carrier, self.config, headers=headers, on_headers=on_headers)
+        if self._closing:
+            connection.close_soon(0, "the server is closing")
+            return
+        self.connections.add(connection)
+        self.accepted += 1
+        task = asyncio.get_running_loop().create_task(self._run(connection, on_connection))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, connection: Connection, on_connection: OnConnection) -> None:
+        try:
+            try:
+                async with asyncio.timeout(self.config.timing.connect_timeout):
+                    await connection.wait_ready()
+            except TimeoutError:
+                connection.close_soon(2, "no connection headers came in time")
+                return
+            except ConnectionLost:
+                return
+            try:
+                result = on_connection(connection)
+                if inspect.isawaitable(result):
+                    await result
+            except ConnectionLost:
+                return
+            except Exception:
+                log.exception("the connection callback failed for %s", connection.peer)
+                connection.close_soon(6, "the service failed")
+                return
+            await connection.wait_closed()
+        finally:
+            await self._forget(connection)
+
+    async def _forget(self, connection: Connection) -> None:
+        try:
+            if not connection.closed:
+                connection.close_soon()
+            await connection.wait_closed()
+        finally:
+            self.connections.discard(connection)
+
+
+async def serve(
+    on_connection: OnConnection,
+    addresses: str | Address | Sequence[str | Address],
+    *,
+    on_headers: OnHeaders | None = None,
+    headers: Headers = (),
+    config: Config = DEFAULT,
+    tls: ServerTls | None = None,
+) -> Server:
+    """Listens on every address and calls ``on_connection`` for each accepted connection.
+
+    ``on_headers(client_headers, connection)`` returns the server's connection headers, or raises
+    to refuse (close code 4); without it everybody is accepted and ``headers`` are sent. A
+    connection lives until one side closes it; ``on_connection`` may return before. Raises
+    ConfigError, or OSError when an address cannot be bound.
+    """
+    if isinstance(addresses, (str, Address)):
+        addresses = [addresses]
+    if not addresses:
+        raise ConfigError("serve needs at least one address to listen on")
+    server = Server(config)
+
+    def accept(carrier: Carrier) -> None:
+        server._accept(carrier, on_connection, on_headers, headers)
+
+    try:
+        for text in addresses:
+            address = text if isinstance(text, Address) else Address.parse(text)
+            listener: Listener
+            if address.scheme == "memory":
+                listener = await memory.listen(address, config, accept)
+            elif tls is None:
+                raise ConfigError(
+                    f"{address}: QUIC needs a certificate: pass tls=ServerTls(certificate, key), "
+                    "or dev_certificate() for development"
+                )
+            else:
+                listener = await quic.listen(address, config, tls, accept)
+            server._listeners.append(listener)
+    except BaseException:
+        await server.close()
+        raise
+    return server

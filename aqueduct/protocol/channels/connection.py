@@ -1,0 +1,380 @@
+"""The Aqueduct connection core: frames in, frames out, no clock, no sockets.
+
+Order of calls: feed what arrived (``start``, ``receive_*``, ``openable_changed``, ``written``,
+``handle_deadline``) or give a command (``send``, ``finish``, ``close_receiver`` ...); then drain
+``events_received`` and ``effects_to_apply``, and set a timer for ``next_deadline``. Every input
+takes ``now`` in seconds of any monotonic clock. A violation by the peer never raises from a
+``receive_*``: the core closes, an effect carries the code of AQ-R30 and an event the error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from aqueduct._speedups import codec
+from aqueduct.config import Config
+from aqueduct.errors import (
+    ConnectionLost,
+    HeadersRejected,
+    InternalError,
+    LocalProtocolError,
+    RemoteProtocolError,
+    SequenceError,
+)
+from aqueduct.protocol.channels import effects
+from aqueduct.protocol.channels.destroyed import Forgetting
+from aqueduct.protocol.channels.events import Closed, Event, Headers, HeadersReceived
+from aqueduct.protocol.channels.incoming import InStream
+from aqueduct.protocol.channels.outgoing import OutStream
+from aqueduct.protocol.channels.reader import Reader
+from aqueduct.protocol.channels.receiving import Received, ReceiverHalf
+from aqueduct.protocol.channels.registry import Half, Registry
+from aqueduct.protocol.channels.sending import Mode, SenderHalf
+from aqueduct.protocol.channels.shared import Shared
+
+__all__ = ["Attach", "ChannelConnection"]
+
+REASON_LIMIT: Final = 256
+
+
+class Attach:
+    """One attachment to a message to be sent: which half stays here, and its channel headers."""
+
+    __slots__ = ("half", "headers", "is_oneshot", "keep_sender")
+
+    def __init__(self, *, keep_sender: bool, is_oneshot: bool, headers: Headers = ()) -> None:
+        self.keep_sender = keep_sender
+        """True: the peer gets the receiver and we keep the sender; False: the reverse."""
+        self.is_oneshot = is_oneshot
+        self.headers = headers
+        self.half: Half | None = None
+        """The half that stays here, once the message is sent."""
+
+
+class ChannelConnection:
+    """One side of one connection."""
+
+    def __init__(
+        self,
+        *,
+        is_client: bool,
+        config: Config,
+        headers: Headers = (),
+    ) -> None:
+        self.is_client = is_client
+        self.config = config
+        self.error: ConnectionLost | None = None
+        """Why the connection is over, once it is."""
+        self.peer_headers: Headers | None = None
+        self._headers = headers
+        side = 0 if is_client else 1
+        self._shared = Shared(config, side)
+        self._forgetting = Forgetting(config.timing.destroyed_memory)
+        self._registry = Registry(self._shared, self._forgetting, self._send_forget)
+        self._version_seen = False
+        self._headers_sent = False
+        self._reader = Reader(
+            self._shared,
+            self._registry,
+            self._send_forget,
+            self._fail,
+            {
+                codec.Version.TAG: self._on_version,
+                codec.AckVersion.TAG: self._on_ack_version,
+                codec.ConnectionHeaders.TAG: self._on_headers,
+            },
+        )
+
+    # Getters
+
+    @property
+    def entrypoint(self) -> Half:
+        """The client's one sender, the server's one receiver at the start (AQ-25)."""
+        return self._registry.entrypoint
+
+    @property
+    def ready(self) -> bool:
+        """Whether the peer's connection headers are in (and, on a server, were accepted)."""
+        return self._reader.gate_open
+
+    @property
+    def channels(self) -> int:
+        """Channels with state."""
+        return len(self._registry)
+
+    @property
+    def held_streams(self) -> int:
+        """Streams of the peer that ended while their bytes still wait here.
+
+        For admission, or for the connection headers. Their slots are not to be given again yet.
+        """
+        return self._reader.held
+
+    def snapshot(self) -> dict[str, int]:
+        """Counts for people: channels, streams, queues and budget in bytes."""
+        return {
+            "channels": len(self._registry),
+            "streams_in": len(self._reader.streams),
+            "streams_out": self._shared.outgoing.open,
+            "streams_waiting": self._shared.outgoing.waiting,
+            "queued_bytes": self._shared.outgoing.queued,
+            "budget_used_bytes": self._shared.budget_used,
+            "starved_receivers": len(self._shared.starved),
+        }
+
+    # Inputs from the carrier
+
+    def start(self, now: float) -> None:
+        """The transport is up: the client says VERSION and its headers at once (AQ-29)."""
+        self._shared.now = now
+        self._shared.outgoing.connected = True
+        if self.is_client:
+            self._headers_sent = True
+            self._send_prelude([codec.encode_connection_headers(self._headers)])
+
+    def openable_changed(self, count: int, now: float) -> None:
+        """The carrier can open ``count`` more streams."""
+        self._shared.now = now
+        if self.error is None:
+            self._shared.outgoing.openable_changed(count)
+
+    def written(self, stream: int, size: int) -> None:
+        """Bytes of a stream of ours left the carrier."""
+        outgoing = self._shared.outgoing
+        mark = self.config.flow.connection_high_water
+        above = outgoing.queued >= mark
+        half = outgoing.written(stream, size)
+        if self._shared.blocked:
+            crossed = above and outgoing.queued < mark
+            self._reader.unblock(list(self._shared.blocked) if crossed else [half])
+
+    def receive_stream(self, number: int, data: Any, fin: bool, now: float) -> None:
+        """The next bytes of one of the peer's streams."""
+        if self.error is not None:
+            return
+        self._shared.now = now
+        try:
+            self._reader.feed(number, data, fin)
+        except RemoteProtocolError as error:
+            self._fail(error)
+
+    def receive_reset(self, number: int, code: int, now: float) -> None:
+        """The peer gave up a stream: a partial frame is dropped without error (AQ-11)."""
+        self._shared.now = now
+        if self.error is None:
+            self._reader.reset(number)
+
+    def receive_stop(self, number: int, code: int, now: float) -> None:
+        """The peer reads no more of a stream of ours. What matters comes as CLOSE_RECEIVER."""
+        self._shared.now = now
+        if self.error is None:
+            self._shared.outgoing.stopped(number)
+            self._reader.unblock(list(self._shared.blocked))
+
+    def receive_datagram(self, data: bytes, now: float) -> None:
+        """Unreliable messages have their place here; none is announced to the peer yet."""
+        self._shared.now = now
+
+    def connection_lost(self, error: ConnectionLost) -> None:
+        """The transport is gone. Every handle reads ``error`` (AQ-R27.9)."""
+        self._end(error)
+
+    def next_deadline(self) -> float | None:
+        """When ``handle_deadline`` has something to do, or None."""
+        if self.error is not None:
+            return None
+        due = self._shared.ack_due
+        deadlines = [due[0][0]] if due else []
+        if self._forgetting.deadline is not None:
+            deadlines.append(self._forgetting.deadline)
+        return min(deadlines, default=None)
+
+    def handle_deadline(self, now: float, rtt: float = 0.0) -> None:
+        """Sends the acks and FORGET_CHANNELs that are due."""
+        self._shared.now = now
+        self._forgetting.rtt = rtt
+        due = self._shared.ack_due
+        while due and due[0][0] <= now:
+            due.popleft()[1].ack_due()
+        for channel in self._forgetting.due(now):
+            self._write_forget(channel)
+
+    # Commands of the application
+
+    def accept_headers(self, headers: Headers, now: float) -> None:
+        """A server answers the client's headers with its own and opens the gate (AQ-R10)."""
+        self._shared.now = now
+        if self.is_client or self.peer_headers is None or self._headers_sent:
+            raise LocalProtocolError("only a server answers, once, after the client's headers")
+        self._headers_sent = True
+        self._send_prelude([codec.encode_connection_headers(headers)])
+        self._reader.open_gate()
+
+    def reject_headers(self, reason: str) -> None:
+        """A server refuses the client (close code 4)."""
+        self._fail(HeadersRejected(reason or "the service refused the connection headers"))
+
+    def check_attach(self, count: int) -> None:
+        """Raises LocalProtocolError when ``count`` more channels cannot be created here."""
+        limits = self.config.limits
+        if count > limits.attachments:
+            raise LocalProtocolError(
+                f"{count} attachments in one message; Limits.attachments is {limits.attachments}"
+            )
+        if len(self._registry) + count > limits.channels:
+            raise LocalProtocolError(
+                f"{len(self._registry)} channels are open; Limits.channels is {limits.channels}"
+            )
+
+    def send(
+        self,
+        half: SenderHalf,
+        payload: Any,
+        now: float,
+        *,
+        headers: Headers = (),
+        attachments: Sequence[Attach] = (),
+        mode: Mode = Mode.ORDERED,
+    ) -> int:
+        """Queues a message whatever is queued already (see ``SenderHalf.writable``).
+
+        Each attachment's ``half`` is what stays here. Returns the message's number. Raises how
+        the channel ended, or LocalProtocolError.
+        """
+        self._shared.now = now
+        half.check_sendable()
+        if not attachments:
+            return half.send(payload, headers, (), mode)
+        self.check_attach(len(attachments))
+        channels: list[tuple[int, Headers]] = []
+        for attach in attachments:
+            attach.half = self._registry.create(
+                keep_sender=attach.keep_sender, is_oneshot=attach.is_oneshot
+            )
+            channels.append((attach.half.channel, attach.headers))
+        return half.send(payload, headers, channels, mode)
+
+    def finish(self, half: SenderHalf, now: float) -> None:
+        """No more messages on this channel."""
+        self._shared.now = now
+        half.finish()
+
+    def cancel(self, half: SenderHalf, now: float) -> None:
+        """Abandons the channel: what is under way may be lost."""
+        self._shared.now = now
+        half.cancel()
+
+    def receive(self, half: ReceiverHalf, now: float) -> Received | None:
+        """Takes the next message; its budget returns and held streams go on."""
+        self._shared.now = now
+        received = half.take()
+        if received is not None and self.error is None:
+            self._reader.resume(half)
+        return received
+
+    def close_receiver(self, half: ReceiverHalf, now: float, error: Any = None) -> None:
+        """The application reads no more of this channel (AQ-43)."""
+        self._shared.now = now
+        self._reader.close_receiver(half, error)
+
+    def drop_attachment(self, half: Half, now: float) -> None:
+        """An attachment that the application never took (AQ-R26)."""
+        self._shared.now = now
+        self._reader.release(half)
+
+    def wait_writable(self, half: SenderHalf) -> None:
+        """Asks for a Writable event once ``half`` is below its marks."""
+        self._shared.blocked[half] = None
+
+    def close(self, code: int = 0, reason: str = "") -> None:
+        """The application closes the connection (AQ-R32)."""
+        if self.error is not None:
+            return
+        self._shared.effects.append((effects.CLOSE, code, reason[:REASON_LIMIT]))
+        self._end(ConnectionLost("the connection was closed here", code=code, reason=reason))
+
+    # Outputs
+
+    def events_received(self) -> list[Event]:
+        """What happened since the last call."""
+        events = self._shared.events
+        if not events:
+            return []
+        taken = events[:]
+        events.clear()
+        return taken
+
+    def effects_to_apply(self) -> list[effects.Effect]:
+        """What the carrier is to do, in order."""
+        if self._version_seen and not self._reader.version_checked and self.error is None:
+            self._send_prelude([])
+        wanted = self._shared.effects
+        if not wanted:
+            return []
+        taken = wanted[:]
+        wanted.clear()
+        return taken
+
+    # Frames of the prelude
+
+    def _on_version(self, stream: InStream, frame: codec.Version) -> None:
+        if self._version_seen:
+            return
+        self._version_seen = True  # acknowledged with the effects of this input (AQ-27)
+
+    def _on_ack_version(self, stream: InStream, frame: codec.AckVersion) -> None:
+        self._shared.outgoing.version_acknowledged = True
+
+    def _on_headers(self, stream: InStream, frame: codec.ConnectionHeaders) -> None:
+        if self.peer_headers is not None:
+            raise SequenceError("CONNECTION_HEADERS arrived twice (AQ-R10)")
+        self.peer_headers = frame.headers
+        self._shared.events.append(HeadersReceived(frame.headers))
+        if self.is_client:
+            self._reader.open_gate()
+
+    def _send_prelude(self, frames: list[bytes]) -> None:
+        if self._version_seen and not self._reader.version_checked:
+            self._reader.version_checked = True
+            frames = [codec.ACK_VERSION, *frames]  # they may share a stream (AQ-R8)
+        self._shared.outgoing.write(OutStream(None, control=True), frames, fin=True)
+
+    # FORGET_CHANNEL, failure, end
+
+    def _send_forget(self, channel: int) -> None:
+        if self._forgetting.ask(channel, self._shared.now):
+            self._write_forget(channel)
+
+    def _write_forget(self, channel: int) -> None:
+        frames = [codec.encode_route_to(channel), codec.FORGET_CHANNEL]
+        self._shared.outgoing.write(OutStream(None, control=True), frames, fin=True)
+
+    def _fail(self, error: RemoteProtocolError) -> None:
+        if self.error is not None:
+            return
+        reason = str(error)[:REASON_LIMIT]
+        self._shared.effects.append((effects.CLOSE, error.code, reason))
+        lost = ConnectionLost(
+            f"the peer broke the protocol: {error}", code=error.code, reason=reason
+        )
+        lost.__cause__ = error
+        self._end(lost)
+
+    def fail_internal(self, error: BaseException) -> None:
+        """A fault of ours while working on an input: close with code 6 rather than hang."""
+        fault = InternalError(f"{type(error).__name__}: {error}")
+        fault.__cause__ = error
+        self._fail(fault)
+
+    def _end(self, error: ConnectionLost) -> None:
+        if self.error is not None:
+            return
+        self.error = error
+        self._registry.disconnect(error)
+        self._reader.clear()
+        self._shared.ack_due.clear()
+        self._shared.blocked.clear()
+        self._shared.starved.clear()
+        self._shared.outgoing.clear()
+        self._shared.events.append(Closed(error))

@@ -1,0 +1,116 @@
+"""Which channels are gone, and the FORGET_CHANNELs that answer for them (AQ-40, AQ-46).
+
+Ids are never reused, so the destroyed indexes of the four remote spaces are kept as range sets
+for the life of the connection: no false positives and no ghosts (AQ-R24).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappop, heappush
+
+from aqueduct._speedups.ranges import RangeSet
+from aqueduct.protocol.channels import ids
+
+__all__ = ["Destroyed", "Forgetting"]
+
+
+class Destroyed:
+    """Sets of channel ids, compact: one range set for each index space."""
+
+    __slots__ = ("_limit", "_spaces")
+
+    def __init__(self, range_limit: int) -> None:
+        self._limit = range_limit
+        self._spaces: dict[int, RangeSet] = {}
+
+    def add(self, channel: int) -> None:
+        """Records a channel; above the limit of ranges the lowest go (section 3.5 allows it)."""
+        indexes = self._spaces.get(ids.space(channel))
+        if indexes is None:
+            indexes = self._spaces[ids.space(channel)] = RangeSet()
+        number = ids.index(channel)
+        indexes.add(number, number + 1)
+        while len(indexes) > self._limit:
+            indexes.pop_first()
+
+    def __contains__(self, channel: int) -> bool:
+        indexes = self._spaces.get(ids.space(channel))
+        return indexes is not None and ids.index(channel) in indexes
+
+    @property
+    def ranges(self) -> int:
+        """Ranges held in all spaces."""
+        return sum(len(indexes) for indexes in self._spaces.values())
+
+
+class Forgetting:
+    """When a FORGET_CHANNEL may go out.
+
+    A second after the last one for the same channel, and not before max(1 s, 2 RTT) after a
+    CLOSE_RECEIVER of ours (AQ-R23, AQ-R24).
+    """
+
+    __slots__ = ("_closed", "_due", "_memory", "_pending", "_sent", "rtt")
+
+    def __init__(self, memory: float) -> None:
+        self._memory = memory
+        self.rtt = 0.0
+        self._sent: dict[int, float] = {}
+        self._closed: dict[int, float] = {}
+        self._due: list[tuple[float, int]] = []
+        self._pending: set[int] = set()
+
+    def closed(self, channel: int, now: float) -> None:
+        """We sent CLOSE_RECEIVER for a channel of ours."""
+        self._expire(self._closed, now)
+        self._closed[channel] = now
+
+    def ask(self, channel: int, now: float) -> bool:
+        """Whether to send one now; otherwise it is kept for ``due``."""
+        if channel in self._pending:
+            return False
+        earliest = max(
+            self._sent.get(channel, now - self._memory) + self._memory,
+            self._closed.get(channel, now - self._wait()) + self._wait(),
+        )
+        if earliest <= now:
+            self.sent(channel, now)
+            return True
+        self._pending.add(channel)
+        heappush(self._due, (earliest, channel))
+        return False
+
+    def sent(self, channel: int, now: float) -> None:
+        """One left."""
+        self._expire(self._sent, now)
+        self._sent[channel] = now
+
+    def due(self, now: float) -> list[int]:
+        """The channels whose FORGET_CHANNEL was kept until now."""
+        ready: list[int] = []
+        while self._due and self._due[0][0] <= now:
+            channel = heappop(self._due)[1]
+            self._pending.discard(channel)
+            self.sent(channel, now)
+            ready.append(channel)
+        return ready
+
+    @property
+    def deadline(self) -> float | None:
+        """When ``due`` has something."""
+        return self._due[0][0] if self._due else None
+
+    def _wait(self) -> float:
+        return max(self._memory, 2 * self.rtt)
+
+    def _expire(self, table: dict[int, float], now: float) -> None:
+        # Dicts keep the order of insertion, which is the order of time.
+        horizon = now - self._wait()
+        stale: deque[int] = deque()
+        for channel, when in table.items():
+            if when > horizon:
+                break
+            stale.append(channel)
+        for channel in stale:
+            del table[channel]

@@ -1,0 +1,190 @@
+"""My streams: who may open one now, who waits above the transport, and how much is queued.
+
+Streams are a budget (Flow.streams of the peer): control streams may use all of it, message
+streams leave a share of it alone, so that an ack or a cancel never waits for bulk. What has no
+stream yet waits here and counts as queued like everything else.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from aqueduct._speedups import codec
+from aqueduct.config import Flow
+from aqueduct.protocol.channels import effects
+
+if TYPE_CHECKING:
+    from aqueduct.protocol.channels.sending import SenderHalf
+
+__all__ = ["OutStream", "Outgoing"]
+
+
+class OutStream:
+    """One of my streams, opened or waiting for its turn."""
+
+    __slots__ = ("control", "dead", "fin", "half", "number", "queued", "waiting")
+
+    def __init__(self, half: SenderHalf | None, control: bool) -> None:
+        self.half = half
+        """The sender half that pays for the bytes; None for acks, closes and the prelude."""
+        self.control = control
+        self.number = -1
+        """The stream's number, -1 before it is open."""
+        self.queued = 0
+        """Bytes written here and not yet reported as gone."""
+        self.fin = False
+        self.dead = False
+        """Reset by us or stopped by the peer: later writes vanish."""
+        self.waiting: list[Any] = []
+
+
+class Outgoing:
+    """All of my streams, and the effects that concern them."""
+
+    def __init__(self, flow: Flow, effects_out: list[effects.Effect]) -> None:
+        self._flow = flow
+        self._effects = effects_out
+        self._open: dict[int, OutStream] = {}
+        self._next = 0
+        self._openable = 0
+        self._most_openable = 0
+        self._control_waiting: deque[OutStream] = deque()
+        self._message_waiting: deque[OutStream] = deque()
+        self.version_acknowledged = False
+        """Once true, sequences begin without VERSION (AQ-26)."""
+        self.queued = 0
+        """Bytes of all streams that have not left the carrier."""
+        self.connected = False
+
+    # Inputs
+
+    def openable_changed(self, count: int) -> None:
+        """The carrier can now open ``count`` more streams."""
+        self._openable = count
+        self._most_openable = max(self._most_openable, count)
+        self._open_waiting()
+
+    def written(self, number: int, size: int) -> SenderHalf | None:
+        """``size`` bytes of a stream left. Returns the half that paid for them."""
+        stream = self._open.get(number)
+        if stream is None:
+            return None
+        self._release(stream, size)
+        if stream.fin and not stream.queued:
+            del self._open[number]
+            if stream.half is not None:
+                stream.half.stream_left(stream)
+        return stream.half
+
+    def stopped(self, number: int) -> OutStream | None:
+        """The peer reads no more of a stream; what was queued is gone."""
+        stream = self._open.pop(number, None)
+        if stream is not None:
+            self._kill(stream)
+        return stream
+
+    # Commands
+
+    def write(self, stream: OutStream, buffers: list[Any], fin: bool = False) -> None:
+        """Queues buffers; opens the stream if there is one to be had."""
+        if stream.dead:
+            return
+        if stream.number < 0:
+            if stream.waiting or not self._may_open(stream):
+                if not stream.waiting:
+                    (self._control_waiting if stream.control else self._message_waiting).append(
+                        stream
+                    )
+                stream.waiting.extend(buffers)
+                stream.fin = fin
+                self._charge(stream, _size(buffers))
+                return
+            buffers = self._begin(stream, buffers)
+        stream.fin = fin
+        self._charge(stream, _size(buffers))
+        self._effects.append((effects.WRITE, stream.number, buffers, fin))
+
+    def reset(self, stream: OutStream, code: int) -> None:
+        """Gives a stream up, whether or not it was ever opened (AQ-R29 for the code)."""
+        if stream.dead:
+            return
+        if stream.number < 0:
+            for queue in (self._control_waiting, self._message_waiting):
+                if stream.waiting and stream in queue:
+                    queue.remove(stream)
+        elif self._open.pop(stream.number, None) is not None:
+            self._effects.append((effects.RESET, stream.number, code))
+        self._kill(stream)
+
+    def clear(self) -> None:
+        """The connection is over."""
+        self._open.clear()
+        self._control_waiting.clear()
+        self._message_waiting.clear()
+        self.queued = 0
+
+    @property
+    def waiting(self) -> int:
+        """Streams that wait above the transport."""
+        return len(self._control_waiting) + len(self._message_waiting)
+
+    @property
+    def open(self) -> int:
+        """Streams with bytes that have not left, or without their end."""
+        return len(self._open)
+
+    # Within
+
+    def _may_open(self, stream: OutStream) -> bool:
+        if not self.connected or self._openable <= 0:
+            return False
+        if stream.control:
+            return not self._control_waiting or stream is self._control_waiting[0]
+        reserved = int(self._most_openable * self._flow.control_share)
+        if self._openable <= reserved or self._control_waiting:
+            return False
+        return not self._message_waiting or stream is self._message_waiting[0]
+
+    def _begin(self, stream: OutStream, buffers: list[Any]) -> list[Any]:
+        stream.number = self._next
+        self._next += 1
+        self._openable -= 1
+        self._open[stream.number] = stream
+        if self.version_acknowledged:
+            return buffers
+        return [codec.VERSION, *buffers]  # AQ-26, AQ-R6
+
+    def _open_waiting(self) -> None:
+        for queue in (self._control_waiting, self._message_waiting):
+            while queue and self._may_open(queue[0]):
+                stream = queue.popleft()
+                charged = stream.queued
+                waiting, stream.waiting = stream.waiting, []
+                buffers = self._begin(stream, waiting)
+                self._charge(stream, _size(buffers) - charged)
+                self._effects.append((effects.WRITE, stream.number, buffers, stream.fin))
+
+    def _charge(self, stream: OutStream, size: int) -> None:
+        stream.queued += size
+        self.queued += size
+        if stream.half is not None:
+            stream.half.queued += size
+
+    def _release(self, stream: OutStream, size: int) -> None:
+        self._charge(stream, -min(size, stream.queued))
+
+    def _kill(self, stream: OutStream) -> None:
+        stream.dead = True
+        stream.waiting = []
+        self._release(stream, stream.queued)
+        if stream.half is not None:
+            stream.half.stream_left(stream)
+
+
+def _size(buffers: Sequence[Any]) -> int:
+    total = 0
+    for buffer in buffers:
+        total += buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)
+    return total

@@ -1,0 +1,430 @@
+"""Reading the peer's sequences: what each frame of a channel does to its half (sections 2 and 3).
+
+The reader owns the streams of the peer and everything that follows from their frames: admission,
+the ends of halves, and what is lost or dropped with them. Violations raise RemoteProtocolError;
+the connection turns them into a close.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from aqueduct._speedups import codec
+from aqueduct.errors import RemoteProtocolError, SequenceError
+from aqueduct.protocol.channels import effects
+from aqueduct.protocol.channels.events import Writable
+from aqueduct.protocol.channels.incoming import SMALL, InStream
+from aqueduct.protocol.channels.receiving import Received, ReceiverHalf
+from aqueduct.protocol.channels.registry import Half, Registry
+from aqueduct.protocol.channels.sending import SenderHalf
+from aqueduct.protocol.channels.shared import Shared
+
+__all__ = ["Reader"]
+
+READ_AHEAD_FROM: Final = 32 << 10
+"""Messages from this size on earn their stream read-ahead (see ``_grant_read_ahead``)."""
+
+Handler = Callable[[InStream, Any], None]
+
+
+class Reader:
+    """The streams of the peer, and what their frames mean."""
+
+    def __init__(
+        self,
+        shared: Shared,
+        registry: Registry,
+        forget: Callable[[int], None],
+        fail: Callable[[RemoteProtocolError], None],
+        prelude: dict[int, Handler],
+    ) -> None:
+        self._shared = shared
+        self._registry = registry
+        self._send_forget = forget
+        self._fail = fail
+        self.config = shared.config
+        self.streams: dict[int, InStream] = {}
+        self.held = 0
+        """Streams that ended and whose bytes still wait here."""
+        self.gate_open = False
+        """Whether the peer's connection headers are in and accepted (AQ-R10)."""
+        self.version_checked = False
+        """Whether ACK_VERSION was sent, so that sequences may begin without VERSION (AQ-28)."""
+        self._paused: list[InStream] = []
+        """Streams whose ROUTE_TO waits for the gate."""
+        self._handlers: dict[int, Handler] = {
+            **prelude,
+            codec.Message.TAG: self._on_message,
+            codec.MessageHead.TAG: self._on_head,
+            codec.RouteTo.TAG: self._on_route,
+            codec.SentUnreliable.TAG: self._on_sent_unreliable,
+            codec.FinishSender.TAG: self._on_finish,
+            codec.CancelSender.TAG: self._on_cancel,
+            codec.AckReliable.TAG: self._on_ack_reliable,
+            codec.AckNackUnreliable.TAG: self._on_ack_nack_unreliable,
+            codec.CloseReceiver.TAG: self._on_close_receiver,
+            codec.ForgetChannel.TAG: self._on_forget,
+        }
+
+    # What the connection asks
+
+    def feed(self, number: int, data: Any, fin: bool) -> None:
+        """The next bytes of a stream. Raises RemoteProtocolError."""
+        stream = self.streams.get(number)
+        if stream is None:
+            stream = InStream(number, self.config, from_server=self._shared.side == 0)
+            stream.decoder.pause_at_route = not self.gate_open
+            self.streams[number] = stream
+        if not stream.ignoring and len(data):
+            stream.decoder.feed(data)
+        stream.fin = stream.fin or fin
+        self._read(stream)
+
+    def reset(self, number: int) -> None:
+        """The peer gave up a stream: a partial frame is dropped without error (AQ-11)."""
+        stream = self.streams.pop(number, None)
+        if stream is not None:
+            self._leave(stream)
+
+    def open_gate(self) -> None:
+        """ROUTE_TO and what is behind it may be read from now on."""
+        self.gate_open = True
+        paused, self._paused = self._paused, []
+        for stream in self.streams.values():
+            stream.decoder.pause_at_route = False
+        for stream in paused:
+            if stream.number in self.streams:
+                self._unhold(stream)
+                try:
+                    self._read(stream)
+                except RemoteProtocolError as error:
+                    self._fail(error)
+
+    def clear(self) -> None:
+        """The connection is over."""
+        self.streams.clear()
+        self._paused.clear()
+
+    def close_receiver(self, half: ReceiverHalf, error: Any = None) -> None:
+        """The application reads no more of this channel (AQ-43)."""
+        alive = half.error is None
+        dropped = half.close(error)
+        if alive:
+            self._registry.receiver_closed(half)
+            self._abandon_streams(half)
+        self._drop(dropped)
+        self.resume(half)
+
+    def release(self, half: Half) -> None:
+        """A half that nobody can use: its receiver is closed, its sender cancelled (AQ-R26)."""
+        self._drop(self._release(half))
+
+    # Reading a sequence
+
+    def _read(self, stream: InStream) -> None:
+        decoder = stream.decoder
+        handlers = self._handlers
+        while not stream.ignoring:
+            half = stream.half
+            if half is not None and not half.is_sender:
+                assert isinstance(half, ReceiverHalf)
+                decoder.auto_admit = (
+                    SMALL if half.placement is None and half.has_room(SMALL << 1) else -1
+                )
+            frame = decoder.next()
+            if frame is None:
+                break
+            if not stream.begun:
+                stream.begun = True
+                if not self.version_checked and frame.TAG != codec.Version.TAG:
+                    raise SequenceError("a sequence began without VERSION (AQ-28)")
+            handlers[frame.TAG](stream, frame)
+            if stream.head is not None:
+                break
+        if stream.ignoring:
+            if stream.fin:
+                self.streams.pop(stream.number, None)
+            return
+        if decoder.paused:
+            if not stream.begun and not self.version_checked:
+                raise SequenceError("a sequence began without VERSION (AQ-28)")
+            if stream not in self._paused:
+                self._paused.append(stream)
+            self._hold(stream)
+            return
+        if stream.head is not None:
+            self._hold(stream)
+        elif stream.fin:
+            decoder.end()
+            self.streams.pop(stream.number, None)
+            self._leave(stream)
+            return
+        self._credit(stream)
+
+    def _hold(self, stream: InStream) -> None:
+        if stream.fin and not stream.held:
+            stream.held = True
+            self.held += 1
+
+    def _unhold(self, stream: InStream) -> None:
+        if stream.held:
+            stream.held = False
+            self.held -= 1
+
+    def _credit(self, stream: InStream) -> None:
+        if stream.fin:
+            return
+        wanted = stream.wanted_limit(self.config)
+        # Half a window at a time: a credit costs a frame.
+        if wanted - stream.limit >= self.config.flow.initial_window >> 1:
+            stream.limit = wanted
+            self._shared.effects.append((effects.CREDIT, stream.number, wanted))
+
+    def _leave(self, stream: InStream) -> None:
+        """A stream ended, was reset, or is ignored from here on: return what it holds."""
+        half = stream.half
+        self._unhold(stream)
+        if isinstance(half, ReceiverHalf):
+            half.streams.discard(stream)
+            if stream.partial >= 0:
+                half.give_up(stream.partial)
+                stream.partial = -1
+            if stream.head is not None:
+                stream.head = None
+                if stream in half.waiting:
+                    half.waiting.remove(stream)
+        if stream.granted:
+            self._shared.budget_used -= stream.granted
+            stream.granted = 0
+        stream.half = None
+
+    def _ignore(self, stream: InStream) -> None:
+        """The rest of the sequence does not matter (AQ-R24)."""
+        self._leave(stream)
+        stream.ignoring = True
+        if stream.fin:
+            self.streams.pop(stream.number, None)
+        else:
+            self._shared.effects.append((effects.STOP, stream.number, 0))
+
+    def _abandon_streams(self, half: Half) -> None:
+        if isinstance(half, ReceiverHalf):
+            for stream in tuple(half.streams):
+                self._ignore(stream)
+            self._shared.starved.pop(half, None)
+
+    # Frames of a channel
+
+    def _on_route(self, stream: InStream, frame: codec.RouteTo) -> None:
+        half = self._registry.routed(frame.channel)
+        if half is None:
+            self._ignore(stream)
+            return
+        stream.half = half
+        if isinstance(half, ReceiverHalf):
+            half.streams.add(stream)
+
+    def _on_head(self, stream: InStream, frame: codec.MessageHead) -> None:
+        half = stream.half
+        assert isinstance(half, ReceiverHalf)
+        half.check_number(frame.num)
+        self._try_admit(stream, half, frame)
+
+    def _try_admit(self, stream: InStream, half: ReceiverHalf, head: codec.MessageHead) -> bool:
+        if not half.admit(head.size):
+            if stream.head is None:
+                stream.head = head
+                half.waiting.append(stream)
+                self._shared.starved[half] = None
+            return False
+        stream.head = None
+        stream.partial = head.size
+        target = None
+        if half.placement is not None:
+            try:
+                target = half.placement(head.headers, head.size)
+            except Exception as error:  # noqa: BLE001 - the application's hook: its error ends the channel
+                self.close_receiver(half, error)
+                return False
+        stream.decoder.admit(target)
+        self._grant_read_ahead(stream, head.size)
+        return True
+
+    def _grant_read_ahead(self, stream: InStream, size: int) -> None:
+        """Lets a stream of large messages send the next one while this one is worked on.
+
+        Without it each message would wait a round trip for its credit. What is granted is
+        charged to the budget and at most half of the budget goes this way.
+        """
+        flow = self.config.flow
+        wanted = min(2 * size, flow.read_ahead)
+        if (
+            size >= READ_AHEAD_FROM
+            and wanted > stream.granted
+            and self._shared.budget_used + wanted <= flow.receive_budget >> 1
+        ):
+            self._shared.budget_used += wanted - stream.granted
+            stream.granted = wanted
+
+    def _on_message(self, stream: InStream, frame: codec.Message) -> None:
+        half = stream.half
+        assert isinstance(half, ReceiverHalf)
+        self._check_open(stream, "MESSAGE")
+        size = memoryview(frame.payload).nbytes
+        if stream.partial < 0:
+            half.check_number(frame.num)
+            half.admit_small(size)
+        else:
+            half.check_number(frame.num)  # two streams may have declared one number (AQ-R13)
+        stream.partial = -1
+        attachments = frame.attachments and self._registry.attached(frame.attachments)
+        received = Received(
+            frame.num, frame.headers, attachments or (), frame.payload, half.cost(size)
+        )
+        half.message(received)
+        if half.error is not None:
+            self._registry.receiver_closed(half)
+            self._abandon_streams(half)  # the rest of its sequences is ignored (AQ-R24)
+
+    def _on_finish(self, stream: InStream, frame: codec.FinishSender) -> None:
+        half = stream.half
+        assert isinstance(half, ReceiverHalf)
+        self._check_open(stream, "FINISH_SENDER")
+        stream.finished_sender = True
+        half.finish(frame.sent_reliable)
+        if half.error is not None:
+            self._registry.receiver_closed(half)
+            self._abandon_streams(half)
+
+    def _on_cancel(self, stream: InStream, frame: codec.CancelSender) -> None:
+        half = stream.half
+        assert isinstance(half, ReceiverHalf)
+        self._check_open(stream, "CANCEL_SENDER")
+        dropped = half.cancel()
+        self._registry.receiver_closed(half)
+        self._abandon_streams(half)
+        self._drop(dropped)
+        self.resume(half)
+
+    def _on_sent_unreliable(self, stream: InStream, frame: codec.SentUnreliable) -> None:
+        self._check_open(stream, "SENT_UNRELIABLE")
+        if frame.count:
+            raise SequenceError(
+                "SENT_UNRELIABLE counts datagrams, but this side accepts none (AQ-R17)"
+            )
+
+    def _on_ack_reliable(self, stream: InStream, frame: codec.AckReliable) -> None:
+        half = stream.half
+        assert isinstance(half, SenderHalf)
+        self._registry.reached(half.acked(frame.ranges))
+        if self._shared.blocked:
+            self.unblock([half])
+
+    def _on_ack_nack_unreliable(self, stream: InStream, frame: codec.AckNackUnreliable) -> None:
+        if frame.channel != (stream.half.channel if stream.half else -1):
+            raise SequenceError("ACK_NACK_UNRELIABLE names another channel than ROUTE_TO (AQ-R14)")
+        raise SequenceError("ACK_NACK_UNRELIABLE for datagrams that were never sent (AQ-R15)")
+
+    def _on_close_receiver(self, stream: InStream, frame: codec.CloseReceiver) -> None:
+        half = stream.half
+        assert isinstance(half, SenderHalf)
+        lost = half.receiver_closed()
+        self._registry.sender_closed(half)
+        self._shared.blocked.pop(half, None)
+        self._lose(lost)
+        self._ignore(stream)
+
+    def _on_forget(self, stream: InStream, frame: codec.ForgetChannel) -> None:
+        # The last frame that matters in its sequence (AQ-R23).
+        half = stream.half
+        self._ignore(stream)
+        if half is None:
+            return
+        links, dropped = self._registry.lose(half, tell_peer=False)
+        self._abandon_streams(half)
+        if isinstance(half, SenderHalf):
+            self._shared.blocked.pop(half, None)
+        self._drop(dropped)
+        self._lose(links)
+
+    def _check_open(self, stream: InStream, what: str) -> None:
+        if stream.finished_sender:
+            raise SequenceError(f"{what} after FINISH_SENDER in one sequence (AQ-R18)")
+
+    # Loss in transit (AQ-R27) and what is dropped with it
+
+    def _lose(self, channels: list[int]) -> None:
+        """Works the cascade with an explicit list (AQ-R27.8)."""
+        while channels:
+            channel = channels.pop()
+            half = self._registry.known(channel)
+            if half is None:
+                self._send_forget(channel)  # its own half ended before (AQ-R27.6)
+                continue
+            links, dropped = self._registry.lose(half, tell_peer=True)
+            self._abandon_streams(half)
+            if isinstance(half, SenderHalf):
+                self._shared.blocked.pop(half, None)
+            self._drop(dropped)
+            channels.extend(links)
+
+    def _drop(self, dropped: list[Received]) -> None:
+        """Undelivered messages: their attachments are closed or cancelled (AQ-R26)."""
+        work = list(dropped)
+        while work:
+            for half, _ in work.pop().attachments:
+                work.extend(self._release(half))
+
+    def _release(self, half: Half) -> list[Received]:
+        if isinstance(half, SenderHalf):
+            if half.error is None and half.state.name == "OPEN":
+                half.cancel()
+            return []
+        alive = half.error is None
+        dropped = half.close()
+        if alive:
+            self._registry.receiver_closed(half)
+            self._abandon_streams(half)
+        return dropped
+
+    def resume(self, half: ReceiverHalf) -> None:
+        """Room came back: streams that waited for it go on, this channel's own first."""
+        starved = self._shared.starved
+        if not starved:
+            return
+        if half in starved:
+            self._resume_one(half)
+        for other in tuple(starved):
+            if not self._resume_one(other):
+                break
+
+    def _resume_one(self, half: ReceiverHalf) -> bool:
+        """False when the connection's budget is used up."""
+        while half.waiting:
+            stream = half.waiting[0]
+            head = stream.head
+            if head is None:
+                half.waiting.popleft()
+                continue
+            if not self._try_admit(stream, half, head):
+                if half.error is not None:
+                    return True
+                flow = self.config.flow
+                return self._shared.budget_used + half.cost(head.size) <= flow.receive_budget
+            half.waiting.popleft()
+            try:
+                self._read(stream)
+            except RemoteProtocolError as error:
+                self._fail(error)
+                return False
+        self._shared.starved.pop(half, None)
+        return True
+
+    def unblock(self, halves: Sequence[SenderHalf | None]) -> None:
+        """Tells those of ``halves`` that wait for room and now have it."""
+        blocked = self._shared.blocked
+        for half in halves:
+            if half is not None and half in blocked and half.writable:
+                del blocked[half]
+                self._shared.events.append(Writable(half))

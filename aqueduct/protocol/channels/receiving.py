@@ -1,0 +1,297 @@
+"""The receiver half of a channel: numbers, queue, admission, acks and its ends (section 3.4).
+
+A message is admitted once its head has passed the limits: its size plus an overhead is charged
+to the connection's budget until the application takes it. One message of each channel is always
+admitted, so that nothing waits for ever for room that only its own arrival would make.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from aqueduct._speedups import codec
+from aqueduct._speedups.tracker import ReceivedNumbers
+from aqueduct.errors import Cancelled, Finished, LostInTransit, ReceiverClosed, SequenceError
+from aqueduct.protocol.channels import ids
+from aqueduct.protocol.channels.events import Headers, Readable
+from aqueduct.protocol.channels.incoming import InStream
+from aqueduct.protocol.channels.outgoing import OutStream
+from aqueduct.protocol.channels.shared import HalfError, Shared
+from aqueduct.protocol.channels.state import RECEIVER, ReceiverInput, ReceiverState
+
+if TYPE_CHECKING:
+    from aqueduct.protocol.channels.sending import SenderHalf
+
+__all__ = ["Placement", "Received", "ReceiverHalf"]
+
+Placement: TypeAlias = Callable[[Headers, int], Any]
+"""Given a message's headers and size in bytes: the writable buffer it is to land in, or None."""
+
+
+class Received:
+    """One message as the application takes it."""
+
+    __slots__ = ("attachments", "charge", "headers", "number", "payload")
+
+    def __init__(
+        self,
+        number: int,
+        headers: Headers,
+        attachments: tuple[tuple[ReceiverHalf | SenderHalf, Headers], ...],
+        payload: Any,
+        charge: int,
+    ) -> None:
+        self.number = number
+        self.headers = headers
+        self.attachments = attachments
+        self.payload = payload
+        self.charge = charge
+        """Bytes of the budget that return when it is taken."""
+
+
+class ReceiverHalf:
+    """One receiver half. Made by the connection; its user takes messages, or closes."""
+
+    is_sender: Final = False
+
+    __slots__ = (
+        "__weakref__",
+        "_ack_scheduled",
+        "_control",
+        "_declared",
+        "_numbers",
+        "_oneshot",
+        "_outstanding",
+        "_route",
+        "_shared",
+        "channel",
+        "charged",
+        "error",
+        "given",
+        "handle",
+        "placement",
+        "queue",
+        "state",
+        "streams",
+        "waiting",
+    )
+
+    def __init__(self, shared: Shared, channel: int, *, given: bool) -> None:
+        self._shared = shared
+        self.channel = channel
+        self.state = ReceiverState.OPEN
+        self.error: HalfError | None = None
+        """What a read raises once the queue is empty; None while it lives."""
+        self.given = given
+        """Whether the application got the handle, or will with the message that carries it."""
+        self.queue: deque[Received] = deque()
+        self.charged = 0
+        """Bytes admitted here and not yet taken."""
+        self.waiting: deque[InStream] = deque()
+        """Streams whose next message was not admitted."""
+        self.streams: set[InStream] = set()
+        """The peer's streams that are routed here."""
+        self.placement: Placement | None = None
+        self.handle: Any = None
+        self._numbers = ReceivedNumbers(shared.config.limits.received_ranges)
+        self._route = codec.encode_route_to(channel)
+        self._oneshot = ids.oneshot(channel)
+        self._control: OutStream | None = None
+        self._ack_scheduled = False
+        self._declared = -1
+        """SENT_RELIABLE, once FINISH_SENDER told it."""
+        self._outstanding = 0
+        """Messages admitted and not yet taken."""
+
+    # Admission
+
+    def admit(self, size: int) -> bool:
+        """Charges a message of ``size`` payload bytes, if there is room or it is the only one."""
+        flow = self._shared.config.flow
+        charge = size + flow.message_overhead
+        if self._outstanding and (
+            self._shared.budget_used + charge > flow.receive_budget
+            or self.charged + charge > flow.channel_receive_bytes
+        ):
+            return False
+        self._charge(charge)
+        self._outstanding += 1
+        return True
+
+    def admit_small(self, size: int) -> None:
+        """Charges a message that was admitted without asking (see ``has_room``)."""
+        self._charge(size + self._shared.config.flow.message_overhead)
+        self._outstanding += 1
+
+    def has_room(self, size: int) -> bool:
+        """Whether many small messages can be admitted without asking for each."""
+        flow = self._shared.config.flow
+        return (
+            self._shared.budget_used + size <= flow.receive_budget
+            and self.charged + size <= flow.channel_receive_bytes
+        )
+
+    def give_up(self, size: int) -> None:
+        """A message that was admitted will never be whole: its stream was reset."""
+        self._charge(-(size + self._shared.config.flow.message_overhead))
+        self._outstanding -= 1
+
+    def cost(self, size: int) -> int:
+        """What a message of this many payload bytes is charged."""
+        return size + self._shared.config.flow.message_overhead
+
+    # What the peer sends
+
+    def check_number(self, number: int) -> None:
+        """A number must be new, and within what FINISH_SENDER declared (AQ-R13, AQ-R18)."""
+        if number == 2**64 - 1:
+            raise SequenceError(f"MESSAGE_NUM 2^64-1 on {ids.describe(self.channel)} (AQ-R13)")
+        if 0 <= self._declared <= number:
+            raise SequenceError(
+                f"message {number} on {ids.describe(self.channel)} after a FINISH_SENDER "
+                f"that counts {self._declared} (AQ-R18)"
+            )
+        if number in self._numbers:
+            raise SequenceError(
+                f"message {number} arrived twice on {ids.describe(self.channel)} (AQ-R13)"
+            )
+
+    def message(self, received: Received) -> None:
+        """A whole message, admitted before, in the order of its stream (AQ-R34)."""
+        self._numbers.add(received.number)
+        first = not self.queue
+        self.queue.append(received)
+        if self.given and first:
+            self._shared.events.append(Readable(self))
+        if self._oneshot or self._numbers.count == self._declared:
+            self._complete()
+        else:
+            self._schedule_ack()
+
+    def finish(self, count: int) -> None:
+        """FINISH_SENDER (AQ-45)."""
+        if self._oneshot and not count:
+            # Nothing was announced: the sender ended unused (AQ-R28).
+            self._step(ReceiverInput.CANCEL)
+            self._close_now(Cancelled("the sender finished without sending its one message"))
+            return
+        if count <= self._numbers.highest:
+            raise SequenceError(
+                f"FINISH_SENDER counts {count} messages on {ids.describe(self.channel)}, but "
+                f"number {self._numbers.highest} was received (AQ-R21)"
+            )
+        self._step(ReceiverInput.FINISH)
+        self._declared = count
+        if self._numbers.count == count:
+            self._complete()
+
+    def cancel(self) -> list[Received]:
+        """CANCEL_SENDER: returns the undelivered messages that are dropped (AQ-R20)."""
+        self._step(ReceiverInput.CANCEL)
+        dropped = self._drop_queue()
+        for received in dropped:
+            self._numbers.withdraw(received.number)  # unacked, thus nacked by the close
+        self._close_now(Cancelled("the peer cancelled the channel"))
+        return dropped
+
+    def lost(self) -> list[Received]:
+        """FORGET_CHANNEL or the cascade: returns what is dropped (AQ-R23)."""
+        self._step(ReceiverInput.LOST)
+        dropped = self._drop_queue()
+        if self._control is not None:
+            self._shared.outgoing.reset(self._control, 2)
+        self._end(
+            LostInTransit("the message that carried this channel was lost, or the peer forgot it")
+        )
+        return dropped
+
+    def disconnected(self, error: HalfError) -> None:
+        """The connection is over; what is queued can still be read."""
+        self._step(ReceiverInput.DISCONNECTED)
+        self._end(error)
+
+    # What its user asks
+
+    def take(self) -> Received | None:
+        """The next message, or None if there is none now."""
+        if not self.queue:
+            return None
+        received = self.queue.popleft()
+        self._charge(-received.charge)
+        self._outstanding -= 1
+        return received
+
+    def close(self, error: HalfError | None = None) -> list[Received]:
+        """Closes; returns what is dropped undelivered. Everything received is acked (AQ-R22)."""
+        dropped = self._drop_queue()
+        if self.state is ReceiverState.CLOSED:
+            return dropped
+        self._step(ReceiverInput.CLOSE)
+        self._close_now(error or ReceiverClosed("the receiver was closed here"))
+        return dropped
+
+    def ack_due(self) -> None:
+        """Sends the acks that are owed, or ROUTE_TO alone for an implicit channel (AQ-R25)."""
+        self._ack_scheduled = False
+        if self.state is ReceiverState.CLOSED:
+            return
+        ranges = self._numbers.take_ack()
+        if ranges:
+            self._write_control([codec.encode_ack_reliable(ranges)], fin=False)
+        elif self._control is None and not self.given:
+            self._write_control([], fin=False)
+
+    # Within
+
+    def _step(self, what: ReceiverInput) -> None:
+        following = RECEIVER[self.state, what]
+        if following is None:
+            raise SequenceError(
+                f"{what.name} on {ids.describe(self.channel)} after FINISH_SENDER (AQ-R18)"
+            )
+        self.state = following
+
+    def _schedule_ack(self) -> None:
+        if not self._ack_scheduled:
+            self._ack_scheduled = True
+            due = self._shared.now + self._shared.config.timing.ack_delay
+            self._shared.ack_due.append((due, self))
+
+    def _complete(self) -> None:
+        self._step(ReceiverInput.COMPLETE)
+        self._close_now(Finished("the sender finished and everything was delivered"))
+
+    def _close_now(self, error: HalfError) -> None:
+        frames: list[Any] = []
+        ranges = self._numbers.take_ack()  # before CLOSE_RECEIVER, on the same stream (AQ-R22)
+        if ranges:
+            frames.append(codec.encode_ack_reliable(ranges))
+        frames.append(codec.CLOSE_RECEIVER)
+        self._write_control(frames, fin=True)
+        self._end(error)
+
+    def _write_control(self, frames: list[Any], *, fin: bool) -> None:
+        if self._control is None:
+            self._control = OutStream(None, control=True)
+            frames = [self._route, *frames]
+        self._shared.outgoing.write(self._control, frames, fin=fin)
+
+    def _drop_queue(self) -> list[Received]:
+        dropped = list(self.queue)
+        self.queue.clear()
+        for received in dropped:
+            self._charge(-received.charge)
+            self._outstanding -= 1
+        return dropped
+
+    def _end(self, error: HalfError) -> None:
+        if self.error is None:
+            self.error = error
+        if self.given:
+            self._shared.events.append(Readable(self))
+
+    def _charge(self, size: int) -> None:
+        self.charged += size
+        self._shared.budget_used += size

@@ -1,0 +1,167 @@
+"""Which channels have state, and how state comes and goes (section 3.5, AQ-R24 to AQ-R27)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from aqueduct.errors import ConnectionLost, LimitExceeded, LostInTransit, SequenceError
+from aqueduct.protocol.channels import ids
+from aqueduct.protocol.channels.destroyed import Destroyed, Forgetting
+from aqueduct.protocol.channels.events import Headers
+from aqueduct.protocol.channels.receiving import Received, ReceiverHalf
+from aqueduct.protocol.channels.sending import SenderHalf
+from aqueduct.protocol.channels.shared import Shared
+
+__all__ = ["Half", "Registry"]
+
+Half: TypeAlias = "ReceiverHalf | SenderHalf"
+
+
+class Registry:
+    """All channels of one side of one connection."""
+
+    def __init__(
+        self, shared: Shared, forgetting: Forgetting, forget: Callable[[int], None]
+    ) -> None:
+        self._shared = shared
+        self._forgetting = forgetting
+        self._forget = forget
+        self._counters = ids.Counters(shared.side)
+        self._live: dict[int, Half] = {}
+        self._ended_early: dict[int, Half] = {}
+        """Ended before the message that carries them came; delivered in that state (AQ-R26)."""
+        self._pending_tables: dict[int, SenderHalf] = {}
+        """Senders that ended while pending: their tables still decide (AQ-R27.7)."""
+        self._destroyed = Destroyed(shared.config.limits.destroyed_ranges)
+        self._attached = Destroyed(shared.config.limits.destroyed_ranges)
+        self.entrypoint = self._make(ids.ENTRYPOINT, accessible=True, given=True)
+
+    def __len__(self) -> int:
+        return len(self._live) + len(self._ended_early)
+
+    # Creation
+
+    def create(self, *, keep_sender: bool, is_oneshot: bool) -> Half:
+        """A channel of ours, for an attachment that goes out now (AQ-R24: index at sending)."""
+        side = self._shared.side
+        channel = self._counters.take(side if keep_sender else 1 - side, is_oneshot)
+        return self._make(channel, accessible=False, given=True)
+
+    def routed(self, channel: int) -> Half | None:
+        """The half that ROUTE_TO names; None when the rest of the sequence is to be ignored."""
+        half = self._live.get(channel)
+        if half is not None:
+            return half
+        if ids.creator(channel) == self._shared.side:
+            if not self._counters.handed_out(channel):
+                raise SequenceError(f"{ids.describe(channel)} was never created here (AQ-R4)")
+            self._forget(channel)  # AQ-40
+            return None
+        if channel in self._destroyed:
+            return None  # AQ-46
+        self._check_limit()
+        half = self._make(channel, accessible=True, given=False)
+        self._shared.ack_due.append(
+            (self._shared.now + self._shared.config.timing.ack_delay, half)  # AQ-R25
+        )
+        return half
+
+    def attached(
+        self, attachments: Sequence[tuple[int, Headers]]
+    ) -> tuple[tuple[Half, Headers], ...]:
+        """The halves of a received message's attachments (AQ-42)."""
+        halves: list[tuple[Half, Headers]] = []
+        for channel, headers in attachments:
+            if channel in self._attached:
+                raise SequenceError(f"{ids.describe(channel)} was attached twice (AQ-R4)")
+            self._attached.add(channel)
+            half = self._live.get(channel) or self._ended_early.pop(channel, None)
+            if half is None:
+                if channel in self._destroyed:
+                    half = self._make_lost(channel)
+                else:
+                    self._check_limit()
+                    half = self._make(channel, accessible=True, given=True)
+            half.given = True
+            halves.append((half, headers))
+        return tuple(halves)
+
+    # Ends
+
+    def receiver_closed(self, half: ReceiverHalf) -> None:
+        """CLOSE_RECEIVER was sent for it."""
+        self._remove(half)
+        if ids.creator(half.channel) == self._shared.side:
+            self._forgetting.closed(half.channel, self._shared.now)
+
+    def sender_closed(self, half: SenderHalf) -> None:
+        """CLOSE_RECEIVER came for it."""
+        self._remove(half)
+        if not half.accessible and half.acked_links:
+            self._pending_tables[half.channel] = half
+
+    def lose(self, half: Half, *, tell_peer: bool) -> tuple[list[int], list[Received]]:
+        """Lost in transit or forgotten. Returns (channels lost with it, messages dropped)."""
+        self._live.pop(half.channel, None)
+        self._pending_tables.pop(half.channel, None)
+        if ids.creator(half.channel) != self._shared.side:
+            self._destroyed.add(half.channel)
+        if tell_peer:
+            self._forget(half.channel)
+        if isinstance(half, SenderHalf):
+            return half.lost(), []
+        return [], half.lost()
+
+    def known(self, channel: int) -> Half | None:
+        """The half, alive or ended while its tables still matter."""
+        return self._live.get(channel) or self._pending_tables.get(channel)
+
+    def reached(self, channels: list[int]) -> None:
+        """These became accessible, and what hangs on them (AQ-R27.3)."""
+        while channels:
+            channel = channels.pop()
+            half = self._live.get(channel) or self._pending_tables.pop(channel, None)
+            if isinstance(half, SenderHalf) and not half.accessible:
+                half.accessible = True
+                channels.extend(half.acked_links)
+                half.acked_links.clear()
+
+    def disconnect(self, error: ConnectionLost) -> None:
+        """Every handle reads ``error`` (AQ-R27.9)."""
+        halves = list(self._live.values())
+        self._live.clear()
+        self._ended_early.clear()
+        self._pending_tables.clear()
+        for half in halves:
+            half.disconnected(error)
+
+    # Within
+
+    def _remove(self, half: Half) -> None:
+        self._live.pop(half.channel, None)
+        if ids.creator(half.channel) != self._shared.side:
+            self._destroyed.add(half.channel)
+            if not half.given:
+                self._ended_early[half.channel] = half
+
+    def _make(self, channel: int, *, accessible: bool, given: bool) -> Half:
+        half: Half
+        if ids.sender(channel) == self._shared.side:
+            half = SenderHalf(self._shared, channel, accessible=accessible, given=given)
+        else:
+            half = ReceiverHalf(self._shared, channel, given=given)
+        self._live[channel] = half
+        return half
+
+    def _make_lost(self, channel: int) -> Half:
+        half = self._make(channel, accessible=True, given=False)
+        del self._live[channel]
+        half.lost()
+        half.error = LostInTransit("the peer forgot this channel before its message came")
+        return half
+
+    def _check_limit(self) -> None:
+        limit = self._shared.config.limits.channels
+        if len(self) >= limit:
+            raise LimitExceeded(f"the peer opened more than {limit} channels (Limits.channels)")

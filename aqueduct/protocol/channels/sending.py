@@ -1,0 +1,296 @@
+"""The sender half of a channel: numbers, streams, finish and cancel (section 3.3)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any, Final
+
+from aqueduct._speedups import codec
+from aqueduct._speedups.tracker import SentNumbers
+from aqueduct.errors import (
+    Cancelled,
+    LocalProtocolError,
+    LostInTransit,
+    ReceiverClosed,
+)
+from aqueduct.protocol.channels import ids
+from aqueduct.protocol.channels.events import Headers, SenderEnded, Writable
+from aqueduct.protocol.channels.outgoing import OutStream
+from aqueduct.protocol.channels.shared import HalfError, Shared
+from aqueduct.protocol.channels.state import SENDER, SenderInput, SenderState
+
+__all__ = ["Mode", "SenderHalf"]
+
+RESET_CANCELLED: Final = 1
+RESET_LOST: Final = 2
+
+
+class Mode(Enum):
+    """How the messages of a channel travel (AQ-31)."""
+
+    ORDERED = "ordered"
+    """One stream for all messages: order is kept."""
+    UNORDERED = "unordered"
+    """A stream for each message: none waits for another."""
+
+
+class SenderHalf:
+    """One sender half. Made by the connection; its user sends, finishes or cancels."""
+
+    is_sender: Final = True
+
+    __slots__ = (
+        "__weakref__",
+        "_control",
+        "_message_stream",
+        "_numbers",
+        "_oneshot",
+        "_route",
+        "_shared",
+        "_unordered_open",
+        "_unordered_waiting",
+        "accessible",
+        "acked_links",
+        "channel",
+        "error",
+        "given",
+        "handle",
+        "links",
+        "queued",
+        "state",
+    )
+
+    def __init__(self, shared: Shared, channel: int, *, accessible: bool, given: bool) -> None:
+        self._shared = shared
+        self.channel = channel
+        self.state = SenderState.OPEN
+        self.error: HalfError | None = None
+        """How it ended; None while it lives and after success."""
+        self.given = given
+        """Whether the application got the handle, or will with the message that carries it."""
+        self.queued = 0
+        """Bytes that have not left the carrier."""
+        self.accessible = accessible
+        """AQ-R27.1; final once true."""
+        self.links: dict[int, tuple[int, ...]] = {}
+        """Unacknowledged reliable number -> channels attached to that message (AQ-R27.2)."""
+        self.acked_links: list[int] = []
+        """Only while pending: channels attached to messages acked meanwhile."""
+        self.handle: Any = None
+        """The endpoint's handle, for its wake-ups."""
+        self._numbers = SentNumbers()
+        self._route = codec.encode_route_to(channel)
+        self._oneshot = ids.oneshot(channel)
+        self._message_stream: OutStream | None = None
+        self._control: OutStream | None = None
+        self._unordered_open: set[OutStream] = set()
+        self._unordered_waiting: deque[tuple[OutStream, list[Any]]] = deque()
+
+    # What its user asks
+
+    @property
+    def writable(self) -> bool:
+        """Whether a send would stay below the high-water marks (design: Flow)."""
+        flow = self._shared.config.flow
+        return (
+            self.queued < flow.channel_high_water
+            and self._shared.outgoing.queued < flow.connection_high_water
+            and self._numbers.unacked < self._shared.config.limits.unacknowledged
+        )
+
+    @property
+    def settled(self) -> bool:
+        """Whether everything sent was acknowledged."""
+        return self._numbers.unacked == 0
+
+    @property
+    def sent(self) -> int:
+        """Messages ever sent."""
+        return self._numbers.next
+
+    def check_sendable(self) -> None:
+        """Raises how the channel ended, or LocalProtocolError after finish or cancel."""
+        if self.error is not None:
+            raise self.error
+        self._step(SenderInput.SEND)
+        if self._oneshot and self._numbers.next:
+            raise LocalProtocolError(
+                f"{ids.describe(self.channel)} takes one message; it was already sent"
+            )
+
+    def send(
+        self,
+        payload: Any,
+        headers: Headers,
+        attachments: Sequence[tuple[int, Headers]],
+        mode: Mode,
+    ) -> int:
+        """Queues one message and returns its number. The caller has called check_sendable."""
+        frame = codec.encode_message(self._numbers.next, payload, headers, attachments)
+        number = self._numbers.take()
+        if attachments:
+            self.links[number] = tuple(channel for channel, _ in attachments)
+        if self._oneshot:
+            # The whole life of the channel in one sequence (AQ-R28).
+            self.state = SenderState.FINISHED
+            frame.append(codec.encode_finish_sender(1))
+            self._write_alone(frame)
+        elif mode is Mode.ORDERED:
+            if self._message_stream is None:
+                self._message_stream = OutStream(self, control=False)
+                frame.insert(0, self._route)
+            self._shared.outgoing.write(self._message_stream, frame)
+        else:
+            self._write_alone(frame)
+        return number
+
+    def finish(self) -> None:
+        """Queues FINISH_SENDER behind everything sent (AQ-34)."""
+        if self.error is not None:
+            raise self.error
+        self._step(SenderInput.FINISH)
+        frame = codec.encode_finish_sender(self._numbers.next)
+        stream = self._message_stream
+        if stream is not None and not stream.dead and self._control is None:
+            self._shared.outgoing.write(stream, [frame], fin=True)  # AQ-R18
+            return
+        if stream is not None and not stream.dead:
+            self._shared.outgoing.write(stream, [], fin=True)
+        self._write_control([frame], fin=True)
+
+    def cancel(self) -> None:
+        """CANCEL_SENDER on the control stream; message streams are reset (AQ-35)."""
+        if self.error is not None:
+            return
+        self._step(SenderInput.CANCEL)
+        self._write_control([codec.CANCEL_SENDER], fin=True)
+        self._reset_messages(RESET_CANCELLED)
+        self.error = Cancelled("the sender was cancelled here")
+        self._shared.events.append(Writable(self))
+
+    # What the peer says
+
+    def acked(self, varints: Sequence[int]) -> list[int]:
+        """ACK_RELIABLE. Returns channels that became accessible by it (AQ-R27.3)."""
+        ranges = self._numbers.ack(varints)
+        reached: list[int] = []
+        if self.links:
+            for start, stop in ranges:
+                if stop - start < len(self.links):
+                    numbers = [n for n in range(start, stop) if n in self.links]
+                else:
+                    numbers = [n for n in self.links if start <= n < stop]
+                for number in numbers:
+                    reached.extend(self.links.pop(number))
+        if not self.accessible:
+            self.acked_links.extend(reached)
+            return []
+        return reached
+
+    def receiver_closed(self) -> list[int]:
+        """CLOSE_RECEIVER: the rest is nacked (AQ-R19). Returns channels lost by it."""
+        success = self.state is SenderState.FINISHED and self.settled
+        lost = [channel for channels in self.links.values() for channel in channels]
+        self.links.clear()
+        self._step(SenderInput.CLOSE_RECEIVED)
+        self._reset_messages(RESET_CANCELLED)
+        if self._control is not None:
+            self._shared.outgoing.reset(self._control, RESET_CANCELLED)
+        self._end(None if success else ReceiverClosed("the peer closed the receiver"))
+        return lost
+
+    def lost(self) -> list[int]:
+        """FORGET_CHANNEL, or the cascade: everything attached is lost too (AQ-R27.5)."""
+        links = [channel for channels in self.links.values() for channel in channels]
+        links += self.acked_links
+        self.links.clear()
+        self.acked_links.clear()
+        if self.state is SenderState.ENDED:
+            return links  # ended while pending, and its tables stayed (AQ-R27.7)
+        self._step(SenderInput.LOST)
+        self._reset_messages(RESET_LOST)
+        if self._control is not None:
+            self._shared.outgoing.reset(self._control, RESET_LOST)
+        self._end(
+            LostInTransit("the message that carried this channel was lost, or the peer forgot it")
+        )
+        return links
+
+    def disconnected(self, error: HalfError) -> None:
+        """The connection is over."""
+        self._step(SenderInput.DISCONNECTED)
+        self.queued = 0
+        self._unordered_waiting.clear()
+        self._end(error)
+
+    # What the streams say
+
+    def stream_left(self, stream: OutStream) -> None:
+        """A stream of ours is through, or dead: the next unordered message may go."""
+        if stream in self._unordered_open:
+            self._unordered_open.discard(stream)
+            while (
+                self._unordered_waiting
+                and len(self._unordered_open) < self._shared.config.flow.unordered_streams
+            ):
+                waiting, buffers = self._unordered_waiting.popleft()
+                size = waiting.queued
+                self._charge(-size)
+                waiting.queued = 0
+                self._unordered_open.add(waiting)
+                self._shared.outgoing.write(waiting, buffers, fin=True)
+
+    def ack_due(self) -> None:
+        """An implicitly created half opens its control stream with ROUTE_TO alone (AQ-R25)."""
+        if self._control is None and self.state is SenderState.OPEN and not self.sent:
+            self._write_control([], fin=False)
+
+    # Within
+
+    def _step(self, what: SenderInput) -> SenderState:
+        following = SENDER[self.state, what]
+        if following is None:
+            raise LocalProtocolError(
+                f"cannot {what.name.lower()} {ids.describe(self.channel)}: "
+                f"it is already {self.state.name.lower()}"
+            )
+        self.state = following
+        return following
+
+    def _end(self, error: HalfError | None) -> None:
+        if self.error is None:
+            self.error = error
+        self._shared.events.append(Writable(self))
+        self._shared.events.append(SenderEnded(self))
+
+    def _write_control(self, buffers: list[Any], *, fin: bool) -> None:
+        if self._control is None:
+            self._control = OutStream(None, control=True)
+            buffers = [self._route, *buffers]
+        self._shared.outgoing.write(self._control, buffers, fin=fin)
+
+    def _write_alone(self, frame: list[Any]) -> None:
+        stream = OutStream(self, control=False)
+        buffers = [self._route, *frame]
+        if len(self._unordered_open) >= self._shared.config.flow.unordered_streams:
+            stream.queued = sum(memoryview(buffer).nbytes for buffer in buffers)
+            self._charge(stream.queued)
+            self._unordered_waiting.append((stream, buffers))
+            return
+        self._unordered_open.add(stream)
+        self._shared.outgoing.write(stream, buffers, fin=True)
+
+    def _charge(self, size: int) -> None:
+        self.queued += size
+        self._shared.outgoing.queued += size
+
+    def _reset_messages(self, code: int) -> None:
+        for stream, _ in self._unordered_waiting:
+            self._charge(-stream.queued)
+        self._unordered_waiting.clear()
+        for stream in tuple(self._unordered_open):
+            self._shared.outgoing.reset(stream, code)
+        if self._message_stream is not None:
+            self._shared.outgoing.reset(self._message_stream, code)

@@ -1,0 +1,56 @@
+"""What the halves of one connection share: settings, streams out, the event list, the budget."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, TypeAlias
+
+from aqueduct.config import Config
+from aqueduct.protocol.channels.effects import Effect
+from aqueduct.protocol.channels.events import Event
+from aqueduct.protocol.channels.outgoing import Outgoing
+
+if TYPE_CHECKING:
+    from aqueduct.protocol.channels.receiving import ReceiverHalf
+    from aqueduct.protocol.channels.sending import SenderHalf
+
+__all__ = ["HalfError", "Shared"]
+
+HalfError: TypeAlias = Exception
+"""How a half ended: a ChannelError, ConnectionLost, or what a placement hook raised."""
+
+
+class Shared:
+    """One object for each connection, known to all of its halves."""
+
+    __slots__ = (
+        "ack_due",
+        "blocked",
+        "budget_used",
+        "config",
+        "effects",
+        "events",
+        "now",
+        "outgoing",
+        "side",
+        "starved",
+    )
+
+    def __init__(self, config: Config, side: int) -> None:
+        self.config = config
+        self.side = side
+        """0: we are the client, 1: the server."""
+        self.now = 0.0
+        """The time of the input that is being worked on, seconds."""
+        self.events: list[Event] = []
+        self.effects: list[Effect] = []
+        self.outgoing = Outgoing(config.flow, self.effects)
+        self.budget_used = 0
+        """Bytes admitted and not yet taken by the application, and read-ahead granted."""
+        self.ack_due: deque[tuple[float, ReceiverHalf | SenderHalf]] = deque()
+        """Who owes an ack, or the first frame of a control stream; the delay is constant, so
+        the order of arrival is the order of deadlines."""
+        self.blocked: dict[SenderHalf, None] = {}
+        """Senders whose user waits for room."""
+        self.starved: dict[ReceiverHalf, None] = {}
+        """Receivers with a message that was not admitted for want of budget, in order."""

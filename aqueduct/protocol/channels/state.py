@@ -1,0 +1,126 @@
+"""The life of the two halves of a channel, as tables.
+
+Everything that changes a half's state stands here, and nothing here knows bytes, streams or
+which side we are. A missing pair is a misuse by the application (REFUSED) or impossible.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import Final
+
+__all__ = [
+    "RECEIVER",
+    "SENDER",
+    "ReceiverInput",
+    "ReceiverState",
+    "SenderInput",
+    "SenderState",
+]
+
+
+class SenderState(Enum):
+    """The sender half."""
+
+    OPEN = auto()
+    """Messages may be sent."""
+    FINISHED = auto()
+    """FINISH_SENDER is queued or sent; the state stays until CLOSE_RECEIVER (AQ-R18)."""
+    CANCELLED = auto()
+    """CANCEL_SENDER is sent; the state stays until CLOSE_RECEIVER (AQ-R18)."""
+    ENDED = auto()
+    """Destroyed; the handle keeps its error."""
+
+
+class SenderInput(Enum):
+    """What can happen to a sender half."""
+
+    SEND = auto()
+    FINISH = auto()
+    CANCEL = auto()
+    CLOSE_RECEIVED = auto()
+    LOST = auto()
+    """FORGET_CHANNEL received, or the cascade of AQ-R27 reached it."""
+    DISCONNECTED = auto()
+
+
+class ReceiverState(Enum):
+    """The receiver half."""
+
+    OPEN = auto()
+    """Messages arrive."""
+    FINISHING = auto()
+    """FINISH_SENDER arrived before some of the messages that it counts (AQ-45)."""
+    CLOSED = auto()
+    """CLOSE_RECEIVER is sent and the protocol state destroyed; the queue may outlive it."""
+
+
+class ReceiverInput(Enum):
+    """What can happen to a receiver half."""
+
+    MESSAGE = auto()
+    FINISH = auto()
+    COMPLETE = auto()
+    """Everything that FINISH_SENDER counts has arrived, or the one message of a oneshot."""
+    CANCEL = auto()
+    CLOSE = auto()
+    """The application closes."""
+    LOST = auto()
+    DISCONNECTED = auto()
+
+
+_S, _I = SenderState, SenderInput
+SENDER: Final[dict[tuple[SenderState, SenderInput], SenderState | None]] = {
+    # None: refused as a misuse by the application, state unchanged.
+    (_S.OPEN, _I.SEND): _S.OPEN,
+    (_S.OPEN, _I.FINISH): _S.FINISHED,
+    (_S.OPEN, _I.CANCEL): _S.CANCELLED,
+    (_S.OPEN, _I.CLOSE_RECEIVED): _S.ENDED,
+    (_S.OPEN, _I.LOST): _S.ENDED,
+    (_S.OPEN, _I.DISCONNECTED): _S.ENDED,
+    (_S.FINISHED, _I.SEND): None,
+    (_S.FINISHED, _I.FINISH): None,  # finish and cancel exclude each other (AQ-R18)
+    (_S.FINISHED, _I.CANCEL): None,
+    (_S.FINISHED, _I.CLOSE_RECEIVED): _S.ENDED,
+    (_S.FINISHED, _I.LOST): _S.ENDED,
+    (_S.FINISHED, _I.DISCONNECTED): _S.ENDED,
+    (_S.CANCELLED, _I.SEND): None,
+    (_S.CANCELLED, _I.FINISH): None,
+    (_S.CANCELLED, _I.CANCEL): None,
+    (_S.CANCELLED, _I.CLOSE_RECEIVED): _S.ENDED,
+    (_S.CANCELLED, _I.LOST): _S.ENDED,
+    (_S.CANCELLED, _I.DISCONNECTED): _S.ENDED,
+    (_S.ENDED, _I.SEND): None,
+    (_S.ENDED, _I.FINISH): None,
+    (_S.ENDED, _I.CANCEL): None,
+    (_S.ENDED, _I.CLOSE_RECEIVED): _S.ENDED,
+    (_S.ENDED, _I.LOST): _S.ENDED,
+    (_S.ENDED, _I.DISCONNECTED): _S.ENDED,
+}
+
+_R, _J = ReceiverState, ReceiverInput
+RECEIVER: Final[dict[tuple[ReceiverState, ReceiverInput], ReceiverState | None]] = {
+    # None: the peer breaks AQ-R18 (a second FINISH, a cancel after it).
+    (_R.OPEN, _J.MESSAGE): _R.OPEN,
+    (_R.OPEN, _J.FINISH): _R.FINISHING,
+    (_R.OPEN, _J.COMPLETE): _R.CLOSED,
+    (_R.OPEN, _J.CANCEL): _R.CLOSED,
+    (_R.OPEN, _J.CLOSE): _R.CLOSED,
+    (_R.OPEN, _J.LOST): _R.CLOSED,
+    (_R.OPEN, _J.DISCONNECTED): _R.CLOSED,
+    (_R.FINISHING, _J.MESSAGE): _R.FINISHING,
+    (_R.FINISHING, _J.FINISH): None,
+    (_R.FINISHING, _J.COMPLETE): _R.CLOSED,
+    (_R.FINISHING, _J.CANCEL): None,
+    (_R.FINISHING, _J.CLOSE): _R.CLOSED,
+    (_R.FINISHING, _J.LOST): _R.CLOSED,
+    (_R.FINISHING, _J.DISCONNECTED): _R.CLOSED,
+    # A closed half is out of the tables; what still reaches it is ignored (AQ-R24).
+    (_R.CLOSED, _J.MESSAGE): _R.CLOSED,
+    (_R.CLOSED, _J.FINISH): _R.CLOSED,
+    (_R.CLOSED, _J.COMPLETE): _R.CLOSED,
+    (_R.CLOSED, _J.CANCEL): _R.CLOSED,
+    (_R.CLOSED, _J.CLOSE): _R.CLOSED,
+    (_R.CLOSED, _J.LOST): _R.CLOSED,
+    (_R.CLOSED, _J.DISCONNECTED): _R.CLOSED,
+}

@@ -1,0 +1,233 @@
+"""Two connection cores joined by the memory carrier, with a virtual clock and no event loop.
+
+``Pair`` steps both sides until nothing moves; ``advance`` lets time pass. Everything is a
+function of the calls made and of the seed, so that a failure replays.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aqueduct.carriers import memory
+from aqueduct.carriers.contract import Buffer
+from aqueduct.config import DEFAULT, Config
+from aqueduct.errors import ConnectionLost
+from aqueduct.protocol.channels import effects
+from aqueduct.protocol.channels.connection import Attach, ChannelConnection
+from aqueduct.protocol.channels.events import Closed, Event, Headers, HeadersReceived
+from aqueduct.protocol.channels.outgoing import OutStream
+from aqueduct.protocol.channels.receiving import Received, ReceiverHalf
+from aqueduct.protocol.channels.sending import Mode, SenderHalf
+
+__all__ = ["Pair", "Side"]
+
+
+class Side:
+    """One core over one end of the link; the carrier's user."""
+
+    def __init__(self, pair: Pair, carrier: memory.MemoryCarrier, config: Config) -> None:
+        self.pair = pair
+        self.carrier = carrier
+        self.core = ChannelConnection(is_client=carrier.is_client, config=config)
+        self.events: list[Event] = []
+        self.applied: list[effects.Effect] = []
+        """Every effect so far, for tests that look at the wire."""
+        self.raw: dict[int, bytearray] = {}
+        """What the peer sent, by stream."""
+        self.answer_headers: Headers | None = ((b"server-0", b""),)
+        """What a server answers at once; None leaves it to the test."""
+        self.hold = 0
+        """Stream slots kept back beside those that the core wants to keep."""
+        self.mute = False
+        """True: the core's effects are dropped, and the test speaks for it."""
+        carrier.attach(self)
+
+    # CarrierUser
+
+    def connected(self) -> None:
+        self.core.start(self.pair.now)
+        self.core.openable_changed(self.carrier.openable, self.pair.now)
+
+    def stream_data(self, stream: int, data: Buffer, fin: bool) -> None:
+        self.raw.setdefault(stream, bytearray()).extend(data)
+        self.core.receive_stream(stream, data, fin, self.pair.now)
+
+    def stream_reset(self, stream: int, code: int) -> None:
+        self.core.receive_reset(stream, code, self.pair.now)
+
+    def stream_stopped(self, stream: int, code: int) -> None:
+        self.core.receive_stop(stream, code, self.pair.now)
+
+    def datagram_received(self, data: bytes) -> None:
+        self.core.receive_datagram(data, self.pair.now)
+
+    def openable_changed(self) -> None:
+        self.core.openable_changed(self.carrier.openable, self.pair.now)
+
+    def written(self, stream: int, size: int) -> None:
+        self.core.written(stream, size)
+
+    def ponged(self) -> None:
+        pass
+
+    def end_of_input(self) -> None:
+        self.flush()
+
+    def closed(self, error: ConnectionLost) -> None:
+        self.core.connection_lost(error)
+        self._take_events()
+
+    # What tests use
+
+    def flush(self) -> None:
+        """Takes events and applies effects."""
+        self._take_events()
+        for effect in self.core.effects_to_apply():
+            self.applied.append(effect)
+            if self.mute:
+                continue
+            kind = effect[0]
+            if kind == effects.WRITE:
+                self.carrier.write(effect[1], effect[2], effect[3])
+            elif kind == effects.CREDIT:
+                self.carrier.credit(effect[1], effect[2])
+            elif kind == effects.RESET:
+                self.carrier.reset(effect[1], effect[2])
+            elif kind == effects.STOP:
+                self.carrier.stop(effect[1], effect[2])
+            elif kind == effects.CLOSE:
+                self.carrier.close(effect[1], effect[2])
+        self.carrier.hold_streams(self.core.held_streams + self.hold)
+        self.carrier.flush()
+
+    def _take_events(self) -> None:
+        for event in self.core.events_received():
+            self.events.append(event)
+            if (
+                isinstance(event, HeadersReceived)
+                and not self.core.is_client
+                and self.answer_headers is not None
+            ):
+                self.core.accept_headers(self.answer_headers, self.pair.now)
+
+    def send(
+        self,
+        half: Any,
+        payload: Any = b"",
+        *attachments: Attach,
+        headers: Headers = (),
+        mode: Mode = Mode.ORDERED,
+    ) -> int:
+        """Sends and flushes."""
+        number = self.core.send(
+            half, payload, self.pair.now, headers=headers, attachments=attachments, mode=mode
+        )
+        self.flush()
+        return number
+
+    def finish(self, half: Any) -> None:
+        self.core.finish(half, self.pair.now)
+        self.flush()
+
+    def cancel(self, half: Any) -> None:
+        self.core.cancel(half, self.pair.now)
+        self.flush()
+
+    def close_receiver(self, half: Any) -> None:
+        self.core.close_receiver(half, self.pair.now)
+        self.flush()
+
+    def take(self, half: Any) -> Received | None:
+        received = self.core.receive(half, self.pair.now)
+        self.flush()
+        return received
+
+    def take_all(self, half: Any) -> list[Received]:
+        """Everything queued now, without letting more arrive."""
+        taken = []
+        while (received := self.take(half)) is not None:
+            taken.append(received)
+        return taken
+
+    def inject(self, *frames: bytes, fin: bool = True) -> OutStream:
+        """Says something that this core would not say, on a stream of its own."""
+        stream = OutStream(None, control=True)
+        self.core._shared.outgoing.write(stream, list(frames), fin=fin)
+        self.flush()
+        return stream
+
+    @property
+    def close_code(self) -> int | None:
+        """The code this side closed with, if it did."""
+        for effect in self.applied:
+            if effect[0] == effects.CLOSE:
+                code: int = effect[1]
+                return code
+        return None
+
+    @property
+    def ended(self) -> ConnectionLost | None:
+        for event in self.events:
+            if isinstance(event, Closed):
+                return event.error
+        return None
+
+
+class Pair:
+    """A client and a server core, connected unless ``connect=False``."""
+
+    def __init__(
+        self,
+        config: Config = DEFAULT,
+        *,
+        server_config: Config | None = None,
+        chunk: int = 64 << 10,
+        seed: int | None = None,
+        connect: bool = True,
+    ) -> None:
+        self.now = 100.0
+        self.link = memory.pair(config, server_config=server_config, chunk=chunk, seed=seed)
+        self.client = Side(self, self.link.client, config)
+        self.server = Side(self, self.link.server, server_config or config)
+        if connect:
+            self.run()
+
+    @property
+    def sender(self) -> SenderHalf:
+        """The client's entrypoint."""
+        half = self.client.core.entrypoint
+        assert isinstance(half, SenderHalf)
+        return half
+
+    @property
+    def receiver(self) -> ReceiverHalf:
+        """The server's entrypoint."""
+        half = self.server.core.entrypoint
+        assert isinstance(half, ReceiverHalf)
+        return half
+
+    def run(self) -> None:
+        """Until nothing moves."""
+        self.client.flush()
+        self.server.flush()
+        self.link.run()
+
+    def advance(self, seconds: float) -> None:
+        """Lets time pass, waking each core at each of its deadlines."""
+        until = self.now + seconds
+        while True:
+            self.run()
+            deadlines = [
+                deadline
+                for side in (self.client, self.server)
+                if (deadline := side.core.next_deadline()) is not None and deadline <= until
+            ]
+            if not deadlines:
+                break
+            self.now = max(self.now, min(deadlines))
+            for side in (self.client, self.server):
+                deadline = side.core.next_deadline()
+                if deadline is not None and deadline <= self.now:
+                    side.core.handle_deadline(self.now)
+        self.now = until
+        self.run()
