@@ -6,6 +6,7 @@ from _typeshed import ReadableBuffer
 __all__ = ["AlignedBuffer", "Scatter", "bytes_copied"]
 
 def bytes_copied() -> int: ...
+
 @final
 class AlignedBuffer:
     @property

@@ -67,8 +67,8 @@ def encode_message(num, payload=b"", headers=(), attachments=()):
 
     ``payload`` is a buffer or a sequence of buffers. Those below COALESCE bytes are copied next
     to the head and to each other; the others are passed on as they are, or, unless they are bytes,
-    a bytearray or a memoryview of bytes, as a memoryview of the same memory. ``headers`` are (key, value) pairs of bytes with ASCII keys, ``attachments``
-    (channel, headers) pairs.
+    a bytearray or a memoryview of bytes, as a memoryview of the same memory. ``headers`` are
+    (key, value) pairs of bytes with ASCII keys, ``attachments`` (channel, headers) pairs.
     """
     cdef uint64_t number = 0
     cdef Py_ssize_t headers_bytes = 0, attached_bytes = 0, payload_bytes, head_bytes
