@@ -130,7 +130,7 @@ class Link:
         while source._datagrams:
             target._report().datagram_received(source._datagrams.popleft())
             moved = True
-        if source._close is not None and (source._linger_over or not source._ready):
+        if source._close is not None and (source._linger_over or not source._unsent()):
             code, reason = source._close
             source._end(
                 ConnectionLost(
@@ -326,7 +326,12 @@ class MemoryCarrier:
         return True
 
     def ping(self) -> None:
-        """Does nothing: nothing here falls silent."""
+        """Makes the peer answer: there and back with the next steps."""
+        self._unflushed.append(
+            lambda: self._orders.append(
+                lambda: self._other._orders.append(lambda: self._report().ponged())
+            )
+        )
 
     def flush(self) -> None:
         """Lets what was queued move with the next step."""
@@ -364,6 +369,10 @@ class MemoryCarrier:
         self._link._wake()
 
     # what the link does
+
+    def _unsent(self) -> bool:
+        """Whether anything queued waits still, be it for the peer's credit."""
+        return any(stream.queue or stream.fin for stream in self._outgoing.values())
 
     def _greet(self) -> bool:
         if self._greeted or self._user is None:

@@ -12,7 +12,7 @@ from aioquic.quic import events
 from aioquic.quic.packet import QuicErrorCode
 
 from aqueduct.carriers.contract import Buffer, CarrierUser
-from aqueduct.carriers.quic.flow import FlowConnection
+from aqueduct.carriers.quic.fast import FastConnection
 from aqueduct.carriers.quic.send_buffer import SendBuffer
 from aqueduct.carriers.quic.sockets import SocketAddress
 from aqueduct.carriers.quic.tls import fingerprint_of
@@ -27,7 +27,7 @@ _REASON_LIMIT: Final = 512  # bytes of UTF-8: a CONNECTION_CLOSE has to fit one 
 _CONFIRMATION: Final = 1.0  # seconds a close waits for the peer to finish the handshake
 _CLOSE_COPIES: Final = 2  # nothing repeats a lost CONNECTION_CLOSE
 _STOPPED_KEPT: Final = 4096
-_INTERNAL_CODE: Final = 6
+_STREAM_EVENTS: Final = (tuple, events.StreamDataReceived, events.StreamReset)
 
 
 class Host(Protocol):
@@ -63,7 +63,7 @@ class QuicCarrier:
 
     def __init__(
         self,
-        quic: FlowConnection,
+        quic: FastConnection,
         host: Host,
         *,
         is_client: bool,
@@ -296,9 +296,7 @@ class QuicCarrier:
             self._handle(self._early.popleft())
         event = quic.next_event()
         while event is not None:
-            if isinstance(event, events.StreamDataReceived | events.StreamReset) and not (
-                self._begun
-            ):
+            if not self._begun and isinstance(event, _STREAM_EVENTS):
                 self._early.append(event)
             else:
                 self._handle(event)
@@ -326,7 +324,15 @@ class QuicCarrier:
 
     def _handle(self, event: events.QuicEvent) -> None:
         user = self._user
-        if isinstance(event, events.StreamDataReceived):
+        if type(event) is tuple:
+            assert user is not None
+            stream_id, data, fin = event
+            self._reported = True
+            self._received += len(data)
+            if fin:
+                self._quic.ended(stream_id)
+            user.stream_data(stream_id >> 2, data, fin)
+        elif isinstance(event, events.StreamDataReceived):
             assert user is not None
             self._reported = True
             self._received += len(event.data)
@@ -350,6 +356,10 @@ class QuicCarrier:
             if self._begun and user is not None:
                 self._reported = True
                 user.datagram_received(event.data)
+        elif isinstance(event, events.PingAcknowledged):
+            if self._begun and user is not None:
+                self._reported = True
+                user.ponged()
         elif isinstance(event, events.HandshakeCompleted):
             self._established = True
             self._host.established(self)
