@@ -28,7 +28,7 @@ lint: setup     ## ruff, mypy, cython-lint, and the stubs against the compiled m
 	ruff format --check
 	mypy
 	cython-lint aqueduct
-	stubtest --concise --allowlist ci/stubtest.txt $(COMPILED)
+	stubtest --concise --mypy-config-file pyproject.toml $(COMPILED)
 
 format: setup   ## what ruff can mend by itself
 	ruff check --fix

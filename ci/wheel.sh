@@ -1,0 +1,27 @@
+#!/bin/sh
+# Builds the sdist, the wheel from the sdist, repairs it, and tries it in a fresh environment
+# outside the source tree. The results are in dist/.
+set -eu
+cd "$(dirname -- "$0")/.."
+here=$PWD
+PATH=$here/.venv/bin:$PATH
+rm -rf dist build/raw
+python -m build --outdir build/raw
+mkdir -p dist
+cp build/raw/*.tar.gz dist/
+if [ "$(uname)" = Linux ]; then
+    auditwheel repair --plat auto --wheel-dir dist build/raw/*.whl
+else
+    cp build/raw/*.whl dist/
+fi
+
+fresh=$(mktemp -d)
+trap 'rm -rf "$fresh"' EXIT
+cp ci/smoke.py "$fresh"
+cd "$fresh"
+"$here/.venv/bin/python" -m venv venv
+venv/bin/python -m pip install --quiet --disable-pip-version-check \
+    -c "$here/ci/constraints.txt" "$here"/dist/*.whl
+venv/bin/python -I smoke.py
+venv/bin/aqueduct --help >/dev/null
+ls -l "$here/dist"

@@ -1,0 +1,46 @@
+#!/bin/sh
+# Builds, repairs and tests wheels from the sdist with cibuildwheel: ci/wheels.sh ['cp311-*']
+#
+# Linux needs containers. Where the registry of the official images cannot be reached, a local
+# image stands in, with the one Python of this Debian (ci/image.sh). AQUEDUCT_IMAGE=local or
+# =official decides instead of the look.
+set -eu
+cd "$(dirname -- "$0")/.."
+PATH=$PWD/.venv/bin:$PATH
+rm -rf wheelhouse
+python -m build --sdist --outdir wheelhouse
+set -- "${1:-}" wheelhouse/*.tar.gz
+[ -z "$1" ] || export CIBW_BUILD="$1"
+
+reachable() {
+    python -c '
+import urllib.error, urllib.request
+try:
+    urllib.request.urlopen("https://quay.io/v2/", timeout=10)
+except urllib.error.HTTPError as answer:
+    raise SystemExit(answer.code != 401)' 2>/dev/null
+}
+
+if [ "$(uname)" != Linux ]; then
+    exec cibuildwheel --output-dir wheelhouse "$2"
+fi
+case ${AQUEDUCT_IMAGE:-} in
+local | official) choice=$AQUEDUCT_IMAGE ;;
+*) if reachable; then choice=official; else choice=local; fi ;;
+esac
+if [ "$choice" = local ]; then
+    image=$(ci/image.sh)
+    machine=$(uname -m)
+    export "CIBW_MANYLINUX_$(echo "$machine" | tr '[:lower:]' '[:upper:]')_IMAGE=$image"
+    # The image has this one Python.
+    python3=$(podman --runtime runc run --rm --network=none "--ulimit=nofile=$(ulimit -Hn):$(ulimit -Hn)" \
+        --ulimit=nproc=32768:32768 "$image" ls /opt/python | grep -v cp39 | cut -d- -f1)
+    export CIBW_BUILD="$python3-manylinux_$machine"
+    # The tests' packages as pinned here, not what was published this morning.
+    export CIBW_TEST_ENVIRONMENT="AQUEDUCT_NO_SKIPS=1 PIP_CONSTRAINT=/project/ci/constraints.txt"
+    limits="--ulimit=nofile=$(ulimit -Hn):$(ulimit -Hn) --ulimit=nproc=32768:32768"
+    export CIBW_CONTAINER_ENGINE="podman; disable_host_mount: true; create_args: --runtime=runc --network=host $limits"
+    echo "ci/wheels.sh: no registry of images in use; $image with $CIBW_BUILD"
+fi
+cibuildwheel --platform linux --output-dir wheelhouse "$2"
+ls -l wheelhouse
