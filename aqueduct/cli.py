@@ -1,0 +1,272 @@
+"""The ``aqueduct`` command: serve a service, look at one, measure the way to it, dissect bytes.
+
+Every failure is one line on standard error and exit status 1 (2 for wrong usage);
+``AQUEDUCT_DEBUG=1`` adds the traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import os
+import signal
+import statistics
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from aqueduct.errors import AqueductError
+
+if TYPE_CHECKING:
+    from aqueduct.arrow.describe import Description
+    from aqueduct.service import Service
+
+__all__ = ["main"]
+
+
+class _Failed(Exception):
+    """An expected failure; its text is the line that the user reads."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command with ``arguments`` (by default the process's own); the exit status."""
+    args = _parser().parse_args(arguments)
+    try:
+        status: int = args.run(args)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        # Whoever read our output has gone (`| head`): nothing is wrong, and nothing is left to say.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except Exception as error:
+        if os.environ.get("AQUEDUCT_DEBUG") == "1":
+            raise
+        text = " ".join(str(error).split()) or type(error).__name__
+        if not isinstance(error, (_Failed, AqueductError, OSError)):
+            text = f"{type(error).__name__}: {text} (AQUEDUCT_DEBUG=1 shows where)"
+        print(f"aqueduct {args.command}: {text}", file=sys.stderr)
+        return 1
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="aqueduct", description="Arrow record batches over message channels on QUIC."
+    )
+    parser.add_argument("--version", action="version", version=f"aqueduct {_version()}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    serve = commands.add_parser("serve", help="run a service until SIGINT or SIGTERM")
+    serve.add_argument("service", metavar="MODULE:SERVICE", help="found from here, like python -m")
+    serve.add_argument(
+        "--listen",
+        metavar="ADDRESS",
+        action="append",
+        required=True,
+        help="aqueduct://HOST:PORT, port 0 for any free one; may be repeated",
+    )
+    serve.add_argument("--cert", metavar="FILE", help="certificate chain, PEM")
+    serve.add_argument("--key", metavar="FILE", help="its private key, PEM")
+    serve.add_argument(
+        "--dev-cert",
+        action="store_true",
+        help="make a certificate on the spot; the address printed pins its fingerprint",
+    )
+    serve.set_defaults(run=_serve, usage=serve)
+
+    describe = commands.add_parser(
+        "describe", help="the version, handlers and schemas of a service"
+    )
+    describe.add_argument("address", metavar="ADDRESS")
+    describe.add_argument("--json", action="store_true", help="for programs")
+    describe.add_argument("--token", help="what the service asks of its callers")
+    describe.set_defaults(run=_describe)
+
+    ping = commands.add_parser("ping", help="the times of a handshake and of round trips")
+    ping.add_argument("address", metavar="ADDRESS")
+    ping.add_argument("--count", type=_positive, default=4, help="round trips (4)")
+    ping.set_defaults(run=_ping)
+
+    wire = commands.add_parser("wire", help="wire bytes to frames and back")
+    wire.add_argument("protocol", metavar="PROTOCOL", nargs="?", help="aq")
+    wire.add_argument("hex", metavar="HEX", nargs="?", help="the bytes, or - for standard input")
+    wire.add_argument("--json", action="store_true", help="answer JSON lines of standard input")
+    wire.add_argument("--from", dest="sender", metavar="SIDE", help="client or server")
+    wire.add_argument("--carrier", metavar="CARRIER", help="stream (the default) or datagram")
+    wire.set_defaults(run=_wire, usage=wire)
+    return parser
+
+
+def _version() -> str:
+    try:
+        return version("aqueduct-arrow")
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above zero")
+    return int(text)
+
+
+# ------------------------------------------------------------------ serve
+
+
+def _serve(args: argparse.Namespace) -> int:
+    if bool(args.cert) != bool(args.key):
+        args.usage.error("--cert and --key belong together")
+    if not args.cert and not args.dev_cert:
+        args.usage.error("QUIC needs a certificate: --cert and --key, or --dev-cert to make one")
+    if args.cert and args.dev_cert:
+        args.usage.error("--dev-cert makes a certificate; it excludes --cert and --key")
+    service = _load_service(args.service)
+    return asyncio.run(_serve_until_signal(service, args))
+
+
+async def _serve_until_signal(service: Service, args: argparse.Namespace) -> int:
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+
+    def on_signal(number: signal.Signals) -> None:
+        if stop.is_set():  # the user does not want to wait for the drain
+            os._exit(128 + number)
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal, number)
+    serving = service.serving(*args.listen, cert=args.cert, key=args.key, dev_cert=args.dev_cert)
+    async with serving as running:
+        for address in running.addresses:
+            print(f"listening on {address}", flush=True)
+        await stop.wait()
+        print("draining; a second signal ends at once", file=sys.stderr, flush=True)
+    return 0
+
+
+def _load_service(spec: str) -> Service:
+    """Imports MODULE:NAME with the current directory first on the path, as ``python -m`` has it."""
+    from aqueduct.service import Service
+
+    module_name, separator, name = spec.partition(":")
+    if not separator or not module_name or not name:
+        raise _Failed(f"{spec!r} must be MODULE:SERVICE, for example flights.app:service")
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        if os.environ.get("AQUEDUCT_DEBUG") == "1":
+            raise
+        text = f"cannot import {module_name!r} from {here}: {type(error).__name__}: {error}"
+        raise _Failed(text) from error
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            names = [key for key, value in vars(module).items() if isinstance(value, Service)]
+            hint = f"; its services: {', '.join(names)}" if names else ", and no Service at all"
+            raise _Failed(f"{module_name!r} has no {name!r}{hint}")
+        found = getattr(found, part)
+    if not isinstance(found, Service):
+        raise _Failed(f"{spec} is not an aqueduct.Service, but of type {type(found).__name__}")
+    return found
+
+
+# --------------------------------------------------------- describe and ping
+
+
+def _describe(args: argparse.Namespace) -> int:
+    description = asyncio.run(_fetch_description(args.address, args.token))
+    if args.json:
+        print(description.to_json())
+        return 0
+    print(f"{description.service}  (aqueduct-arrow {description.library})")
+    for handler in description.handlers:
+        traits: list[str] = [handler.kind]
+        if handler.concurrency > 1:
+            traits.append(f"concurrency {handler.concurrency}")
+        if handler.idempotent:
+            traits.append("idempotent")
+        print(f"\n{handler.name}  ({', '.join(traits)})")
+        if handler.summary:
+            print(f"  {handler.summary}")
+        if handler.kind != "source":
+            _print_schema("input", handler.input, "any")
+        if handler.kind != "sink":
+            _print_schema("output", handler.output, "depends on the call")
+    return 0
+
+
+def _print_schema(label: str, schema: Any, otherwise: str) -> None:
+    if schema is None:
+        print(f"  {label}: {otherwise}")
+        return
+    print(f"  {label}:")
+    width = max((len(field.name) for field in schema), default=0)
+    for field in schema:
+        print(f"    {field.name:{width}}  {field.type}{'' if field.nullable else ' not null'}")
+
+
+async def _fetch_description(address: str, token: str | None) -> Description:
+    from aqueduct.client import Client
+
+    async with await Client.connect(address, token=token) as client:
+        return await client.describe()
+
+
+def _ping(args: argparse.Namespace) -> int:
+    asyncio.run(_measure(args.address, args.count))
+    return 0
+
+
+async def _measure(address: str, count: int) -> None:
+    from aqueduct.endpoint import connect
+
+    began = time.perf_counter()
+    connection = await connect(address)
+    try:
+        print(f"handshake with {connection.peer}: {_ms(time.perf_counter() - began)}", flush=True)
+        trips = []
+        for number in range(1, count + 1):
+            trips.append(await connection.ping())
+            print(f"round trip {number}: {_ms(trips[-1])}", flush=True)
+    finally:
+        await connection.close()
+    middle = _ms(statistics.median(trips))
+    print(f"min {_ms(min(trips))}, median {middle}, max {_ms(max(trips))}")
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.3f} ms"
+
+
+# ------------------------------------------------------------------- wire
+
+
+def _wire(args: argparse.Namespace) -> int:
+    from aqueduct import wire
+
+    if args.json:
+        if args.protocol or args.hex or args.sender or args.carrier:
+            args.usage.error("--json takes everything from standard input")
+        wire.answer_lines(sys.stdin.buffer, sys.stdout)
+        return 0
+    if not args.protocol or not args.hex:
+        args.usage.error("either PROTOCOL and HEX, or --json")
+    given = {"from": args.sender, "carrier": args.carrier}
+    context = {name: value for name, value in given.items() if value is not None}
+    text = sys.stdin.read() if args.hex == "-" else args.hex
+    try:
+        for line in wire.dissect(args.protocol, text, context):
+            print(line)
+    except wire.WireError as error:
+        where = "" if error.offset is None else f" at byte {error.offset}"
+        raise _Failed(f"{error.kind}{where}: {error}") from error
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
