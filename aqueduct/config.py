@@ -5,6 +5,7 @@ Sizes are in bytes, times in seconds. A value that cannot work raises ConfigErro
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
@@ -187,6 +188,8 @@ class Config:
     timing: Timing = field(default_factory=Timing)
     quic: Quic = field(default_factory=Quic)
     calls: Calls = field(default_factory=Calls)
+    debug: bool = field(default_factory=lambda: os.environ.get("AQUEDUCT_DEBUG") == "1")
+    """Checks that a buffer does not change between its sending and its leaving; slow."""
 
     def __post_init__(self) -> None:
         if self.calls.cut + self.limits.header_bytes > self.limits.frame_bytes:

@@ -118,7 +118,16 @@ class _Pipe:
 class Sender:
     """The sending half of a channel."""
 
-    __slots__ = ("__weakref__", "_connection", "_half", "_mode", "_pipe", "_sent_away", "_waiting")
+    __slots__ = (
+        "__weakref__",
+        "_connection",
+        "_half",
+        "_mode",
+        "_pipe",
+        "_sent_away",
+        "_waiting",
+        "on_change",
+    )
 
     def __init__(
         self,
@@ -134,6 +143,11 @@ class Sender:
         self._pipe = pipe
         self._waiting = _Waiting()
         self._sent_away = False
+        self.on_change: Callable[[], None] | None = None
+        """Called on the loop when the channel ended, or is writable again after notify_writable.
+
+        It must be quick and not raise; for code that has no task to wait in.
+        """
         if half is not None:
             half.handle = weakref.ref(self)
 
@@ -165,9 +179,13 @@ class Sender:
     async def wait_writable(self) -> None:
         """Returns once a send need not wait, or the channel has ended."""
         while not self.writable:
-            if self._half is not None and self._connection is not None:
-                self._connection.core.wait_writable(self._half)
+            self.notify_writable()
             await self._waiting.wait()
+
+    def notify_writable(self) -> None:
+        """Asks for one call of ``on_change`` once a send need not wait."""
+        if self._half is not None and self._connection is not None:
+            self._connection.core.wait_writable(self._half)
 
     async def send(
         self,
@@ -176,16 +194,19 @@ class Sender:
         headers: Headers = (),
         attachments: Sequence[ToAttach] = (),
         mode: Mode | None = None,
+        copy: bool = False,
     ) -> int:
         """Waits for room, then queues a message and returns its number.
 
         ``payload``: a buffer or a sequence of buffers, which must not change until they have
-        left; ``attachments``: halves of pairs from ``channel()``. Raises how the channel ended
+        left, unless ``copy`` detaches them; ``attachments``: halves of pairs from ``channel()``. Raises how the channel ended
         (ChannelError, ConnectionLost), or LocalProtocolError for a misuse.
         """
         if not self.writable:
             await self.wait_writable()
-        return self.send_nowait(payload, headers=headers, attachments=attachments, mode=mode)
+        return self.send_nowait(
+            payload, headers=headers, attachments=attachments, mode=mode, copy=copy
+        )
 
     def send_nowait(
         self,
@@ -194,9 +215,12 @@ class Sender:
         headers: Headers = (),
         attachments: Sequence[ToAttach] = (),
         mode: Mode | None = None,
+        copy: bool = False,
     ) -> int:
         """The same without waiting, whatever is queued already."""
         self._check_here()
+        if copy:
+            payload = _detached(payload)
         if self._half is not None:
             assert self._connection is not None
             return self._connection.send(
@@ -271,6 +295,8 @@ class Sender:
 
     def _wake(self) -> None:
         self._waiting.wake()
+        if self.on_change is not None:
+            self.on_change()
 
     def _check_here(self) -> None:
         if self._sent_away:
@@ -309,6 +335,7 @@ class Receiver:
         "_placement",
         "_sent_away",
         "_waiting",
+        "on_change",
     )
 
     def __init__(
@@ -324,6 +351,11 @@ class Receiver:
         self._placement: Callable[[Headers, int], Any] | None = None
         self._waiting = _Waiting()
         self._sent_away = False
+        self.on_change: Callable[[], None] | None = None
+        """Called on the loop when a message or the end came to a channel that had nothing to read.
+
+        It must be quick and not raise; for code that has no task to wait in.
+        """
         if half is not None:
             half.handle = weakref.ref(self)
 
@@ -431,6 +463,8 @@ class Receiver:
 
     def _wake(self) -> None:
         self._waiting.wake()
+        if self.on_change is not None:
+            self.on_change()
 
     def _check_attachable(self) -> None:
         if self._sent_away:
@@ -473,8 +507,14 @@ def _size(payload: Any) -> int:
     return memoryview(payload).nbytes
 
 
+def _detached(payload: Any) -> Any:
+    if isinstance(payload, (list, tuple)):
+        return [bytes(memoryview(buffer)) for buffer in payload]
+    return bytes(memoryview(payload))
+
+
 def _joined(payload: Any) -> Any:
     """A scattered payload as one buffer: inside the process there is no wire to gather on."""
     if isinstance(payload, (list, tuple)):
-        return b"".join(bytes(memoryview(buffer).cast("B")) for buffer in payload)
+        return b"".join(bytes(memoryview(buffer)) for buffer in payload)
     return payload

@@ -144,7 +144,11 @@ class ChannelConnection:
         outgoing = self._shared.outgoing
         mark = self.config.flow.connection_high_water
         above = outgoing.queued >= mark
-        half = outgoing.written(stream, size)
+        try:
+            half = outgoing.written(stream, size)
+        except LocalProtocolError as error:  # in debug: a buffer changed
+            self.fail_internal(error)
+            return
         if self._shared.blocked:
             crossed = above and outgoing.queued < mark
             self._reader.unblock(list(self._shared.blocked) if crossed else [half])

@@ -7,24 +7,29 @@ stream yet waits here and counts as queued like everything else.
 
 from __future__ import annotations
 
+import zlib
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from aqueduct._speedups import codec
 from aqueduct.config import Flow
-from aqueduct.protocol.channels import effects
+from aqueduct.errors import LocalProtocolError
+from aqueduct.protocol.channels import effects, ids
 
 if TYPE_CHECKING:
     from aqueduct.protocol.channels.sending import SenderHalf
 
 __all__ = ["OutStream", "Outgoing"]
 
+GUARDED_FROM = 4096
+"""Smaller buffers are copied into the frame when they are sent."""
+
 
 class OutStream:
     """One of my streams, opened or waiting for its turn."""
 
-    __slots__ = ("control", "dead", "fin", "half", "number", "queued", "waiting")
+    __slots__ = ("control", "dead", "fin", "guards", "half", "number", "queued", "waiting")
 
     def __init__(self, half: SenderHalf | None, control: bool) -> None:
         self.half = half
@@ -38,13 +43,18 @@ class OutStream:
         self.dead = False
         """Reset by us or stopped by the peer: later writes vanish."""
         self.waiting: list[Any] = []
+        self.guards: deque[tuple[int, Any, int]] = deque()
+        """Only in debug: (bytes of the stream up to its end, buffer, its checksum)."""
 
 
 class Outgoing:
     """All of my streams, and the effects that concern them."""
 
-    def __init__(self, flow: Flow, effects_out: list[effects.Effect]) -> None:
+    def __init__(
+        self, flow: Flow, effects_out: list[effects.Effect], *, debug: bool = False
+    ) -> None:
         self._flow = flow
+        self._guard: _Guard | None = _Guard() if debug else None
         self._effects = effects_out
         self._open: dict[int, OutStream] = {}
         self._next = 0
@@ -67,10 +77,15 @@ class Outgoing:
         self._open_waiting()
 
     def written(self, number: int, size: int) -> SenderHalf | None:
-        """``size`` bytes of a stream left. Returns the half that paid for them."""
+        """``size`` bytes of a stream left. Returns the half that paid for them.
+
+        Raises LocalProtocolError in debug when a buffer changed meanwhile.
+        """
         stream = self._open.get(number)
         if stream is None:
             return None
+        if self._guard is not None:
+            self._guard.check(stream, size)
         self._release(stream, size)
         if stream.fin and not stream.queued:
             del self._open[number]
@@ -104,6 +119,8 @@ class Outgoing:
             buffers = self._begin(stream, buffers)
         stream.fin = fin
         self._charge(stream, _size(buffers))
+        if self._guard is not None:
+            self._guard.add(stream, buffers)
         self._effects.append((effects.WRITE, stream.number, buffers, fin))
 
     def reset(self, stream: OutStream, code: int) -> None:
@@ -164,6 +181,8 @@ class Outgoing:
                 waiting, stream.waiting = stream.waiting, []
                 buffers = self._begin(stream, waiting)
                 self._charge(stream, _size(buffers) - charged)
+                if self._guard is not None:
+                    self._guard.add(stream, buffers)
                 self._effects.append((effects.WRITE, stream.number, buffers, stream.fin))
 
     def _charge(self, stream: OutStream, size: int) -> None:
@@ -181,6 +200,34 @@ class Outgoing:
         self._release(stream, stream.queued)
         if stream.half is not None:
             stream.half.stream_left(stream)
+
+
+class _Guard:
+    """Debug only: a buffer belongs to the transport until it has left, so it may not change."""
+
+    def __init__(self) -> None:
+        self._given: dict[OutStream, int] = {}
+        self._left: dict[OutStream, int] = {}
+
+    def add(self, stream: OutStream, buffers: Sequence[Any]) -> None:
+        end = self._given.get(stream, 0)
+        for buffer in buffers:
+            view = memoryview(buffer)
+            end += view.nbytes
+            if view.nbytes >= GUARDED_FROM:
+                stream.guards.append((end, view, zlib.crc32(view)))
+        self._given[stream] = end
+
+    def check(self, stream: OutStream, size: int) -> None:
+        left = self._left[stream] = self._left.get(stream, 0) + size
+        while stream.guards and stream.guards[0][0] <= left:
+            _, view, checksum = stream.guards.popleft()
+            if zlib.crc32(view) != checksum:
+                raise LocalProtocolError(
+                    f"a buffer of {view.nbytes} bytes changed after it was sent on "
+                    f"{ids.describe(stream.half.channel) if stream.half else 'a stream'}: it "
+                    "belongs to the transport until it has left; send it with copy=True"
+                )
 
 
 def _size(buffers: Sequence[Any]) -> int:

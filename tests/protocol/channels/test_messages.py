@@ -298,3 +298,20 @@ def test_streams_wait_above_the_transport_and_control_goes_first() -> None:
     assert type(pair.receiver.error).__name__ == "Cancelled"
     assert isinstance(pair.sender, SenderHalf)
     assert pair.client.core.snapshot()["queued_bytes"] == 0
+
+
+def test_in_debug_a_buffer_that_changes_before_it_left_is_found() -> None:
+    config = dataclasses.replace(DEFAULT, debug=True)
+    for change in (False, True):
+        pair = Pair(config)
+        buffer = bytearray(100_000)
+        pair.client.send(pair.sender, buffer)
+        if change:
+            buffer[50_000] = 1
+        pair.run()
+        if not change:
+            assert pair.client.core.error is None
+            assert len(pair.server.take_all(pair.receiver)) == 1
+            continue
+        assert pair.client.close_code == 6
+        assert "copy=True" in str(pair.client.core.error)
