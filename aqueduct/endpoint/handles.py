@@ -199,8 +199,9 @@ class Sender:
         """Waits for room, then queues a message and returns its number.
 
         ``payload``: a buffer or a sequence of buffers, which must not change until they have
-        left, unless ``copy`` detaches them; ``attachments``: halves of pairs from ``channel()``. Raises how the channel ended
-        (ChannelError, ConnectionLost), or LocalProtocolError for a misuse.
+        left, unless ``copy`` detaches them; ``attachments``: halves of pairs from
+        ``channel()``. Raises how the channel ended (ChannelError, ConnectionLost), or
+        LocalProtocolError for a misuse.
         """
         if not self.writable:
             await self.wait_writable()
