@@ -14,7 +14,8 @@ from aioquic.tls import AlertDescription
 
 from aqueduct.address import Address
 from aqueduct.carriers.quic.connection import QuicCarrier
-from aqueduct.carriers.quic.flow import FlowConnection, capped_congestion_control
+from aqueduct.carriers.quic.fast import FastConnection
+from aqueduct.carriers.quic.flow import capped_congestion_control
 from aqueduct.carriers.quic.sockets import SocketAddress, UdpSocket, datagram_size, host_port
 from aqueduct.carriers.quic.tls import (
     ClientTls,
@@ -103,13 +104,14 @@ class _Attempt:
             sock,
             buffer_size=self._config.quic.socket_buffer,
             on_datagrams=self._arrived,
+            on_burst=self._burst,
             on_error=self._failed,
             on_writable=self._writable,
             connected=True,
         )
         remote = sock.getpeername()
         self._configuration.max_datagram_size = datagram_size(self._config, self._address, remote)
-        self._quic = FlowConnection(
+        self._quic = FastConnection(
             self._configuration,
             streams=self._config.flow.streams,
             initial_window=self._config.flow.initial_window,
@@ -147,6 +149,10 @@ class _Attempt:
         assert self._socket is not None
         self._socket.send(datagrams)
 
+    def send_run(self, parts: list[bytes], size: int, address: SocketAddress) -> None:
+        assert self._socket is not None
+        self._socket.send_run(parts, size, address)
+
     def send_later(self, carrier: QuicCarrier) -> None:
         """``_writable`` follows."""
 
@@ -183,14 +189,18 @@ class _Attempt:
 
     # the socket
 
-    def _arrived(self, datagrams: list[tuple[bytes, SocketAddress]]) -> None:
+    def _arrived(self, buffer: memoryview, size: int, address: SocketAddress) -> None:
         carrier = self._carrier
         assert carrier is not None
         self._refusals = 0
         now = self._loop.time()
-        for data, address in datagrams:
-            carrier.receive(data, address, now)
-        carrier.after_input()
+        for at in range(0, len(buffer), size):
+            carrier.receive(buffer[at : at + size], address, now)
+        carrier.deliver()
+
+    def _burst(self) -> None:
+        assert self._carrier is not None
+        self._carrier.after_input()
 
     def _failed(self, error: OSError) -> None:
         assert self._carrier is not None

@@ -6,13 +6,13 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from aioquic.quic import events
 from aioquic.quic.packet import QuicErrorCode
 
 from aqueduct.carriers.contract import Buffer, CarrierUser
-from aqueduct.carriers.quic.fast import FastConnection
+from aqueduct.carriers.quic.fast import FastConnection, Outlet
 from aqueduct.carriers.quic.send_buffer import SendBuffer
 from aqueduct.carriers.quic.sockets import SocketAddress
 from aqueduct.carriers.quic.tls import fingerprint_of
@@ -30,15 +30,8 @@ _STOPPED_KEPT: Final = 4096
 _STREAM_EVENTS: Final = (tuple, events.StreamDataReceived, events.StreamReset)
 
 
-class Host(Protocol):
+class Host(Outlet, Protocol):
     """Whose sockets a carrier uses: a connector's or a listener's."""
-
-    @property
-    def blocked(self) -> bool:
-        """Whether the socket takes no datagrams now."""
-
-    def send(self, datagrams: Sequence[tuple[bytes, SocketAddress]]) -> None:
-        """Sends datagrams."""
 
     def send_later(self, carrier: QuicCarrier) -> None:
         """Calls ``carrier.transmit`` when the socket takes datagrams again."""
@@ -81,7 +74,7 @@ class QuicCarrier:
         self._loop = asyncio.get_running_loop()
         self._user: CarrierUser | None = None
         self._begun = False
-        self._early: deque[events.QuicEvent] = deque()
+        self._early: deque[Any] = deque()
         self._established = False
         self._processing = False
         self._reported = False
@@ -216,13 +209,19 @@ class QuicCarrier:
 
     # what the host calls
 
-    def receive(self, data: bytes, address: SocketAddress, now: float) -> None:
-        """Takes one datagram; ``after_input`` must follow."""
+    def receive(self, data: memoryview, address: SocketAddress, now: float) -> None:
+        """Takes one datagram; ``deliver`` and ``after_input`` must follow."""
         try:
-            self._quic.receive_datagram(data, address, now)
+            self._quic.receive(data, address, now)
         except Exception:  # what a peer sends must not end the loop
             logger.exception("%s: aioquic failed on a datagram", self.peer)
             self._quic.close(QuicErrorCode.INTERNAL_ERROR, 0, "internal error")
+
+    def deliver(self) -> None:
+        """Hands on what has arrived, while it is in the processor's cache."""
+        self._processing = True
+        self._take_events()
+        self._processing = False
 
     def after_input(self) -> None:
         """Reports what has arrived, and sends what the user and the transport answer."""
@@ -238,9 +237,9 @@ class QuicCarrier:
         if self._host.blocked:
             self._host.send_later(self)
             return
-        datagrams = self._quic.datagrams_to_send(self._loop.time())
-        if datagrams:
-            self._host.send(datagrams)
+        self._quic.transmit(self._loop.time(), self._host)
+        if self._host.blocked:
+            self._host.send_later(self)
         if self._quic.has_events:
             self._report()
         self._arm()
@@ -292,15 +291,7 @@ class QuicCarrier:
         """Takes the events of the transport and tells the user."""
         quic = self._quic
         self._processing = True
-        while self._begun and self._early:
-            self._handle(self._early.popleft())
-        event = quic.next_event()
-        while event is not None:
-            if not self._begun and isinstance(event, _STREAM_EVENTS):
-                self._early.append(event)
-            else:
-                self._handle(event)
-            event = quic.next_event()
+        self._take_events()
         if self._begun and self._user is not None:
             if quic.openable > self._openable:
                 self._user.openable_changed()
@@ -322,7 +313,18 @@ class QuicCarrier:
         elif self._close is not None:
             self._close_if_drained(False)
 
-    def _handle(self, event: events.QuicEvent) -> None:
+    def _take_events(self) -> None:
+        while self._begun and self._early:
+            self._handle(self._early.popleft())
+        event: Any = self._quic.next_event()
+        while event is not None:
+            if not self._begun and isinstance(event, _STREAM_EVENTS):
+                self._early.append(event)
+            else:
+                self._handle(event)
+            event = self._quic.next_event()
+
+    def _handle(self, event: Any) -> None:
         user = self._user
         if type(event) is tuple:
             assert user is not None

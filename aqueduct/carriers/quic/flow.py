@@ -6,7 +6,8 @@ FlowConnection is aioquic's QuicConnection with flow control that we own:
 - the connection-wide limit never binds: it is kept at what all streams may send together;
 - stream slots return when a stream's end was received, less those held back;
 - what is written is referenced, not copied, until it is acknowledged (``send_buffer``);
-- only streams with something to do are visited for each packet, not all that are open.
+- only streams with something to do are visited for each packet, not all that are open;
+- stream data is sent by ``fast``, and never by aioquic.
 
 ``tests/carriers/test_aioquic_names.py`` has a test for each private name used here.
 """
@@ -316,10 +317,27 @@ class FlowConnection(QuicConnection):
         self._wake(buf.pull_uint_var())
         buf.seek(end)
 
+    def _limits_changed(self) -> bool:
+        """Whether a connection-wide limit is to be announced."""
+        data, streams = self._local_max_data, self._local_max_streams_uni
+        return (
+            self._promised > data.value
+            or data.value != data.sent
+            or streams.value != self._slots_given
+            or streams.sent == 0
+            or self._slots_earned - self._slots_held > self._slots_given
+        )
+
     def _wake(self, stream_id: int) -> None:
-        """Puts a stream with something to do into the queue that is visited for each packet."""
+        """A stream has something to do."""
         stream = self._streams.get(stream_id)
-        if stream is None or stream_id in self._queued:
+        if stream is not None:
+            self._wake_general(stream)
+
+    def _wake_general(self, stream: Any) -> None:
+        """Puts a stream into the queue that aioquic visits for each packet, if it has to."""
+        stream_id = stream.stream_id
+        if stream_id in self._queued or not _has_work(stream):
             return
         mine = bool(stream_id & 1) is not self._is_client
         if not mine and stream_id // 4 >= self._queued_peer_streams:
@@ -350,13 +368,8 @@ class _StreamTable(dict[int, Any]):
 
 
 def _has_work(stream: Any) -> bool:
-    sender = stream.sender
-    return bool(
-        stream.is_finished
-        or stream.receiver.stop_pending
-        or sender.reset_pending
-        or (isinstance(sender, SendBuffer) and sender.sendable(stream.max_stream_data_remote))
-    )
+    """Whether aioquic's own code has something to do for the stream."""
+    return bool(stream.is_finished or stream.receiver.stop_pending or stream.sender.reset_pending)
 
 
 def capped_congestion_control(name: str, limit: int) -> str:

@@ -21,7 +21,8 @@ from aioquic.quic.packet import (
 from aqueduct.address import Address
 from aqueduct.carriers.contract import Carrier
 from aqueduct.carriers.quic.connection import QuicCarrier
-from aqueduct.carriers.quic.flow import FlowConnection, capped_congestion_control
+from aqueduct.carriers.quic.fast import FastConnection
+from aqueduct.carriers.quic.flow import capped_congestion_control
 from aqueduct.carriers.quic.sockets import SocketAddress, UdpSocket, datagram_size, host_port
 from aqueduct.carriers.quic.tls import ServerTls, server_configuration
 from aqueduct.config import Config
@@ -121,7 +122,7 @@ class QuicListener:
             return None
         configuration = copy.copy(self._configuration)
         configuration.max_datagram_size = datagram_size(self._config, self._address, address)
-        quic = FlowConnection(
+        quic = FastConnection(
             configuration,
             streams=self._config.flow.streams,
             initial_window=self._config.flow.initial_window,
@@ -192,12 +193,14 @@ class _Door:
         self._listener = listener
         self._routes: dict[bytes, QuicCarrier] = {}
         self._waiting: dict[QuicCarrier, None] = {}
+        self._touched: dict[QuicCarrier, None] = {}
         self._loop = asyncio.get_running_loop()
         self._id_length = listener._configuration.connection_id_length
         self.socket = UdpSocket(
             sock,
             buffer_size=config.quic.socket_buffer,
             on_datagrams=self._arrived,
+            on_burst=self._burst,
             on_error=self._failed,
             on_writable=self._writable,
             connected=False,
@@ -211,6 +214,9 @@ class _Door:
 
     def send(self, datagrams: Sequence[tuple[bytes, SocketAddress]]) -> None:
         self.socket.send(datagrams)
+
+    def send_run(self, parts: list[bytes], size: int, address: SocketAddress) -> None:
+        self.socket.send_run(parts, size, address)
 
     def send_later(self, carrier: QuicCarrier) -> None:
         self._waiting[carrier] = None
@@ -235,19 +241,28 @@ class _Door:
 
     # the socket
 
-    def _arrived(self, datagrams: list[tuple[bytes, SocketAddress]]) -> None:
+    def _arrived(self, buffer: memoryview, size: int, address: SocketAddress) -> None:
         now = self._loop.time()
-        touched: dict[QuicCarrier, None] = {}
-        routes, id_length = self._routes, self._id_length
-        for data, address in datagrams:
+        routes, id_stop = self._routes, 1 + self._id_length
+        carrier = previous = None
+        for at in range(0, len(buffer), size):
+            data = buffer[at : at + size]
             # A short header (the common case) has the connection id right after its first byte.
-            if data and not data[0] & 0x80:
-                carrier = routes.get(data[1 : 1 + id_length])
+            if not data[0] & 0x80:
+                carrier = routes.get(bytes(data[1:id_stop]))
             else:
-                carrier = self._long_header(data, address)
+                carrier = self._long_header(bytes(data), address)
+            if carrier is not previous and previous is not None:
+                previous.deliver()
+            previous = carrier
             if carrier is not None:
                 carrier.receive(data, address, now)
-                touched[carrier] = None
+                self._touched[carrier] = None
+        if carrier is not None:
+            carrier.deliver()
+
+    def _burst(self) -> None:
+        touched, self._touched = self._touched, {}
         for carrier in touched:
             carrier.after_input()
 

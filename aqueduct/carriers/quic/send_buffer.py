@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
-from aioquic.quic.packet import QuicResetStreamFrame, QuicStreamFrame
+from aioquic.quic.packet import QuicResetStreamFrame
 from aioquic.quic.packet_builder import QuicDeliveryState
 from aioquic.quic.rangeset import RangeSet
 
@@ -40,11 +40,14 @@ class SendBuffer:
     __slots__ = (
         "_acked", "_base", "_fin", "_fin_acked", "_fin_pending", "_first", "_fresh", "_lost",
         "_reset_code", "_starts", "_stop", "_stream_id", "_totals", "_views", "_wake",
-        "buffer_is_empty", "is_finished", "newly_released", "reset_pending",
+        "is_finished", "newly_released", "queued", "reset_pending",
     )  # fmt: skip
 
+    buffer_is_empty = True
+    """For aioquic: it never has stream data to send; FastConnection has."""
+
     def __init__(self, stream_id: int, totals: SendTotals, wake: Callable[[int], None]) -> None:
-        self.buffer_is_empty = True
+        self.queued = False  # in the connection's queue of streams with data
         self.is_finished = False
         self.reset_pending = False
         self.newly_released = 0
@@ -93,12 +96,11 @@ class SendBuffer:
             self._fin = self._stop
             self._fin_pending = True
         if self._fresh < self._stop or fin:
-            self.buffer_is_empty = False
             self._wake(self._stream_id)
 
     def sendable(self, limit: int) -> bool:
         """Whether a frame could be made now if the peer lets the stream reach ``limit``."""
-        if self.buffer_is_empty:
+        if self._reset_code is not None:
             return False
         if len(self._lost):
             return True
@@ -154,7 +156,6 @@ class SendBuffer:
                 return None
             self._fresh = stop
         else:
-            self.buffer_is_empty = True
             if not self._fin_pending or max_size < 0:
                 return None
             self._fin_pending = False
@@ -162,21 +163,7 @@ class SendBuffer:
         fin = self._fin == stop
         if fin:
             self._fin_pending = False
-        self.buffer_is_empty = not (
-            self._fresh < self._stop or self._fin_pending or len(self._lost)
-        )
         return start, stop, fin
-
-    def get_frame(self, max_size: int, max_offset: int) -> QuicStreamFrame | None:
-        """The next frame of at most ``max_size`` bytes that ends at ``max_offset`` at most."""
-        if max_size < 0:
-            return None
-        taken = self.take(max_size, max_offset)
-        if taken is None:
-            return None
-        start, stop, fin = taken
-        data = b"".join(self.parts(start, stop)) if stop > start else b""
-        return QuicStreamFrame(data=data, fin=fin, offset=start)
 
     def on_data_delivery(
         self, delivery: QuicDeliveryState, start: int, stop: int, fin: bool
@@ -189,7 +176,6 @@ class SendBuffer:
                 self._lost.add(start, stop)
             if fin:
                 self._fin_pending = True
-            self.buffer_is_empty = False
             self._wake(self._stream_id)
             return
         if stop > start:
@@ -212,7 +198,6 @@ class SendBuffer:
             return
         self._reset_code = error_code
         self.reset_pending = True
-        self.buffer_is_empty = True
         self._totals.queued -= self._stop - self._base
         self._base = self._stop
         self._views.clear()

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 import socket
+import struct
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,26 +19,45 @@ __all__ = ["UdpSocket", "datagram_size", "host_port", "is_loopback"]
 
 logger = logging.getLogger("aqueduct.quic")
 
-BURST: Final = 64
+BURST: Final = 128
 """Datagrams read in one wake-up, so that one socket starves nothing else on the loop."""
-_RECEIVE_SIZE: Final = 16_384  # no QUIC packet of ours is larger
-_PENDING: Final = 1024  # datagrams that wait for the kernel; above it they are lost, as on a wire
+RUN_BYTES: Final = 65_000
+"""The most bytes that cross the kernel in one call."""
+RUN_PACKETS: Final = 64
+"""The most datagrams that do."""
+_RECEIVE_SIZE: Final = 65_536
+_PENDING: Final = 256  # sends that wait for the kernel; above it they are lost, as on a wire
+_UDP_SEGMENT: Final = 103  # linux/udp.h
+_UDP_GRO: Final = 104
+_NO_SEGMENTS: Final = frozenset({errno.EINVAL, errno.EIO, errno.EMSGSIZE, errno.ENOPROTOOPT})
+_UINT16: Final = struct.Struct("=H")
+_ANCILLARY: Final = socket.CMSG_SPACE(4)
 _NO_BUFFERS_PAUSE: Final = 0.001  # seconds: a full device queue makes no socket unwritable
 _warned: set[str] = set()
 
 SocketAddress = Any
 """What the socket module calls an address: (host, port) or (host, port, flow, scope)."""
 
+_Run = tuple[list[bytes], int, int, SocketAddress]
+# Parts of datagrams, parts of each, bytes of each but the last, and where to.
+
 
 class UdpSocket:
-    """One non-blocking UDP socket on the running loop."""
+    """One non-blocking UDP socket on the running loop.
+
+    ``on_datagrams(buffer, size, address)`` gets one or more datagrams that lie one after the
+    other in ``buffer``, all of ``size`` bytes but for the last; the buffer is used again after
+    the call. ``on_burst`` follows when nothing more was there to read. On Linux a run of equal
+    datagrams crosses the kernel in one call, both ways (UDP_SEGMENT and UDP_GRO).
+    """
 
     def __init__(
         self,
         sock: socket.socket,
         *,
         buffer_size: int,
-        on_datagrams: Callable[[list[tuple[bytes, SocketAddress]]], None],
+        on_datagrams: Callable[[memoryview, int, SocketAddress], None],
+        on_burst: Callable[[], None],
         on_error: Callable[[OSError], None],
         on_writable: Callable[[], None],
         connected: bool,
@@ -45,10 +65,14 @@ class UdpSocket:
         self._loop = asyncio.get_running_loop()
         self._sock = sock
         self._on_datagrams = on_datagrams
+        self._on_burst = on_burst
         self._on_error = on_error
         self._on_writable = on_writable
         self._remote = sock.getpeername() if connected else None
-        self._pending: deque[tuple[bytes, SocketAddress]] = deque()
+        self._pending: deque[_Run] = deque()
+        self._buffer = memoryview(bytearray(_RECEIVE_SIZE))
+        self._segmented = _set(sock, _UDP_SEGMENT, 0)
+        self._gathered = _set(sock, _UDP_GRO, 1)
         self.datagrams_sent = 0
         self.datagrams_received = 0
         sock.setblocking(False)
@@ -72,17 +96,16 @@ class UdpSocket:
 
     def send(self, datagrams: Sequence[tuple[bytes, SocketAddress]]) -> None:
         """Sends the datagrams in order, or keeps them until the kernel takes more."""
-        if self.closed:
-            return
-        if self._pending:
-            self._pending.extend(datagrams)
+        for data, address in datagrams:
+            self._send(([data], 1, len(data), address))
+
+    def send_run(self, parts: list[bytes], size: int, address: SocketAddress) -> None:
+        """Sends datagrams given as two parts each, all of ``size`` bytes but for the last."""
+        if self._segmented or len(parts) == 2:
+            self._send((parts, 2, size, address))
         else:
-            done = self._send_now(datagrams)
-            if done == len(datagrams):
-                return
-            self._pending.extend(datagrams[done:])
-        while len(self._pending) > _PENDING:
-            self._pending.popleft()
+            for index in range(0, len(parts), 2):
+                self._send((parts[index : index + 2], 2, size, address))
 
     def close(self) -> None:
         """Closes; what waits is dropped."""
@@ -93,59 +116,84 @@ class UdpSocket:
             self._sock.close()
 
     def _readable(self) -> None:
-        batch: list[tuple[bytes, SocketAddress]] = []
-        receive, remote = self._sock.recv, self._remote
         failure: OSError | None = None
+        received = 0
         try:
-            if remote is not None:
-                while len(batch) < BURST:
-                    batch.append((receive(_RECEIVE_SIZE), remote))
-            else:
-                receive_from = self._sock.recvfrom
-                while len(batch) < BURST:
-                    batch.append(receive_from(_RECEIVE_SIZE))
+            while received < BURST and not self.closed:
+                if self._gathered:
+                    size, ancillary, _, address = self._sock.recvmsg_into(
+                        (self._buffer,), _ANCILLARY
+                    )
+                    segment = _segment_size(ancillary) or size
+                else:
+                    size, address = self._sock.recvfrom_into(self._buffer)
+                    segment = size
+                if size:
+                    received += -(-size // segment)
+                    self._on_datagrams(
+                        self._buffer[:size],
+                        segment,
+                        address if self._remote is None else self._remote,
+                    )
         except BlockingIOError:
             pass
         except OSError as error:
             failure = error
-        if batch:
-            self.datagrams_received += len(batch)
-            self._on_datagrams(batch)
+        if received:
+            self.datagrams_received += received
+            self._on_burst()
         if failure is not None:
             self._on_error(failure)
+
+    def _send(self, run: _Run) -> None:
+        if self.closed:
+            return
+        if self._pending or not self._send_now(run):
+            self._pending.append(run)
+            if len(self._pending) > _PENDING:
+                self._pending.popleft()
 
     def _writable(self) -> None:
         if self.closed:
             return
         self._loop.remove_writer(self._sock.fileno())
-        pending = list(self._pending)
-        self._pending.clear()
-        done = self._send_now(pending)
-        if done < len(pending):
-            self._pending.extend(pending[done:])
-        elif not self.closed:
-            self._on_writable()
+        while self._pending:
+            if not self._send_now(self._pending[0]):
+                return
+            if self.closed:
+                return
+            self._pending.popleft()
+        self._on_writable()
 
-    def _send_now(self, datagrams: Sequence[tuple[bytes, SocketAddress]]) -> int:
-        """Sends; returns how many are done with (sent, or refused for good)."""
-        for index, (data, address) in enumerate(datagrams):
-            try:
-                if self._remote is not None:
-                    self._sock.send(data)
-                else:
-                    self._sock.sendto(data, address)
-            except BlockingIOError:
-                self._loop.add_writer(self._sock.fileno(), self._writable)
-                return index
-            except OSError as error:
-                if error.errno == errno.ENOBUFS:
-                    self._loop.call_later(_NO_BUFFERS_PAUSE, self._writable)
-                    return index
-                self._on_error(error)
-                if self.closed:
-                    return len(datagrams)
-            self.datagrams_sent += 1
-        return len(datagrams)
+    def _send_now(self, run: _Run) -> bool:
+        """Sends; False: the kernel takes no more now. What it refuses for good is lost."""
+        parts, each, size, address = run
+        count = len(parts) // each
+        try:
+            if count > 1:
+                control = [(socket.IPPROTO_UDP, _UDP_SEGMENT, _UINT16.pack(size))]
+            else:
+                control = []
+            if self._remote is not None:
+                self._sock.sendmsg(parts, control)
+            else:
+                self._sock.sendmsg(parts, control, 0, address)
+        except BlockingIOError:
+            self._loop.add_writer(self._sock.fileno(), self._writable)
+            return False
+        except OSError as error:
+            if error.errno == errno.ENOBUFS:
+                self._loop.call_later(_NO_BUFFERS_PAUSE, self._writable)
+                return False
+            if count > 1 and error.errno in _NO_SEGMENTS:
+                # This device, or a path with a smaller MTU, cannot: one by one from now on.
+                self._segmented = False
+                self.send_run(parts, size, address)
+                return True
+            self._on_error(error)
+        else:
+            self.datagrams_sent += count
+        return True
 
 
 def datagram_size(config: Config, address: Address, peer: SocketAddress) -> int:
@@ -168,6 +216,23 @@ def host_port(address: SocketAddress) -> str:
     """An address as people write it."""
     host = str(address[0]).removeprefix("::ffff:")
     return f"[{host}]:{address[1]}" if ":" in host else f"{host}:{address[1]}"
+
+
+def _set(sock: socket.socket, option: int, value: int) -> bool:
+    if sys.platform != "linux":
+        return False
+    try:
+        sock.setsockopt(socket.IPPROTO_UDP, option, value)
+    except OSError:
+        return False
+    return True
+
+
+def _segment_size(ancillary: list[tuple[int, int, bytes]]) -> int:
+    for level, kind, data in ancillary:
+        if level == socket.IPPROTO_UDP and kind == _UDP_GRO:
+            return int.from_bytes(data, sys.byteorder)
+    return 0
 
 
 def _enlarge(sock: socket.socket, size: int) -> None:
