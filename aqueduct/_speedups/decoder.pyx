@@ -184,7 +184,7 @@ cdef class Decoder(Input):
         self._enter()
         if self._state != AT_PAYLOAD or self._remaining == 0 or self.left():
             return None
-        if type(self._payload) is bytes:
+        if self._payload is None or type(self._payload) is bytes:
             return None
         if self._view is None:
             self._view = byte_view(self._payload)

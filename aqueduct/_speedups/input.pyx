@@ -143,10 +143,10 @@ cdef class Input:
             self._scratch_room = 0
 
     cdef void drop(self) noexcept:
-        """Lets everything fed go; the counters stay."""
+        """Lets everything fed go; what was taken stays counted."""
         cdef uint64_t taken = self.taken()
         self._start = self._pos = self._end = &EMPTY
-        self._before = taken
+        self._before = self._fed = taken
         self._chunk = None
         self._queue.clear()
         self._head = 0

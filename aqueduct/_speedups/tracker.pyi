@@ -7,6 +7,7 @@ __all__ = ["ReceivedNumbers", "SentNumbers", "UnreliableReceived", "UnreliableSe
 
 @final
 class SentNumbers:
+    def __new__(cls, sent: int = 0) -> SentNumbers: ...
     @property
     def next(self) -> int: ...
     @property
@@ -38,6 +39,7 @@ class ReceivedNumbers:
 
 @final
 class UnreliableSent:
+    def __new__(cls, sent: int = 0) -> UnreliableSent: ...
     @property
     def next(self) -> int: ...
     @property

@@ -20,9 +20,13 @@ cdef uint64_t HIGHEST = 0xFFFFFFFFFFFFFFFF
 @cython.final
 @cython.auto_pickle(False)
 cdef class SentNumbers:
-    """The reliable numbers of a sender: handed out from 0 upwards, then acknowledged."""
+    """The reliable numbers of a sender: handed out from 0 upwards, then acknowledged.
 
-    def __cinit__(self):
+    It begins as if ``sent`` messages had been sent.
+    """
+
+    def __cinit__(self, uint64_t sent=0):
+        self._next = sent
         self._acked = RangeSet.__new__(RangeSet)
 
     @property
@@ -198,7 +202,13 @@ cdef class ReceivedNumbers:
 @cython.final
 @cython.auto_pickle(False)
 cdef class UnreliableSent:
-    """The unreliable numbers of a sender: announced by count, settled in order."""
+    """The unreliable numbers of a sender: announced by count, settled in order.
+
+    It begins as if ``sent`` messages had been sent and announced.
+    """
+
+    def __cinit__(self, uint64_t sent=0):
+        self._next = self._announced = sent
 
     @property
     def next(self):
