@@ -36,6 +36,7 @@ class Side:
         """What the peer sent, by stream."""
         self.answer_headers: Headers | None = ((b"server-0", b""),)
         """What a server answers at once; None leaves it to the test."""
+        self.lose_datagrams = False
         self.hold = 0
         """Stream slots kept back beside those that the core wants to keep."""
         self.mute = False
@@ -45,7 +46,7 @@ class Side:
     # CarrierUser
 
     def connected(self) -> None:
-        self.core.start(self.pair.now)
+        self.core.start(self.pair.now, self.carrier.datagram_limit)
         self.core.openable_changed(self.carrier.openable, self.pair.now)
 
     def stream_data(self, stream: int, data: Buffer, fin: bool) -> None:
@@ -95,6 +96,9 @@ class Side:
                 self.carrier.reset(effect[1], effect[2])
             elif kind == effects.STOP:
                 self.carrier.stop(effect[1], effect[2])
+            elif kind == effects.DATAGRAM:
+                if not self.lose_datagrams:
+                    self.carrier.send_datagram(effect[1])
             elif kind == effects.CLOSE:
                 self.carrier.close(effect[1], effect[2])
         self.carrier.hold_streams(self.core.held_streams + self.hold)
@@ -184,9 +188,16 @@ class Pair:
         chunk: int = 64 << 10,
         seed: int | None = None,
         connect: bool = True,
+        datagram_limit: int = 1200,
     ) -> None:
         self.now = 100.0
-        self.link = memory.pair(config, server_config=server_config, chunk=chunk, seed=seed)
+        self.link = memory.pair(
+            config,
+            server_config=server_config,
+            chunk=chunk,
+            seed=seed,
+            datagram_limit=datagram_limit,
+        )
         self.client = Side(self, self.link.client, config)
         self.server = Side(self, self.link.server, server_config or config)
         if connect:

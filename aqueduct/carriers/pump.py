@@ -50,7 +50,7 @@ class Pump:
         """See CarrierUser."""
         now = self._loop.time()
         self.last_input = now
-        self.core.start(now)
+        self.core.start(now, self.carrier.datagram_limit)
         self.core.openable_changed(self.carrier.openable, now)
 
     def stream_data(self, stream: int, data: Buffer, fin: bool) -> None:

@@ -125,9 +125,13 @@ class ChannelConnection:
 
     # Inputs from the carrier
 
-    def start(self, now: float) -> None:
-        """The transport is up: the client says VERSION and its headers at once (AQ-29)."""
+    def start(self, now: float, datagram_limit: int = 0) -> None:
+        """The transport is up: the client says VERSION and its headers at once (AQ-29).
+
+        ``datagram_limit``: the largest datagram in bytes, 0 if there are none.
+        """
         self._shared.now = now
+        self._shared.datagram_limit = datagram_limit
         self._shared.outgoing.connected = True
         if self.is_client:
             self._headers_sent = True
@@ -177,8 +181,14 @@ class ChannelConnection:
             self._reader.unblock(list(self._shared.blocked))
 
     def receive_datagram(self, data: bytes, now: float) -> None:
-        """Unreliable messages have their place here; none is announced to the peer yet."""
+        """One datagram."""
+        if self.error is not None:
+            return
         self._shared.now = now
+        try:
+            self._reader.feed_datagram(data)
+        except RemoteProtocolError as error:
+            self._fail(error)
 
     def connection_lost(self, error: ConnectionLost) -> None:
         """The transport is gone. Every handle reads ``error`` (AQ-R27.9)."""
@@ -188,19 +198,31 @@ class ChannelConnection:
         """When ``handle_deadline`` has something to do, or None."""
         if self.error is not None:
             return None
-        due = self._shared.ack_due
-        deadlines = [due[0][0]] if due else []
+        shared = self._shared
+        deadlines = [
+            queue[0][0]
+            for queue in (shared.ack_due, shared.announce_due, shared.receipt_due)
+            if queue
+        ]
         if self._forgetting.deadline is not None:
             deadlines.append(self._forgetting.deadline)
         return min(deadlines, default=None)
 
     def handle_deadline(self, now: float, rtt: float = 0.0) -> None:
-        """Sends the acks and FORGET_CHANNELs that are due."""
-        self._shared.now = now
-        self._forgetting.rtt = rtt
-        due = self._shared.ack_due
-        while due and due[0][0] <= now:
-            due.popleft()[1].ack_due()
+        """Sends the acks, announcements and FORGET_CHANNELs that are due."""
+        shared = self._shared
+        shared.now = now
+        self._forgetting.rtt = shared.rtt = rtt
+        while shared.ack_due and shared.ack_due[0][0] <= now:
+            shared.ack_due.popleft()[1].ack_due()
+        while shared.announce_due and shared.announce_due[0][0] <= now:
+            shared.announce_due.popleft()[1].announce()
+        while shared.receipt_due and shared.receipt_due[0][0] <= now:
+            _, half, upto = shared.receipt_due.popleft()
+            alive = half.error is None
+            half.receipt_due(upto)
+            if alive and half.error is not None:
+                self._reader.half_ended(half)
         for channel in self._forgetting.due(now):
             self._write_forget(channel)
 
@@ -257,7 +279,12 @@ class ChannelConnection:
                 keep_sender=attach.keep_sender, is_oneshot=attach.is_oneshot
             )
             channels.append((attach.half.channel, attach.headers))
-        return half.send(payload, headers, channels, mode)
+        try:
+            return half.send(payload, headers, channels, mode)
+        except LocalProtocolError:
+            for attach in attachments:
+                self._registry.discard(attach.half)
+            raise
 
     def finish(self, half: SenderHalf, now: float) -> None:
         """No more messages on this channel."""
@@ -378,6 +405,8 @@ class ChannelConnection:
         self._registry.disconnect(error)
         self._reader.clear()
         self._shared.ack_due.clear()
+        self._shared.announce_due.clear()
+        self._shared.receipt_due.clear()
         self._shared.blocked.clear()
         self._shared.starved.clear()
         self._shared.outgoing.clear()

@@ -20,7 +20,7 @@ from aqueduct.protocol.channels import effects, ids
 if TYPE_CHECKING:
     from aqueduct.protocol.channels.sending import SenderHalf
 
-__all__ = ["OutStream", "Outgoing"]
+__all__ = ["OutStream", "Outgoing", "size_of"]
 
 GUARDED_FROM = 4096
 """Smaller buffers are copied into the frame when they are sent."""
@@ -114,11 +114,11 @@ class Outgoing:
                     )
                 stream.waiting.extend(buffers)
                 stream.fin = fin
-                self._charge(stream, _size(buffers))
+                self._charge(stream, size_of(buffers))
                 return
             buffers = self._begin(stream, buffers)
         stream.fin = fin
-        self._charge(stream, _size(buffers))
+        self._charge(stream, size_of(buffers))
         if self._guard is not None:
             self._guard.add(stream, buffers)
         self._effects.append((effects.WRITE, stream.number, buffers, fin))
@@ -180,7 +180,7 @@ class Outgoing:
                 charged = stream.queued
                 waiting, stream.waiting = stream.waiting, []
                 buffers = self._begin(stream, waiting)
-                self._charge(stream, _size(buffers) - charged)
+                self._charge(stream, size_of(buffers) - charged)
                 if self._guard is not None:
                     self._guard.add(stream, buffers)
                 self._effects.append((effects.WRITE, stream.number, buffers, stream.fin))
@@ -230,7 +230,8 @@ class _Guard:
                 )
 
 
-def _size(buffers: Sequence[Any]) -> int:
+def size_of(buffers: Sequence[Any]) -> int:
+    """Bytes of all buffers."""
     total = 0
     for buffer in buffers:
         total += buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)

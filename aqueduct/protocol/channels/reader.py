@@ -51,6 +51,8 @@ class Reader:
         """Whether the peer's connection headers are in and accepted (AQ-R10)."""
         self.version_checked = False
         """Whether ACK_VERSION was sent, so that sequences may begin without VERSION (AQ-28)."""
+        self._early: list[bytes] = []
+        """Datagrams whose ROUTE_TO waits for the gate."""
         self._paused: list[InStream] = []
         """Streams whose ROUTE_TO waits for the gate."""
         self._handlers: dict[int, Handler] = {
@@ -81,6 +83,51 @@ class Reader:
         stream.fin = stream.fin or fin
         self._read(stream)
 
+    def feed_datagram(self, data: bytes) -> None:
+        """One datagram: VERSION, ROUTE_TO, MESSAGEs (AQ-R11). Raises RemoteProtocolError."""
+        limits = self.config.limits
+        decoder = codec.Decoder(
+            from_server=self._shared.side == 0,
+            datagram=True,
+            frame_limit=limits.frame_bytes,
+            header_limit=limits.header_bytes,
+            attachment_limit=limits.attachments,
+        )
+        decoder.pause_at_route = not self.gate_open
+        decoder.feed(data)
+        half: Half | None = None
+        first = True
+        while (frame := decoder.next()) is not None:
+            if first and not self.version_checked and frame.TAG != codec.Version.TAG:
+                raise SequenceError("a datagram began without VERSION (AQ-28, AQ-R6)")
+            first = False
+            if isinstance(frame, codec.RouteTo):
+                half = self._registry.routed(frame.channel)
+                if half is None:
+                    return
+            elif isinstance(frame, codec.Message):
+                if not isinstance(half, ReceiverHalf) or half.error is not None:
+                    return
+                self._on_datagram_message(half, frame)
+            else:
+                self._handlers[frame.TAG](InStream(-1, self.config, from_server=False), frame)
+        if decoder.paused:
+            if first and not self.version_checked:
+                raise SequenceError("a datagram began without VERSION (AQ-28, AQ-R6)")
+            self._keep_early(data)
+            return
+        decoder.end()
+
+    def _keep_early(self, data: bytes) -> None:
+        """Datagrams that wait for the connection headers: a few, the others drop (AQ-R10)."""
+        limits = self.config.limits
+        size = sum(map(len, self._early))
+        if (
+            len(self._early) < limits.early_datagrams
+            and size + len(data) <= limits.early_datagram_bytes
+        ):
+            self._early.append(data)
+
     def reset(self, number: int) -> None:
         """The peer gave up a stream: a partial frame is dropped without error (AQ-11)."""
         stream = self.streams.pop(number, None)
@@ -100,19 +147,26 @@ class Reader:
                     self._read(stream)
                 except RemoteProtocolError as error:
                     self._fail(error)
+        early, self._early = self._early, []
+        for data in early:
+            try:
+                self.feed_datagram(data)
+            except RemoteProtocolError as error:
+                self._fail(error)
+                return
 
     def clear(self) -> None:
         """The connection is over."""
         self.streams.clear()
         self._paused.clear()
+        self._early.clear()
 
     def close_receiver(self, half: ReceiverHalf, error: Any = None) -> None:
         """The application reads no more of this channel (AQ-43)."""
         alive = half.error is None
         dropped = half.close(error)
         if alive:
-            self._registry.receiver_closed(half)
-            self._abandon_streams(half)
+            self.half_ended(half)
         self._drop(dropped)
         self.resume(half)
 
@@ -284,8 +338,33 @@ class Reader:
         )
         half.message(received)
         if half.error is not None:
-            self._registry.receiver_closed(half)
-            self._abandon_streams(half)  # the rest of its sequences is ignored (AQ-R24)
+            self.half_ended(half)
+
+    def _on_datagram_message(self, half: ReceiverHalf, frame: codec.Message) -> None:
+        size = memoryview(frame.payload).nbytes
+        if not half.wants_datagram(frame.num, size):
+            return
+        attachments = frame.attachments and self._registry.attached(frame.attachments)
+        half.datagram(
+            Received(
+                frame.num,
+                frame.headers,
+                attachments or (),
+                frame.payload,
+                half.cost(size),
+                reliable=False,
+            )
+        )
+        if half.evicted:
+            evicted, half.evicted = half.evicted, []
+            self._drop(evicted)
+        if half.error is not None:
+            self.half_ended(half)
+
+    def half_ended(self, half: ReceiverHalf) -> None:
+        """A receiver closed by itself: it leaves the tables, its sequences are ignored."""
+        self._registry.receiver_closed(half)
+        self._abandon_streams(half)
 
     def _on_finish(self, stream: InStream, frame: codec.FinishSender) -> None:
         half = stream.half
@@ -294,25 +373,22 @@ class Reader:
         stream.finished_sender = True
         half.finish(frame.sent_reliable)
         if half.error is not None:
-            self._registry.receiver_closed(half)
-            self._abandon_streams(half)
+            self.half_ended(half)
 
     def _on_cancel(self, stream: InStream, frame: codec.CancelSender) -> None:
         half = stream.half
         assert isinstance(half, ReceiverHalf)
         self._check_open(stream, "CANCEL_SENDER")
         dropped = half.cancel()
-        self._registry.receiver_closed(half)
-        self._abandon_streams(half)
+        self.half_ended(half)
         self._drop(dropped)
         self.resume(half)
 
     def _on_sent_unreliable(self, stream: InStream, frame: codec.SentUnreliable) -> None:
+        half = stream.half
+        assert isinstance(half, ReceiverHalf)
         self._check_open(stream, "SENT_UNRELIABLE")
-        if frame.count:
-            raise SequenceError(
-                "SENT_UNRELIABLE counts datagrams, but this side accepts none (AQ-R17)"
-            )
+        half.announced(frame.count)
 
     def _on_ack_reliable(self, stream: InStream, frame: codec.AckReliable) -> None:
         half = stream.half
@@ -322,9 +398,15 @@ class Reader:
             self.unblock([half])
 
     def _on_ack_nack_unreliable(self, stream: InStream, frame: codec.AckNackUnreliable) -> None:
-        if frame.channel != (stream.half.channel if stream.half else -1):
+        half = stream.half
+        assert isinstance(half, SenderHalf)
+        if frame.channel != half.channel:
             raise SequenceError("ACK_NACK_UNRELIABLE names another channel than ROUTE_TO (AQ-R14)")
-        raise SequenceError("ACK_NACK_UNRELIABLE for datagrams that were never sent (AQ-R15)")
+        reached, lost = half.ack_nacked(frame.ranges)
+        self._registry.reached(reached)
+        self._lose(lost)
+        if self._shared.blocked:
+            self.unblock([half])
 
     def _on_close_receiver(self, stream: InStream, frame: codec.CloseReceiver) -> None:
         half = stream.half
@@ -384,8 +466,7 @@ class Reader:
         alive = half.error is None
         dropped = half.close()
         if alive:
-            self._registry.receiver_closed(half)
-            self._abandon_streams(half)
+            self.half_ended(half)
         return dropped
 
     def resume(self, half: ReceiverHalf) -> None:

@@ -12,8 +12,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from aqueduct._speedups import codec
-from aqueduct._speedups.tracker import ReceivedNumbers
-from aqueduct.errors import Cancelled, Finished, LostInTransit, ReceiverClosed, SequenceError
+from aqueduct._speedups.tracker import ReceivedNumbers, UnreliableReceived
+from aqueduct.errors import (
+    Cancelled,
+    Finished,
+    LostInTransit,
+    MessageLost,
+    ReceiverClosed,
+    SequenceError,
+)
 from aqueduct.protocol.channels import ids
 from aqueduct.protocol.channels.events import Headers, Readable
 from aqueduct.protocol.channels.incoming import InStream
@@ -33,7 +40,7 @@ Placement: TypeAlias = Callable[[Headers, int], Any]
 class Received:
     """One message as the application takes it."""
 
-    __slots__ = ("attachments", "charge", "headers", "number", "payload")
+    __slots__ = ("attachments", "charge", "dropped", "headers", "number", "payload", "reliable")
 
     def __init__(
         self,
@@ -42,6 +49,8 @@ class Received:
         attachments: tuple[tuple[ReceiverHalf | SenderHalf, Headers], ...],
         payload: Any,
         charge: int,
+        *,
+        reliable: bool = True,
     ) -> None:
         self.number = number
         self.headers = headers
@@ -49,6 +58,9 @@ class Received:
         self.payload = payload
         self.charge = charge
         """Bytes of the budget that return when it is taken."""
+        self.reliable = reliable
+        self.dropped = False
+        """Evicted by a later unreliable message; still in the queue, but nobody gets it."""
 
 
 class ReceiverHalf:
@@ -66,9 +78,12 @@ class ReceiverHalf:
         "_outstanding",
         "_route",
         "_shared",
+        "_unreliable",
+        "_unreliable_queue",
         "channel",
         "charged",
         "error",
+        "evicted",
         "given",
         "handle",
         "placement",
@@ -93,9 +108,14 @@ class ReceiverHalf:
         """Streams whose next message was not admitted."""
         self.streams: set[InStream] = set()
         """The peer's streams that are routed here."""
+        self.evicted: list[Received] = []
+        """Messages evicted by the last datagram, whose attachments are to be released."""
         self.placement: Placement | None = None
         self.handle: Any = None
         self._numbers = ReceivedNumbers(shared.config.limits.received_ranges)
+        self._unreliable: UnreliableReceived | None = None  # most channels never need it
+        self._unreliable_queue: deque[Received] = deque()
+        """Undelivered unreliable messages, oldest first: what eviction looks at (AQ-R31)."""
         self._route = codec.encode_route_to(channel)
         self._oneshot = ids.oneshot(channel)
         self._control: OutStream | None = None
@@ -161,18 +181,71 @@ class ReceiverHalf:
     def message(self, received: Received) -> None:
         """A whole message, admitted before, in the order of its stream (AQ-R34)."""
         self._numbers.add(received.number)
-        first = not self.queue
-        self.queue.append(received)
-        if self.given and first:
-            self._shared.events.append(Readable(self))
-        if self._oneshot or self._numbers.count == self._declared:
+        self._deliver(received)
+        if self._oneshot or self._all_arrived:
             self._complete()
         else:
             self._schedule_ack()
 
+    def wants_datagram(self, number: int, size: int) -> bool:
+        """Whether an unreliable message is new and finds room; charges it if so.
+
+        A full queue loses its oldest undelivered unreliable message (AQ-R31). What finds no
+        room even so counts as lost on the way.
+        """
+        if self._unreliable is None:
+            self._unreliable = UnreliableReceived(self._shared.config.limits.received_ranges)
+        if number == 2**64 - 1 or (self._oneshot and number):
+            raise SequenceError(
+                f"unreliable message {number} on {ids.describe(self.channel)} (AQ-R13, AQ-R28)"
+            )
+        if number < self._unreliable.settled or number in self._unreliable:
+            return False  # networks may duplicate; what was nacked stays so (AQ-39, AQ-R13)
+        while not self.admit(size):
+            if not self._evict():
+                return False
+        if self._unreliable.add(number):
+            return True
+        self.give_up(size)
+        return False
+
+    def datagram(self, received: Received) -> None:
+        """An unreliable message that ``wants_datagram`` accepted."""
+        self._unreliable_queue.append(received)
+        self._deliver(received)
+        if self._oneshot:
+            self._complete()
+
+    def announced(self, count: int) -> None:
+        """SENT_UNRELIABLE: from now on their receipt deadline runs (AQ-37)."""
+        if self._unreliable is None:
+            self._unreliable = UnreliableReceived(self._shared.config.limits.received_ranges)
+        upto = self._unreliable.announce(count)
+        if self._oneshot and upto > 1:
+            raise SequenceError(f"{upto} messages announced on a oneshot channel (AQ-R28)")
+        if count:
+            wait = max(self._shared.config.timing.receipt_deadline, 2 * self._shared.rtt)
+            self._shared.receipt_due.append((self._shared.now + wait, self, upto))
+
+    def receipt_due(self, upto: int) -> None:
+        """The deadline of these unreliable numbers has passed: ack or nack them (AQ-38)."""
+        if self.state is ReceiverState.CLOSED or self._unreliable is None:
+            return
+        varints = self._unreliable.take_ack_nack(upto)
+        if not varints:
+            return
+        self._write_control([codec.encode_ack_nack_unreliable(self.channel, varints)], fin=False)
+        if self._oneshot:
+            self._step(ReceiverInput.COMPLETE)
+            self._close_now(MessageLost("the one message of this channel was lost on the way"))
+        elif self._all_arrived:
+            self._complete()
+
     def finish(self, count: int) -> None:
         """FINISH_SENDER (AQ-45)."""
-        if self._oneshot and not count:
+        if self._oneshot and count > 1:
+            raise SequenceError(f"FINISH_SENDER counts {count} on a oneshot channel (AQ-R28)")
+        if self._oneshot and not count and not (self._unreliable and self._unreliable.announced):
             # Nothing was announced: the sender ended unused (AQ-R28).
             self._step(ReceiverInput.CANCEL)
             self._close_now(Cancelled("the sender finished without sending its one message"))
@@ -184,7 +257,7 @@ class ReceiverHalf:
             )
         self._step(ReceiverInput.FINISH)
         self._declared = count
-        if self._numbers.count == count:
+        if self._all_arrived:
             self._complete()
 
     def cancel(self) -> list[Received]:
@@ -192,7 +265,10 @@ class ReceiverHalf:
         self._step(ReceiverInput.CANCEL)
         dropped = self._drop_queue()
         for received in dropped:
-            self._numbers.withdraw(received.number)  # unacked, thus nacked by the close
+            if received.reliable:
+                self._numbers.withdraw(received.number)  # unacked, thus nacked by the close
+            elif self._unreliable is not None:
+                self._unreliable.withdraw(received.number)
         self._close_now(Cancelled("the peer cancelled the channel"))
         return dropped
 
@@ -216,12 +292,16 @@ class ReceiverHalf:
 
     def take(self) -> Received | None:
         """The next message, or None if there is none now."""
-        if not self.queue:
-            return None
-        received = self.queue.popleft()
-        self._charge(-received.charge)
-        self._outstanding -= 1
-        return received
+        while self.queue:
+            received = self.queue.popleft()
+            if received.dropped:
+                continue
+            if not received.reliable:
+                self._unreliable_queue.popleft()
+            self._charge(-received.charge)
+            self._outstanding -= 1
+            return received
+        return None
 
     def close(self, error: HalfError | None = None) -> list[Received]:
         """Closes; returns what is dropped undelivered. Everything received is acked (AQ-R22)."""
@@ -253,6 +333,29 @@ class ReceiverHalf:
             )
         self.state = following
 
+    @property
+    def _all_arrived(self) -> bool:
+        """Whether what FINISH_SENDER counts is in, and every datagram settled (AQ-45)."""
+        return self._numbers.count == self._declared and (
+            self._unreliable is None or self._unreliable.all_settled
+        )
+
+    def _deliver(self, received: Received) -> None:
+        first = not self.queue
+        self.queue.append(received)
+        if self.given and first:
+            self._shared.events.append(Readable(self))
+
+    def _evict(self) -> bool:
+        if not self._unreliable_queue:
+            return False
+        oldest = self._unreliable_queue.popleft()
+        oldest.dropped = True
+        self._charge(-oldest.charge)
+        self._outstanding -= 1
+        self.evicted.append(oldest)
+        return True
+
     def _schedule_ack(self) -> None:
         if not self._ack_scheduled:
             self._ack_scheduled = True
@@ -268,6 +371,10 @@ class ReceiverHalf:
         ranges = self._numbers.take_ack()  # before CLOSE_RECEIVER, on the same stream (AQ-R22)
         if ranges:
             frames.append(codec.encode_ack_reliable(ranges))
+        if self._unreliable is not None:
+            varints = self._unreliable.take_last_acks()
+            if varints:
+                frames.append(codec.encode_ack_nack_unreliable(self.channel, varints))
         frames.append(codec.CLOSE_RECEIVER)
         self._write_control(frames, fin=True)
         self._end(error)
@@ -279,8 +386,9 @@ class ReceiverHalf:
         self._shared.outgoing.write(self._control, frames, fin=fin)
 
     def _drop_queue(self) -> list[Received]:
-        dropped = list(self.queue)
+        dropped = [received for received in self.queue if not received.dropped]
         self.queue.clear()
+        self._unreliable_queue.clear()
         for received in dropped:
             self._charge(-received.charge)
             self._outstanding -= 1

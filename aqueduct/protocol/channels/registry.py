@@ -48,6 +48,11 @@ class Registry:
         channel = self._counters.take(side if keep_sender else 1 - side, is_oneshot)
         return self._make(channel, accessible=False, given=True)
 
+    def discard(self, half: Half | None) -> None:
+        """A channel of ours whose message never went out: its index stays a hole (AQ-R24)."""
+        if half is not None:
+            self._live.pop(half.channel, None)
+
     def routed(self, channel: int) -> Half | None:
         """The half that ROUTE_TO names; None when the rest of the sequence is to be ignored."""
         half = self._live.get(channel)

@@ -8,16 +8,17 @@ from enum import Enum
 from typing import Any, Final
 
 from aqueduct._speedups import codec
-from aqueduct._speedups.tracker import SentNumbers
+from aqueduct._speedups.tracker import SentNumbers, UnreliableSent
 from aqueduct.errors import (
     Cancelled,
     LocalProtocolError,
     LostInTransit,
     ReceiverClosed,
+    SequenceError,
 )
-from aqueduct.protocol.channels import ids
+from aqueduct.protocol.channels import effects, ids
 from aqueduct.protocol.channels.events import Headers, SenderEnded, Writable
-from aqueduct.protocol.channels.outgoing import OutStream
+from aqueduct.protocol.channels.outgoing import OutStream, size_of
 from aqueduct.protocol.channels.shared import HalfError, Shared
 from aqueduct.protocol.channels.state import SENDER, SenderInput, SenderState
 
@@ -34,6 +35,8 @@ class Mode(Enum):
     """One stream for all messages: order is kept."""
     UNORDERED = "unordered"
     """A stream for each message: none waits for another."""
+    UNRELIABLE = "unreliable"
+    """A datagram for each message, or a stream when it does not fit; it may be lost."""
 
 
 class SenderHalf:
@@ -51,6 +54,7 @@ class SenderHalf:
         "_shared",
         "_unordered_open",
         "_unordered_waiting",
+        "_unreliable",
         "accessible",
         "acked_links",
         "channel",
@@ -60,6 +64,7 @@ class SenderHalf:
         "links",
         "queued",
         "state",
+        "unreliable_links",
     )
 
     def __init__(self, shared: Shared, channel: int, *, accessible: bool, given: bool) -> None:
@@ -76,11 +81,14 @@ class SenderHalf:
         """AQ-R27.1; final once true."""
         self.links: dict[int, tuple[int, ...]] = {}
         """Unacknowledged reliable number -> channels attached to that message (AQ-R27.2)."""
+        self.unreliable_links: dict[int, tuple[int, ...]] = {}
+        """The same for unreliable numbers."""
         self.acked_links: list[int] = []
         """Only while pending: channels attached to messages acked meanwhile."""
         self.handle: Any = None
         """The endpoint's handle, for its wake-ups."""
         self._numbers = SentNumbers()
+        self._unreliable: UnreliableSent | None = None  # most channels never need it
         self._route = codec.encode_route_to(channel)
         self._oneshot = ids.oneshot(channel)
         self._message_stream: OutStream | None = None
@@ -97,25 +105,25 @@ class SenderHalf:
         return (
             self.queued < flow.channel_high_water
             and self._shared.outgoing.queued < flow.connection_high_water
-            and self._numbers.unacked < self._shared.config.limits.unacknowledged
+            and self._unsettled < self._shared.config.limits.unacknowledged
         )
 
     @property
     def settled(self) -> bool:
-        """Whether everything sent was acknowledged."""
-        return self._numbers.unacked == 0
+        """Whether everything sent was acknowledged, or nacked if it went unreliably."""
+        return self._unsettled == 0
 
     @property
     def sent(self) -> int:
         """Messages ever sent."""
-        return self._numbers.next
+        return self._numbers.next + (self._unreliable.next if self._unreliable else 0)
 
     def check_sendable(self) -> None:
         """Raises how the channel ended, or LocalProtocolError after finish or cancel."""
         if self.error is not None:
             raise self.error
         self._step(SenderInput.SEND)
-        if self._oneshot and self._numbers.next:
+        if self._oneshot and self.sent:
             raise LocalProtocolError(
                 f"{ids.describe(self.channel)} takes one message; it was already sent"
             )
@@ -127,8 +135,21 @@ class SenderHalf:
         attachments: Sequence[tuple[int, Headers]],
         mode: Mode,
     ) -> int:
-        """Queues one message and returns its number. The caller has called check_sendable."""
+        """Queues one message and returns its number. The caller has called check_sendable.
+
+        Raises LocalProtocolError for what cannot be encoded, with nothing changed.
+        """
+        if mode is Mode.UNRELIABLE:
+            sent = self._send_datagram(payload, headers, attachments)
+            if sent is not None:
+                return sent
         frame = codec.encode_message(self._numbers.next, payload, headers, attachments)
+        limit = self._shared.config.limits.frame_bytes
+        if size_of(frame) > limit:
+            raise LocalProtocolError(
+                f"a message of {size_of(frame)} bytes is above Limits.frame_bytes ({limit}); "
+                "send it in pieces, or raise the limit on both sides"
+            )
         number = self._numbers.take()
         if attachments:
             self.links[number] = tuple(channel for channel, _ in attachments)
@@ -152,6 +173,7 @@ class SenderHalf:
             raise self.error
         self._step(SenderInput.FINISH)
         frame = codec.encode_finish_sender(self._numbers.next)
+        self.announce()  # before FINISH_SENDER, on the same stream (AQ-R17)
         stream = self._message_stream
         if stream is not None and not stream.dead and self._control is None:
             self._shared.outgoing.write(stream, [frame], fin=True)  # AQ-R18
@@ -174,26 +196,20 @@ class SenderHalf:
 
     def acked(self, varints: Sequence[int]) -> list[int]:
         """ACK_RELIABLE. Returns channels that became accessible by it (AQ-R27.3)."""
-        ranges = self._numbers.ack(varints)
-        reached: list[int] = []
-        if self.links:
-            for start, stop in ranges:
-                if stop - start < len(self.links):
-                    numbers = [n for n in range(start, stop) if n in self.links]
-                else:
-                    numbers = [n for n in self.links if start <= n < stop]
-                for number in numbers:
-                    reached.extend(self.links.pop(number))
-        if not self.accessible:
-            self.acked_links.extend(reached)
-            return []
-        return reached
+        return self._reached(_take_links(self.links, self._numbers.ack(varints)))
+
+    def ack_nacked(self, varints: Sequence[int]) -> tuple[list[int], list[int]]:
+        """ACK_NACK_UNRELIABLE. Returns (channels now accessible, channels lost) (AQ-R27.4)."""
+        if self._unreliable is None:
+            raise SequenceError("ACK_NACK_UNRELIABLE for datagrams that were never sent (AQ-R15)")
+        acked, nacked = self._unreliable.ack_nack(varints)
+        lost = _take_links(self.unreliable_links, nacked)
+        return self._reached(_take_links(self.unreliable_links, acked)), lost
 
     def receiver_closed(self) -> list[int]:
         """CLOSE_RECEIVER: the rest is nacked (AQ-R19). Returns channels lost by it."""
         success = self.state is SenderState.FINISHED and self.settled
-        lost = [channel for channels in self.links.values() for channel in channels]
-        self.links.clear()
+        lost = self._take_all_links()
         self._step(SenderInput.CLOSE_RECEIVED)
         self._reset_messages(RESET_CANCELLED)
         if self._control is not None:
@@ -203,9 +219,7 @@ class SenderHalf:
 
     def lost(self) -> list[int]:
         """FORGET_CHANNEL, or the cascade: everything attached is lost too (AQ-R27.5)."""
-        links = [channel for channels in self.links.values() for channel in channels]
-        links += self.acked_links
-        self.links.clear()
+        links = self._take_all_links() + self.acked_links
         self.acked_links.clear()
         if self.state is SenderState.ENDED:
             return links  # ended while pending, and its tables stayed (AQ-R27.7)
@@ -247,7 +261,63 @@ class SenderHalf:
         if self._control is None and self.state is SenderState.OPEN and not self.sent:
             self._write_control([], fin=False)
 
+    def announce(self) -> None:
+        """SENT_UNRELIABLE for what it is owed for (AQ-33)."""
+        if self._unreliable is None or self.state not in (SenderState.OPEN, SenderState.FINISHED):
+            return
+        count = self._unreliable.take_announcement()
+        if count:
+            self._write_control([codec.encode_sent_unreliable(count)], fin=False)
+
     # Within
+
+    @property
+    def _unsettled(self) -> int:
+        unreliable = self._unreliable
+        return self._numbers.unacked + (unreliable.unsettled if unreliable is not None else 0)
+
+    def _send_datagram(
+        self, payload: Any, headers: Headers, attachments: Sequence[tuple[int, Headers]]
+    ) -> int | None:
+        """The message's number, or None when it does not fit a datagram (AQ-R17)."""
+        shared = self._shared
+        unreliable = self._unreliable or UnreliableSent()
+        frame = [self._route, *codec.encode_message(unreliable.next, payload, headers, attachments)]
+        if not shared.outgoing.version_acknowledged:
+            frame.insert(0, codec.VERSION)  # counts towards the size (AQ-R6)
+        if size_of(frame) > shared.datagram_limit:
+            return None
+        self._unreliable = unreliable
+        if not unreliable.unannounced:
+            due = shared.now + shared.config.timing.sent_unreliable_delay
+            shared.announce_due.append((due, self))
+        number = unreliable.take()
+        if attachments:
+            self.unreliable_links[number] = tuple(channel for channel, _ in attachments)
+        shared.effects.append((effects.DATAGRAM, b"".join(bytes(part) for part in frame)))
+        if self._oneshot:
+            self.announce()
+            self.state = SenderState.FINISHED
+            self._write_control([codec.encode_finish_sender(0)], fin=True)  # AQ-R28
+        return number
+
+    def _reached(self, channels: list[int]) -> list[int]:
+        """Channels of acked messages: accessible now, or once this one is (AQ-R27.3)."""
+        if self.accessible:
+            return channels
+        self.acked_links.extend(channels)
+        return []
+
+    def _take_all_links(self) -> list[int]:
+        links = [
+            channel
+            for table in (self.links, self.unreliable_links)
+            for channels in table.values()
+            for channel in channels
+        ]
+        self.links.clear()
+        self.unreliable_links.clear()
+        return links
 
     def _step(self, what: SenderInput) -> SenderState:
         following = SENDER[self.state, what]
@@ -275,7 +345,7 @@ class SenderHalf:
         stream = OutStream(self, control=False)
         buffers = [self._route, *frame]
         if len(self._unordered_open) >= self._shared.config.flow.unordered_streams:
-            stream.queued = sum(memoryview(buffer).nbytes for buffer in buffers)
+            stream.queued = size_of(buffers)
             self._charge(stream.queued)
             self._unordered_waiting.append((stream, buffers))
             return
@@ -294,3 +364,18 @@ class SenderHalf:
             self._shared.outgoing.reset(stream, code)
         if self._message_stream is not None:
             self._shared.outgoing.reset(self._message_stream, code)
+
+
+def _take_links(links: dict[int, tuple[int, ...]], ranges: Sequence[tuple[int, int]]) -> list[int]:
+    """Removes the entries of the numbers in ``ranges`` and returns their channels."""
+    taken: list[int] = []
+    if not links:
+        return taken
+    for start, stop in ranges:
+        if stop - start < len(links):
+            numbers = [number for number in range(start, stop) if number in links]
+        else:
+            numbers = [number for number in links if start <= number < stop]
+        for number in numbers:
+            taken.extend(links.pop(number))
+    return taken

@@ -25,13 +25,17 @@ class Shared:
 
     __slots__ = (
         "ack_due",
+        "announce_due",
         "blocked",
         "budget_used",
         "config",
+        "datagram_limit",
         "effects",
         "events",
         "now",
         "outgoing",
+        "receipt_due",
+        "rtt",
         "side",
         "starved",
     )
@@ -50,6 +54,14 @@ class Shared:
         self.ack_due: deque[tuple[float, ReceiverHalf | SenderHalf]] = deque()
         """Who owes an ack, or the first frame of a control stream; the delay is constant, so
         the order of arrival is the order of deadlines."""
+        self.announce_due: deque[tuple[float, SenderHalf]] = deque()
+        """Who owes a SENT_UNRELIABLE, in order."""
+        self.receipt_due: deque[tuple[float, ReceiverHalf, int]] = deque()
+        """Until when datagrams numbered below the last item are waited for (AQ-37)."""
+        self.datagram_limit = 0
+        """The largest datagram, bytes; 0: unreliable messages go by stream (AQ-R17)."""
+        self.rtt = 0.0
+        """Smoothed round trip as the carrier last told it, seconds."""
         self.blocked: dict[SenderHalf, None] = {}
         """Senders whose user waits for room."""
         self.starved: dict[ReceiverHalf, None] = {}

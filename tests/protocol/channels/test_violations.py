@@ -42,7 +42,10 @@ ENTRY = codec.encode_route_to(0)
             [ENTRY, codec.encode_finish_sender(1), message(0)], 2, "AQ-R18", id="after finish"
         ),
         pytest.param(
-            [ENTRY, codec.encode_sent_unreliable(3)], 2, "", id="datagrams never accepted"
+            [ENTRY, codec.encode_sent_unreliable(2**64 - 1), codec.encode_sent_unreliable(1)],
+            2,
+            "AQ-R17",
+            id="announced above 2^64-1",
         ),
     ],
 )
