@@ -16,7 +16,16 @@ from pathlib import Path
 import pytest
 
 GROUND = "the ground floor"
-FACES = "services and clients"
+FACE_MODULES = [
+    "calls",
+    "client",
+    "drivers",
+    "handlers",
+    "running",
+    "service",
+    "serving",
+    "sync",
+] + ["threads", "watch"]
 FLOORS: tuple[dict[str, str], ...] = (
     {f"aqueduct.{name}": GROUND for name in ("errors", "config", "address")},
     {"aqueduct._speedups": ""},
@@ -26,10 +35,7 @@ FLOORS: tuple[dict[str, str], ...] = (
     {"aqueduct.carriers.memory": "", "aqueduct.carriers.quic": ""},
     {"aqueduct.endpoint": ""},
     {"aqueduct.arrow": ""},
-    {
-        f"aqueduct.{name}": FACES
-        for name in ("threads", "watch", "calls", "handlers", "service", "client", "sync")
-    },
+    dict.fromkeys((f"aqueduct.{name}" for name in FACE_MODULES), "services and clients"),
     {"aqueduct": ""},
     {"aqueduct.cli": "", "spark_udfs": ""},
     {"spark_udfs.demo": ""},

@@ -1,0 +1,192 @@
+"""The tools around the code do what CONTRIBUTING.md says of them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+ROOT = Path(__file__).parent.parent
+SPEEDUPS = ROOT / "aqueduct" / "_speedups"
+PAGE_LIMIT = 600
+
+pytestmark = pytest.mark.checkout
+
+
+@pytest.fixture(scope="module")
+def project() -> dict:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def tracked(*suffixes: str) -> list[Path]:
+    """The files of the project by the end of their names, without what is made or installed."""
+    folders = ("aqueduct", "spark_udfs", "benchmarks", "tests", "ci")
+    found = [path for folder in folders for path in sorted((ROOT / folder).rglob("*"))]
+    return [path for path in found if path.name.endswith(suffixes)]
+
+
+# Metadata
+
+
+def test_what_is_overridden_is_pinned(project: dict) -> None:
+    assert "aioquic==1.7.2" in project["project"]["dependencies"]
+
+
+def test_constraints_are_within_the_bounds(project: dict) -> None:
+    """A pin that the metadata does not allow would make set-up fail on a fresh machine."""
+    pins = {}
+    for line in (ROOT / "ci" / "constraints.txt").read_text().splitlines():
+        if not line.startswith("#"):
+            name, _, version = line.partition("==")
+            pins[name.lower()] = Version(version)
+    wanted = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
+    for group in ("project", "dependency-groups"):
+        table = project[group] if group != "project" else project[group]["optional-dependencies"]
+        wanted += [entry for entries in table.values() for entry in entries]
+    for requirement in map(Requirement, wanted):
+        if requirement.name != "aqueduct-arrow":
+            assert pins[requirement.name.lower()] in requirement.specifier, requirement
+
+
+def test_pandas_stays_below_3(project: dict) -> None:
+    (pandas,) = (
+        requirement
+        for requirement in map(Requirement, project["project"]["optional-dependencies"]["spark"])
+        if requirement.name == "pandas"
+    )
+    assert Version("2.3.3") in pandas.specifier
+    assert Version("3.0.0") not in pandas.specifier
+
+
+def test_the_workflow_is_the_one_in_ci() -> None:
+    copy = ROOT / ".github" / "workflows" / "wheels.yml"
+    assert copy.read_text() == (ROOT / "ci" / "wheels.yml").read_text()
+
+
+# Sources
+
+
+@pytest.mark.parametrize("path", sorted(SPEEDUPS.glob("*.pyx")), ids=lambda path: path.stem)
+def test_a_compiled_module_has_its_contract_and_its_stub(path: Path) -> None:
+    assert path.with_suffix(".pxd").exists()
+    assert path.with_suffix(".pyi").exists()
+
+
+def test_every_stub_is_compared_with_its_module() -> None:
+    """``make lint`` gives stubtest the stubs of one folder: there must be no others."""
+    assert [path for path in tracked(".pyi") if path.parent != SPEEDUPS] == []
+
+
+@pytest.mark.parametrize(
+    "path", tracked(".py", ".pyx", ".pxd"), ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_pages_are_short(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= PAGE_LIMIT
+
+
+# Java and Python found by ci/system.sh
+
+
+def java_home(folder: Path, version: str) -> Path:
+    """A folder with a `java` that says it is of this version."""
+    program = folder / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(
+        f"#!/bin/sh\necho 'openjdk version \"{version}\" 2025-04-15' >&2\n"
+        f'[ "$1" = -version ] || echo "    java.home = {folder}" >&2\n'
+    )
+    program.chmod(0o755)
+    return folder
+
+
+@pytest.fixture
+def bare_path(tmp_path: Path) -> Path:
+    """A folder for PATH with the programs that the script uses, and neither Java nor Python."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    for name in ("sh", "sed", "head", "id", "uname", "env", "apt-get"):
+        for place in ("/bin", "/usr/bin"):
+            if (program := Path(place, name)).exists():
+                (folder / name).symlink_to(program)
+                break
+    return folder
+
+
+def ask(what: str, path: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["/bin/sh", str(ROOT / "ci" / "system.sh"), what],
+        env={"PATH": str(path), "AQUEDUCT_NO_INSTALL": "1", **variables},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+
+
+@pytest.mark.parametrize("version", ["17.0.15", "21", "25.0.1"])
+def test_java_is_found_by_java_home(tmp_path: Path, bare_path: Path, version: str) -> None:
+    home = java_home(tmp_path / "java", version)
+    answer = ask("java", bare_path, JAVA_HOME=str(home))
+    assert (answer.returncode, answer.stdout.strip()) == (0, str(home))
+
+
+def test_java_is_found_on_the_path(tmp_path: Path, bare_path: Path) -> None:
+    home = java_home(tmp_path / "java", "17.0.1")
+    (bare_path / "java").symlink_to(home / "bin" / "java")
+    answer = ask("java", bare_path)
+    assert (answer.returncode, answer.stdout.strip()) == (0, str(home))
+
+
+def test_an_old_java_home_gives_way_to_the_path(tmp_path: Path, bare_path: Path) -> None:
+    old, new = java_home(tmp_path / "old", "11.0.2"), java_home(tmp_path / "new", "17.0.1")
+    (bare_path / "java").symlink_to(new / "bin" / "java")
+    answer = ask("java", bare_path, JAVA_HOME=str(old))
+    assert (answer.returncode, answer.stdout.strip()) == (0, str(new))
+    assert "Java 11" in answer.stderr
+
+
+@pytest.mark.parametrize("version", [None, "1.8.0_392", "11.0.2", "16"])
+def test_without_java_the_error_says_what_to_type(
+    tmp_path: Path, bare_path: Path, version: str | None
+) -> None:
+    home = java_home(tmp_path / "java", version) if version else tmp_path
+    answer = ask("java", bare_path, JAVA_HOME=str(home))
+    assert answer.returncode == 1
+    assert answer.stdout == ""
+    assert "no Java >= 17" in answer.stderr
+    assert re.search(r"Type: |Install it", answer.stderr)
+
+
+def test_without_python_the_error_says_what_to_type(tmp_path: Path, bare_path: Path) -> None:
+    (bare_path / "cc").symlink_to("/bin/sh")
+    script = (ROOT / "ci" / "system.sh").read_text().replace(" /usr/bin/python3;", ";")
+    (tmp_path / "system.sh").write_text(script)
+    answer = subprocess.run(
+        ["/bin/sh", str(tmp_path / "system.sh"), "python"],
+        env={"PATH": str(bare_path), "AQUEDUCT_NO_INSTALL": "1"},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert answer.returncode == 1
+    assert "no Python >= 3.11" in answer.stderr
+
+
+def test_the_environment_of_commands() -> None:
+    answer = subprocess.run(
+        [str(ROOT / "ci" / "env"), "sh", "-c", "echo $JAVA_HOME:$PYSPARK_PYTHON:$PATH"],
+        env=os.environ.copy(),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    java, python, *path = answer.stdout.strip().split(":")
+    assert Path(java, "bin", "java").exists()
+    assert python == str(ROOT / ".venv" / "bin" / "python")
+    assert path[0] == str(ROOT / ".venv" / "bin")
