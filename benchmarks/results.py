@@ -2,6 +2,7 @@
 
 A run is ``{"format": FORMAT, "environment": {...}, "settings": {...}, "rows": [...]}``. A row is
 one measurement: ``case``, ``contestant`` (peer/variant), ``repeat``, and its numbers or ``error``.
+What pytest-benchmark writes is read as the same: its tests are cases of the contestant "pytest".
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ UNITS: Final = {
     "decoded_s": "decoded/s",
     "encoded_headers_s": "encoded/s with a header",
     "decoded_headers_s": "decoded/s with a header",
+    "ops_s": "runs/s of a pytest-benchmark",
 }
 """The metrics a row may have."""
 MORE_IS_BETTER: Final = frozenset(
-    {"mib_s", "encoded_s", "decoded_s", "encoded_headers_s", "decoded_headers_s"}
+    {"mib_s", "encoded_s", "decoded_s", "encoded_headers_s", "decoded_headers_s", "ops_s"}
 )
 
 
@@ -65,8 +67,13 @@ class Run:
     """One run, with its rows by case and contestant."""
 
     def __init__(self, document: Any, source: str = "the run") -> None:
+        if isinstance(document, dict) and "machine_info" in document:
+            document = _from_pytest_benchmark(document, source)
         if not isinstance(document, dict) or document.get("format") != FORMAT:
-            raise BadRun(f'{source} is not a benchmark run: "format" must be "{FORMAT}"')
+            raise BadRun(
+                f'{source} is neither a run of loopback.py ("format" must be "{FORMAT}") '
+                "nor one of pytest-benchmark"
+            )
         rows = document.get("rows")
         if not isinstance(rows, list) or not all(
             isinstance(row, dict) and {"case", "contestant", "repeat"} <= row.keys() for row in rows
@@ -84,6 +91,16 @@ class Run:
         except (OSError, ValueError) as error:
             raise BadRun(f"{path}: {error}") from error
         return cls(document, str(path))
+
+    @classmethod
+    def load_all(cls, paths: Iterable[Path]) -> Run:
+        """Several runs as one. Raises BadRun like ``load``, and for a measurement that is twice."""
+        runs = [cls.load(path) for path in paths]
+        merged = cls({**runs[0].document, "rows": [row for run in runs for row in run.rows]})
+        names = [(row["case"], row["contestant"], row["repeat"]) for row in merged.rows]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise BadRun(f"{min(twice)} is in more than one run, or twice in one")
+        return merged
 
     def cases(self) -> list[str]:
         return list(dict.fromkeys(row["case"] for row in self.rows))
@@ -108,6 +125,22 @@ class Run:
 
     def _of(self, case: str, contestant: str) -> list[dict[str, Any]]:
         return [r for r in self.rows if r["case"] == case and r["contestant"] == contestant]
+
+
+def _from_pytest_benchmark(document: dict[str, Any], source: str) -> dict[str, Any]:
+    try:
+        rows = [
+            {
+                "case": test["name"],
+                "contestant": "pytest",
+                "repeat": 0,
+                "ops_s": 1 / test["stats"]["median"],
+            }
+            for test in document["benchmarks"]
+        ]
+    except (KeyError, TypeError, ZeroDivisionError) as error:
+        raise BadRun(f"{source}: not what pytest-benchmark writes: {error!r}") from error
+    return {"format": FORMAT, "environment": {}, "settings": {}, "rows": rows}
 
 
 def number(value: float) -> str:

@@ -1,0 +1,153 @@
+"""Aqueduct: a Service with asynchronous handlers, and the asyncio Client, as users write them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from aqueduct.client import Client as AqueductClient
+from aqueduct.service import Service
+
+from aqueduct.config import Config, Quic
+from benchmarks.peers import common
+
+BODY = pa.schema([pa.field("body", pa.binary())])
+
+
+def body_batch(body: bytes) -> pa.RecordBatch:
+    return pa.record_batch([pa.array([body], pa.binary())], schema=BODY)
+
+
+def body_of(batch: pa.RecordBatch) -> bytes:
+    value: bytes = batch.column(0)[0].as_py()
+    return value
+
+
+def config_of(setup: common.Setup) -> Config:
+    return Config(quic=Quic(datagram_size=setup.datagram))
+
+
+def service_of(setup: common.Setup) -> Service:
+    """The handlers of one measurement. Like the other peers', they sum every batch themselves."""
+    service = Service("benchmark", config=config_of(setup))
+    work = common.Work(setup)
+
+    @service.handler("sink", input=common.SCHEMA, kind="sink")
+    async def sink(batches: AsyncIterator[pa.RecordBatch]) -> None:
+        async for batch in batches:
+            work.arrived(batch)
+
+    @service.handler("source", output=common.SCHEMA, kind="source")
+    async def source() -> AsyncIterator[pa.RecordBatch]:
+        for batch in work:
+            yield batch
+
+    @service.handler("echo", input=common.SCHEMA, output=common.SCHEMA)
+    async def echo(batches: AsyncIterator[pa.RecordBatch]) -> AsyncIterator[pa.RecordBatch]:
+        async for batch in batches:
+            work.arrived(batch)
+            yield batch
+
+    @service.handler("request", input=BODY, output=BODY)
+    async def request(batches: AsyncIterator[pa.RecordBatch]) -> AsyncIterator[pa.RecordBatch]:
+        async for batch in batches:
+            yield body_batch(body_of(batch))
+
+    @service.handler("compare", input=BODY, output=BODY)
+    def compare(batch: pa.RecordBatch) -> pa.RecordBatch:
+        ours = work.compare(setup.mode, False, json.loads(body_of(batch)))
+        return body_batch(json.dumps(ours).encode())
+
+    return service
+
+
+class Client:
+    """Runs the event loop for as long as one measurement asks."""
+
+    def __init__(self, setup: common.Setup, address: str) -> None:
+        self.runner = asyncio.Runner()
+        target = f"{address}?ca={setup.certificate}&server_name=localhost"
+        self.client: AqueductClient = self.runner.run(
+            AqueductClient.connect(target, config=config_of(setup))
+        )
+
+    def sink(self, work: common.Work) -> None:
+        self.runner.run(self.client.sink("sink", work, schema=common.SCHEMA))
+
+    def source(self, work: common.Work) -> None:
+        async def run() -> None:
+            async for batch in self.client.source("source"):
+                work.arrived(batch)
+
+        self.runner.run(run())
+
+    def echo(self, work: common.Work) -> None:
+        async def run() -> None:
+            async for batch in self.client.exchange("echo", work, schema=common.SCHEMA):
+                work.arrived(batch)
+
+        self.runner.run(run())
+
+    def requests(self, laps: common.Laps) -> None:
+        async def run() -> None:
+            for request in laps:
+                async for batch in self.client.exchange(
+                    "request", [body_batch(request)], schema=BODY
+                ):
+                    answer = body_of(batch)
+                laps.answered(answer)
+
+        self.runner.run(run())
+
+    def open_requests(self, laps: common.Laps) -> None:
+        answered = asyncio.Event()
+
+        async def asked() -> AsyncIterator[pa.RecordBatch]:
+            for request in laps:
+                yield body_batch(request)
+                await answered.wait()
+                answered.clear()
+
+        async def run() -> None:
+            async for batch in self.client.exchange("request", asked(), schema=BODY):
+                laps.answered(body_of(batch))
+                answered.set()
+
+        self.runner.run(run())
+
+    def compare(self, totals: dict[str, int]) -> dict[str, int]:
+        async def run() -> dict[str, int]:
+            question = body_batch(json.dumps(totals).encode())
+            async for batch in self.client.exchange("compare", [question], schema=BODY):
+                answer: dict[str, int] = json.loads(body_of(batch))
+            return answer
+
+        return self.runner.run(run())
+
+
+def serve(setup: common.Setup, ready: common.Ready) -> None:
+    service = service_of(setup)
+
+    async def run() -> None:
+        address = "aqueduct://127.0.0.1:0"
+        async with service.serving(address, cert=setup.certificate, key=setup.key) as running:
+            ready(running.addresses[0])
+            await asyncio.Event().wait()
+
+    asyncio.run(run())
+
+
+def connect(setup: common.Setup, address: Any) -> Client:
+    return Client(setup, address)
+
+
+if __name__ == "__main__":
+    common.main(serve, connect)

@@ -1,0 +1,291 @@
+"""The benchmarks say what they measured, and the check of their floors can fail."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from benchmarks import certificate, check, compare, loopback, results
+from benchmarks.peers import common
+
+pytestmark = pytest.mark.checkout
+
+BENCHMARKS = Path(results.__file__).parent
+FLOORS = check.load(check.FLOORS)
+
+
+def passing_run() -> dict[str, Any]:
+    """A made-up run in which every floor of floors.toml just holds."""
+    rows: dict[tuple[str, str, int], dict[str, Any]] = {}
+
+    def put(case: str, contestant: str, metric: str, value: float) -> None:
+        for repeat in range(3):
+            key = case, contestant, repeat
+            rows.setdefault(key, dict(zip(("case", "contestant", "repeat"), key, strict=True)))
+            rows[key][metric] = value * (1 + repeat / 1000)
+
+    for floor in FLOORS:
+        bound = floor.min if floor.min is not None else floor.max
+        assert bound is not None
+        if floor.against:
+            put(floor.case, floor.against, floor.metric, 100.0)
+            put(floor.case, floor.contestant, floor.metric, 100.0 * bound)
+        else:
+            put(floor.case, floor.contestant, floor.metric, bound)
+    return {"format": results.FORMAT, "environment": {}, "settings": {}, "rows": [*rows.values()]}
+
+
+def run_check(folder: Path, document: object, *options: str) -> subprocess.CompletedProcess[str]:
+    path = folder / "run.json"
+    path.write_text(document if isinstance(document, str) else json.dumps(document))
+    command = [sys.executable, str(BENCHMARKS / "check.py"), str(path), *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+# ----------------------------------------------------------------- the check
+
+
+def test_a_run_at_the_floors_passes(tmp_path: Path):
+    done = run_check(tmp_path, passing_run())
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.splitlines()[-1] == f"{len(FLOORS)} of {len(FLOORS)} floors hold"
+
+
+@pytest.mark.parametrize("floor", FLOORS, ids=str)
+def test_each_floor_is_missed_by_a_bad_run_and_named(floor: check.Floor):
+    document = passing_run()
+    for row in document["rows"]:
+        if row["case"] == floor.case and row["contestant"] == floor.contestant:
+            row[floor.metric] *= 0.98 if floor.min is not None else 1.02
+    run = results.Run(document)
+    assert check.miss(floor, run)
+    assert [other for other in FLOORS if check.miss(other, run)] == [floor]
+
+
+@pytest.mark.parametrize("floor", FLOORS, ids=str)
+@pytest.mark.parametrize("side", ["contestant", "against"])
+def test_a_floor_without_its_measurement_is_missed(floor: check.Floor, side: str):
+    name = getattr(floor, side) or floor.contestant
+    document = passing_run()
+    document["rows"] = [
+        row for row in document["rows"] if (row["case"], row["contestant"]) != (floor.case, name)
+    ]
+    assert name in check.miss(floor, results.Run(document))
+
+
+def test_one_failed_measurement_of_three_is_a_miss(tmp_path: Path):
+    document = passing_run()
+    row = next(row for row in document["rows"] if row["case"] == "sink-1m")
+    row.pop("mib_s")
+    row["error"] = "connection lost in the middle"
+    done = run_check(tmp_path, document)
+    assert done.returncode == 1
+    (missed,) = [line for line in done.stdout.splitlines() if line.startswith("MISSED")]
+    assert "sink-1m" in missed
+    assert "connection lost in the middle" in missed
+
+
+def test_the_median_of_the_ratios_counts():
+    floor = check.Floor("case", "ours/a", "mib_s", against="theirs/b", min=0.85)
+    ours, theirs = [90.0, 10.0, 200.0], [100.0, 100.0, 200.0]
+    rows = [
+        {"case": "case", "contestant": name, "repeat": k, "mib_s": value}
+        for name, values in (("ours/a", ours), ("theirs/b", theirs))
+        for k, value in enumerate(values)
+    ]
+    run = results.Run({"format": results.FORMAT, "rows": rows})
+    assert check.miss(floor, run) == ""
+    rows[0]["mib_s"] = 84.0
+    assert "below" in check.miss(floor, run)
+
+
+def test_a_number_that_is_no_number_is_a_miss():
+    floor = check.Floor("case", "ours/a", "mib_s", min=1)
+    row = {"case": "case", "contestant": "ours/a", "repeat": 0, "mib_s": float("nan")}
+    assert check.miss(floor, results.Run({"format": results.FORMAT, "rows": [row]}))
+
+
+def test_floors_may_name_tests_of_pytest_benchmark(tmp_path: Path):
+    document = {
+        "machine_info": {},
+        "benchmarks": [{"name": "test_encode", "stats": {"median": 0.5}}],
+    }
+    floors = tmp_path / "floors.toml"
+    demand = '[[floor]]\ncase = "test_encode"\ncontestant = "pytest"\nmetric = "ops_s"\n'
+    floors.write_text(demand + "min = 2\n")
+    assert run_check(tmp_path, document, "--floors", str(floors)).returncode == 0
+    floors.write_text(demand + "min = 2.1\n")
+    assert run_check(tmp_path, document, "--floors", str(floors)).returncode == 1
+
+
+@pytest.mark.parametrize(
+    "document", ["", "{", "[]", "{}", '{"format": "other"}', '{"machine_info": {}}']
+)
+def test_a_file_that_is_no_run_is_status_two(tmp_path: Path, document: str):
+    done = run_check(tmp_path, document)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[[floor]]\n",
+        'floor = "no"\n',
+        '[[floor]]\ncase = "a"\ncontestant = "b"\nmetric = "mib_s"\n',  # demands nothing
+        '[[floor]]\ncase = "a"\ncontestant = "b"\nmetric = "mib_s"\nmin = "1"\n',
+        '[[floor]]\ncase = "a"\ncontestant = "b"\nmetric = "mib_s"\nmin = true\n',
+        '[[floor]]\ncase = "a"\ncontestant = "b"\nmetric = "speed"\nmin = 1\n',
+        '[[floor]]\ncase = "a"\ncontestant = "b"\nmetric = "mib_s"\nmin = 1\nmim = 2\n',
+    ],
+)
+def test_floors_that_demand_nothing_are_refused(tmp_path: Path, text: str):
+    floors = tmp_path / "floors.toml"
+    floors.write_text(text)
+    assert run_check(tmp_path, passing_run(), "--floors", str(floors)).returncode == 2
+
+
+def test_every_floor_is_of_a_case_that_the_plan_has():
+    plan = {(case.name, c.name) for case in loopback.PLAN for c in case.contestants}
+    for floor in FLOORS:
+        assert (floor.case, floor.contestant) in plan
+        assert not floor.against or (floor.case, floor.against) in plan
+
+
+# ------------------------------------------------------------------ comparing
+
+
+def changed(document: dict[str, Any], metric: str, factor: float) -> results.Run:
+    document = deepcopy(document)
+    for row in document["rows"]:
+        if metric in row:
+            row[metric] *= factor
+    return results.Run(document)
+
+
+@pytest.mark.parametrize(
+    ("metric", "factor", "verdict"),
+    [
+        ("mib_s", 1.1, "better"),
+        ("mib_s", 0.9, "worse"),
+        ("mib_s", 1.001, "within spread"),
+        ("encoded_s", 1.5, "better"),
+    ],
+)
+def test_a_change_counts_only_outside_the_spread(metric: str, factor: float, verdict: str):
+    document = passing_run()
+    lines = compare.compare(results.Run(document), changed(document, metric, factor), [metric])
+    assert lines
+    assert {line[-1] for line in lines} == {verdict}
+
+
+def test_less_is_better_for_times():
+    rows = [{"case": "request", "contestant": "a/b", "repeat": k, "p50_us": 300} for k in range(3)]
+    document = {"format": results.FORMAT, "rows": rows}
+    ((*_, verdict),) = compare.compare(
+        results.Run(document), changed(document, "p50_us", 0.5), ["p50_us"]
+    )
+    assert verdict == "better"
+
+
+def test_comparing_two_files_shows_what_else_differed(tmp_path: Path):
+    before, after = passing_run(), passing_run()
+    before["environment"], after["environment"] = {"kernel": "Linux 1"}, {"kernel": "Linux 2"}
+    after["rows"] = after["rows"][:-3]
+    for name, document in (("before", before), ("after", after)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(document))
+    command = [sys.executable, str(BENCHMARKS / "compare.py")]
+    command += [str(tmp_path / "before.json"), str(tmp_path / "after.json")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "kernel: Linux 1 -> Linux 2" in done.stdout
+    assert "only before" in done.stdout
+
+
+# ------------------------------------------------------------------ measuring
+
+
+def test_a_real_run_has_every_contestant_in_its_table_and_its_json(tmp_path: Path):
+    path = tmp_path / "results" / "run.json"
+    command = [sys.executable, str(BENCHMARKS / "loopback.py"), "--quick", "--repeat", "1"]
+    command += ["--only", "sink-64k,open-request,codec", "--json", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    run = results.Run.load(path)
+    measured = {(row["case"], row["contestant"]) for row in run.rows}
+    cases = [case for case in loopback.PLAN if case.name in run.cases()]
+    assert [case.name for case in cases] == [
+        "codec", "sink-64k", "sink-64k-1200", "open-request",
+    ]  # fmt: skip
+    assert measured == {(case.name, c.name) for case in cases for c in case.contestants}
+    for row in run.rows:
+        assert row["contestant"] in done.stdout
+        if row["case"].startswith("sink"):
+            assert row["bytes"] > 1 << 20
+            for metric in ("mib_s", "client_cpu_gib", "server_cpu_gib"):
+                assert row[metric] > 0
+    assert {"python", "packages", "cores", "kernel"} <= run.document["environment"].keys()
+    assert f"[{len(run.rows)}/{len(run.rows)}, " in done.stderr, "the progress line"
+
+
+def test_a_measurement_that_fails_is_an_error_with_its_reason(tmp_path: Path):
+    paths = certificate.write(tmp_path)
+    setup = common.Setup("sink", 1 << 16, 1 << 20, certificate=str(paths[0]), key=str(paths[1]))
+    with pytest.raises(loopback.Failed, match="No such file or directory"):
+        loopback.measure("no-such", setup)
+    with pytest.raises(loopback.Failed, match="maximum datagram size is 1200"):
+        loopback.measure("aioquic", common.Setup(**{**vars(setup), "datagram": 7}))
+
+
+# ------------------------------------------------------------------ what is checked
+
+
+def works(mode: str) -> tuple[common.Work, common.Work]:
+    setup = common.Setup(mode, 1 << 12, 1 << 16)
+    return common.Work(setup), common.Work(setup)
+
+
+def deliver(batches: list[pa.RecordBatch], mode: str = "sink") -> tuple[common.Work, common.Work]:
+    client, server = works(mode)
+    list(client)
+    for batch in batches:
+        server.arrived(batch)
+    return client, server
+
+
+def test_both_sides_compare_their_totals():
+    batches = list(works("sink")[0])
+    client, server = deliver(batches)
+    told = vars(client.mine("sink", True))
+    assert server.compare("sink", False, told) == told
+    assert client.compare("sink", True, vars(server.mine("sink", False))) == told
+
+
+@pytest.mark.parametrize("spoil", ["lost", "swapped", "changed"])
+def test_a_spoilt_transfer_is_found(spoil: str):
+    batches = list(works("sink")[0])
+    if spoil == "lost":
+        batches.pop()
+    elif spoil == "swapped":
+        batches[0], batches[1] = batches[1], batches[0]
+    else:
+        batches[3] = batches[2]
+    client, server = deliver(batches)
+    with pytest.raises(AssertionError):
+        server.compare("sink", False, vars(client.mine("sink", True)))
+
+
+def test_the_last_batch_is_looked_at_whole():
+    batches = list(works("sink")[0])
+    last = batches[-1]
+    batches[-1] = last.set_column(1, last.schema.field(1), last.column(2))
+    client, server = deliver(batches)
+    with pytest.raises(AssertionError, match="last batch"):
+        server.compare("sink", False, vars(client.mine("sink", True)))
