@@ -1,0 +1,357 @@
+"""The Arrow call convention, version 1: what opens a call and what answers first.
+
+A call is one message on the entrypoint. Its attachments are the channels of the call, in the order
+that ``PLACES`` gives for its kind. Nothing is waited for: the client may send batches in the same
+breath. ``docs/arrow-calls.md`` has the convention byte for byte.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+import pyarrow as pa
+
+from aqueduct.arrow import wire
+from aqueduct.arrow.ipc import deserialize_schema, serialize_schema
+from aqueduct.arrow.wire import Headers, number_of, one_each, text_of, text_value
+from aqueduct.errors import BadCall, LocalProtocolError
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+__all__ = [
+    "KINDS",
+    "PLACES",
+    "CallHead",
+    "Hello",
+    "Kind",
+    "Partition",
+    "Places",
+    "check_attachments",
+]
+
+Kind: TypeAlias = Literal["exchange", "source", "sink"]
+"""Batches both ways, to the client alone, or to the server alone."""
+
+KINDS: Final[tuple[Kind, ...]] = ("exchange", "source", "sink")
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a call's channels are among the attachments of its message."""
+
+    to_server: int | None
+    """The Receiver of the client's batches (ORDERED); a source has none."""
+    to_client: int
+    """The Sender of the hello and of the server's batches (ORDERED)."""
+    status: int
+    """The Sender of the final status (a oneshot channel)."""
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return self.status + 1
+
+
+PLACES: Final[Mapping[Kind, Places]] = MappingProxyType(
+    {"exchange": Places(0, 1, 2), "source": Places(None, 0, 1), "sink": Places(0, 1, 2)}
+)
+
+_NAME_LIMIT: Final = 256
+_TOKEN_LIMIT: Final = 16 << 10
+_METADATA_LIMIT: Final = 32 << 10
+_SCHEMAS_LIMIT: Final = 8 << 20
+_DEADLINE_LIMIT: Final = 10 * 366 * 86_400 * 1000
+
+_CALL_KEYS: Final = frozenset(
+    {
+        wire.CALL,
+        wire.HANDLER,
+        wire.KIND,
+        wire.DEADLINE,
+        wire.RUN,
+        wire.ATTEMPT,
+        wire.TOKEN,
+        wire.PARTITION,
+        wire.METADATA,
+        wire.EXPECTED,
+    }
+)
+_HELLO_KEYS: Final = frozenset({wire.HELLO})
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """The share of some work that one call is: number ``index`` of ``count``, if that is known."""
+
+    index: int
+    count: int | None = None
+
+    def __str__(self) -> str:
+        return str(self.index) if self.count is None else f"{self.index}/{self.count}"
+
+
+@dataclass(frozen=True, slots=True)
+class CallHead:
+    """What a call says of itself. An empty string, or None, is what is not said."""
+
+    handler: str
+    """The name of the handler."""
+    kind: Kind
+    """What batches go where."""
+    schema: pa.Schema | None = None
+    """Of the batches to the server; None for a source."""
+    expected: pa.Schema | None = None
+    """Of the batches to the client, if the caller knows what it wants; None for a sink."""
+    deadline: float | None = None
+    """Seconds that the caller will wait for the end, from the arrival of the message."""
+    run: str = ""
+    """The same for every attempt at the same work."""
+    attempt: str = ""
+    """Tells the attempts apart."""
+    token: bytes | None = field(default=None, repr=False)
+    """What the service may ask for."""
+    partition: Partition | None = None
+    """The share of the work that this call is."""
+    metadata: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """The user's own headers."""
+
+    def encode(self) -> tuple[Headers, list[bytes]]:
+        """The headers and the payload's buffers. Raises LocalProtocolError for what cannot be."""
+        self._check()
+        headers = [
+            (wire.CALL, b"%d" % wire.VERSION),
+            (wire.HANDLER, text_value(self.handler, "handler's name", limit=_NAME_LIMIT)),
+            (wire.KIND, self.kind.encode()),
+        ]
+        if self.deadline is not None:
+            headers.append((wire.DEADLINE, b"%d" % _milliseconds(self.deadline)))
+        if self.run:
+            headers.append((wire.RUN, text_value(self.run, "run", limit=_NAME_LIMIT)))
+        if self.attempt:
+            headers.append((wire.ATTEMPT, text_value(self.attempt, "attempt", limit=_NAME_LIMIT)))
+        if self.token is not None:
+            headers.append((wire.TOKEN, bytes(self.token)))
+        if self.partition is not None:
+            headers.append((wire.PARTITION, str(self.partition).encode()))
+        if self.metadata:
+            headers.append((wire.METADATA, _metadata_value(self.metadata)))
+        payload = [] if self.schema is None else [serialize_schema(self.schema)]
+        if self.expected is not None:
+            headers.append((wire.EXPECTED, b"%d" % sum(map(len, payload))))
+            payload.append(serialize_schema(self.expected))
+        size = sum(map(len, payload))
+        if size > _SCHEMAS_LIMIT:
+            raise LocalProtocolError(
+                f"the schemas of the call have {size} bytes, above the limit of {_SCHEMAS_LIMIT}; "
+                "do their fields carry large metadata?"
+            )
+        return tuple(headers), payload
+
+    @classmethod
+    def decode(
+        cls,
+        headers: Iterable[tuple[bytes, bytes]],
+        payload: ReadableBuffer,
+        *,
+        peer: str = "",
+    ) -> CallHead:
+        """The call that a message opens. Raises BadCall that says what is missing or wrong."""
+        handler = ""
+        try:
+            values = one_each(headers, _CALL_KEYS)
+            _check_version(values.get(wire.CALL), wire.CALL, "call")
+            handler = _decode_handler(_required(values, wire.HANDLER))
+            kind = _decode_kind(_required(values, wire.KIND))
+            schema, expected = _decode_schemas(kind, values.get(wire.EXPECTED), payload)
+            deadline = values.get(wire.DEADLINE)
+            return cls(
+                handler=handler,
+                kind=kind,
+                schema=schema,
+                expected=expected,
+                deadline=None if deadline is None else _decode_deadline(deadline),
+                run=text_of(values.get(wire.RUN, b""), wire.RUN, limit=_NAME_LIMIT),
+                attempt=text_of(values.get(wire.ATTEMPT, b""), wire.ATTEMPT, limit=_NAME_LIMIT),
+                token=_decode_token(values.get(wire.TOKEN)),
+                partition=_decode_partition(values.get(wire.PARTITION)),
+                metadata=_decode_metadata(values.get(wire.METADATA)),
+            )
+        except BadCall as error:
+            raise BadCall(str(error), peer=peer, handler=handler) from error.__cause__
+
+    def _check(self) -> None:
+        if not self.handler or not self.handler.isprintable():
+            raise LocalProtocolError(f"{self.handler!r} cannot be the name of a handler")
+        if self.kind not in KINDS:
+            raise LocalProtocolError(f"the kind of a call is one of {KINDS}, not {self.kind!r}")
+        if (self.schema is None) != (self.kind == "source"):
+            which = "has no input schema" if self.kind == "source" else "needs an input schema"
+            raise LocalProtocolError(f"a call of the kind {self.kind} {which}")
+        if self.expected is not None and self.kind == "sink":
+            raise LocalProtocolError("a call of the kind sink expects no output schema")
+        if self.token is not None and len(self.token) > _TOKEN_LIMIT:
+            raise LocalProtocolError(
+                f"the token of a call has {len(self.token)} bytes, above the limit of "
+                f"{_TOKEN_LIMIT}"
+            )
+        if self.partition is not None:
+            index, count = self.partition.index, self.partition.count
+            if not 0 <= index <= wire.NUMBER_LIMIT or (count is not None and count <= index):
+                raise LocalProtocolError(f"{self.partition!r} is no share of anything")
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The first message to the client: the call is accepted, and these batches will come."""
+
+    schema: pa.Schema | None = None
+    """Of the batches to the client; None says that a sink is ready."""
+
+    def encode(self) -> tuple[Headers, list[bytes]]:
+        """The headers and the payload's buffers."""
+        payload = [] if self.schema is None else [serialize_schema(self.schema)]
+        return ((wire.HELLO, b"%d" % wire.VERSION),), payload
+
+    @classmethod
+    def decode(
+        cls,
+        headers: Iterable[tuple[bytes, bytes]],
+        payload: ReadableBuffer,
+        *,
+        kind: Kind,
+        peer: str = "",
+        handler: str = "",
+    ) -> Hello:
+        """The hello of a call of this kind. Raises BadCall if the message is not one."""
+        try:
+            values = one_each(headers, _HELLO_KEYS)
+            _check_version(values.get(wire.HELLO), wire.HELLO, "hello")
+            size = memoryview(payload).nbytes
+            if kind == "sink":
+                if size:
+                    raise BadCall(f"the hello of a sink is empty, and {size} bytes came")
+                return cls()
+            if not size:
+                raise BadCall(f"the hello of a call of the kind {kind} has no output schema")
+            return cls(deserialize_schema(payload, where="the output schema"))
+        except BadCall as error:
+            raise BadCall(str(error), peer=peer, handler=handler) from error.__cause__
+
+
+def check_attachments(kind: Kind, count: int) -> Places:
+    """Where the channels of such a call are. Raises BadCall if their number is another."""
+    places = PLACES[kind]
+    if count != places.count:
+        raise BadCall(f"a call of the kind {kind} carries {places.count} channels, not {count}")
+    return places
+
+
+def _required(values: dict[bytes, bytes], key: bytes) -> bytes:
+    value = values.get(key)
+    if value is None:
+        raise BadCall(f"the call has no header {key.decode()}")
+    return value
+
+
+def _check_version(value: bytes | None, key: bytes, name: str) -> None:
+    if value is None:
+        raise BadCall(
+            f"not an Arrow {name}: it has no header {key.decode()}; "
+            f"is the peer's Arrow call convention version {wire.VERSION}?"
+        )
+    version = number_of(value, key)
+    if version != wire.VERSION:
+        older = "peer" if version < wire.VERSION else "side"
+        raise BadCall(
+            f"the {name} follows version {version} of the Arrow call convention, and this side "
+            f"knows version {wire.VERSION} only; update aqueduct-arrow at the older {older}"
+        )
+
+
+def _decode_handler(value: bytes) -> str:
+    handler = text_of(value, wire.HANDLER, limit=_NAME_LIMIT)
+    if not handler.isprintable() or not handler:
+        raise BadCall(f"{handler!r} cannot be the name of a handler")
+    return handler
+
+
+def _decode_kind(value: bytes) -> Kind:
+    for kind in KINDS:
+        if value == kind.encode():
+            return kind
+    raise BadCall(f"the call is of the kind {value[:40]!r}; there are {', '.join(KINDS)}")
+
+
+def _decode_schemas(
+    kind: Kind, expected: bytes | None, payload: ReadableBuffer
+) -> tuple[pa.Schema | None, pa.Schema | None]:
+    """The input schema and the expected output schema, which follow each other in the payload."""
+    view = memoryview(payload).cast("B")
+    size = len(view)
+    if size > _SCHEMAS_LIMIT:
+        raise BadCall(f"the schemas have {size} bytes, above the limit of {_SCHEMAS_LIMIT}")
+    end = size if expected is None else number_of(expected, wire.EXPECTED, most=size)
+    if kind == "source" and end:
+        raise BadCall(f"a call of the kind source has no input schema, and {end} bytes came")
+    if kind == "sink" and expected is not None:
+        raise BadCall("a call of the kind sink expects no output schema, and one came")
+    return (
+        None if kind == "source" else deserialize_schema(view[:end], where="the input schema"),
+        None if expected is None else deserialize_schema(view[end:], where="the expected schema"),
+    )
+
+
+def _milliseconds(deadline: float) -> int:
+    if not 0 < deadline * 1000 <= _DEADLINE_LIMIT:
+        raise LocalProtocolError(
+            f"the deadline of a call is {deadline!r} s; it must be above 0 and at most "
+            f"{_DEADLINE_LIMIT // 1000} s"
+        )
+    return math.ceil(deadline * 1000)
+
+
+def _decode_deadline(value: bytes) -> float:
+    return number_of(value, wire.DEADLINE, least=1, most=_DEADLINE_LIMIT) / 1000
+
+
+def _decode_token(value: bytes | None) -> bytes | None:
+    if value is not None and len(value) > _TOKEN_LIMIT:
+        raise BadCall(f"the token has {len(value)} bytes, above the limit of {_TOKEN_LIMIT}")
+    return value
+
+
+def _decode_partition(value: bytes | None) -> Partition | None:
+    if value is None:
+        return None
+    index, slash, count = value.partition(b"/")
+    if not slash:
+        return Partition(number_of(index, wire.PARTITION))
+    total = number_of(count, wire.PARTITION, least=1)
+    return Partition(number_of(index, wire.PARTITION, most=total - 1), total)
+
+
+def _metadata_value(metadata: Mapping[str, str]) -> bytes:
+    for pair in metadata.items():
+        if not all(isinstance(part, str) for part in pair):
+            raise LocalProtocolError(f"the metadata of a call is text to text, not {pair!r}")
+    text = json.dumps(dict(metadata), ensure_ascii=False, separators=(",", ":"))
+    return text_value(text, "metadata", limit=_METADATA_LIMIT)
+
+
+def _decode_metadata(value: bytes | None) -> Mapping[str, str]:
+    if value is None:
+        return MappingProxyType({})
+    text = text_of(value, wire.METADATA, limit=_METADATA_LIMIT)
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadCall(f"the header {wire.METADATA.decode()} is not JSON: {error}") from error
+    if not isinstance(found, dict) or not all(isinstance(item, str) for item in found.values()):
+        raise BadCall(f"the header {wire.METADATA.decode()} is not a JSON object of strings")
+    return MappingProxyType(found)

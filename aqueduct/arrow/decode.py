@@ -1,0 +1,299 @@
+"""Payloads into record batches that point into them, and nothing else into anything.
+
+Payloads come from a peer. Whatever they hold, the answer is a batch that can be used without fear
+or a BadCall; see ``Decoder`` for what is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
+
+import pyarrow as pa
+
+from aqueduct.arrow.ipc import (
+    ROWS_LIMIT,
+    adopt,
+    first_line,
+    forbidden_nulls,
+    required_columns,
+    serialize_schema,
+)
+from aqueduct.arrow.metadata import (
+    DICTIONARY,
+    RECORD_BATCH,
+    SCHEMA,
+    VERSION_5,
+    Layout,
+    Summary,
+    summarize,
+)
+from aqueduct.arrow.physical import layouts, needs_deep_check, physical_schema
+from aqueduct.config import DEFAULT
+from aqueduct.errors import BadCall, BatchTooLarge, CallError
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+__all__ = ["Checks", "Decoder"]
+
+Checks: TypeAlias = Literal["layout", "memory", "full"]
+"""How closely a received batch is looked at; see ``Decoder``."""
+
+
+class Decoder:
+    """Makes batches of the payloads of one stream, in their order, without copying columns.
+
+    ``checks`` says how closely a batch is looked at, beyond what Arrow does in reading it:
+
+    - ``"layout"``: the sizes of all buffers (under a microsecond). Reading a column of a hostile
+      peer may still crash the process. For peers that are trusted like this program.
+    - ``"memory"``, the default: also every offset, index and run, so that no value lies outside
+      the payload (about 10 us a MiB where there are strings, nothing where there are none).
+    - ``"full"``: also text is UTF-8, decimals and times are in range (about 80 us a MiB).
+
+    A payload that is not what it should be raises BadCall. If the schema has dictionaries, the
+    stream cannot go on after that, and every later call raises the same. What has been sent of
+    dictionaries and not been replaced may reach ``dictionary_limit`` bytes, then BatchTooLarge.
+
+    Extension types must be registered. Not for use by several threads at once.
+    """
+
+    def __init__(
+        self,
+        schema: pa.Schema,
+        *,
+        checks: Checks = "memory",
+        dictionary_limit: int = DEFAULT.calls.batch_limit,
+        where: str = "",
+        peer: str = "",
+        handler: str = "",
+    ) -> None:
+        self.schema = schema
+        self._where = where
+        self._peer = peer
+        self._handler = handler
+        self._required = required_columns(schema)
+        self._full = checks == "full"
+        self._physical: pa.Schema | None = None
+        if checks == "memory" and needs_deep_check(schema):
+            self._physical = physical_schema(schema)
+        self._layout, dictionaries = layouts(schema)
+        self._stream: _DictionaryStream | None = None
+        if dictionaries:
+            self._stream = _DictionaryStream(schema, dictionaries, dictionary_limit)
+        self._broken: _Fault | None = None
+
+    def decode(self, payload: ReadableBuffer, *, number: int | None = None) -> pa.RecordBatch:
+        """The batch of ``payload``, whose memory it keeps and points into.
+
+        ``number`` is the batch's, for the text of errors. Raises BadCall and BatchTooLarge.
+        """
+        if self._broken is not None:
+            raise self._broken.error()
+        try:
+            return self._decode(pa.py_buffer(payload))
+        except Exception as error:
+            if isinstance(error, MemoryError) and self._stream is None:
+                raise
+            name = "the batch" if number is None else f"batch {number}"
+            where = f"{name} of {self._where}" if self._where else name
+            kind = BatchTooLarge if isinstance(error, _TooLarge) else BadCall
+            text = f"{where} cannot be read: {first_line(error)}"
+            fault = _Fault(kind, text, self._peer, self._handler)
+            if self._stream is not None:
+                self._broken = fault
+            if isinstance(error, MemoryError):
+                raise
+            raise fault.error() from error
+
+    def _decode(self, payload: pa.Buffer) -> pa.RecordBatch:
+        if payload.address % 8:  # Arrow expects its numbers on their own boundaries
+            payload = _copied(payload)
+        source = pa.BufferReader(payload)
+        message, summary = _next_message(source)
+        if self._stream is not None:
+            batch = self._stream.read(payload, source, summary, self._layout)
+        else:
+            _check_batch(summary, self._layout)
+            _check_end(source)
+            batch = pa.ipc.read_record_batch(message, self.schema)
+        if self._full:
+            batch.validate(full=True)
+        else:
+            batch.validate()
+        if self._physical is not None:
+            if self._stream is None:
+                twin = pa.ipc.read_record_batch(message, self._physical)
+            else:
+                twin = adopt(batch, self._physical)
+            twin.validate(full=True)
+        if not 0 <= batch.num_rows <= ROWS_LIMIT:
+            # Rows of nothing take no bytes, so nothing else bounds them.
+            raise _Malformed(
+                f"it says that it has {batch.num_rows} rows; the limit is {ROWS_LIMIT}"
+            )
+        found = forbidden_nulls(batch, self._required)
+        if found is not None:
+            field, nulls = found
+            raise _Malformed(
+                f"column {field.name!r} is declared {field.type} not null, and {nulls} of its "
+                "values are null"
+            )
+        return batch
+
+
+class _Fault(NamedTuple):
+    """An error to be raised again: the exception itself would keep the payload in its frames."""
+
+    kind: type[CallError]
+    text: str
+    peer: str
+    handler: str
+
+    def error(self) -> CallError:
+        return self.kind(self.text, peer=self.peer, handler=self.handler)
+
+
+class _Malformed(Exception):
+    """What this module itself finds wrong with a payload; ``Decoder.decode`` says where."""
+
+
+class _TooLarge(_Malformed):
+    """Dictionaries above the limit."""
+
+
+class _DictionaryStream:
+    """Reads batches whose dictionaries came before: pyarrow keeps those in a stream reader only.
+
+    The reader lives as long as the stream of batches. It reads from a file-like object that hands
+    out the payload itself.
+    """
+
+    def __init__(self, schema: pa.Schema, layouts: dict[int, Layout], limit: int) -> None:
+        self._layouts = layouts
+        self._limit = limit
+        self._sizes: dict[int, int] = {}
+        self._source = _Source(pa.py_buffer(serialize_schema(schema)))
+        self._reader = pa.ipc.open_stream(pa.PythonFile(self._source, "r"))
+
+    def read(
+        self,
+        payload: pa.Buffer,
+        source: pa.BufferReader,
+        summary: Summary,
+        layout: Layout,
+    ) -> pa.RecordBatch:
+        """The batch of ``payload``, whose first message ``source`` has read: ``summary``."""
+        in_place: set[int] = set()
+        while summary.kind == DICTIONARY:
+            self._admit(summary)
+            if summary.body * 2 > payload.size:
+                # The reader keeps dictionaries: a small one would keep the memory of a batch.
+                in_place.add(source.tell() - summary.body)
+            _, summary = _next_message(source)
+        _check_batch(summary, layout)
+        _check_end(source)
+        in_place.add(source.tell() - summary.body)
+        self._source.serve(payload, in_place)
+        try:
+            batch = self._reader.read_next_batch()
+            if not self._source.exhausted:
+                raise _Malformed("it does not hold the dictionaries that the schema needs")
+        finally:
+            self._source.serve(_NOTHING)
+        return batch
+
+    def _admit(self, summary: Summary) -> None:
+        wanted = self._layouts.get(summary.dictionary)
+        if wanted is None:
+            raise _Malformed(f"dictionary {summary.dictionary} is none of the schema's")
+        _check_message(summary, wanted, "dictionary")
+        kept = self._sizes.get(summary.dictionary, 0) if summary.delta else 0
+        self._sizes[summary.dictionary] = kept + summary.body
+        total = sum(self._sizes.values())
+        if total > self._limit:
+            raise _TooLarge(
+                f"the dictionaries hold {total} bytes, above the limit of {self._limit} "
+                "(Calls.batch_limit)"
+            )
+
+
+_NOTHING: Final = pa.py_buffer(b"")
+
+
+class _Source:
+    """A file-like object whose reads of bodies are slices of the payload, not copies."""
+
+    closed = False
+
+    def __init__(self, payload: pa.Buffer) -> None:
+        self.serve(payload)
+
+    def serve(self, payload: pa.Buffer, in_place: Container[int] = ()) -> None:
+        """Reads come from ``payload`` from now on, as copies but for those at ``in_place``."""
+        self._payload = payload
+        self._in_place = in_place
+        self._place = 0
+
+    @property
+    def exhausted(self) -> bool:
+        return bool(self._place == self._payload.size)
+
+    def read_buffer(self, size: int) -> pa.Buffer:
+        """What pyarrow calls for metadata and bodies."""
+        part = self._payload.slice(self._place, min(size, self._payload.size - self._place))
+        if self._place not in self._in_place:
+            part = pa.py_buffer(part.to_pybytes())
+        self._place += part.size
+        return part
+
+    read = read_buffer
+
+    def close(self) -> None:
+        pass
+
+
+def _next_message(source: pa.BufferReader) -> tuple[pa.Message, Summary]:
+    if source.tell() == source.size():
+        raise _Malformed("it ends where a record batch is expected")
+    message = pa.ipc.read_message(source)  # this verifies the metadata
+    return message, summarize(message.metadata)
+
+
+def _check_batch(summary: Summary, layout: Layout) -> None:
+    if summary.kind != RECORD_BATCH:
+        kind = {DICTIONARY: "dictionary, which the schema does not have,", SCHEMA: "schema"}
+        raise _Malformed(
+            f"a {kind.get(summary.kind, 'message of another kind')} came instead of a record batch"
+        )
+    _check_message(summary, layout, "record batch")
+
+
+def _check_message(summary: Summary, wanted: Layout, name: str) -> None:
+    if summary.version != VERSION_5:
+        raise _Malformed(f"the {name} is of metadata version V{summary.version + 1}, not V5")
+    if summary.compressed:
+        # A few bytes could ask for any amount of memory.
+        raise _Malformed(f"the {name} is compressed, which the convention does not allow")
+    if summary.layout != wanted:
+        raise _Malformed(
+            f"the {name} is of another schema: its parts are {_parts(summary.layout)}, "
+            f"and the schema's are {_parts(wanted)}"
+        )
+
+
+def _parts(layout: Layout | None) -> str:
+    return "none" if layout is None else f"{layout.nodes} arrays in {layout.buffers} buffers"
+
+
+def _check_end(source: pa.BufferReader) -> None:
+    rest = source.size() - source.tell()
+    if rest:
+        raise _Malformed(f"{rest} bytes follow the record batch")
+
+
+def _copied(buffer: pa.Buffer) -> pa.Buffer:
+    copy = pa.allocate_buffer(buffer.size)
+    memoryview(copy).cast("B")[:] = memoryview(buffer).cast("B")
+    return copy

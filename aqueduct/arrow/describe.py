@@ -1,0 +1,160 @@
+"""What a service tells of itself: the answer to the reserved source ``aqueduct.describe``.
+
+It is a call like any other, of one batch with one row: a JSON document. So it also tells whether a
+service answers at all, over every carrier.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from aqueduct.arrow import wire
+from aqueduct.arrow.call import KINDS, Kind
+from aqueduct.arrow.ipc import deserialize_schema, serialize_schema
+from aqueduct.errors import BadCall
+
+__all__ = [
+    "DESCRIBE",
+    "DESCRIBE_SCHEMA",
+    "RESERVED_PREFIX",
+    "Description",
+    "HandlerDescription",
+]
+
+RESERVED_PREFIX: Final = "aqueduct."
+"""Names of handlers that begin so belong to the library."""
+DESCRIBE: Final = "aqueduct.describe"
+"""The handler that every service has."""
+DESCRIBE_SCHEMA: Final = pa.schema([pa.field("description", pa.string(), nullable=False)])
+"""The schema of its one batch."""
+
+_LIMIT: Final = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerDescription:
+    """One handler. A schema of None is not fixed beforehand: it depends on the call."""
+
+    name: str
+    kind: Kind
+    input: pa.Schema | None = None
+    output: pa.Schema | None = None
+    concurrency: int = 1
+    """Batches of one call that it works on at once."""
+    idempotent: bool = False
+    """Whether a broken call may be resumed."""
+    summary: str = ""
+    """The first line of its docstring."""
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A service and its handlers."""
+
+    service: str
+    """The service's name."""
+    library: str
+    """The version of aqueduct-arrow."""
+    convention: int = wire.VERSION
+    """The version of the Arrow call convention."""
+    handlers: tuple[HandlerDescription, ...] = ()
+
+    def to_json(self) -> str:
+        """The document; schemas are there for programs (base64 of IPC) and as text for people."""
+        document = {
+            "service": self.service,
+            "library": self.library,
+            "convention": self.convention,
+            "handlers": [
+                {
+                    "name": handler.name,
+                    "kind": handler.kind,
+                    "input": _schema_to_json(handler.input),
+                    "output": _schema_to_json(handler.output),
+                    "concurrency": handler.concurrency,
+                    "idempotent": handler.idempotent,
+                    "summary": handler.summary,
+                }
+                for handler in self.handlers
+            ],
+        }
+        return json.dumps(document, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str | bytes, *, peer: str = "") -> Description:
+        """The description that a document holds. Raises BadCall if it holds none."""
+        try:
+            if len(text) > _LIMIT:
+                raise BadCall(f"it has {len(text)} bytes, above the limit of {_LIMIT}")
+            document = json.loads(text)
+            return cls(
+                service=_of_type(document, "service", str),
+                library=_of_type(document, "library", str),
+                convention=_of_type(document, "convention", int),
+                handlers=tuple(map(_handler_from_json, _of_type(document, "handlers", list))),
+            )
+        except (ValueError, RecursionError, BadCall) as error:
+            text = f"the description of the service cannot be read: {error}"
+            raise BadCall(text, peer=peer, handler=DESCRIBE) from error
+
+    def to_batch(self) -> pa.RecordBatch:
+        """The one batch of the answer, of ``DESCRIBE_SCHEMA``."""
+        return pa.RecordBatch.from_arrays([pa.array([self.to_json()])], schema=DESCRIBE_SCHEMA)
+
+    @classmethod
+    def from_batches(cls, batches: Iterable[pa.RecordBatch], *, peer: str = "") -> Description:
+        """The description that an answer holds. Raises BadCall if it holds none."""
+        texts = [text for batch in batches for text in batch.column(0).to_pylist()]
+        if len(texts) != 1 or not isinstance(texts[0], str):
+            raise BadCall(
+                f"the description of the service is one text, and {len(texts)} rows came",
+                peer=peer,
+                handler=DESCRIBE,
+            )
+        return cls.from_json(texts[0], peer=peer)
+
+
+def _schema_to_json(schema: pa.Schema | None) -> dict[str, str] | None:
+    if schema is None:
+        return None
+    ipc = base64.b64encode(serialize_schema(schema)).decode()
+    return {"ipc": ipc, "text": schema.to_string(show_field_metadata=False)}
+
+
+def _schema_from_json(document: Any, name: str) -> pa.Schema | None:
+    if document.get(name) is None:
+        return None
+    try:
+        ipc = base64.b64decode(_of_type(_of_type(document, name, dict), "ipc", str), validate=True)
+    except binascii.Error as error:
+        raise BadCall(f"{name!r} is not base64") from error
+    return deserialize_schema(ipc, where=f"{name!r}")
+
+
+def _handler_from_json(document: Any) -> HandlerDescription:
+    kind = _of_type(document, "kind", str)
+    for known in KINDS:
+        if kind == known:
+            return HandlerDescription(
+                name=_of_type(document, "name", str),
+                kind=known,
+                input=_schema_from_json(document, "input"),
+                output=_schema_from_json(document, "output"),
+                concurrency=_of_type(document, "concurrency", int),
+                idempotent=_of_type(document, "idempotent", bool),
+                summary=_of_type(document, "summary", str),
+            )
+    raise BadCall(f"{kind!r} is no kind of handler")
+
+
+def _of_type(document: Any, name: str, kind: type[Any]) -> Any:
+    if not isinstance(document, dict) or type(document.get(name)) is not kind:
+        raise BadCall(f"it has no {name!r} of the type {kind.__name__}")
+    return document[name]

@@ -1,0 +1,179 @@
+"""Record batches into payloads, without copying their columns.
+
+The IPC writer of pyarrow writes into a Python object that keeps what it is given: for bodies these
+are the batch's own buffers, so they must not change until they have left.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+
+from aqueduct.arrow.ipc import (
+    ALIGNMENT,
+    ROWS_LIMIT,
+    adopt,
+    first_line,
+    forbidden_nulls,
+    required_columns,
+)
+from aqueduct.arrow.metadata import SCHEMA, summarize
+from aqueduct.arrow.physical import grows_by_deltas
+from aqueduct.arrow.schema import check
+from aqueduct.errors import LocalProtocolError, SchemaMismatch
+
+__all__ = ["Encoded", "Encoder"]
+
+_ZEROS: Final = bytes(ALIGNMENT)
+_PREFIX: Final = 8  # the continuation, ff ff ff ff, and the length of the metadata
+
+
+class Encoded:
+    """One batch, ready to leave: ``buffers`` joined are its payload of ``size`` bytes.
+
+    The buffers are the batch's own memory; they must not change until they have left.
+    """
+
+    __slots__ = ("buffers", "size")
+
+    def __init__(self, buffers: list[bytes | memoryview], size: int) -> None:
+        self.buffers = buffers
+        self.size = size
+
+    def detached(self) -> Encoded:
+        """The same payload in memory of its own: one copy."""
+        return Encoded([b"".join(self.buffers)], self.size)
+
+
+class Encoder:
+    """Makes payloads of the batches of one stream, in their order.
+
+    Dictionaries are sent once and again when they change (what was appended alone, if a dictionary
+    only grew), so each payload stands on those before it. Extension types must be registered.
+    Not for use by several threads at once.
+    """
+
+    def __init__(
+        self, schema: pa.Schema, *, where: str = "", peer: str = "", handler: str = ""
+    ) -> None:
+        self.schema = schema
+        self._where = where or "the batch"
+        self._peer = peer
+        self._handler = handler
+        self._parts: list[pa.Buffer | bytes] = []
+        self._broken: str | None = None
+        self._required = required_columns(schema)
+        options = pa.ipc.IpcWriteOptions(
+            allow_64bit=True, emit_dictionary_deltas=grows_by_deltas(schema)
+        )
+        sink = pa.PythonFile(_Sink(self._parts), "w")
+        self._writer = pa.ipc.new_stream(sink, schema, options=options)
+
+    def encode(self, batch: pa.RecordBatch) -> Encoded:
+        """The payload of ``batch``. Its column buffers are not copied.
+
+        (Arrow itself copies what cannot be sent as it is: the validity bitmaps and offsets of a
+        slice that begins inside them.) Raises SchemaMismatch, before anything is written, if its
+        schema is not the encoder's, and LocalProtocolError if Arrow cannot write it; after the
+        latter the encoder is of no use any more.
+        """
+        if self._broken is not None:
+            raise LocalProtocolError(f"{self._where}: an earlier one failed: {self._broken}")
+        if not isinstance(batch, pa.RecordBatch):
+            raise LocalProtocolError(
+                f"{self._where}: a pyarrow.RecordBatch is wanted, got {type(batch).__name__} "
+                "(a Table gives its batches by to_batches())"
+            )
+        if batch.num_rows > ROWS_LIMIT:
+            raise LocalProtocolError(
+                f"{self._where} has {batch.num_rows} rows, above the limit of {ROWS_LIMIT}; "
+                "send it in slices: batch.slice(offset, length)"
+            )
+        if not batch.schema.equals(self.schema):
+            check(
+                self.schema,
+                batch.schema,
+                where=self._where,
+                peer=self._peer,
+                handler=self._handler,
+            )
+            batch = adopt(batch, self.schema)
+        found = forbidden_nulls(batch, self._required)
+        if found is not None:
+            field, nulls = found
+            raise SchemaMismatch(
+                f"{self._where}: column {field.name!r} is declared {field.type} not null, and "
+                f"{nulls} of its values are null; fill them (pyarrow.compute.fill_null), or "
+                "declare the column nullable",
+                peer=self._peer,
+                handler=self._handler,
+                column=field.name,
+                wanted=f"{field.type} not null",
+                got=f"{nulls} nulls",
+            )
+        try:
+            self._writer.write_batch(batch)
+            return _align(self._parts)
+        except Exception as error:
+            self._broken = first_line(error)
+            if isinstance(error, MemoryError):
+                raise
+            text = f"{self._where}: Arrow cannot write it: {self._broken}"
+            raise LocalProtocolError(text) from error
+        finally:
+            self._parts.clear()
+
+
+class _Sink:
+    """What the IPC writer writes into: it keeps the parts, which for bodies are the columns."""
+
+    closed = False
+
+    def __init__(self, parts: list[pa.Buffer | bytes]) -> None:
+        self.write = parts.append
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def _align(parts: list[pa.Buffer | bytes]) -> Encoded:
+    """The parts of some IPC messages, as written, with each body moved to a multiple of 64.
+
+    It knows the format and nothing of how the writer cuts it into parts, except that a body
+    begins with a part of its own.
+    """
+    buffers: list[bytes | memoryview] = []
+    size = 0
+    place, count = 0, len(parts)
+    while place < count:
+        head = bytes(parts[place])
+        place += 1
+        while len(head) < _PREFIX:
+            head += bytes(parts[place])
+            place += 1
+        length = int.from_bytes(head[4:_PREFIX], "little")
+        while len(head) < _PREFIX + length:
+            head += bytes(parts[place])
+            place += 1
+        summary = summarize(memoryview(head)[_PREFIX:])
+        if summary.kind != SCHEMA:
+            padding = -(size + len(head)) % ALIGNMENT
+            if padding:
+                length += padding
+                head = b"".join(
+                    (head[:4], length.to_bytes(4, "little"), head[_PREFIX:], _ZEROS[:padding])
+                )
+            buffers.append(head)
+            size += len(head)
+        left = summary.body
+        size += left
+        while left > 0:
+            part = parts[place]
+            place += 1
+            left -= len(part)
+            buffers.append(part if type(part) is bytes else memoryview(part).cast("B"))
+    return Encoded(buffers, size)

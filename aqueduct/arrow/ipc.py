@@ -1,0 +1,103 @@
+"""What encoder and decoder share: payloads, and the schema messages that precede them.
+
+A *payload* is what one batch needs: new dictionaries, if there are any, then the batch itself, each
+an encapsulated IPC message of Arrow's streaming format. The schema message is left out; it travels
+once, with the call. The metadata of each message is padded so that its body begins at a multiple
+of 64 from the payload's start, where the receiver's memory is aligned.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from aqueduct.errors import BadCall
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+__all__ = [
+    "ALIGNMENT",
+    "ROWS_LIMIT",
+    "adopt",
+    "deserialize_schema",
+    "first_line",
+    "forbidden_nulls",
+    "required_columns",
+    "serialize_schema",
+]
+
+ALIGNMENT: Final = 64
+"""Bodies begin at multiples of this in a payload."""
+ROWS_LIMIT: Final = (1 << 31) - 1
+"""The rows of one batch; Arrow's other implementations count them in 32 bits."""
+
+
+def serialize_schema(schema: pa.Schema) -> bytes:
+    """The IPC schema message of ``schema``."""
+    message: bytes = schema.serialize().to_pybytes()
+    return message
+
+
+def deserialize_schema(payload: ReadableBuffer, *, where: str = "", peer: str = "") -> pa.Schema:
+    """The schema of an IPC schema message. Raises BadCall if it is anything else.
+
+    ``where`` begins the text, for example "the input schema".
+    """
+    prefix = f"{where}: " if where else ""
+    try:
+        source = pa.BufferReader(pa.py_buffer(payload))
+        message = pa.ipc.read_message(source)
+        kind, rest = message.type, source.size() - source.tell()
+        schema = pa.ipc.read_schema(message) if kind == "schema" else None
+        if schema is not None:
+            _decode_names(schema)
+    except MemoryError:
+        raise
+    except Exception as error:
+        text = f"{prefix}not a schema in Arrow IPC form: {first_line(error)}"
+        raise BadCall(text, peer=peer) from error
+    if schema is None:
+        raise BadCall(f"{prefix}a schema was expected and a {kind} came", peer=peer)
+    if rest:
+        raise BadCall(f"{prefix}{rest} bytes follow the schema", peer=peer)
+    return schema
+
+
+def _decode_names(inside: pa.Schema | pa.DataType) -> None:
+    """Raises UnicodeDecodeError for a name that is not UTF-8: anyone who asks for it would."""
+    while isinstance(inside, pa.BaseExtensionType | pa.DictionaryType):
+        dictionary = isinstance(inside, pa.DictionaryType)
+        inside = inside.value_type if dictionary else inside.storage_type
+    count = len(inside) if isinstance(inside, pa.Schema) else inside.num_fields
+    for field in map(inside.field, range(count)):
+        assert field.name is not None
+        _decode_names(field.type)
+
+
+def adopt(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """``batch`` read as ``schema``, which it must match in layout. Nothing is copied."""
+    array = batch.__arrow_c_array__()[1]
+    return pa.RecordBatch._import_from_c_capsule(schema.__arrow_c_schema__(), array)
+
+
+def required_columns(schema: pa.Schema) -> tuple[int, ...]:
+    """The columns that are declared without nulls (the columns themselves, not fields inside)."""
+    return tuple(i for i, field in enumerate(schema) if not field.nullable)
+
+
+def forbidden_nulls(
+    batch: pa.RecordBatch, required: tuple[int, ...]
+) -> tuple[pa.Field, int] | None:
+    """The first column with nulls among those that must not have any, and how many."""
+    for index in required:
+        nulls: int = batch.column(index).null_count
+        if nulls:
+            return batch.schema.field(index), nulls
+    return None
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, or the name of its type."""
+    return str(error).partition("\n")[0] or type(error).__name__
