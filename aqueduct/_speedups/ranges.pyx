@@ -9,6 +9,8 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset
 
+from aqueduct._speedups.varint cimport to_uint64
+
 __all__ = ["RangeSet"]
 
 cdef enum:
@@ -83,7 +85,7 @@ cdef class RangeSet:
         cdef uint64_t value
         cdef uint32_t node
         try:
-            value = number
+            value = to_uint64(number)
         except OverflowError:
             return False
         node = self.at_or_below(value)
@@ -117,7 +119,7 @@ cdef class RangeSet:
         cdef uint64_t value
         cdef uint32_t node
         try:
-            value = number
+            value = to_uint64(number)
         except OverflowError:
             return None
         node = self.at_or_below(value)
@@ -439,8 +441,8 @@ cdef class RangeSet:
 
 cdef int to_span(object start, object stop, uint64_t *first, uint64_t *last) except -1:
     try:
-        first[0] = start
-        last[0] = stop - 1
+        first[0] = to_uint64(start)
+        last[0] = to_uint64(stop - 1)
     except OverflowError:
         raise ValueError(f"[{start}, {stop}) is not a range within [0, 2^64)") from None
     if first[0] > last[0]:

@@ -8,7 +8,7 @@ cimport cython
 from libc.stdint cimport uint32_t, uint64_t
 
 from aqueduct._speedups.ranges cimport RangeSet, to_span
-from aqueduct._speedups.varint cimport to_number
+from aqueduct._speedups.varint cimport to_number, to_uint64
 
 from aqueduct.errors import LimitExceeded, LocalProtocolError, SequenceError
 
@@ -64,7 +64,7 @@ cdef class SentNumbers:
         cdef uint64_t at = 0, length = 0
         cdef bint is_range = False
         for varint in varints:
-            length = varint
+            length = to_uint64(varint)
             if length > self._next - at:
                 raise SequenceError(
                     f"ACK_RELIABLE reaches {at + <object> length}, but only {self._next} messages "
@@ -256,7 +256,7 @@ cdef class UnreliableSent:
         cdef uint64_t at = self._settled, length = 0
         cdef bint is_ack = True
         for varint in varints:
-            length = varint
+            length = to_uint64(varint)
             if length > self._next - at:
                 raise SequenceError(
                     f"ACK_NACK_UNRELIABLE reaches {at + <object> length}, but only {self._next} "
@@ -391,7 +391,7 @@ cdef class UnreliableReceived:
 
 cdef uint64_t received_number(object number) except? 0:
     """A MESSAGE_NUM of the peer; codecs pass 2^64 - 1, endpoints do not (AQ-R13)."""
-    cdef uint64_t value = number
+    cdef uint64_t value = to_uint64(number)
     if value == HIGHEST:
         raise SequenceError("a message has the number 2^64 - 1 (AQ-R13)")
     return value

@@ -1,5 +1,7 @@
 """Varints as inline C: 7 bits a byte, lowest first (AQ-2), shortest form, 64 bits (AQ-R1)."""
 
+from cpython.long cimport PyLong_AsUnsignedLongLong, PyLong_CheckExact
+from cpython.number cimport PyNumber_Index
 from libc.stdint cimport uint8_t, uint64_t
 
 cdef enum:
@@ -47,6 +49,15 @@ cdef inline int varint_load(
             value[0] = total
             return size
     return VARINT_MORE
+
+
+cdef inline uint64_t to_uint64(object value) except? 0xFFFFFFFFFFFFFFFF:
+    """An int of Python: OverflowError outside 64 bits, TypeError if it is none (Cython's own
+    conversion would take 0.5).
+    """
+    if not PyLong_CheckExact(value):
+        value = PyNumber_Index(value)
+    return PyLong_AsUnsignedLongLong(value)
 
 
 cdef int raise_varint(int code) except -1

@@ -7,6 +7,7 @@ from aqueduct._speedups.varint cimport (
     VARINT_ABOVE_64,
     VARINT_MAX,
     VARINT_MORE,
+    to_uint64,
     varint_load,
     varint_store,
 )
@@ -59,7 +60,7 @@ cdef int raise_varint(int code) except -1:
 cdef int to_number(object value, uint64_t highest, str what, uint64_t *out) except -1:
     """Converts an argument of this side; LocalProtocolError names it if it does not fit."""
     try:
-        out[0] = <uint64_t> value
+        out[0] = to_uint64(value)
     except OverflowError:
         raise LocalProtocolError(f"{what} is {value}; it must be 0 to {highest}") from None
     if out[0] > highest:

@@ -1,0 +1,1 @@
+"""Small, slow, readable models of the compiled modules, to compare them with."""

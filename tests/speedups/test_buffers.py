@@ -1,0 +1,146 @@
+"""Aligned memory and scatter lists."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from array import array
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aqueduct._speedups.buffers import AlignedBuffer, Scatter, bytes_copied
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 4096, 1 << 20])
+def test_aligned_memory(size: int) -> None:
+    buffers = [AlignedBuffer(size) for _ in range(5)]
+    for number, buffer in enumerate(buffers):
+        assert buffer.address % 64 == 0
+        assert len(buffer) == buffer.size == size
+        memoryview(buffer)[:] = bytes([number]) * size
+    for number, buffer in enumerate(buffers):
+        assert bytes(buffer) == bytes([number]) * size
+
+
+def test_views_of_aligned_memory() -> None:
+    buffer = AlignedBuffer(10)
+    assert buffer.exports == 0
+    with memoryview(buffer) as view, view[2:4] as part:
+        assert (view.ndim, view.format, view.itemsize, view.readonly) == (1, "B", 1, False)
+        assert (view.shape, view.strides, view.contiguous) == ((10,), (1,), True)
+        assert part.nbytes == 2
+        assert buffer.exports == 1
+    assert buffer.exports == 0
+    assert f"{buffer.address:#x}" in repr(buffer)
+
+
+def test_a_view_keeps_the_memory() -> None:
+    view = memoryview(AlignedBuffer(100))
+    view[:] = b"a" * 100
+    others = [AlignedBuffer(100) for _ in range(100)]
+    for other in others:
+        memoryview(other)[:] = b"b" * 100
+    assert bytes(view) == b"a" * 100
+
+
+def test_sizes_that_cannot_be() -> None:
+    with pytest.raises(ValueError, match="negative"):
+        AlignedBuffer(-1)
+    with pytest.raises(MemoryError, match="1152921504606846976 bytes"):
+        AlignedBuffer(1 << 60)
+    with pytest.raises(OverflowError):
+        AlignedBuffer(1 << 64)
+
+
+# Scatter.
+
+KINDS: list[Any] = [bytes, bytearray, lambda data: memoryview(bytearray(data))]
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.integers(0, 2), st.binary(max_size=30)),
+            st.tuples(st.integers(0, 40), st.integers(0, 5)),
+        )
+    )
+)
+def test_scatter_like_a_string_of_bytes(steps: list[tuple[int, Any]]) -> None:
+    scatter, model = Scatter(), b""
+    for first, second in steps:
+        if isinstance(second, bytes):
+            scatter.append(KINDS[first](second))
+            model += second
+        else:
+            taken = scatter.take(first, second)
+            data = b"".join(taken)
+            assert len(taken) <= second
+            assert model.startswith(data)
+            # Either limit was met, or everything came.
+            assert len(data) == first or len(taken) == second or data == model
+            assert all(taken)
+            model = model[len(data) :]
+        assert scatter.nbytes == len(model)
+        assert bool(len(scatter)) == bool(model)
+    assert b"".join(scatter.take(1 << 30, 1 << 30)) == model
+
+
+def test_scatter_copies_nothing() -> None:
+    whole, cut = b"w" * 5000, bytearray(b"c" * 5000)
+    scatter = Scatter()
+    scatter.extend([whole, cut])
+    before = bytes_copied()
+    first, second = scatter.take(7000)
+    (third,) = scatter.take(1 << 20)
+    assert first is whole
+    assert isinstance(second, memoryview)
+    assert isinstance(third, memoryview)
+    assert second.obj is third.obj is cut
+    cut[0], cut[2000] = 1, 2
+    assert (second[0], third[0]) == (1, 2)
+    assert bytes_copied() == before
+
+
+class Owner(bytearray):
+    """A bytearray that can be watched."""
+
+
+def test_scatter_holds_what_is_not_taken() -> None:
+    scatter = Scatter()
+    owners = [Owner(10) for _ in range(3)]
+    watched = [weakref.ref(owner) for owner in owners]
+    scatter.extend(owners)
+    del owners
+    gc.collect()
+    assert all(watch() is not None for watch in watched)
+    taken = scatter.take(15)
+    del taken
+    assert [watch() is not None for watch in watched] == [False, True, True]
+    scatter.clear()
+    assert [watch() for watch in watched] == [None] * 3
+    assert (scatter.nbytes, len(scatter), scatter.take(10)) == (0, 0, [])
+
+
+def test_scatter_of_elements_that_are_not_bytes() -> None:
+    scatter = Scatter()
+    scatter.append(array("q", [1, 2, 3]))
+    assert scatter.nbytes == 24
+    assert b"".join(scatter.take(9)) == (1).to_bytes(8, "little") + b"\2"
+    with pytest.raises(BufferError, match="not contiguous"):
+        scatter.append(memoryview(bytes(10))[::2])
+    with pytest.raises(TypeError):
+        scatter.append("text")  # type: ignore[arg-type]
+    scatter.append(memoryview(array("q")))
+    assert scatter.nbytes == 15
+
+
+def test_scatter_stays_linear_and_small() -> None:
+    scatter = Scatter()
+    for _ in range(1000):
+        scatter.append(b"ab")
+    for left in range(999, -1, -1):
+        assert scatter.take(2) == [b"ab"]
+        assert len(scatter) == left
