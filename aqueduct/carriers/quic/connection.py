@@ -234,10 +234,8 @@ class QuicCarrier:
         self._flush_scheduled = False
         if self.error is not None:
             return
-        if self._host.blocked:
-            self._host.send_later(self)
-            return
-        self._quic.transmit(self._loop.time(), self._host)
+        if not self._host.blocked and self._quic.transmit(self._loop.time(), self._host):
+            self.flush()
         if self._host.blocked:
             self._host.send_later(self)
         if self._quic.has_events:

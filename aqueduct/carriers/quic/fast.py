@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from typing import Any, Final, Protocol, cast
 
 from aioquic import tls
-from aioquic._crypto import CryptoError
 from aioquic.quic.connection import (
     END_STATES,
     QuicConnectionError,
@@ -25,18 +24,21 @@ from aioquic.quic.connection import (
     QuicReceiveContext,
 )
 from aioquic.quic.packet import QuicPacketType, decode_packet_number
-from aioquic.quic.packet_builder import QuicSentPacket
 from aioquic.quic.recovery import MAX_ACK_RANGES, QuicPacketPacer
+from cryptography.exceptions import InvalidTag
 
 from aqueduct.carriers.quic.flow import FlowConnection
 from aqueduct.carriers.quic.send_buffer import SendBuffer
 from aqueduct.carriers.quic.sockets import RUN_BYTES, RUN_PACKETS, SocketAddress
+from aqueduct.carriers.quic.varint import decode_varint
 
 __all__ = ["FastConnection"]
 
 _TAG: Final = 16
 _PACKET_NUMBER: Final = 2
 _LEAST_FRAME: Final = 64  # room below which no further stream joins a packet
+_FRAME_OVERHEAD: Final = 1 + 4 + 4 + 2
+_RUNS: Final = 4  # of one connection, before the loop looks after others
 _KEY_PACKETS: Final = 1 << 22  # half of what AES-GCM allows one key (RFC 9001 section 6.6)
 _BURST_TIME: Final = 0.002  # seconds of sending at once: the loop's timers count milliseconds
 _PACING_GAIN: Final = 1.25  # RFC 9002 section 7.7
@@ -74,8 +76,11 @@ class FastConnection(FlowConnection):
 
     # sending
 
-    def transmit(self, now: float, outlet: Outlet) -> None:
-        """Sends what may leave now: first what is not stream data, then runs of packets."""
+    def transmit(self, now: float, outlet: Outlet) -> bool:
+        """Sends what may leave now: first what is not stream data, then runs of packets.
+
+        True: there is more, and nothing but fairness to others holds it back.
+        """
         self._settle_received()
         if self._general_pending(now):
             datagrams = self.datagrams_to_send(now)
@@ -83,23 +88,28 @@ class FastConnection(FlowConnection):
                 outlet.send(datagrams)
         self._pacing_at = None
         if (
-            self._data_queue
-            and self._handshake_complete
-            and self._state is QuicConnectionState.CONNECTED
-            and self._close_event is None
-            and self._network_paths[0].is_validated
+            not self._data_queue
+            or not self._handshake_complete
+            or self._state is not QuicConnectionState.CONNECTED
+            or self._close_event is not None
+            or not self._network_paths[0].is_validated
         ):
+            return False
+        address = self._network_paths[0].addr
+        for _ in range(_RUNS):
+            if outlet.blocked:
+                return False
             allowance = self._pacer.allowance(now)
-            address = self._network_paths[0].addr
-            while self._data_queue and not outlet.blocked:
-                if allowance <= 0:
-                    self._pacing_at = self._pacer.ready_at(now)
-                    break
-                parts, sent = self._run(now, allowance)
-                if not parts:
-                    break
-                allowance -= sent
-                outlet.send_run(parts, self._max_datagram_size, address)
+            if allowance <= 0:
+                self._pacing_at = self._pacer.ready_at(now)
+                return False
+            run = self._run(now, allowance)
+            if not run:
+                return False
+            outlet.send_run(run, self._max_datagram_size, address)
+            if not self._data_queue:
+                return False
+        return True
 
     def _general_pending(self, now: float) -> bool:
         """Whether there is anything to send for aioquic's own code."""
@@ -126,93 +136,91 @@ class FastConnection(FlowConnection):
             or not self._crypto_streams[tls.Epoch.ONE_RTT].sender.buffer_is_empty
         )
 
-    def _run(self, now: float, allowance: float) -> tuple[list[bytes], int]:
-        """Packets for one call of the kernel, as header and payload in turn, and their bytes.
+    def _run(self, now: float, allowance: float) -> list[bytes]:
+        """Packets for one call of the kernel, as header and payload in turn.
 
         No more at a time, so that their memory is still in the processor's cache when the kernel
         reads it, and used again by the next run: measured, this halves the cost of a packet.
         """
-        loss = self._loss
+        control = self._loss._cc
         space, keys = self._application()
-        encrypt = keys.send.aead.encrypt
+        encrypt, salt = keys.send.aead._aead.encrypt, keys.send.aead._iv
         size = self._max_datagram_size
-        first = 0x40 | (keys.key_phase << 2) | (_PACKET_NUMBER - 1)
-        prefix = bytes((first,)) + self._peer_cid.cid
+        prefix = bytes((0x40 | keys.key_phase << 2 | _PACKET_NUMBER - 1,)) + self._peer_cid.cid
         header_size = len(prefix) + _PACKET_NUMBER
-        most = size - header_size - _TAG
-        window = loss.congestion_window - loss.bytes_in_flight
+        room = size - header_size - _TAG
+        packets = min(
+            RUN_PACKETS,
+            RUN_BYTES // size,
+            (control.congestion_window - control.bytes_in_flight) // size,
+            int(allowance) // size + 1,
+        )
         sealed: list[bytes] = []
         spent = 0
-        sent = size
-        left = min(RUN_PACKETS, RUN_BYTES // size)
-        while left and sent == size and window >= size and spent < allowance:
+        first = number = self._packet_number
+        for number in range(first, first + packets):
             handlers: list[Any] = []
-            plain = self._fill(most, handlers)
-            if not handlers:
+            plain = self._fill(room, handlers)
+            if not plain:
                 break
-            number = self._packet_number
-            self._packet_number = number + 1
             header = prefix + (number & 0xFFFF).to_bytes(_PACKET_NUMBER, "big")
-            payload = encrypt(plain, header, number)
-            sealed += header, payload
+            payload = encrypt((salt ^ number).to_bytes(12, "big"), plain, header)
+            sealed.append(header)
+            sealed.append(payload)
             sent = header_size + len(payload)
-            loss.on_packet_sent(packet=_SentPacket(number, now, sent, handlers), space=space)
-            window -= sent
+            space.sent_packets[number] = _SentPacket(number, now, sent, handlers)
             spent += sent
-            left -= 1
+            if sent < size:
+                break  # the kernel wants all but the last of a run to be of one size
         if not sealed:
-            return sealed, 0
+            return sealed
+        count = len(sealed) // 2
+        self._packet_number = first + count
+        # As QuicPacketRecovery.on_packet_sent does for each; the run counts as one here.
+        space.ack_eliciting_in_flight += count
+        if self._loss.handshake_confirmed:
+            self._loss._time_of_last_sent_ack_eliciting_packet = now
+        control.on_packet_sent(packet=cast(Any, _SentPacket(first, now, spent, [])))
         _protect(keys.send.hp, sealed)
         self._pacer.spend(spent)
         if not self._ack_eliciting_sent_since_receipt:
             self._close_at = now + self._idle_timeout()
             self._ack_eliciting_sent_since_receipt = True
-        self._key_sent += len(sealed) // 2
+        self._key_sent += count
         if self._key_sent >= _KEY_PACKETS:
             self._key_sent = 0
             self.request_key_update()
             self.send_ping(0)  # the update rides on the next packet of aioquic's own
         self._network_paths[0].bytes_sent += spent
-        return sealed, spent
+        return sealed
 
     def _fill(self, room: int, handlers: list[Any]) -> bytes:
         """The frames of one packet of at most ``room`` bytes; ``handlers``: of their delivery."""
         queue = self._data_queue
         parts: list[Any] = []
+        size = room
         for _ in range(len(queue)):
             stream = queue.popleft()
-            sender: SendBuffer = stream.sender
-            before = sender.highest_offset
-            offset = sender.next_offset
-            head = (b"\x0e" if offset else b"\x0a") + _varint(stream.stream_id)
-            if offset:
-                head += _varint(offset)
-            taken = sender.take(
-                room - len(head) - 2,
-                min(
-                    stream.max_stream_data_remote,
-                    before + self._remote_max_data - self._remote_max_data_used,
-                ),
-            )
-            if sender.sendable(stream.max_stream_data_remote):
+            sender = stream.sender
+            before = sender._fresh
+            limit = stream.max_stream_data_remote
+            allowed = before + self._remote_max_data - self._remote_max_data_used
+            frame = sender.frame(room, min(allowed, limit), parts)
+            if sender.sendable(limit):
                 queue.append(stream)
             else:
                 sender.queued = False  # the peer's credit, or more data, wakes it
-            if taken is None:
+            if frame is None:
                 continue
-            start, stop, fin = taken
-            if fin:
-                head = bytes((head[0] | 1,)) + head[1:]
-            length = stop - start
-            parts.append(head + (length | 0x4000).to_bytes(2, "big"))
-            if length:
-                parts += sender.parts(start, stop)
-            handlers.append((sender.on_data_delivery, (start, stop, fin)))
-            self._remote_max_data_used += sender.highest_offset - before
-            room -= len(head) + 2 + length
+            handlers.append((sender.on_data_delivery, frame))
+            self._remote_max_data_used += sender._fresh - before
+            room -= frame[1] - frame[0] + _FRAME_OVERHEAD
             if room < _LEAST_FRAME:
                 break
-        return b"".join(parts)
+        plain = b"".join(parts)
+        if size - _LEAST_FRAME < len(plain) < size and queue:
+            plain = plain.ljust(size, b"\x00")  # PADDING: the packets of a run are of one size
+        return plain
 
     def _application(self) -> tuple[Any, Any]:
         """The packet number space and the keys of 1-RTT packets."""
@@ -275,16 +283,22 @@ class FastConnection(FlowConnection):
             mask[1 : 1 + length], "big"
         )
         number = decode_packet_number(truncated, length * 8, space.expected_packet_number)
-        header = bytes((first,)) + cid + truncated.to_bytes(length, "big")
+        header = b"%c%b%b" % (first, cid, truncated.to_bytes(length, "big"))
+        aead = keys.aead
         try:
-            plain = keys.aead.decrypt(data[payload_at:], header, number)
-        except CryptoError:
+            plain = aead._aead.decrypt(
+                (aead._iv ^ number).to_bytes(12, "big"), data[payload_at:], header
+            )
+        except InvalidTag:
             return True  # not the peer's, or damaged
-        if number <= space.largest_received_packet and number in space.received_packets:
-            return True
+        if number != self._run_stop or number <= space.largest_received_packet:
+            self._settle_received()
+            if number in space.received_packets:
+                return True
+            self._run_start = self._run_stop = number
         if number > space.expected_packet_number:
             space.expected_packet_number = number + 1
-        if not plain or not self._frames(plain, path, space, now):
+        if not self._frames(plain, path, space, now):
             return True
         if now != self._heard_at:
             self._heard_at = now
@@ -293,56 +307,54 @@ class FastConnection(FlowConnection):
         if number > space.largest_received_packet:
             space.largest_received_packet = number
             space.largest_received_time = now
-        space.received_packets.add(number)
-        if number != self._run_stop:
-            self._settle_received()
-            self._run_start = number
         self._run_stop = number + 1
         return True
 
     def _frames(self, plain: bytes, path: Any, space: Any, now: float) -> bool:
         """Handles the frames of a packet. False: the connection is closing."""
-        streams, limits, arrived = self._streams, self._local_max_data, self._arrived
+        limits = self._local_max_data
         size = len(plain)
         at = 0
-        while at < size:
+        while at < size or not size:
             start = at
-            kind = plain[at]
-            if kind & 0xF8 != 0x08:
-                return self._general_frames(plain, start, path, now)
             try:
-                stream_id, at = _read_varint(plain, at + 1)
+                kind = plain[at]
+                if not kind and plain.count(0, at) == size - at:
+                    break  # PADDING up to the end
+                if kind & 0xF8 != 0x08:
+                    return self._general_frames(plain, start, path, now)
+                stream_id, at = decode_varint(plain, at + 1)
                 offset = 0
                 if kind & 4:
-                    offset, at = _read_varint(plain, at)
+                    offset, at = decode_varint(plain, at)
                 if kind & 2:
-                    length, at = _read_varint(plain, at)
+                    length, at = decode_varint(plain, at)
                 else:
                     length = size - at
             except IndexError:
                 return self._general_frames(plain, start, path, now)
-            stream = streams.get(stream_id)
-            stop = offset + length
-            if stream is None or at + length > size or stop > stream.max_stream_data_local:
+            stream = self._streams.get(stream_id)
+            if stream is None:
                 return self._general_frames(plain, start, path, now)
             receiver = stream.receiver
-            fresh = stop - receiver.highest_offset
-            if fresh > 0 and limits.used + fresh > limits.value:
-                return self._general_frames(plain, start, path, now)
+            stop = offset + length
             if (
-                offset == receiver._buffer_start
+                # In order and within every limit; aioquic sees to all else, and to errors.
+                offset == receiver.highest_offset == receiver._buffer_start
                 and length
-                and not receiver._buffer
+                and at + length <= size
+                and stop <= stream.max_stream_data_local
+                and limits.used + length <= limits.value
                 and receiver._final_size is None
                 and not receiver.is_finished
-                and fresh == length
             ):
                 receiver._buffer_start = receiver.highest_offset = stop
-                if kind & 1:
+                limits.used += length
+                fin = kind & 1 == 1
+                if fin:
                     receiver._final_size = stop
                     receiver.is_finished = True
-                arrived.append((stream_id, memoryview(plain)[at : at + length], bool(kind & 1)))
-                limits.used += fresh
+                self._arrived.append((stream_id, memoryview(plain)[at : at + length], fin))
             else:
                 return self._general_frames(plain, start, path, now)
             at += length
@@ -378,12 +390,16 @@ class FastConnection(FlowConnection):
 
     def _settle_received(self) -> None:
         """Enters the run of received packet numbers where aioquic's ACKs find it."""
-        if self._run_stop > self._run_start:
-            queue = self._application()[0].ack_queue
-            queue.add(self._run_start, self._run_stop)
-            if len(queue) > MAX_ACK_RANGES:
-                queue.shift()
-            self._run_start = self._run_stop
+        start, stop = self._run_start, self._run_stop
+        if start < stop:
+            self._run_start = stop
+            space, _ = self._application()
+            space.ack_queue.add(start, stop)
+            if len(space.ack_queue) > MAX_ACK_RANGES:
+                space.ack_queue.shift()
+            window = space.received_packets
+            window._received.update(range(start, stop - 1))
+            window.add(stop - 1)  # moves the window, and forgets what lies below it
 
 
 class Pacer(QuicPacketPacer):
@@ -433,8 +449,10 @@ class Pacer(QuicPacketPacer):
         return now + (self._max_datagram_size - self._tokens) / self._rate
 
 
-class _SentPacket(QuicSentPacket):
-    """A sent packet of STREAM frames, for aioquic's loss recovery."""
+class _SentPacket:
+    """A sent packet of STREAM frames, for aioquic's loss recovery: a smaller QuicSentPacket."""
+
+    __slots__ = ("delivery_handlers", "packet_number", "sent_bytes", "sent_time")
 
     epoch = tls.Epoch.ONE_RTT
     in_flight = True
@@ -468,27 +486,3 @@ def _protect(protection: Any, sealed: list[bytes]) -> None:
             header[number_at] ^ masks[at + 1],
             header[number_at + 1] ^ masks[at + 2],
         )
-
-
-def _varint(value: int) -> bytes:
-    if value < 0x40:
-        return value.to_bytes(1, "big")
-    if value < 0x4000:
-        return (value | 0x4000).to_bytes(2, "big")
-    if value < 0x4000_0000:
-        return (value | 0x8000_0000).to_bytes(4, "big")
-    return (value | 0xC000_0000_0000_0000).to_bytes(8, "big")
-
-
-def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """A varint and where it ends. Raises IndexError if it is cut."""
-    first = data[at]
-    if first < 0x40:
-        return first, at + 1
-    if first < 0x80:
-        return (first & 0x3F) << 8 | data[at + 1], at + 2
-    stop = at + (4 if first < 0xC0 else 8)
-    if stop > len(data):
-        raise IndexError(stop)
-    mask = 0x3FFF_FFFF if first < 0xC0 else 0x3FFF_FFFF_FFFF_FFFF
-    return int.from_bytes(data[at:stop], "big") & mask, stop

@@ -160,7 +160,7 @@ class UdpSocket:
         while self._pending:
             if not self._send_now(self._pending[0]):
                 return
-            if self.closed:
+            if not self._pending:  # closed by what the error led to
                 return
             self._pending.popleft()
         self._on_writable()
