@@ -17,7 +17,6 @@ import platform
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -27,7 +26,7 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import certificate, results
+from benchmarks import certificate, processes, results
 from benchmarks.peers.common import BULK, Setup
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -90,73 +89,18 @@ PLAN: Final = (
 )
 
 
-class Failed(Exception):
-    """A measurement that did not come to its end; the text is what its processes said."""
-
-
 def measure(peer: str, setup: Setup) -> dict[str, Any]:
     """One measurement: a fresh server process and a fresh client process of ``peer``."""
     module = "codec" if setup.mode == "codec" else peer
-    script = str(ROOT / "benchmarks" / "peers" / f"{module}_peer.py")
-    command = [sys.executable, script]
+    command = [sys.executable, str(ROOT / "benchmarks" / "peers" / f"{module}_peer.py")]
     told = json.dumps(asdict(setup))
     if setup.mode == "codec":
-        return _last_answer(_run([*command, told]))
-    with tempfile.TemporaryFile() as complaints:
-        server = subprocess.Popen(
-            [*command, "server", told],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=complaints,
-        )
-        deadline = threading.Timer(TIMEOUT, server.kill)
-        deadline.start()
-        try:
-            assert server.stdin is not None and server.stdout is not None
-            first = server.stdout.readline()
-            if not first:
-                raise Failed("the server said nothing")
-            address = json.dumps(json.loads(first)["address"])
-            result = _last_answer(_run([*command, "client", told, address]))
-            server.stdin.close()
-            report = _last_answer(server.stdout.read())
-        except Failed as error:
-            server.kill()
-            server.wait()
-            complaints.seek(0)
-            raise Failed(f"{error} [server: {_tail(complaints.read())}]") from None
-        finally:
-            deadline.cancel()
-            server.kill()
-            server.wait()
-            for pipe in (server.stdin, server.stdout):
-                if pipe is not None:
-                    pipe.close()
+        return processes.run([*command, told], TIMEOUT)
+    report, result = processes.run_pair(
+        [*command, "server", told], [*command, "client", told], TIMEOUT
+    )
     result.update(server_cpu=report["cpu"], server_memory=report["memory"])
     return result
-
-
-def _run(command: list[str]) -> bytes:
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=TIMEOUT, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise Failed(f"no end after {error.timeout:g} s: {_tail(error.stderr or b'')}") from None
-    if done.returncode:
-        raise Failed(f"exit status {done.returncode}: {_tail(done.stderr)}")
-    return done.stdout
-
-
-def _last_answer(output: bytes) -> dict[str, Any]:
-    try:
-        answer: dict[str, Any] = json.loads(output.splitlines()[-1])
-    except (IndexError, ValueError):
-        raise Failed(f"no result: {_tail(output)}") from None
-    return answer
-
-
-def _tail(output: bytes) -> str:
-    lines = output.decode(errors="replace").strip().splitlines()
-    return lines[-1].strip() if lines else "nothing on stderr"
 
 
 def row_of(
@@ -209,7 +153,7 @@ def run(plan: list[Case], repeats: int, quick: bool) -> Iterator[dict[str, Any]]
                     setup = replace(setup, certificate=str(paths[0]), key=str(paths[1]))
                     try:
                         row = row_of(case, contestant, repeat, measure(contestant.peer, setup))
-                    except Failed as error:
+                    except processes.Failed as error:
                         row = row_of(case, contestant, repeat, {"error": str(error)})
                     progress.done += 1
                     progress.show(f"{case.name} {contestant.name}: {_brief(row)}")

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from benchmarks import certificate, check, compare, loopback, results
+from benchmarks import certificate, check, compare, loopback, processes, results
 from benchmarks.peers import common
 
 pytestmark = pytest.mark.checkout
@@ -238,9 +238,9 @@ def test_a_real_run_has_every_contestant_in_its_table_and_its_json(tmp_path: Pat
 def test_a_measurement_that_fails_is_an_error_with_its_reason(tmp_path: Path):
     paths = certificate.write(tmp_path)
     setup = common.Setup("sink", 1 << 16, 1 << 20, certificate=str(paths[0]), key=str(paths[1]))
-    with pytest.raises(loopback.Failed, match="No such file or directory"):
+    with pytest.raises(processes.Failed, match="No such file or directory"):
         loopback.measure("no-such", setup)
-    with pytest.raises(loopback.Failed, match="maximum datagram size is 1200"):
+    with pytest.raises(processes.Failed, match="maximum datagram size is 1200"):
         loopback.measure("aioquic", common.Setup(**{**vars(setup), "datagram": 7}))
 
 
