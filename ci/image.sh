@@ -18,7 +18,7 @@ if [ -n "$need" ]; then
     fi
     export DEBIAN_FRONTEND=noninteractive
     # shellcheck disable=SC2086
-    { apt-get update -qq && apt-get install -qq -y --no-install-recommends $need; } >&2
+    apt-get update -qq && apt-get install -qq -y --no-install-recommends $need >/dev/null
 fi
 if podman image exists "$image"; then
     echo "$image"
