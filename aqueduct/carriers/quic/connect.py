@@ -99,7 +99,7 @@ class _Attempt:
             sock.connect(where)
         except OSError as error:
             sock.close()
-            raise self._failure(f"it cannot be reached ({error.strerror})") from error
+            raise self._failure(self._unreachable(error)) from error
         self._socket = UdpSocket(
             sock,
             buffer_size=self._config.quic.socket_buffer,
@@ -131,10 +131,10 @@ class _Attempt:
                 await self._done
         except TimeoutError as error:
             failure = self._failure(self._silence(timeout))
-            carrier.lose(failure)
+            carrier.abandon(failure)
             raise failure from error
         except BaseException as error:
-            carrier.lose(ConnectionLost(f"{self._address}: {error!r}"))
+            carrier.abandon(ConnectionLost(f"{self._address}: {error!r}"))
             raise
         return carrier
 
@@ -206,7 +206,7 @@ class _Attempt:
         assert self._carrier is not None
         if error.errno != errno.ECONNREFUSED:
             if not self._done.done():
-                self._end(self._failure(f"it cannot be reached ({error.strerror})"))
+                self._end(self._failure(self._unreachable(error)))
             return
         self._refusals += 1
         if not self._done.done():
@@ -232,6 +232,12 @@ class _Attempt:
 
     def _failure(self, reason: str) -> ConnectFailed:
         return ConnectFailed(f"{self._address}: {reason}", reason=reason)
+
+    def _unreachable(self, error: OSError) -> str:
+        if error.errno == errno.EMSGSIZE:
+            size = self._configuration.max_datagram_size
+            return f"the network here takes no datagrams of {size} bytes; use ?datagram_size=1200"
+        return f"it cannot be reached ({error.strerror})"
 
     def _silence(self, timeout: float) -> str:
         if self._quic.started:

@@ -25,7 +25,7 @@ logger = logging.getLogger("aqueduct.quic")
 
 _REASON_LIMIT: Final = 512  # bytes of UTF-8: a CONNECTION_CLOSE has to fit one packet
 _CONFIRMATION: Final = 1.0  # seconds a close waits for the peer to finish the handshake
-_CLOSE_COPIES: Final = 2  # nothing repeats a lost CONNECTION_CLOSE
+_CLOSE_COPIES: Final = 2  # a client's CONNECTION_CLOSE is not repeated: its socket is gone
 _STOPPED_KEPT: Final = 4096
 _STREAM_EVENTS: Final = (tuple, events.StreamDataReceived, events.StreamReset)
 
@@ -68,6 +68,8 @@ class QuicCarrier:
         self.peer = peer
         self.local = local
         self.error: ConnectionLost | None = None
+        self.farewell: list[tuple[bytes, SocketAddress]] = []
+        """What tells the peer of a close made here, to be repeated if it sends on."""
         self._quic = quic
         self._host = host
         self._config = config
@@ -209,6 +211,11 @@ class QuicCarrier:
 
     # what the host calls
 
+    @property
+    def started(self) -> bool:
+        """Whether anything of the peer was understood."""
+        return self._quic.started
+
     def receive(self, data: memoryview, address: SocketAddress, now: float) -> None:
         """Takes one datagram; ``deliver`` and ``after_input`` must follow."""
         try:
@@ -220,8 +227,10 @@ class QuicCarrier:
     def deliver(self) -> None:
         """Hands on what has arrived, while it is in the processor's cache."""
         self._processing = True
-        self._take_events()
-        self._processing = False
+        try:
+            self._take_events()
+        finally:
+            self._processing = False
 
     def after_input(self) -> None:
         """Reports what has arrived, and sends what the user and the transport answer."""
@@ -239,12 +248,21 @@ class QuicCarrier:
         if self._host.blocked:
             self._host.send_later(self)
         if self._quic.has_events:
-            self._report()
+            self._take_events()  # new connection ids, to be routed
+        if self._quic.termination is not None:
+            self._finish(self._explain(self._quic.termination))
         self._arm()
 
     def lose(self, error: ConnectionLost) -> None:
         """Ends the connection without a word to the peer."""
         self._finish(error)
+
+    def abandon(self, error: ConnectionLost) -> None:
+        """Ends the connection; the peer is told if it can be."""
+        if self.error is None:
+            self._quic.close(error_code=QuicErrorCode.NO_ERROR, frame_type=0)
+            self._host.send(self._quic.datagrams_to_send(self._loop.time()))
+            self._finish(error)
 
     # inside
 
@@ -287,9 +305,22 @@ class QuicCarrier:
 
     def _report(self) -> None:
         """Takes the events of the transport and tells the user."""
-        quic = self._quic
+        if self.error is not None:
+            return
         self._processing = True
-        self._take_events()
+        try:
+            self._take_events()
+            self._report_progress()
+        finally:
+            self._processing = False
+        if self._quic.termination is not None:
+            self._finish(self._explain(self._quic.termination))
+        elif self._close is not None:
+            self._close_if_drained(False)
+
+    def _report_progress(self) -> None:
+        """What has no events of its own: streams to open, bytes acknowledged, a burst's end."""
+        quic = self._quic
         if self._begun and self._user is not None:
             if quic.openable > self._openable:
                 self._user.openable_changed()
@@ -305,17 +336,14 @@ class QuicCarrier:
             if self._reported:
                 self._reported = False
                 self._user.end_of_input()
-        self._processing = False
-        if quic.termination is not None:
-            self._finish(self._explain(quic.termination))
-        elif self._close is not None:
-            self._close_if_drained(False)
 
     def _take_events(self) -> None:
+        if self.error is not None:
+            return
         while self._begun and self._early:
             self._handle(self._early.popleft())
         event: Any = self._quic.next_event()
-        while event is not None:
+        while event is not None and self.error is None:
             if not self._begun and isinstance(event, _STREAM_EVENTS):
                 self._early.append(event)
             else:
@@ -405,9 +433,9 @@ class QuicCarrier:
             return
         code, reason = self._close
         self._quic.close(error_code=code, reason_phrase=reason)
-        datagrams = self._quic.datagrams_to_send(self._loop.time())
+        self.farewell = self._quic.datagrams_to_send(self._loop.time())
         for _ in range(_CLOSE_COPIES):
-            self._host.send(datagrams)
+            self._host.send(self.farewell)
         text = f"the connection to {self.peer} was closed here"
         self._finish(
             ConnectionLost(f"{text}: {reason}" if reason else text, code=code, reason=reason)
@@ -424,7 +452,7 @@ class QuicCarrier:
             )
         reason = end.reason_phrase or _error_name(end.error_code)
         if reason == "Idle timeout":
-            reason = f"nothing was heard for {self._config.timing.idle_timeout:g} s"
+            reason = f"nothing was heard for {self._quic.idle_timeout:.3g} s"
             return ConnectionLost(f"{self.peer} is gone: {reason}", reason=reason)
         if self._quic.closed_by_peer:
             text = f"{self.peer} closed the connection at the transport"

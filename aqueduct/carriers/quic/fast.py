@@ -115,6 +115,8 @@ class FastConnection(FlowConnection):
         """Whether there is anything to send for aioquic's own code."""
         if not self._handshake_confirmed:
             return True
+        if self._queued_peer_streams != self._local_max_streams_uni.used:
+            self._trim_queue()
         ack_at = self._spaces[tls.Epoch.ONE_RTT].ack_at
         path = self._network_paths[0]
         return bool(

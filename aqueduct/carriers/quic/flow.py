@@ -56,10 +56,12 @@ class FlowConnection(QuicConnection):
         streams: int,
         initial_window: int,
         original_destination_connection_id: bytes | None = None,
+        retry_source_connection_id: bytes | None = None,
     ) -> None:
         super().__init__(
             configuration=configuration,
             original_destination_connection_id=original_destination_connection_id,
+            retry_source_connection_id=retry_source_connection_id,
         )
         self._window = initial_window
         self._local_max_streams_uni = Limit(
@@ -108,7 +110,7 @@ class FlowConnection(QuicConnection):
         """Opens the next stream."""
         stream_id = self._local_next_stream_id_uni
         stream: Any = self._get_or_create_stream_for_send(stream_id)
-        self._queued.add(stream_id)
+        self._streams_queue.pop()  # where aioquic puts every new stream; it has no work yet
         sender = SendBuffer(stream_id, self._totals, self._wake)
         stream.sender = sender
         return sender
@@ -227,6 +229,11 @@ class FlowConnection(QuicConnection):
         return self._loss._rtt_smoothed
 
     @property
+    def idle_timeout(self) -> float:
+        """Seconds of silence that end the connection: the shorter of what both sides set."""
+        return self._idle_timeout()
+
+    @property
     def has_events(self) -> bool:
         """Whether ``next_event`` has one."""
         return bool(self._events)
@@ -252,12 +259,19 @@ class FlowConnection(QuicConnection):
     def _write_application(
         self, builder: QuicPacketBuilder, network_path: QuicNetworkPath, now: float
     ) -> None:
+        self._trim_queue()
         try:
             super()._write_application(builder, network_path, now)
         finally:
-            self._streams_queue = [s for s in self._streams_queue if _has_work(s)]
-            self._queued = {cast(int, s.stream_id) for s in self._streams_queue}
-            self._queued_peer_streams = self._local_max_streams_uni.used
+            self._trim_queue()
+
+    def _trim_queue(self) -> None:
+        """Leaves in the queue what aioquic has to visit for each packet; it adds all streams."""
+        queue = self._streams_queue
+        if queue:
+            queue[:] = [s for s in queue if s.stream_id in self._streams and _has_work(s)]
+            self._queued = {cast(int, s.stream_id) for s in queue}
+        self._queued_peer_streams = self._local_max_streams_uni.used
 
     def _write_connection_limits(self, builder: QuicPacketBuilder, space: QuicPacketSpace) -> None:
         streams = self._local_max_streams_uni
@@ -337,13 +351,16 @@ class FlowConnection(QuicConnection):
     def _wake_general(self, stream: Any) -> None:
         """Puts a stream into the queue that aioquic visits for each packet, if it has to."""
         stream_id = stream.stream_id
-        if stream_id in self._queued or not _has_work(stream):
-            return
         mine = bool(stream_id & 1) is not self._is_client
-        if not mine and stream_id // 4 >= self._queued_peer_streams:
-            return  # aioquic queued it when it was opened
-        self._queued.add(stream_id)
-        self._streams_queue.append(stream)
+        if stream.is_finished:
+            del self._streams[stream_id]
+            if not mine:
+                self._local_max_streams_uni.value += 1
+        elif stream_id not in self._queued and _has_work(stream):
+            if not mine and stream_id // 4 >= self._queued_peer_streams:
+                return  # aioquic queued it when it was opened
+            self._queued.add(stream_id)
+            self._streams_queue.append(stream)
 
 
 class _StreamTable(dict[int, Any]):
@@ -369,7 +386,7 @@ class _StreamTable(dict[int, Any]):
 
 def _has_work(stream: Any) -> bool:
     """Whether aioquic's own code has something to do for the stream."""
-    return bool(stream.is_finished or stream.receiver.stop_pending or stream.sender.reset_pending)
+    return bool(stream.receiver.stop_pending or stream.sender.reset_pending)
 
 
 def capped_congestion_control(name: str, limit: int) -> str:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import os
 import socket
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, cast
 
 from aioquic._buffer import Buffer as QuicBuffer
 from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE, QuicConfiguration
 from aioquic.quic.packet import (
     QuicHeader,
     QuicPacketType,
+    encode_quic_retry,
     encode_quic_version_negotiation,
     pull_quic_header,
 )
+
+from aioquic.quic.retry import QuicRetryTokenHandler
 
 from aqueduct.address import Address
 from aqueduct.carriers.contract import Carrier
@@ -34,6 +38,8 @@ logger = logging.getLogger("aqueduct.quic")
 
 _WARN_EVERY: Final = 10.0  # seconds between two warnings about the same thing
 _PORT_TRIES: Final = 16
+_FAREWELLS: Final = 8  # repetitions of a CONNECTION_CLOSE to a peer that sends on
+_FAREWELL_TIME: Final = 3.0  # seconds in which they are given
 
 
 async def listen(
@@ -75,6 +81,7 @@ class QuicListener:
         self._loop = asyncio.get_running_loop()
         self._carriers: dict[QuicCarrier, set[bytes]] = {}
         self._half_open: dict[QuicCarrier, asyncio.TimerHandle] = {}
+        self._retry = QuicRetryTokenHandler()
         self._accepting = True
         self._warned_at = -_WARN_EVERY
         self._dropped = 0
@@ -117,8 +124,26 @@ class QuicListener:
         """Makes a connection for a first Initial packet, if there is room."""
         if not self._accepting:
             return None
-        if len(self._half_open) >= self._config.quic.half_open:
+        crowd = len(self._half_open)
+        if crowd >= self._config.quic.half_open:
             self._warn_half_open()
+            return None
+        original, retried = header.destination_cid, None
+        if header.token:
+            try:
+                original = self._retry.validate_token(
+                    address=address,
+                    destination_cid=header.destination_cid,
+                    token=header.token,
+                    now=self._loop.time(),
+                )
+            except ValueError:
+                return None
+            retried = header.destination_cid
+        elif 2 * crowd >= self._config.quic.half_open:
+            # Half full: from now on, who comes has to show first that it has its address, so
+            # that forged ones cannot take the rest.
+            door.socket.send([(self._ask_again(header, address), address)])
             return None
         configuration = copy.copy(self._configuration)
         configuration.max_datagram_size = datagram_size(self._config, self._address, address)
@@ -126,7 +151,8 @@ class QuicListener:
             configuration,
             streams=self._config.flow.streams,
             initial_window=self._config.flow.initial_window,
-            original_destination_connection_id=header.destination_cid,
+            original_destination_connection_id=original,
+            retry_source_connection_id=retried,
         )
         carrier = QuicCarrier(
             quic,
@@ -146,6 +172,22 @@ class QuicListener:
         door.route(header.destination_cid, carrier)
         door.route(quic.host_cid, carrier)
         return carrier
+
+    def _ask_again(self, header: QuicHeader, address: SocketAddress) -> bytes:
+        """A Retry packet (RFC 9000 section 8.1.2)."""
+        source_id = os.urandom(self._configuration.connection_id_length)
+        return encode_quic_retry(
+            version=cast(int, header.version),
+            source_cid=source_id,
+            destination_cid=header.source_cid,
+            original_destination_cid=header.destination_cid,
+            retry_token=self._retry.create_token(
+                address=address,
+                original_destination_connection_id=header.destination_cid,
+                retry_source_connection_id=source_id,
+                now=self._loop.time(),
+            ),
+        )
 
     def established(self, carrier: QuicCarrier) -> None:
         """A handshake is complete: the connection is handed on."""
@@ -194,6 +236,8 @@ class _Door:
         self._routes: dict[bytes, QuicCarrier] = {}
         self._waiting: dict[QuicCarrier, None] = {}
         self._touched: dict[QuicCarrier, None] = {}
+        self._new: list[QuicCarrier] = []
+        self._farewells: dict[bytes, list[tuple[bytes, SocketAddress]]] = {}
         self._loop = asyncio.get_running_loop()
         self._id_length = listener._configuration.connection_id_length
         self.socket = UdpSocket(
@@ -234,10 +278,19 @@ class _Door:
         self._listener.established(carrier)
 
     def ended(self, carrier: QuicCarrier, error: ConnectionLost) -> None:
-        for connection_id in self._listener.connection_ids(carrier):
+        connection_ids = self._listener.connection_ids(carrier)
+        for connection_id in connection_ids:
             self._routes.pop(connection_id, None)
+        if carrier.farewell:
+            repeats = carrier.farewell[:1] * _FAREWELLS
+            self._farewells |= dict.fromkeys(connection_ids, repeats)
+            self._loop.call_later(_FAREWELL_TIME, self._forget, connection_ids)
         self._waiting.pop(carrier, None)
         self._listener.ended(carrier)
+
+    def _forget(self, connection_ids: set[bytes]) -> None:
+        for connection_id in connection_ids:
+            self._farewells.pop(connection_id, None)
 
     # the socket
 
@@ -258,11 +311,18 @@ class _Door:
             if carrier is not None:
                 carrier.receive(data, address, now)
                 self._touched[carrier] = None
+            elif self._farewells:
+                self._repeat_farewell(data)
         if carrier is not None:
             carrier.deliver()
 
     def _burst(self) -> None:
         touched, self._touched = self._touched, {}
+        new, self._new = self._new, []
+        for carrier in new:
+            if not carrier.started:
+                # Not a QUIC client's first packet, whatever its header says: it takes no place.
+                carrier.lose(ConnectionLost(f"{carrier.peer} sent no valid Initial packet"))
         for carrier in touched:
             carrier.after_input()
 
@@ -290,7 +350,16 @@ class _Door:
             return None
         if header.packet_type != QuicPacketType.INITIAL:
             return None
-        return self._listener.accept(self, header, address)
+        carrier = self._listener.accept(self, header, address)
+        if carrier is not None:
+            self._new.append(carrier)
+        return carrier
+
+    def _repeat_farewell(self, data: memoryview) -> None:
+        """Who still sends on a connection that was closed here has not heard of it."""
+        farewell = self._farewells.get(bytes(data[1 : 1 + self._id_length]))
+        if farewell:
+            self.socket.send([farewell.pop()])
 
     def _failed(self, error: OSError) -> None:
         # An unconnected socket reports what one peer's network did; the others go on.
