@@ -8,7 +8,6 @@ breath. ``docs/arrow-calls.md`` has the convention byte for byte.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -267,10 +266,10 @@ def _check_version(value: bytes | None, key: bytes, name: str) -> None:
         )
     version = number_of(value, key)
     if version != wire.VERSION:
-        older = "peer" if version < wire.VERSION else "side"
+        older = "at the peer" if version < wire.VERSION else "on this side"
         raise BadCall(
             f"the {name} follows version {version} of the Arrow call convention, and this side "
-            f"knows version {wire.VERSION} only; update aqueduct-arrow at the older {older}"
+            f"knows version {wire.VERSION} only; update aqueduct-arrow {older}"
         )
 
 
@@ -313,7 +312,7 @@ def _milliseconds(deadline: float) -> int:
             f"the deadline of a call is {deadline!r} s; it must be above 0 and at most "
             f"{_DEADLINE_LIMIT // 1000} s"
         )
-    return math.ceil(deadline * 1000)
+    return max(1, round(deadline * 1000))
 
 
 def _decode_deadline(value: bytes) -> float:

@@ -67,9 +67,9 @@ class Assembler:
     """Puts the payloads of one channel together.
 
     ``place`` tells the channel where a message is to land, before it does; ``add`` takes each
-    message as it is delivered. Both in the order of the channel, but ``place`` may be ahead, and
-    it need not be asked for every message: those that landed elsewhere are copied. Where it gives
-    a place, the message must land there. Both belong to the same thread.
+    message as it is delivered. ``place`` may be ahead of ``add``. It is asked for every message in
+    the channel's order, or for none: then what landed elsewhere is copied. Where it gives a place,
+    the message must land there. Both belong to the same thread.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Assembler:
         newest = self._placed[-1] if self._placed else self._current
         if newest is None or newest.placed == newest.total:
             if piece.offset:
-                return None  # its beginning was not placed; add() sees to it, and to any fault
+                return None  # out of turn: add() says so
             newest = _Whole(number, piece.total)
             self._placed.append(newest)
         elif not newest.continues(number, piece, newest.placed):
@@ -115,7 +115,8 @@ class Assembler:
     ) -> tuple[int, ReadableBuffer] | None:
         """The number and the whole payload of the batch that this message completes, if it does.
 
-        A mark has an empty payload. Raises BatchTooLarge, and BadCall for a message out of place.
+        A mark has an empty payload. Raises BatchTooLarge, BadCall for a message out of turn, and
+        LocalProtocolError for one that is not where ``place`` wanted it.
         """
         view = memoryview(payload).cast("B")
         number, piece = self._read(headers, len(view))
@@ -210,6 +211,11 @@ class _Whole:
         """Takes the next piece, copying it if it landed elsewhere."""
         start, end = self.added, self.added + len(view)
         if not self.holds(view, start):
+            if start < self.placed:
+                raise LocalProtocolError(
+                    f"a piece of batch {self.number} at {start}/{self.total} did not land in its "
+                    "place; Assembler.place is asked for every message, in order, or for none"
+                )
             self.memory[start:end] = view
         self.added = end
         self.placed = max(self.placed, end)

@@ -81,8 +81,8 @@ class Status:
             return cls(
                 error.status,
                 message=_text(error),
-                kind=error.kind,
-                detail=error.detail,
+                kind=_cut(error.kind),
+                detail=_cut(error.detail),
                 traceback=_cut(error.remote_traceback, _TRACEBACK_LIMIT),
                 batch=batch,
             )
