@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,6 +49,20 @@ if NO_SKIPS:
         report = yield
         _as_failure(report)
         return report
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves a file alone if its `pytestmark` has a mark that `-m` rules out by "not".
+
+    Its tests would be deselected anyway, but only after it was imported, and what it imports may
+    not be there: PySpark, or the source tree.
+    """
+    ruled_out = set(re.findall(r"not (\w+)", config.option.markexpr))
+    if not ruled_out or collection_path.suffix != ".py":
+        return None
+    whole_file = re.search(r"^pytestmark = (.*?)$", collection_path.read_text(), re.MULTILINE)
+    marks = re.findall(r"pytest\.mark\.(\w+)", whole_file[1]) if whole_file else ()
+    return True if ruled_out.intersection(marks) else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

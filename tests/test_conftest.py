@@ -1,4 +1,4 @@
-"""The rule of conftest.py that a skip or an xfail fails the run, tried on runs of its own."""
+"""The rules of conftest.py, tried on runs of their own: a skip or an xfail fails the run."""
 
 from __future__ import annotations
 
@@ -86,3 +86,13 @@ def test_where_nobody_asks_skips_are_skips(pytester: pytest.Pytester) -> None:
     result = run(pytester, MARKED)
     assert result.ret == 0
     result.assert_outcomes(passed=1, skipped=4, xfailed=2, xpassed=1)
+
+
+@pytest.mark.parametrize("marks", ["pytest.mark.spark", "[pytest.mark.long, pytest.mark.spark]"])
+def test_what_a_run_rules_out_is_not_imported(pytester: pytest.Pytester, marks: str) -> None:
+    body = f"pytestmark = {marks}\nimport no_such_module_here\ndef test_spark(): pass"
+    result = run(pytester, body, "-m", "not spark")
+    assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    pytester.makepyfile(test_second="def test_second(): pass")
+    assert run(pytester, body, "-m", "not spark").ret == pytest.ExitCode.OK
+    assert run(pytester, body, "-m", "spark").ret != pytest.ExitCode.OK
