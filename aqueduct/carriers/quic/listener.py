@@ -19,7 +19,6 @@ from aioquic.quic.packet import (
     encode_quic_version_negotiation,
     pull_quic_header,
 )
-
 from aioquic.quic.retry import QuicRetryTokenHandler
 
 from aqueduct.address import Address

@@ -1,0 +1,234 @@
+"""A CarrierUser that keeps what it hears, and pairs of carriers to try it on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from aqueduct.address import Address
+from aqueduct.carriers import memory, quic
+from aqueduct.carriers.contract import Buffer, Carrier
+from aqueduct.config import DEFAULT, Config
+from aqueduct.errors import ConnectionLost
+from tests.carriers.relay import Relay
+
+DEADLINE = 40.0
+TLS = quic.dev_certificate()
+
+
+class Recorder:
+    """Keeps all that is reported, and checks the order in which it comes.
+
+    ``window``: credit given ahead of what has arrived; None: none beyond the first window.
+    """
+
+    def __init__(self, carrier: Carrier, config: Config, window: int | None = 1 << 20) -> None:
+        self.carrier = carrier
+        self.window = window
+        self.first_window = config.flow.initial_window
+        self.begun = 0
+        self.data: dict[int, bytearray] = {}
+        self.pieces = 0
+        self.limits: dict[int, int] = {}
+        self.order: list[int] = []
+        self.ended: set[int] = set()
+        self.resets: dict[int, int] = {}
+        self.stops: dict[int, int] = {}
+        self.datagrams: list[bytes] = []
+        self.written_by: dict[int, int] = {}
+        self.openings = 0
+        self.pongs = 0
+        self.bursts = 0
+        self.lost: list[ConnectionLost] = []
+        self.hooks: list[Callable[[], None]] = []
+        self.failures: list[str] = []
+        self._changed = asyncio.Event()
+        carrier.attach(self)
+
+    # what carriers call
+
+    def connected(self) -> None:
+        self.begun += 1
+        self._check(self.begun == 1 and not self.data, "connected is first, and once")
+
+    def stream_data(self, stream: int, data: Buffer, fin: bool) -> None:
+        self._alive()
+        self._check(stream not in self.ended, f"data of stream {stream} after its end")
+        self._check(stream not in self.resets, f"data of stream {stream} after its reset")
+        if stream not in self.data:
+            self.order.append(stream)
+        held = self.data.setdefault(stream, bytearray())
+        held += data
+        self.pieces += 1
+        limit = self.limits.get(stream, self.first_window)
+        self._check(len(held) <= limit, f"stream {stream} has {len(held)} bytes, allowed {limit}")
+        if fin:
+            self.ended.add(stream)
+        elif self.window is not None:
+            self.credit(stream, len(held) + self.window)
+
+    def stream_reset(self, stream: int, code: int) -> None:
+        self._alive()
+        self._check(stream not in self.ended and stream not in self.resets, "two ends")
+        self.resets[stream] = code
+
+    def stream_stopped(self, stream: int, code: int) -> None:
+        self._alive()
+        self._check(stream not in self.stops, "stopped twice")
+        self.stops[stream] = code
+
+    def datagram_received(self, data: bytes) -> None:
+        self._alive()
+        self.datagrams.append(data)
+
+    def openable_changed(self) -> None:
+        self._alive()
+        self.openings += 1
+
+    def written(self, stream: int, size: int) -> None:
+        self._alive()
+        self._check(size > 0, "an empty report")
+        self.written_by[stream] = self.written_by.get(stream, 0) + size
+
+    def ponged(self) -> None:
+        self._alive()
+        self.pongs += 1
+
+    def end_of_input(self) -> None:
+        self._alive()
+        self.bursts += 1
+        for hook in self.hooks:
+            hook()
+        self._changed.set()
+
+    def closed(self, error: ConnectionLost) -> None:
+        self.lost.append(error)
+        self._check(len(self.lost) == 1, "closed twice")
+        self._changed.set()
+
+    # what tests call
+
+    def credit(self, stream: int, limit: int) -> None:
+        self.limits[stream] = max(limit, self.limits.get(stream, self.first_window))
+        self.carrier.credit(stream, limit)
+
+    def send(self, stream: int, *buffers: bytes, fin: bool = False) -> None:
+        self.carrier.write(stream, buffers, fin)
+        self.carrier.flush()
+
+    @property
+    def total(self) -> int:
+        return sum(len(held) for held in self.data.values())
+
+    async def until(self, condition: Callable[[], Any], what: str = "") -> None:
+        """Waits for the condition, looking at it after each burst."""
+        try:
+            async with asyncio.timeout(DEADLINE):
+                while not condition():
+                    assert not self.failures, self.failures
+                    if self.lost and not condition():
+                        raise AssertionError(f"{what}: lost before: {self.lost[0]!r}")
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError as error:
+            raise AssertionError(f"{what or 'condition'} not met: {self!r}") from error
+        assert not self.failures, self.failures
+
+    def __repr__(self) -> str:
+        return (
+            f"<{'client' if self.carrier.is_client else 'server'}: {len(self.data)} streams, "
+            f"{self.total} bytes, {len(self.ended)} ended, resets {self.resets}, "
+            f"stops {self.stops}, lost {self.lost}, {self.carrier.snapshot()}>"
+        )
+
+    def _alive(self) -> None:
+        self._check(self.begun == 1, "a report before connected")
+        self._check(not self.lost, "a report after closed")
+
+    def _check(self, condition: bool, what: str) -> None:
+        if not condition:  # an exception would end in the loop's handler, unseen
+            self.failures.append(what)
+
+
+@dataclasses.dataclass
+class Pair:
+    """Two linked carriers and their users."""
+
+    client: Recorder
+    server: Recorder
+    relay: Relay | None = None
+    listener: Any = None
+
+    def check(self) -> None:
+        """Fails if a carrier broke the order of reports."""
+        for user in (self.client, self.server):
+            assert not user.failures, user.failures
+
+
+KINDS = ("memory", "memory-split", "quic", "quic-1200", "quic-lossy")
+
+
+def is_lossy(kind: str) -> bool:
+    return kind == "quic-lossy"
+
+
+@contextlib.asynccontextmanager
+async def linked(
+    kind: str = "quic",
+    config: Config = DEFAULT,
+    server_config: Config | None = None,
+    *,
+    window: int | None = 1 << 20,
+    server_window: int | None = 1 << 20,
+    relay: Relay | None = None,
+) -> AsyncIterator[Pair]:
+    """Two carriers of a kind, connected; cleaned up at the end."""
+    server_config = server_config or config
+    if kind.startswith("memory"):
+        split = kind == "memory-split"
+        link = memory.pair(
+            config,
+            server_config=server_config,
+            chunk=5000 if split else 1 << 16,
+            seed=11 if split else None,
+            loop=asyncio.get_running_loop(),
+        )
+        pair = Pair(
+            Recorder(link.client, config, window),
+            Recorder(link.server, server_config, server_window),
+        )
+        yield pair
+        link.cut()
+        pair.check()
+        return
+    accepted: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    size = 16_000 if kind == "quic" else 1_200
+    address = Address.parse(f"aqueduct://127.0.0.1:0?datagram_size={size}")
+    listener = await quic.listen(address, server_config, TLS, accepted.set_result)
+    if kind == "quic-lossy" and relay is None:
+        relay = Relay(seed=5, drop=0.04, reorder=0.05, delay=0.002)
+    target = Address.parse(listener.addresses[0])
+    if relay is not None:
+        target = target.with_port(await relay.start(target.port))
+    carrier = await quic.connect(target, config)
+    async with asyncio.timeout(DEADLINE):
+        server_carrier = await accepted
+    pair = Pair(
+        Recorder(carrier, config, window),
+        Recorder(server_carrier, server_config, server_window),
+        relay,
+        listener,
+    )
+    try:
+        yield pair
+    finally:
+        for end in (carrier, server_carrier):
+            end.abandon(ConnectionLost("the test is over"))
+        listener.close()
+        await asyncio.wait_for(listener.wait_closed(), DEADLINE)
+        if relay is not None:
+            relay.close()
+        pair.check()
