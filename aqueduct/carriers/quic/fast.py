@@ -32,7 +32,7 @@ from aqueduct.carriers.quic.send_buffer import SendBuffer
 from aqueduct.carriers.quic.sockets import RUN_BYTES, RUN_PACKETS, SocketAddress
 from aqueduct.carriers.quic.varint import decode_varint
 
-__all__ = ["FastConnection"]
+__all__ = ["FastConnection", "Outlet", "Pacer"]
 
 _TAG: Final = 16
 _PACKET_NUMBER: Final = 2

@@ -28,6 +28,7 @@ __all__ = [
     "ClientTls",
     "ServerTls",
     "client_configuration",
+    "client_tls",
     "dev_certificate",
     "fingerprint_of",
     "server_configuration",
