@@ -16,7 +16,7 @@ from aqueduct.arrow.call import (
     Places,
     check_attachments,
 )
-from aqueduct.arrow.cut import Assembler, batch_headers, pieces
+from aqueduct.arrow.cut import Assembler, Payload, batch_headers, pieces
 from aqueduct.arrow.decode import Checks, Decoder
 from aqueduct.arrow.describe import (
     DESCRIBE,
@@ -52,6 +52,7 @@ __all__ = [
     "Hello",
     "Kind",
     "Partition",
+    "Payload",
     "Places",
     "Status",
     "batch_headers",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -19,10 +19,10 @@ from aqueduct.arrow.wire import BATCH, PIECE, Headers, number_of, one_each
 from aqueduct.config import DEFAULT
 from aqueduct.errors import BadCall, BatchTooLarge, LocalProtocolError
 
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
+__all__ = ["Assembler", "Payload", "batch_headers", "pieces"]
 
-__all__ = ["Assembler", "batch_headers", "pieces"]
+Payload: TypeAlias = bytes | bytearray | memoryview | AlignedBuffer
+"""The payload of a message, as it is received."""
 
 _KEYS: Final = frozenset({BATCH, PIECE})
 
@@ -111,8 +111,8 @@ class Assembler:
         return newest.memory[start : newest.placed]
 
     def add(
-        self, headers: Iterable[tuple[bytes, bytes]], payload: ReadableBuffer
-    ) -> tuple[int, ReadableBuffer] | None:
+        self, headers: Iterable[tuple[bytes, bytes]], payload: Payload
+    ) -> tuple[int, Payload] | None:
         """The number and the whole payload of the batch that this message completes, if it does.
 
         A mark has an empty payload. Raises BatchTooLarge, BadCall for a message out of turn, and

@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 from aqueduct.errors import BadCall, LocalProtocolError
 
 __all__ = [
+    "ALIVE",
     "ATTEMPT",
     "BATCH",
     "CALL",
@@ -63,6 +64,9 @@ METADATA: Final = b"arrow-metadata-9772af"
 EXPECTED: Final = b"arrow-expected-bc4eec"
 """Where in the payload the schema begins that the caller expects back, decimal."""
 
+ALIVE: Final = b"arrow-alive-5e07d9"
+"""On a message of the entrypoint without attachments: the client's application is at work, so its
+calls that wait for it are not stuck. The value does not matter."""
 HELLO: Final = b"arrow-hello-e42c4c"
 """On the first message to the client: the version, decimal."""
 STATUS: Final = b"arrow-status-8b3ba8"
@@ -85,7 +89,7 @@ def one_each(headers: Iterable[tuple[bytes, bytes]], keys: frozenset[bytes]) -> 
         if key in keys:
             if key in found:
                 raise BadCall(f"the header {key.decode()} is there twice")
-            found[key] = bytes(value)
+            found[key] = value
     return found
 
 
