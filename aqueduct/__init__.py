@@ -1,0 +1,71 @@
+"""Arrow record batches between programs, over message channels on QUIC.
+
+- ``Service``, ``Call``: handlers and what they are told. See ``aqueduct.service``.
+- ``Client``: calls from asyncio; ``SyncClient``: calls from threads.
+- ``ClientTls``, ``ServerTls``, ``dev_certificate``: certificates.
+- ``Config`` and its parts in ``aqueduct.config``; every error in ``aqueduct.errors``.
+- ``aqueduct.endpoint``: the channels beneath, which need no Arrow.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from aqueduct.arrow.call import Partition
+    from aqueduct.arrow.describe import Description
+    from aqueduct.calls import Call
+    from aqueduct.carriers.quic.tls import ClientTls, ServerTls, dev_certificate
+    from aqueduct.client import Client
+    from aqueduct.config import Config
+    from aqueduct.errors import AqueductError
+    from aqueduct.service import Service
+    from aqueduct.stream import Stream
+    from aqueduct.sync import SyncClient, SyncStream
+
+__all__ = [
+    "AqueductError",
+    "Call",
+    "Client",
+    "ClientTls",
+    "Config",
+    "Description",
+    "Partition",
+    "ServerTls",
+    "Service",
+    "Stream",
+    "SyncClient",
+    "SyncStream",
+    "dev_certificate",
+]
+
+# Loaded on first use: those who want the channels alone, or one command, wait for no pyarrow.
+_MODULES: Final = {
+    "AqueductError": "aqueduct.errors",
+    "Call": "aqueduct.calls",
+    "Client": "aqueduct.client",
+    "ClientTls": "aqueduct.carriers.quic.tls",
+    "Config": "aqueduct.config",
+    "Description": "aqueduct.arrow.describe",
+    "Partition": "aqueduct.arrow.call",
+    "ServerTls": "aqueduct.carriers.quic.tls",
+    "Service": "aqueduct.service",
+    "Stream": "aqueduct.stream",
+    "SyncClient": "aqueduct.sync",
+    "SyncStream": "aqueduct.sync",
+    "dev_certificate": "aqueduct.carriers.quic.tls",
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULES.get(name)
+    if module is None:
+        raise AttributeError(f"module 'aqueduct' has no attribute {name!r}")
+    found = getattr(importlib.import_module(module), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,233 @@
+"""Drives a handler that occupies a thread for the whole call: plain generators, and plain sinks.
+
+Batches cross between the event loop and the thread in both directions, a few ahead, so that a
+thread with work at hand asks the loop for nothing. What crosses is bounded in number and bytes:
+beyond it the thread waits for the loop, or the loop leaves batches in the channel, where they hold
+back the client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+from queue import Empty, SimpleQueue
+from typing import Any, Final
+
+import pyarrow as pa
+
+from aqueduct.arrow.encode import Encoded
+from aqueduct.drivers import sink_counters
+from aqueduct.errors import Finished
+from aqueduct.handlers import SINK
+from aqueduct.running import RunningCall
+from aqueduct.watch import Signal
+
+__all__ = ["Bridge", "ThreadBatches"]
+
+_AHEAD: Final = 8
+_AHEAD_BYTES: Final = 1 << 20
+_END: Final = object()
+
+
+class Bridge:
+    """One call whose handler runs in a thread of its own."""
+
+    def __init__(self, running: RunningCall) -> None:
+        self.running = running
+        self._loop = asyncio.get_running_loop()
+        self._signal = Signal()
+        self._waking = False
+        self._stopped = False
+        # To the thread: (number, payload), _END, or an exception to raise.
+        self._inbox: SimpleQueue[Any] = SimpleQueue()
+        self._handed = 0  # of the loop: batches put into the inbox, and their bytes
+        self._handed_bytes = 0
+        self._taken_bytes = 0  # of the thread; running.taken counts them
+        self._input_handed = running.receiver is None  # its end too
+        self._hungry = False  # of the thread: it waits for a batch
+        # From the thread: (encoded, number) in order.
+        self._outbox: deque[tuple[Encoded, int]] = deque()  # a source's have no number yet
+        self._given = 0  # bytes put into the outbox, of the thread
+        self._sent = 0  # and taken out of it, of the loop
+        self._room: SimpleQueue[None] = SimpleQueue()
+        self._blocked = False  # of the thread: it waits for room
+        # The thread's last words.
+        self._done = False
+        self._result: Mapping[str, int] | None = None
+        self._error: BaseException | None = None
+
+    async def drive(self) -> Mapping[str, int] | None:
+        """Works on the call to its end. The thread has come back when it returns."""
+        running = self.running
+        running.stop = self._stop
+        running.output.on_change = self._signal.set
+        if running.receiver is not None:
+            running.receiver.on_change = self._signal.set
+        running.serving.start_thread(self._work)
+        try:
+            while not self._step():
+                await self._signal.wait()
+                running.call.check()
+        except asyncio.CancelledError:
+            self._stop()  # the loop is ending: wait for nobody
+            raise
+        except BaseException as error:
+            running.conclude(error)
+            running.cancel_handler(error)
+            self._stop()
+            while not self._done:
+                await self._signal.wait()
+            raise
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    # On the loop
+
+    def _step(self) -> bool:
+        """Moves batches as far as that goes now. True: the thread is done, and all is sent."""
+        running, outbox, output = self.running, self._outbox, self.running.output
+        done = self._done  # before the outbox is looked at: nothing comes into it afterwards
+        while outbox and output.writable:
+            encoded, number = outbox.popleft()
+            self._sent += encoded.size
+            running.send(encoded, number if number >= 0 else running.batches_out)
+        if self._blocked and self._has_room():
+            self._blocked = False
+            self._room.put(None)
+        if outbox:
+            output.notify_writable()
+        elif done:
+            return True
+        if not self._input_handed:
+            self._hand_in()
+        if self._hungry and self._handed == running.taken:
+            running.mark()
+            running.waits_for_client = True
+        else:
+            running.waits_for_client = self._blocked
+        return False
+
+    def _hand_in(self) -> None:
+        running = self.running
+        try:
+            while True:
+                ahead = self._handed - running.taken
+                if ahead and (
+                    ahead >= _AHEAD or self._handed_bytes - self._taken_bytes >= _AHEAD_BYTES
+                ):
+                    return
+                found = running.take()
+                if found is None:
+                    return
+                self._handed += 1
+                self._handed_bytes += len(found[1])
+                self._inbox.put(found)
+        except Finished:
+            self._input_handed = True
+            self._inbox.put(_END)
+
+    def _stop(self) -> None:
+        """The thread is told, by what it takes or yields next."""
+        self._stopped = True
+        self._inbox.put(self.running.call.reason or _END)
+        self._room.put(None)
+        self._signal.set()
+
+    def _woken(self) -> None:
+        self._waking = False
+        self._signal.set()
+
+    # In the thread
+
+    def next_batch(self) -> pa.RecordBatch:
+        """The next batch for the handler. Raises StopIteration, or why the call is over."""
+        running = self.running
+        running.call.check()
+        try:
+            found = self._inbox.get_nowait()
+        except Empty:
+            self._hungry = True
+            self._wake()
+            found = self._inbox.get()
+            self._hungry = False
+        if found is _END:
+            self._inbox.put(_END)
+            raise StopIteration
+        if isinstance(found, BaseException):
+            self._inbox.put(found)
+            raise found
+        number, payload = found
+        self._taken_bytes += len(payload)
+        running.taken = number + 1
+        if self._handed - running.taken == _AHEAD // 2 and not self._input_handed:
+            self._wake()
+        return running.decode(number, payload)
+
+    def _work(self) -> None:
+        running = self.running
+        handler, call = running.handler, running.call
+        exchange = running.receiver is not None
+        arguments = (ThreadBatches(self), call) if exchange else (call,)
+        try:
+            if handler.kind == SINK:
+                self._result = sink_counters(handler, handler.invoke(*arguments))
+            else:
+                generator = handler.invoke(*arguments)
+                try:
+                    for batch in generator:
+                        self._give(batch, running.answering if exchange else -1)
+                finally:
+                    generator.close()
+        except BaseException as error:  # noqa: BLE001  a handler may raise anything
+            self._error = error
+        self._done = True
+        self._wake()
+
+    def _give(self, batch: Any, number: int) -> None:
+        call = self.running.call
+        call.check()
+        encoded = self.running.encode(batch)
+        self._given += encoded.size
+        self._outbox.append((encoded, number))
+        self._wake()
+        while not self._has_room():
+            self._blocked = True
+            if self._has_room():  # the loop may not have seen the flag
+                self._blocked = False
+                return
+            self._wake()
+            self._room.get()
+            call.check()
+
+    def _has_room(self) -> bool:
+        waiting = len(self._outbox)
+        return self._stopped or (
+            waiting < _AHEAD and (waiting < 2 or self._given - self._sent < _AHEAD_BYTES)
+        )
+
+    def _wake(self) -> None:
+        if not self._waking:
+            self._waking = True
+            try:
+                self._loop.call_soon_threadsafe(self._woken)
+            except RuntimeError:  # the loop is closed: the service has ended without us
+                self._stopped = True
+                self._inbox.put(_END)
+                self._room.put(None)
+
+
+class ThreadBatches:
+    """The batches of a call, for a handler in a thread: a plain iterator."""
+
+    __slots__ = ("_bridge",)
+
+    def __init__(self, bridge: Bridge) -> None:
+        self._bridge = bridge
+
+    def __iter__(self) -> ThreadBatches:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        return self._bridge.next_batch()

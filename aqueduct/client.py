@@ -1,0 +1,344 @@
+"""``Client``: calls to a service from asyncio.
+
+::
+
+    async with await aqueduct.Client.connect("aqueduct://scores.example") as client:
+        async with client.exchange("score", batches, schema=schema) as answers:
+            async for batch in answers:
+                ...
+        counters = await client.sink("store", batches, schema=schema)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+
+from aqueduct.address import Address
+from aqueduct.arrow.call import CallHead, Kind, Partition
+from aqueduct.arrow.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
+from aqueduct.arrow.wire import ALIVE
+from aqueduct.carriers.quic.tls import ClientTls
+from aqueduct.config import DEFAULT, Config
+from aqueduct.endpoint import Connection, connect
+from aqueduct.errors import AqueductError, ConfigError, DeadlineExceeded
+from aqueduct.outgoing import Batches, Outgoing, Window
+from aqueduct.stream import Stream
+
+__all__ = ["Client", "ClientTls", "ConnectionHeaders"]
+
+ConnectionHeaders: TypeAlias = (
+    Mapping[str, str] | Sequence[tuple[str, str]] | Sequence[tuple[bytes, bytes]]
+)
+ManyBatches: TypeAlias = "AsyncIterable[pa.RecordBatch] | Iterable[pa.RecordBatch] | pa.Table"
+
+_SPINS: Final = 32
+
+
+class Client:
+    """One connection to a service; any number of calls at once. Made by ``connect``."""
+
+    def __init__(
+        self, connection: Connection, *, address: str = "", token: str | bytes | None = None
+    ) -> None:
+        """``connection`` is a client's; it belongs to the Client, which closes it."""
+        self.connection = connection
+        self.address = address or connection.peer
+        """The service's address, without options."""
+        self.config = connection.config
+        self.token = _token(token)
+        """Shown with every call that is given no other."""
+        self._calls: set[Outgoing] = set()
+        self._loop = asyncio.get_running_loop()
+        self._beat: asyncio.TimerHandle | None = None
+
+    @classmethod
+    async def connect(
+        cls,
+        address: str,
+        *,
+        config: Config = DEFAULT,
+        tls: ClientTls | None = None,
+        headers: ConnectionHeaders = (),
+        token: str | bytes | None = None,
+    ) -> Client:
+        """Connects within Timing.connect_timeout.
+
+        - ``tls``: what to demand of the certificate, beyond the address's options.
+        - ``headers``: of the connection, for the handlers' ``call.connection_headers``.
+        - ``token``: shown with every call that is given no other.
+
+        Raises ConfigError for arguments that cannot work, ConnectFailed when the service cannot
+        be reached, and ConnectionLost when it refuses the headers.
+        """
+        connection = await connect(
+            address, headers=connection_headers(headers), config=config, tls=tls
+        )
+        return cls(connection, address=plain(address), token=token)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is over."""
+        return self.connection.closed
+
+    def exchange(
+        self,
+        handler: str,
+        batches: ManyBatches,
+        *,
+        schema: pa.Schema | None = None,
+        output_schema: pa.Schema | None = None,
+        in_flight: int | None = None,
+        in_flight_bytes: int | None = None,
+        deadline: float | None = None,
+        headers: Mapping[str, str] | None = None,
+        run: str = "",
+        attempt: str = "",
+        token: str | bytes | None = None,
+        partition: Partition | None = None,
+    ) -> Stream:
+        """Calls an exchange handler: batches go in, and the Stream gives what comes out, in order.
+
+        The call is made at once. ``batches``, any iterable or async iterable, is read as there is
+        room: at most ``in_flight`` batches (8) and ``in_flight_bytes`` (32 MiB) of them are sent
+        and not yet answered, or taken by a handler that answers later; one may always be. A plain
+        iterable is read on the event loop, so it must not block.
+
+        - ``schema``: of ``batches``; may be left out for a list, Table, RecordBatch or
+          RecordBatchReader.
+        - ``output_schema``: of what must come back; compared before any batch is worked on.
+        - ``deadline``: seconds for the whole call. Without it the call fails when nothing moves
+          for Timing.progress_deadline while you wait for it.
+        - ``headers``: text for the handler's ``call.headers``; ``run`` and ``attempt``: the same
+          for every attempt at one piece of work, and what tells the attempts apart; ``token``:
+          instead of the client's; ``partition``: the share of the work that this call is.
+
+        Raises LocalProtocolError for arguments that cannot be sent, and ConnectionLost.
+        """
+        calls = self.config.calls
+        source = Batches(
+            batches, schema, handler=handler, peer=self.address, limit=calls.batch_limit
+        )
+        return self._stream(
+            "exchange",
+            handler,
+            source,
+            window=window(self.config, in_flight, in_flight_bytes),
+            expected=output_schema,
+            deadline=deadline,
+            headers=headers,
+            run=run,
+            attempt=attempt,
+            token=token,
+            partition=partition,
+        )
+
+    def source(
+        self,
+        handler: str,
+        *,
+        output_schema: pa.Schema | None = None,
+        deadline: float | None = None,
+        headers: Mapping[str, str] | None = None,
+        run: str = "",
+        attempt: str = "",
+        token: str | bytes | None = None,
+        partition: Partition | None = None,
+    ) -> Stream:
+        """Calls a source handler: the Stream gives its batches. See ``exchange``."""
+        return self._stream(
+            "source",
+            handler,
+            None,
+            window=None,
+            expected=output_schema,
+            deadline=deadline,
+            headers=headers,
+            run=run,
+            attempt=attempt,
+            token=token,
+            partition=partition,
+        )
+
+    async def sink(
+        self,
+        handler: str,
+        batches: ManyBatches,
+        *,
+        schema: pa.Schema | None = None,
+        in_flight: int | None = None,
+        in_flight_bytes: int | None = None,
+        deadline: float | None = None,
+        headers: Mapping[str, str] | None = None,
+        run: str = "",
+        attempt: str = "",
+        token: str | bytes | None = None,
+        partition: Partition | None = None,
+    ) -> dict[str, int]:
+        """Calls a sink handler with ``batches`` and returns its counters. See ``exchange``."""
+        source = Batches(
+            batches, schema, handler=handler, peer=self.address, limit=self.config.calls.batch_limit
+        )
+        stream = self._stream(
+            "sink",
+            handler,
+            source,
+            window=window(self.config, in_flight, in_flight_bytes),
+            expected=None,
+            deadline=deadline,
+            headers=headers,
+            run=run,
+            attempt=attempt,
+            token=token,
+            partition=partition,
+        )
+        async with stream:
+            async for _ in stream:
+                pass
+        return dict(stream.counters)
+
+    async def describe(self) -> Description:
+        """What the service says of itself: its name, version, handlers and their schemas."""
+        stream = self.source(DESCRIBE, output_schema=DESCRIBE_SCHEMA)
+        return Description.from_batches([batch async for batch in stream], peer=self.address)
+
+    async def ping(self, *, timeout: float | None = None) -> float:
+        """The seconds of a round trip.
+
+        Raises ConnectionLost, or DeadlineExceeded after ``timeout`` seconds (by default
+        Timing.idle_timeout).
+        """
+        seconds = self.config.timing.idle_timeout if timeout is None else timeout
+        try:
+            async with asyncio.timeout(seconds):
+                return await self.connection.ping()
+        except TimeoutError:
+            text = f"{self.address} did not answer a ping within {seconds:g} s"
+            raise DeadlineExceeded(text, peer=self.address) from None
+
+    async def close(self) -> None:
+        """Closes the connection. Calls that are open fail with ConnectionLost."""
+        await self.connection.close()
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<Client of {self.address}{' closed' if self.closed else ''}>"
+
+    # Within
+
+    def _stream(
+        self,
+        kind: Kind,
+        handler: str,
+        source: Batches | None,
+        *,
+        window: Window | None,
+        **head: Any,
+    ) -> Stream:
+        call_head = make_head(kind, handler, source, default_token=self.token, **head)
+        return Stream(source, lambda on_change: self.call(call_head, window, on_change))
+
+    def call(
+        self, head: CallHead, window: Window | None, on_change: Callable[[], None]
+    ) -> Outgoing:
+        """Makes one call; what the faces of this library stand on."""
+        call = Outgoing(
+            self.connection,
+            head,
+            peer=self.address,
+            window=window,
+            on_change=on_change,
+            calls=self._calls,
+        )
+        if self._beat is None:
+            self._schedule_beat()
+        return call
+
+    def _schedule_beat(self) -> None:
+        interval = self.config.timing.progress_deadline / 3
+        self._beat = self._loop.call_later(interval, self._tell_alive)
+
+    def _tell_alive(self) -> None:
+        """Tells the service that it is our application that takes its time (it need not fear)."""
+        self._beat = None
+        if not self._calls or self.connection.closed:
+            return
+        if any(call.supplying or not call.waiting for call in self._calls):
+            try:
+                self.connection.entrypoint.send_nowait(b"", headers=((ALIVE, b"1"),))
+            except AqueductError:
+                return
+        self._schedule_beat()
+
+
+def make_head(
+    kind: Kind,
+    handler: str,
+    source: Batches | None,
+    *,
+    default_token: bytes | None,
+    expected: pa.Schema | None,
+    deadline: float | None,
+    headers: Mapping[str, str] | None,
+    run: str,
+    attempt: str,
+    token: str | bytes | None,
+    partition: Partition | None,
+) -> CallHead:
+    """What a call says of itself."""
+    return CallHead(
+        handler=handler,
+        kind=kind,
+        schema=None if source is None else source.schema,
+        expected=expected,
+        deadline=deadline,
+        run=run,
+        attempt=attempt,
+        token=default_token if token is None else _token(token),
+        partition=partition,
+        metadata=headers or {},
+    )
+
+
+def window(config: Config, in_flight: int | None, in_flight_bytes: int | None) -> Window:
+    """The window of a call. Raises ConfigError for numbers that cannot work."""
+    batches = config.calls.in_flight_batches if in_flight is None else in_flight
+    size = config.calls.in_flight_bytes if in_flight_bytes is None else in_flight_bytes
+    for name, value in (("in_flight", batches), ("in_flight_bytes", size)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(f"{name} is {value!r}; it must be a whole number above zero")
+    return Window(batches, size)
+
+
+def connection_headers(headers: ConnectionHeaders) -> tuple[tuple[bytes, bytes], ...]:
+    """Text or bytes as the headers of a connection."""
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    return tuple((_bytes(key), _bytes(value)) for key, value in pairs)
+
+
+def plain(address: str) -> str:
+    """An address without its options."""
+    parsed = Address.parse(address)
+    return str(Address(parsed.scheme, parsed.host, parsed.port))
+
+
+def _bytes(text: str | bytes) -> bytes:
+    return text.encode() if isinstance(text, str) else bytes(text)
+
+
+def _token(token: str | bytes | None) -> bytes | None:
+    return token.encode("utf-8", "surrogateescape") if isinstance(token, str) else token

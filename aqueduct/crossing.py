@@ -1,0 +1,209 @@
+"""One call of a sync client, between the thread that uses it and the event loop that carries it."""
+
+from __future__ import annotations
+
+from collections import deque
+from queue import Empty, SimpleQueue
+from typing import Any, Final
+
+from aqueduct.arrow.call import CallHead
+from aqueduct.arrow.encode import Encoded
+from aqueduct.client import Client
+from aqueduct.errors import AqueductError, ConnectionLost
+from aqueduct.outgoing import END, Outgoing, Window, abandoned
+from aqueduct.threads import LoopThread
+
+__all__ = ["NEWS", "Crossing", "Failed"]
+
+_AHEAD: Final = 8
+_AHEAD_BYTES: Final = 8 << 20
+_GLANCE: Final = 5.0
+
+NEWS: Final = object()
+"""There is room to send, or the call was accepted."""
+
+
+class Failed:
+    """How a call failed, on its way to the thread."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+class Crossing:
+    """One call between a thread and the event loop.
+
+    Each field is written by one side alone; what the other side must notice it is woken for. The
+    flags that ask for a wake are set before the last look at what they wait for, so that no
+    change falls between.
+    """
+
+    def __init__(
+        self, thread: LoopThread, client: Client, head: CallHead, window: Window | None
+    ) -> None:
+        self.head = head
+        self.call: Outgoing | None = None  # of the loop
+        self._thread = thread
+        self._client = client
+        self._window = window
+        self._waking = False
+        # To the thread: payloads, END, Failed, or NEWS.
+        self._inbox: SimpleQueue[Any] = SimpleQueue()
+        self._handed = self._handed_bytes = 0  # of the loop
+        self._consumed = self._consumed_bytes = 0  # of the thread
+        self._paused = False  # of the loop: it hands over no more for now
+        self._wants_room = self._wants_acceptance = False
+        # To the loop.
+        self._outbox: deque[tuple[Encoded, int]] = deque()
+        self._input_over = False
+        self._abandoned: BaseException | None = None
+        # Of the loop alone.
+        self._blocked = False  # but the thread looks at it
+        self._waiting = False  # of the thread
+        self._finished = False
+        self._over = False
+        self._pumping = False
+
+    # In the thread
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the service has accepted the call."""
+        return self.call is not None and self.call.accepted
+
+    @property
+    def room(self) -> bool:
+        """Whether a batch may be sent."""
+        assert self._window is not None
+        return self._window.open and not self._blocked
+
+    def send(self, encoded: Encoded) -> None:
+        """Hands a batch to the loop."""
+        assert self._window is not None
+        self._outbox.append((encoded, self._window.send(encoded.size)))
+        self.wake()
+
+    def finish(self) -> None:
+        """No more batches come."""
+        self._input_over = True
+        self.wake()
+
+    def take_nowait(self) -> Any:
+        """What the loop has for the thread, or None."""
+        try:
+            return self._taken(self._inbox.get_nowait())
+        except Empty:
+            return None
+
+    def wait(self, *, room: bool = False, acceptance: bool = False) -> Any:
+        """The same, waited for; NEWS if there is room, or acceptance, if these were asked for.
+
+        Bounded by the deadlines of the call, which the loop keeps.
+        """
+        self._wants_room, self._wants_acceptance = room, acceptance
+        if (room and self.room) or (acceptance and self.accepted):
+            return NEWS
+        self._set_waiting(True)
+        try:
+            while True:
+                try:
+                    return self._taken(self._inbox.get(timeout=_GLANCE))
+                except Empty:
+                    self._thread.check()  # nobody would answer from a loop that is gone
+        finally:
+            self._set_waiting(False)
+
+    def abandon(self, error: BaseException) -> None:
+        """The thread reads no more."""
+        self._abandoned = error
+        self.wake()
+
+    def abandoned(self) -> AqueductError:
+        """What a stream raises that was closed before its end."""
+        return abandoned(self._client.address, self.head.handler)
+
+    def wake(self) -> None:
+        """Lets the loop look at what changed."""
+        if not self._waking:
+            self._waking = True
+            try:
+                self._thread.loop.call_soon_threadsafe(self._woken)
+            except RuntimeError:
+                self._inbox.put(Failed(ConnectionLost(f"{self._client!r} is closed")))
+
+    def _taken(self, found: Any) -> Any:
+        if not (found is NEWS or found is END or type(found) is Failed):
+            self._consumed += 1
+            self._consumed_bytes += len(found)
+            if self._paused and self._handed - self._consumed <= _AHEAD // 2:
+                self.wake()
+        return found
+
+    def _set_waiting(self, waiting: bool) -> None:
+        self._waiting = waiting
+        if self.call is not None:
+            self.call.waiting = waiting
+
+    # On the loop
+
+    def _woken(self) -> None:
+        self._waking = False
+        self.pump()
+
+    def pump(self) -> None:
+        """Moves batches both ways as far as that goes now."""
+        if self._pumping or self._over:
+            return
+        self._pumping = True
+        try:
+            self._pump()
+        except BaseException as error:  # noqa: BLE001  it belongs to the thread
+            self._over = True
+            self._inbox.put(Failed(error))
+        finally:
+            self._pumping = False
+
+    def _pump(self) -> None:
+        call = self.call
+        if self._abandoned is not None:
+            self._over = True
+            if call is not None:
+                call.fail(self._abandoned)
+            return
+        if call is None:
+            call = self._client.call(self.head, self._window, self.pump)
+            call.waiting = self._waiting
+            self.call = call
+        while self._outbox:
+            call.send(*self._outbox.popleft())
+        if self._input_over and not self._finished and not self._outbox:
+            self._finished = True
+            call.finish()
+        self._blocked = not call.writable
+        self._hand_over(call)
+        news = (self._wants_room and self.room) or (self._wants_acceptance and call.accepted)
+        if news and not self._over:
+            self._wants_room = self._wants_acceptance = False
+            self._inbox.put(NEWS)
+
+    def _hand_over(self, call: Outgoing) -> None:
+        while True:
+            self._paused = True
+            ahead = self._handed - self._consumed
+            if ahead and (
+                ahead >= _AHEAD or self._handed_bytes - self._consumed_bytes >= _AHEAD_BYTES
+            ):
+                return
+            self._paused = False
+            found = call.take()
+            if found is None:
+                return
+            if found is END:
+                self._over = True
+                self._inbox.put(END)
+                return
+            self._handed += 1
+            self._handed_bytes += len(found)
+            self._inbox.put(found)

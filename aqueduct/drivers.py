@@ -1,0 +1,297 @@
+"""Drivers of handlers that need no thread of their own for the whole call.
+
+Async generators and coroutines run in the task of their call. Functions of one batch run in
+threads, coroutine functions of one batch in tasks, several at once if they may, and their answers
+are put in order. Handlers that are plain generators have ``bridge``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Final
+
+import pyarrow as pa
+
+from aqueduct.errors import Finished
+from aqueduct.handlers import Handler, Shape
+from aqueduct.running import RunningCall
+from aqueduct.watch import Signal
+
+__all__ = [
+    "AsyncBatches",
+    "EachBatch",
+    "drive_async_generator",
+    "drive_coroutine_sink",
+    "sink_counters",
+]
+
+_SPINS: Final = 32
+_AHEAD: Final = 8
+_AHEAD_BYTES: Final = 1 << 20
+
+
+async def drive_async_generator(running: RunningCall) -> None:
+    """An exchange or source written as an async generator."""
+    handler, output = running.handler, running.output
+    exchange = running.receiver is not None
+    arguments = (AsyncBatches(running), running.call) if exchange else (running.call,)
+    generator = handler.invoke(*arguments)
+    spins = number = 0
+    try:
+        async for batch in generator:
+            running.call.check()  # a handler may have swallowed its cancellation
+            encoded = running.encode(batch)
+            if not output.writable:
+                running.waits_for_client = True
+                await output.wait_writable()
+                running.waits_for_client = False
+                spins = 0
+            running.send(encoded, running.answering if exchange else number)
+            number += 1
+            spins += 1
+            if spins >= _SPINS:  # nothing else would run while there is always room
+                spins = 0
+                await asyncio.sleep(0)
+    finally:
+        await generator.aclose()
+
+
+async def drive_coroutine_sink(running: RunningCall) -> Mapping[str, int] | None:
+    """A sink written as a coroutine function."""
+    result = await running.handler.invoke(AsyncBatches(running), running.call)
+    return sink_counters(running.handler, result)
+
+
+def sink_counters(handler: Handler, result: Any) -> Mapping[str, int] | None:
+    """What a sink returned. Raises TypeError if it is not counters."""
+    if result is None:
+        return None
+    if not isinstance(result, Mapping) or not all(
+        isinstance(name, str) and isinstance(count, int) for name, count in result.items()
+    ):
+        raise TypeError(
+            f"a sink returns None or a dict of names and whole numbers; handler {handler.name!r} "
+            f"returned {result!r:.200}"
+        )
+    return {name: int(count) for name, count in result.items()}
+
+
+class AsyncBatches:
+    """The batches of a call, for a handler on the event loop: an async iterator."""
+
+    __slots__ = ("_over", "_running", "_spins")
+
+    def __init__(self, running: RunningCall) -> None:
+        self._running = running
+        self._over = False
+        self._spins = 0
+
+    def __aiter__(self) -> AsyncBatches:
+        return self
+
+    async def __anext__(self) -> pa.RecordBatch:
+        running = self._running
+        if self._over:
+            raise StopAsyncIteration
+        try:
+            found = running.take()
+            if found is None:
+                running.mark()
+                receiver = running.receiver
+                assert receiver is not None
+                running.waits_for_client = True
+                try:
+                    while found is None:
+                        await receiver.wait_readable()
+                        found = running.take()
+                finally:
+                    running.waits_for_client = False
+                self._spins = 0
+        except Finished:
+            self._over = True
+            raise StopAsyncIteration from None
+        self._spins += 1
+        if self._spins >= _SPINS:
+            self._spins = 0
+            await asyncio.sleep(0)
+        number, payload = found
+        running.taken = number + 1
+        return running.decode(number, payload)
+
+
+class EachBatch:
+    """Drives a function of one batch, in threads or, if it is a coroutine function, in tasks.
+
+    Up to ``Handler.concurrency`` batches are worked on at once, and as many again may wait, taken
+    or answered: so one slow batch does not stop the others at once. Of small batches more wait, so
+    that a thread finds the next one without asking the event loop.
+    """
+
+    def __init__(self, running: RunningCall) -> None:
+        self._running = running
+        self._loop = asyncio.get_running_loop()
+        self._signal = Signal()
+        self._lock = threading.Lock()
+        # Under the lock: work for threads, and how many threads there are.
+        self._jobs: deque[tuple[int, pa.RecordBatch]] = deque()
+        self._active = 0
+        self._stopped = False
+        # What threads append and the loop takes.
+        self._finished: deque[tuple[int, Any, BaseException | None]] = deque()
+        self._waking = False
+        # Of the loop alone.
+        self._answers: dict[int, tuple[Any, BaseException | None]] = {}
+        self._sizes: dict[int, int] = {}
+        self._outstanding_bytes = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def drive(self) -> None:
+        """Works on the call to its end. The last thread has come back when it returns."""
+        running = self._running
+        assert running.receiver is not None
+        running.stop = self._stop
+        running.receiver.on_change = running.output.on_change = self._signal.set
+        try:
+            while not self._step():
+                await self._signal.wait()
+                running.call.check()
+        except asyncio.CancelledError:
+            self._stop()  # the loop is ending: wait for nobody
+            raise
+        except BaseException as error:
+            running.conclude(error)  # the client need not wait for what other threads are at
+            running.cancel_handler(error)
+            await self._settle()
+            raise
+        await self._settle()
+
+    def _step(self) -> bool:
+        """Sends answers and hands out work as far as that goes now. True: all is done."""
+        running = self._running
+        while self._finished:
+            number, batch, error = self._finished.popleft()
+            self._answers[number] = (batch, error)
+        blocked = self._send_answers()
+        try:
+            while self._wants_more():
+                found = running.take()
+                if found is None:
+                    break
+                self._hand_out(*found)
+        except Finished:
+            pass
+        if running.input_over and running.batches_in == running.batches_out:
+            return True
+        if blocked:
+            running.output.notify_writable()
+        running.waits_for_client = blocked or running.batches_in == running.batches_out
+        return False
+
+    def _send_answers(self) -> bool:
+        """Sends what is next in order. True: the next one is there and has no room."""
+        running = self._running
+        while self._answers:
+            number = running.batches_out
+            if number not in self._answers:
+                return False
+            if not running.output.writable:
+                return True
+            batch, error = self._answers.pop(number)
+            running.taken = number + 1
+            self._outstanding_bytes -= self._sizes.pop(number)
+            if error is not None:
+                raise error
+            running.send(running.encode(batch), number)
+        return False
+
+    def _wants_more(self) -> bool:
+        running = self._running
+        if running.input_over:
+            return False
+        outstanding = running.batches_in - running.batches_out
+        concurrency = running.handler.concurrency
+        if outstanding < 2 * concurrency:
+            return True
+        return outstanding < concurrency + _AHEAD and self._outstanding_bytes < _AHEAD_BYTES
+
+    def _hand_out(self, number: int, payload: Any) -> None:
+        running = self._running
+        batch = running.decode(number, payload)
+        self._sizes[number] = len(payload)
+        self._outstanding_bytes += len(payload)
+        with self._lock:
+            self._jobs.append((number, batch))
+            if self._active >= running.handler.concurrency:
+                return
+            self._active += 1
+        try:
+            if running.handler.shape is Shape.FUNCTION:
+                running.serving.start_thread(self._work)
+            else:
+                task = self._loop.create_task(self._work_async())
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+        except BaseException:
+            with self._lock:
+                self._active -= 1
+            raise
+
+    def _next_job(self) -> tuple[int, pa.RecordBatch] | None:
+        with self._lock:
+            if self._jobs and not self._stopped:
+                return self._jobs.popleft()
+            self._active -= 1
+            return None
+
+    def _work(self) -> None:
+        """In a thread: batch after batch, as long as there are any."""
+        handler, call = self._running.handler, self._running.call
+        while (job := self._next_job()) is not None:
+            number, batch = job
+            job = None
+            try:
+                self._finished.append((number, handler.invoke(batch, call), None))
+            except BaseException as error:  # noqa: BLE001  a handler may raise anything
+                self._finished.append((number, None, error))
+            del batch
+            self._wake()
+        self._wake()
+
+    async def _work_async(self) -> None:
+        handler, call = self._running.handler, self._running.call
+        while (job := self._next_job()) is not None:
+            number, batch = job
+            try:
+                self._finished.append((number, await handler.invoke(batch, call), None))
+            except BaseException as error:  # noqa: BLE001
+                self._finished.append((number, None, error))
+            self._signal.set()
+        self._signal.set()
+
+    def _wake(self) -> None:
+        if not self._waking:
+            self._waking = True
+            try:
+                self._loop.call_soon_threadsafe(self._woken)
+            except RuntimeError:  # the loop is closed: the service has ended without us
+                pass
+
+    def _woken(self) -> None:
+        self._waking = False
+        self._signal.set()
+
+    def _stop(self) -> None:
+        """The call was aborted. Threads end with the batch that they are at."""
+        with self._lock:
+            self._stopped = True
+        for task in self._tasks:
+            task.cancel()
+        self._signal.set()
+
+    async def _settle(self) -> None:
+        self._stop()
+        while self._active:
+            await self._signal.wait()

@@ -1,0 +1,401 @@
+"""One call as the client makes it, without a face: on the event loop, and without waiting.
+
+``Stream`` (asyncio) and ``SyncStream`` (threads) put a face on it. Everything is sent at once, the
+call and its first batches in the same flight; answers are read to their end before the status is
+believed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import pyarrow as pa
+
+from aqueduct.arrow.call import CallHead, Hello
+from aqueduct.arrow.cut import Assembler, pieces
+from aqueduct.arrow.decode import Decoder
+from aqueduct.arrow.encode import Encoded, Encoder
+from aqueduct.arrow.schema import check
+from aqueduct.arrow.status import Status
+from aqueduct.config import Config
+from aqueduct.endpoint import Connection, Receiver, Sender, channel
+from aqueduct.errors import (
+    AqueductError,
+    BadCall,
+    BatchTooLarge,
+    Cancelled,
+    ChannelError,
+    ConnectionLost,
+    DeadlineExceeded,
+    Finished,
+    LocalProtocolError,
+)
+from aqueduct.watch import Watch
+
+__all__ = ["END", "Batches", "Outgoing", "Window", "abandoned"]
+
+END: Final = object()
+"""What ``Outgoing.take`` gives when the call has ended well."""
+
+
+class Window:
+    """How many batches, and bytes of them, may be sent and not yet answered or taken.
+
+    One side counts what it sends, the other what was settled; so it may be used by two threads.
+    """
+
+    __slots__ = ("_batches", "_bytes", "_sent_bytes", "_settled_bytes", "_sizes", "sent", "settled")
+
+    def __init__(self, batches: int, size: int) -> None:
+        self._batches = batches
+        self._bytes = size
+        self._sizes: deque[int] = deque()
+        self._sent_bytes = 0
+        self._settled_bytes = 0
+        self.sent = 0
+        """Batches sent: the next one's number."""
+        self.settled = 0
+        """Batches, from the first, of which the service needs no more."""
+
+    @property
+    def open(self) -> bool:
+        """Whether one more may be sent. One always may, if none is under way."""
+        under_way = self.sent - self.settled
+        return not under_way or (
+            under_way < self._batches and self._sent_bytes - self._settled_bytes < self._bytes
+        )
+
+    def send(self, size: int) -> int:
+        """Counts a batch of ``size`` bytes as sent; returns its number."""
+        self._sizes.append(size)
+        self._sent_bytes += size
+        self.sent += 1
+        return self.sent - 1
+
+    def settle(self, number: int) -> None:
+        """The batches up to ``number`` are answered, or taken."""
+        while self.settled <= number and self._sizes:
+            self._settled_bytes += self._sizes.popleft()
+            self.settled += 1
+
+
+class Outgoing:
+    """One call on the client's event loop. Made sent; ends by ``take`` or ``fail``."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        head: CallHead,
+        *,
+        peer: str,
+        window: Window | None,
+        on_change: Callable[[], None],
+        calls: set[Outgoing],
+    ) -> None:
+        """``on_change`` is called whenever ``take`` or ``writable`` may have something new.
+
+        ``calls`` holds the call as long as it is not over.
+        """
+        self.loop = asyncio.get_running_loop()
+        self.connection = connection
+        self.config: Config = connection.config
+        self.head = head
+        self.peer = peer
+        self.window = window
+        self.schema: pa.Schema | None = None
+        """Of the answers, once the hello has come."""
+        self.accepted = False
+        """Whether the hello has come."""
+        self.over = False
+        self.error: BaseException | None = None
+        """Why the call failed, once it has."""
+        self.counters: Mapping[str, int] = {}
+        """What the service counted, once the call has ended."""
+        self.waiting = False
+        """Whether the application waits for an answer."""
+        self.supplying = False
+        """Whether the service may be waiting for the application's next batch."""
+        self.moved = 0
+        """Grows with all that happens, for the progress deadline."""
+        self._on_change = on_change
+        self._calls = calls
+        self._output_over = False
+        self._assembler = Assembler(
+            self.config.calls.batch_limit,
+            where=f"the answers of handler {head.handler!r}",
+            peer=peer,
+            handler=head.handler,
+        )
+        input_sender: Sender | None = None
+        attachments: list[Any] = []
+        if head.kind != "source":
+            input_sender, input_receiver = channel()
+            attachments.append(input_receiver)
+        output_sender, self._output = channel()
+        status_sender, self._status = channel(oneshot=True)
+        attachments += (output_sender, status_sender)
+        self._input = input_sender
+        self._output.placement = self._place_hello
+        headers, payload = head.encode()
+        connection.entrypoint.send_nowait(payload, headers=headers, attachments=attachments)
+        connection.hold()
+        self._output.on_change = self._status.on_change = on_change
+        if input_sender is not None:
+            input_sender.on_change = on_change
+        self._watch = Watch(
+            deadline=head.deadline,
+            progress=self.config.timing.progress_deadline,
+            moved=self._progress,
+            expired=self._expired,
+        )
+        calls.add(self)
+
+    # Sending
+
+    @property
+    def writable(self) -> bool:
+        """Whether the channel of the batches has room; otherwise asks for ``on_change``."""
+        sender = self._input
+        if sender is None or sender.writable:
+            return True
+        sender.notify_writable()
+        return False
+
+    def send(self, encoded: Encoded, number: int) -> None:
+        """Sends batch ``number``, whether or not there is room.
+
+        Without effect when the service reads no more: its status says why.
+        """
+        sender = self._input
+        if self.over or sender is None or sender.error is not None:
+            return
+        self.moved += 1
+        try:
+            for headers, payload in pieces(encoded, number, self.config.calls.cut):
+                sender.send_nowait(payload, headers=headers)
+        except (ChannelError, ConnectionLost):
+            pass  # reading says more
+
+    def finish(self) -> None:
+        """No more batches will be sent."""
+        sender = self._input
+        if not self.over and sender is not None and sender.error is None:
+            sender.finish()
+
+    # Receiving
+
+    def take(self) -> Any:
+        """The payload of the next answer, None if there is none now, or END.
+
+        Raises how the call failed, now and ever after.
+        """
+        if self.error is not None:
+            raise self.error
+        if self.over:
+            return END
+        try:
+            return self._take()
+        except AqueductError as error:
+            self.fail(error)
+            raise
+
+    def _take(self) -> Any:
+        while not self._output_over:
+            try:
+                message = self._output.receive_nowait()
+            except Finished:
+                self._output_over = True
+                break
+            except ChannelError as error:
+                raise self._given_up(error) from error
+            if message is None:
+                return None
+            self.moved += 1
+            if not self.accepted:
+                self._hello(message.headers, message.payload)
+                continue
+            found = self._assembler.add(message.headers, message.payload)
+            if found is None:
+                continue
+            number, payload = found
+            if self.window is not None:
+                self.window.settle(number)
+            if not len(payload):
+                continue  # a mark: these inputs are taken
+            if self.head.kind == "sink":
+                raise BadCall(
+                    f"the sink {self.head.handler!r} at {self.peer} answered with a batch",
+                    peer=self.peer,
+                    handler=self.head.handler,
+                )
+            return payload
+        try:
+            message = self._status.receive_nowait()
+        except ChannelError as error:
+            raise self._given_up(error) from error
+        if message is None:
+            return None
+        status = self._decode_status(message)
+        failed = status.to_exception(peer=self.peer, handler=self.head.handler)
+        if failed is not None:
+            raise failed
+        if not self.accepted:
+            raise BadCall(
+                f"handler {self.head.handler!r} at {self.peer} ended well without having begun: "
+                "its hello is missing",
+                peer=self.peer,
+                handler=self.head.handler,
+            )
+        self.counters = status.counters
+        self._close()
+        return END
+
+    def decoder(self) -> Decoder:
+        """What makes batches of the answers' payloads."""
+        assert self.schema is not None
+        return Decoder(
+            self.head.expected if self.head.expected is not None else self.schema,
+            dictionary_limit=self.config.calls.batch_limit,
+            where=f"the answers of handler {self.head.handler!r}",
+            peer=self.peer,
+            handler=self.head.handler,
+        )
+
+    @property
+    def readable(self) -> Receiver:
+        """Whose ``wait_readable`` to await before the next ``take``."""
+        return self._status if self._output_over else self._output
+
+    # The end
+
+    def fail(self, error: BaseException | None) -> None:
+        """Ends the call before its end; the service is told, and ``take`` raises ``error``."""
+        if self.over:
+            return
+        self.error = error
+        self._close()
+
+    def _close(self) -> None:
+        self.over = True
+        self._calls.discard(self)
+        self._watch.cancel()
+        self.connection.release()
+        for handle in (self._input, self._output, self._status):
+            if handle is not None:
+                handle.on_change = None
+        self._output.placement = None
+        if self._input is not None:
+            self._input.cancel()
+        self._output.close()
+        self._status.close()
+        self._on_change()
+
+    # Within
+
+    def _place_hello(self, headers: Any, size: int) -> None:
+        """The first message lands anywhere; those after it where the assembler wants them."""
+        self._output.placement = self._assembler.place
+
+    def _hello(self, headers: Any, payload: Any) -> None:
+        names = {"peer": self.peer, "handler": self.head.handler}
+        hello = Hello.decode(headers, payload, kind=self.head.kind, **names)
+        if hello.schema is not None and self.head.expected is not None:
+            where = f"the output of handler {self.head.handler!r}"
+            check(self.head.expected, hello.schema, where=where, **names)
+        self.schema = hello.schema
+        self.accepted = True
+
+    def _decode_status(self, message: Any) -> Status:
+        return Status.decode(
+            message.headers, message.payload, peer=self.peer, handler=self.head.handler
+        )
+
+    def _given_up(self, error: ChannelError) -> AqueductError:
+        """The service ended a channel without finishing it. A status, if there is one, says why."""
+        try:
+            message = self._status.receive_nowait()
+        except (ChannelError, ConnectionLost):
+            message = None
+        if message is not None:
+            failed = self._decode_status(message).to_exception(
+                peer=self.peer, handler=self.head.handler
+            )
+            if failed is not None:
+                return failed
+        return BadCall(
+            f"{self.peer} gave up the call of handler {self.head.handler!r} without a status "
+            f"({error}); is it an Aqueduct service for Arrow calls?",
+            peer=self.peer,
+            handler=self.head.handler,
+        )
+
+    def _progress(self) -> object:
+        if self.supplying or not self.waiting:
+            return object()  # an application that does not wait has all the time it wants
+        return self.moved, 0 if self._input is None else self._input.queued
+
+    def _expired(self, seconds: float) -> None:
+        handler = self.head.handler
+        if self.head.deadline is not None:
+            text = f"handler {handler!r} at {self.peer} did not end within {seconds:g} s"
+        else:
+            text = (
+                f"handler {handler!r} at {self.peer}: nothing moved for {seconds:g} s "
+                "(Timing.progress_deadline); give the call a deadline if it may take longer"
+            )
+        self.fail(DeadlineExceeded(text, peer=self.peer, handler=handler))
+
+
+class Batches:
+    """The input of a call in whatever form, with its schema: found out before anything is sent."""
+
+    __slots__ = ("batches", "encoder", "limit", "schema")
+
+    def __init__(
+        self,
+        batches: Any,
+        schema: pa.Schema | None,
+        *,
+        handler: str,
+        peer: str,
+        limit: int,
+    ) -> None:
+        """Raises LocalProtocolError if the schema is neither given nor to be had."""
+        if schema is None and isinstance(getattr(batches, "schema", None), pa.Schema):
+            schema = batches.schema  # a RecordBatch, a Table, a RecordBatchReader
+        if isinstance(batches, pa.RecordBatch):
+            batches = (batches,)
+        elif isinstance(batches, pa.Table):
+            batches = batches.to_batches()
+        elif isinstance(batches, pa.RecordBatchReader):
+            batches = iter(batches)
+        if schema is None and isinstance(batches, (list, tuple)) and batches:
+            schema = batches[0].schema
+        if not isinstance(schema, pa.Schema):
+            raise LocalProtocolError(
+                f"the call of handler {handler!r} needs schema=, the pyarrow.Schema of its batches"
+            )
+        self.batches = batches
+        self.schema = schema
+        self.limit = limit
+        self.encoder = Encoder(
+            schema, where=f"the input of handler {handler!r}", peer=peer, handler=handler
+        )
+
+    def encode(self, batch: pa.RecordBatch) -> Encoded:
+        """The payload of one batch. Raises SchemaMismatch, LocalProtocolError, BatchTooLarge."""
+        encoded = self.encoder.encode(batch)
+        if encoded.size > self.limit:
+            raise BatchTooLarge(
+                f"a batch of {encoded.size} bytes is above the limit of {self.limit} "
+                "(Calls.batch_limit); send fewer rows at a time"
+            )
+        return encoded
+
+
+def abandoned(peer: str, handler: str) -> Cancelled:
+    """What a stream raises that was closed before its end."""
+    return Cancelled(f"the call of handler {handler!r} at {peer} was closed here")

@@ -1,0 +1,440 @@
+"""One call in the service: accepted or refused, worked on by a driver, ended by a status.
+
+Whatever happens, the order of the end is the same: the channel of the answers is finished, then
+the status is sent. The client reads the answers to their end before it believes the status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from aqueduct.arrow.call import CallHead, Hello
+from aqueduct.arrow.cut import Assembler, batch_headers, pieces
+from aqueduct.arrow.decode import Decoder
+from aqueduct.arrow.encode import Encoded, Encoder
+from aqueduct.arrow.schema import check
+from aqueduct.arrow.status import OK, Status
+from aqueduct.calls import Call
+from aqueduct.endpoint import Connection, Receiver, Sender
+from aqueduct.errors import (
+    AqueductError,
+    BadCall,
+    BatchTooLarge,
+    CallError,
+    Cancelled,
+    ChannelError,
+    ConnectionLost,
+    DeadlineExceeded,
+    Finished,
+    HandlerFailed,
+    Refused,
+)
+from aqueduct.handlers import Handler
+from aqueduct.watch import Watch
+
+if TYPE_CHECKING:
+    from aqueduct.serving import Serving
+
+__all__ = ["COUNTED", "RunningCall"]
+
+log = logging.getLogger(__name__)
+
+COUNTED: Final = ("batches_in", "rows_in", "bytes_in", "batches_out", "rows_out", "bytes_out")
+"""What a call counts, and a service sums up."""
+
+_LINGER_FROM: Final = 64 << 10
+_PACKAGE: Final = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+class RunningCall:
+    """One call, from its message to its status. Lives on the service's event loop.
+
+    A driver takes payloads by ``take`` and sends batches by ``send``; see ``drivers`` and
+    ``bridge`` for the two families.
+    """
+
+    def __init__(
+        self,
+        serving: Serving,
+        connection: Connection,
+        head: CallHead,
+        receiver: Receiver | None,
+        output: Sender,
+        status: Sender,
+        number: int,
+    ) -> None:
+        self.serving = serving
+        self.connection = connection
+        self.config = connection.config
+        self.head = head
+        self.receiver = receiver
+        """The client's batches; None for a source."""
+        self.output = output
+        """The hello and the handler's batches; for a sink, the hello and marks."""
+        self.accepted = False
+        """Whether the hello was sent."""
+        self.decoder: Decoder
+        self.encoder: Encoder
+        token = head.token
+        self.call = Call(
+            peer=connection.peer,
+            handler=head.handler,
+            kind=head.kind,
+            number=number,
+            headers=head.metadata,
+            connection_headers=_text_headers(connection.headers),
+            schema=head.schema,
+            run=head.run,
+            attempt=head.attempt,
+            token=None if token is None else token.decode("utf-8", "surrogateescape"),
+            partition=head.partition,
+            deadline=head.deadline,
+        )
+        self.batches_in = self.rows_in = self.bytes_in = 0
+        self.batches_out = self.rows_out = self.bytes_out = 0
+        self.taken = 0
+        """Batches that the handler took; the next one's number."""
+        self.waits_for_client = False
+        """Whether the handler can do nothing: it wants a batch, or room for one."""
+        self.input_over = receiver is None
+        self.stop: Callable[[], None] | None = None
+        """How the driver ends the handler; None: by cancelling the task."""
+        self.concluded = False
+        self._fault: AqueductError | None = None  # of the input, whatever the handler makes of it
+        self._handler: Handler | None = None
+        self._status = status
+        self._received = 0  # batches that came whole
+        self._settled = 0  # inputs below this number are answered, or told to be taken
+        self._moved = 0
+        self._watch: Watch | None = None
+        self._assembler: Assembler | None = None
+        if receiver is not None:
+            self._assembler = Assembler(
+                self.config.calls.batch_limit,
+                where=f"the input of handler {head.handler!r}",
+                peer=connection.peer,
+                handler=head.handler,
+            )
+            receiver.placement = self._assembler.place
+        status.on_change = self._status_changed
+        self.task = asyncio.get_running_loop().create_task(self._run())
+        self.task.add_done_callback(self._ended)
+
+    # What drivers use
+
+    @property
+    def handler(self) -> Handler:
+        """The handler, once the service has found it."""
+        assert self._handler is not None
+        return self._handler
+
+    @property
+    def has_handler(self) -> bool:
+        """Whether it was found, and so holds one of its places."""
+        return self._handler is not None
+
+    def take(self) -> tuple[int, Any] | None:
+        """The next batch's number and payload, or None if there is none now.
+
+        Raises Finished at the end, and otherwise what ended the channel, or BadCall.
+        """
+        receiver, assembler = self.receiver, self._assembler
+        assert receiver is not None and assembler is not None
+        while True:
+            try:
+                message = receiver.receive_nowait()
+            except AqueductError as error:
+                self.input_over = True
+                self._note(error)
+                raise
+            if message is None:
+                return None
+            self._moved += 1
+            try:
+                found = assembler.add(message.headers, message.payload)
+            except CallError as error:
+                self._note(error)
+                raise
+            if found is None:
+                continue
+            number, payload = found
+            if number != self._received or not len(payload):
+                text = f"batch {number} of {len(payload)} bytes came where {self._received} was due"
+                out_of_order = BadCall(text, peer=self.call.peer, handler=self.call.handler)
+                self._note(out_of_order)
+                raise out_of_order
+            self._received += 1
+            self.batches_in += 1
+            self.bytes_in += len(payload)
+            return found
+
+    def decode(self, number: int, payload: Any) -> pa.RecordBatch:
+        """The batch of a payload. Of one thread at a time, in order."""
+        try:
+            batch = self.decoder.decode(payload, number=number)
+        except CallError as error:
+            self._note(error)
+            raise
+        self.rows_in += batch.num_rows
+        return batch
+
+    def encode(self, batch: Any) -> Encoded:
+        """What the handler made. Of one thread at a time, in order; raises CallErrors."""
+        if not isinstance(batch, pa.RecordBatch):
+            name = type(batch).__name__
+            detail = f"a pyarrow.RecordBatch is wanted, got {name}" + (
+                "; a Table gives its batches by to_batches()" if name == "Table" else ""
+            )
+            text = f"the output of handler {self.call.handler!r}: {detail}"
+            raise HandlerFailed(text, kind="TypeError", detail=detail)
+        encoded = self.encoder.encode(batch)
+        limit = self.config.calls.batch_limit
+        if encoded.size > limit:
+            raise BatchTooLarge(
+                f"the output of handler {self.call.handler!r}: a batch of {encoded.size} bytes is "
+                f"above the limit of {limit} (Calls.batch_limit); yield fewer rows at a time",
+                peer=self.call.peer,
+                handler=self.call.handler,
+            )
+        self.rows_out += batch.num_rows
+        return encoded
+
+    def send(self, encoded: Encoded, number: int) -> None:
+        """Sends an answer to input batch ``number``, whether or not there is room."""
+        output = self.output
+        for headers, payload in pieces(encoded, number, self.config.calls.cut):
+            output.send_nowait(payload, headers=headers)
+        self.batches_out += 1
+        self.bytes_out += encoded.size
+        if number >= self._settled:
+            self._settled = number + 1
+
+    def mark(self) -> None:
+        """Tells the client what the handler took without answering, so that it may go on."""
+        if self.taken > self._settled and self.receiver is not None:
+            self._settled = self.taken
+            self.output.send_nowait(b"", headers=batch_headers(self.taken - 1))
+
+    @property
+    def answering(self) -> int:
+        """The number of the input batch that an answer made now belongs to."""
+        return max(self.taken - 1, 0)
+
+    # From outside
+
+    def abort(self, reason: AqueductError) -> None:
+        """Ends the call: the handler is stopped and the client, if it is there, learns why."""
+        if self.task.done():
+            return
+        self.call._cancel(reason)
+        self.conclude(reason)
+        if self.stop is not None:
+            self.stop()
+        else:
+            self.task.cancel()
+
+    def counters(self) -> dict[str, int]:
+        """What was moved so far."""
+        return {name: getattr(self, name) for name in COUNTED}
+
+    def cancel_handler(self, error: BaseException) -> None:
+        """The call failed while a handler is still at work in some thread: it is told."""
+        if not isinstance(error, AqueductError):
+            error = Cancelled("the call failed elsewhere")
+        self.call._cancel(error)
+
+    def alive(self) -> None:
+        """The client's application is at work: a call that waits for it is not stuck."""
+        if self.waits_for_client:
+            self._moved += 1
+
+    # The life of a call
+
+    async def _run(self) -> None:
+        error: BaseException | None = None
+        counters: Mapping[str, int] | None = None
+        try:
+            drive = await self._open()
+            counters = await drive(self)
+        except asyncio.CancelledError:
+            error = self.call.reason or Refused(
+                "the service is ending", peer=self.call.peer, handler=self.call.handler
+            )
+        except BaseException as caught:  # noqa: BLE001  a handler may raise anything
+            error = caught
+        if not self.concluded:
+            self.conclude(self._fault or error, counters)
+            if self.output.queued > _LINGER_FROM:
+                await self._linger()
+
+    async def _open(self) -> Callable[[RunningCall], Awaitable[Mapping[str, int] | None]]:
+        """Everything that may refuse the call, then the hello. Returns the driver's work."""
+        call, head, serving = self.call, self.head, self.serving
+        self._watch = Watch(
+            deadline=head.deadline,
+            progress=self.config.timing.progress_deadline,
+            moved=self._progress,
+            expired=self._expired,
+        )
+        await serving.authorize(call)
+        handler = self._handler = serving.handler(call)
+        where = f"handler {handler.name!r}"
+        names: dict[str, Any] = {"peer": call.peer, "handler": handler.name}
+        if handler.input is not None and head.schema is not None:
+            check(handler.input, head.schema, where=f"the input of {where}", **names)
+            call.schema = handler.input
+        try:
+            call.output_schema = handler.output_schema(call)
+        except CallError:
+            raise
+        except Exception as error:
+            raise self._handler_failed(error, "could not tell its output schema") from error
+        if head.expected is not None and call.output_schema is not None:
+            check(head.expected, call.output_schema, where=f"the output of {where}", **names)
+        if call.schema is not None:
+            self.decoder = Decoder(
+                call.schema,
+                dictionary_limit=self.config.calls.batch_limit,
+                where=f"the input of {where}",
+                **names,
+            )
+        if call.output_schema is not None:
+            self.encoder = Encoder(call.output_schema, where=f"the output of {where}", **names)
+        headers, payload = Hello(call.output_schema).encode()
+        self.output.send_nowait(payload, headers=headers)
+        self.accepted = True
+        return serving.driver_of(handler)
+
+    def conclude(
+        self, error: BaseException | None, counters: Mapping[str, int] | None = None
+    ) -> None:
+        """Finishes the answers and sends the status, once; nothing is sent after it."""
+        if self.concluded:
+            return
+        self.concluded = True
+        self._status.on_change = None
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        status = self._status_of(error, counters)
+        self.serving.count_end(self, status, error)
+        if self.connection.closed:
+            return
+        try:
+            if self.receiver is not None and not self.input_over:
+                self.receiver.close()
+            if self.output.error is None:
+                self.output.finish()
+            if self._status.error is None:
+                headers, payload = status.encode()
+                self._status.send_nowait(payload, headers=headers)
+        except AqueductError as caught:  # the client went away in this very moment
+            log.debug("%r: the status could not be sent: %s", self.call, caught)
+
+    async def _linger(self) -> None:
+        """The call holds its place until the client has read most of what the handler made."""
+        progress = self.config.timing.progress_deadline
+        queued = self.output.queued
+        while queued:
+            try:
+                async with asyncio.timeout(progress):
+                    await self.output.wait_closed()
+                    return
+            except TimeoutError:
+                if self.output.queued == queued:
+                    log.info("%r: the client does not read what was answered; gave up", self.call)
+                    self.output.cancel()
+                    return
+                queued = self.output.queued
+            except (AqueductError, asyncio.CancelledError):
+                return
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not self.concluded:  # cancelled before its first step
+            self.conclude(self.call.reason or Cancelled("the call was cancelled"))
+        self.call._forget_callbacks()
+        self.stop = None
+        if self.receiver is not None:
+            self.receiver.placement = self.receiver.on_change = None
+        self.output.on_change = None
+        self.serving.call_ended(self)
+
+    # How it ends
+
+    def _status_of(self, error: BaseException | None, counters: Mapping[str, int] | None) -> Status:
+        if error is None:
+            return Status(OK, counters={**self.counters(), **(counters or {})})
+        batch = self.taken - 1 if self.taken else None
+        known = (self.call.reason, self.connection.error)
+        if isinstance(error, CallError) or any(error is reason for reason in known):
+            return Status.from_exception(error, batch=batch)
+        if isinstance(error, ChannelError) and error is (
+            self.output.error or (self.receiver is not None and self.receiver.error)
+        ):
+            return Status.from_exception(error, batch=batch)  # the client gave up a channel
+        return Status.from_exception(self._handler_failed(error), batch=batch)
+
+    def _handler_failed(self, error: BaseException, what: str = "raised") -> HandlerFailed:
+        """``error`` as the client is to see it, its traceback without this library's frames."""
+        frame = error.__traceback__
+        while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+            frame = frame.tb_next
+        plain = Status.from_exception(error.with_traceback(frame or error.__traceback__))
+        text = f"{what} {plain.message}"
+        return HandlerFailed(
+            text, kind=plain.kind, detail=plain.detail, remote_traceback=plain.traceback
+        )
+
+    def _note(self, error: AqueductError) -> None:
+        """The input is at fault, whatever the handler makes of that."""
+        if self._fault is None and not isinstance(error, Finished):
+            self._fault = error
+
+    def _status_changed(self) -> None:
+        ended = self._status.error
+        if ended is None or self.concluded:
+            return
+        if isinstance(ended, ConnectionLost):
+            self.abort(ended)
+        else:
+            self.abort(Cancelled("the client abandoned the call"))
+
+    def _progress(self) -> tuple[int, ...]:
+        return (
+            self._moved,
+            self.taken,
+            self.rows_out,
+            self.batches_out,
+            self.output.queued,
+            self.waits_for_client,
+        )
+
+    def _expired(self, seconds: float) -> None:
+        call = self.call
+        if self.head.deadline is not None:
+            text = f"handler {call.handler!r} did not end within the deadline of {seconds:g} s"
+        elif self.waits_for_client:
+            wanted = "more batches" if self.output.writable else "room for its answers"
+            text = (
+                f"handler {call.handler!r} waited {seconds:g} s for {wanted} and the client was "
+                "silent (Timing.progress_deadline)"
+            )
+        else:
+            text = (
+                f"handler {call.handler!r} neither took nor yielded a batch for {seconds:g} s "
+                "(Timing.progress_deadline); give the call a deadline if it may take longer"
+            )
+        log.info("%r: %s", call, text)
+        self.abort(DeadlineExceeded(text, peer=call.peer, handler=call.handler))
+
+
+def _text_headers(headers: tuple[tuple[bytes, bytes], ...]) -> dict[str, str]:
+    return {
+        key.decode("ascii", "replace"): value.decode("utf-8", "replace") for key, value in headers
+    }

@@ -1,0 +1,306 @@
+"""``Service``: handlers for Arrow record batches, and what serves them.
+
+::
+
+    service = aqueduct.Service("words")
+
+    @service.handler("lengths", input=WORDS, output=LENGTHS, concurrency=4)
+    def lengths(batch):                       # a function of one batch: in threads
+        return pa.record_batch({"length": pc.utf8_length(batch["word"])}, schema=LENGTHS)
+
+    @service.handler("enrich", output=ENRICHED)
+    async def enrich(batches, call):          # an async generator: on the event loop
+        async for batch in batches:
+            yield await look_up(batch, call.headers["region"])
+
+    @service.handler("sort")
+    def sort(batches, call):                  # a plain generator: in a thread of its own
+        yield from pa.Table.from_batches(batches, schema=call.schema).sort_by("id").to_batches()
+
+    service.run("aqueduct://0.0.0.0:4433", cert="server.pem", key="server.key")
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from importlib.metadata import PackageNotFoundError, version
+from os import PathLike
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from aqueduct.address import Address
+from aqueduct.arrow.call import Kind
+from aqueduct.arrow.describe import (
+    DESCRIBE,
+    DESCRIBE_SCHEMA,
+    RESERVED_PREFIX,
+    Description,
+    HandlerDescription,
+)
+from aqueduct.calls import Call
+from aqueduct.carriers.quic.tls import ServerTls, dev_certificate
+from aqueduct.config import DEFAULT, Config
+from aqueduct.errors import ConfigError
+from aqueduct.handlers import EXCHANGE, SOURCE, Handler, OutputSchema, make_handler
+from aqueduct.serving import COUNTERS, Serving
+
+__all__ = ["Service"]
+
+Authorize = Callable[[Call], Awaitable[None] | None]
+Function = TypeVar("Function", bound=Callable[..., Any])
+File = str | PathLike[str] | bytes
+
+
+class Service:
+    """A name, some handlers, and the ways to serve them.
+
+    - ``config``: limits, windows and timeouts of every connection.
+    - ``authorize``: called with each ``Call`` before anything else is told about it; looks at
+      ``token``, ``headers`` or ``peer``, and raises ``Refused`` to turn the call away. It may be
+      a coroutine function; it runs on the event loop, so it must not block.
+
+    A service may be served more than once at a time, by ``serving`` or ``run``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        description: str = "",
+        config: Config = DEFAULT,
+        authorize: Authorize | None = None,
+    ) -> None:
+        if not isinstance(name, str) or not name.isprintable() or not name:
+            raise ConfigError(f"a service's name is {name!r}; it must be printable text")
+        self.name = name
+        self.description = description
+        self.config = config
+        self.authorize = authorize
+        self._handlers: dict[str, Handler] = {}
+        self._servings: list[Serving] = []
+        self._ended: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._add_description()
+
+    def handler(
+        self,
+        name: str,
+        *,
+        input: pa.Schema | None = None,
+        output: OutputSchema = None,
+        kind: Kind = EXCHANGE,
+        concurrency: int = 1,
+        idempotent: bool = False,
+        max_calls: int | None = None,
+        description: str = "",
+    ) -> Callable[[Function], Function]:
+        """Registers the decorated function, and returns it unchanged.
+
+        - ``kind``: ``exchange`` (batches in and out), ``source`` (out alone) or ``sink`` (in
+          alone; it may return a dict of counters). See the table in ``aqueduct.handlers`` for
+          how each may be written, and ``Call`` for the argument that may be left out.
+        - ``input``: the schema of the batches it accepts, compared before it is called. None
+          accepts any.
+        - ``output``: the schema of the batches that it yields; a callable that makes it of the
+          input's schema (for a source: of the Call); or None for the input's own.
+        - ``concurrency``: how many batches of one call a function of one batch works on at once;
+          the answers are put in order.
+        - ``idempotent``: whether a batch may be handed to it a second time.
+        - ``max_calls``: calls open at once; more are answered with ``busy``. The service's own
+          limits (Calls.max_calls_connection, Calls.max_calls_process) hold beside it.
+        - ``description``: for ``describe``; by default the first paragraph of the docstring.
+
+        Raises ConfigError for what cannot work.
+        """
+
+        def register(function: Function) -> Function:
+            if isinstance(name, str) and name.startswith(RESERVED_PREFIX):
+                raise ConfigError(
+                    f"handler {name!r}: names that begin with {RESERVED_PREFIX!r} are the library's"
+                )
+            if name in self._handlers:
+                raise ConfigError(f"the service {self.name!r} has a handler {name!r} already")
+            self._handlers[name] = make_handler(
+                function,
+                name=name,
+                kind=kind,
+                input=input,
+                output=output,
+                concurrency=concurrency,
+                idempotent=idempotent,
+                max_calls=max_calls,
+                description=description,
+            )
+            return function
+
+        return register
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """The registered handlers by name."""
+        return MappingProxyType(self._handlers)
+
+    def describe(self) -> Description:
+        """What clients are told of the service."""
+        return Description(
+            service=self.name,
+            library=_version(),
+            handlers=tuple(
+                HandlerDescription(
+                    name=handler.name,
+                    kind=handler.kind,
+                    input=handler.input,
+                    output=handler.output if isinstance(handler.output, pa.Schema) else None,
+                    concurrency=handler.concurrency,
+                    idempotent=handler.idempotent,
+                    summary=handler.description,
+                )
+                for handler in self._handlers.values()
+                if not handler.name.startswith(RESERVED_PREFIX)
+            ),
+        )
+
+    def counters(self) -> dict[str, int]:
+        """What all servings of this service have counted; see ``Serving.counters``.
+
+        May be called from any thread.
+        """
+        with self._lock:
+            total = Counter(self._ended)
+            for serving in self._servings:
+                total.update(serving.counters())
+        return {name: total[name] for name in COUNTERS}
+
+    @asynccontextmanager
+    async def serving(
+        self,
+        *addresses: str,
+        cert: File | None = None,
+        key: File | None = None,
+        dev_cert: bool = False,
+        tls: ServerTls | None = None,
+        drain: float | None = None,
+    ) -> AsyncIterator[Serving]:
+        """Serves at ``addresses`` for as long as the block runs, then drains and ends.
+
+        - ``cert``, ``key``: certificate chain and private key, PEM (files, or bytes);
+          ``dev_cert`` makes a certificate on the spot instead, whose fingerprint the addresses
+          then carry; ``tls`` says the same in full.
+        - ``drain``: seconds that open calls get at the end; None: Timing.drain_timeout.
+
+        Raises ConfigError for addresses or certificates that cannot work, and OSError when an
+        address is taken.
+        """
+        serving = Serving(self, _tls(addresses, cert, key, dev_cert, tls))
+        await serving.start(addresses)
+        with self._lock:
+            self._servings.append(serving)
+        try:
+            yield serving
+        finally:
+            try:
+                await serving.close(drain=drain)
+            finally:
+                with self._lock:
+                    self._servings.remove(serving)
+                    self._ended.update(serving.counters())
+
+    def run(
+        self,
+        *addresses: str,
+        cert: File | None = None,
+        key: File | None = None,
+        dev_cert: bool = False,
+        tls: ServerTls | None = None,
+    ) -> None:
+        """Serves until SIGINT or SIGTERM, then drains and returns.
+
+        Prints the addresses, one to a line. A second signal ends the drain: calls that are open
+        then fail. For programs that have nothing else to do; see ``serving`` for the arguments
+        and for all others.
+        """
+        asyncio.run(self._run(addresses, cert=cert, key=key, dev_cert=dev_cert, tls=tls))
+
+    async def _run(self, addresses: tuple[str, ...], **options: Any) -> None:
+        loop = asyncio.get_running_loop()
+        first, second = asyncio.Event(), asyncio.Event()
+
+        def signalled() -> None:
+            (second if first.is_set() else first).set()
+
+        in_main = threading.current_thread() is threading.main_thread()
+        signals = (signal.SIGINT, signal.SIGTERM) if in_main else ()
+        async with self.serving(*addresses, **options) as serving:
+            for number in signals:
+                loop.add_signal_handler(number, signalled)
+            try:
+                for address in serving.addresses:
+                    print(address, flush=True)  # noqa: T201
+                await first.wait()
+                drain = loop.create_task(serving.close())
+                hurry = loop.create_task(second.wait())
+                await asyncio.wait((drain, hurry), return_when=asyncio.FIRST_COMPLETED)
+                hurry.cancel()
+                if not drain.done():
+                    serving.hurry()
+                await drain
+            finally:
+                for number in signals:
+                    loop.remove_signal_handler(number)
+
+    def _add_description(self) -> None:
+        async def describe() -> AsyncIterator[pa.RecordBatch]:
+            yield self.describe().to_batch()
+
+        self._handlers[DESCRIBE] = make_handler(
+            describe,
+            name=DESCRIBE,
+            kind=SOURCE,
+            input=None,
+            output=DESCRIBE_SCHEMA,
+            concurrency=1,
+            idempotent=True,
+            max_calls=None,
+            description="What this service offers.",
+        )
+
+
+def _tls(
+    addresses: tuple[str, ...],
+    cert: File | None,
+    key: File | None,
+    dev_cert: bool,
+    tls: ServerTls | None,
+) -> ServerTls | None:
+    """The one way in which a certificate was given. Raises ConfigError."""
+    given = [
+        name
+        for name, value in (("cert", cert is not None), ("dev_cert", dev_cert), ("tls", tls))
+        if value
+    ]
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)} exclude each other: give one certificate")
+    if key is not None and cert is None:
+        raise ConfigError("key= was given without cert=")
+    if tls is not None:
+        return tls
+    if cert is not None:
+        return ServerTls(certificate=cert, key=key)
+    if dev_cert:
+        hosts = [Address.parse(address).host for address in addresses]
+        return dev_certificate(host for host in hosts if host)
+    return None
+
+
+def _version() -> str:
+    try:
+        return version("aqueduct-arrow")
+    except PackageNotFoundError:
+        return "unknown"

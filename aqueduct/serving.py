@@ -1,0 +1,335 @@
+"""A service while it runs: its listeners, its connections, its calls, and its drain."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import inspect
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from aqueduct.arrow.call import PLACES, CallHead, check_attachments
+from aqueduct.arrow.status import CANCELLED, OK, Status
+from aqueduct.arrow.wire import ALIVE
+from aqueduct.bridge import Bridge
+from aqueduct.calls import Call
+from aqueduct.carriers.quic.tls import ServerTls
+from aqueduct.drivers import EachBatch, drive_async_generator, drive_coroutine_sink
+from aqueduct.endpoint import Connection, Message, Receiver, Sender, Server, serve
+from aqueduct.errors import (
+    AqueductError,
+    BadCall,
+    Busy,
+    CallError,
+    ChannelError,
+    ConnectionLost,
+    Refused,
+    UnknownHandler,
+)
+from aqueduct.handlers import Handler, Shape
+from aqueduct.running import COUNTED, RunningCall
+from aqueduct.threads import Bench
+
+if TYPE_CHECKING:
+    from aqueduct.service import Service
+
+__all__ = ["COUNTERS", "Serving"]
+
+log = logging.getLogger(__name__)
+
+Drive = Callable[[RunningCall], Awaitable[Mapping[str, int] | None]]
+
+_ENDS: Final = ("failed", "cancelled", "refused")
+COUNTERS: Final = (
+    "calls",
+    "open_calls",
+    "connections",
+    "open_connections",
+    *_ENDS,
+    *COUNTED,
+)
+"""The names that ``Serving.counters`` has."""
+
+_AFTER_DRAIN: Final = 1.0
+"""Seconds that handlers have to end once their calls are over."""
+
+
+class Serving:
+    """What ``Service.serving`` gives: a service that listens."""
+
+    def __init__(self, service: Service, server_tls: ServerTls | None) -> None:
+        self.service = service
+        self.config = service.config
+        self.calls: set[RunningCall] = set()
+        """Calls that are open now."""
+        self._tls = server_tls
+        self._server: Server | None = None
+        self._bench = Bench(f"aqueduct-{service.name}")
+        self._connections: dict[Connection, set[RunningCall]] = {}
+        self._by_handler: Counter[str] = Counter()
+        self._counted: Counter[str] = Counter()
+        self._number = 0
+        self._draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def addresses(self) -> list[str]:
+        """What clients connect to: real ports, and of a development certificate the fingerprint."""
+        return list(self._server.addresses) if self._server is not None else []
+
+    def counters(self) -> dict[str, int]:
+        """What was counted since the start; may be called from any thread.
+
+        ``calls`` and ``connections`` are totals and ``open_calls`` and ``open_connections`` what
+        is there now. Of the calls, ``failed`` ended with an error, ``cancelled`` were abandoned
+        by their clients, and ``refused`` never began (busy, unknown, token, schema).
+        """
+        open_calls = tuple(self.calls)
+        found = {
+            "calls": self._number,
+            "open_calls": len(open_calls),
+            "connections": self._counted["connections"],
+            "open_connections": len(self._connections),
+        }
+        for name in _ENDS:
+            found[name] = self._counted[name]
+        for name in COUNTED:
+            found[name] = self._counted[name] + sum(getattr(call, name) for call in open_calls)
+        return found
+
+    async def start(self, addresses: Sequence[str]) -> None:
+        """Begins to listen. Raises ConfigError, or OSError for an address that is taken."""
+        self._server = await serve(
+            self._serve_connection, addresses, config=self.config, tls=self._tls
+        )
+
+    async def close(self, *, drain: float | None = None) -> None:
+        """Takes no more calls, waits ``drain`` seconds for those that are open, and ends.
+
+        None means Timing.drain_timeout. Calls that are open after it fail with Refused.
+        """
+        self._draining = True
+        server, self._server = self._server, None
+        if server is None:
+            return
+        server.stop_listening()
+        seconds = self.config.timing.drain_timeout if drain is None else drain
+        if not await self._wait_idle(seconds):
+            log.warning(
+                "%s: %d calls did not end within %g s and are ended now",
+                self.service.name,
+                len(self.calls),
+                seconds,
+            )
+            for running in tuple(self.calls):
+                call = running.call
+                text = f"the service {self.service.name!r} is ending"
+                running.abort(Refused(text, peer=call.peer, handler=call.handler))
+            await self._wait_idle(_AFTER_DRAIN)
+        await server.close(reason="the service has ended")
+        for running in tuple(self.calls):  # handlers that do not let go
+            running.task.cancel()
+        self._bench.close()
+
+    def hurry(self) -> None:
+        """Ends the drain of a ``close`` that is under way."""
+        self._idle.set()
+
+    async def _wait_idle(self, seconds: float) -> bool:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
+        if not self.calls:
+            return True
+        self._idle.clear()
+        return False
+
+    # Connections and the messages on their entrypoints
+
+    async def _serve_connection(self, connection: Connection) -> None:
+        self._counted["connections"] += 1
+        calls: set[RunningCall] = set()
+        self._connections[connection] = calls
+        try:
+            async for message in connection.entrypoint:
+                self._message(connection, calls, message)
+        except ChannelError as error:  # the client will not call again, but reads its answers
+            log.debug("%r: the entrypoint ended: %s", connection, error)
+        except ConnectionLost:
+            pass
+        finally:
+            with suppress(AqueductError):
+                await connection.wait_closed()
+            del self._connections[connection]
+
+    def _message(self, connection: Connection, calls: set[RunningCall], message: Message) -> None:
+        if not message.attachments and any(key == ALIVE for key, _ in message.headers):
+            for running in calls:
+                running.alive()
+            return
+        handles = [attachment.handle for attachment in message.attachments]
+        status = handles[-1] if handles else None
+        try:
+            self._begin(connection, calls, message, handles)
+        except CallError as error:
+            self._counted["refused"] += 1
+            log.info("%s: a call was refused: %s", connection.peer, error)
+            _refuse(handles, status, error)
+
+    def _begin(
+        self,
+        connection: Connection,
+        calls: set[RunningCall],
+        message: Message,
+        handles: list[Any],
+    ) -> None:
+        peer = connection.peer
+        head = CallHead.decode(message.headers, message.payload, peer=peer)
+        check_attachments(head.kind, len(handles))
+        places = PLACES[head.kind]
+        receiver = None if places.to_server is None else handles[places.to_server]
+        output, status = handles[places.to_client], handles[places.status]
+        if not (
+            (receiver is None or isinstance(receiver, Receiver))
+            and isinstance(output, Sender)
+            and isinstance(status, Sender)
+        ):
+            raise BadCall(f"the channels of a call of the kind {head.kind} point the wrong way")
+        names = {"peer": peer, "handler": head.handler}
+        if self._draining:
+            raise Refused(f"the service {self.service.name!r} is ending", **names)
+        limits = self.config.calls
+        if len(calls) >= limits.max_calls_connection:
+            raise Busy(
+                f"{len(calls)} calls are open on this connection, which is the limit "
+                "(Calls.max_calls_connection)",
+                **names,
+            )
+        if len(self.calls) >= limits.max_calls_process:
+            raise Busy(
+                f"the service {self.service.name!r} has {len(self.calls)} calls open, which is the "
+                "limit (Calls.max_calls_process)",
+                **names,
+            )
+        self._number += 1
+        running = RunningCall(self, connection, head, receiver, output, status, self._number)
+        calls.add(running)
+        self.calls.add(running)
+        self._idle.clear()
+
+    # What running calls ask
+
+    async def authorize(self, call: Call) -> None:
+        """Raises Refused if the service does not want the call."""
+        decide = self.service.authorize
+        if decide is None:
+            return
+        try:
+            answer = decide(call)
+            if inspect.isawaitable(answer):
+                await answer
+        except CallError:
+            raise
+        except Exception as error:
+            # What went wrong in there is nothing that a stranger should read.
+            log.exception("authorize raised for %r", call)
+            text = "the service could not decide about the call, so it is refused"
+            raise Refused(text, peer=call.peer, handler=call.handler) from error
+
+    def handler(self, call: Call) -> Handler:
+        """The handler of a call, which holds one of its places from here on."""
+        handlers = self.service.handlers
+        names = {"peer": call.peer, "handler": call.handler}
+        handler = handlers.get(call.handler)
+        if handler is None:
+            alike = difflib.get_close_matches(call.handler, handlers, n=1)
+            hint = f"did you mean {alike[0]!r}?" if alike else _list_of(handlers)
+            raise UnknownHandler(
+                f"the service {self.service.name!r} has no handler {call.handler!r}; {hint}",
+                **names,
+            )
+        if handler.kind != call.kind:
+            article = "an" if handler.kind == "exchange" else "a"
+            raise UnknownHandler(
+                f"handler {handler.name!r} is {article} {handler.kind}, and was called as "
+                f"{call.kind}: use client.{handler.kind}",
+                **names,
+            )
+        if handler.max_calls is not None and self._by_handler[handler.name] >= handler.max_calls:
+            raise Busy(
+                f"handler {handler.name!r} has {handler.max_calls} calls open, which is its limit "
+                "(max_calls)",
+                **names,
+            )
+        self._by_handler[handler.name] += 1
+        return handler
+
+    def start_thread(self, work: Callable[[], None]) -> None:
+        """A thread for ``work``. Raises Busy when the system has none."""
+        try:
+            self._bench.start(work)
+        except RuntimeError as error:
+            raise Busy(f"the service {self.service.name!r} can start no thread: {error}") from error
+
+    @staticmethod
+    def driver_of(handler: Handler) -> Drive:
+        """What works on calls of such a handler."""
+        if handler.one_to_one:
+            return lambda running: EachBatch(running).drive()
+        if handler.shape is Shape.ASYNC_GENERATOR:
+            return drive_async_generator
+        if handler.shape is Shape.COROUTINE:
+            return drive_coroutine_sink
+        return lambda running: Bridge(running).drive()
+
+    def count_end(self, running: RunningCall, status: Status, error: BaseException | None) -> None:
+        """A call has its status."""
+        if status.code == OK:
+            return
+        if status.code == CANCELLED or isinstance(error, ConnectionLost):
+            self._counted["cancelled"] += 1
+        elif not running.accepted:
+            self._counted["refused"] += 1
+            log.info("%r was refused: %s", running.call, status.message)
+        else:
+            self._counted["failed"] += 1
+            level = logging.INFO if isinstance(error, CallError) else logging.WARNING
+            log.log(level, "%r failed: %s\n%s", running.call, status.message, status.traceback)
+
+    def call_ended(self, running: RunningCall) -> None:
+        """A call is over, its handler too: its place is free."""
+        self.calls.discard(running)
+        for name in COUNTED:
+            self._counted[name] += getattr(running, name)
+        connection_calls = self._connections.get(running.connection)
+        if connection_calls is not None:
+            connection_calls.discard(running)
+        if running.has_handler:
+            self._by_handler[running.handler.name] -= 1
+        if not self.calls:
+            self._idle.set()
+
+
+def _refuse(handles: list[Any], status: Any, error: CallError) -> None:
+    """Answers a call that never began; its channels are ended one by one."""
+    for handle in handles:
+        with suppress(AqueductError):
+            if isinstance(handle, Receiver):
+                handle.close()
+            elif handle is status:
+                headers, payload = Status.from_exception(error).encode()
+                handle.send_nowait(payload, headers=headers)
+            else:
+                handle.finish()
+
+
+def _list_of(handlers: Mapping[str, Handler]) -> str:
+    names = sorted(name for name in handlers if not name.startswith("aqueduct."))
+    if not names:
+        return "it has none"
+    shown = ", ".join(map(repr, names[:20]))
+    return f"it has {shown}" + (" ..." if len(names) > 20 else "")

@@ -1,0 +1,242 @@
+"""``Stream``: the asyncio face of one call, and the task that feeds it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Final
+
+import pyarrow as pa
+
+from aqueduct.arrow.decode import Decoder
+from aqueduct.errors import AqueductError
+from aqueduct.outgoing import END, Batches, Outgoing, abandoned
+
+__all__ = ["Stream"]
+
+_SPINS: Final = 32
+
+
+class Stream:
+    """The answers of one call: an async iterator of record batches, to be closed if left early.
+
+    ``async with`` closes it. One task at a time may read from it.
+    """
+
+    def __init__(
+        self, source: Batches | None, start: Callable[[Callable[[], None]], Outgoing]
+    ) -> None:
+        """``start`` makes the call, given what to call on a change."""
+        self._source = source
+        self._decoder: Decoder | None = None
+        self._feeder: asyncio.Task[None] | None = None
+        self._feeding = _Feeding()
+        self._peeked: Any = None
+        self._spins = 0
+        self._call = start(self._feeding.wake)
+        self._begin()
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """Of the answers; None before the service has accepted the call (see ``opened``)."""
+        call = self._call
+        return call.head.expected if call.accepted and call.head.expected else call.schema
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """What the service counted; empty before the end."""
+        return self._call.counters
+
+    async def opened(self) -> pa.Schema | None:
+        """Waits until the service has accepted the call; returns ``schema``.
+
+        Raises how the call failed. An answer that came meanwhile is not lost.
+        """
+        while not self._call.accepted:
+            self._peeked = await self._take()
+            if not self._call.accepted:
+                await self._wait()
+        return self.schema
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> pa.RecordBatch:
+        payload, self._peeked = self._peeked, None
+        while payload is None:
+            payload = await self._take()
+            if payload is None:
+                await self._wait()
+                self._spins = 0
+        if payload is END:
+            await self._stop_feeding()
+            raise StopAsyncIteration
+        self._spins += 1
+        if self._spins >= _SPINS:  # let others have the loop, whatever comes in
+            self._spins = 0
+            await asyncio.sleep(0)
+        if self._decoder is None:
+            self._decoder = self._call.decoder()
+        try:
+            return self._decoder.decode(payload)
+        except AqueductError as error:
+            self._call.fail(error)
+            await self._stop_feeding()
+            raise
+
+    async def aclose(self) -> None:
+        """Abandons the call, unless it is over: the handler is told to stop."""
+        call = self._call
+        call.fail(abandoned(call.peer, call.head.handler))
+        await self._stop_feeding()
+
+    async def __aenter__(self) -> Stream:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        call = getattr(self, "_call", None)
+        if call is None or call.over:
+            return
+        try:
+            call.loop.call_soon_threadsafe(_drop, call, self._feeder)
+        except RuntimeError:  # the loop is closed, and the connection with it
+            pass
+
+    # Within
+
+    async def _take(self) -> Any:
+        try:
+            found = self._call.take()
+        except BaseException:
+            await self._stop_feeding()
+            raise
+        self._feeding.wake()
+        return found
+
+    async def _wait(self) -> None:
+        call = self._call
+        call.waiting = True
+        try:
+            await call.readable.wait_readable()
+        finally:
+            call.waiting = False
+
+    def _begin(self) -> None:
+        """Sends what can be sent without waiting, and leaves the rest to a task."""
+        source, call = self._source, self._call
+        if source is None:
+            return
+        batches = source.batches
+        try:
+            if not hasattr(batches, "__aiter__"):
+                batches = iter(batches)
+                if _feed_now(call, source, batches):
+                    return
+        except BaseException:
+            call.fail(abandoned(call.peer, call.head.handler))
+            raise
+        self._feeder = asyncio.get_running_loop().create_task(
+            _feed(call, source, batches, self._feeding)
+        )
+
+    async def _stop_feeding(self) -> None:
+        feeder, self._feeder = self._feeder, None
+        if feeder is not None and not feeder.done():
+            feeder.cancel()
+            await asyncio.wait((feeder,))
+
+
+class _Feeding:
+    """What a Stream and its feeder share; so the feeder holds no Stream, and one may be dropped."""
+
+    __slots__ = ("waiter",)
+
+    def __init__(self) -> None:
+        self.waiter: asyncio.Future[None] | None = None
+
+    def wake(self) -> None:
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+    async def room(self, call: Outgoing) -> None:
+        """Returns once a batch may be sent, or the call is over."""
+        window = call.window
+        assert window is not None
+        while not call.over and not (window.open and call.writable):
+            self.waiter = call.loop.create_future()
+            try:
+                await self.waiter
+            finally:
+                self.waiter = None
+
+
+def _drop(call: Outgoing, feeder: asyncio.Task[None] | None) -> None:
+    """A Stream was dropped before its end."""
+    call.fail(abandoned(call.peer, call.head.handler))
+    if feeder is not None:
+        feeder.cancel()
+
+
+def _feed_now(call: Outgoing, source: Batches, batches: Any) -> bool:
+    """Sends what there is room for. True: all of it, and the channel is finished."""
+    window = call.window
+    assert window is not None
+    while window.open and call.writable:
+        try:
+            batch = next(batches)
+        except StopIteration:
+            call.finish()
+            return True
+        _send(call, source, batch)
+    return False
+
+
+def _send(call: Outgoing, source: Batches, batch: pa.RecordBatch) -> None:
+    encoded = source.encode(batch)
+    assert call.window is not None
+    call.send(encoded, call.window.send(encoded.size))
+
+
+async def _feed(call: Outgoing, source: Batches, batches: Any, feeding: _Feeding) -> None:
+    """Sends batches as there is room. What the iterable raises becomes the error of the call."""
+    try:
+        if hasattr(batches, "__aiter__"):
+            iterator = aiter(batches)
+            try:
+                while True:
+                    await feeding.room(call)
+                    if call.over:
+                        return
+                    call.supplying = True
+                    try:
+                        batch = await anext(iterator)
+                    except StopAsyncIteration:
+                        break
+                    finally:
+                        call.supplying = False
+                    _send(call, source, batch)
+            finally:
+                if hasattr(iterator, "aclose"):
+                    await iterator.aclose()
+            call.finish()
+            return
+        while True:
+            await feeding.room(call)
+            if call.over:
+                return
+            if _feed_now(call, source, batches):
+                return
+            await asyncio.sleep(0)
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:  # noqa: BLE001  an iterable may raise anything
+        call.fail(error)

@@ -1,0 +1,361 @@
+"""``SyncClient``: calls to a service from code without an event loop.
+
+::
+
+    with aqueduct.SyncClient("aqueduct://scores.example") as client:
+        for batch in client.exchange("score", batches, schema=schema):
+            ...
+
+The connection lives on an event loop in a daemon thread of its own. The thread that iterates over
+the answers also reads the input and encodes it; it waits for whichever comes first, an answer or
+room to send, so that no handler can deadlock it: not one that answers a hundredfold, and not one
+that answers at the end.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+
+from aqueduct.arrow.call import Partition
+from aqueduct.arrow.decode import Decoder
+from aqueduct.arrow.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
+from aqueduct.carriers.quic.tls import ClientTls
+from aqueduct.client import (
+    Client,
+    ConnectionHeaders,
+    connection_headers,
+    make_head,
+    plain,
+    window,
+)
+from aqueduct.config import DEFAULT, Config
+from aqueduct.crossing import NEWS, Crossing, Failed
+from aqueduct.errors import AqueductError, ConnectionLost, LocalProtocolError
+from aqueduct.outgoing import END, Batches, Window
+from aqueduct.threads import LoopThread
+
+__all__ = ["SyncClient", "SyncStream"]
+
+
+class SyncClient:
+    """One connection to a service, for threads. Any thread may call, several at once.
+
+    It connects at once, within Timing.connect_timeout; see ``Client.connect`` for the arguments
+    and the errors. A process that forks must connect after the fork.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        config: Config = DEFAULT,
+        tls: ClientTls | None = None,
+        headers: ConnectionHeaders = (),
+        token: str | bytes | None = None,
+    ) -> None:
+        connection_headers(headers)  # errors belong here rather than into the other thread
+        self.address = plain(address)
+        """The service's address, without options."""
+        self.config = config
+        self._lock = threading.Lock()
+        self._thread = LoopThread("aqueduct-sync-client")
+        try:
+            self._client = self._thread.run(
+                Client.connect(address, config=config, tls=tls, headers=headers, token=token)
+            )
+        except BaseException:
+            self._thread.stop()
+            raise
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is over, or was left behind by a fork."""
+        return not self._thread.alive or self._client.closed
+
+    def exchange(
+        self,
+        handler: str,
+        batches: Iterable[pa.RecordBatch],
+        *,
+        schema: pa.Schema | None = None,
+        output_schema: pa.Schema | None = None,
+        in_flight: int | None = None,
+        in_flight_bytes: int | None = None,
+        deadline: float | None = None,
+        headers: Mapping[str, str] | None = None,
+        run: str = "",
+        attempt: str = "",
+        token: str | bytes | None = None,
+        partition: Partition | None = None,
+    ) -> SyncStream:
+        """Calls an exchange handler; the arguments are those of ``Client.exchange``.
+
+        ``batches`` is read by the thread that iterates over the answers, as there is room.
+        """
+        return self._stream(
+            "exchange",
+            handler,
+            self._batches(handler, batches, schema),
+            window(self.config, in_flight, in_flight_bytes),
+            expected=output_schema,
+            deadline=deadline,
+            headers=headers,
+            run=run,
+            attempt=attempt,
+            token=token,
+            partition=partition,
+        )
+
+    def source(
+        self,
+        handler: str,
+        *,
+        output_schema: pa.Schema | None = None,
+        deadline: float | None = None,
+        headers: Mapping[str, str] | None = None,
+        run: str = "",
+        attempt: str = "",
+        token: str | bytes | None = None,
+        partition: Partition | None = None,
+    ) -> SyncStream:
+        """Calls a source handler; see ``Client.source``."""
+        return self._stream(
+            "source",
+            handler,
+            None,
+            None,
+            expected=output_schema,
+            deadline=deadline,
+            headers=headers,
+            run=run,
+            attempt=attempt,
+            token=token,
+            partition=partition,
+        )
+
+    def sink(
+        self,
+        handler: str,
+        batches: Iterable[pa.RecordBatch],
+        *,
+        schema: pa.Schema | None = None,
+        in_flight: int | None = None,
+        in_flight_bytes: int | None = None,
+        deadline: float | None = None,
+        headers: Mapping[str, str] | None = None,
+        run: str = "",
+        attempt: str = "",
+        token: str | bytes | None = None,
+        partition: Partition | None = None,
+    ) -> dict[str, int]:
+        """Calls a sink handler with ``batches`` and returns its counters; see ``Client.sink``."""
+        stream = self._stream(
+            "sink",
+            handler,
+            self._batches(handler, batches, schema),
+            window(self.config, in_flight, in_flight_bytes),
+            expected=None,
+            deadline=deadline,
+            headers=headers,
+            run=run,
+            attempt=attempt,
+            token=token,
+            partition=partition,
+        )
+        with stream:
+            for _ in stream:
+                pass
+        return dict(stream.counters)
+
+    def describe(self) -> Description:
+        """What the service says of itself."""
+        stream = self.source(DESCRIBE, output_schema=DESCRIBE_SCHEMA)
+        return Description.from_batches(list(stream), peer=self.address)
+
+    def ping(self, *, timeout: float | None = None) -> float:
+        """The seconds of a round trip; see ``Client.ping``."""
+        return self._thread.run(self._client.ping(timeout=timeout))
+
+    def close(self) -> None:
+        """Closes the connection and ends its thread. Open calls fail with ConnectionLost."""
+        with self._lock:
+            if not self._thread.alive:
+                return
+            try:
+                timing = self.config.timing
+                limit = timing.close_linger + timing.connect_timeout
+                self._thread.run(self._client.close(), timeout=limit)
+            except TimeoutError:
+                pass
+            finally:
+                self._thread.stop()
+
+    def __enter__(self) -> SyncClient:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<SyncClient of {self.address}{' closed' if self.closed else ''}>"
+
+    # Within
+
+    def _batches(self, handler: str, batches: Any, schema: pa.Schema | None) -> Batches:
+        if hasattr(batches, "__aiter__"):
+            raise LocalProtocolError(
+                "a SyncClient reads plain iterables; async iterables are for aqueduct.Client"
+            )
+        limit = self.config.calls.batch_limit
+        return Batches(batches, schema, handler=handler, peer=self.address, limit=limit)
+
+    def _stream(
+        self, kind: Any, handler: str, source: Batches | None, window: Window | None, **head: Any
+    ) -> SyncStream:
+        self._thread.check()
+        if self._client.closed:
+            raise self._client.connection.error or ConnectionLost(f"{self!r} is closed")
+        call_head = make_head(kind, handler, source, default_token=self._client.token, **head)
+        call_head.encode()  # errors belong here rather than into the other thread
+        return SyncStream(Crossing(self._thread, self._client, call_head, window), source)
+
+
+class SyncStream:
+    """The answers of one call: an iterator of record batches, to be closed if left early.
+
+    ``with`` closes it. For one thread at a time.
+    """
+
+    def __init__(self, crossing: Crossing, source: Batches | None) -> None:
+        self._crossing = crossing
+        self._source = source
+        self._input: Iterator[pa.RecordBatch] | None = None
+        self._decoder: Decoder | None = None
+        self._peeked: Any = None
+        self._over = False
+        self._error: BaseException | None = None
+        if source is not None:
+            self._input = iter(source.batches)
+        crossing.wake()
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """Of the answers; None before the service has accepted the call (see ``opened``)."""
+        crossing = self._crossing
+        if not crossing.accepted:
+            return None
+        assert crossing.call is not None
+        expected = crossing.head.expected
+        return crossing.call.schema if expected is None else expected
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """What the service counted; empty before the end."""
+        call = self._crossing.call
+        return {} if call is None else call.counters
+
+    def opened(self) -> pa.Schema | None:
+        """Waits until the service has accepted the call; returns ``schema``.
+
+        Raises how the call failed.
+        """
+        crossing = self._crossing
+        while not crossing.accepted:
+            if self._error is not None:
+                raise self._error
+            found = crossing.wait(acceptance=True)
+            if type(found) is Failed:
+                self._error = found.error
+            elif found is not NEWS:
+                self._peeked = found
+        return self.schema
+
+    def __iter__(self) -> SyncStream:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        crossing = self._crossing
+        while True:
+            if self._error is not None:
+                raise self._error
+            if self._over:
+                raise StopIteration
+            found, self._peeked = self._peeked, None
+            if found is None:
+                found = crossing.take_nowait()
+            if found is None:
+                if self._input is not None and crossing.room:
+                    self._send_next(self._input)
+                    continue
+                found = crossing.wait(room=self._input is not None)
+            if found is NEWS:
+                continue
+            if found is END:
+                self._over = True
+                self._input = None
+            elif type(found) is Failed:
+                self._error = found.error
+                self._input = None
+            else:
+                return self._decode(found)
+
+    def close(self) -> None:
+        """Abandons the call, unless it is over: the handler is told to stop."""
+        if not self._over and self._error is None:
+            self._fail(self._crossing.abandoned())
+
+    def __enter__(self) -> SyncStream:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_over", True) and self._error is None:
+            self._crossing.abandon(self._crossing.abandoned())
+
+    # Within
+
+    def _decode(self, payload: Any) -> pa.RecordBatch:
+        if self._decoder is None:
+            assert self._crossing.call is not None
+            self._decoder = self._crossing.call.decoder()
+        try:
+            return self._decoder.decode(payload)
+        except AqueductError as error:
+            self._fail(error)
+            raise
+
+    def _send_next(self, batches: Iterator[pa.RecordBatch]) -> None:
+        source = self._source
+        assert source is not None
+        try:
+            encoded = source.encode(next(batches))
+        except StopIteration:
+            self._input = None
+            self._crossing.finish()
+        except BaseException as error:  # an iterable may raise anything
+            self._fail(error)
+            raise
+        else:
+            self._crossing.send(encoded)
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = error
+        self._input = None
+        self._crossing.abandon(error)

@@ -1,0 +1,195 @@
+"""Threads that are there at once: for handlers written without asyncio, and for the sync client.
+
+All of them are daemon threads, because a handler that never returns must not keep an interpreter
+from ending. For the same reason ``concurrent.futures`` is of no use here: its threads are joined
+at exit, and what finds no free thread waits in a queue, where one slow call starves the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from typing import Any, Final, TypeVar
+
+from aqueduct.errors import AqueductError, LocalProtocolError
+
+__all__ = ["Bench", "LoopThread"]
+
+log = logging.getLogger(__name__)
+
+Work = Callable[[], None]
+T = TypeVar("T")
+
+_IDLE_SECONDS: Final = 30.0
+_names = itertools.count(1)
+
+
+class Bench:
+    """Threads on call: ``start`` gives a piece of work one at once, and no work ever queues.
+
+    A thread that is done sits on the bench for the next piece of work; one that has sat for 30 s,
+    or finds ``idle_limit`` others there, ends. How many work at once is the caller's to bound.
+    """
+
+    def __init__(self, name: str = "aqueduct", *, idle_limit: int = 32) -> None:
+        self._name = name
+        self._idle_limit = idle_limit
+        self._idle: list[_Worker] = []
+        self._lock = threading.Lock()
+        self._closed = False
+        self.threads = 0
+        """Threads alive, at work or idle."""
+
+    def start(self, work: Work) -> None:
+        """Runs ``work()`` in a thread of its own. It should raise nothing; what it does is logged.
+
+        Raises RuntimeError when the system has no thread to give.
+        """
+        with self._lock:
+            worker = self._idle.pop() if self._idle else None
+            if worker is None:
+                self.threads += 1
+        if worker is None:
+            worker = _Worker(self, f"{self._name}-{next(_names)}")
+            try:
+                worker.thread.start()
+            except BaseException:
+                with self._lock:
+                    self.threads -= 1
+                raise
+        worker.inbox.put(work)
+
+    def close(self) -> None:
+        """Idle threads end now, the others when their work does."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+            self.threads -= len(idle)
+        for worker in idle:
+            worker.inbox.put(None)
+
+    # What workers ask
+
+    def _sit_down(self, worker: _Worker) -> bool:
+        with self._lock:
+            if self._closed or len(self._idle) >= self._idle_limit:
+                self.threads -= 1
+                return False
+            self._idle.append(worker)
+            return True
+
+    def _leave(self, worker: _Worker) -> bool:
+        """False: the worker was called up in this very moment, so work is on its way."""
+        with self._lock:
+            if worker not in self._idle:
+                return False
+            self._idle.remove(worker)
+            self.threads -= 1
+            return True
+
+
+class _Worker:
+    def __init__(self, bench: Bench, name: str) -> None:
+        self.inbox: SimpleQueue[Work | None] = SimpleQueue()
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._bench = bench
+
+    def _run(self) -> None:
+        work: Work | None = self.inbox.get()
+        while work is not None:
+            try:
+                work()
+            except BaseException:
+                log.exception("work in thread %s raised", threading.current_thread().name)
+            work = None  # it may hold batches
+            if not self._bench._sit_down(self):
+                return
+            try:
+                work = self.inbox.get(timeout=_IDLE_SECONDS)
+            except Empty:
+                if self._bench._leave(self):
+                    return
+                work = self.inbox.get()
+
+
+class LoopThread:
+    """An event loop in a daemon thread, for code that has none.
+
+    A fork leaves the thread behind: in the child every method raises LocalProtocolError.
+    """
+
+    def __init__(self, name: str = "aqueduct-loop") -> None:
+        self.pid = os.getpid()
+        self.loop = asyncio.new_event_loop()
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+        self._started.wait()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the loop still runs, in this very process."""
+        return self.pid == os.getpid() and self._thread.is_alive() and not self.loop.is_closed()
+
+    def check(self) -> None:
+        """Raises LocalProtocolError after a fork, or when the loop has ended."""
+        if self.pid != os.getpid():
+            raise LocalProtocolError(
+                f"this client was made in process {self.pid} and its event loop did not survive "
+                f"the fork into process {os.getpid()}; make a client after the fork"
+            )
+        if not self.alive:
+            raise LocalProtocolError("the client is closed: its event loop has ended")
+        if threading.current_thread() is self._thread:
+            raise LocalProtocolError(
+                "a sync client was called on its own event loop, which would wait for itself"
+            )
+
+    def call(self, callback: Callable[..., object], *arguments: Any) -> None:
+        """Schedules ``callback(*arguments)`` on the loop."""
+        self.loop.call_soon_threadsafe(callback, *arguments)
+
+    def run(self, work: Coroutine[Any, Any, T], *, timeout: float | None = None) -> T:
+        """Runs a coroutine on the loop and waits for its result.
+
+        An interrupt (and the timeout, as TimeoutError) cancels it. Raises AqueductError as
+        ``check`` does, and what the coroutine raises.
+        """
+        try:
+            self.check()
+        except AqueductError:
+            work.close()
+            raise
+        future: Future[T] = asyncio.run_coroutine_threadsafe(work, self.loop)
+        try:
+            return future.result(timeout)
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        """Ends the loop and its thread; what still runs on it is cancelled."""
+        if self.alive:
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            if threading.current_thread() is not self._thread:
+                self._thread.join(timeout=10)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.call_soon(self._started.set)
+        try:
+            self.loop.run_forever()
+        finally:
+            tasks = asyncio.all_tasks(self.loop)
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                self.loop.run_until_complete(asyncio.wait(tasks, timeout=5))
+            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+            self.loop.close()
