@@ -15,7 +15,7 @@ import statistics
 import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from aqueduct.errors import AqueductError
 
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from aqueduct.service import Service
 
 __all__ = ["main"]
+
+
+HURRY: Final = 2.0
+"""Seconds that a second signal leaves for telling the clients."""
 
 
 class _Failed(Exception):
@@ -128,12 +132,16 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 async def _serve_until_signal(service: Service, args: argparse.Namespace) -> int:
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    loop, first, second = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
 
     def on_signal(number: signal.Signals) -> None:
-        if stop.is_set():  # the user does not want to wait for the drain
+        if second.is_set():
             os._exit(128 + number)
-        stop.set()
+        elif first.is_set():
+            second.set()
+            # A handler that does not let go must not keep who has asked twice.
+            loop.call_later(HURRY, os._exit, 128 + number)
+        first.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal, number)
@@ -141,8 +149,18 @@ async def _serve_until_signal(service: Service, args: argparse.Namespace) -> int
     async with serving as running:
         for address in running.addresses:
             print(f"listening on {address}", flush=True)
-        await stop.wait()
+        await first.wait()
         print("draining; a second signal ends at once", file=sys.stderr, flush=True)
+        drain = loop.create_task(running.close())
+        hurry = loop.create_task(second.wait())
+        await asyncio.wait((drain, hurry), return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        if not drain.done():
+            running.hurry()
+        await drain
+    if second.is_set():
+        print("ended by a second signal; calls were cut", file=sys.stderr)
+        return 1
     return 0
 
 

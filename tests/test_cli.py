@@ -1,0 +1,331 @@
+"""The command as users run it: real processes, real sockets, real signals."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import aqueduct
+from aqueduct.carriers.quic.tls import dev_certificate
+from aqueduct.client import Client
+from aqueduct.errors import AqueductError, CallError, Refused
+
+WORDS = pa.schema([pa.field("word", pa.string())])
+APP = '''
+"""A service as users write it, beside their shell."""
+import asyncio
+
+import pyarrow as pa
+
+from aqueduct.service import Service
+
+WORDS = pa.schema([pa.field("word", pa.string())])
+LENGTHS = pa.schema([pa.field("length", pa.int32(), nullable=False)])
+service = Service("words")
+nothing = 7
+
+
+@service.handler("echo", input=WORDS)
+async def echo(batches):
+    """Gives every batch back."""
+    async for batch in batches:
+        yield batch
+
+
+@service.handler("lengths", input=WORDS, output=LENGTHS, concurrency=4, idempotent=True)
+def lengths(batch):
+    return pa.record_batch([pa.compute.utf8_length(batch.column(0))], schema=LENGTHS)
+
+
+@service.handler("stuck", input=WORDS)
+async def stuck(batches):
+    async for batch in batches:
+        yield batch
+        await asyncio.Event().wait()
+
+
+@service.handler("drop", kind="sink")
+async def drop(batches):
+    async for batch in batches:
+        pass
+'''
+
+COMMAND = [sys.executable, "-m", "aqueduct.cli"]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The package under test, whatever directory the command runs in."""
+    inherited = {name: value for name, value in os.environ.items() if name != "AQUEDUCT_DEBUG"}
+    return {**inherited, "PYTHONPATH": str(Path(aqueduct.__file__).parents[1]), **more}
+
+
+def run(*arguments: str, cwd: Path | None = None, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=environment(**more),
+        timeout=50,
+        check=False,
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "app.py").write_text(APP)
+    (tmp_path / "broken.py").write_text("raise RuntimeError('no such\\nlicence')\n")
+    return tmp_path
+
+
+class Served:
+    """``aqueduct serve``, running."""
+
+    def __init__(self, process: subprocess.Popen[str], listeners: int) -> None:
+        self.process = process
+        assert process.stdout is not None
+        self.lines = [process.stdout.readline() for _ in range(listeners)]
+        self.addresses = [line.removeprefix("listening on ").strip() for line in self.lines]
+        self.address = self.addresses[0]
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait_draining(self) -> None:
+        assert self.process.stderr is not None
+        assert self.process.stderr.readline().startswith("draining")
+
+    def ended(self) -> int:
+        return self.process.wait(30)
+
+
+@contextmanager
+def serving(
+    folder: Path, *options: str, service: str = "app:service", listeners: int = 1
+) -> Iterator[Served]:
+    options = options or ("--listen", "aqueduct://127.0.0.1:0", "--dev-cert")
+    process = subprocess.Popen(
+        [*COMMAND, "serve", service, *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env=environment(),
+    )
+    with process:
+        try:
+            yield Served(process, listeners)
+        finally:
+            process.kill()
+
+
+def words(*some: str) -> pa.RecordBatch:
+    return pa.record_batch([pa.array(some)], schema=WORDS)
+
+
+# ----------------------------------------------------------------- serving
+
+
+async def test_a_service_is_served_with_a_certificate_that_its_address_pins(folder: Path):
+    with serving(folder) as served:
+        assert re.fullmatch(
+            r"listening on aqueduct://127\.0\.0\.1:\d+\?fingerprint=sha256:[0-9a-f]{64}\n",
+            served.lines[0],
+        )
+        async with await Client.connect(served.address) as client:
+            stream = client.exchange("echo", [words("a"), words("b", "c")], schema=WORDS)
+            assert [batch async for batch in stream] == [words("a"), words("b", "c")]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_with_status_zero(folder: Path, number: signal.Signals):
+    with serving(folder) as served:
+        served.signal(number)
+        assert served.ended() == 0
+
+
+async def test_a_drain_lets_calls_end_and_takes_no_more(folder: Path):
+    with serving(folder) as served:
+        async with await Client.connect(served.address) as client:
+            reading = iter([words("before"), words("after")])
+
+            async def batches():
+                yield next(reading)
+                await signalled.wait()
+                yield next(reading)
+
+            signalled = asyncio.Event()
+            stream = client.exchange("echo", batches(), schema=WORDS)
+            assert await anext(stream) == words("before")
+            served.signal(signal.SIGTERM)
+            served.wait_draining()
+            with pytest.raises((Refused, AqueductError)):
+                [batch async for batch in client.exchange("echo", [words("x")], schema=WORDS)]
+            signalled.set()
+            assert [batch async for batch in stream] == [words("after")]
+        assert served.ended() == 0
+
+
+async def test_a_second_signal_ends_at_once_and_tells_the_client(folder: Path):
+    with serving(folder) as served:
+        async with await Client.connect(served.address) as client:
+            stream = client.exchange("stuck", [words("a"), words("b")], schema=WORDS)
+            assert await anext(stream) == words("a")
+            served.signal(signal.SIGINT)
+            served.wait_draining()
+            served.signal(signal.SIGINT)
+            with pytest.raises((CallError, ConnectionError)):
+                await anext(stream)
+            assert served.ended() != 0
+
+
+def test_it_listens_on_several_addresses(folder: Path):
+    options = ["--listen", "aqueduct://127.0.0.1:0"] * 2 + ["--dev-cert"]
+    with serving(folder, *options, listeners=2) as served:
+        assert len(set(served.addresses)) == 2
+        for address in served.addresses:
+            assert run("ping", address, "--count", "1").returncode == 0
+
+
+def test_it_is_served_with_a_certificate_of_ones_own(folder: Path):
+    tls = dev_certificate()
+    assert isinstance(tls.certificate, bytes)
+    assert isinstance(tls.key, bytes)
+    (folder / "cert.pem").write_bytes(tls.certificate)
+    (folder / "key.pem").write_bytes(tls.key)
+    options = ["--listen", "aqueduct://127.0.0.1:0", "--cert", "cert.pem", "--key", "key.pem"]
+    with serving(folder, *options) as served:
+        assert "fingerprint" not in served.address
+        trusted = f"{served.address}?ca={folder / 'cert.pem'}&server_name=localhost"
+        assert run("ping", trusted, "--count", "1").returncode == 0
+        refused = run("ping", served.address)
+        assert refused.returncode == 1
+        assert "certificate" in refused.stderr
+
+
+# ------------------------------------------------------- describe and ping
+
+
+def test_describe_tells_the_version_the_handlers_and_their_schemas(folder: Path):
+    with serving(folder) as served:
+        done = run("describe", served.address)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[0].startswith("words  (aqueduct-arrow ")
+        told = done.stdout.split("\n\n")
+        assert told[1].splitlines() == [
+            "echo  (exchange)",
+            "  Gives every batch back.",
+            "  input:",
+            "    word  string",
+            "  output: depends on the call",
+        ]
+        assert told[2].splitlines() == [
+            "lengths  (exchange, concurrency 4, idempotent)",
+            "  input:",
+            "    word  string",
+            "  output:",
+            "    length  int32 not null",
+        ]
+        assert "drop  (sink)\n  input: any" in done.stdout
+        assert '"name": "lengths"' in run("describe", served.address, "--json").stdout
+
+
+def test_ping_measures_the_handshake_and_round_trips(folder: Path):
+    with serving(folder) as served:
+        done = run("ping", served.address, "--count", "3")
+        assert done.returncode == 0, done.stderr
+        assert re.match(r"handshake with .*: \d+\.\d+ ms\n", done.stdout)
+        assert len(re.findall(r"^round trip \d: \d+\.\d+ ms$", done.stdout, re.MULTILINE)) == 3
+        assert re.search(r"^min .* ms, median .* ms, max .* ms$", done.stdout, re.MULTILINE)
+
+
+def test_another_fingerprint_is_refused_and_named(folder: Path):
+    with serving(folder) as served:
+        wrong = re.sub(r"[0-9a-f]{64}", "0" * 64, served.address)
+        for command in ("ping", "describe"):
+            done = run(command, wrong)
+            assert done.returncode == 1
+            assert len(done.stderr.splitlines()) == 1
+            assert "fingerprint" in done.stderr
+
+
+# ------------------------------------------------------------------ errors
+
+LISTEN = ["--listen", "aqueduct://127.0.0.1:0"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["serve", "app", *LISTEN, "--dev-cert"], "MODULE:SERVICE"),
+        (["serve", "missing:service", *LISTEN, "--dev-cert"], "No module named 'missing'"),
+        (["serve", "broken:service", *LISTEN, "--dev-cert"], "RuntimeError: no such licence"),
+        (["serve", "app:absent", *LISTEN, "--dev-cert"], "its services: service"),
+        (["serve", "app:nothing", *LISTEN, "--dev-cert"], "type int"),
+        (["serve", "app:service", "--listen", "http://x", "--dev-cert"], "unknown scheme"),
+        (["serve", "app:service", *LISTEN, "--cert", "no.pem", "--key", "no.pem"], "no.pem"),
+        (["describe", "nowhere"], "aqueduct://"),
+        (["ping", "aqueduct://127.0.0.1:9"], "127.0.0.1:9"),
+        (["ping", "aqueduct://no-such-host.invalid"], "no-such-host.invalid"),
+    ],
+)
+def test_a_failure_is_one_line_and_status_one(folder: Path, arguments: list[str], named: str):
+    done = run(*arguments, cwd=folder)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith(f"aqueduct {arguments[0]}: ")
+    assert named in done.stderr
+    debug = run(*arguments, cwd=folder, AQUEDUCT_DEBUG="1")
+    assert debug.returncode == 1
+    assert "Traceback (most recent call last)" in debug.stderr
+
+
+def test_an_address_that_is_taken_is_named(folder: Path):
+    with serving(folder) as served:
+        taken = served.address.partition("?")[0]
+        done = run("serve", "app:service", "--listen", taken, "--dev-cert", cwd=folder)
+        assert done.returncode == 1
+        assert len(done.stderr.splitlines()) == 1
+        assert taken.rpartition(":")[2] in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["dance"],
+        ["serve", "app:service"],
+        ["serve", "app:service", "--dev-cert"],
+        ["serve", "app:service", *LISTEN],
+        ["serve", "app:service", *LISTEN, "--cert", "a"],
+        ["serve", "app:service", *LISTEN, "--key", "a", "--dev-cert"],
+        ["serve", "app:service", *LISTEN, "--cert", "a", "--key", "b", "--dev-cert"],
+        ["describe"],
+        ["ping", "aqueduct://127.0.0.1:9", "--count", "0"],
+    ],
+)
+def test_wrong_usage_is_status_two(folder: Path, arguments: list[str]):
+    done = run(*arguments, cwd=folder)
+    assert done.returncode == 2
+    assert "usage: aqueduct" in done.stderr
+
+
+def test_the_version_is_that_of_the_distribution():
+    try:
+        known = version("aqueduct-arrow")
+    except PackageNotFoundError:
+        known = "(not installed)"
+    done = run("--version")
+    assert (done.returncode, done.stdout) == (0, f"aqueduct {known}\n")
