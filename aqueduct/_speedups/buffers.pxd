@@ -9,6 +9,7 @@ cdef enum:
 
 cdef class AlignedBuffer:
     cdef uint8_t *data
+    cdef Py_ssize_t _room       # what the memory was taken with
     cdef readonly Py_ssize_t size
     cdef readonly Py_ssize_t exports
 

@@ -3,9 +3,10 @@ from typing import final
 
 from _typeshed import ReadableBuffer
 
-__all__ = ["AlignedBuffer", "Scatter", "bytes_copied"]
+__all__ = ["AlignedBuffer", "Scatter", "bytes_copied", "pooled_bytes"]
 
 def bytes_copied() -> int: ...
+def pooled_bytes() -> int: ...
 
 @final
 class AlignedBuffer:

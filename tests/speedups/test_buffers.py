@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aqueduct._speedups.buffers import AlignedBuffer, Scatter, bytes_copied
+from aqueduct._speedups.buffers import AlignedBuffer, Scatter, bytes_copied, pooled_bytes
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 4096, 1 << 20])
@@ -53,6 +53,60 @@ def test_sizes_that_cannot_be() -> None:
         AlignedBuffer(1 << 60)
     with pytest.raises(OverflowError):
         AlignedBuffer(1 << 64)
+
+
+def empty_pool() -> list[AlignedBuffer]:
+    """Takes every block of the pool; they go back with the list."""
+    sizes = [(8 + step) * (4096 << octave) for octave in range(8) for step in range(1, 9)]
+    held = []
+    for size in sizes[7:]:
+        before = None
+        while pooled_bytes() != before:
+            before = pooled_bytes()
+            held.append(AlignedBuffer(size))
+    assert pooled_bytes() == 0
+    return held
+
+
+@pytest.mark.parametrize("size", [64 << 10, (64 << 10) + 1, (1 << 20) - 5, 1 << 20, 8 << 20])
+def test_released_blocks_are_used_again(size: int) -> None:
+    held = empty_pool()
+    buffer = AlignedBuffer(size)
+    address = buffer.address
+    del buffer
+    assert size <= pooled_bytes() <= size * 9 / 8
+    again = AlignedBuffer(size)
+    assert (again.address, len(again), pooled_bytes()) == (address, size, 0)
+    del held
+
+
+def test_small_and_huge_blocks_are_not_kept() -> None:
+    for size in (0, 100, (64 << 10) - 1, (8 << 20) + 1, 64 << 20):
+        buffer = AlignedBuffer(size)
+        before = pooled_bytes()
+        del buffer
+        assert pooled_bytes() == before
+
+
+@given(st.lists(st.integers(64 << 10, 8 << 20), min_size=30, max_size=60))
+def test_the_pool_is_bounded_and_follows_the_traffic(sizes: list[int]) -> None:
+    held = [AlignedBuffer(size) for size in sizes]
+    assert len({buffer.address for buffer in held}) == len(held)
+    for number, buffer in enumerate(held):
+        # The ends of each belong to nobody else.
+        memoryview(buffer)[:1] = memoryview(buffer)[-1:] = bytes([number])
+    assert [(buffer[0], buffer[-1]) for buffer in map(memoryview, held)] == [
+        (number, number) for number in range(len(held))
+    ]
+    held.clear()
+    assert pooled_bytes() <= 32 << 20
+    # What is asked for again and again comes from the pool in the end.
+    for _ in range(200):
+        several = [AlignedBuffer(1 << 20) for _ in range(4)]
+        addresses = {buffer.address for buffer in several}
+        several.clear()
+    several = [AlignedBuffer(1 << 20) for _ in range(4)]
+    assert {buffer.address for buffer in several} == addresses
 
 
 # Scatter.
