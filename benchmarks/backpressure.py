@@ -65,25 +65,29 @@ class Trial:
 
 
 class Producer:
-    """Offers batches of which each is different, and notes how long it had to wait."""
+    """Offers batches of which each is different, and notes how long nobody asked for one."""
 
     def __init__(self, trial: Trial) -> None:
         self.count = trial.offered // trial.batch
         self.pattern = Pattern(trial.batch)
         self.offered = 0
         self.stood_still = 0.0
+        self.held_at = 0
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         last = time.monotonic()
         while self.offered < self.count:
             batch = self.pattern.make(self.offered)
             now = time.monotonic()
-            self.stood_still, last = max(self.stood_still, now - last), now
+            if now - last > self.stood_still:
+                self.stood_still, self.held_at = now - last, self.offered
+            last = now
             self.offered += 1
             yield batch
 
     def report(self) -> dict[str, Any]:
-        return {"offered": self.offered, "stood_still": self.stood_still}
+        """The longest time without being asked for a batch, and how many were given by then."""
+        return {"held_at": self.held_at, "stood_still": self.stood_still}
 
 
 class Consumer:
@@ -211,8 +215,7 @@ def attempt(trial: Trial, limit: int) -> dict[str, Any]:
         result.update(report)
         if result[f"{side}_memory"] > limit:
             result["misses"].append(f"the {side} needed {result[f'{side}_memory'] / MiB:.0f} MiB")
-    ahead = result["offered"] - result["read"]
-    result["ahead_bytes"] = ahead * trial.batch
+    result["ahead"] = result["held_at"] * trial.batch - trial.before
     if result["read_after"] * trial.batch < trial.after // trial.batch * trial.batch:
         result["misses"].append(f"only {result['read_after']} batches were read after the pause")
     if result["stood_still"] <= trial.idle:
@@ -228,10 +231,10 @@ def show(rows: list[dict[str, Any]]) -> str:
     header = ["kind", "producer stood still", "ahead", "read after", "server", "client", "result"]
     lines = []
     for row in rows:
-        if "ahead_bytes" in row:
+        if "ahead" in row:
             cells = [
                 f"{row['stood_still']:.1f} s",
-                f"{row['ahead_bytes'] / MiB:.0f} MiB",
+                f"{row['ahead'] / MiB:.0f} MiB",
                 f"{row['read_after']} batches",
                 f"{row['server_memory'] / MiB:.0f} MiB",
                 f"{row['client_memory'] / MiB:.0f} MiB",

@@ -25,7 +25,7 @@ def test_a_resting_consumer_costs_little_memory_and_no_data(kind: str):
     assert result["misses"] == []
     assert result["read_after"] == 64
     assert result["stood_still"] > trial.idle
-    assert result["offered"] < 512, "what is offered is more than anyone takes"
+    assert 0 <= result["ahead"] < LIMIT
 
 
 @pytest.mark.long
@@ -39,6 +39,7 @@ def test_ten_gibibytes_are_offered_to_a_resting_consumer(kind: str):
     assert result["misses"] == []
     assert result["read_after"] == 1024
     assert result["stood_still"] > trial.idle
+    assert 0 <= result["ahead"] < LIMIT
     assert result["server_memory"] < LIMIT
     assert result["client_memory"] < LIMIT
 
