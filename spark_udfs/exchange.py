@@ -1,0 +1,252 @@
+"""Functions for ``mapInArrow`` and ``mapInPandas``: batches go to a service, answers come back.
+
+::
+
+    score = exchange("aqueduct://scores.example:4433", "score")
+    frame.mapInArrow(score, "id long, points double")
+
+What ``exchange`` returns is a plain function from iterator to iterator; it runs without Spark, on
+a list of batches, just as well. It holds no connection: it is pickled to the executors, and each
+Python worker process connects once (``pool.py``).
+"""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from aqueduct.address import Address
+from aqueduct.arrow.call import Partition
+from aqueduct.arrow.schema import check
+from aqueduct.carriers.quic.tls import ClientTls
+from aqueduct.config import DEFAULT, Config
+from aqueduct.errors import AqueductError, ConfigError, SchemaMismatch
+from spark_udfs.place import Progress, here, locate
+from spark_udfs.pool import Peer, process_pool
+from spark_udfs.schemas import AnySchema, arrow_schema
+
+__all__ = ["Exchange", "PandasExchange", "exchange", "exchange_pandas"]
+
+MiB = 1 << 20
+
+
+def exchange(
+    address: str,
+    handler: str,
+    *,
+    schema: AnySchema | None = None,
+    input_schema: AnySchema | None = None,
+    in_flight: int = 8,
+    in_flight_bytes: int = 32 * MiB,
+    deadline: float | None = None,
+    token: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    connection_headers: Mapping[str, str] | None = None,
+    tls: ClientTls | None = None,
+    config: Config = DEFAULT,
+) -> Exchange:
+    """A function for ``DataFrame.mapInArrow`` that calls an exchange handler for each partition.
+
+    - ``address``: the service, as seen from the executors, for example ``aqueduct://host:4433``.
+    - ``handler``: the name of a handler of kind ``exchange``.
+    - ``schema``: what the handler must answer with. Given, it is compared with the handler's
+      before any data flows.
+    - ``input_schema``: what the partitions contain. Given, batches are compared with it before
+      anything is sent, and an empty partition calls the handler too; otherwise an empty partition
+      has no schema to send and yields nothing.
+    - ``in_flight``, ``in_flight_bytes``: how many batches, and bytes of them, may be sent and not
+      yet answered. One batch is always sent.
+    - ``deadline``: seconds for the call of one partition; None leaves the deadline on progress.
+    - ``token``: goes with each call, and is checked by the service's ``authorize``.
+    - ``headers``: user metadata of the call; ``connection_headers``: of the connection.
+    - ``tls``: certificates, beyond what the address's options say.
+
+    Raises ConfigError at once, on the driver, for arguments that cannot work. The function raises
+    the errors of ``aqueduct.errors``; their text names peer, handler, partition, batch and column.
+    """
+    return Exchange(
+        address=address,
+        handler=handler,
+        schema=None if schema is None else arrow_schema(schema, "schema"),
+        input_schema=None if input_schema is None else arrow_schema(input_schema, "input_schema"),
+        in_flight=in_flight,
+        in_flight_bytes=in_flight_bytes,
+        deadline=deadline,
+        token=token,
+        headers=tuple((headers or {}).items()),
+        connection_headers=tuple((connection_headers or {}).items()),
+        tls=tls,
+        config=config,
+    )
+
+
+def exchange_pandas(address: str, handler: str, **options: Any) -> PandasExchange:
+    """The same for ``DataFrame.mapInPandas``; the options are those of ``exchange``.
+
+    Frames go through Arrow with ``input_schema``, or without it with the types of the partition's
+    first frame. Give it when a column may be all null in the first frame, or holds nested values.
+    """
+    return PandasExchange(exchange(address, handler, **options))
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What ``exchange`` returns: call it with an iterator of record batches."""
+
+    address: str
+    handler: str
+    schema: pa.Schema | None = None
+    input_schema: pa.Schema | None = None
+    in_flight: int = 8
+    in_flight_bytes: int = 32 * MiB
+    deadline: float | None = None
+    token: str | None = field(default=None, repr=False)
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    connection_headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    tls: ClientTls | None = None
+    config: Config = DEFAULT
+    run: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Made once, on the driver: with stage and partition it names a unit of work."""
+
+    def __post_init__(self) -> None:
+        Address.parse(self.address)
+        if not self.handler or not isinstance(self.handler, str):
+            raise ConfigError(f"handler is {self.handler!r}; it must be the name of a handler")
+        for name in ("in_flight", "in_flight_bytes"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name} is {value!r}; it must be a whole number above zero")
+        if self.deadline is not None and not self.deadline > 0:
+            raise ConfigError(f"deadline is {self.deadline!r}; it must be seconds above zero")
+        for name in ("headers", "connection_headers"):
+            for key, text in getattr(self, name):
+                if not (isinstance(key, str) and isinstance(text, str)):
+                    raise ConfigError(f"{name} has {key!r}: {text!r}; both must be text")
+
+    @property
+    def __name__(self) -> str:  # Spark shows it in plans
+        return f"exchange_{self.handler}"
+
+    @property
+    def peer(self) -> str:
+        """The address without its options, for errors."""
+        return self.address.partition("?")[0]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Generator[pa.RecordBatch]:
+        """The handler's answers in the order of ``batches``, which is read as there is room.
+
+        Closing the iterator early cancels the call.
+        """
+        source = iter(batches)
+        first = next(source, None)
+        if first is not None:
+            source = itertools.chain((first,), source)
+            schema = first.schema
+        elif self.input_schema is not None:
+            schema = self.input_schema
+        else:
+            return  # an empty partition, of which not even the columns are known
+        del first
+        place, progress = here(), Progress()
+        lease = stream = None
+        failed = False
+        try:
+            if self.input_schema is not None:
+                check(self.input_schema, schema, where="the batches of the partition")
+            # The lease comes first: connecting and comparing can fail, and both name the place.
+            lease = process_pool().lease(
+                Peer(self.address, self.tls, self.connection_headers, self.config),
+                task=place.task,
+            )
+            stream = lease.client.exchange(
+                self.handler,
+                _counted(source, progress),
+                schema=schema,
+                output_schema=self.schema,
+                in_flight=self.in_flight,
+                in_flight_bytes=self.in_flight_bytes,
+                deadline=self.deadline,
+                token=self.token,
+                headers=dict(self.headers),
+                run=place.run_key(self.run),
+                attempt=place.attempt_key,
+                partition=None if place.partition is None else Partition(place.partition),
+            )
+            lease.on_end(stream.close)
+            for answer in stream:
+                progress.received += 1
+                yield answer
+        except AqueductError as error:
+            failed = True
+            raise locate(
+                error, peer=self.peer, handler=self.handler, place=place, progress=progress
+            ) from error.__cause__  # what is raised is a copy of ``error`` itself
+        finally:
+            if stream is not None:
+                stream.close()
+            if lease is not None:
+                # A Python worker ends with its failed task: let the service hear of it.
+                lease.release(close=failed and place.task is not None)
+
+
+@dataclass(frozen=True)
+class PandasExchange:
+    """What ``exchange_pandas`` returns: call it with an iterator of data frames."""
+
+    arrow: Exchange
+
+    @property
+    def __name__(self) -> str:
+        return self.arrow.__name__
+
+    def __call__(self, frames: Iterator[Any]) -> Generator[Any]:
+        """The handler's answers as data frames, in the order of ``frames``."""
+        answers = self.arrow(_batches(frames, self.arrow.input_schema))
+        try:
+            for answer in answers:
+                yield answer.to_pandas()
+        finally:
+            answers.close()
+
+
+def _counted(batches: Iterator[pa.RecordBatch], progress: Progress) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        progress.sent += 1
+        yield batch
+
+
+def _batches(frames: Iterator[Any], schema: pa.Schema | None) -> Iterator[pa.RecordBatch]:
+    for number, frame in enumerate(frames):
+        if schema is None:  # one schema serves the whole partition
+            inferred = pa.Schema.from_pandas(frame, preserve_index=False)
+            schema = inferred.remove_metadata()
+        if list(frame.columns) != schema.names:
+            raise SchemaMismatch(
+                f"batch {number} has the columns {list(frame.columns)}, wanted {schema.names}"
+            )
+        arrays = [_array(frame[field.name], field, number) for field in schema]
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _array(series: Any, field: pa.Field, number: int) -> pa.Array:
+    """One column of a frame. Raises SchemaMismatch that names it."""
+    try:
+        zone = field.type.tz if pa.types.is_timestamp(field.type) else None
+        if zone is not None and series.dt.tz is None:
+            # Spark hands frames local times of the session's zone; see pyspark's own converters
+            # for what becomes of the hours that a change of the clocks skips or repeats.
+            series = series.dt.tz_localize(zone, ambiguous=False, nonexistent="shift_forward")
+        return pa.Array.from_pandas(series, type=field.type)
+    except (pa.ArrowException, TypeError, ValueError, AttributeError) as error:
+        raise SchemaMismatch(
+            f"batch {number}, column {field.name!r}: a frame's {series.dtype} values do not fit "
+            f"{field.type}: {error}; name the column's type in input_schema",
+            column=field.name,
+            wanted=str(field.type),
+            got=str(series.dtype),
+        ) from error

@@ -1,0 +1,257 @@
+"""The connections of one Python worker process.
+
+Spark forks its Python workers and reuses each for many tasks, one after another. So there is one
+pool for each process, made on first use and checked against the process id, and in it one
+connection for each ``Peer``: an address with what the connection was made with. A task takes a
+lease on it and gives it back; several leases share the connection.
+
+A worker may be killed between two instructions, and a generator that Spark dropped may live on in
+some traceback. So nothing here relies on one clean-up alone (in this order):
+
+1. ``exchange`` gives its lease back in a ``finally``;
+2. a lease that a task left behind is ended when the next task of this process takes one;
+3. a connection that nobody used for ``idle`` seconds closes, before Spark evicts its worker (60 s);
+4. a worker that was killed is silent, which its service takes for departure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from aqueduct.carriers.quic.tls import ClientTls
+from aqueduct.config import DEFAULT, Config
+from aqueduct.errors import AqueductError
+from aqueduct.sync import SyncClient
+
+__all__ = ["IDLE", "Lease", "Peer", "Pool", "process_pool"]
+
+IDLE: Final = 30.0
+"""Seconds after which an unused connection closes."""
+_TRUSTED: Final = 1.0
+_CHECK: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """All that makes two connections interchangeable. Tokens travel with the calls instead."""
+
+    address: str
+    tls: ClientTls | None = None
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    config: Config = DEFAULT
+
+
+class Lease:
+    """The right to use a connection, until ``release``."""
+
+    def __init__(self, pool: Pool, entry: _Entry, task: int | None, client: SyncClient) -> None:
+        self._pool = pool
+        self._entry = entry
+        self._cancel: Callable[[], object] | None = None
+        self.task = task
+        self.client = client
+
+    def on_end(self, cancel: Callable[[], object]) -> None:
+        """What ends the call that runs under this lease, should the task leave it behind."""
+        self._cancel = cancel
+
+    def release(self, *, close: bool = False) -> None:
+        """Gives the lease back. Repeated calls are without effect.
+
+        ``close``: the connection closes now, unless others use it: the process is about to end.
+        """
+        self._pool._release(self, close)
+
+    def _end(self) -> None:
+        if self._cancel is not None:
+            with contextlib.suppress(AqueductError):
+                self._cancel()
+        self.release()
+
+
+class Pool:
+    """Connections by ``Peer``. Thread-safe."""
+
+    def __init__(self, *, idle: float = IDLE) -> None:
+        self.pid = os.getpid()
+        self.idle = idle
+        self._lock = threading.Lock()
+        self._entries: dict[Peer, _Entry] = {}
+        self._leases: set[Lease] = set()
+
+    def lease(self, peer: Peer, *, task: int | None = None) -> Lease:
+        """A lease on the connection to ``peer``, made now if there is none.
+
+        ``task`` is Spark's ``taskAttemptId``: leases of other tasks are ended, because one
+        process runs one task at a time. None (no task: tests, plain programs) ends nothing.
+        Raises what connecting raises (``ConnectFailed``, ``ConfigError``).
+        """
+        with self._lock:
+            left_behind = [
+                lease
+                for lease in self._leases
+                if task is not None and lease.task is not None and lease.task != task
+            ]
+        for lease in left_behind:
+            lease._end()
+        with self._lock:
+            entry = self._entries.setdefault(peer, _Entry(peer))
+            entry.users += 1
+            entry.stop_timer()
+        try:
+            with entry.connecting:
+                client = entry.open_client()
+        except BaseException:
+            with self._lock:
+                entry.users -= 1
+                self._idle_from_now(entry)
+            raise
+        lease = Lease(self, entry, task, client)
+        with self._lock:
+            self._leases.add(lease)
+        return lease
+
+    def snapshot(self) -> dict[str, Any]:
+        """Counters for people and tests."""
+        with self._lock:
+            return {
+                "leases": len(self._leases),
+                "connections": sum(e.client is not None for e in self._entries.values()),
+                "connected": sum(e.connected for e in self._entries.values()),
+            }
+
+    def close(self) -> None:
+        """Ends every lease and closes every connection. The pool can be used again."""
+        with self._lock:
+            leases = list(self._leases)
+        for lease in leases:
+            lease._end()
+        with self._lock:
+            entries = list(self._entries.values())
+            self._entries.clear()
+        for entry in entries:
+            entry.stop_timer()
+            entry.close()
+
+    def _release(self, lease: Lease, close: bool) -> None:
+        entry = lease._entry
+        with self._lock:
+            if lease not in self._leases:
+                return
+            self._leases.remove(lease)
+            entry.users -= 1
+            entry.used = time.monotonic()
+            closing = close and not entry.users
+            if closing:
+                self._forget(entry)
+            else:
+                self._idle_from_now(entry)
+        if closing:
+            entry.close()
+
+    def _idle_from_now(self, entry: _Entry) -> None:
+        if entry.users or entry.client is None:
+            return
+        # A transport gives up a silent connection by itself after its idle timeout: be earlier,
+        # so that the service hears a close instead of nothing.
+        delay = min(self.idle, 0.8 * entry.peer.config.timing.idle_timeout)
+        entry.timer = threading.Timer(delay, self._expire, (entry,))
+        entry.timer.name = "aqueduct-pool-idle"
+        entry.timer.daemon = True
+        entry.timer.start()
+
+    def _expire(self, entry: _Entry) -> None:
+        with self._lock:
+            if entry.users or entry.timer is not threading.current_thread():
+                return  # leased again, or released again since
+            self._forget(entry)
+        entry.close()
+
+    def _forget(self, entry: _Entry) -> None:
+        if self._entries.get(entry.peer) is entry:
+            del self._entries[entry.peer]
+
+
+class _Entry:
+    """One peer's connection. ``users`` and ``timer`` belong to the pool's lock."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self.users = 0
+        self.timer: threading.Timer | None = None
+        self.used = 0.0
+        self.connected = 0
+        self.client: SyncClient | None = None
+        self.connecting = threading.Lock()
+
+    def open_client(self) -> SyncClient:
+        if self.client is not None and not self._answers(self.client):
+            self.close()
+        if self.client is None:
+            self.client = SyncClient(
+                self.peer.address,
+                config=self.peer.config,
+                tls=self.peer.tls,
+                headers=self.peer.headers,
+            )
+            self.connected += 1
+        return self.client
+
+    def _answers(self, client: SyncClient) -> bool:
+        """Whether a connection from an earlier task still leads anywhere.
+
+        Its service may have been restarted meanwhile, which an idle connection cannot know.
+        """
+        if client.closed:
+            return False
+        if self.users > 1 or time.monotonic() - self.used < _TRUSTED:
+            return True
+        try:
+            client.ping(timeout=_CHECK)
+        except AqueductError:
+            return False
+        return True
+
+    def stop_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+    def close(self) -> None:
+        client, self.client = self.client, None
+        if client is not None:
+            with contextlib.suppress(AqueductError):
+                client.close()
+
+
+_pool: Pool | None = None
+_pool_lock = threading.Lock()
+_inherited: list[Pool] = []
+
+
+def process_pool() -> Pool:
+    """This process's pool, made on the first call."""
+    global _pool
+    with _pool_lock:
+        if _pool is not None and _pool.pid != os.getpid():
+            # Made before a fork: its threads and sockets are the parent's. It is kept from the
+            # garbage collector, whose finalisers would close the parent's sockets.
+            _inherited.append(_pool)
+            _pool = None
+        if _pool is None:
+            _pool = Pool()
+        return _pool
+
+
+def _after_fork() -> None:
+    global _pool_lock
+    _pool_lock = threading.Lock()  # another thread of the parent may have held it
+
+
+os.register_at_fork(after_in_child=_after_fork)

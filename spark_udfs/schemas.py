@@ -1,0 +1,57 @@
+"""Schemas as Spark users write them, made into Arrow's on the driver."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+import pyarrow as pa
+
+from aqueduct.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+__all__ = ["AnySchema", "arrow_schema"]
+
+AnySchema: TypeAlias = "pa.Schema | StructType | str"
+"""An Arrow schema, a Spark schema, or Spark's DDL, for example ``"id long, name string"``."""
+
+
+def arrow_schema(schema: AnySchema, argument: str) -> pa.Schema:
+    """``schema`` in Arrow, as Spark would hand it to a function.
+
+    DDL needs a running Spark session, which also gives timestamps their zone. Raises ConfigError
+    that names ``argument``.
+    """
+    if isinstance(schema, pa.Schema):
+        return schema
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import StructType
+
+    session = SparkSession.getActiveSession()
+    if isinstance(schema, str):
+        if session is None:
+            raise ConfigError(
+                f"{argument}={schema!r}: DDL is parsed by Spark, and no session is active here; "
+                "start one first, or give a pyarrow.Schema"
+            )
+        try:
+            schema = StructType.fromDDL(schema)
+        except PySparkException as error:
+            raise ConfigError(f"{argument}={schema!r} is not a schema: {error}") from error
+    if not isinstance(schema, StructType):
+        raise ConfigError(
+            f"{argument} is a {type(schema).__name__}; "
+            "it must be a pyarrow.Schema, a StructType or DDL text"
+        )
+    zone = "UTC" if session is None else session.conf.get("spark.sql.session.timeZone", "UTC")
+    large = (
+        session is not None
+        and session.conf.get("spark.sql.execution.arrow.useLargeVarTypes", "false") == "true"
+    )
+    try:
+        return to_arrow_schema(schema, timezone=zone, prefers_large_types=large)
+    except PySparkException as error:
+        raise ConfigError(f"{argument}: Arrow has no type for it: {error}") from error

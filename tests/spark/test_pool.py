@@ -1,0 +1,151 @@
+"""The pool: leases, reaping, idle connections, forks."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pyarrow as pa
+import pytest
+
+from aqueduct.errors import ConnectFailed
+from spark_udfs.pool import Peer, Pool, process_pool
+from tests.spark.services import NUMBERS, make
+
+
+@pytest.fixture
+def service():
+    return make()
+
+
+@pytest.fixture
+def peer(service, running):
+    with running(service) as address:
+        yield Peer(address)
+
+
+@pytest.fixture
+def pool():
+    pool = Pool()
+    yield pool
+    pool.close()
+
+
+def calls(client):
+    batch = pa.record_batch({"id": [1, 2]}, schema=NUMBERS)
+    answers = client.exchange("double", [batch], schema=NUMBERS)
+    return [answer["id"].to_pylist() for answer in answers]
+
+
+def timers():
+    """The clocks of unused connections that still run."""
+    running = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+    return [timer for timer in running if not timer.finished.is_set()]
+
+
+def test_leases_share_a_connection(pool, peer, service):
+    first, second = pool.lease(peer, task=7), pool.lease(peer, task=7)
+    assert first.client is second.client
+    assert pool.snapshot() == {"leases": 2, "connections": 1, "connected": 1}
+    first.release()
+    first.release()
+    assert calls(second.client) == [[2, 4]]
+    second.release()
+    third = pool.lease(peer, task=8)
+    assert third.client is second.client
+    assert service.counters()["connections"] == 1
+
+
+def test_a_lease_left_behind_ends_when_another_task_begins(pool, peer):
+    ended = []
+    left = pool.lease(peer, task=1)
+    left.on_end(lambda: ended.append("call"))
+    pool.lease(peer, task=1)
+    assert ended == []
+    lease = pool.lease(peer, task=2)
+    assert ended == ["call"]
+    assert pool.snapshot()["leases"] == 1
+    left.release()
+    assert pool.snapshot()["leases"] == 1
+    assert calls(lease.client) == [[2, 4]]
+
+
+def test_leases_without_a_task_end_nobody(pool, peer):
+    ended = []
+    task, plain = pool.lease(peer, task=1), pool.lease(peer)
+    task.on_end(lambda: ended.append("task"))
+    plain.on_end(lambda: ended.append("plain"))
+    pool.lease(peer)
+    pool.lease(peer, task=1)
+    assert ended == []
+
+
+def test_an_unused_connection_closes(peer):
+    pool = Pool(idle=0.05)
+    lease = pool.lease(peer)
+    client = lease.client
+    lease.release()
+    for timer in timers():
+        timer.join(30)
+    assert client.closed
+    assert pool.snapshot() == {"leases": 0, "connections": 0, "connected": 0}
+    again = pool.lease(peer)
+    assert calls(again.client) == [[2, 4]]
+    again.release()
+    pool.close()
+
+
+def test_a_connection_can_close_with_its_last_lease(pool, peer):
+    first, second = pool.lease(peer), pool.lease(peer)
+    first.release(close=True)
+    assert calls(second.client) == [[2, 4]]
+    second.release(close=True)
+    assert second.client.closed
+    assert pool.snapshot() == {"leases": 0, "connections": 0, "connected": 0}
+    assert calls(pool.lease(peer).client) == [[2, 4]]
+
+
+def test_a_lease_stops_the_clock(peer):
+    pool = Pool(idle=0.2)
+    lease = pool.lease(peer)
+    lease.release()
+    lease = pool.lease(peer)
+    assert timers() == []
+    assert calls(lease.client) == [[2, 4]]
+    lease.release()
+    pool.close()
+
+
+def test_a_connection_that_died_is_made_anew(pool, peer, service):
+    lease = pool.lease(peer)
+    lease.client.close()
+    assert calls(pool.lease(peer).client) == [[2, 4]]
+    assert service.counters()["connections"] == 2
+
+
+def test_a_peer_that_cannot_be_reached_leaves_nothing_behind(pool):
+    with pytest.raises(ConnectFailed):
+        pool.lease(Peer("aqueduct://127.0.0.1:9"))
+    assert pool.snapshot() == {"leases": 0, "connections": 0, "connected": 0}
+
+
+def test_a_forked_process_makes_its_own_pool(peer):
+    lease = process_pool().lease(peer)
+    assert process_pool() is process_pool()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            own = process_pool()
+            fine = own.pid == os.getpid() and own.snapshot()["leases"] == 0
+            mine = own.lease(peer)
+            fine = fine and calls(mine.client) == [[2, 4]]
+            os.write(writing, b"fine" if fine else b"wrong")
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as said:
+        assert said.read() == b"fine"
+    os.waitpid(child, 0)
+    assert calls(lease.client) == [[2, 4]]
+    lease.release()
