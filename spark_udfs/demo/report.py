@@ -2,25 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-__all__ = ["carriers_table", "flights_table", "result_lines", "step", "table"]
+__all__ = [
+    "carriers_table",
+    "figure",
+    "figures",
+    "flights_table",
+    "remark",
+    "service_line",
+    "step",
+    "table",
+]
 
 MiB: Final = 1 << 20
 
 
-def step(name: str, text: str, seconds: float | None = None) -> str:
-    """One step of the demo with the time it took."""
-    timing = "" if seconds is None else f"{seconds:.1f} s"
-    return f"{name:<9}{text:<61}{timing:>8}".rstrip()
+@contextlib.contextmanager
+def step(name: str, text: str) -> Iterator[Callable[[], float]]:
+    """Prints one step of the demo as it begins and the time it took as it ends.
+
+    Gives a function for the seconds so far, or of the whole step once it is over.
+    """
+    print(f"{name:<9}{text:<61}", end="", flush=True)
+    start, end = time.perf_counter(), None
+
+    def seconds() -> float:
+        return (time.perf_counter() if end is None else end) - start
+
+    try:
+        yield seconds
+    except BaseException:
+        print(flush=True)
+        raise
+    end = time.perf_counter()
+    print(f"{seconds():>6.1f} s", flush=True)
+
+
+def remark(text: str) -> None:
+    """A line that belongs to the step above."""
+    print(f"{'':<9}{text}", flush=True)
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A table for people: numbers to the right, text to the left, a dash for null."""
     cells = [[_cell(value) for value in row] for row in rows]
     right = [
-        all(text == "-" or text[-1].isdigit() for text in column)
+        all(text == "-" or _is_number(text) for text in column)
         for column in zip(*cells, strict=True)
     ] or [False] * len(headings)
     widths = [
@@ -74,19 +105,42 @@ def carriers_table(rows: Iterable[Mapping[str, Any]], names: Mapping[str, str]) 
     )
 
 
-def result_lines(counters: Mapping[str, int], seconds: float) -> list[str]:
+def figure(name: str, value: str, text: str = "") -> str:
+    """One result with a remark."""
+    return f"{name:<9}{value:>17}  {text}".rstrip()
+
+
+def figures(counted: Mapping[str, int], seconds: float) -> list[str]:
     """What went through the service, by its own counters for the job alone."""
-    there, back = counters["bytes_in"] / MiB, counters["bytes_out"] / MiB
-    ways = f"{there:.1f} MiB to the service and {back:.1f} MiB back"
+    there, back = counted["bytes_in"] / MiB, counted["bytes_out"] / MiB
     return [
-        f"Rows      {counters['rows_in']:>9,}    in {counters['batches_in']:,} batches",
-        f"Seconds   {seconds:>9.1f}    from Parquet to Parquet, Spark's start not counted",
-        f"MiB/s     {(there + back) / seconds:>9.1f}    {ways}",
+        figure("Rows", f"{counted['rows_in']:,}"),
+        figure("Batches", f"{counted['batches_in']:,}"),
+        figure("Seconds", f"{seconds:.1f}", "from Parquet to Parquet"),
+        figure(
+            "MiB/s",
+            f"{(there + back) / seconds:.1f}",
+            f"{there:.1f} MiB to the service and {back:.1f} MiB back",
+        ),
     ]
 
 
+def service_line(counted: Mapping[str, int]) -> str:
+    """What the service says of the job."""
+    return (
+        f"The service counted {counted['calls']:,} calls, {counted['rows_in']:,} rows in, "
+        f"{counted['rows_out']:,} rows out, {counted['connections']:,} connections"
+    )
+
+
 def _minutes(value: float | None, digits: int = 0) -> str | None:
-    return None if value is None else f"{value:+.{digits}f}"
+    if value is None:
+        return None
+    return f"{value:+.{digits}f}" if round(value, digits) else f"{0:.{digits}f}"
+
+
+def _is_number(text: str) -> bool:
+    return text.lstrip("+-").replace(",", "").replace(".", "").isdigit()
 
 
 def _cell(value: object) -> str:

@@ -190,3 +190,8 @@ def test_tables_are_aligned_and_show_nulls():
         "  bcd       -  12",
     ]
     assert report.table(("name",), []).splitlines() == ["  name", "  ----"]
+    assert report.table(("day", "delay"), [("2013-01-02", "+1.5")]).splitlines() == [
+        "  day         delay",
+        "  ----------  -----",
+        "  2013-01-02   +1.5",
+    ]

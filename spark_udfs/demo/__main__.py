@@ -1,0 +1,186 @@
+"""``python -m spark_udfs.demo``: a service scores 336,776 flights for Spark, and is checked.
+
+Ends with status 0 if every row came back and the checksum equals that of the same computation
+without Spark and without a network; 1 if it does not, or if anything failed on the way; 2 if the
+demo cannot start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import aqueduct
+from aqueduct.errors import AqueductError
+from spark_udfs.demo import flights as data
+from spark_udfs.demo import report
+from spark_udfs.demo.checksum import checksum, differences
+from spark_udfs.demo.process import DemoError, ServiceProcess, check_java, spark_session
+from spark_udfs.demo.scoring import DelayModel, score
+
+__all__ = ["main"]
+
+FILES = 8
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the demo; returns the exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        check_java()
+        with contextlib.ExitStack() as stack:
+            if options.keep is None:
+                directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            else:
+                directory = options.keep
+                directory.mkdir(parents=True)
+            return _run(options, directory, stack)
+    except (DemoError, FileExistsError, ModuleNotFoundError) as error:
+        print(f"The demo cannot start: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m spark_udfs.demo",
+        description="A service scores flights for a Spark job, and the result is checked.",
+    )
+    parser.add_argument(
+        "--rows", type=_positive, default=data.TOTAL, help="score only the first ROWS flights"
+    )
+    parser.add_argument(
+        "--batch-rows", type=_positive, default=10_000, help="rows in a record batch (10000)"
+    )
+    parser.add_argument(
+        "--in-flight", type=_positive, default=8, help="batches sent and not yet answered (8)"
+    )
+    parser.add_argument(
+        "--keep", type=Path, metavar="DIRECTORY", help="keep the Parquet files in a new directory"
+    )
+    parser.add_argument(
+        "--address", help="call a running spark_udfs.demo.service instead of starting one"
+    )
+    parser.add_argument("--kill-after", type=_positive, help=argparse.SUPPRESS)
+    return parser
+
+
+def _run(options: argparse.Namespace, directory: Path, stack: contextlib.ExitStack) -> int:
+    import pyspark
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
+    from spark_udfs.demo import job
+
+    print("A service scores flights for Spark: batches go to it, and come back with two columns.\n")
+    source, target = directory / "flights", directory / "scored"
+    rows = min(options.rows, data.TOTAL)
+    with report.step("Data", f"{rows:,} flights from New York in 2013, as Parquet"):
+        table = data.flights().slice(0, rows)
+        data.write_parquet(table, source, files=FILES)
+    process, address = None, options.address
+    if address is None:
+        with report.step("Service", "a process of its own, which fits its model and listens"):
+            process = ServiceProcess()
+            stack.callback(process.stop)
+            address = process.address
+        report.remark(f"process {process.pid} at {address.partition('?')[0]}")
+    service = stack.enter_context(aqueduct.SyncClient(address))
+    with report.step("Spark", f"{pyspark.__version__}, local[2]"):
+        session = spark_session(directory, threads=2, batch_rows=options.batch_rows)
+        spark = stack.enter_context(session)
+    before, reading = _counters(service), _counters(service)
+    if options.kill_after and process:
+        _kill_after(process, options.kill_after, reading)
+    try:
+        with report.step("Job", "Parquet -> mapInArrow(exchange(...)) -> Parquet") as seconds:
+            job.score_flights(
+                spark, str(source), str(target), address=address, in_flight=options.in_flight
+            )
+        after = _counters(service)
+    except (PySparkException, Py4JError, AqueductError) as error:
+        return _failed(error, process, directory, kept=options.keep is not None)
+    # To read the counters is a call too: what it adds to them is taken off again.
+    counted = {name: after[name] - 2 * reading[name] + before[name] for name in after}
+    scored = spark.read.parquet(str(target))
+    sample = [row.asDict() for row in job.sample(scored, rows).collect()]
+    print("\nTen of them; departure, arrival and expected arrival in minutes of delay:\n")
+    print(report.flights_table(sample))
+    carriers = [row.asDict() for row in job.average_delays(scored).collect()]
+    print("\nAverage arrival delay by carrier, as it was and as expected, in minutes:\n")
+    print(report.carriers_table(carriers, data.airline_names()))
+    print()
+    print(*report.figures(counted, seconds()), sep="\n")
+    return _check(table, target, counted)
+
+
+def _check(table: pa.Table, target: Path, counted: dict[str, int]) -> int:
+    """Compares what Spark wrote with the same computation here. Returns the exit status."""
+    model = DelayModel.fit(data.flights())
+    wanted = pa.Table.from_batches([score(batch, model) for batch in table.to_batches()])
+    got = pq.read_table(target).cast(wanted.schema)  # Spark may write times in another unit
+    sums = checksum(got), checksum(wanted)
+    equal = sums[0] == sums[1] and got.num_rows == wanted.num_rows
+    print(report.figure("Checksum", sums[0], "" if equal else f"wanted {sums[1]}"))
+    print(
+        f"\n{got.num_rows:,} of {wanted.num_rows:,} rows; checksum "
+        f"{'equal to' if equal else 'DIFFERENT FROM'} the computation without the network"
+    )
+    print(report.service_line(counted), flush=True)
+    if not equal:
+        for line in differences(got, wanted, key="id"):
+            print(f"  {line}", file=sys.stderr)
+    return 0 if equal else 1
+
+
+def _failed(
+    error: Exception, process: ServiceProcess | None, directory: Path, *, kept: bool
+) -> int:
+    """Says why the job failed, in the words of whoever raised it."""
+    text = str(error) or type(error).__name__
+    print(f"\nThe job failed: {text.strip()}", file=sys.stderr)
+    ended = process.ended() if process else None
+    if ended:
+        print(f"\nWhat happened: {ended}", file=sys.stderr)
+    if kept:
+        print(f"\nSpark's own words are in {directory / 'spark.log'}", file=sys.stderr)
+    return 1
+
+
+def _counters(service: aqueduct.SyncClient) -> dict[str, int]:
+    counters: dict[str, int] = {}
+    for batch in service.source("counters"):
+        counters |= zip(batch["name"].to_pylist(), batch["value"].to_pylist(), strict=True)
+    return counters
+
+
+def _kill_after(process: ServiceProcess, batches: int, before: dict[str, int]) -> None:
+    """Kills the service, for a test, once it has taken that many batches of the job."""
+
+    def watch() -> None:
+        with (
+            contextlib.suppress(AqueductError),
+            aqueduct.SyncClient(process.address) as client,
+        ):
+            while _counters(client)["batches_in"] - before["batches_in"] < batches:
+                pass
+        process.kill()
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not above zero")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

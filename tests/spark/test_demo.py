@@ -1,0 +1,99 @@
+"""The demo as a person runs it."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import aqueduct
+from spark_udfs.demo.flights import FLIGHTS, flights
+from spark_udfs.demo.scoring import DelayModel, score, scored_schema
+
+ROOT = Path(__file__).parent.parent.parent
+
+COUNTERS = pa.schema([("name", pa.string()), ("value", pa.int64())])
+
+pytestmark = pytest.mark.spark
+
+
+def demo(*arguments, environment=None):
+    return subprocess.run(
+        [sys.executable, "-m", "spark_udfs.demo", *arguments],
+        cwd=ROOT,
+        env={**os.environ, **(environment or {})},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+def test_the_whole_demo_ends_well():
+    ended = demo()
+    assert ended.returncode == 0, ended.stderr
+    out = ended.stdout
+    assert "18f9eeb1b5e9722a" in out
+    assert "336,776 of 336,776 rows; checksum equal to the computation without the network" in out
+    assert "336,776 rows in, 336,776 rows out" in out
+    assert "Hawaiian Airlines Inc." in out
+    assert out.count("2013-") == 10
+    assert len(re.findall(r"^  2013-", out, re.MULTILINE)) == 10
+    for word in ("Rows", "Batches", "Seconds", "MiB/s", "8 calls", "connections"):
+        assert word in out
+    assert max(map(len, out.splitlines())) <= 80
+    assert ended.stderr == ""
+
+
+def test_fewer_rows_and_files_to_keep(tmp_path):
+    kept = tmp_path / "kept"
+    ended = demo("--rows", "5000", "--batch-rows", "100", "--keep", str(kept))
+    assert ended.returncode == 0, ended.stderr
+    assert "5,000 of 5,000 rows; checksum " in ended.stdout
+    assert list((kept / "scored").glob("*.parquet"))
+    assert demo("--rows", "5000", "--keep", str(kept)).returncode == 2
+
+
+def test_a_service_killed_on_the_way_ends_badly():
+    ended = demo("--batch-rows", "500", "--kill-after", "20")
+    assert ended.returncode == 1
+    assert "The job failed: " in ended.stderr
+    assert "ConnectionLost" in ended.stderr
+    assert "was killed by SIGKILL" in ended.stderr
+    assert "equal to" not in ended.stdout
+
+
+def test_a_wrong_answer_ends_badly(running):
+    service = aqueduct.Service("wrong")
+    model = DelayModel.fit(flights())
+
+    @service.handler("score", input=FLIGHTS, output=scored_schema)
+    def wrong(batch):
+        scored = score(batch, model)
+        delays = scored["expected_arr_delay"].to_pylist()
+        if batch["id"][0].as_py() == 0:
+            delays[1] = math.nextafter(delays[1], math.inf)
+        return scored.set_column(24, scored.schema.field(24), pa.array(delays, pa.float64()))
+
+    @service.handler("counters", kind="source", output=COUNTERS)
+    def counters():
+        counted = service.counters()
+        yield pa.record_batch({"name": list(counted), "value": list(counted.values())})
+
+    with running(service) as address:
+        ended = demo("--rows", "20000", "--address", address)
+    assert ended.returncode == 1
+    assert "20,000 of 20,000 rows; checksum DIFFERENT FROM the computation" in ended.stdout
+    assert "row 1, column expected_arr_delay: " in ended.stderr
+
+
+def test_without_java_it_says_what_to_install(tmp_path):
+    ended = demo("--rows", "10", environment={"JAVA_HOME": str(tmp_path)})
+    assert ended.returncode == 2
+    assert "apt install openjdk-17-jre-headless" in ended.stderr
