@@ -10,6 +10,7 @@ import asyncio
 import random
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 _SIZE = 65_536
@@ -105,7 +106,7 @@ class Relay:
             except OSError:
                 return
             sock = self._inner.get(client) or self._open_inner(client)
-            self._pass("up", data, lambda d, s=sock: s.send(d))
+            self._pass("up", data, sock.send)
 
     def _from_server(self, client: Any, sock: socket.socket) -> None:
         for _ in range(64):
@@ -113,9 +114,9 @@ class Relay:
                 data = sock.recv(_SIZE)
             except OSError:
                 return
-            self._pass("down", data, lambda d: self._to_client(d, client))
+            self._pass("down", data, partial(self._to_client, client))
 
-    def _to_client(self, data: bytes, client: Any) -> None:
+    def _to_client(self, client: Any, data: bytes) -> None:
         assert self._outer is not None
         self._outer.sendto(data, client)
 

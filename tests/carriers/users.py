@@ -137,6 +137,10 @@ class Recorder:
             raise AssertionError(f"{what or 'condition'} not met: {self!r}") from error
         assert not self.failures, self.failures
 
+    async def until_ended(self, *streams: int) -> None:
+        """Waits for the ends of the peer's streams."""
+        await self.until(lambda: self.ended.issuperset(streams), f"the end of {streams}")
+
     def __repr__(self) -> str:
         return (
             f"<{'client' if self.carrier.is_client else 'server'}: {len(self.data)} streams, "

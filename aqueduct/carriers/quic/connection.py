@@ -385,7 +385,7 @@ class QuicCarrier:
                 self._reported = True
                 user.datagram_received(event.data)
         elif isinstance(event, events.PingAcknowledged):
-            if self._begun and user is not None:
+            if self._begun and user is not None and event.uid:  # 0: the transport's own
                 self._reported = True
                 user.ponged()
         elif isinstance(event, events.HandshakeCompleted):
