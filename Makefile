@@ -10,7 +10,7 @@ COMPILED := $(patsubst %.pyi,%,$(subst /,.,$(wildcard aqueduct/_speedups/*.pyi))
 .PHONY: help demo test test-long bench bench-check wheel wheels lint format setup clean
 
 help:           ## these lines
-	@grep -hE '^[a-z-]+:.*##' Makefile
+	@sed -nE 's/^([a-z-]+):.*## /\1\t/p' Makefile | expand -t 14
 
 setup: .venv/.stamp-build ## the virtual environment in .venv, with everything compiled
 
