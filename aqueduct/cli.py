@@ -201,7 +201,10 @@ def _describe(args: argparse.Namespace) -> int:
     if args.json:
         print(description.to_json())
         return 0
-    print(f"{description.service}  (aqueduct-arrow {description.library})")
+    print(
+        f"{description.service}  (aqueduct-arrow {description.library}, "
+        f"call convention {description.convention})"
+    )
     for handler in description.handlers:
         traits: list[str] = [handler.kind]
         if handler.concurrency > 1:
