@@ -17,3 +17,7 @@ cdef tuple attached_channels(
     uint64_t attachment_limit,
 )
 cdef tuple range_lengths(const uint8_t *pos, const uint8_t *end, bint paired)
+
+# The same from the bytes of a block that was checked before.
+cdef tuple headers_of(bytes block)
+cdef tuple attachments_of(bytes block)

@@ -4,7 +4,7 @@ The errors say what is wrong inside the block; the decoder adds where the frame 
 may lie in memory that somebody else can write to, so each length is checked where it is used.
 """
 
-from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport uint8_t, uint64_t
 
 from aqueduct._speedups.varint cimport VARINT_MORE, raise_varint, varint_load
@@ -94,6 +94,20 @@ cdef tuple range_lengths(const uint8_t *pos, const uint8_t *end, bint paired):
     if total == 0:
         raise FrameError("its RANGES name no message")
     return tuple(lengths)
+
+
+cdef tuple headers_of(bytes block):
+    cdef const uint8_t *pos = <const uint8_t *> PyBytes_AS_STRING(block)
+    return header_pairs(pos, pos + PyBytes_GET_SIZE(block))
+
+
+cdef tuple attachments_of(bytes block):
+    cdef const uint8_t *pos = <const uint8_t *> PyBytes_AS_STRING(block)
+    # All are created by one side, so the first byte says which.
+    return attached_channels(
+        pos, pos + PyBytes_GET_SIZE(block), pos[0] & CREATOR,
+        0xFFFFFFFFFFFFFFFF, 0xFFFFFFFFFFFFFFFF,
+    )
 
 
 cdef int inner_varint(const uint8_t **pos, const uint8_t *end, uint64_t *value) except -1:

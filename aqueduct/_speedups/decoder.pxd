@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
-from aqueduct._speedups.input cimport Input
+from aqueduct._speedups.landing cimport Landing
 
 # Where in a frame the next byte stands.
 cdef enum State:
@@ -25,7 +25,7 @@ cdef enum State:
     AT_ADMISSION
     AT_PAYLOAD
 
-cdef class Decoder(Input):
+cdef class Decoder(Landing):
     cdef public int64_t auto_admit
     cdef public bint pause_at_route
     cdef readonly bint paused
@@ -51,12 +51,9 @@ cdef class Decoder(Input):
     cdef Py_ssize_t _size        # of the block or payload at hand
 
     cdef uint64_t _num
-    cdef tuple _headers
-    cdef tuple _attachments
-    cdef object _payload
-    cdef object _view            # a memoryview of _payload, once one is needed
-    cdef uint8_t *_land          # where the next byte of the payload goes
-    cdef Py_ssize_t _remaining
+    cdef object _headers         # a tuple, or the bytes of a large block (see frames.Message)
+    cdef object _attachments
+    cdef Py_ssize_t _overhead
 
     cdef int _enter(self) except -1
     cdef object _parse(self)
@@ -64,12 +61,11 @@ cdef class Decoder(Input):
     cdef int _begin(self) except -1
     cdef int _varint(self) except -1
     cdef int _length(self, uint64_t limit, str name) except -1
+    cdef object _kept(self, const uint8_t *block, tuple parsed)
     cdef int _match_magic(self) except -1
     cdef object _version(self, const uint8_t *text)
     cdef object _short_frame(self)
     cdef object _acks(self, const uint8_t *block)
-    cdef int _allocate(self, object target) except -1
-    cdef bint _land_fed(self) noexcept
     cdef object _head_frame(self)
     cdef object _message(self, object payload)
     cdef void _frame_done(self) noexcept

@@ -17,12 +17,12 @@ from aqueduct._speedups.frames import (
     SentUnreliable,
     Version,
 )
-from aqueduct._speedups.input import Input
+from aqueduct._speedups.landing import Landing
 
 __all__ = ["Decoder"]
 
 @final
-class Decoder(Input):
+class Decoder(Landing):
     auto_admit: int
     pause_at_route: bool
     @property

@@ -5,8 +5,7 @@ The order of calls of a Decoder: ``feed`` what came, then ``next`` until it says
 """
 
 cimport cython
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from cpython.memoryview cimport PyMemoryView_GET_BUFFER
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from aqueduct._speedups.blocks cimport (
@@ -17,14 +16,7 @@ from aqueduct._speedups.blocks cimport (
     header_pairs,
     range_lengths,
 )
-from aqueduct._speedups.buffers cimport (
-    AlignedBuffer,
-    byte_view,
-    copy_bytes,
-    count_copied,
-    new_aligned,
-)
-from aqueduct._speedups.encoder cimport COALESCE_BELOW
+from aqueduct._speedups.buffers cimport count_copied
 from aqueduct._speedups.frames cimport (
     ACK_NACK_UNRELIABLE_TAG,
     ACK_RELIABLE_TAG,
@@ -52,6 +44,7 @@ from aqueduct._speedups.frames cimport (
     SentUnreliable,
     Version,
 )
+from aqueduct._speedups.landing cimport SMALL, Landing
 from aqueduct._speedups.varint cimport VARINT_ABOVE_64, VARINT_PADDED, raise_varint
 
 from aqueduct._speedups.encoder import VERSION
@@ -67,8 +60,8 @@ from aqueduct.errors import (
 __all__ = ["Decoder"]
 
 cdef enum:
-    # Payloads below this become bytes; larger ones land in aligned memory.
-    SMALL = COALESCE_BELOW
+    # Blocks of headers and attachments above this stay bytes until they are asked for.
+    LARGE_BLOCK = 1024
     # At most so many bytes of a peer's version are read (AQ-R5).
     VERSION_TEXT_LIMIT = 255
 
@@ -87,7 +80,7 @@ cdef ForgetChannel THE_FORGET_CHANNEL = ForgetChannel()
 
 @cython.final
 @cython.auto_pickle(False)
-cdef class Decoder(Input):
+cdef class Decoder(Landing):
     """Decodes one frame sequence: a unidirectional stream, or (``datagram``) a datagram.
 
     ``from_server`` is the side that sends it. The limits are those of ``config.Limits``, in
@@ -139,7 +132,7 @@ cdef class Decoder(Input):
             return self._parse()
         except BaseException as error:
             # Memory for a payload may be there the next time; nothing else can be repeated.
-            if self._state != AT_PAYLOAD or self._payload is not None:
+            if self._state != AT_PAYLOAD or self.payload is not None:
                 self._fail(error)
             raise
         finally:
@@ -157,7 +150,7 @@ cdef class Decoder(Input):
             if <uint64_t> self._size > self.left():
                 self._fail(truncation())
         elif self.left() == 0 and self._state != AT_TAG:
-            if self._state != AT_PAYLOAD or self._remaining:
+            if self._state != AT_PAYLOAD or self.missing:
                 self._fail(truncation())
 
     # Payloads.
@@ -172,7 +165,8 @@ cdef class Decoder(Input):
         self._enter()
         if self._state != AT_ADMISSION:
             raise LocalProtocolError("admit: no message waits for it")
-        self._allocate(target)
+        self.prepare(self._size, target)
+        self._state = AT_PAYLOAD
 
     def receive_buffer(self, Py_ssize_t hint):
         """Where the next bytes of an admitted payload go: at most ``hint`` of them, if above 0.
@@ -180,32 +174,15 @@ cdef class Decoder(Input):
         None if there is no such memory now (no large payload, or fed bytes are not consumed).
         Write there, then call ``received``.
         """
-        cdef Py_ssize_t done
         self._enter()
-        if self._state != AT_PAYLOAD or self._remaining == 0 or self.left():
-            return None
-        if self._payload is None or type(self._payload) is bytes:
-            return None
-        if self._view is None:
-            self._view = byte_view(self._payload)
-        done = self._size - self._remaining
-        if 0 < hint < self._remaining:
-            return self._view[done:done + hint]
-        return self._view[done:]
+        return self.room(hint)
 
     def received(self, Py_ssize_t size):
         """``size`` bytes were written to the memory of ``receive_buffer``."""
         self._enter()
-        if self._view is None or self.left() or not 0 <= size <= self._remaining:
-            raise LocalProtocolError(
-                f"received({size}): {self._remaining} bytes of the payload are missing, and "
-                "only memory of receive_buffer counts"
-            )
         if self.ended and size:
             raise LocalProtocolError("received after end: the sequence was finished")
-        self._land += size
-        self._remaining -= size
-        self.skip_outside(<uint64_t> size)
+        self.landed(size)
 
     # Where it stands.
 
@@ -232,7 +209,7 @@ cdef class Decoder(Input):
     @property
     def remaining(self):
         """Bytes of the admitted payload that did not land yet."""
-        return self._remaining
+        return self.missing
 
     @property
     def route(self):
@@ -292,6 +269,7 @@ cdef class Decoder(Input):
                 self._num = self._value
                 self._headers = ()
                 self._attachments = ()
+                self._overhead = 0
                 self._state = AT_HEADERS_LENGTH
 
             elif self._state == AT_HEADERS_LENGTH:
@@ -304,7 +282,7 @@ cdef class Decoder(Input):
                 block = self.block(self._size)
                 if block == NULL:
                     return self._starved()
-                self._headers = header_pairs(block, block + self._size)
+                self._headers = self._kept(block, header_pairs(block, block + self._size))
                 self.release_block()
                 self._state = AT_ATTACHMENTS_LENGTH
 
@@ -318,10 +296,10 @@ cdef class Decoder(Input):
                 block = self.block(self._size)
                 if block == NULL:
                     return self._starved()
-                self._attachments = attached_channels(
+                self._attachments = self._kept(block, attached_channels(
                     block, block + self._size, self.from_server,
                     self._header_limit, self._attachment_limit,
-                )
+                ))
                 self.release_block()
                 self._state = AT_PAYLOAD_LENGTH
 
@@ -340,14 +318,14 @@ cdef class Decoder(Input):
                     self._pos += self._size
                     return self._message(frame)
                 self._state = AT_PAYLOAD
-                self._remaining = self._size
+                self.missing = self._size
 
             elif self._state == AT_PAYLOAD:
-                if self._payload is None:
-                    self._allocate(None)
-                if not self._land_fed():
+                if self.payload is None:
+                    self.prepare(self._size, None)
+                if not self.land():
                     return self._starved()
-                return self._message(self._payload)
+                return self._message(self.payload)
 
             elif self._state == AT_ADMISSION:
                 return None
@@ -496,6 +474,11 @@ cdef class Decoder(Input):
         self._size = <Py_ssize_t> self._value
         return 0
 
+    cdef object _kept(self, const uint8_t *block, tuple parsed):
+        """What a message keeps of a block: the tuple, or the bytes if they are so much less."""
+        self._overhead += self._size
+        return block[:self._size] if self._size > LARGE_BLOCK else parsed
+
     cdef int _match_magic(self) except -1:
         """Compares VERSION up to its text as far as bytes are there: 1, or 0 for more bytes."""
         cdef const char *magic = MAGIC
@@ -568,66 +551,24 @@ cdef class Decoder(Input):
         unreliable.ranges = ranges
         return unreliable
 
-    # Payloads land.
-
-    cdef int _allocate(self, object target) except -1:
-        """Takes the memory of the payload at hand; nothing changes if that fails."""
-        cdef object view = None
-        cdef AlignedBuffer aligned
-        cdef Py_buffer *info
-        if target is not None:
-            view = byte_view(target)
-            info = PyMemoryView_GET_BUFFER(view)
-            if info.readonly or info.len != self._size:
-                raise LocalProtocolError(
-                    f"admit: the target has {info.len} bytes and is "
-                    f"{'read-only' if info.readonly else 'writable'}; the payload needs "
-                    f"{self._size} writable bytes"
-                )
-            self._land = <uint8_t *> info.buf
-            self._payload = target
-        elif self._size < SMALL:
-            self._payload = PyBytes_FromStringAndSize(NULL, self._size)
-            self._land = <uint8_t *> PyBytes_AS_STRING(self._payload)
-        else:
-            aligned = new_aligned(self._size)
-            self._land = aligned.data
-            self._payload = aligned
-        self._view = view
-        self._remaining = self._size
-        self._state = AT_PAYLOAD
-        return 0
-
-    cdef bint _land_fed(self) noexcept:
-        """Copies fed bytes to their place, once; True when the payload is whole."""
-        cdef Py_ssize_t size
-        while self._remaining:
-            if self._pos == self._end and not self.refill():
-                return False
-            size = min(self._end - self._pos, self._remaining)
-            copy_bytes(self._land, self._pos, size)
-            self._pos += size
-            self._land += size
-            self._remaining -= size
-        return True
-
     cdef object _head_frame(self):
         cdef MessageHead head = MessageHead.__new__(MessageHead)
         head.num = self._num
-        head.headers = self._headers
-        head.attachments = self._attachments
+        head._headers = self._headers
+        head._attachments = self._attachments
+        head.overhead = self._overhead
         head.size = <uint64_t> self._size
         return head
 
     cdef object _message(self, object payload):
         cdef Message message = Message.__new__(Message)
         message.num = self._num
-        message.headers = self._headers
-        message.attachments = self._attachments
+        message._headers = self._headers
+        message._attachments = self._attachments
+        message.overhead = self._overhead
         message.payload = payload
         message.size = self._size
-        self._payload = None
-        self._view = None
+        self.leave()
         self._frame_done()
         return message
 
@@ -646,8 +587,7 @@ cdef class Decoder(Input):
         self._error = error
         self.drop()
         self._headers = self._attachments = ()
-        self._payload = self._view = None
-        self._remaining = 0
+        self.leave()
         self._state = AT_TAG
         raise error
 

@@ -32,10 +32,11 @@ cdef class RouteTo:
 
 cdef class Message:
     cdef readonly uint64_t num
-    cdef readonly tuple headers
-    cdef readonly tuple attachments
+    cdef object _headers          # the tuple, or the bytes of a large block
+    cdef object _attachments
     cdef readonly object payload
     cdef readonly Py_ssize_t size
+    cdef readonly Py_ssize_t overhead
 
 cdef class SentUnreliable:
     cdef readonly uint64_t count
@@ -61,6 +62,7 @@ cdef class ForgetChannel:
 
 cdef class MessageHead:
     cdef readonly uint64_t num
-    cdef readonly tuple headers
-    cdef readonly tuple attachments
+    cdef object _headers
+    cdef object _attachments
     cdef readonly uint64_t size
+    cdef readonly Py_ssize_t overhead

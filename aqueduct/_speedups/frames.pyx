@@ -9,6 +9,8 @@ and a million queued messages should not be walked by the collector.
 cimport cython
 from libc.stdint cimport uint64_t
 
+from aqueduct._speedups.blocks cimport attachments_of, headers_of
+
 __all__ = [
     "FRAME_NAMES",
     "AckNackUnreliable",
@@ -127,7 +129,11 @@ cdef class RouteTo:
 @cython.auto_pickle(False)
 cdef class Message:
     """One message (AQ-16). ``payload`` is bytes, an AlignedBuffer or the buffer of ``admit``;
-    ``size`` is its length in bytes.
+    ``size`` is its length, ``overhead`` that of headers and attachments on the wire (0 if the
+    message did not come from there), in bytes.
+
+    Large blocks of headers and attachments stay bytes until they are asked for, because as
+    tuples they take many times that.
     """
 
     TAG = MESSAGE_TAG
@@ -136,10 +142,24 @@ cdef class Message:
         self, uint64_t num, tuple headers not None, tuple attachments not None, payload not None
     ):
         self.num = num
-        self.headers = headers
-        self.attachments = attachments
+        self._headers = headers
+        self._attachments = attachments
         self.payload = payload
         self.size = memoryview(payload).nbytes
+
+    @property
+    def headers(self):
+        """(key, value) pairs of bytes."""
+        if type(self._headers) is bytes:
+            self._headers = headers_of(self._headers)
+        return self._headers
+
+    @property
+    def attachments(self):
+        """(channel, headers) pairs."""
+        if type(self._attachments) is bytes:
+            self._attachments = attachments_of(self._attachments)
+        return self._attachments
 
     def __eq__(self, other):
         cdef Message message
@@ -167,7 +187,7 @@ cdef class Message:
 @cython.no_gc
 @cython.auto_pickle(False)
 cdef class MessageHead:
-    """A MESSAGE whose payload of ``size`` bytes waits for ``Decoder.admit``."""
+    """A MESSAGE whose payload of ``size`` bytes waits for ``Decoder.admit``; else as Message."""
 
     TAG = MESSAGE_HEAD_TAG
 
@@ -175,9 +195,23 @@ cdef class MessageHead:
         self, uint64_t num, tuple headers not None, tuple attachments not None, uint64_t size
     ):
         self.num = num
-        self.headers = headers
-        self.attachments = attachments
+        self._headers = headers
+        self._attachments = attachments
         self.size = size
+
+    @property
+    def headers(self):
+        """(key, value) pairs of bytes."""
+        if type(self._headers) is bytes:
+            self._headers = headers_of(self._headers)
+        return self._headers
+
+    @property
+    def attachments(self):
+        """(channel, headers) pairs."""
+        if type(self._attachments) is bytes:
+            self._attachments = attachments_of(self._attachments)
+        return self._attachments
 
     def __eq__(self, other):
         cdef MessageHead head

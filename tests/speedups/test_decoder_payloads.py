@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -209,3 +211,79 @@ def test_no_receive_buffer_for_small_payloads() -> None:
     assert decoder.next() is None
     assert decoder.remaining == 2
     assert decoder.receive_buffer(100) is None
+
+
+@pytest.mark.parametrize("pairs", [(), ((b"k", b"v"),), ((b"k", b"v"),) * 400])
+@pytest.mark.parametrize("attached", [(), ((8, ()),), tuple((8 * n, ()) for n in range(1, 700))])
+def test_messages_know_their_overhead(pairs: Any, attached: Any) -> None:
+    data = message(0, b"p" * 100, pairs, attached)
+    overhead = len(data) - len(message(0, b"p" * 100))
+    decoder = client_decoder()
+    decoder.auto_admit = 0
+    decoder.feed(data)
+    head = decoder.next()
+    assert isinstance(head, codec.MessageHead)
+    decoder.admit()
+    frame = decoder.next()
+    assert isinstance(frame, codec.Message)
+    assert 0 <= overhead - frame.overhead <= 4  # their lengths may be longer than one byte
+    assert head.overhead == frame.overhead
+    for _ in range(2):
+        assert (head.headers, head.attachments) == (pairs, attached)
+        assert (frame.headers, frame.attachments) == (pairs, attached)
+    assert codec.Message(0, pairs, attached, b"").overhead == 0
+
+
+def test_large_blocks_that_wait_cost_little_more_than_their_bytes() -> None:
+    """As tuples these headers take twenty times their bytes on the wire."""
+    pairs = tuple((b"%02x" % (number % 256), b"") for number in range(4000))
+    attached = tuple((8 * number, ()) for number in range(1, 4000))
+    data = message(0, b"p" * 100, pairs, attached)
+    decoders = []
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(50):
+            decoder = client_decoder()
+            decoder.auto_admit = 0
+            decoder.feed(memoryview(data))
+            head = decoder.next()
+            decoders.append((decoder, head))
+        assert tracemalloc.get_traced_memory()[0] - before < 50 * 2 * len(data)
+    finally:
+        tracemalloc.stop()
+    for decoder, head in decoders:
+        assert head == codec.MessageHead(0, pairs, attached, 100)
+        decoder.admit()
+        assert decoder.next() == codec.Message(0, pairs, attached, b"p" * 100)
+
+
+def test_a_long_copy_lets_other_threads_run() -> None:
+    """And the decoder refuses them, so that nothing moves under the copy."""
+    size = 64 * MiB
+    refused = 0
+    for _ in range(50):
+        decoder = client_decoder()
+        decoder.feed(message(0, bytes(size)))
+        begun = threading.Event()
+        frames: list[Any] = []
+
+        def land(decoder: codec.Decoder, begun: threading.Event, frames: list[Any]) -> None:
+            begun.set()
+            frames.append(decoder.next())
+
+        thread = threading.Thread(target=land, args=(decoder, begun, frames))
+        thread.start()
+        begun.wait(10)
+        while thread.is_alive():
+            try:
+                decoder.feed(b"")
+            except RuntimeError as error:
+                assert "two threads" in str(error)  # noqa: PT017 - it need not be raised
+                refused += 1
+                break
+        thread.join(10)
+        assert frames[0].size == size
+        if refused:
+            break
+    assert refused

@@ -1,0 +1,8 @@
+from typing_extensions import disjoint_base
+
+from aqueduct._speedups.input import Input
+
+__all__ = ["Landing"]
+
+@disjoint_base
+class Landing(Input): ...
