@@ -331,9 +331,9 @@ def connection_headers(headers: ConnectionHeaders) -> tuple[tuple[bytes, bytes],
 
 
 def plain(address: str) -> str:
-    """An address without its options."""
-    parsed = Address.parse(address)
-    return str(Address(parsed.scheme, parsed.host, parsed.port))
+    """An address without its options, as it was written. Raises ConfigError if it is none."""
+    Address.parse(address)
+    return address.partition("?")[0]
 
 
 def _bytes(text: str | bytes) -> bytes:

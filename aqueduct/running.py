@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -294,7 +295,7 @@ class RunningCall:
         except CallError:
             raise
         except Exception as error:
-            raise self._handler_failed(error, "could not tell its output schema") from error
+            raise self._handler_failed(error, "could not tell its output schema:") from error
         if head.expected is not None and call.output_schema is not None:
             check(head.expected, call.output_schema, where=f"the output of {where}", **names)
         if call.schema is not None:
@@ -385,10 +386,19 @@ class RunningCall:
         frame = error.__traceback__
         while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_PACKAGE):
             frame = frame.tb_next
-        plain = Status.from_exception(error.with_traceback(frame or error.__traceback__))
-        text = f"{what} {plain.message}"
+        error = error.with_traceback(frame or error.__traceback__)
+        kind = type(error).__qualname__
+        if type(error).__module__ not in ("builtins", "__main__"):
+            kind = f"{type(error).__module__}.{kind}"
+        try:
+            detail = str(error)
+        except Exception as second:  # noqa: BLE001  an exception's own __str__ may fail
+            detail = f"(its text cannot be had: {type(second).__name__})"
         return HandlerFailed(
-            text, kind=plain.kind, detail=plain.detail, remote_traceback=plain.traceback
+            f"{what} {kind}: {detail}" if detail else f"{what} {kind}",
+            kind=kind,
+            detail=detail,
+            remote_traceback="".join(traceback.format_exception(error)),
         )
 
     def _note(self, error: AqueductError) -> None:
