@@ -78,6 +78,7 @@ class FlowConnection(QuicConnection):
         self._queued: set[int] = set()
         self._queued_peer_streams = 0  # of the peer's, those above are in the queue already
         self._totals = SendTotals()
+        self._closed_by_peer = False
 
     # streams
 
@@ -215,7 +216,7 @@ class FlowConnection(QuicConnection):
     @property
     def closed_by_peer(self) -> bool:
         """Whether the end came from the peer."""
-        return self._state is QuicConnectionState.DRAINING
+        return self._closed_by_peer
 
     @property
     def peer_certificate(self) -> x509.Certificate | None:
@@ -255,6 +256,10 @@ class FlowConnection(QuicConnection):
         }
 
     # overrides
+
+    def _close_begin(self, is_initiator: bool, now: float) -> None:
+        self._closed_by_peer = not is_initiator
+        super()._close_begin(is_initiator, now)
 
     def _write_application(
         self, builder: QuicPacketBuilder, network_path: QuicNetworkPath, now: float

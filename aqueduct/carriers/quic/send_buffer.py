@@ -241,6 +241,8 @@ class SendBuffer:
         self._wake(self.stream_id)
 
     def _add(self, view: memoryview) -> None:
+        if not view:
+            return
         self._views.append(view)
         self._starts.append(self._stop)
         self._stop += len(view)

@@ -1,0 +1,241 @@
+"""What the QUIC carrier uses of aioquic that aioquic does not promise, name by name.
+
+aioquic is pinned to one version. Who raises the pin runs this first: a name that is gone or means
+something else fails here, by itself, and not somewhere in a transfer.
+"""
+
+from __future__ import annotations
+
+import ast
+import collections
+import hashlib
+import inspect
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aioquic import _crypto, tls
+from aioquic.quic import congestion, connection, packet, recovery, stream
+from aioquic.quic.congestion import cubic, reno
+from aioquic.quic.connection import Limit, QuicConnection
+from cryptography import x509
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from aqueduct.carriers import quic
+from tests.carriers.wire import Wire, plain
+
+SOURCES = sorted(Path(str(quic.__file__)).parent.glob("*.py"))
+ONE_RTT = tls.Epoch.ONE_RTT
+
+
+@pytest.fixture(scope="module")
+def wire() -> Wire:
+    """Two of aioquic's own connections after the handshake, with a stream each way."""
+    made = Wire(plain)
+    made.client.send_stream_data(2, b"from the client")
+    made.server.send_stream_data(3, b"from the server")
+    made.run()
+    return made
+
+
+OF_THE_CONNECTION: dict[str, Any] = {
+    "_ack_delay": float,
+    "_ack_eliciting_sent_since_receipt": bool,
+    "_close_at": float,
+    "_close_event": type(None),
+    "_close_pending": bool,
+    "_configuration": object,
+    "_crypto_streams": dict,
+    "_cryptos": dict,
+    "_datagrams_pending": collections.deque,
+    "_events": collections.deque,
+    "_handshake_complete": bool,
+    "_handshake_confirmed": bool,
+    "_handshake_done_pending": bool,
+    "_host_cids": list,
+    "_is_client": bool,
+    "_local_max_data": Limit,
+    "_local_max_streams_bidi": Limit,
+    "_local_max_streams_uni": Limit,
+    "_local_next_stream_id_uni": int,
+    "_loss": recovery.QuicPacketRecovery,
+    "_max_datagram_size": int,
+    "_network_paths": list,
+    "_pacing_at": type(None),
+    "_packet_number": int,
+    "_peer_cid": connection.QuicConnectionId,
+    "_ping_pending": list,
+    "_probe_pending": bool,
+    "_remote_max_data": int,
+    "_remote_max_data_used": int,
+    "_remote_max_datagram_frame_size": int,
+    "_remote_max_streams_uni": int,
+    "_remote_preferred_address": type(None),
+    "_retire_connection_ids": list,
+    "_spaces": dict,
+    "_state": connection.QuicConnectionState,
+    "_streams": dict,
+    "_streams_queue": list,
+}
+
+
+@pytest.mark.parametrize("name", OF_THE_CONNECTION)
+def test_an_attribute_of_the_connection(wire: Wire, name: str) -> None:
+    for end in (wire.client, wire.server):
+        assert isinstance(getattr(end, name), OF_THE_CONNECTION[name])
+
+
+METHODS: dict[str, list[str]] = {
+    "_close_begin": ["is_initiator", "now"],
+    "_get_or_create_stream_for_send": ["stream_id"],
+    "_handle_max_stream_data_frame": ["context", "frame_type", "buf"],
+    "_idle_timeout": [],
+    "_on_connection_limit_delivery": ["delivery", "limit"],
+    "_on_max_stream_data_delivery": ["delivery", "stream"],
+    "_payload_received": ["context", "plain", "crypto_frame_required"],
+    "_write_application": ["builder", "network_path", "now"],
+    "_write_connection_limits": ["builder", "space"],
+    "_write_stream_limits": ["builder", "space", "stream"],
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_of_the_connection(name: str) -> None:
+    signature = inspect.signature(getattr(QuicConnection, name))
+    assert list(signature.parameters) == ["self", *METHODS[name]]
+
+
+OF_OTHERS: dict[str, Any] = {
+    "_aead": lambda w: isinstance(w.client._cryptos[ONE_RTT].send.aead._aead, AESGCM),
+    "_iv": lambda w: isinstance(w.client._cryptos[ONE_RTT].send.aead._iv, int),
+    "_is_chacha20": lambda w: w.client._cryptos[ONE_RTT].send.hp._is_chacha20 is False,
+    "_mask": lambda w: len(w.client._cryptos[ONE_RTT].send.hp._mask(bytes(48))) == 48,
+    "_cc": lambda w: isinstance(w.client._loss._cc, congestion.base.QuicCongestionControl),
+    "_pacer": lambda w: isinstance(w.client._loss._pacer, recovery.QuicPacketPacer),
+    "_rtt_smoothed": lambda w: 0 < w.client._loss._rtt_smoothed < 1,
+    "_time_of_last_sent_ack_eliciting_packet": lambda w: (
+        1000 <= w.client._loss._time_of_last_sent_ack_eliciting_packet <= w.now
+    ),
+    "_received": lambda w: isinstance(w.client._spaces[ONE_RTT].received_packets._received, set),
+    "_peer_certificate": lambda w: isinstance(w.client.tls._peer_certificate, x509.Certificate),
+    "_buffer": lambda w: w.server._streams[2].receiver._buffer == bytearray(),
+    "_buffer_start": lambda w: w.server._streams[2].receiver._buffer_start == 15,
+    "_final_size": lambda w: w.server._streams[2].receiver._final_size is None,
+}
+
+
+@pytest.mark.parametrize("name", OF_OTHERS)
+def test_an_attribute_of_another_class(wire: Wire, name: str) -> None:
+    assert OF_OTHERS[name](wire)
+
+
+def test_no_other_name_is_used() -> None:
+    """The tables above are complete."""
+    used: set[str] = set()
+    ours: set[str] = set()
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
+                used.add(node.attr)
+                if isinstance(node.ctx, ast.Store) and _is_self(node.value):
+                    ours.add(node.attr)
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                ours.add(node.name)
+    theirs = {*vars(Wire(plain).client), *vars(QuicConnection)}
+    unknown = {
+        name
+        for name in used
+        if not (name.startswith("__") and name.endswith("__"))
+        and (name in theirs or name not in ours)
+        and name not in OF_THE_CONNECTION
+        and name not in METHODS
+        and name not in OF_OTHERS
+    }
+    assert not unknown
+
+
+def _is_self(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and node.id == "self"
+
+
+def test_every_name_of_the_tables_is_used() -> None:
+    text = "\n".join(path.read_text() for path in SOURCES)
+    unused = [name for name in (*OF_THE_CONNECTION, *METHODS, *OF_OTHERS) if name not in text]
+    assert not unused
+
+
+# How they are used
+
+
+def test_all_streams_are_walked_in_one_place() -> None:
+    """``_StreamTable.values`` shows but the streams whose limit changed."""
+    source = inspect.getsource(connection)
+    assert source.count("self._streams.values()") == 1
+    assert "self._streams.values()" in inspect.getsource(QuicConnection._write_application)
+    for other in (".items()", ".keys()", "in self._streams:", "iter(self._streams"):
+        assert f"self._streams{other}" not in source
+
+
+def test_a_new_stream_comes_last_in_the_queue() -> None:
+    client = Wire(plain).client
+    client.send_stream_data(2, b"")
+    client.send_stream_data(6, b"")
+    assert client._streams_queue[-1] is client._streams[6]
+
+
+def test_a_slot_returns_by_raising_the_limit_by_one() -> None:
+    wire = Wire(plain)
+    before = wire.server._local_max_streams_uni.value
+    wire.client.send_stream_data(2, b"all", True)
+    wire.run()
+    assert wire.server._local_max_streams_uni.value == before + 1
+    assert 2 not in wire.server._streams
+
+
+def test_limits_of_aioquic_rise_by_themselves() -> None:
+    """The reason for all this: if that ends, flow control could go back to aioquic."""
+    wire = Wire(plain)
+    before = wire.server._local_max_data.value
+    wire.client.send_stream_data(2, bytes(65_000))
+    wire.run()
+    assert wire.server._streams[2].max_stream_data_local > 65_536
+    assert wire.server._local_max_data.value >= before
+
+
+MIRRORED = {
+    # What flow and fast do in the place of aioquic: compare with them before taking a new digest.
+    QuicConnection.datagrams_to_send: "f4eb22c8add260fe",
+    QuicConnection.receive_datagram: "3c7f29826050cbfe",
+    QuicConnection._flush_builder: "ac4bd66d7c3892df",
+    QuicConnection._handle_stream_frame: "8c79348a854e307d",
+    QuicConnection._payload_received: "612b67759a96c701",
+    QuicConnection._write_application: "c37bf64378f72b2f",
+    QuicConnection._write_connection_limits: "02c42c5455ae1a31",
+    QuicConnection._write_stream_frame: "9bc0be962394a322",
+    QuicConnection._write_stream_limits: "398d4a898f7c580f",
+    recovery.QuicPacketPacer: "d845e32503fbe1f3",
+    recovery.QuicPacketNumberWindow: "3dd3a30b91254283",
+    recovery.QuicPacketRecovery.on_ack_received: "1a7c693479084333",
+    recovery.QuicPacketRecovery.on_packet_sent: "a83baa6e05702f89",
+    stream.QuicStreamReceiver: "78596a9b1406685c",
+    stream.QuicStreamSender: "f14fb859f32d053a",
+    _crypto.AEAD: "f9a6d18394533a45",
+    _crypto.HeaderProtection: "3c96518aef24acee",
+    reno.RenoCongestionControl.on_packet_sent: "92a225b36353d22d",
+    cubic.CubicCongestionControl.on_packet_sent: "fcb07e6182034b17",
+    packet.decode_packet_number: "4cfc0ae8620a2bb9",
+}
+
+
+def digest(what: Any) -> str:
+    return hashlib.sha256(inspect.getsource(what).encode()).hexdigest()[:16]
+
+
+@pytest.mark.parametrize("what", MIRRORED, ids=lambda what: what.__qualname__)
+def test_what_is_mirrored_has_not_changed(what: Any) -> None:
+    assert digest(what) == MIRRORED[what], f"aioquic's {what.__qualname__} is another one now"
+
+
+def test_the_version_is_the_one_that_was_read() -> None:
+    assert version("aioquic") == "1.7.2"
