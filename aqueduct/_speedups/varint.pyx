@@ -14,7 +14,7 @@ from aqueduct._speedups.varint cimport (
 
 from aqueduct.errors import FrameError, LocalProtocolError
 
-__all__ = ["decode", "encode"]
+__all__ = ["decode", "decode_ranges", "encode", "encode_ranges"]
 
 
 def encode(value):
@@ -46,6 +46,48 @@ def decode(data, Py_ssize_t offset=0):
     if size <= 0:
         raise_varint(size)
     return value, offset + size
+
+
+def encode_ranges(lengths):
+    """Varranges (AQ-4): the varbytes of ``lengths``, range, gap, range, ... from 0 on.
+
+    No frame uses them (AQ-R2). Raises LocalProtocolError for a zero that is neither the first
+    nor the last, or a sum above 2^64 - 1.
+    """
+    cdef tuple numbers = tuple(lengths)
+    cdef bytes block = b"".join([encode(number) for number in numbers])
+    if sum(numbers) > 0xFFFFFFFFFFFFFFFF:
+        raise LocalProtocolError("the ranges reach above 2^64 - 1 (AQ-R2)")
+    if any([number == 0 for number in numbers[1:max(len(numbers) - 1, 1)]]):
+        raise LocalProtocolError("only the first and the last varint may be zero (AQ-4)")
+    return encode(len(block)) + block
+
+
+def decode_ranges(data, Py_ssize_t offset=0):
+    """Reads varranges: the lengths, range, gap, range, ..., and the offset behind them.
+
+    Raises FrameError (``truncated``: the block is not whole).
+    """
+    cdef list numbers = []
+    size, offset = decode(data, offset)
+    block = memoryview(data).cast("B")[offset:]
+    if size > len(block):
+        raise FrameError("the bytes end inside the ranges", truncated=True)
+    block = block[:size]
+    offset += size
+    at = 0
+    while at < size:
+        try:
+            number, at = decode(block, at)
+        except FrameError as error:
+            # A cut inside a block that is there in its whole length is malformed.
+            raise FrameError(str(error)) from None
+        numbers.append(number)
+    if any([number == 0 for number in numbers[1:max(len(numbers) - 1, 1)]]):
+        raise FrameError("only the first and the last varint may be zero (AQ-4)")
+    if sum(numbers) > 0xFFFFFFFFFFFFFFFF:
+        raise FrameError("the ranges reach above 2^64 - 1 (AQ-R2)")
+    return tuple(numbers), offset
 
 
 cdef int raise_varint(int code) except -1:

@@ -68,3 +68,49 @@ def test_bad_arguments() -> None:
     for offset in (-1, 3):
         with pytest.raises(ValueError, match="outside the 2 bytes"):
             varint.decode(b"\x01\x02", offset)
+
+
+@pytest.mark.requirement("AQ-4")
+@given(
+    st.integers(0, 300),
+    st.lists(st.integers(1, 1 << 56), max_size=5),
+    st.integers(0, 300),
+)
+def test_ranges_round_trip(first: int, middle: list[int], last: int) -> None:
+    lengths = (first, *middle, last)
+    block = b"".join(map(model, lengths))
+    data = varint.encode_ranges(lengths)
+    assert data == model(len(block)) + block
+    assert varint.decode_ranges(b"\xff" + data + b"\xff", 1) == (lengths, 1 + len(data))
+
+
+def test_ranges_of_little() -> None:
+    assert varint.encode_ranges(()) == b"\x00"
+    assert varint.decode_ranges(b"\x00") == ((), 1)
+    assert varint.encode_ranges(iter([0])) == b"\x01\x00"
+    assert varint.decode_ranges(b"\x01\x00") == ((0,), 2)
+
+
+@pytest.mark.requirement("AQ-R2")
+@pytest.mark.parametrize(
+    ("text", "why", "truncated"),
+    [
+        ("03010001", "may be zero", False),
+        ("0bffffffffffffffffff0101", "reach above", False),
+        ("0180", "inside a varint", False),
+        ("028000", "shortest", False),
+        ("0201", "inside the ranges", True),
+        ("80", "inside a varint", True),
+        ("", "inside a varint", True),
+    ],
+)
+def test_ranges_that_do_not_decode(text: str, why: str, truncated: bool) -> None:
+    with pytest.raises(FrameError, match=why) as caught:
+        varint.decode_ranges(bytes.fromhex(text))
+    assert caught.value.truncated == truncated
+
+
+@pytest.mark.parametrize("lengths", [(1, 0, 1), (HIGHEST, 1), (-1, 1), (1, HIGHEST + 1)])
+def test_ranges_that_cannot_be_encoded(lengths: tuple[int, ...]) -> None:
+    with pytest.raises(LocalProtocolError):
+        varint.encode_ranges(lengths)
