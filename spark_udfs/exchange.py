@@ -26,7 +26,7 @@ from aqueduct.arrow.schema import check
 from aqueduct.carriers.quic.tls import ClientTls
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import AqueductError, ConfigError, SchemaMismatch
-from spark_udfs.place import Progress, here, locate
+from spark_udfs.place import Place, Progress, here, locate
 from spark_udfs.pool import Peer, process_pool
 from spark_udfs.schemas import AnySchema, arrow_schema
 
@@ -153,19 +153,29 @@ class Exchange:
             return  # an empty partition, of which not even the columns are known
         del first
         place, progress = here(), Progress()
-        lease = stream = None
-        failed = False
         try:
             if self.input_schema is not None:
                 check(self.input_schema, schema, where="the batches of the partition")
-            # The lease comes first: connecting and comparing can fail, and both name the place.
-            lease = process_pool().lease(
-                Peer(self.address, self.tls, self.connection_headers, self.config),
-                task=place.task,
-            )
+            yield from self._call(_counted(source, progress), schema, place, progress)
+        except AqueductError as error:
+            raise locate(
+                error, peer=self.peer, handler=self.handler, place=place, progress=progress
+            ) from error.__cause__  # what is raised is a copy of ``error`` itself
+
+    def _call(
+        self,
+        source: Iterator[pa.RecordBatch],
+        schema: pa.Schema,
+        place: Place,
+        progress: Progress,
+    ) -> Generator[pa.RecordBatch]:
+        peer = Peer(self.address, self.tls, self.connection_headers, self.config)
+        lease = process_pool().lease(peer, task=place.task)
+        failed = False
+        try:
             stream = lease.client.exchange(
                 self.handler,
-                _counted(source, progress),
+                source,
                 schema=schema,
                 output_schema=self.schema,
                 in_flight=self.in_flight,
@@ -178,20 +188,17 @@ class Exchange:
                 partition=None if place.partition is None else Partition(place.partition),
             )
             lease.on_end(stream.close)
-            for answer in stream:
-                progress.received += 1
-                yield answer
-        except AqueductError as error:
+            with stream:
+                stream.opened()  # the service has compared the schemas; only now data flows
+                for answer in stream:
+                    progress.received += 1
+                    yield answer
+        except AqueductError:
             failed = True
-            raise locate(
-                error, peer=self.peer, handler=self.handler, place=place, progress=progress
-            ) from error.__cause__  # what is raised is a copy of ``error`` itself
+            raise
         finally:
-            if stream is not None:
-                stream.close()
-            if lease is not None:
-                # A Python worker ends with its failed task: let the service hear of it.
-                lease.release(close=failed and place.task is not None)
+            # A Python worker ends with its failed task: let the service hear of it.
+            lease.release(close=failed and place.task is not None)
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def _run(options: argparse.Namespace, directory: Path, stack: contextlib.ExitSta
 
     from spark_udfs.demo import job
 
-    print("A service scores flights for Spark: batches go to it, and come back with two columns.\n")
+    print("A service scores flights for Spark; the result is checked against plain numpy.\n")
     source, target = directory / "flights", directory / "scored"
     rows = min(options.rows, data.TOTAL)
     with report.step("Data", f"{rows:,} flights from New York in 2013, as Parquet"):
@@ -91,11 +91,10 @@ def _run(options: argparse.Namespace, directory: Path, stack: contextlib.ExitSta
             stack.callback(process.stop)
             address = process.address
         report.remark(f"process {process.pid} at {address.partition('?')[0]}")
-    service = stack.enter_context(aqueduct.SyncClient(address))
     with report.step("Spark", f"{pyspark.__version__}, local[2]"):
         session = spark_session(directory, threads=2, batch_rows=options.batch_rows)
         spark = stack.enter_context(session)
-    before, reading = _counters(service), _counters(service)
+    before, reading = _counters(address), _counters(address)
     if options.kill_after and process:
         _kill_after(process, options.kill_after, reading)
     try:
@@ -103,10 +102,10 @@ def _run(options: argparse.Namespace, directory: Path, stack: contextlib.ExitSta
             job.score_flights(
                 spark, str(source), str(target), address=address, in_flight=options.in_flight
             )
-        after = _counters(service)
+        after = _counters(address)
     except (PySparkException, Py4JError, AqueductError) as error:
         return _failed(error, process, directory, kept=options.keep is not None)
-    # To read the counters is a call too: what it adds to them is taken off again.
+    # To read the counters takes a call too: what it adds to them is taken off again.
     counted = {name: after[name] - 2 * reading[name] + before[name] for name in after}
     scored = spark.read.parquet(str(target))
     sample = [row.asDict() for row in job.sample(scored, rows).collect()]
@@ -153,9 +152,15 @@ def _failed(
     return 1
 
 
-def _counters(service: aqueduct.SyncClient) -> dict[str, int]:
+def _counters(address: str) -> dict[str, int]:
+    """What the service has counted so far. Its own connection: an unused one is soon closed."""
+    with aqueduct.SyncClient(address) as client:
+        return _read_counters(client)
+
+
+def _read_counters(client: aqueduct.SyncClient) -> dict[str, int]:
     counters: dict[str, int] = {}
-    for batch in service.source("counters"):
+    for batch in client.source("counters"):
         counters |= zip(batch["name"].to_pylist(), batch["value"].to_pylist(), strict=True)
     return counters
 
@@ -168,7 +173,7 @@ def _kill_after(process: ServiceProcess, batches: int, before: dict[str, int]) -
             contextlib.suppress(AqueductError),
             aqueduct.SyncClient(process.address) as client,
         ):
-            while _counters(client)["batches_in"] - before["batches_in"] < batches:
+            while _read_counters(client)["batches_in"] - before["batches_in"] < batches:
                 pass
         process.kill()
 

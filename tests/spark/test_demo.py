@@ -51,25 +51,18 @@ def test_the_whole_demo_ends_well():
     assert ended.stderr == ""
 
 
-def test_fewer_rows_and_files_to_keep(tmp_path):
-    kept = tmp_path / "kept"
-    ended = demo("--rows", "5000", "--batch-rows", "100", "--keep", str(kept))
-    assert ended.returncode == 0, ended.stderr
-    assert "5,000 of 5,000 rows; checksum " in ended.stdout
-    assert list((kept / "scored").glob("*.parquet"))
-    assert demo("--rows", "5000", "--keep", str(kept)).returncode == 2
-
-
 def test_a_service_killed_on_the_way_ends_badly():
-    ended = demo("--batch-rows", "500", "--kill-after", "20")
+    ended = demo("--batch-rows", "500", "--kill-after", "100")
     assert ended.returncode == 1
     assert "The job failed: " in ended.stderr
-    assert "ConnectionLost" in ended.stderr
+    # The other worker may only be starting, and find nobody to connect to.
+    assert re.search("ConnectionLost|ConnectFailed", ended.stderr)
+    assert "'score' at aqueduct://127.0.0.1:" in ended.stderr
     assert "was killed by SIGKILL" in ended.stderr
     assert "equal to" not in ended.stdout
 
 
-def test_a_wrong_answer_ends_badly(running):
+def test_a_wrong_answer_ends_badly(running, tmp_path):
     service = aqueduct.Service("wrong")
     model = DelayModel.fit(flights())
 
@@ -86,9 +79,12 @@ def test_a_wrong_answer_ends_badly(running):
         counted = service.counters()
         yield pa.record_batch({"name": list(counted), "value": list(counted.values())})
 
+    kept = str(tmp_path / "kept")
     with running(service) as address:
-        ended = demo("--rows", "20000", "--address", address)
+        ended = demo("--rows", "20000", "--batch-rows", "500", "--keep", kept, "--address", address)
     assert ended.returncode == 1
+    assert list((tmp_path / "kept" / "scored").glob("*.parquet"))
+    assert demo("--keep", kept).returncode == 2
     assert "20,000 of 20,000 rows; checksum DIFFERENT FROM the computation" in ended.stdout
     assert "row 1, column expected_arr_delay: " in ended.stderr
 

@@ -192,6 +192,7 @@ def test_an_input_that_does_not_fit_names_its_column(address, batch, column):
         list(exchange(address, "words")(iter([batch])))
     assert caught.value.column == column
     assert f"{column!r}" in str(caught.value)
+    assert "after 0 batches sent" in str(caught.value)
 
 
 def test_a_wanted_output_that_does_not_fit_names_its_column(address):
