@@ -123,6 +123,7 @@ class Outgoing:
         self._on_change = on_change
         self._calls = calls
         self._output_over = False
+        self._partial = False  # whether a batch has come in part
         self._assembler = Assembler(
             self.config.calls.batch_limit,
             where=f"the answers of handler {head.handler!r}",
@@ -218,6 +219,7 @@ class Outgoing:
                 self._hello(message.headers, message.payload)
                 continue
             found = self._assembler.add(message.headers, message.payload)
+            self._partial = found is None
             if found is None:
                 continue
             number, payload = found
@@ -242,10 +244,10 @@ class Outgoing:
         failed = status.to_exception(peer=self.peer, handler=self.head.handler)
         if failed is not None:
             raise failed
-        if not self.accepted:
+        if self._partial or not self.accepted:
+            missing = "in the middle of a batch" if self.accepted else "without a hello"
             raise BadCall(
-                f"handler {self.head.handler!r} at {self.peer} ended well without having begun: "
-                "its hello is missing",
+                f"handler {self.head.handler!r} at {self.peer} ended well {missing}",
                 peer=self.peer,
                 handler=self.head.handler,
             )

@@ -112,6 +112,7 @@ class RunningCall:
         self._status = status
         self._received = 0  # batches that came whole
         self._settled = 0  # inputs below this number are answered, or told to be taken
+        self._partial = False  # whether a batch has come in part
         self._moved = 0
         self._watch: Watch | None = None
         self._assembler: Assembler | None = None
@@ -152,6 +153,10 @@ class RunningCall:
                 message = receiver.receive_nowait()
             except AqueductError as error:
                 self.input_over = True
+                if self._partial and isinstance(error, Finished):
+                    raise self._bad(
+                        f"the input ended in the middle of batch {self._received}"
+                    ) from None
                 self._note(error)
                 raise
             if message is None:
@@ -162,14 +167,13 @@ class RunningCall:
             except CallError as error:
                 self._note(error)
                 raise
+            self._partial = found is None
             if found is None:
                 continue
             number, payload = found
             if number != self._received or not len(payload):
                 text = f"batch {number} of {len(payload)} bytes came where {self._received} was due"
-                out_of_order = BadCall(text, peer=self.call.peer, handler=self.call.handler)
-                self._note(out_of_order)
-                raise out_of_order
+                raise self._bad(text)
             self._received += 1
             self.batches_in += 1
             self.bytes_in += len(payload)
@@ -400,6 +404,11 @@ class RunningCall:
             detail=detail,
             remote_traceback="".join(traceback.format_exception(error)),
         )
+
+    def _bad(self, text: str) -> BadCall:
+        error = BadCall(text, peer=self.call.peer, handler=self.call.handler)
+        self._note(error)
+        return error
 
     def _note(self, error: AqueductError) -> None:
         """The input is at fault, whatever the handler makes of that."""

@@ -81,6 +81,11 @@ class Serving:
         """What clients connect to: real ports, and of a development certificate the fingerprint."""
         return list(self._server.addresses) if self._server is not None else []
 
+    @property
+    def connections(self) -> list[Connection]:
+        """Those that are open now."""
+        return list(self._connections)
+
     def counters(self) -> dict[str, int]:
         """What was counted since the start; may be called from any thread.
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import itertools
-from collections.abc import AsyncIterator, Iterator
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -11,9 +14,14 @@ from typing import Any
 import pyarrow as pa
 
 import aqueduct
+from aqueduct.arrow.call import CallHead
+from aqueduct.arrow.cut import pieces
+from aqueduct.arrow.encode import Encoder
+from aqueduct.arrow.status import Status
 from aqueduct.carriers.quic.tls import dev_certificate
 from aqueduct.client import Client
 from aqueduct.config import DEFAULT, Config
+from aqueduct.endpoint import channel
 from aqueduct.serving import Serving
 from aqueduct.sync import SyncClient
 from aqueduct.threads import LoopThread
@@ -102,3 +110,139 @@ def sync_client(service: aqueduct.Service, **options: Any) -> Iterator[SyncClien
     options.setdefault("config", service.config)
     with served(service) as address, SyncClient(address, **options) as client:
         yield client
+
+
+class RawCall:
+    """A call made by hand, on a connection that says nothing by itself."""
+
+    def __init__(self, connection, head=None, *, kind="exchange", headers=None, payload=b""):
+        self.sender, receiver = channel()
+        output_sender, self.output = channel()
+        status_sender, self.status = channel(oneshot=True)
+        if headers is None:
+            headers, payload = (head or CallHead("echo", kind, schema=NUMBERS)).encode()
+        connection.entrypoint.send_nowait(
+            payload, headers=headers, attachments=[receiver, output_sender, status_sender]
+        )
+
+    def send(self, batch, *, cut=1 << 30, pieces_sent=None):
+        for headers, payload in list(pieces(Encoder(NUMBERS).encode(batch), 0, cut))[:pieces_sent]:
+            self.sender.send_nowait(payload, headers=headers)
+
+    async def end(self):
+        """The error of its status, or None."""
+        async with asyncio.timeout(20):
+            message = await self.status.receive()
+        return Status.decode(message.headers, message.payload).to_exception()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Waits until ``condition()`` holds."""
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110  it may be another thread that changes it
+            await asyncio.sleep(0.01)
+
+
+class Watched:
+    """A service whose handlers say how they ended, to be waited for from any thread."""
+
+    def __init__(self, **options):
+        self.service = aqueduct.Service("test", **options)
+        self.begun = threading.Event()
+        self.ended = threading.Event()
+        self.told = threading.Event()
+        self.how = ""
+        self.call: Any = None
+
+        @self.service.handler("generator")
+        def generator(batches, call):
+            with self.watching(call):
+                yield from batches
+
+        @self.service.handler("async generator")
+        async def async_generator(batches, call):
+            with self.watching(call):
+                async for batch in batches:
+                    yield batch
+
+        @self.service.handler("stuck")
+        def stuck(batches, call):
+            with self.watching(call):
+                next(batches)
+                self.told.wait(30)
+                yield numbers(7)
+
+        @self.service.handler("async stuck")
+        async def async_stuck(batches, call):
+            with self.watching(call):
+                await anext(batches)
+                await asyncio.sleep(3600)
+                yield numbers(7)
+
+        @self.service.handler("function")
+        def function(batch, call):
+            with self.watching(call):
+                self.told.wait(30)
+                return batch
+
+        @self.service.handler("coroutine")
+        async def coroutine(batch, call):
+            with self.watching(call):
+                await asyncio.sleep(3600)
+                return batch
+
+        @self.service.handler("source", kind="source", output=NUMBERS)
+        def source(call):
+            with self.watching(call):
+                while True:
+                    yield numbers(1)
+
+        @self.service.handler("async source", kind="source", output=NUMBERS)
+        async def async_source(call):
+            with self.watching(call):
+                while True:
+                    yield numbers(1)
+
+        @self.service.handler("sink", kind="sink")
+        def sink(batches, call):
+            with self.watching(call):
+                for _ in batches:
+                    pass
+
+        @self.service.handler("async sink", kind="sink")
+        async def async_sink(batches, call):
+            with self.watching(call):
+                async for _ in batches:
+                    pass
+
+    @contextlib.contextmanager
+    def watching(self, call):
+        self.call = call
+        call.on_cancel(self.told.set)
+        self.begun.set()
+        try:
+            yield
+            self.how = "returned"
+        except BaseException as error:
+            self.how = type(error).__name__
+            raise
+        finally:
+            self.ended.set()
+
+    async def wait(self, event):
+        assert await asyncio.to_thread(event.wait, 20)
+
+    async def idle(self):
+        """Waits until the service has no open call."""
+        await until(lambda: not self.service.counters()["open_calls"])
+
+
+# How the handlers of Watched may end when their call is cancelled.
+ENDS = {
+    "generator": {"Cancelled", "GeneratorExit"},
+    "async generator": {"CancelledError", "GeneratorExit"},
+    "stuck": {"Cancelled", "GeneratorExit"},
+    "async stuck": {"CancelledError"},
+    "function": {"returned"},
+    "coroutine": {"CancelledError"},
+}

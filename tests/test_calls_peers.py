@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import socket
 
@@ -24,6 +23,7 @@ from aqueduct.errors import (
 )
 from tests.calls import (
     NUMBERS,
+    RawCall,
     address_of,
     config,
     everything,
@@ -110,7 +110,7 @@ async def test_a_server_that_is_no_service(how):
             "drop": "without a status",
             "finish": "without a status",
             "nonsense": "not an Arrow hello",
-            "hello only": "its hello is missing",
+            "hello only": "ended well without a hello",
             "close": "not here",
         }[how]
         kind = ConnectionLost if how == "close" else BadCall
@@ -132,29 +132,6 @@ async def test_a_sink_that_answers():
     async with await other_service(address, answer), await Client.connect(address) as client:
         with pytest.raises(BadCall, match=r"the sink 'store' at .* answered with a batch"):
             await client.sink("store", [numbers(1)])
-
-
-class RawCall:
-    """A call made by hand."""
-
-    def __init__(self, connection, head=None, *, kind="exchange", headers=None, payload=b""):
-        self.sender, receiver = channel()
-        output_sender, self.output = channel()
-        status_sender, self.status = channel(oneshot=True)
-        if headers is None:
-            headers, payload = (head or CallHead("echo", kind, schema=NUMBERS)).encode()
-        connection.entrypoint.send_nowait(
-            payload, headers=headers, attachments=[receiver, output_sender, status_sender]
-        )
-
-    async def end(self):
-        async with asyncio.timeout(10):
-            with contextlib.suppress(aqueduct.AqueductError):
-                async for _ in self.output:
-                    pass
-            message = await self.status.receive()
-        status = Status.decode(message.headers, message.payload)
-        return status.to_exception()
 
 
 @pytest.fixture
