@@ -49,6 +49,7 @@ class CarrierUser(Protocol):
     def written(self, stream: int, size: int) -> None:
         """``size`` bytes of my stream left the carrier's queue; their buffers are released.
 
+        Over QUIC that is when the peer has acknowledged them: until then they may be needed again.
         Bytes dropped by a reset, a stop or a lost connection are not reported.
         """
 

@@ -88,6 +88,7 @@ def test_an_attribute_of_the_connection(wire: Wire, name: str) -> None:
 
 METHODS: dict[str, list[str]] = {
     "_close_begin": ["is_initiator", "now"],
+    "_get_or_create_stream": ["frame_type", "stream_id"],
     "_get_or_create_stream_for_send": ["stream_id"],
     "_handle_max_stream_data_frame": ["context", "frame_type", "buf"],
     "_idle_timeout": [],

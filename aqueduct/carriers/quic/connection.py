@@ -342,16 +342,26 @@ class QuicCarrier:
             return
         while self._begun and self._early:
             self._handle(self._early.popleft())
-        event: Any = self._quic.next_event()
+        user, quic = self._user, self._quic
+        event: Any = quic.next_event()
         while event is not None and self.error is None:
-            if not self._begun and isinstance(event, _STREAM_EVENTS):
+            if type(event) is tuple and self._begun and user is not None:  # the common case
+                stream_id, data, fin = event
+                self._received += len(data)
+                if fin:
+                    quic.ended(stream_id)
+                self._reported = True
+                user.stream_data(stream_id >> 2, data, fin)
+            elif not self._begun and isinstance(event, _STREAM_EVENTS):
                 self._early.append(event)
             else:
                 self._handle(event)
-            event = self._quic.next_event()
+            event = quic.next_event()
 
     def _handle(self, event: Any) -> None:
         user = self._user
+        if isinstance(event, events.StreamDataReceived):
+            event = event.stream_id, event.data, event.end_stream
         if type(event) is tuple:
             assert user is not None
             stream_id, data, fin = event
@@ -360,13 +370,6 @@ class QuicCarrier:
             if fin:
                 self._quic.ended(stream_id)
             user.stream_data(stream_id >> 2, data, fin)
-        elif isinstance(event, events.StreamDataReceived):
-            assert user is not None
-            self._reported = True
-            self._received += len(event.data)
-            if event.end_stream:
-                self._quic.ended(event.stream_id)
-            user.stream_data(event.stream_id // 4, event.data, event.end_stream)
         elif isinstance(event, events.StreamReset):
             assert user is not None
             self._reported = True

@@ -25,6 +25,7 @@ from aioquic.quic.connection import (
 )
 from aioquic.quic.packet import QuicPacketType, decode_packet_number
 from aioquic.quic.recovery import MAX_ACK_RANGES, QuicPacketPacer
+from aioquic.quic.stream import StreamFinishedError
 from cryptography.exceptions import InvalidTag
 
 from aqueduct.carriers.quic.flow import FlowConnection
@@ -72,6 +73,7 @@ class FastConnection(FlowConnection):
         self._heard_at = -1.0
         self._key_sent = 0
         self._cached: tuple[Any, Any] | None = None
+        self._peer_streams = 3 if self._is_client else 2  # the low bits of their numbers
         self._arrived: deque[Any] = cast(Any, self._events)  # the same, with tuples in it
 
     # sending
@@ -321,29 +323,38 @@ class FastConnection(FlowConnection):
             start = at
             try:
                 kind = plain[at]
-                if not kind and plain.count(0, at) == size - at:
-                    break  # PADDING up to the end
                 if kind & 0xF8 != 0x08:
+                    if not kind and plain.count(0, at) == size - at:
+                        break  # PADDING up to the end
                     return self._general_frames(plain, start, path, now)
                 stream_id, at = decode_varint(plain, at + 1)
-                offset = 0
-                if kind & 4:
-                    offset, at = decode_varint(plain, at)
-                if kind & 2:
-                    length, at = decode_varint(plain, at)
+                if kind & 6 == 6 and plain[at] & 0xC0 == 0x80 and plain[at + 4] & 0xC0 == 0x40:
+                    # As SendBuffer writes it: four bytes of offset, two of length.
+                    place = int.from_bytes(plain[at : at + 6], "big")
+                    offset, length = place >> 16 & 0x3FFF_FFFF, place & 0x3FFF
+                    at += 6
                 else:
-                    length = size - at
-            except IndexError:
-                return self._general_frames(plain, start, path, now)
-            stream = self._streams.get(stream_id)
-            if stream is None:
-                return self._general_frames(plain, start, path, now)
+                    offset = 0
+                    if kind & 4:
+                        offset, at = decode_varint(plain, at)
+                    if kind & 2:
+                        length, at = decode_varint(plain, at)
+                    else:
+                        length = size - at
+                stream = self._streams.get(stream_id)
+                if stream is None:
+                    if stream_id & 3 != self._peer_streams:
+                        return self._general_frames(plain, start, path, now)
+                    stream = self._get_or_create_stream(kind, stream_id)
+            except (IndexError, QuicConnectionError, StreamFinishedError):
+                return self._general_frames(plain, start, path, now)  # which sees the same
             receiver = stream.receiver
             stop = offset + length
+            fin = kind & 1 == 1
             if (
                 # In order and within every limit; aioquic sees to all else, and to errors.
                 offset == receiver.highest_offset == receiver._buffer_start
-                and length
+                and (length or fin)
                 and at + length <= size
                 and stop <= stream.max_stream_data_local
                 and limits.used + length <= limits.value
@@ -352,7 +363,6 @@ class FastConnection(FlowConnection):
             ):
                 receiver._buffer_start = receiver.highest_offset = stop
                 limits.used += length
-                fin = kind & 1 == 1
                 if fin:
                     receiver._final_size = stop
                     receiver.is_finished = True
