@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from aqueduct._speedups.codec import Decoder, MessageHead
 from aqueduct.config import Config
@@ -11,7 +12,9 @@ if TYPE_CHECKING:
     from aqueduct.protocol.channels.receiving import ReceiverHalf
     from aqueduct.protocol.channels.sending import SenderHalf
 
-__all__ = ["SMALL", "InStream"]
+__all__ = ["SMALL", "Handlers", "InStream"]
+
+Handlers: TypeAlias = "dict[int, Callable[[InStream, Any], None]]"
 
 SMALL = 16 << 10
 """Payloads up to this are admitted without asking while there is room for many of them."""
@@ -24,9 +27,9 @@ class InStream:
         "begun",
         "decoder",
         "fin",
-        "finished_sender",
         "granted",
         "half",
+        "handlers",
         "head",
         "held",
         "ignoring",
@@ -35,7 +38,9 @@ class InStream:
         "partial",
     )
 
-    def __init__(self, number: int, config: Config, *, from_server: bool) -> None:
+    def __init__(
+        self, number: int, config: Config, handlers: Handlers, *, from_server: bool
+    ) -> None:
         limits = config.limits
         self.number = number
         self.decoder = Decoder(
@@ -44,6 +49,8 @@ class InStream:
             header_limit=limits.header_bytes,
             attachment_limit=limits.attachments,
         )
+        self.handlers = handlers
+        """What each frame does, by tag; they change with FINISH_SENDER (AQ-R18)."""
         self.half: ReceiverHalf | SenderHalf | None = None
         """What ROUTE_TO named, while it has state."""
         self.begun = False
@@ -51,8 +58,6 @@ class InStream:
         self.fin = False
         self.ignoring = False
         """The rest is dropped: the channel has no state, or the stream was stopped (AQ-R24)."""
-        self.finished_sender = False
-        """FINISH_SENDER or CANCEL_SENDER came on this stream; nothing may follow (AQ-R18)."""
         self.head: MessageHead | None = None
         """A message that waits for admission."""
         self.held = False

@@ -19,6 +19,7 @@ from aqueduct.protocol.channels.receiving import Received, ReceiverHalf
 from aqueduct.protocol.channels.registry import Half, Registry
 from aqueduct.protocol.channels.sending import SenderHalf
 from aqueduct.protocol.channels.shared import Shared
+from aqueduct.protocol.channels.state import SenderState
 
 __all__ = ["Reader"]
 
@@ -68,6 +69,18 @@ class Reader:
             codec.CloseReceiver.TAG: self._on_close_receiver,
             codec.ForgetChannel.TAG: self._on_forget,
         }
+        self._handlers_after_finish = {
+            **self._handlers,
+            codec.Message.TAG: self._after_finish,
+            codec.MessageHead.TAG: self._after_finish,
+            codec.SentUnreliable.TAG: self._after_finish,
+            codec.FinishSender.TAG: self._after_finish,
+            codec.CancelSender.TAG: self._after_finish,
+        }
+        self._handlers_early_end = {
+            **dict.fromkeys(self._handlers, self._on_late_frame),
+            codec.ForgetChannel.TAG: self._on_forget_early_end,
+        }
 
     # What the connection asks
 
@@ -75,7 +88,9 @@ class Reader:
         """The next bytes of a stream. Raises RemoteProtocolError."""
         stream = self.streams.get(number)
         if stream is None:
-            stream = InStream(number, self.config, from_server=self._shared.side == 0)
+            stream = InStream(
+                number, self.config, self._handlers, from_server=self._shared.side == 0
+            )
             stream.decoder.pause_at_route = not self.gate_open
             self.streams[number] = stream
         if not stream.ignoring and len(data):
@@ -110,7 +125,9 @@ class Reader:
                     return
                 self._on_datagram_message(half, frame)
             else:
-                self._handlers[frame.TAG](InStream(-1, self.config, from_server=False), frame)
+                self._handlers[frame.TAG](
+                    InStream(-1, self.config, self._handlers, from_server=False), frame
+                )
         if decoder.paused:
             if first and not self.version_checked:
                 raise SequenceError("a datagram began without VERSION (AQ-28, AQ-R6)")
@@ -178,14 +195,16 @@ class Reader:
 
     def _read(self, stream: InStream) -> None:
         decoder = stream.decoder
-        handlers = self._handlers
         while not stream.ignoring:
             half = stream.half
-            if half is not None and not half.is_sender:
-                assert isinstance(half, ReceiverHalf)
-                decoder.auto_admit = (
-                    SMALL if half.placement is None and half.has_room(SMALL << 1) else -1
-                )
+            if half is not None:
+                if isinstance(half, ReceiverHalf):
+                    decoder.auto_admit = (
+                        SMALL if half.placement is None and half.has_room(SMALL << 1) else -1
+                    )
+                elif half.state is SenderState.ENDED:
+                    self._ignore(stream)
+                    break
             frame = decoder.next()
             if frame is None:
                 break
@@ -193,7 +212,7 @@ class Reader:
                 stream.begun = True
                 if not self.version_checked and frame.TAG != codec.Version.TAG:
                     raise SequenceError("a sequence began without VERSION (AQ-28)")
-            handlers[frame.TAG](stream, frame)
+            stream.handlers[frame.TAG](stream, frame)
             if stream.head is not None:
                 break
         if stream.ignoring:
@@ -265,7 +284,10 @@ class Reader:
     def _abandon_streams(self, half: Half) -> None:
         if isinstance(half, ReceiverHalf):
             for stream in tuple(half.streams):
-                self._ignore(stream)
+                if stream.handlers is self._handlers_after_finish:
+                    self._leave(stream)  # read on: nothing may follow (AQ-R18)
+                else:
+                    self._ignore(stream)
             self._shared.starved.pop(half, None)
 
     # Frames of a channel
@@ -273,7 +295,11 @@ class Reader:
     def _on_route(self, stream: InStream, frame: codec.RouteTo) -> None:
         half = self._registry.routed(frame.channel)
         if half is None:
-            self._ignore(stream)
+            if self._registry.ended_early(frame.channel):
+                stream.handlers = self._handlers_early_end
+                stream.decoder.auto_admit = -1  # a message is not waited for
+            else:
+                self._ignore(stream)
             return
         stream.half = half
         if isinstance(half, ReceiverHalf):
@@ -324,7 +350,6 @@ class Reader:
     def _on_message(self, stream: InStream, frame: codec.Message) -> None:
         half = stream.half
         assert isinstance(half, ReceiverHalf)
-        self._check_open(stream, "MESSAGE")
         size = memoryview(frame.payload).nbytes
         if stream.partial < 0:
             half.check_number(frame.num)
@@ -369,8 +394,7 @@ class Reader:
     def _on_finish(self, stream: InStream, frame: codec.FinishSender) -> None:
         half = stream.half
         assert isinstance(half, ReceiverHalf)
-        self._check_open(stream, "FINISH_SENDER")
-        stream.finished_sender = True
+        stream.handlers = self._handlers_after_finish
         half.finish(frame.sent_reliable)
         if half.error is not None:
             self.half_ended(half)
@@ -378,7 +402,6 @@ class Reader:
     def _on_cancel(self, stream: InStream, frame: codec.CancelSender) -> None:
         half = stream.half
         assert isinstance(half, ReceiverHalf)
-        self._check_open(stream, "CANCEL_SENDER")
         dropped = half.cancel()
         self.half_ended(half)
         self._drop(dropped)
@@ -387,7 +410,6 @@ class Reader:
     def _on_sent_unreliable(self, stream: InStream, frame: codec.SentUnreliable) -> None:
         half = stream.half
         assert isinstance(half, ReceiverHalf)
-        self._check_open(stream, "SENT_UNRELIABLE")
         half.announced(frame.count)
 
     def _on_ack_reliable(self, stream: InStream, frame: codec.AckReliable) -> None:
@@ -430,9 +452,19 @@ class Reader:
         self._drop(dropped)
         self._lose(links)
 
-    def _check_open(self, stream: InStream, what: str) -> None:
-        if stream.finished_sender:
-            raise SequenceError(f"{what} after FINISH_SENDER in one sequence (AQ-R18)")
+    def _after_finish(self, stream: InStream, frame: Any) -> None:
+        what = codec.FRAME_NAMES.get(frame.TAG, "MESSAGE")
+        raise SequenceError(f"{what} after FINISH_SENDER in one sequence (AQ-R18)")
+
+    def _on_late_frame(self, stream: InStream, frame: Any) -> None:
+        """For a channel that ended before its message came: only FORGET_CHANNEL matters."""
+        self._ignore(stream)
+
+    def _on_forget_early_end(self, stream: InStream, frame: codec.ForgetChannel) -> None:
+        # The message that carries the channel will not come (AQ-R26).
+        dropped = self._registry.forget_early_end(stream.decoder.route)
+        self._ignore(stream)
+        self._drop(dropped)
 
     # Loss in transit (AQ-R27) and what is dropped with it
 

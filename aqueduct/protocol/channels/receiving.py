@@ -173,6 +173,8 @@ class ReceiverHalf:
                 f"message {number} on {ids.describe(self.channel)} after a FINISH_SENDER "
                 f"that counts {self._declared} (AQ-R18)"
             )
+        if self._oneshot and self._unreliable is not None and self._unreliable.announced:
+            raise SequenceError("a oneshot channel carries its message twice (AQ-R28)")
         if number in self._numbers:
             raise SequenceError(
                 f"message {number} arrived twice on {ids.describe(self.channel)} (AQ-R13)"
@@ -218,6 +220,10 @@ class ReceiverHalf:
 
     def announced(self, count: int) -> None:
         """SENT_UNRELIABLE: from now on their receipt deadline runs (AQ-37)."""
+        if self.state is ReceiverState.FINISHING:
+            raise SequenceError(
+                f"SENT_UNRELIABLE on {ids.describe(self.channel)} after FINISH_SENDER (AQ-R18)"
+            )
         if self._unreliable is None:
             self._unreliable = UnreliableReceived(self._shared.config.limits.received_ranges)
         upto = self._unreliable.announce(count)
@@ -243,9 +249,13 @@ class ReceiverHalf:
 
     def finish(self, count: int) -> None:
         """FINISH_SENDER (AQ-45)."""
-        if self._oneshot and count > 1:
-            raise SequenceError(f"FINISH_SENDER counts {count} on a oneshot channel (AQ-R28)")
-        if self._oneshot and not count and not (self._unreliable and self._unreliable.announced):
+        announced = self._unreliable.announced if self._unreliable is not None else 0
+        if self._oneshot and count + announced > 1:
+            raise SequenceError(
+                f"FINISH_SENDER counts {count} on a oneshot channel, beside {announced} "
+                "announced unreliably (AQ-R28)"
+            )
+        if self._oneshot and not count and not announced:
             # Nothing was announced: the sender ended unused (AQ-R28).
             self._step(ReceiverInput.CANCEL)
             self._close_now(Cancelled("the sender finished without sending its one message"))

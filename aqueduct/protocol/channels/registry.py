@@ -94,6 +94,15 @@ class Registry:
 
     # Ends
 
+    def ended_early(self, channel: int) -> bool:
+        """Whether the channel ended before the message that carries it came (AQ-R26)."""
+        return channel in self._ended_early
+
+    def forget_early_end(self, channel: int) -> list[Received]:
+        """That message will never come; returns what was buffered for the channel."""
+        half = self._ended_early.pop(channel, None)
+        return half.close() if isinstance(half, ReceiverHalf) else []
+
     def receiver_closed(self, half: ReceiverHalf) -> None:
         """CLOSE_RECEIVER was sent for it."""
         self._remove(half)

@@ -42,6 +42,49 @@ ENTRY = codec.encode_route_to(0)
             [ENTRY, codec.encode_finish_sender(1), message(0)], 2, "AQ-R18", id="after finish"
         ),
         pytest.param(
+            [ENTRY, codec.encode_finish_sender(0), message(0)], 2, "AQ-R18", id="after the end"
+        ),
+        pytest.param(
+            [ENTRY, codec.encode_finish_sender(9), message(0, bytes(99_999))],
+            2,
+            "AQ-R18",
+            id="a large message after finish",
+        ),
+        pytest.param(
+            [ENTRY, message(0), codec.encode_finish_sender(1), codec.encode_finish_sender(1)],
+            2,
+            "AQ-R18",
+            id="finish twice",
+        ),
+        pytest.param(
+            [ENTRY, codec.encode_finish_sender(0), codec.CANCEL_SENDER],
+            2,
+            "AQ-R18",
+            id="cancel after finish",
+        ),
+        pytest.param(
+            [ENTRY, codec.encode_finish_sender(0), codec.encode_sent_unreliable(1)],
+            2,
+            "AQ-R18",
+            id="announcement after finish",
+        ),
+        pytest.param(
+            [codec.encode_route_to(4), codec.encode_sent_unreliable(1), message(0)],
+            2,
+            "AQ-R28",
+            id="a oneshot with a message in each space",
+        ),
+        pytest.param(
+            [
+                codec.encode_route_to(4),
+                codec.encode_sent_unreliable(1),
+                codec.encode_finish_sender(1),
+            ],
+            2,
+            "AQ-R28",
+            id="a oneshot that counts a message in each space",
+        ),
+        pytest.param(
             [ENTRY, codec.encode_sent_unreliable(2**64 - 1), codec.encode_sent_unreliable(1)],
             2,
             "AQ-R17",
@@ -57,6 +100,31 @@ def test_violations_close_with_their_code(frames: list[bytes], code: int, names:
     assert error is not None and error.code == code and error.remote
     assert names in error.reason
     assert pair.receiver.error is not None
+
+
+@pytest.mark.requirement("AQ-R18")
+@pytest.mark.parametrize(
+    "frame",
+    [codec.encode_finish_sender(5), codec.CANCEL_SENDER, codec.encode_sent_unreliable(1)],
+    ids=["finish", "cancel", "announcement"],
+)
+def test_what_follows_a_finish_on_another_stream(frame: bytes) -> None:
+    pair = Pair()
+    violate(pair, ENTRY, codec.encode_finish_sender(5))
+    assert pair.server.core.error is None
+    violate(pair, ENTRY, frame)
+    assert pair.server.close_code == 2
+    assert "AQ-R18" in pair.server.ended.reason  # type: ignore[union-attr]
+
+
+@pytest.mark.requirement("AQ-R18")
+@pytest.mark.requirement("AQ-R23")
+def test_forget_may_follow_a_finish() -> None:
+    pair = Pair()
+    violate(pair, ENTRY, codec.encode_finish_sender(0), codec.FORGET_CHANNEL)
+    assert pair.server.core.error is None
+    assert type(pair.receiver.error).__name__ == "Finished"
+    assert pair.server.core.snapshot()["streams_in"] <= 1
 
 
 @pytest.mark.requirement("AQ-28")

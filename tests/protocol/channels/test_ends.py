@@ -1,0 +1,147 @@
+"""Ends that cross each other, come early or come late: what is left, and what the peer learns."""
+
+from __future__ import annotations
+
+import pytest
+
+from aqueduct._speedups import codec
+from aqueduct.errors import Cancelled, Finished, LostInTransit, ReceiverClosed
+from aqueduct.protocol.channels.connection import Attach
+from aqueduct.protocol.channels.receiving import ReceiverHalf
+from aqueduct.protocol.channels.sending import Mode, SenderHalf
+from tests.pair import Pair
+from tests.protocol.channels.test_lifecycle import open_channel
+
+
+def message(number: int, payload: bytes = b"", attached: tuple[int, ...] = ()) -> bytes:
+    parts = codec.encode_message(number, payload, (), [(channel, ()) for channel in attached])
+    return b"".join(bytes(part) for part in parts)
+
+
+def speaking_for_the_client() -> Pair:
+    """The client's core is up and muted: the test writes its sequences."""
+    pair = Pair()
+    pair.advance(1)
+    pair.client.mute = True
+    return pair
+
+
+def say(pair: Pair, *frames: bytes, fin: bool = True) -> int:
+    """One sequence of the client; returns its stream."""
+    number = pair.link.client._opened
+    pair.link.client.write(number, list(frames), fin)
+    pair.link.client.flush()
+    pair.run()
+    return number
+
+
+CHILD = 8  # client-created, the client sends
+BACK = 2  # client-created, the server sends
+
+
+@pytest.mark.requirement("AQ-R26")
+@pytest.mark.requirement("AQ-R23")
+@pytest.mark.parametrize(
+    "ending", [codec.CANCEL_SENDER, codec.encode_finish_sender(1)], ids=["cancelled", "finished"]
+)
+def test_a_channel_that_ended_early_and_is_forgotten_leaves_nothing(ending: bytes) -> None:
+    pair = speaking_for_the_client()
+    server = pair.server.core
+    say(pair, codec.encode_route_to(CHILD), message(0, b"early", (16,)), ending)
+    pair.advance(1)
+    say(pair, codec.encode_route_to(16), codec.CANCEL_SENDER)
+    assert server.channels > 1  # it counts until its message or FORGET_CHANNEL comes
+    say(pair, codec.encode_route_to(CHILD), codec.FORGET_CHANNEL)
+    pair.advance(2)
+    assert server.channels == 1
+    assert server.snapshot()["budget_used_bytes"] == 0
+    # Should its message come all the same, it is lost.
+    say(pair, codec.encode_route_to(0), message(0, b"", (CHILD,)), fin=False)
+    taken = pair.server.take(pair.receiver)
+    assert taken is not None
+    assert isinstance(taken.attachments[0][0].error, LostInTransit)
+    assert server.channels == 1 and server.error is None
+
+
+@pytest.mark.requirement("AQ-R26")
+def test_a_sender_whose_receiver_closed_early_and_is_forgotten_leaves_nothing() -> None:
+    pair = speaking_for_the_client()
+    server = pair.server.core
+    say(pair, codec.encode_route_to(BACK), codec.CLOSE_RECEIVER)
+    assert server.channels == 2
+    say(pair, codec.encode_route_to(BACK), codec.FORGET_CHANNEL)
+    assert server.channels == 1
+
+
+@pytest.mark.requirement("AQ-R26")
+@pytest.mark.parametrize("end", ["cancelled", "finished", "closed", "forgotten"])
+def test_an_attachment_is_delivered_in_the_state_that_it_reached_before(end: str) -> None:
+    pair = speaking_for_the_client()
+    channel = BACK if end == "closed" else CHILD
+    frames = {
+        "cancelled": [message(0, b"gone"), codec.CANCEL_SENDER],
+        "finished": [message(0, b"kept"), message(1, b"too"), codec.encode_finish_sender(2)],
+        "closed": [codec.CLOSE_RECEIVER],
+        "forgotten": [codec.FORGET_CHANNEL],
+    }[end]
+    say(pair, codec.encode_route_to(channel), *frames)
+    say(pair, codec.encode_route_to(0), message(0, b"", (channel,)), fin=False)
+    taken = pair.server.take(pair.receiver)
+    assert taken is not None
+    ((half, _),) = taken.attachments
+    kind = {
+        "cancelled": Cancelled,
+        "finished": Finished,
+        "closed": ReceiverClosed,
+        "forgotten": LostInTransit,
+    }[end]
+    if isinstance(half, ReceiverHalf):
+        got = [bytes(m.payload) for m in pair.server.take_all(half)]
+        assert got == ([b"kept", b"too"] if end == "finished" else [])
+    assert isinstance(half.error, kind)
+    assert pair.server.core.channels == 1
+    assert pair.server.core.snapshot()["budget_used_bytes"] == 0
+
+
+@pytest.mark.requirement("AQ-R27")
+def test_a_finished_child_of_a_lost_message_leaves_nothing_on_either_side() -> None:
+    pair = Pair()
+    attach = Attach(keep_sender=True, is_oneshot=False)
+    pair.client.lose_datagrams = True
+    pair.client.send(pair.sender, b"carrier", attach, mode=Mode.UNRELIABLE)
+    pair.client.lose_datagrams = False
+    assert isinstance(attach.half, SenderHalf)
+    pair.client.send(attach.half, b"delivered to nobody")
+    pair.client.finish(attach.half)
+    pair.advance(5)
+    assert attach.half.error is None  # everything was received and acked
+    assert pair.client.core.channels == pair.server.core.channels == 1
+    assert pair.server.core.snapshot()["budget_used_bytes"] == 0
+
+
+@pytest.mark.requirement("AQ-R24")
+def test_acks_after_the_sender_was_destroyed_are_ignored() -> None:
+    pair = speaking_for_the_client()
+    stream = say(pair, codec.encode_route_to(BACK), fin=False)  # the receiver's control stream
+    say(pair, codec.encode_route_to(BACK), codec.FORGET_CHANNEL)
+    assert pair.server.core.channels == 1
+    before = len(pair.server.events)
+    pair.link.client.write(stream, [codec.encode_ack_reliable((0, 1)), codec.CLOSE_RECEIVER], True)
+    pair.link.client.flush()
+    pair.run()
+    assert pair.server.core.error is None
+    assert pair.server.core.channels == 1
+    assert len(pair.server.events) == before
+
+
+@pytest.mark.requirement("AQ-R24")
+def test_a_sender_that_ended_reports_it_once() -> None:
+    pair = Pair()
+    sender, receiver = open_channel(pair, keep_sender=True)
+    pair.server.close_receiver(receiver)
+    pair.client.cancel(sender)  # crosses it
+    pair.run()
+    pair.advance(3)
+    ended = [e for e in pair.client.events if type(e).__name__ == "SenderEnded"]
+    assert len(ended) == 1
+    assert pair.client.core.channels == pair.server.core.channels == 1
