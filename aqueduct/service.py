@@ -195,8 +195,7 @@ class Service:
           then carry; ``tls`` says the same in full.
         - ``drain``: seconds that open calls get at the end; None: Timing.drain_timeout.
 
-        Raises ConfigError for addresses or certificates that cannot work, and OSError when an
-        address is taken.
+        Raises ConfigError for addresses or certificates that cannot work, or that are taken.
         """
         serving = Serving(self, _tls(addresses, cert, key, dev_cert, tls))
         await serving.start(addresses)

@@ -107,7 +107,7 @@ class Serving:
         return found
 
     async def start(self, addresses: Sequence[str]) -> None:
-        """Begins to listen. Raises ConfigError, or OSError for an address that is taken."""
+        """Begins to listen. Raises ConfigError for an address that cannot work or is taken."""
         self._server = await serve(
             self._serve_connection, addresses, config=self.config, tls=self._tls
         )

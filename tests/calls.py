@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -50,7 +50,7 @@ async def everything(
     return found
 
 
-def config(**parts: dict[str, object]) -> Config:
+def config(**parts: Mapping[str, object]) -> Config:
     """The defaults with some settings replaced: ``config(calls={"cut": 100})``."""
     return replace(
         DEFAULT,
