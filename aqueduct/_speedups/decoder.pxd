@@ -36,6 +36,7 @@ cdef class Decoder(Landing):
     cdef uint64_t _frame_limit
     cdef uint64_t _header_limit
     cdef uint64_t _attachment_limit
+    cdef uint64_t _block_limit
 
     cdef bint _busy
     cdef object _error

@@ -61,6 +61,7 @@ class Decoder(Landing):
         frame_limit: int = ...,
         header_limit: int = ...,
         attachment_limit: int = ...,
+        block_limit: int = ...,
     ) -> Decoder: ...
     def feed(self, data: ReadableBuffer) -> None: ...
     def next(

@@ -85,6 +85,8 @@ cdef class Decoder(Landing):
 
     ``from_server`` is the side that sends it. The limits are those of ``config.Limits``, in
     bytes and attachments; above one, LimitExceeded names it before memory is taken.
+    ``block_limit`` is for ATTACHMENTS and RANGES, which are held whole before they are parsed,
+    and before any admission.
 
     The grammar (AQ-9), the context of each frame (AQ-24) and what datagrams may carry (AQ-R11)
     are checked here. FrameError: the bytes do not decode. SequenceError: they do, and are not
@@ -101,14 +103,16 @@ cdef class Decoder(Landing):
         int64_t frame_limit=0x7FFFFFFFFFFFFFFF,
         int64_t header_limit=0x7FFFFFFFFFFFFFFF,
         int64_t attachment_limit=0x7FFFFFFFFFFFFFFF,
+        int64_t block_limit=0x7FFFFFFFFFFFFFFF,
     ):
-        if frame_limit < 0 or header_limit < 0 or attachment_limit < 0:
+        if min(frame_limit, header_limit, attachment_limit, block_limit) < 0:
             raise ValueError("a limit must not be negative")
         self.from_server = from_server
         self.datagram = datagram
         self._frame_limit = <uint64_t> frame_limit
         self._header_limit = <uint64_t> header_limit
         self._attachment_limit = <uint64_t> attachment_limit
+        self._block_limit = <uint64_t> block_limit
         self.auto_admit = 0x7FFFFFFFFFFFFFFF
 
     # What came.
@@ -289,7 +293,7 @@ cdef class Decoder(Landing):
             elif self._state == AT_ATTACHMENTS_LENGTH:
                 if not self._varint():
                     return self._starved()
-                self._length(HIGHEST, "")
+                self._length(self._block_limit, "Limits.block_bytes")
                 self._state = AT_ATTACHMENTS if self._size else AT_PAYLOAD_LENGTH
 
             elif self._state == AT_ATTACHMENTS:
@@ -345,7 +349,7 @@ cdef class Decoder(Landing):
             elif self._state == AT_RANGES_LENGTH:
                 if not self._varint():
                     return self._starved()
-                self._length(HIGHEST, "")
+                self._length(self._block_limit, "Limits.block_bytes")
                 self._state = AT_RANGES
 
             elif self._state == AT_RANGES:
@@ -462,14 +466,14 @@ cdef class Decoder(Landing):
     cdef int _length(self, uint64_t limit, str name) except -1:
         """Takes the varint as the length of what follows, if the limits allow it."""
         cdef uint64_t used = self.taken() - self._frame_start
-        if self._value > limit:
-            raise LimitExceeded(
-                f"a header block of {self._value} bytes, {limit} are allowed ({name})"
-            )
         if used > self._frame_limit or self._value > self._frame_limit - used:
             raise LimitExceeded(
                 f"a frame of {used + <object> self._value} bytes or more, "
                 f"{self._frame_limit} are allowed (Limits.frame_bytes)"
+            )
+        if self._value > limit:
+            raise LimitExceeded(
+                f"a block of {self._value} bytes, {limit} are allowed ({name})"
             )
         self._size = <Py_ssize_t> self._value
         return 0

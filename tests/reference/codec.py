@@ -50,6 +50,7 @@ class Model:
     frame_limit: int = UNLIMITED
     header_limit: int = UNLIMITED
     attachment_limit: int = UNLIMITED
+    block_limit: int = UNLIMITED
     at: int = 0
     start: int = 0
     route: int = -1
@@ -109,7 +110,7 @@ class Model:
         if num and self.oneshot:
             raise SequenceError("AQ-R28")
         headers = header_pairs(self.block(self.header_limit))
-        attached = self.attached(self.block())
+        attached = self.attached(self.block(self.block_limit))
         return "MESSAGE", num, headers, attached, self.block()
 
     def attached(self, block: bytes) -> tuple[tuple[int, Headers], ...]:
@@ -138,7 +139,7 @@ class Model:
         return number
 
     def ack_reliable(self) -> Frame:
-        ranges = lengths(self.block())
+        ranges = lengths(self.block(self.block_limit))
         if len(ranges) % 2:
             raise FrameError("AQ-20")
         return "ACK_RELIABLE", ranges
@@ -147,7 +148,7 @@ class Model:
         channel = self.number()
         if channel != self.route:
             raise SequenceError("AQ-R14")
-        return "ACK_NACK_UNRELIABLE", channel, lengths(self.block())
+        return "ACK_NACK_UNRELIABLE", channel, lengths(self.block(self.block_limit))
 
     @property
     def oneshot(self) -> bool:
@@ -188,7 +189,7 @@ class Model:
     def block(self, limit: int = 1 << 64) -> bytes:
         size = self.number()
         if size > limit:
-            raise LimitExceeded("Limits.header_bytes")
+            raise LimitExceeded("Limits.header_bytes or block_bytes")
         self.check_size(size)
         return self.take(size)
 

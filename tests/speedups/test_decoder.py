@@ -110,13 +110,16 @@ def test_random_bytes_like_the_model(
     )
 
 
-@given(sequences(), cuts, st.integers(0, 60), st.integers(0, 40), st.integers(0, 3))
+@given(
+    sequences(), cuts, st.integers(0, 60), st.integers(0, 40), st.integers(0, 3), st.integers(0, 20)
+)
 def test_limits_like_the_model(
     sequence: tuple[list[model.Frame], bool, bool],
     places: list[int],
     frame_limit: int,
     header_limit: int,
     attachment_limit: int,
+    block_limit: int,
 ) -> None:
     frames, from_server, datagram = sequence
     data = encode_frames(frames)
@@ -128,6 +131,7 @@ def test_limits_like_the_model(
         frame_limit=frame_limit,
         header_limit=header_limit,
         attachment_limit=attachment_limit,
+        block_limit=block_limit,
     )
 
 
@@ -386,10 +390,13 @@ def test_the_highest_number_passes() -> None:
     [
         (ROUTE + b"\x04\x00\x65", "header_limit", "Limits.header_bytes"),
         (b"\x02\x65", "header_limit", "Limits.header_bytes"),
+        (ROUTE + b"\x04\x00\x00\x65", "block_limit", "Limits.block_bytes"),
+        (ROUTE + b"\x04\x00\x00\x64", "block_limit", None),
+        (b"\x03\x02\x08\x65", "block_limit", "Limits.block_bytes"),
         (ROUTE + b"\x04\x00\x00\x00\xff\x01", "frame_limit", "Limits.frame_bytes"),
         (ROUTE + b"\x04\x00\x00" + b"\xff" * 9 + b"\x01", "frame_limit", "Limits.frame_bytes"),
         (ROUTE + b"\x04\x00\x00\x00" + b"\xff" * 9 + b"\x01", "", "Limits.frame_bytes"),
-        (b"\x02" + b"\xff" * 9 + b"\x01", "", "Limits.header_bytes"),
+        (b"\x02" + b"\xff" * 9 + b"\x01", "", "Limits.frame_bytes"),
         (ROUTE + b"\x04\x00\x00\x60", "frame_limit", None),
         (ROUTE + b"\x04\x00\x00\x61", "frame_limit", "Limits.frame_bytes"),
     ],
