@@ -172,6 +172,15 @@ async def test_a_listener_of_both_families(start: Start, host: str) -> None:
     await connected(f"aqueduct://{host}:{port}?verify=off")
 
 
+@pytest.mark.parametrize("everywhere", ["0.0.0.0", "[::]"])
+async def test_answers_leave_from_the_address_that_was_asked(start: Start, everywhere: str) -> None:
+    """On a machine with several addresses the system's choice may be another one."""
+    listener = await start(f"aqueduct://{everywhere}:0")
+    port = Address.parse(listener.addresses[0]).port
+    for host in ("127.0.0.1", "127.0.0.2", "127.1.2.3"):
+        await connected(f"aqueduct://{host}:{port}?verify=off")
+
+
 async def test_a_listener_at_every_address_of_a_name(start: Start, two_addresses: None) -> None:
     listener = await start("aqueduct://both.test:0")
     port = Address.parse(listener.addresses[0]).port

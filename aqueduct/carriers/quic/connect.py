@@ -241,10 +241,10 @@ class _Attempt:
 
     def _silence(self, timeout: float) -> str:
         if self._quic.started:
-            return f"the handshake was not finished in {timeout:.2g} s"
+            return f"the handshake was not finished in {round(timeout, 1):g} s"
         return (
             f"nothing answers UDP at {host_port(self._quic.get_peer_address())} within "
-            f"{timeout:.2g} s; check the host, the port, and that firewalls let UDP pass"
+            f"{round(timeout, 1):g} s; check the host, the port, and that firewalls let UDP pass"
         )
 
     def _why(self, error: ConnectionLost) -> ConnectFailed:

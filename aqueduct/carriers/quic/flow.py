@@ -130,10 +130,14 @@ class FlowConnection(QuicConnection):
 
     def drained(self) -> bool:
         """Whether the peer has acknowledged everything that was written, ends included."""
-        return self._totals.queued == 0 and not any(
-            not stream.sender.is_finished and stream.sender.closed
-            for stream in self._streams.all()
-            if isinstance(stream.sender, SendBuffer)
+        return (
+            self._totals.queued == 0
+            and not self._datagrams_pending
+            and not any(
+                not stream.sender.is_finished and stream.sender.closed
+                for stream in self._streams.all()
+                if isinstance(stream.sender, SendBuffer)
+            )
         )
 
     def credit(self, stream_id: int, limit: int) -> None:

@@ -30,13 +30,18 @@ _PENDING: Final = 256  # sends that wait for the kernel; above it they are lost,
 _UDP_SEGMENT: Final = 103  # linux/udp.h
 _UDP_GRO: Final = 104
 _NO_SEGMENTS: Final = frozenset({errno.EINVAL, errno.EIO, errno.EMSGSIZE, errno.ENOPROTOOPT})
+_DESTINATION: Final = {socket.IPPROTO_IP: 8, socket.IPPROTO_IPV6: 50}  # IP_, IPV6_PKTINFO
 _UINT16: Final = struct.Struct("=H")
-_ANCILLARY: Final = socket.CMSG_SPACE(4)
+_ANCILLARY: Final = socket.CMSG_SPACE(4) + socket.CMSG_SPACE(20)
 _NO_BUFFERS_PAUSE: Final = 0.001  # seconds: a full device queue makes no socket unwritable
-_warned: set[str] = set()
+_warned: list[bool] = []  # once in a process
 
 SocketAddress = Any
-"""What the socket module calls an address: (host, port) or (host, port, flow, scope)."""
+"""What the socket module calls an address: (host, port) or (host, port, flow, scope).
+
+On a socket bound to every address of this machine one item more follows: at which one of them the
+peer's datagram came, for the answer to leave from there.
+"""
 
 _Run = tuple[list[bytes], int, int, SocketAddress]
 # Parts of datagrams, parts of each, bytes of each but the last, and where to.
@@ -71,8 +76,10 @@ class UdpSocket:
         self._remote = sock.getpeername() if connected else None
         self._pending: deque[_Run] = deque()
         self._buffer = memoryview(bytearray(_RECEIVE_SIZE))
-        self._segmented = _set(sock, _UDP_SEGMENT, 0)
-        self._gathered = _set(sock, _UDP_GRO, 1)
+        self._segmented = _set(sock, socket.IPPROTO_UDP, _UDP_SEGMENT, 0)
+        self._gathered = _set(sock, socket.IPPROTO_UDP, _UDP_GRO, 1)
+        self._multihomed = not connected and _learn_destinations(sock)
+        _forbid_fragments(sock)
         self.datagrams_sent = 0
         self.datagrams_received = 0
         sock.setblocking(False)
@@ -120,11 +127,16 @@ class UdpSocket:
         received = 0
         try:
             while received < BURST and not self.closed:
-                if self._gathered:
+                if self._gathered or self._multihomed:
                     size, ancillary, _, address = self._sock.recvmsg_into(
                         (self._buffer,), _ANCILLARY
                     )
-                    segment = _segment_size(ancillary) or size
+                    segment = size
+                    for level, kind, data in ancillary:
+                        if level == socket.IPPROTO_UDP:
+                            segment = int.from_bytes(data, sys.byteorder) or size
+                        elif kind == _DESTINATION.get(level):
+                            address = (*address, data)
                 else:
                     size, address = self._sock.recvfrom_into(self._buffer)
                     segment = size
@@ -170,12 +182,15 @@ class UdpSocket:
         parts, each, size, address = run
         count = len(parts) // each
         try:
+            control: list[tuple[int, int, bytes]] = []
             if count > 1:
-                control = [(socket.IPPROTO_UDP, _UDP_SEGMENT, _UINT16.pack(size))]
-            else:
-                control = []
+                control.append((socket.IPPROTO_UDP, _UDP_SEGMENT, _UINT16.pack(size)))
             if self._remote is not None:
                 self._sock.sendmsg(parts, control)
+            elif self._multihomed:
+                address, source = _source(address)
+                control.append(source)
+                self._sock.sendmsg(parts, control, 0, address)
             else:
                 self._sock.sendmsg(parts, control, 0, address)
         except BlockingIOError:
@@ -218,24 +233,43 @@ def host_port(address: SocketAddress) -> str:
     return f"[{host}]:{address[1]}" if ":" in host else f"{host}:{address[1]}"
 
 
-def _set(sock: socket.socket, option: int, value: int) -> bool:
+def _set(sock: socket.socket, level: int, option: int, value: int) -> bool:
+    """Sets an option of Linux; False: it is not to be had."""
     if sys.platform != "linux":
         return False
     try:
-        sock.setsockopt(socket.IPPROTO_UDP, option, value)
+        sock.setsockopt(level, option, value)
     except OSError:
         return False
     return True
 
 
-def _segment_size(ancillary: list[tuple[int, int, bytes]]) -> int:
-    for level, kind, data in ancillary:
-        if level == socket.IPPROTO_UDP and kind == _UDP_GRO:
-            return int.from_bytes(data, sys.byteorder)
-    return 0
+def _learn_destinations(sock: socket.socket) -> bool:
+    """Lets a socket of every address tell at which one each datagram came."""
+    host = sock.getsockname()[0]
+    if sock.family == socket.AF_INET:
+        return host == "0.0.0.0" and _set(sock, socket.IPPROTO_IP, 8, 1)  # IP_PKTINFO
+    return host == "::" and _set(sock, socket.IPPROTO_IPV6, 49, 1)  # IPV6_RECVPKTINFO
+
+
+def _source(address: SocketAddress) -> tuple[SocketAddress, tuple[int, int, bytes]]:
+    """Where to send, and the control message that says from where."""
+    *target, arrival = address
+    if len(target) == 2:
+        source = bytes(4) + arrival[4:8] + bytes(4)  # no interface; the local address
+        return tuple(target), (socket.IPPROTO_IP, 8, source)
+    return tuple(target), (socket.IPPROTO_IPV6, 50, arrival[:16] + bytes(4))
+
+
+def _forbid_fragments(sock: socket.socket) -> None:
+    """QUIC's packets must not be cut by the network (RFC 9000 section 14): too large, no answer."""
+    if sock.family == socket.AF_INET6:
+        _set(sock, socket.IPPROTO_IPV6, 23, 3)  # IPV6_MTU_DISCOVER, IPV6_PMTUDISC_PROBE
+    _set(sock, socket.IPPROTO_IP, 10, 3)  # IP_MTU_DISCOVER, IP_PMTUDISC_PROBE
 
 
 def _enlarge(sock: socket.socket, size: int) -> None:
+    short: dict[str, int] = {}
     for option, name in ((socket.SO_RCVBUF, "rmem_max"), (socket.SO_SNDBUF, "wmem_max")):
         try:
             sock.setsockopt(socket.SOL_SOCKET, option, size)
@@ -244,13 +278,14 @@ def _enlarge(sock: socket.socket, size: int) -> None:
         got = sock.getsockopt(socket.SOL_SOCKET, option)
         if sys.platform == "linux":
             got //= 2  # twice of what was asked is reported, for the kernel's own overhead
-        if got < size and name not in _warned:
-            _warned.add(name)
-            logger.warning(
-                "the kernel gives a UDP socket %d bytes of buffer instead of %d; bursts may be "
-                "lost. Allow more with: sysctl -w net.core.%s=%d",
-                got,
-                size,
-                name,
-                size,
-            )
+        if got < size:
+            short[name] = got
+    if short and not _warned:
+        _warned.append(True)
+        logger.warning(
+            "the kernel gives a UDP socket %d bytes of buffer instead of %d, so bursts may be "
+            "lost. Allow more with: sysctl -w %s",
+            min(short.values()),
+            size,
+            " ".join(f"net.core.{name}={size}" for name in short),
+        )
