@@ -229,31 +229,35 @@ def _counted(batches: Iterator[pa.RecordBatch], progress: Progress) -> Iterator[
 
 def _batches(frames: Iterator[Any], schema: pa.Schema | None) -> Iterator[pa.RecordBatch]:
     for number, frame in enumerate(frames):
+        names = [str(name) for name in frame.columns]
+        if schema is not None and names != schema.names:
+            raise SchemaMismatch(f"batch {number} has the columns {names}, wanted {schema.names}")
+        wanted = [None] * len(names) if schema is None else schema.types
+        arrays = [
+            _array(frame.iloc[:, place], f"batch {number}, column {name!r}", name, wanted[place])
+            for place, name in enumerate(names)
+        ]
         if schema is None:  # one schema serves the whole partition
-            inferred = pa.Schema.from_pandas(frame, preserve_index=False)
-            schema = inferred.remove_metadata()
-        if list(frame.columns) != schema.names:
-            raise SchemaMismatch(
-                f"batch {number} has the columns {list(frame.columns)}, wanted {schema.names}"
+            schema = pa.schema(
+                [(name, array.type) for name, array in zip(names, arrays, strict=True)]
             )
-        arrays = [_array(frame[field.name], field, number) for field in schema]
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _array(series: Any, field: pa.Field, number: int) -> pa.Array:
-    """One column of a frame. Raises SchemaMismatch that names it."""
+def _array(series: Any, where: str, name: str, wanted: pa.DataType | None) -> pa.Array:
+    """One column of a frame; ``wanted`` None: of the type it has. Raises SchemaMismatch."""
     try:
-        zone = field.type.tz if pa.types.is_timestamp(field.type) else None
+        zone = wanted.tz if wanted is not None and pa.types.is_timestamp(wanted) else None
         if zone is not None and series.dt.tz is None:
             # Spark hands frames local times of the session's zone; see pyspark's own converters
             # for what becomes of the hours that a change of the clocks skips or repeats.
             series = series.dt.tz_localize(zone, ambiguous=False, nonexistent="shift_forward")
-        return pa.Array.from_pandas(series, type=field.type)
+        return pa.Array.from_pandas(series, type=wanted)
     except (pa.ArrowException, TypeError, ValueError, AttributeError) as error:
         raise SchemaMismatch(
-            f"batch {number}, column {field.name!r}: a frame's {series.dtype} values do not fit "
-            f"{field.type}: {error}; name the column's type in input_schema",
-            column=field.name,
-            wanted=str(field.type),
+            f"{where}: the frame's {series.dtype} values do not fit {wanted or 'any type'}: "
+            f"{error}; name the column's type in input_schema",
+            column=name,
+            wanted=str(wanted or ""),
             got=str(series.dtype),
         ) from error

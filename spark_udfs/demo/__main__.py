@@ -91,7 +91,7 @@ def _run(options: argparse.Namespace, directory: Path, stack: contextlib.ExitSta
             stack.callback(process.stop)
             address = process.address
         report.remark(f"process {process.pid} at {address.partition('?')[0]}")
-    with report.step("Spark", f"{pyspark.__version__}, local[2]"):
+    with report.step("Spark", f"{pyspark.__version__}, local[2], and its Python workers"):
         session = spark_session(directory, threads=2, batch_rows=options.batch_rows)
         spark = stack.enter_context(session)
     before, reading = _counters(address), _counters(address)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 
 from aqueduct.config import Config, Timing
+from aqueduct.errors import ConfigError, SchemaMismatch
 from spark_udfs import exchange, exchange_pandas
 from tests.spark.services import make
 
@@ -276,9 +278,59 @@ def test_pandas_frames_without_a_schema_go_by_the_first(spark, address):
     assert spark.range(0).mapInPandas(exchange_pandas(address, "double"), "id long").count() == 0
 
 
-def test_ddl_needs_spark_and_says_what_is_wrong_with_it(spark):
-    from aqueduct.errors import ConfigError
+def test_frames_need_no_spark(address):
+    frames = [pd.DataFrame({"id": [1, 2]}), pd.DataFrame({"id": [3.0, None]}), pd.DataFrame()]
+    frames[2]["id"] = pd.Series([], dtype=object)
+    answers = list(exchange_pandas(address, "echo")(iter(frames)))
+    assert [len(answer) for answer in answers] == [2, 2, 0]
+    assert answers[0].equals(frames[0])
+    assert answers[1].equals(frames[1])
+    assert list(exchange_pandas(address, "echo")(iter([]))) == []
 
+
+def test_frames_with_nested_and_repeated_columns(address):
+    frame = pd.DataFrame([[1, [1, None]], [2, [3]]])
+    frame.columns = ["a", "a"]
+    (answer,) = exchange_pandas(address, "echo")(iter([frame]))
+    assert list(answer.columns) == ["a", "a"]
+    assert answer.iloc[1, 1].tolist() == [3]
+
+
+def test_local_times_belong_to_the_zone_of_the_schema(address):
+    zoned = pa.schema([("t", pa.timestamp("us", tz="Europe/Zurich"))])
+    frame = pd.DataFrame({"t": pd.to_datetime(["2024-01-01 12:00", "2024-07-01 12:00"])})
+    (answer,) = exchange_pandas(address, "echo", input_schema=zoned)(iter([frame]))
+    assert answer["t"].dt.tz_convert("UTC").dt.hour.tolist() == [11, 10]
+
+
+@pytest.mark.parametrize(
+    ("frames", "schema", "text"),
+    [
+        (
+            [pd.DataFrame({"a": [1]}), pd.DataFrame({"a": ["x"]})],
+            None,
+            "batch 1, column 'a': the frame's object values do not fit int64",
+        ),
+        ([pd.DataFrame({"a": [1, "x"]})], None, "batch 0, column 'a'"),
+        (
+            [pd.DataFrame({"a": [1]}), pd.DataFrame({"b": [1]})],
+            None,
+            r"batch 1 has the columns \['b'\], wanted \['a'\]",
+        ),
+        (
+            [pd.DataFrame({"a": ["noon"]})],
+            pa.schema([("a", pa.timestamp("us", tz="UTC"))]),
+            "batch 0, column 'a'",
+        ),
+    ],
+    ids=["type", "mixed", "names", "time"],
+)
+def test_frames_that_do_not_fit_name_batch_and_column(address, frames, schema, text):
+    with pytest.raises(SchemaMismatch, match=text):
+        list(exchange_pandas(address, "echo", input_schema=schema)(iter(frames)))
+
+
+def test_ddl_needs_spark_and_says_what_is_wrong_with_it(spark):
     call = exchange("aqueduct://host", "echo", schema="a int not null, b timestamp")
     assert call.schema == pa.schema(
         [
