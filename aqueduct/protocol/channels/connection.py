@@ -18,6 +18,7 @@ from aqueduct.errors import (
     ConnectionLost,
     HeadersRejected,
     InternalError,
+    LimitExceeded,
     LocalProtocolError,
     RemoteProtocolError,
     SequenceError,
@@ -36,6 +37,8 @@ from aqueduct.protocol.channels.shared import Shared
 __all__ = ["Attach", "ChannelConnection"]
 
 REASON_LIMIT: Final = 256
+STALLED_ALLOWANCE: Final = 4 << 20
+"""Bytes of control frames that may wait beyond the connection's high-water mark."""
 
 
 class Attach:
@@ -109,13 +112,13 @@ class ChannelConnection:
 
         For admission, or for the connection headers. Their slots are not to be given again yet.
         """
-        return self._reader.held
+        return self._reader.incoming.held
 
     def snapshot(self) -> dict[str, int]:
         """Counts for people: channels, streams, queues and budget in bytes."""
         return {
             "channels": len(self._registry),
-            "streams_in": len(self._reader.streams),
+            "streams_in": len(self._reader.incoming.streams),
             "streams_out": self._shared.outgoing.open,
             "streams_waiting": self._shared.outgoing.waiting,
             "queued_bytes": self._shared.outgoing.queued,
@@ -145,17 +148,13 @@ class ChannelConnection:
 
     def written(self, stream: int, size: int) -> None:
         """Bytes of a stream of ours left the carrier."""
-        outgoing = self._shared.outgoing
-        mark = self.config.flow.connection_high_water
-        above = outgoing.queued >= mark
         try:
-            half = outgoing.written(stream, size)
+            half = self._shared.outgoing.written(stream, size)
         except LocalProtocolError as error:  # in debug: a buffer changed
             self.fail_internal(error)
             return
         if self._shared.blocked:
-            crossed = above and outgoing.queued < mark
-            self._reader.unblock(list(self._shared.blocked) if crossed else [half])
+            self._reader.unblock([half])
 
     def receive_stream(self, number: int, data: Any, fin: bool, now: float) -> None:
         """The next bytes of one of the peer's streams."""
@@ -166,19 +165,22 @@ class ChannelConnection:
             self._reader.feed(number, data, fin)
         except RemoteProtocolError as error:
             self._fail(error)
+        self._use_room()
 
     def receive_reset(self, number: int, code: int, now: float) -> None:
         """The peer gave up a stream: a partial frame is dropped without error (AQ-11)."""
         self._shared.now = now
         if self.error is None:
             self._reader.reset(number)
+            self._use_room()
 
     def receive_stop(self, number: int, code: int, now: float) -> None:
         """The peer reads no more of a stream of ours. What matters comes as CLOSE_RECEIVER."""
         self._shared.now = now
         if self.error is None:
-            self._shared.outgoing.stopped(number)
-            self._reader.unblock(list(self._shared.blocked))
+            stream = self._shared.outgoing.stopped(number)
+            if stream is not None and self._shared.blocked:
+                self._reader.unblock([stream.half])
 
     def receive_datagram(self, data: bytes, now: float) -> None:
         """One datagram."""
@@ -189,6 +191,7 @@ class ChannelConnection:
             self._reader.feed_datagram(data)
         except RemoteProtocolError as error:
             self._fail(error)
+        self._use_room()
 
     def connection_lost(self, error: ConnectionLost) -> None:
         """The transport is gone. Every handle reads ``error`` (AQ-R27.9)."""
@@ -225,6 +228,7 @@ class ChannelConnection:
                 self._reader.half_ended(half)
         for channel in self._forgetting.due(now):
             self._write_forget(channel)
+        self._use_room()
 
     # Commands of the application
 
@@ -236,6 +240,7 @@ class ChannelConnection:
         self._headers_sent = True
         self._send_prelude([codec.encode_connection_headers(headers)])
         self._reader.open_gate()
+        self._use_room()
 
     def reject_headers(self, reason: str) -> None:
         """A server refuses the client (close code 4)."""
@@ -300,19 +305,24 @@ class ChannelConnection:
         """Takes the next message; its budget returns and held streams go on."""
         self._shared.now = now
         received = half.take()
-        if received is not None and self.error is None:
-            self._reader.resume(half)
+        if received is not None:
+            for attached, _ in received.attachments:
+                if isinstance(attached, ReceiverHalf):
+                    attached.handed_over()
+            self._use_room()
         return received
 
     def close_receiver(self, half: ReceiverHalf, now: float, error: Any = None) -> None:
         """The application reads no more of this channel (AQ-43)."""
         self._shared.now = now
         self._reader.close_receiver(half, error)
+        self._use_room()
 
     def drop_attachment(self, half: Half, now: float) -> None:
         """An attachment that the application never took (AQ-R26)."""
         self._shared.now = now
         self._reader.release(half)
+        self._use_room()
 
     def wait_writable(self, half: SenderHalf) -> None:
         """Asks for a Writable event once ``half`` is below its marks."""
@@ -329,7 +339,11 @@ class ChannelConnection:
 
     def events_received(self) -> list[Event]:
         """What happened since the last call."""
-        events = self._shared.events
+        shared = self._shared
+        if shared.outgoing.fell:
+            shared.outgoing.fell = False
+            self._reader.unblock(list(shared.blocked))
+        events = shared.events
         if not events:
             return []
         taken = events[:]
@@ -338,8 +352,10 @@ class ChannelConnection:
 
     def effects_to_apply(self) -> list[effects.Effect]:
         """What the carrier is to do, in order."""
-        if self._version_seen and not self._reader.version_checked and self.error is None:
-            self._send_prelude([])
+        if self.error is None:
+            if self._version_seen and not self._reader.version_checked:
+                self._send_prelude([])
+            self._check_stalled()
         wanted = self._shared.effects
         if not wanted:
             return []
@@ -370,6 +386,26 @@ class ChannelConnection:
             self._reader.version_checked = True
             frames = [codec.ACK_VERSION, *frames]  # they may share a stream (AQ-R8)
         self._shared.outgoing.write(OutStream(None, control=True), frames, fin=True)
+
+    def _check_stalled(self) -> None:
+        stalled = self._shared.outgoing.stalled_control
+        mark = self.config.flow.connection_high_water
+        if stalled > mark + STALLED_ALLOWANCE:
+            self._fail(
+                LimitExceeded(
+                    f"the peer lets no acks and closes out; {stalled} bytes of them wait, "
+                    f"Flow.connection_high_water allows {mark}"
+                )
+            )
+
+    def _use_room(self) -> None:
+        """What fell of the budget goes to messages that wait for it."""
+        shared = self._shared
+        if (shared.starved or shared.relieved) and self.error is None:
+            try:
+                self._reader.resume()
+            except RemoteProtocolError as error:
+                self._fail(error)
 
     # FORGET_CHANNEL, failure, end
 
@@ -409,5 +445,6 @@ class ChannelConnection:
         self._shared.receipt_due.clear()
         self._shared.blocked.clear()
         self._shared.starved.clear()
+        self._shared.relieved.clear()
         self._shared.outgoing.clear()
         self._shared.events.append(Closed(error))

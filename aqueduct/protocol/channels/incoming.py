@@ -1,23 +1,29 @@
-"""The peer's streams: one frame sequence each, decoded as far as admission allows."""
+"""The peer's streams: one frame sequence each, what they hold, and their credit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from aqueduct._speedups.codec import Decoder, MessageHead
 from aqueduct.config import Config
+from aqueduct.errors import LimitExceeded
+from aqueduct.protocol.channels import effects
 
 if TYPE_CHECKING:
     from aqueduct.protocol.channels.receiving import ReceiverHalf
     from aqueduct.protocol.channels.sending import SenderHalf
+    from aqueduct.protocol.channels.shared import Shared
 
-__all__ = ["SMALL", "Handlers", "InStream"]
+__all__ = ["SMALL", "Handlers", "InStream", "Incoming"]
 
-Handlers: TypeAlias = "dict[int, Callable[[InStream, Any], None]]"
+Handlers: TypeAlias = "Mapping[int, Callable[[InStream, Any], None]]"
 
-SMALL = 16 << 10
+SMALL: Final = 16 << 10
 """Payloads up to this are admitted without asking while there is room for many of them."""
+
+READ_AHEAD_FROM: Final = 32 << 10
+"""Messages from this size on earn their stream read-ahead (see ``Incoming.grant_read_ahead``)."""
 
 
 class InStream:
@@ -27,6 +33,7 @@ class InStream:
         "begun",
         "decoder",
         "fin",
+        "gathered",
         "granted",
         "half",
         "handlers",
@@ -66,13 +73,120 @@ class InStream:
         """What the peer may send, from the start of the stream (design: Flow)."""
         self.granted = 0
         """Read-ahead beyond the initial window, charged to the budget until the stream ends."""
+        self.gathered = 0
+        """Bytes of a block of headers or attachments that is not whole yet."""
         self.partial = -1
         """Payload bytes of the admitted message that is still landing; -1: none."""
 
-    def wanted_limit(self, config: Config) -> int:
-        """The credit that this stream should have now."""
-        flow = config.flow
-        decoder = self.decoder
+
+class Incoming:
+    """All of the peer's streams, and the effects that concern them."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._flow = shared.config.flow
+        self._from_server = shared.side == 0
+        self.streams: dict[int, InStream] = {}
+        self.held = 0
+        """Streams that ended and whose bytes still wait here."""
+        self._gathered = 0
+        self._nothing = Decoder(from_server=self._from_server)
+
+    def opened(self, number: int, handlers: Handlers) -> InStream:
+        """A stream that was not there before."""
+        stream = self.streams[number] = self.outside(handlers, number)
+        return stream
+
+    def outside(self, handlers: Handlers, number: int = -1) -> InStream:
+        """One that is in no table."""
+        return InStream(number, self._shared.config, handlers, from_server=self._from_server)
+
+    def hold(self, stream: InStream) -> None:
+        """Its bytes wait; if it has ended, so does its slot."""
+        if stream.fin and not stream.held:
+            stream.held = True
+            self.held += 1
+
+    def unhold(self, stream: InStream) -> None:
+        """Its bytes wait no more."""
+        if stream.held:
+            stream.held = False
+            self.held -= 1
+
+    def credit(self, stream: InStream) -> None:
+        """Lets the peer send what the stream should have now."""
+        if stream.fin:
+            return
+        flow = self._flow
+        decoder = stream.decoder
+        if decoder.gathered != stream.gathered:
+            self._weigh(stream, decoder.gathered)
         ahead = min(decoder.remaining, flow.admitted_window)
-        limit: int = decoder.consumed + ahead + flow.initial_window + self.granted
-        return limit
+        wanted = decoder.consumed + ahead + flow.initial_window + stream.granted
+        # Half a window at a time: a credit costs a frame.
+        if wanted - stream.limit >= flow.initial_window >> 1:
+            stream.limit = wanted
+            self._shared.effects.append((effects.CREDIT, stream.number, wanted))
+
+    def grant_read_ahead(self, stream: InStream, size: int) -> None:
+        """Lets a stream of large messages send the next one while this one is worked on.
+
+        Without it each message would wait a round trip for its credit. What is granted is
+        charged to the budget and at most half of the budget goes this way.
+        """
+        flow = self._flow
+        wanted = min(2 * size, flow.read_ahead)
+        if (
+            size >= READ_AHEAD_FROM
+            and wanted > stream.granted
+            and self._shared.budget_used + wanted <= flow.receive_budget >> 1
+        ):
+            self._shared.budget_used += wanted - stream.granted
+            stream.granted = wanted
+
+    def ended(self, stream: InStream) -> None:
+        """Its last byte was read."""
+        self.streams.pop(stream.number, None)
+        self.leave(stream)
+
+    def leave(self, stream: InStream) -> None:
+        """A stream ended, was reset, or is ignored from here on: return what it holds."""
+        half = stream.half
+        self.unhold(stream)
+        self._gathered -= stream.gathered
+        stream.gathered = 0
+        if half is not None:
+            half.left_by(stream)
+        if stream.granted:
+            self._shared.budget_used -= stream.granted
+            self._shared.freed = True
+            stream.granted = 0
+        stream.half = None
+
+    def ignore(self, stream: InStream) -> None:
+        """The rest of the sequence does not matter (AQ-R24)."""
+        self.leave(stream)
+        if stream.ignoring:
+            return
+        stream.ignoring = True
+        stream.decoder = self._nothing  # what it had buffered may go
+        if stream.fin:
+            self.streams.pop(stream.number, None)
+        else:
+            self._shared.effects.append((effects.STOP, stream.number, 0))
+
+    def clear(self) -> None:
+        """The connection is over."""
+        self.streams.clear()
+        self.held = 0
+
+    def _weigh(self, stream: InStream, gathered: int) -> None:
+        """Blocks are not admitted: in sum they are bounded like what is."""
+        self._gathered += gathered - stream.gathered
+        stream.gathered = gathered
+        bound = self._flow.receive_budget + self._shared.config.limits.frame_bytes
+        if self._gathered > bound:
+            raise LimitExceeded(
+                f"{self._gathered} bytes of headers and attachments wait to be whole; "
+                f"Flow.receive_budget and Limits.frame_bytes allow {bound}"
+            )

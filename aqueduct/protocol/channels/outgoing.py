@@ -8,7 +8,7 @@ stream yet waits here and counts as queued like everything else.
 from __future__ import annotations
 
 import zlib
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["OutStream", "Outgoing", "size_of"]
 
+STALLED_STREAM = 512
+"""What a stream that waits above the transport weighs beside its bytes."""
+
 GUARDED_FROM = 4096
 """Smaller buffers are copied into the frame when they are sent."""
 
@@ -29,7 +32,7 @@ GUARDED_FROM = 4096
 class OutStream:
     """One of my streams, opened or waiting for its turn."""
 
-    __slots__ = ("control", "dead", "fin", "guards", "half", "number", "queued", "waiting")
+    __slots__ = ("control", "dead", "fin", "guard", "half", "number", "queued", "waiting")
 
     def __init__(self, half: SenderHalf | None, control: bool) -> None:
         self.half = half
@@ -43,8 +46,8 @@ class OutStream:
         self.dead = False
         """Reset by us or stopped by the peer: later writes vanish."""
         self.waiting: list[Any] = []
-        self.guards: deque[tuple[int, Any, int]] = deque()
-        """Only in debug: (bytes of the stream up to its end, buffer, its checksum)."""
+        self.guard: _Guard | None = None
+        """Only in debug."""
 
 
 class Outgoing:
@@ -54,18 +57,21 @@ class Outgoing:
         self, flow: Flow, effects_out: list[effects.Effect], *, debug: bool = False
     ) -> None:
         self._flow = flow
-        self._guard: _Guard | None = _Guard() if debug else None
+        self._debug = debug
         self._effects = effects_out
         self._open: dict[int, OutStream] = {}
         self._next = 0
         self._openable = 0
         self._most_openable = 0
-        self._control_waiting: deque[OutStream] = deque()
-        self._message_waiting: deque[OutStream] = deque()
+        self._control_waiting: OrderedDict[OutStream, None] = OrderedDict()
+        self._message_waiting: OrderedDict[OutStream, None] = OrderedDict()
         self.version_acknowledged = False
         """Once true, sequences begin without VERSION (AQ-26)."""
         self.queued = 0
         """Bytes of all streams that have not left the carrier."""
+        self.fell = False
+        """Whether ``queued`` fell below the connection's mark since somebody looked."""
+        self._control_queued = 0
         self.connected = False
 
     # Inputs
@@ -84,8 +90,8 @@ class Outgoing:
         stream = self._open.get(number)
         if stream is None:
             return None
-        if self._guard is not None:
-            self._guard.check(stream, size)
+        if stream.guard is not None:
+            stream.guard.check(stream, size)
         self._release(stream, size)
         if stream.fin and not stream.queued:
             del self._open[number]
@@ -102,35 +108,42 @@ class Outgoing:
 
     # Commands
 
-    def write(self, stream: OutStream, buffers: list[Any], fin: bool = False) -> None:
-        """Queues buffers; opens the stream if there is one to be had."""
+    def write(
+        self, stream: OutStream, buffers: list[Any], fin: bool = False, *, charged: bool = False
+    ) -> None:
+        """Queues buffers; opens the stream if there is one to be had.
+
+        ``charged``: they count as queued already (see ``hold_back``).
+        """
         if stream.dead:
             return
+        size = 0 if charged else size_of(buffers)
         if stream.number < 0:
             if stream.waiting or not self._may_open(stream):
-                if not stream.waiting:
-                    (self._control_waiting if stream.control else self._message_waiting).append(
-                        stream
-                    )
+                (self._control_waiting if stream.control else self._message_waiting)[stream] = None
                 stream.waiting.extend(buffers)
                 stream.fin = fin
-                self._charge(stream, size_of(buffers))
+                self._charge(stream, size)
                 return
-            buffers = self._begin(stream, buffers)
+            buffers, added = self._begin(stream, buffers)
+            size += added
         stream.fin = fin
-        self._charge(stream, size_of(buffers))
-        if self._guard is not None:
-            self._guard.add(stream, buffers)
+        self._charge(stream, size)
+        if self._debug:
+            self._guard(stream, buffers)
         self._effects.append((effects.WRITE, stream.number, buffers, fin))
+
+    def hold_back(self, stream: OutStream, buffers: list[Any]) -> None:
+        """Counts what will be written to a stream later as queued."""
+        self._charge(stream, size_of(buffers))
 
     def reset(self, stream: OutStream, code: int) -> None:
         """Gives a stream up, whether or not it was ever opened (AQ-R29 for the code)."""
         if stream.dead:
             return
         if stream.number < 0:
-            for queue in (self._control_waiting, self._message_waiting):
-                if stream.waiting and stream in queue:
-                    queue.remove(stream)
+            self._control_waiting.pop(stream, None)
+            self._message_waiting.pop(stream, None)
         elif self._open.pop(stream.number, None) is not None:
             self._effects.append((effects.RESET, stream.number, code))
         self._kill(stream)
@@ -140,12 +153,21 @@ class Outgoing:
         self._open.clear()
         self._control_waiting.clear()
         self._message_waiting.clear()
-        self.queued = 0
+        self.queued = self._control_queued = 0
 
     @property
     def waiting(self) -> int:
         """Streams that wait above the transport."""
         return len(self._control_waiting) + len(self._message_waiting)
+
+    @property
+    def stalled_control(self) -> int:
+        """Bytes and streams of acks, closes and the like that the peer does not let leave.
+
+        Nobody waits before these are queued, so a peer that lets none of them out while it makes
+        us say ever more has to be stopped.
+        """
+        return self._control_queued + STALLED_STREAM * len(self._control_waiting)
 
     @property
     def open(self) -> int:
@@ -158,38 +180,43 @@ class Outgoing:
         if not self.connected or self._openable <= 0:
             return False
         if stream.control:
-            return not self._control_waiting or stream is self._control_waiting[0]
+            return not self._control_waiting or stream is next(iter(self._control_waiting))
         reserved = int(self._most_openable * self._flow.control_share)
         if self._openable <= reserved or self._control_waiting:
             return False
-        return not self._message_waiting or stream is self._message_waiting[0]
+        return not self._message_waiting or stream is next(iter(self._message_waiting))
 
-    def _begin(self, stream: OutStream, buffers: list[Any]) -> list[Any]:
+    def _begin(self, stream: OutStream, buffers: list[Any]) -> tuple[list[Any], int]:
+        """Opens the stream: its first buffers, and the bytes added to them."""
         stream.number = self._next
         self._next += 1
         self._openable -= 1
         self._open[stream.number] = stream
         if self.version_acknowledged:
-            return buffers
-        return [codec.VERSION, *buffers]  # AQ-26, AQ-R6
+            return buffers, 0
+        return [codec.VERSION, *buffers], len(codec.VERSION)  # AQ-26, AQ-R6
 
     def _open_waiting(self) -> None:
         for queue in (self._control_waiting, self._message_waiting):
-            while queue and self._may_open(queue[0]):
-                stream = queue.popleft()
-                charged = stream.queued
+            while queue and self._may_open(next(iter(queue))):
+                stream = queue.popitem(last=False)[0]
                 waiting, stream.waiting = stream.waiting, []
-                buffers = self._begin(stream, waiting)
-                self._charge(stream, size_of(buffers) - charged)
-                if self._guard is not None:
-                    self._guard.add(stream, buffers)
+                buffers, added = self._begin(stream, waiting)
+                self._charge(stream, added)
+                if self._debug:
+                    self._guard(stream, buffers)
                 self._effects.append((effects.WRITE, stream.number, buffers, stream.fin))
 
     def _charge(self, stream: OutStream, size: int) -> None:
+        mark = self._flow.connection_high_water
+        if self.queued >= mark > self.queued + size:
+            self.fell = True
         stream.queued += size
         self.queued += size
         if stream.half is not None:
             stream.half.queued += size
+        else:
+            self._control_queued += size
 
     def _release(self, stream: OutStream, size: int) -> None:
         self._charge(stream, -min(size, stream.queued))
@@ -201,27 +228,31 @@ class Outgoing:
         if stream.half is not None:
             stream.half.stream_left(stream)
 
+    def _guard(self, stream: OutStream, buffers: Sequence[Any]) -> None:
+        if stream.guard is None:
+            stream.guard = _Guard()
+        stream.guard.add(buffers)
+
 
 class _Guard:
     """Debug only: a buffer belongs to the transport until it has left, so it may not change."""
 
     def __init__(self) -> None:
-        self._given: dict[OutStream, int] = {}
-        self._left: dict[OutStream, int] = {}
+        self._given = 0
+        self._left = 0
+        self._buffers: deque[tuple[int, memoryview, int]] = deque()
 
-    def add(self, stream: OutStream, buffers: Sequence[Any]) -> None:
-        end = self._given.get(stream, 0)
+    def add(self, buffers: Sequence[Any]) -> None:
         for buffer in buffers:
             view = memoryview(buffer)
-            end += view.nbytes
+            self._given += view.nbytes
             if view.nbytes >= GUARDED_FROM:
-                stream.guards.append((end, view, zlib.crc32(view)))
-        self._given[stream] = end
+                self._buffers.append((self._given, view, zlib.crc32(view)))
 
     def check(self, stream: OutStream, size: int) -> None:
-        left = self._left[stream] = self._left.get(stream, 0) + size
-        while stream.guards and stream.guards[0][0] <= left:
-            _, view, checksum = stream.guards.popleft()
+        self._left += size
+        while self._buffers and self._buffers[0][0] <= self._left:
+            _, view, checksum = self._buffers.popleft()
             if zlib.crc32(view) != checksum:
                 raise LocalProtocolError(
                     f"a buffer of {view.nbytes} bytes changed after it was sent on "

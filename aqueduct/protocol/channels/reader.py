@@ -8,13 +8,12 @@ the connection turns them into a close.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 from aqueduct._speedups import codec
 from aqueduct.errors import RemoteProtocolError, SequenceError
-from aqueduct.protocol.channels import effects
 from aqueduct.protocol.channels.events import Writable
-from aqueduct.protocol.channels.incoming import SMALL, InStream
+from aqueduct.protocol.channels.incoming import SMALL, Handlers, Incoming, InStream
 from aqueduct.protocol.channels.receiving import Received, ReceiverHalf
 from aqueduct.protocol.channels.registry import Half, Registry
 from aqueduct.protocol.channels.sending import SenderHalf
@@ -22,11 +21,6 @@ from aqueduct.protocol.channels.shared import Shared
 from aqueduct.protocol.channels.state import SenderState
 
 __all__ = ["Reader"]
-
-READ_AHEAD_FROM: Final = 32 << 10
-"""Messages from this size on earn their stream read-ahead (see ``_grant_read_ahead``)."""
-
-Handler = Callable[[InStream, Any], None]
 
 
 class Reader:
@@ -38,25 +32,23 @@ class Reader:
         registry: Registry,
         forget: Callable[[int], None],
         fail: Callable[[RemoteProtocolError], None],
-        prelude: dict[int, Handler],
+        prelude: Handlers,
     ) -> None:
         self._shared = shared
         self._registry = registry
         self._send_forget = forget
         self._fail = fail
         self.config = shared.config
-        self.streams: dict[int, InStream] = {}
-        self.held = 0
-        """Streams that ended and whose bytes still wait here."""
+        self.incoming = Incoming(shared)
         self.gate_open = False
         """Whether the peer's connection headers are in and accepted (AQ-R10)."""
         self.version_checked = False
         """Whether ACK_VERSION was sent, so that sequences may begin without VERSION (AQ-28)."""
         self._early: list[bytes] = []
         """Datagrams whose ROUTE_TO waits for the gate."""
-        self._paused: list[InStream] = []
+        self._paused: dict[InStream, None] = {}
         """Streams whose ROUTE_TO waits for the gate."""
-        self._handlers: dict[int, Handler] = {
+        self._handlers: Handlers = {
             **prelude,
             codec.Message.TAG: self._on_message,
             codec.MessageHead.TAG: self._on_head,
@@ -86,13 +78,10 @@ class Reader:
 
     def feed(self, number: int, data: Any, fin: bool) -> None:
         """The next bytes of a stream. Raises RemoteProtocolError."""
-        stream = self.streams.get(number)
+        stream = self.incoming.streams.get(number)
         if stream is None:
-            stream = InStream(
-                number, self.config, self._handlers, from_server=self._shared.side == 0
-            )
+            stream = self.incoming.opened(number, self._handlers)
             stream.decoder.pause_at_route = not self.gate_open
-            self.streams[number] = stream
         if not stream.ignoring and len(data):
             stream.decoder.feed(data)
         stream.fin = stream.fin or fin
@@ -125,9 +114,7 @@ class Reader:
                     return
                 self._on_datagram_message(half, frame)
             else:
-                self._handlers[frame.TAG](
-                    InStream(-1, self.config, self._handlers, from_server=False), frame
-                )
+                self._handlers[frame.TAG](self.incoming.outside(self._handlers), frame)
         if decoder.paused:
             if first and not self.version_checked:
                 raise SequenceError("a datagram began without VERSION (AQ-28, AQ-R6)")
@@ -147,19 +134,19 @@ class Reader:
 
     def reset(self, number: int) -> None:
         """The peer gave up a stream: a partial frame is dropped without error (AQ-11)."""
-        stream = self.streams.pop(number, None)
+        stream = self.incoming.streams.pop(number, None)
         if stream is not None:
-            self._leave(stream)
+            self.incoming.leave(stream)
 
     def open_gate(self) -> None:
         """ROUTE_TO and what is behind it may be read from now on."""
         self.gate_open = True
-        paused, self._paused = self._paused, []
-        for stream in self.streams.values():
+        paused, self._paused = self._paused, {}
+        for stream in self.incoming.streams.values():
             stream.decoder.pause_at_route = False
         for stream in paused:
-            if stream.number in self.streams:
-                self._unhold(stream)
+            if stream.number in self.incoming.streams:
+                self.incoming.unhold(stream)
                 try:
                     self._read(stream)
                 except RemoteProtocolError as error:
@@ -174,7 +161,7 @@ class Reader:
 
     def clear(self) -> None:
         """The connection is over."""
-        self.streams.clear()
+        self.incoming.clear()
         self._paused.clear()
         self._early.clear()
 
@@ -185,7 +172,6 @@ class Reader:
         if alive:
             self.half_ended(half)
         self._drop(dropped)
-        self.resume(half)
 
     def release(self, half: Half) -> None:
         """A half that nobody can use: its receiver is closed, its sender cancelled (AQ-R26)."""
@@ -203,7 +189,7 @@ class Reader:
                         SMALL if half.placement is None and half.has_room(SMALL << 1) else -1
                     )
                 elif half.state is SenderState.ENDED:
-                    self._ignore(stream)
+                    self.incoming.ignore(stream)
                     break
             frame = decoder.next()
             if frame is None:
@@ -217,78 +203,29 @@ class Reader:
                 break
         if stream.ignoring:
             if stream.fin:
-                self.streams.pop(stream.number, None)
+                self.incoming.streams.pop(stream.number, None)
             return
         if decoder.paused:
             if not stream.begun and not self.version_checked:
                 raise SequenceError("a sequence began without VERSION (AQ-28)")
-            if stream not in self._paused:
-                self._paused.append(stream)
-            self._hold(stream)
+            self._paused[stream] = None
+            self.incoming.hold(stream)
             return
         if stream.head is not None:
-            self._hold(stream)
+            self.incoming.hold(stream)
         elif stream.fin:
             decoder.end()
-            self.streams.pop(stream.number, None)
-            self._leave(stream)
+            self.incoming.ended(stream)
             return
-        self._credit(stream)
-
-    def _hold(self, stream: InStream) -> None:
-        if stream.fin and not stream.held:
-            stream.held = True
-            self.held += 1
-
-    def _unhold(self, stream: InStream) -> None:
-        if stream.held:
-            stream.held = False
-            self.held -= 1
-
-    def _credit(self, stream: InStream) -> None:
-        if stream.fin:
-            return
-        wanted = stream.wanted_limit(self.config)
-        # Half a window at a time: a credit costs a frame.
-        if wanted - stream.limit >= self.config.flow.initial_window >> 1:
-            stream.limit = wanted
-            self._shared.effects.append((effects.CREDIT, stream.number, wanted))
-
-    def _leave(self, stream: InStream) -> None:
-        """A stream ended, was reset, or is ignored from here on: return what it holds."""
-        half = stream.half
-        self._unhold(stream)
-        if isinstance(half, ReceiverHalf):
-            half.streams.discard(stream)
-            if stream.partial >= 0:
-                half.give_up(stream.partial)
-                stream.partial = -1
-            if stream.head is not None:
-                stream.head = None
-                if stream in half.waiting:
-                    half.waiting.remove(stream)
-        if stream.granted:
-            self._shared.budget_used -= stream.granted
-            stream.granted = 0
-        stream.half = None
-
-    def _ignore(self, stream: InStream) -> None:
-        """The rest of the sequence does not matter (AQ-R24)."""
-        self._leave(stream)
-        stream.ignoring = True
-        if stream.fin:
-            self.streams.pop(stream.number, None)
-        else:
-            self._shared.effects.append((effects.STOP, stream.number, 0))
+        self.incoming.credit(stream)
 
     def _abandon_streams(self, half: Half) -> None:
         if isinstance(half, ReceiverHalf):
             for stream in tuple(half.streams):
                 if stream.handlers is self._handlers_after_finish:
-                    self._leave(stream)  # read on: nothing may follow (AQ-R18)
+                    self.incoming.leave(stream)  # read on: nothing may follow (AQ-R18)
                 else:
-                    self._ignore(stream)
-            self._shared.starved.pop(half, None)
+                    self.incoming.ignore(stream)
 
     # Frames of a channel
 
@@ -299,7 +236,7 @@ class Reader:
                 stream.handlers = self._handlers_early_end
                 stream.decoder.auto_admit = -1  # a message is not waited for
             else:
-                self._ignore(stream)
+                self.incoming.ignore(stream)
             return
         stream.half = half
         if isinstance(half, ReceiverHalf):
@@ -309,43 +246,23 @@ class Reader:
         half = stream.half
         assert isinstance(half, ReceiverHalf)
         half.check_number(frame.num)
-        self._try_admit(stream, half, frame)
+        if half.waiting or not half.admit(frame.size):
+            half.wait(stream, frame)
+        else:
+            self._admitted(stream, half, frame)
 
-    def _try_admit(self, stream: InStream, half: ReceiverHalf, head: codec.MessageHead) -> bool:
-        if not half.admit(head.size):
-            if stream.head is None:
-                stream.head = head
-                half.waiting.append(stream)
-                self._shared.starved[half] = None
-            return False
-        stream.head = None
+    def _admitted(self, stream: InStream, half: ReceiverHalf, head: codec.MessageHead) -> None:
+        """Its payload may land: where the application wants it, or in fresh memory."""
         stream.partial = head.size
-        target = None
-        if half.placement is not None:
-            try:
-                target = half.placement(head.headers, head.size)
-            except Exception as error:  # noqa: BLE001 - the application's hook: its error ends the channel
-                self.close_receiver(half, error)
-                return False
-        stream.decoder.admit(target)
-        self._grant_read_ahead(stream, head.size)
-        return True
-
-    def _grant_read_ahead(self, stream: InStream, size: int) -> None:
-        """Lets a stream of large messages send the next one while this one is worked on.
-
-        Without it each message would wait a round trip for its credit. What is granted is
-        charged to the budget and at most half of the budget goes this way.
-        """
-        flow = self.config.flow
-        wanted = min(2 * size, flow.read_ahead)
-        if (
-            size >= READ_AHEAD_FROM
-            and wanted > stream.granted
-            and self._shared.budget_used + wanted <= flow.receive_budget >> 1
-        ):
-            self._shared.budget_used += wanted - stream.granted
-            stream.granted = wanted
+        try:
+            target = half.placement(head.headers, head.size) if half.placement else None
+            if stream.ignoring:  # the hook closed its own receiver
+                return
+            stream.decoder.admit(target)
+        except Exception as error:  # noqa: BLE001 - the hook's error, or that of its buffer, ends the channel
+            self.close_receiver(half, error)
+            return
+        self.incoming.grant_read_ahead(stream, head.size)
 
     def _on_message(self, stream: InStream, frame: codec.Message) -> None:
         half = stream.half
@@ -367,7 +284,11 @@ class Reader:
 
     def _on_datagram_message(self, half: ReceiverHalf, frame: codec.Message) -> None:
         size = memoryview(frame.payload).nbytes
-        if not half.wants_datagram(frame.num, size):
+        wanted = half.wants_datagram(frame.num, size)
+        if half.evicted:
+            evicted, half.evicted = half.evicted, []
+            self._drop(evicted)
+        if not wanted:
             return
         attachments = frame.attachments and self._registry.attached(frame.attachments)
         half.datagram(
@@ -380,9 +301,6 @@ class Reader:
                 reliable=False,
             )
         )
-        if half.evicted:
-            evicted, half.evicted = half.evicted, []
-            self._drop(evicted)
         if half.error is not None:
             self.half_ended(half)
 
@@ -405,7 +323,6 @@ class Reader:
         dropped = half.cancel()
         self.half_ended(half)
         self._drop(dropped)
-        self.resume(half)
 
     def _on_sent_unreliable(self, stream: InStream, frame: codec.SentUnreliable) -> None:
         half = stream.half
@@ -437,12 +354,12 @@ class Reader:
         self._registry.sender_closed(half)
         self._shared.blocked.pop(half, None)
         self._lose(lost)
-        self._ignore(stream)
+        self.incoming.ignore(stream)
 
     def _on_forget(self, stream: InStream, frame: codec.ForgetChannel) -> None:
         # The last frame that matters in its sequence (AQ-R23).
         half = stream.half
-        self._ignore(stream)
+        self.incoming.ignore(stream)
         if half is None:
             return
         links, dropped = self._registry.lose(half, tell_peer=False)
@@ -458,12 +375,12 @@ class Reader:
 
     def _on_late_frame(self, stream: InStream, frame: Any) -> None:
         """For a channel that ended before its message came: only FORGET_CHANNEL matters."""
-        self._ignore(stream)
+        self.incoming.ignore(stream)
 
     def _on_forget_early_end(self, stream: InStream, frame: codec.ForgetChannel) -> None:
         # The message that carries the channel will not come (AQ-R26).
         dropped = self._registry.forget_early_end(stream.decoder.route)
-        self._ignore(stream)
+        self.incoming.ignore(stream)
         self._drop(dropped)
 
     # Loss in transit (AQ-R27) and what is dropped with it
@@ -501,38 +418,39 @@ class Reader:
             self.half_ended(half)
         return dropped
 
-    def resume(self, half: ReceiverHalf) -> None:
-        """Room came back: streams that waited for it go on, this channel's own first."""
-        starved = self._shared.starved
-        if not starved:
-            return
-        if half in starved:
-            self._resume_one(half)
-        for other in tuple(starved):
-            if not self._resume_one(other):
-                break
+    # Room that came back
 
-    def _resume_one(self, half: ReceiverHalf) -> bool:
-        """False when the connection's budget is used up."""
-        while half.waiting:
-            stream = half.waiting[0]
-            head = stream.head
-            if head is None:
-                half.waiting.popleft()
+    def resume(self) -> None:
+        """Reads on where messages waited for room. Raises RemoteProtocolError.
+
+        Channels with room of their own again come first, then the others in the order in which
+        they began to wait for the budget.
+        """
+        shared = self._shared
+        while shared.relieved or (shared.freed and shared.starved):
+            if shared.relieved:
+                self._resume_one(shared.relieved.popitem()[0])
                 continue
-            if not self._try_admit(stream, half, head):
-                if half.error is not None:
-                    return True
-                flow = self.config.flow
-                return self._shared.budget_used + half.cost(head.size) <= flow.receive_budget
-            half.waiting.popleft()
-            try:
-                self._read(stream)
-            except RemoteProtocolError as error:
-                self._fail(error)
-                return False
-        self._shared.starved.pop(half, None)
-        return True
+            shared.freed = False
+            while shared.starved:
+                half = next(iter(shared.starved))
+                self._resume_one(half)
+                if half in shared.starved:
+                    break
+        shared.freed = False
+
+    def _resume_one(self, half: ReceiverHalf) -> None:
+        while half.waiting:
+            stream = next(iter(half.waiting))
+            head = stream.head
+            assert head is not None
+            if not half.admit(head.size):
+                break
+            del half.waiting[stream]
+            stream.head = None
+            self._admitted(stream, half, head)
+            self._read(stream)
+        half.queue_up()
 
     def unblock(self, halves: Sequence[SenderHalf | None]) -> None:
         """Tells those of ``halves`` that wait for room and now have it."""

@@ -7,11 +7,12 @@ admitted, so that nothing waits for ever for room that only its own arrival woul
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from aqueduct._speedups import codec
+from aqueduct._speedups.codec import MessageHead
 from aqueduct._speedups.tracker import ReceivedNumbers, UnreliableReceived
 from aqueduct.errors import (
     Cancelled,
@@ -73,6 +74,7 @@ class ReceiverHalf:
         "_ack_scheduled",
         "_control",
         "_declared",
+        "_dropped",
         "_numbers",
         "_oneshot",
         "_outstanding",
@@ -80,6 +82,7 @@ class ReceiverHalf:
         "_shared",
         "_unreliable",
         "_unreliable_queue",
+        "assured",
         "channel",
         "charged",
         "error",
@@ -93,7 +96,7 @@ class ReceiverHalf:
         "waiting",
     )
 
-    def __init__(self, shared: Shared, channel: int, *, given: bool) -> None:
+    def __init__(self, shared: Shared, channel: int, *, given: bool, assured: bool) -> None:
         self._shared = shared
         self.channel = channel
         self.state = ReceiverState.OPEN
@@ -104,8 +107,11 @@ class ReceiverHalf:
         self.queue: deque[Received] = deque()
         self.charged = 0
         """Bytes admitted here and not yet taken."""
-        self.waiting: deque[InStream] = deque()
-        """Streams whose next message was not admitted."""
+        self.assured = assured
+        """Whether one message finds room whatever the connection's budget: the application has
+        the handle, so it can make that room. What only waits for its handle has no such claim."""
+        self.waiting: OrderedDict[InStream, None] = OrderedDict()
+        """Streams whose next message was not admitted, in order."""
         self.streams: set[InStream] = set()
         """The peer's streams that are routed here."""
         self.evicted: list[Received] = []
@@ -116,6 +122,8 @@ class ReceiverHalf:
         self._unreliable: UnreliableReceived | None = None  # most channels never need it
         self._unreliable_queue: deque[Received] = deque()
         """Undelivered unreliable messages, oldest first: what eviction looks at (AQ-R31)."""
+        self._dropped = 0
+        """Evicted messages that are still in the queue."""
         self._route = codec.encode_route_to(channel)
         self._oneshot = ids.oneshot(channel)
         self._control: OutStream | None = None
@@ -129,12 +137,11 @@ class ReceiverHalf:
 
     def admit(self, size: int) -> bool:
         """Charges a message of ``size`` payload bytes, if there is room or it is the only one."""
-        flow = self._shared.config.flow
-        charge = size + flow.message_overhead
-        if self._outstanding and (
-            self._shared.budget_used + charge > flow.receive_budget
-            or self.charged + charge > flow.channel_receive_bytes
-        ):
+        charge = size + self._shared.config.flow.message_overhead
+        if self._outstanding:
+            if self._is_full(charge) or self._is_budget_used(charge):
+                return False
+        elif not self.assured and self._is_budget_used(charge):
             return False
         self._charge(charge)
         self._outstanding += 1
@@ -149,9 +156,49 @@ class ReceiverHalf:
         """Whether many small messages can be admitted without asking for each."""
         flow = self._shared.config.flow
         return (
-            self._shared.budget_used + size <= flow.receive_budget
+            not self.waiting  # or they would pass by it for ever
+            and self._shared.budget_used + size <= flow.receive_budget
             and self.charged + size <= flow.channel_receive_bytes
         )
+
+    def wait(self, stream: InStream, head: MessageHead) -> None:
+        """A message finds no room: its stream is read on when there is some."""
+        stream.head = head
+        self.waiting[stream] = None
+        self.queue_up()
+
+    def queue_up(self) -> None:
+        """Takes its place among those who wait for the budget, if that is what it waits for.
+
+        Room of its own is noticed by itself (``Shared.relieved``).
+        """
+        starved = self._shared.starved
+        first = next(iter(self.waiting), None)
+        head = first.head if first is not None else None
+        if head is None or (self._outstanding and self._is_full(self.cost(head.size))):
+            starved.pop(self, None)
+        else:
+            starved.setdefault(self, None)
+
+    def handed_over(self) -> None:
+        """The application has the handle now."""
+        self.assured = True
+        if self.waiting:
+            self._shared.relieved[self] = None
+
+    def left_by(self, stream: InStream) -> None:
+        """One of the peer's streams says no more here: what it holds returns."""
+        self.streams.discard(stream)
+        if stream.partial >= 0:
+            self.give_up(stream.partial)
+            stream.partial = -1
+        if stream.head is not None:
+            stream.head = None
+            del self.waiting[stream]
+            if self.waiting:
+                self._shared.relieved[self] = None  # the next in line may need less
+            else:
+                self._shared.starved.pop(self, None)
 
     def give_up(self, size: int) -> None:
         """A message that was admitted will never be whole: its stream was reset."""
@@ -203,6 +250,8 @@ class ReceiverHalf:
             )
         if number < self._unreliable.settled or number in self._unreliable:
             return False  # networks may duplicate; what was nacked stays so (AQ-39, AQ-R13)
+        if self.waiting and not self._evict():
+            return False  # a reliable message waits for this room
         while not self.admit(size):
             if not self._evict():
                 return False
@@ -305,6 +354,7 @@ class ReceiverHalf:
         while self.queue:
             received = self.queue.popleft()
             if received.dropped:
+                self._dropped -= 1
                 continue
             if not received.reliable:
                 self._unreliable_queue.popleft()
@@ -364,6 +414,11 @@ class ReceiverHalf:
         self._charge(-oldest.charge)
         self._outstanding -= 1
         self.evicted.append(oldest)
+        oldest.payload = b""
+        self._dropped += 1
+        if self._dropped * 2 > len(self.queue):
+            self.queue = deque(received for received in self.queue if not received.dropped)
+            self._dropped = 0
         return True
 
     def _schedule_ack(self) -> None:
@@ -398,6 +453,7 @@ class ReceiverHalf:
     def _drop_queue(self) -> list[Received]:
         dropped = [received for received in self.queue if not received.dropped]
         self.queue.clear()
+        self._dropped = 0
         self._unreliable_queue.clear()
         for received in dropped:
             self._charge(-received.charge)
@@ -410,6 +466,16 @@ class ReceiverHalf:
         if self.given:
             self._shared.events.append(Readable(self))
 
+    def _is_full(self, charge: int) -> bool:
+        return self.charged + charge > self._shared.config.flow.channel_receive_bytes
+
+    def _is_budget_used(self, charge: int) -> bool:
+        return self._shared.budget_used + charge > self._shared.config.flow.receive_budget
+
     def _charge(self, size: int) -> None:
         self.charged += size
         self._shared.budget_used += size
+        if size < 0:
+            self._shared.freed = True
+            if self.waiting:
+                self._shared.relieved[self] = None

@@ -35,7 +35,7 @@ class Registry:
         """Senders that ended while pending: their tables still decide (AQ-R27.7)."""
         self._destroyed = Destroyed(shared.config.limits.destroyed_ranges)
         self._attached = Destroyed(shared.config.limits.destroyed_ranges)
-        self.entrypoint = self._make(ids.ENTRYPOINT, accessible=True, given=True)
+        self.entrypoint = self._make(ids.ENTRYPOINT, accessible=True, given=True, assured=True)
 
     def __len__(self) -> int:
         return len(self._live) + len(self._ended_early)
@@ -46,7 +46,7 @@ class Registry:
         """A channel of ours, for an attachment that goes out now (AQ-R24: index at sending)."""
         side = self._shared.side
         channel = self._counters.take(side if keep_sender else 1 - side, is_oneshot)
-        return self._make(channel, accessible=False, given=True)
+        return self._make(channel, accessible=False, given=True, assured=True)
 
     def discard(self, half: Half | None) -> None:
         """A channel of ours whose message never went out: its index stays a hole (AQ-R24)."""
@@ -159,12 +159,12 @@ class Registry:
             if not half.given:
                 self._ended_early[half.channel] = half
 
-    def _make(self, channel: int, *, accessible: bool, given: bool) -> Half:
+    def _make(self, channel: int, *, accessible: bool, given: bool, assured: bool = False) -> Half:
         half: Half
         if ids.sender(channel) == self._shared.side:
             half = SenderHalf(self._shared, channel, accessible=accessible, given=given)
         else:
-            half = ReceiverHalf(self._shared, channel, given=given)
+            half = ReceiverHalf(self._shared, channel, given=given, assured=assured)
         self._live[channel] = half
         return half
 

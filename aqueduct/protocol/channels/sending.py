@@ -241,6 +241,9 @@ class SenderHalf:
 
     # What the streams say
 
+    def left_by(self, stream: object) -> None:
+        """One of the peer's streams says no more here; nothing is held for it."""
+
     def stream_left(self, stream: OutStream) -> None:
         """A stream of ours is through, or dead: the next unordered message may go."""
         if stream in self._unordered_open:
@@ -250,11 +253,8 @@ class SenderHalf:
                 and len(self._unordered_open) < self._shared.config.flow.unordered_streams
             ):
                 waiting, buffers = self._unordered_waiting.popleft()
-                size = waiting.queued
-                self._charge(-size)
-                waiting.queued = 0
                 self._unordered_open.add(waiting)
-                self._shared.outgoing.write(waiting, buffers, fin=True)
+                self._shared.outgoing.write(waiting, buffers, fin=True, charged=True)
 
     def ack_due(self) -> None:
         """An implicitly created half opens its control stream with ROUTE_TO alone (AQ-R25)."""
@@ -345,21 +345,16 @@ class SenderHalf:
         stream = OutStream(self, control=False)
         buffers = [self._route, *frame]
         if len(self._unordered_open) >= self._shared.config.flow.unordered_streams:
-            stream.queued = size_of(buffers)
-            self._charge(stream.queued)
+            self._shared.outgoing.hold_back(stream, buffers)
             self._unordered_waiting.append((stream, buffers))
             return
         self._unordered_open.add(stream)
         self._shared.outgoing.write(stream, buffers, fin=True)
 
-    def _charge(self, size: int) -> None:
-        self.queued += size
-        self._shared.outgoing.queued += size
-
     def _reset_messages(self, code: int) -> None:
-        for stream, _ in self._unordered_waiting:
-            self._charge(-stream.queued)
-        self._unordered_waiting.clear()
+        waiting, self._unordered_waiting = self._unordered_waiting, deque()
+        for stream, _ in waiting:
+            self._shared.outgoing.reset(stream, code)
         for stream in tuple(self._unordered_open):
             self._shared.outgoing.reset(stream, code)
         if self._message_stream is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, TypeAlias
 
 from aqueduct.config import Config
@@ -32,9 +32,11 @@ class Shared:
         "datagram_limit",
         "effects",
         "events",
+        "freed",
         "now",
         "outgoing",
         "receipt_due",
+        "relieved",
         "rtt",
         "side",
         "starved",
@@ -51,6 +53,8 @@ class Shared:
         self.outgoing = Outgoing(config.flow, self.effects, debug=config.debug)
         self.budget_used = 0
         """Bytes admitted and not yet taken by the application, and read-ahead granted."""
+        self.freed = False
+        """Whether ``budget_used`` fell since starved receivers were last looked at."""
         self.ack_due: deque[tuple[float, ReceiverHalf | SenderHalf]] = deque()
         """Who owes an ack, or the first frame of a control stream; the delay is constant, so
         the order of arrival is the order of deadlines."""
@@ -64,5 +68,7 @@ class Shared:
         """Smoothed round trip as the carrier last told it, seconds."""
         self.blocked: dict[SenderHalf, None] = {}
         """Senders whose user waits for room."""
-        self.starved: dict[ReceiverHalf, None] = {}
-        """Receivers with a message that was not admitted for want of budget, in order."""
+        self.starved: OrderedDict[ReceiverHalf, None] = OrderedDict()
+        """Receivers whose next message waits for room in the connection's budget, in order."""
+        self.relieved: dict[ReceiverHalf, None] = {}
+        """Receivers that got room of their own while messages wait there."""
