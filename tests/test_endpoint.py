@@ -102,6 +102,7 @@ async def test_what_was_sent_before_the_pair_was_networked_goes_first(peers: Pee
     assert [bytes(message.payload) for message in messages] == [b"one", b"two", b"three"]
     (attachment,) = messages[2].attachments
     assert attachment.headers == ((b"h", b"v"),)
+    assert isinstance(attachment.handle, Receiver)
     assert bytes((await attachment.handle.receive()).payload) == b"deep"
 
 
@@ -113,6 +114,7 @@ async def test_a_pair_works_inside_the_process() -> None:
     assert (message.payload, message.headers) == (b"ab", ((b"k", b"v"),))
     await inner_sender.send(b"x")
     handle = message.attachments[0].handle
+    assert isinstance(handle, Receiver)
     assert bytes((await handle.receive()).payload) == b"x"
     sender.finish()
     with pytest.raises(Finished):

@@ -17,21 +17,18 @@ from aqueduct.protocol.channels.sending import Mode, SenderHalf
 from tests.pair import Pair, Side
 
 
-def frames_of(raw: bytes, *, from_server: bool) -> list[object]:
+def tags_of(raw: bytes | bytearray, *, from_server: bool) -> list[int]:
     decoder = codec.Decoder(from_server=from_server)
     decoder.feed(bytes(raw))
-    frames = []
+    tags = []
     while (frame := decoder.next()) is not None:
-        frames.append(frame)
-    return frames
+        tags.append(frame.TAG)
+    return tags
 
 
 def tags_sent(side: Side, *, from_server: bool) -> list[list[int]]:
     """The tags of every sequence that ``side`` received from its peer."""
-    return [
-        [frame.TAG for frame in frames_of(raw, from_server=from_server)]  # type: ignore[attr-defined]
-        for raw in side.raw.values()
-    ]
+    return [tags_of(raw, from_server=from_server) for raw in side.raw.values()]
 
 
 @pytest.mark.requirement("AQ-26")

@@ -10,6 +10,7 @@ from aqueduct._speedups import codec
 from aqueduct.config import DEFAULT, Config, Flow, Limits
 from aqueduct.errors import Finished
 from aqueduct.protocol.channels.connection import Attach
+from aqueduct.protocol.channels.events import Writable
 from aqueduct.protocol.channels.outgoing import OutStream
 from aqueduct.protocol.channels.receiving import ReceiverHalf
 from aqueduct.protocol.channels.sending import Mode, SenderHalf
@@ -254,7 +255,7 @@ def test_a_sender_that_waits_for_the_connection_goes_on_when_another_is_cancelle
     pair.client.cancel(first)
     pair.client.flush()
     assert second.writable
-    assert second in [e.half for e in pair.client.events if type(e).__name__ == "Writable"]
+    assert second in [e.half for e in pair.client.events if isinstance(e, Writable)]
 
 
 @pytest.mark.requirement("AQ-R31")
