@@ -100,7 +100,8 @@ class Side:
                 if not self.lose_datagrams:
                     self.carrier.send_datagram(effect[1])
             elif kind == effects.CLOSE:
-                self.carrier.close(effect[1], effect[2])
+                linger = self.core.close_by - self.pair.now if effect[1] == 0 else 0.0
+                self.carrier.close(effect[1], effect[2], linger=max(linger, 0.0))
         self.carrier.hold_streams(self.core.held_streams + self.hold)
         self.carrier.flush()
 
@@ -153,7 +154,7 @@ class Side:
             taken.append(received)
         return taken
 
-    def inject(self, *frames: bytes, fin: bool = True) -> OutStream:
+    def inject(self, *frames: Buffer, fin: bool = True) -> OutStream:
         """Says something that this core would not say, on a stream of its own."""
         stream = OutStream(None, control=True)
         self.core._shared.outgoing.write(stream, list(frames), fin=fin)
@@ -241,4 +242,7 @@ class Pair:
                 if deadline is not None and deadline <= self.now:
                     side.core.handle_deadline(self.now)
         self.now = until
+        for side in (self.client, self.server):
+            if 0 < side.core.close_by <= self.now:
+                self.link.expire_linger()
         self.run()

@@ -155,8 +155,8 @@ class Pump:
             elif kind == effects.DATAGRAM:
                 carrier.send_datagram(effect[1])
             elif kind == effects.CLOSE:
-                linger = self.core.config.timing.close_linger if effect[1] == 0 else 0.0
-                carrier.close(effect[1], effect[2], linger=linger)
+                linger = self.core.close_by - self._loop.time() if effect[1] == 0 else 0.0
+                carrier.close(effect[1], effect[2], linger=max(linger, 0.0))
         carrier.flush()  # may report bytes as written at once, and so free room
         return not self._closed
 

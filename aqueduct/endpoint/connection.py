@@ -143,7 +143,7 @@ class Connection:
 
     def close_soon(self, code: int = 0, reason: str = "") -> None:
         """Begins to close: queued data leaves first, for at most Timing.close_linger."""
-        self.core.close(code, reason)
+        self.core.close(code, reason, self._loop.time())
         self.pump.flush()
 
     async def close(self, code: int = 0, reason: str = "") -> None:

@@ -75,6 +75,10 @@ class ChannelConnection:
         self._shared = Shared(config, side)
         self._forgetting = Forgetting(config.timing.destroyed_memory)
         self._registry = Registry(self._shared, self._forgetting, self._send_forget)
+        self._closing: tuple[int, str] | None = None
+        """Code and reason of a close that waits for what waits above the transport."""
+        self.close_by = 0.0
+        """Until when a close lets queued data out; set by ``close``."""
         self._version_seen = False
         self._headers_sent = False
         self._reader = Reader(
@@ -133,6 +137,8 @@ class ChannelConnection:
 
         ``datagram_limit``: the largest datagram in bytes, 0 if there are none.
         """
+        if self.error is not None:
+            return
         self._shared.now = now
         self._shared.datagram_limit = datagram_limit
         self._shared.outgoing.connected = True
@@ -143,8 +149,9 @@ class ChannelConnection:
     def openable_changed(self, count: int, now: float) -> None:
         """The carrier can open ``count`` more streams."""
         self._shared.now = now
-        if self.error is None:
+        if self.error is None or self._closing is not None:
             self._shared.outgoing.openable_changed(count)
+            self._close_if_drained()
 
     def written(self, stream: int, size: int) -> None:
         """Bytes of a stream of ours left the carrier."""
@@ -155,6 +162,7 @@ class ChannelConnection:
             return
         if self._shared.blocked:
             self._reader.unblock([half])
+        self._close_if_drained()
 
     def receive_stream(self, number: int, data: Any, fin: bool, now: float) -> None:
         """The next bytes of one of the peer's streams."""
@@ -177,10 +185,11 @@ class ChannelConnection:
     def receive_stop(self, number: int, code: int, now: float) -> None:
         """The peer reads no more of a stream of ours. What matters comes as CLOSE_RECEIVER."""
         self._shared.now = now
-        if self.error is None:
+        if self.error is None or self._closing is not None:
             stream = self._shared.outgoing.stopped(number)
             if stream is not None and self._shared.blocked:
                 self._reader.unblock([stream.half])
+            self._close_if_drained()
 
     def receive_datagram(self, data: bytes, now: float) -> None:
         """One datagram."""
@@ -194,13 +203,24 @@ class ChannelConnection:
         self._use_room()
 
     def connection_lost(self, error: ConnectionLost) -> None:
-        """The transport is gone. Every handle reads ``error`` (AQ-R27.9)."""
+        """The transport is gone. Every handle reads ``error`` (AQ-R27.9).
+
+        Not so a receiver whose messages and FINISH_SENDER were all here already.
+        """
+        self._closing = None
+        if self.error is None:
+            try:
+                self._reader.drain()
+            except RemoteProtocolError as violation:
+                error.__cause__ = violation
         self._end(error)
+        self._shared.outgoing.clear()
+        self._shared.effects.clear()
 
     def next_deadline(self) -> float | None:
         """When ``handle_deadline`` has something to do, or None."""
         if self.error is not None:
-            return None
+            return self.close_by if self._closing is not None else None
         shared = self._shared
         deadlines = [
             queue[0][0]
@@ -215,6 +235,10 @@ class ChannelConnection:
         """Sends the acks, announcements and FORGET_CHANNELs that are due."""
         shared = self._shared
         shared.now = now
+        if self.error is not None:
+            if self._closing is not None and now >= self.close_by:
+                self._close_now(*self._closing)
+            return
         self._forgetting.rtt = shared.rtt = rtt
         while shared.ack_due and shared.ack_due[0][0] <= now:
             shared.ack_due.popleft()[1].ack_due()
@@ -286,7 +310,7 @@ class ChannelConnection:
             channels.append((attach.half.channel, attach.headers))
         try:
             return half.send(payload, headers, channels, mode)
-        except LocalProtocolError:
+        except BaseException:
             for attach in attachments:
                 self._registry.discard(attach.half)
             raise
@@ -328,12 +352,24 @@ class ChannelConnection:
         """Asks for a Writable event once ``half`` is below its marks."""
         self._shared.blocked[half] = None
 
-    def close(self, code: int = 0, reason: str = "") -> None:
-        """The application closes the connection (AQ-R32)."""
+    def close(self, code: int = 0, reason: str = "", now: float | None = None) -> None:
+        """The application closes the connection (AQ-R32): every handle reads it at once.
+
+        With code 0, what was sent before goes out first, for at most Timing.close_linger: here
+        what waits above the transport, in the carrier the rest (see ``close_by``).
+        """
         if self.error is not None:
             return
-        self._shared.effects.append((effects.CLOSE, code, reason[:REASON_LIMIT]))
-        self._end(ConnectionLost("the connection was closed here", code=code, reason=reason))
+        if now is not None:
+            self._shared.now = now
+        self.close_by = self._shared.now + self.config.timing.close_linger
+        error = ConnectionLost("the connection was closed here", code=code, reason=reason)
+        if code == 0 and self._shared.outgoing.connected and self._shared.outgoing.waiting:
+            self._closing = (code, reason)
+            self._end(error)
+            return
+        self._end(error)
+        self._close_now(code, reason)
 
     # Outputs
 
@@ -407,6 +443,15 @@ class ChannelConnection:
             except RemoteProtocolError as error:
                 self._fail(error)
 
+    def _close_if_drained(self) -> None:
+        if self._closing is not None and not self._shared.outgoing.waiting:
+            self._close_now(*self._closing)
+
+    def _close_now(self, code: int, reason: str) -> None:
+        self._closing = None
+        self._shared.effects.append((effects.CLOSE, code, reason[:REASON_LIMIT]))
+        self._shared.outgoing.clear()
+
     # FORGET_CHANNEL, failure, end
 
     def _send_forget(self, channel: int) -> None:
@@ -438,7 +483,7 @@ class ChannelConnection:
         if self.error is not None:
             return
         self.error = error
-        self._registry.disconnect(error)
+        self._registry.disconnect(error, draining=self._closing is not None)
         self._reader.clear()
         self._shared.ack_due.clear()
         self._shared.announce_due.clear()
@@ -446,5 +491,6 @@ class ChannelConnection:
         self._shared.blocked.clear()
         self._shared.starved.clear()
         self._shared.relieved.clear()
-        self._shared.outgoing.clear()
+        if self._closing is None:
+            self._shared.outgoing.clear()
         self._shared.events.append(Closed(error))

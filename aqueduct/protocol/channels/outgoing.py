@@ -49,6 +49,11 @@ class OutStream:
         self.guard: _Guard | None = None
         """Only in debug."""
 
+    @property
+    def unopened(self) -> bool:
+        """Whether it still waits above the transport."""
+        return self.number < 0 and not self.dead
+
 
 class Outgoing:
     """All of my streams, and the effects that concern them."""
@@ -72,6 +77,7 @@ class Outgoing:
         self.fell = False
         """Whether ``queued`` fell below the connection's mark since somebody looked."""
         self._control_queued = 0
+        self._held_back = 0
         self.connected = False
 
     # Inputs
@@ -108,16 +114,11 @@ class Outgoing:
 
     # Commands
 
-    def write(
-        self, stream: OutStream, buffers: list[Any], fin: bool = False, *, charged: bool = False
-    ) -> None:
-        """Queues buffers; opens the stream if there is one to be had.
-
-        ``charged``: they count as queued already (see ``hold_back``).
-        """
+    def write(self, stream: OutStream, buffers: list[Any], fin: bool = False) -> None:
+        """Queues buffers; opens the stream if there is one to be had."""
         if stream.dead:
             return
-        size = 0 if charged else size_of(buffers)
+        size = size_of(buffers)
         if stream.number < 0:
             if stream.waiting or not self._may_open(stream):
                 (self._control_waiting if stream.control else self._message_waiting)[stream] = None
@@ -134,16 +135,28 @@ class Outgoing:
         self._effects.append((effects.WRITE, stream.number, buffers, fin))
 
     def hold_back(self, stream: OutStream, buffers: list[Any]) -> None:
-        """Counts what will be written to a stream later as queued."""
+        """Queues a whole sequence that takes its turn with ``let_go``."""
+        stream.waiting = buffers
+        stream.fin = True
+        self._held_back += 1
         self._charge(stream, size_of(buffers))
+
+    def let_go(self, stream: OutStream) -> None:
+        """A sequence that was held back opens its stream when it can."""
+        self._held_back -= 1
+        (self._control_waiting if stream.control else self._message_waiting)[stream] = None
+        self._open_waiting()
 
     def reset(self, stream: OutStream, code: int) -> None:
         """Gives a stream up, whether or not it was ever opened (AQ-R29 for the code)."""
         if stream.dead:
             return
         if stream.number < 0:
-            self._control_waiting.pop(stream, None)
-            self._message_waiting.pop(stream, None)
+            queue = self._control_waiting if stream.control else self._message_waiting
+            if stream in queue:
+                del queue[stream]
+            elif stream.waiting:
+                self._held_back -= 1
         elif self._open.pop(stream.number, None) is not None:
             self._effects.append((effects.RESET, stream.number, code))
         self._kill(stream)
@@ -153,12 +166,12 @@ class Outgoing:
         self._open.clear()
         self._control_waiting.clear()
         self._message_waiting.clear()
-        self.queued = self._control_queued = 0
+        self.queued = self._control_queued = self._held_back = 0
 
     @property
     def waiting(self) -> int:
         """Streams that wait above the transport."""
-        return len(self._control_waiting) + len(self._message_waiting)
+        return len(self._control_waiting) + len(self._message_waiting) + self._held_back
 
     @property
     def stalled_control(self) -> int:
@@ -206,6 +219,8 @@ class Outgoing:
                 if self._debug:
                     self._guard(stream, buffers)
                 self._effects.append((effects.WRITE, stream.number, buffers, stream.fin))
+                if stream.half is not None:
+                    stream.half.stream_opened()
 
     def _charge(self, stream: OutStream, size: int) -> None:
         mark = self._flow.connection_high_water

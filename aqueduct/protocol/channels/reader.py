@@ -159,6 +159,18 @@ class Reader:
                 self._fail(error)
                 return
 
+    def drain(self) -> None:
+        """The connection is over: messages that are here whole need no room any more."""
+        for stream in tuple(self.incoming.streams.values()):
+            while (head := stream.head) is not None and stream.decoder.buffered >= head.size:
+                half = stream.half
+                assert isinstance(half, ReceiverHalf)
+                del half.waiting[stream]
+                stream.head = None
+                half.admit_small(head.size)
+                self._admitted(stream, half, head)
+                self._read(stream)
+
     def clear(self) -> None:
         """The connection is over."""
         self.incoming.clear()
@@ -246,14 +258,14 @@ class Reader:
         half = stream.half
         assert isinstance(half, ReceiverHalf)
         half.check_number(frame.num)
-        if half.waiting or not half.admit(frame.size):
+        if half.waiting or not half.admit(frame.size + frame.overhead):
             half.wait(stream, frame)
         else:
             self._admitted(stream, half, frame)
 
     def _admitted(self, stream: InStream, half: ReceiverHalf, head: codec.MessageHead) -> None:
         """Its payload may land: where the application wants it, or in fresh memory."""
-        stream.partial = head.size
+        stream.partial = head.size + head.overhead
         try:
             target = half.placement(head.headers, head.size) if half.placement else None
             if stream.ignoring:  # the hook closed its own receiver
@@ -267,7 +279,7 @@ class Reader:
     def _on_message(self, stream: InStream, frame: codec.Message) -> None:
         half = stream.half
         assert isinstance(half, ReceiverHalf)
-        size = memoryview(frame.payload).nbytes
+        size = frame.size + frame.overhead
         if stream.partial < 0:
             half.check_number(frame.num)
             half.admit_small(size)
@@ -283,7 +295,7 @@ class Reader:
             self.half_ended(half)
 
     def _on_datagram_message(self, half: ReceiverHalf, frame: codec.Message) -> None:
-        size = memoryview(frame.payload).nbytes
+        size = frame.size + frame.overhead
         wanted = half.wants_datagram(frame.num, size)
         if half.evicted:
             evicted, half.evicted = half.evicted, []
@@ -320,9 +332,10 @@ class Reader:
     def _on_cancel(self, stream: InStream, frame: codec.CancelSender) -> None:
         half = stream.half
         assert isinstance(half, ReceiverHalf)
-        dropped = half.cancel()
+        # What is dropped first, or its channels would look lost to the peer (AQ-R20, AQ-R26).
+        self._drop(half.cancel())
+        half.cancelled()
         self.half_ended(half)
-        self._drop(dropped)
 
     def _on_sent_unreliable(self, stream: InStream, frame: codec.SentUnreliable) -> None:
         half = stream.half
@@ -444,7 +457,7 @@ class Reader:
             stream = next(iter(half.waiting))
             head = stream.head
             assert head is not None
-            if not half.admit(head.size):
+            if not half.admit(head.size + head.overhead):
                 break
             del half.waiting[stream]
             stream.head = None

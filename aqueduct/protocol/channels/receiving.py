@@ -136,7 +136,7 @@ class ReceiverHalf:
     # Admission
 
     def admit(self, size: int) -> bool:
-        """Charges a message of ``size`` payload bytes, if there is room or it is the only one."""
+        """Charges a message of ``size`` bytes, headers included, if there is room or no other."""
         charge = size + self._shared.config.flow.message_overhead
         if self._outstanding:
             if self._is_full(charge) or self._is_budget_used(charge):
@@ -280,7 +280,10 @@ class ReceiverHalf:
             raise SequenceError(f"{upto} messages announced on a oneshot channel (AQ-R28)")
         if count:
             wait = max(self._shared.config.timing.receipt_deadline, 2 * self._shared.rtt)
-            self._shared.receipt_due.append((self._shared.now + wait, self, upto))
+            due = self._shared.receipt_due
+            if due and due[-1][:2] == (self._shared.now + wait, self):
+                due.pop()  # announcements may come as many frames at once
+            due.append((self._shared.now + wait, self, upto))
 
     def receipt_due(self, upto: int) -> None:
         """The deadline of these unreliable numbers has passed: ack or nack them (AQ-38)."""
@@ -320,7 +323,10 @@ class ReceiverHalf:
             self._complete()
 
     def cancel(self) -> list[Received]:
-        """CANCEL_SENDER: returns the undelivered messages that are dropped (AQ-R20)."""
+        """CANCEL_SENDER: returns the undelivered messages that are dropped (AQ-R20).
+
+        When that is done, ``cancelled`` closes.
+        """
         self._step(ReceiverInput.CANCEL)
         dropped = self._drop_queue()
         for received in dropped:
@@ -328,8 +334,12 @@ class ReceiverHalf:
                 self._numbers.withdraw(received.number)  # unacked, thus nacked by the close
             elif self._unreliable is not None:
                 self._unreliable.withdraw(received.number)
-        self._close_now(Cancelled("the peer cancelled the channel"))
         return dropped
+
+    def cancelled(self) -> None:
+        """Everything that CANCEL_SENDER dropped was released: CLOSE_RECEIVER (AQ-44)."""
+        if self.error is None:
+            self._close_now(Cancelled("the peer cancelled the channel"))
 
     def lost(self) -> list[Received]:
         """FORGET_CHANNEL or the cascade: returns what is dropped (AQ-R23)."""

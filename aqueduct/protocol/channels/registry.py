@@ -141,14 +141,17 @@ class Registry:
                 channels.extend(half.acked_links)
                 half.acked_links.clear()
 
-    def disconnect(self, error: ConnectionLost) -> None:
+    def disconnect(self, error: ConnectionLost, *, draining: bool) -> None:
         """Every handle reads ``error`` (AQ-R27.9)."""
         halves = list(self._live.values())
         self._live.clear()
         self._ended_early.clear()
         self._pending_tables.clear()
         for half in halves:
-            half.disconnected(error)
+            if isinstance(half, SenderHalf):
+                half.disconnected(error, draining=draining)
+            else:
+                half.disconnected(error)
 
     # Within
 

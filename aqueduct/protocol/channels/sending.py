@@ -47,6 +47,7 @@ class SenderHalf:
     __slots__ = (
         "__weakref__",
         "_control",
+        "_finish_waits",
         "_message_stream",
         "_numbers",
         "_oneshot",
@@ -94,7 +95,9 @@ class SenderHalf:
         self._message_stream: OutStream | None = None
         self._control: OutStream | None = None
         self._unordered_open: set[OutStream] = set()
-        self._unordered_waiting: deque[tuple[OutStream, list[Any]]] = deque()
+        self._unordered_waiting: deque[OutStream] = deque()
+        self._finish_waits = False
+        """Whether FINISH_SENDER is due once every message has its stream (AQ-34)."""
 
     # What its user asks
 
@@ -172,8 +175,12 @@ class SenderHalf:
         if self.error is not None:
             raise self.error
         self._step(SenderInput.FINISH)
-        frame = codec.encode_finish_sender(self._numbers.next)
         self.announce()  # before FINISH_SENDER, on the same stream (AQ-R17)
+        self._finish_waits = True
+        self.stream_opened()
+
+    def _write_finish(self) -> None:
+        frame = codec.encode_finish_sender(self._numbers.next)
         stream = self._message_stream
         if stream is not None and not stream.dead and self._control is None:
             self._shared.outgoing.write(stream, [frame], fin=True)  # AQ-R18
@@ -232,11 +239,12 @@ class SenderHalf:
         )
         return links
 
-    def disconnected(self, error: HalfError) -> None:
-        """The connection is over."""
+    def disconnected(self, error: HalfError, *, draining: bool) -> None:
+        """The connection is over; if it drains, what was sent before still goes out."""
         self._step(SenderInput.DISCONNECTED)
-        self.queued = 0
-        self._unordered_waiting.clear()
+        if not draining:
+            self.queued = 0
+            self._unordered_waiting.clear()
         self._end(error)
 
     # What the streams say
@@ -252,9 +260,22 @@ class SenderHalf:
                 self._unordered_waiting
                 and len(self._unordered_open) < self._shared.config.flow.unordered_streams
             ):
-                waiting, buffers = self._unordered_waiting.popleft()
+                waiting = self._unordered_waiting.popleft()
                 self._unordered_open.add(waiting)
-                self._shared.outgoing.write(waiting, buffers, fin=True, charged=True)
+                self._shared.outgoing.let_go(waiting)
+            self.stream_opened()
+
+    def stream_opened(self) -> None:
+        """A message that waited has its stream: FINISH_SENDER may be due (AQ-34)."""
+        if not self._finish_waits or self._unordered_waiting:
+            return
+        stream = self._message_stream
+        if self._control is not None and stream is not None and stream.unopened:
+            return  # FINISH_SENDER would go by another stream
+        if any(stream.unopened for stream in self._unordered_open):
+            return
+        self._finish_waits = False
+        self._write_finish()
 
     def ack_due(self) -> None:
         """An implicitly created half opens its control stream with ROUTE_TO alone (AQ-R25)."""
@@ -346,14 +367,15 @@ class SenderHalf:
         buffers = [self._route, *frame]
         if len(self._unordered_open) >= self._shared.config.flow.unordered_streams:
             self._shared.outgoing.hold_back(stream, buffers)
-            self._unordered_waiting.append((stream, buffers))
+            self._unordered_waiting.append(stream)
             return
         self._unordered_open.add(stream)
         self._shared.outgoing.write(stream, buffers, fin=True)
 
     def _reset_messages(self, code: int) -> None:
         waiting, self._unordered_waiting = self._unordered_waiting, deque()
-        for stream, _ in waiting:
+        self._finish_waits = False
+        for stream in waiting:
             self._shared.outgoing.reset(stream, code)
         for stream in tuple(self._unordered_open):
             self._shared.outgoing.reset(stream, code)

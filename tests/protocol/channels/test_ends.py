@@ -145,3 +145,40 @@ def test_a_sender_that_ended_reports_it_once() -> None:
     ended = [e for e in pair.client.events if type(e).__name__ == "SenderEnded"]
     assert len(ended) == 1
     assert pair.client.core.channels == pair.server.core.channels == 1
+
+
+@pytest.mark.requirement("AQ-R20")
+@pytest.mark.requirement("AQ-R26")
+def test_what_a_cancel_drops_is_closed_and_cancelled_not_lost() -> None:
+    pair = Pair()
+    sender, _ = open_channel(pair, keep_sender=True)
+    kept = Attach(keep_sender=True, is_oneshot=False)
+    given = Attach(keep_sender=False, is_oneshot=False)
+    pair.client.send(sender, b"", kept, given)
+    pair.run()
+    pair.client.cancel(sender)  # before the ack: the message is nacked by the close
+    pair.advance(3)
+    assert kept.half is not None and given.half is not None
+    assert isinstance(kept.half.error, ReceiverClosed)
+    assert isinstance(given.half.error, Cancelled)
+    assert pair.client.core.channels == pair.server.core.channels == 1
+
+
+@pytest.mark.requirement("AQ-R24")
+@pytest.mark.parametrize("payload", ["text", 5, None])
+def test_a_payload_that_is_none_leaves_no_channel(payload: object) -> None:
+    pair = Pair()
+    attach = Attach(keep_sender=True, is_oneshot=False)
+    with pytest.raises(TypeError):
+        pair.client.send(pair.sender, payload, attach)
+    assert pair.client.core.channels == 1
+    assert pair.sender.settled
+
+
+def test_a_channel_that_is_attached_to_itself_can_end() -> None:
+    for end in (codec.CANCEL_SENDER, codec.FORGET_CHANNEL, codec.encode_finish_sender(1)):
+        pair = speaking_for_the_client()
+        say(pair, codec.encode_route_to(CHILD), message(0, b"", (CHILD,)), end)
+        pair.advance(2)
+        assert pair.server.core.error is None
+        assert pair.server.core.channels == 1
