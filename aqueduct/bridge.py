@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from aqueduct.arrow.encode import Encoded
 from aqueduct.drivers import sink_counters
-from aqueduct.errors import Finished
 from aqueduct.handlers import SINK
 from aqueduct.running import RunningCall
 from aqueduct.watch import Signal
@@ -111,20 +110,19 @@ class Bridge:
 
     def _hand_in(self) -> None:
         running = self.running
-        try:
-            while True:
-                ahead = self._handed - running.taken
-                if ahead and (
-                    ahead >= _AHEAD or self._handed_bytes - self._taken_bytes >= _AHEAD_BYTES
-                ):
-                    return
-                found = running.take()
-                if found is None:
-                    return
-                self._handed += 1
-                self._handed_bytes += len(found[1])
-                self._inbox.put(found)
-        except Finished:
+        while True:
+            ahead = self._handed - running.taken
+            if ahead and (
+                ahead >= _AHEAD or self._handed_bytes - self._taken_bytes >= _AHEAD_BYTES
+            ):
+                return
+            found = running.take()
+            if found is None:
+                break
+            self._handed += 1
+            self._handed_bytes += len(found[1])
+            self._inbox.put(found)
+        if running.input_over:
             self._input_handed = True
             self._inbox.put(_END)
 

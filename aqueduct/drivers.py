@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from aqueduct.errors import Finished
 from aqueduct.handlers import Handler, Shape
 from aqueduct.running import RunningCall
 from aqueduct.watch import Signal
@@ -82,11 +81,10 @@ def sink_counters(handler: Handler, result: Any) -> Mapping[str, int] | None:
 class AsyncBatches:
     """The batches of a call, for a handler on the event loop: an async iterator."""
 
-    __slots__ = ("_over", "_running", "_spins")
+    __slots__ = ("_running", "_spins")
 
     def __init__(self, running: RunningCall) -> None:
         self._running = running
-        self._over = False
         self._spins = 0
 
     def __aiter__(self) -> AsyncBatches:
@@ -94,25 +92,21 @@ class AsyncBatches:
 
     async def __anext__(self) -> pa.RecordBatch:
         running = self._running
-        if self._over:
+        found = None if running.input_over else running.take()
+        if found is None and not running.input_over:
+            running.mark()
+            receiver = running.receiver
+            assert receiver is not None
+            running.waits_for_client = True
+            try:
+                while found is None and not running.input_over:
+                    await receiver.wait_readable()
+                    found = running.take()
+            finally:
+                running.waits_for_client = False
+            self._spins = 0
+        if found is None:
             raise StopAsyncIteration
-        try:
-            found = running.take()
-            if found is None:
-                running.mark()
-                receiver = running.receiver
-                assert receiver is not None
-                running.waits_for_client = True
-                try:
-                    while found is None:
-                        await receiver.wait_readable()
-                        found = running.take()
-                finally:
-                    running.waits_for_client = False
-                self._spins = 0
-        except Finished:
-            self._over = True
-            raise StopAsyncIteration from None
         self._spins += 1
         if self._spins >= _SPINS:
             self._spins = 0
@@ -175,14 +169,11 @@ class EachBatch:
             number, batch, error = self._finished.popleft()
             self._answers[number] = (batch, error)
         blocked = self._send_answers()
-        try:
-            while self._wants_more():
-                found = running.take()
-                if found is None:
-                    break
-                self._hand_out(*found)
-        except Finished:
-            pass
+        while self._wants_more():
+            found = running.take()
+            if found is None:
+                break
+            self._hand_out(*found)
         if running.input_over and running.batches_in == running.batches_out:
             return True
         if blocked:

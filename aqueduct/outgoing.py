@@ -207,7 +207,8 @@ class Outgoing:
         while not self._output_over:
             try:
                 message = self._output.receive_nowait()
-            except Finished:
+            except Finished as end:
+                end.__traceback__ = None  # its frames would keep the last batch until a collection
                 self._output_over = True
                 break
             except ChannelError as error:
@@ -293,7 +294,8 @@ class Outgoing:
             self._input.cancel()
         self._output.close()
         self._status.close()
-        self._on_change()
+        on_change, self._on_change = self._on_change, _nothing  # which may hold on to the call
+        on_change()
 
     # Within
 
@@ -349,6 +351,10 @@ class Outgoing:
                 "(Timing.progress_deadline); give the call a deadline if it may take longer"
             )
         self.fail(DeadlineExceeded(text, peer=self.peer, handler=handler))
+
+
+def _nothing() -> None:
+    pass
 
 
 class Batches:

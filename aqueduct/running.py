@@ -142,21 +142,24 @@ class RunningCall:
         return self._handler is not None
 
     def take(self) -> tuple[int, Any] | None:
-        """The next batch's number and payload, or None if there is none now.
+        """The next batch's number and payload; None if there is none now, or ``input_over``.
 
-        Raises Finished at the end, and otherwise what ended the channel, or BadCall.
+        Raises BadCall, and what ended the channel if not its finish.
         """
         receiver, assembler = self.receiver, self._assembler
         assert receiver is not None and assembler is not None
         while True:
             try:
                 message = receiver.receive_nowait()
+            except Finished as end:
+                end.__traceback__ = None  # its frames would keep batches until a collection
+                self.input_over = True
+                if self._partial:
+                    text = f"the input ended in the middle of batch {self._received}"
+                    raise self._bad(text) from None
+                return None
             except AqueductError as error:
                 self.input_over = True
-                if self._partial and isinstance(error, Finished):
-                    raise self._bad(
-                        f"the input ended in the middle of batch {self._received}"
-                    ) from None
                 self._note(error)
                 raise
             if message is None:
@@ -412,7 +415,7 @@ class RunningCall:
 
     def _note(self, error: AqueductError) -> None:
         """The input is at fault, whatever the handler makes of that."""
-        if self._fault is None and not isinstance(error, Finished):
+        if self._fault is None:
             self._fault = error
 
     def _status_changed(self) -> None:

@@ -190,7 +190,9 @@ def _feed_now(call: Outgoing, source: Batches, batches: Any) -> bool:
     """Sends what there is room for. True: all of it, and the channel is finished."""
     window = call.window
     assert window is not None
-    while window.open and call.writable:
+    for _ in range(_SPINS):
+        if not (window.open and call.writable):
+            break
         try:
             batch = next(batches)
         except StopIteration:
