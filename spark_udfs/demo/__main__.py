@@ -91,13 +91,16 @@ def _run(options: argparse.Namespace, directory: Path, stack: contextlib.ExitSta
             stack.callback(process.stop)
             address = process.address
         report.remark(f"process {process.pid} at {address.partition('?')[0]}")
+    else:
+        with report.step("Service", "a running one"):
+            _check_service(address)
     with report.step("Spark", f"{pyspark.__version__}, local[2], and its Python workers"):
         session = spark_session(directory, threads=2, batch_rows=options.batch_rows)
         spark = stack.enter_context(session)
-    before, reading = _counters(address), _counters(address)
-    if options.kill_after and process:
-        _kill_after(process, options.kill_after, reading)
     try:
+        before, reading = _counters(address), _counters(address)
+        if options.kill_after and process:
+            _kill_after(process, options.kill_after, reading)
         with report.step("Job", "Parquet -> mapInArrow(exchange(...)) -> Parquet") as seconds:
             job.score_flights(
                 spark, str(source), str(target), address=address, in_flight=options.in_flight
@@ -109,7 +112,7 @@ def _run(options: argparse.Namespace, directory: Path, stack: contextlib.ExitSta
     counted = {name: after[name] - 2 * reading[name] + before[name] for name in after}
     scored = spark.read.parquet(str(target))
     sample = [row.asDict() for row in job.sample(scored, rows).collect()]
-    print("\nTen of them; departure, arrival and expected arrival in minutes of delay:\n")
+    print(f"\n{len(sample)} of them; departed, arrived and expected in minutes of delay:\n")
     print(report.flights_table(sample))
     carriers = [row.asDict() for row in job.average_delays(scored).collect()]
     print("\nAverage arrival delay by carrier, as it was and as expected, in minutes:\n")
@@ -150,6 +153,14 @@ def _failed(
     if kept:
         print(f"\nSpark's own words are in {directory / 'spark.log'}", file=sys.stderr)
     return 1
+
+
+def _check_service(address: str) -> None:
+    """Raises DemoError if the demo's service does not answer there."""
+    try:
+        _counters(address)
+    except AqueductError as error:
+        raise DemoError(str(error)) from error
 
 
 def _counters(address: str) -> dict[str, int]:

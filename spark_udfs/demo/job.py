@@ -33,7 +33,8 @@ def sample(scored: DataFrame, rows: int) -> DataFrame:
     spread = scored.where(sql.col("id") % step == step // 2).orderBy("id").limit(8)
     never = scored.where("expected_arr_delay is null").orderBy("id").limit(1)
     unmapped = scored.where("great_circle_km is null").orderBy("id").limit(1)
-    return spread.union(never).union(unmapped).orderBy("time_hour", "id")
+    union = spread.union(never).union(unmapped).dropDuplicates(["id"])
+    return union.orderBy("time_hour", "id")
 
 
 def average_delays(scored: DataFrame) -> DataFrame:

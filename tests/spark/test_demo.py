@@ -93,3 +93,9 @@ def test_without_java_it_says_what_to_install(tmp_path):
     ended = demo("--rows", "10", environment={"JAVA_HOME": str(tmp_path)})
     assert ended.returncode == 2
     assert "apt install openjdk-17-jre-headless" in ended.stderr
+
+
+def test_without_its_service_it_says_so():
+    ended = demo("--rows", "10", "--address", "aqueduct://127.0.0.1:9")
+    assert ended.returncode == 2
+    assert "The demo cannot start: aqueduct://127.0.0.1:9: connection refused" in ended.stderr
