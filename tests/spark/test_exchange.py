@@ -105,6 +105,29 @@ def test_the_input_is_read_only_as_far_as_there_is_room(address):
     answers.close()
 
 
+def test_the_bytes_in_flight_hold_the_input_back_too(address):
+    read = []
+
+    def source():
+        for number, batch in enumerate(numbers(*[1000] * 30)):
+            read.append(number)
+            yield batch
+
+    answers = exchange(address, "double", in_flight=8, in_flight_bytes=1)(source())
+    for number, _ in enumerate(answers):
+        assert len(read) <= number + 3
+    assert len(read) == 30
+
+
+def test_dictionaries_travel_and_may_change(address):
+    kind = pa.schema([("colour", pa.dictionary(pa.int8(), pa.string()))])
+    colours = [["red", "blue", "red"], ["blue", None], ["green", "red"]]
+    batches = [pa.record_batch([pa.array(c, kind.field(0).type)], schema=kind) for c in colours]
+    answers = list(exchange(address, "echo", schema=kind)(iter(batches)))
+    assert [answer["colour"].to_pylist() for answer in answers] == colours
+    assert {answer.schema for answer in answers} == {kind}
+
+
 def test_one_connection_serves_all_calls_of_a_process(address, service):
     call = exchange(address, "double")
     for _ in range(5):
