@@ -29,7 +29,15 @@ from aqueduct.errors import AqueductError, ConfigError, DeadlineExceeded
 from aqueduct.outgoing import Batches, Outgoing, Window
 from aqueduct.stream import Stream
 
-__all__ = ["Client", "ClientTls", "ConnectionHeaders"]
+__all__ = [
+    "Client",
+    "ClientTls",
+    "ConnectionHeaders",
+    "connection_headers",
+    "make_head",
+    "plain",
+    "window",
+]
 
 ConnectionHeaders: TypeAlias = (
     Mapping[str, str] | Sequence[tuple[str, str]] | Sequence[tuple[bytes, bytes]]
@@ -65,12 +73,15 @@ class Client:
         tls: ClientTls | None = None,
         headers: ConnectionHeaders = (),
         token: str | bytes | None = None,
+        keep_alive: bool = True,
     ) -> Client:
         """Connects within Timing.connect_timeout.
 
         - ``tls``: what to demand of the certificate, beyond the address's options.
         - ``headers``: of the connection, for the handlers' ``call.connection_headers``.
         - ``token``: shown with every call that is given no other.
+        - ``keep_alive``: pings (Timing.ping_interval) keep the connection through pauses between
+          calls; False lets it end when no call was open for Timing.idle_timeout.
 
         Raises ConfigError for arguments that cannot work, ConnectFailed when the service cannot
         be reached, and ConnectionLost when it refuses the headers.
@@ -78,6 +89,8 @@ class Client:
         connection = await connect(
             address, headers=connection_headers(headers), config=config, tls=tls
         )
+        if keep_alive:
+            connection.hold()
         return cls(connection, address=plain(address), token=token)
 
     @property

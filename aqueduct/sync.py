@@ -57,6 +57,7 @@ class SyncClient:
         tls: ClientTls | None = None,
         headers: ConnectionHeaders = (),
         token: str | bytes | None = None,
+        keep_alive: bool = True,
     ) -> None:
         connection_headers(headers)  # errors belong here rather than into the other thread
         self.address = plain(address)
@@ -66,7 +67,14 @@ class SyncClient:
         self._thread = LoopThread("aqueduct-sync-client")
         try:
             self._client = self._thread.run(
-                Client.connect(address, config=config, tls=tls, headers=headers, token=token)
+                Client.connect(
+                    address,
+                    config=config,
+                    tls=tls,
+                    headers=headers,
+                    token=token,
+                    keep_alive=keep_alive,
+                )
             )
         except BaseException:
             self._thread.stop()

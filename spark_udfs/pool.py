@@ -194,11 +194,13 @@ class _Entry:
         if self.client is not None and not self._answers(self.client):
             self.close()
         if self.client is None:
+            # An idle connection is the pool's to close; silence means that the worker is gone.
             self.client = SyncClient(
                 self.peer.address,
                 config=self.peer.config,
                 tls=self.peer.tls,
                 headers=self.peer.headers,
+                keep_alive=False,
             )
             self.connected += 1
         return self.client

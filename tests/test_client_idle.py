@@ -1,0 +1,40 @@
+"""A client that is held open through a pause still works after it, unless told otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+import pyarrow as pa
+import pytest
+
+import aqueduct
+from aqueduct.config import DEFAULT
+from aqueduct.errors import ConnectionLost
+
+SCHEMA = pa.schema([("n", pa.int64())])
+QUICK = dataclasses.replace(
+    DEFAULT, timing=dataclasses.replace(DEFAULT.timing, idle_timeout=1.0, ping_interval=0.2)
+)
+
+
+@pytest.mark.parametrize("keep_alive", [True, False])
+async def test_a_pause_between_calls(keep_alive: bool) -> None:
+    service = aqueduct.Service("idle", config=QUICK)
+
+    @service.handler("echo")
+    def echo(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch
+
+    batch = pa.record_batch({"n": [1, 2]}, schema=SCHEMA)
+    async with service.serving("aqueduct://127.0.0.1:0", dev_cert=True) as running:
+        async with await aqueduct.Client.connect(
+            running.addresses[0], config=QUICK, keep_alive=keep_alive
+        ) as client:
+            await asyncio.sleep(2.5)
+            if keep_alive:
+                answers = [answer async for answer in client.exchange("echo", [batch])]
+                assert answers == [batch]
+            else:
+                with pytest.raises(ConnectionLost, match="nothing was heard"):
+                    _ = [answer async for answer in client.exchange("echo", [batch])]
