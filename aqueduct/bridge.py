@@ -24,7 +24,7 @@ from aqueduct.watch import Signal
 
 __all__ = ["Bridge", "ThreadBatches"]
 
-_AHEAD: Final = 8
+_AHEAD: Final = 16
 _AHEAD_BYTES: Final = 1 << 20
 _END: Final = object()
 

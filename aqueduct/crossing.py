@@ -15,7 +15,7 @@ from aqueduct.threads import LoopThread
 
 __all__ = ["NEWS", "Crossing", "Failed"]
 
-_AHEAD: Final = 8
+_AHEAD: Final = 16
 _AHEAD_BYTES: Final = 8 << 20
 _GLANCE: Final = 5.0
 

@@ -11,7 +11,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
@@ -27,8 +27,11 @@ __all__ = [
     "sink_counters",
 ]
 
+_Outcome: TypeAlias = "tuple[int, Any, BaseException | None]"
+"""A batch's number, and its answer or what the handler raised."""
+
 _SPINS: Final = 32
-_AHEAD: Final = 8
+_AHEAD: Final = 16
 _AHEAD_BYTES: Final = 1 << 20
 
 
@@ -134,7 +137,7 @@ class EachBatch:
         self._active = 0
         self._stopped = False
         # What threads append and the loop takes.
-        self._finished: deque[tuple[int, Any, BaseException | None]] = deque()
+        self._finished: deque[_Outcome] = deque()
         self._waking = False
         # Of the loop alone.
         self._answers: dict[int, tuple[Any, BaseException | None]] = {}
@@ -230,8 +233,14 @@ class EachBatch:
                 self._active -= 1
             raise
 
-    def _next_job(self) -> tuple[int, pa.RecordBatch] | None:
+    def _trade(self, outcome: _Outcome | None) -> tuple[int, pa.RecordBatch] | None:
+        """Hands in what became of one batch, for the next one; None: go home.
+
+        All under one lock, so that one wake tells the loop of both.
+        """
         with self._lock:
+            if outcome is not None:
+                self._finished.append(outcome)
             if self._jobs and not self._stopped:
                 return self._jobs.popleft()
             self._active -= 1
@@ -240,26 +249,25 @@ class EachBatch:
     def _work(self) -> None:
         """In a thread: batch after batch, as long as there are any."""
         handler, call = self._running.handler, self._running.call
-        while (job := self._next_job()) is not None:
-            number, batch = job
-            job = None
+        outcome: _Outcome | None = None
+        while (job := self._trade(outcome)) is not None:
+            if outcome is not None:
+                self._wake()
             try:
-                self._finished.append((number, handler.invoke(batch, call), None))
+                outcome = (job[0], handler.invoke(job[1], call), None)
             except BaseException as error:  # noqa: BLE001  a handler may raise anything
-                self._finished.append((number, None, error))
-            del batch
-            self._wake()
+                outcome = (job[0], None, error)
         self._wake()
 
     async def _work_async(self) -> None:
         handler, call = self._running.handler, self._running.call
-        while (job := self._next_job()) is not None:
-            number, batch = job
-            try:
-                self._finished.append((number, await handler.invoke(batch, call), None))
-            except BaseException as error:  # noqa: BLE001
-                self._finished.append((number, None, error))
+        outcome: _Outcome | None = None
+        while (job := self._trade(outcome)) is not None:
             self._signal.set()
+            try:
+                outcome = (job[0], await handler.invoke(job[1], call), None)
+            except BaseException as error:  # noqa: BLE001
+                outcome = (job[0], None, error)
         self._signal.set()
 
     def _wake(self) -> None:

@@ -28,7 +28,15 @@ from aqueduct.errors import ConfigError
 if TYPE_CHECKING:
     from aqueduct.calls import Call
 
-__all__ = ["EXCHANGE", "SINK", "SOURCE", "Handler", "OutputSchema", "Shape"]
+__all__ = [
+    "EXCHANGE",
+    "SINK",
+    "SOURCE",
+    "Handler",
+    "OutputSchema",
+    "Shape",
+    "make_handler",
+]
 
 EXCHANGE: Final[Kind] = "exchange"
 SOURCE: Final[Kind] = "source"
