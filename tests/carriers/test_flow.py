@@ -293,6 +293,18 @@ def test_a_connection_by_key_update_goes_on(monkeypatch: pytest.MonkeyPatch) -> 
     assert arrived(wire, "client", wire.client)[3] == (bytes(60_000), True)
 
 
+@pytest.mark.parametrize("pinging", [True, False])
+def test_a_silent_connection_lives_by_pings(pinging: bool) -> None:
+    wire = Wire()
+    for _ in range(12):
+        if pinging:
+            wire.client.send_ping(1)
+        wire.run(10.0, tick=0.05)
+    assert (wire.client.termination is None) is pinging
+    assert (wire.server.termination is None) is pinging
+    assert pinging == (events.PingAcknowledged(1) in wire.events["client"])
+
+
 @pytest.mark.parametrize("config", [SMALL, DEFAULT])
 def test_the_limits_announced_in_the_handshake(config: Config) -> None:
     wire = Wire(fast, config)

@@ -20,12 +20,10 @@ from aqueduct.address import Address
 from aqueduct.carriers import quic
 from aqueduct.carriers.quic.tls import fingerprint_of
 from aqueduct.config import DEFAULT
-from aqueduct.errors import ConfigError, ConnectFailed, ConnectionLost
-from tests.carriers.users import DEADLINE, TLS, Recorder
+from aqueduct.errors import ConfigError, ConnectFailed
+from tests.carriers.users import DEADLINE, OVER, TLS, Recorder, timing
 
-QUICK = dataclasses.replace(
-    DEFAULT, timing=dataclasses.replace(DEFAULT.timing, connect_timeout=0.5)
-)
+QUICK = timing(connect_timeout=0.5)
 Start = Callable[..., Any]
 
 
@@ -132,7 +130,7 @@ async def test_the_addresses_of_a_name_are_tried_in_turn(two_addresses: None) ->
     listener._doors[0].socket.close()  # ::1 refuses now, 127.0.0.1 accepts
     await connected(f"aqueduct://both.test:{port}?verify=off")
     listener.close()
-    carriers[0].abandon(ConnectionLost("the test is over"))
+    carriers[0].abandon(OVER)
     await asyncio.wait_for(listener.wait_closed(), DEADLINE)
 
 
@@ -144,10 +142,10 @@ async def test_the_second_address_is_tried_when_the_first_is_silent(
         port = silent.getsockname()[1]
         await start(f"aqueduct://both.test:{port}")  # says in a warning that ::1 is taken
         carrier = await quic.connect(
-            Address.parse(f"aqueduct://both.test:{port}?verify=off"), QUICK
+            Address.parse(f"aqueduct://both.test:{port}?verify=off"), timing(connect_timeout=2.0)
         )
     assert carrier.peer == f"127.0.0.1:{port}"
-    carrier.abandon(ConnectionLost("the test is over"))
+    carrier.abandon(OVER)
 
 
 async def test_each_address_that_failed_is_named(two_addresses: None) -> None:
@@ -283,7 +281,7 @@ async def test_the_fingerprint_of_the_server_is_known_to_the_client(start: Start
     assert carrier.peer_certificate_fingerprint == TLS.fingerprint
     assert isinstance(TLS.certificate, bytes)
     assert fingerprint_of(x509.load_pem_x509_certificate(TLS.certificate)) == TLS.fingerprint
-    carrier.abandon(ConnectionLost("the test is over"))
+    carrier.abandon(OVER)
 
 
 # other protocols

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import random
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.carriers.relay import Relay
 
 DEADLINE = 40.0
 TLS = quic.dev_certificate()
+OVER = ConnectionLost("the test is over")
 
 
 class Recorder:
@@ -230,9 +232,40 @@ async def linked(
         yield pair
     finally:
         for end in (carrier, server_carrier):
-            end.abandon(ConnectionLost("the test is over"))
+            end.abandon(OVER)
         listener.close()
         await asyncio.wait_for(listener.wait_closed(), DEADLINE)
         if relay is not None:
             relay.close()
         pair.check()
+
+
+def timing(**changes: float) -> Config:
+    return dataclasses.replace(DEFAULT, timing=dataclasses.replace(DEFAULT.timing, **changes))
+
+
+def record(carrier: Any) -> None:
+    """A user for a carrier that the test does not look at."""
+    Recorder(carrier, DEFAULT)
+
+
+async def met(condition: Callable[[], object]) -> None:
+    """Waits for what nothing reports."""
+    async with asyncio.timeout(DEADLINE):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def transfer(pair: Pair, size: int, first: int = 0) -> None:
+    """Random bytes both ways at once, on two streams each."""
+    await pair.client.until(lambda: pair.client.begun)
+    await pair.server.until(lambda: pair.server.begun)
+    users = (pair.client, pair.server)
+    sent = {n: random.Random(n).randbytes(size) for n in (first, first + 1)}
+    for user in users:
+        for number, data in sent.items():
+            user.carrier.write(number, [data], True)
+        user.carrier.flush()
+    for user in users:
+        await user.until_ended(*sent)
+        assert all(user.data[number] == data for number, data in sent.items())

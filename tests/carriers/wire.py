@@ -71,12 +71,12 @@ class Wire:
         self._collect()
         return carried
 
-    def run(self, seconds: float = 0.2) -> None:
-        """Steps, and lets time pass, for so long."""
+    def run(self, seconds: float = 0.2, tick: float = 0.001) -> None:
+        """Steps, and lets time pass in ticks, for so long."""
         end = self.now + seconds
         while self.now < end:
             if not self.step():
-                self.now += 0.001
+                self.now += tick
                 for connection in (self.client, self.server):
                     at = connection.get_timer() if connection._close_at is not None else None
                     if at is not None and at <= self.now:
