@@ -395,6 +395,7 @@ class ChannelConnection:
         wanted = self._shared.effects
         if not wanted:
             return []
+        self._shared.outgoing.effects_taken()
         taken = wanted[:]
         wanted.clear()
         return taken

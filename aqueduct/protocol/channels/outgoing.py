@@ -67,6 +67,8 @@ class Outgoing:
         self._open: dict[int, OutStream] = {}
         self._next = 0
         self._openable = 0
+        self._opened_since = 0
+        """Streams opened in effects that the carrier has not seen yet."""
         self._most_openable = 0
         self._control_waiting: OrderedDict[OutStream, None] = OrderedDict()
         self._message_waiting: OrderedDict[OutStream, None] = OrderedDict()
@@ -83,8 +85,8 @@ class Outgoing:
     # Inputs
 
     def openable_changed(self, count: int) -> None:
-        """The carrier can now open ``count`` more streams."""
-        self._openable = count
+        """The carrier can now open ``count`` more streams, those in waiting effects included."""
+        self._openable = count - self._opened_since
         self._most_openable = max(self._most_openable, count)
         self._open_waiting()
 
@@ -111,6 +113,10 @@ class Outgoing:
         if stream is not None:
             self._kill(stream)
         return stream
+
+    def effects_taken(self) -> None:
+        """The carrier sees the effects so far before it counts again."""
+        self._opened_since = 0
 
     # Commands
 
@@ -204,6 +210,7 @@ class Outgoing:
         stream.number = self._next
         self._next += 1
         self._openable -= 1
+        self._opened_since += 1
         self._open[stream.number] = stream
         if self.version_acknowledged:
             return buffers, 0

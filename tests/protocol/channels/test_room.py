@@ -285,3 +285,17 @@ def test_a_peer_that_lets_no_control_frame_out_is_stopped() -> None:
                 break
     assert pair.server.close_code == 5
     assert 1000 < most < 10_000
+
+
+def test_streams_in_effects_that_wait_are_not_given_twice() -> None:
+    """The carrier counts what it was told of; the core has opened more by then."""
+    pair = Pair(dataclasses.replace(DEFAULT, flow=Flow(streams=16)))
+    core, carrier = pair.client.core, pair.link.client
+    core.send(pair.sender, b"one", pair.now, mode=Mode.UNORDERED)
+    core.openable_changed(carrier.openable, pair.now)
+    for _ in range(40):
+        core.send(pair.sender, b"more", pair.now, mode=Mode.UNORDERED)
+        core.openable_changed(carrier.openable, pair.now)
+    pair.client.flush()
+    pair.run()
+    assert len(pair.server.take_all(pair.receiver)) == 41
