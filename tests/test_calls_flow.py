@@ -28,6 +28,11 @@ NARROW = config(
     },
 )
 
+WINDOWS = (64 + 32 + 32 + 16 + 8) // 10
+"""Batches of 10 KiB that fit the channel's share at the receiver, and the sender's queue."""
+AHEAD = 16
+"""Small batches that lie ready before a thread, or come from one."""
+
 
 def blob(number, size):
     return pa.record_batch(
@@ -236,9 +241,8 @@ async def test_a_consumer_that_stops_reading_holds_the_source_back(carrier, hand
         stream = client.source(handler)
         assert (await anext(stream))["id"][0].as_py() == 1
         ahead = await settled(lambda: yielded)
-        # The channel's share at the receiver, what is queued and in windows at the sender, and
-        # a few batches in hand: each 10 KiB.
-        assert 3 <= ahead <= (64 + 32 + 32 + 16 + 8) // 10 + 10
+        in_hand = AHEAD if handler == "generator" else 0
+        assert 3 <= ahead <= WINDOWS + in_hand + 4
         for number in range(2, 60):
             assert (await anext(stream))["id"][0].as_py() == number
         assert await settled(lambda: yielded) <= 60 + ahead
@@ -266,8 +270,7 @@ async def test_a_consumer_that_stops_reading_holds_an_exchange_back(carrier, han
             handler, source, schema=BLOBS, in_flight=10_000, in_flight_bytes=1 << 30
         )
         await stream.opened()
-        both_ways = 2 * (64 + 32 + 32 + 16 + 8) // 10 + 20
-        assert await settled(lambda: source.pulled) <= both_ways
+        assert await settled(lambda: source.pulled) <= 2 * (WINDOWS + AHEAD + 4)
         assert len(await everything(stream)) == 300
 
 
@@ -285,7 +288,7 @@ def test_a_sync_consumer_that_stops_reading_holds_the_source_back():
     with sync_client(service) as client, client.source("source") as stream:
         assert next(stream)["id"][0].as_py() == 1
         ahead = asyncio.run(settled(lambda: yielded))
-        assert ahead <= (64 + 32 + 32 + 16 + 8) // 10 + 20  # a few more lie before the thread
+        assert ahead <= WINDOWS + 2 * AHEAD + 4  # before the one thread, and before the other
         for number in range(2, 60):
             assert next(stream)["id"][0].as_py() == number
 
@@ -320,7 +323,7 @@ async def test_a_handler_that_does_not_take_holds_the_client_back(carrier):
         sending = asyncio.ensure_future(
             client.sink("sink", source, schema=BLOBS, in_flight=10_000, in_flight_bytes=1 << 30)
         )
-        assert await settled(lambda: source.pulled) <= (64 + 32 + 32 + 16 + 8) // 10 + 5
+        assert await settled(lambda: source.pulled) <= WINDOWS + 4
         release.set()
         assert (await sending)["n"] == 100
 
