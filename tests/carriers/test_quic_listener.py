@@ -190,3 +190,28 @@ async def test_nothing_of_an_ended_connection_is_kept() -> None:
         assert not listener._carriers
     listener.close()
     await asyncio.wait_for(listener.wait_closed(), DEADLINE)
+
+
+async def test_many_connections_on_one_socket() -> None:
+    users: list[Recorder] = []
+    listener = await quic.listen(
+        Address.parse("aqueduct://127.0.0.1:0"),
+        DEFAULT,
+        TLS,
+        lambda carrier: users.append(Recorder(carrier, DEFAULT)),
+    )
+    address = Address.parse(listener.addresses[0])
+    carriers = await asyncio.gather(*(quic.connect(address, DEFAULT) for _ in range(40)))
+    clients = [Recorder(carrier, DEFAULT) for carrier in carriers]
+    sent = [random.Random(number).randbytes(50_000 + number) for number in range(40)]
+    for client, data in zip(clients, sent, strict=True):
+        await client.until(lambda: client.begun)  # noqa: B023
+        client.send(0, data, fin=True)
+    await met(lambda: len(users) == 40)
+    for user in users:
+        await user.until_ended(0)
+    assert sorted(bytes(user.data[0]) for user in users) == sorted(sent)
+    for carrier in carriers:
+        carrier.abandon(OVER)
+    listener.close()
+    await asyncio.wait_for(listener.wait_closed(), DEADLINE)
