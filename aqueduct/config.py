@@ -139,7 +139,8 @@ class Quic:
     socket_buffer: int = 4 * MiB
     """Asked of the kernel for each direction of a UDP socket."""
     transport_buffer: int = 2 * MiB
-    """Bytes of all streams handed to the QUIC library and not yet acknowledged."""
+    """Bytes in flight on one connection: a cap on the congestion window, which nothing else
+    bounds on a path without loss."""
     half_open: int = 256
     """Connections of one listener whose handshake is not complete."""
     congestion_control: str = "reno"
