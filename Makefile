@@ -2,7 +2,7 @@
 
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-PYTEST := ci/env pytest -n 2 --dist loadgroup
+PYTEST := ci/env pytest -n 2
 PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check
 CYTHON := $(wildcard aqueduct/_speedups/*.pyx aqueduct/_speedups/*.pxd)
 COMPILED := $(patsubst %.pyi,%,$(subst /,.,$(wildcard aqueduct/_speedups/*.pyi)))

@@ -1,4 +1,4 @@
-"""What holds for every test: no silent skips, one worker for Spark, one interpreter."""
+"""What holds for every test: no silent skips, one Spark session, one interpreter."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 # Spark's workers run the interpreter of the tests, whatever `python3` is.
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -66,13 +68,28 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Gives Spark tests one worker (one JVM) and the slow ones a longer time limit."""
+    """Gives the slow tests a longer time limit."""
     for item in items:
-        spark = item.get_closest_marker("spark") is not None
-        if spark:
-            item.add_marker(pytest.mark.xdist_group("spark"))
         if item.get_closest_marker("timeout") is None:
             if item.get_closest_marker("long") is not None:
                 item.add_marker(pytest.mark.timeout(LONG_TIMEOUT))
-            elif spark:
+            elif item.get_closest_marker("spark") is not None:
                 item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT))
+
+
+def _scope(nodeid: str) -> str:
+    """What a test is sent to a worker with: one Spark session serves `test_spark_*`, and what has
+    a Spark of its own goes by the file, so that no two of them compete for the time of one worker.
+    """
+    path = nodeid.partition("::")[0]
+    if "/test_spark_" in path or path.startswith("test_spark_"):
+        return "the Spark session"
+    return path if "spark/" in path else nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """Sends tests to workers by scope, the largest scopes first, whatever `--dist` says."""
+    scheduler = LoadScopeScheduling(config, log)
+    scheduler._split_scope = _scope
+    return scheduler

@@ -96,3 +96,27 @@ def test_what_a_run_rules_out_is_not_imported(pytester: pytest.Pytester, marks: 
     pytester.makepyfile(test_second="def test_second(): pass")
     assert run(pytester, body, "-m", "not spark").ret == pytest.ExitCode.OK
     assert run(pytester, body, "-m", "spark").ret != pytest.ExitCode.OK
+
+
+def test_one_worker_has_the_spark_session(pytester: pytest.Pytester) -> None:
+    body = """
+import os, pathlib, pytest
+
+@pytest.mark.parametrize("number", range(12))
+def test_it(number):
+    worker = os.environ["PYTEST_XDIST_WORKER"]
+    pathlib.Path(f"{pathlib.Path(__file__).stem}-{worker}").touch()
+"""
+    pytester.mkdir("spark")
+    for name in ("test_spark_one", "test_spark_two", "test_demo"):
+        (pytester.path / "spark" / f"{name}.py").write_text(body)
+    result = run(pytester, body, "-n", "2")
+    result.assert_outcomes(passed=4 * 12 + 1)
+    workers = {path.name for path in pytester.path.glob("test_*-gw?")}
+    one, two, demo = (
+        [name[-3:] for name in workers if name.startswith(start)]
+        for start in ("test_spark_one", "test_spark_two", "test_demo")
+    )
+    assert one == two
+    assert len(one) == len(demo) == 1
+    assert demo != one, "the other worker was left idle"
