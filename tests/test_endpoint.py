@@ -294,3 +294,175 @@ async def test_an_idle_connection_with_an_open_channel_outlives_the_idle_timeout
         async with asyncio.timeout(10):
             await client.wait_closed()
         assert client.error is not None and "nothing was heard" in str(client.error)
+
+
+async def eventually(condition: Any) -> None:
+    """Waits until something that the network has to bring about is so."""
+    for _ in range(2000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail("it never came to be so")
+
+
+async def test_a_dropped_receiver_returns_what_it_had_not_read(peers: Peers) -> None:
+    sender, receiver = channel()
+    inner_sender, inner = channel()
+    (theirs,) = await call(peers, receiver)
+    await sender.send(bytes(100_000), attachments=[inner])
+    sender.finish()
+    await sender.wait_closed()
+    assert peers.server.core.snapshot()["budget_used_bytes"] > 100_000
+    del theirs  # it had been finished, and nobody read it
+    await asyncio.to_thread(gc.collect)
+    await eventually(lambda: peers.server.core.snapshot()["budget_used_bytes"] == 0)
+    with pytest.raises(ReceiverClosed):
+        async with asyncio.timeout(10):
+            await inner_sender.wait_closed()
+    await eventually(lambda: peers.server.core.channels == peers.client.core.channels == 1)
+
+
+async def test_handles_dropped_in_another_thread(peers: Peers) -> None:
+    sender, receiver = channel()
+    handles = await call(peers, receiver)
+    await asyncio.to_thread(handles.clear)
+    with pytest.raises(ReceiverClosed):
+        async with asyncio.timeout(10):
+            await sender.wait_closed()
+
+
+async def test_a_pair_whose_finished_sender_is_gone_is_networked_all_the_same(
+    peers: Peers,
+) -> None:
+    def answered() -> Receiver:
+        sender, receiver = channel(oneshot=True)
+        sender.send_nowait(b"the answer")
+        return receiver
+
+    def abandoned() -> Receiver:
+        sender, receiver = channel()
+        sender.send_nowait(b"the beginning")
+        return receiver
+
+    first, second = await call(peers, answered(), abandoned())
+    assert bytes((await first.receive()).payload) == b"the answer"
+    with pytest.raises(Cancelled):
+        await second.receive()
+
+
+async def test_a_queued_message_that_cannot_be_sent_ends_its_own_channel(peers: Peers) -> None:
+    sender, receiver = channel()
+    sender.send_nowait(b"fits")
+    sender.send_nowait(bytes(DEFAULT.limits.frame_bytes + 1))
+    other, fine = channel()
+    theirs, works = await call(peers, receiver, fine)
+    with pytest.raises(LocalProtocolError, match="frame_bytes"):
+        await sender.wait_closed()
+    with pytest.raises(Cancelled):
+        while True:
+            await theirs.receive()
+    await other.send(b"x")
+    assert bytes((await works.receive()).payload) == b"x"
+
+
+async def test_a_local_pair_lets_a_waiting_sender_go() -> None:
+    async def fill(sender: Sender) -> None:
+        while True:
+            await sender.send(bytes(1 << 20))
+
+    sender, receiver = channel()
+    task = asyncio.create_task(fill(sender))
+    await eventually(lambda: not sender.writable)
+    receiver.close()
+    with pytest.raises(ReceiverClosed):
+        async with asyncio.timeout(10):
+            await task
+    sender, receiver = channel()
+    task = asyncio.create_task(fill(sender))
+    await eventually(lambda: not sender.writable)
+    sender.cancel()
+    with pytest.raises(Cancelled):
+        async with asyncio.timeout(10):
+            await task
+    with pytest.raises(Cancelled):
+        await receiver.receive()
+    sender, receiver = channel(oneshot=True)
+    await sender.send(b"kept")
+    sender.cancel()  # too late: it was finished with its message
+    assert (await receiver.receive()).payload == b"kept"
+
+
+async def test_waiting_in_vain_leaves_nothing_behind() -> None:
+    _sender, receiver = channel()
+    for _ in range(10):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await receiver.receive()
+    assert not receiver._waiting._waiters
+
+
+async def test_a_sent_away_handle_is_not_waited_for(peers: Peers) -> None:
+    sender, _receiver = channel()
+    await call(peers, sender)
+    with pytest.raises(LocalProtocolError, match="sent away"):
+        await sender.wait_closed()
+
+
+async def test_room_is_told_even_if_it_is_there_already(peers: Peers) -> None:
+    sender, receiver = channel()
+    await call(peers, receiver)
+    told = asyncio.Event()
+    sender.on_change = told.set
+    sender.notify_writable()
+    async with asyncio.timeout(10):
+        await told.wait()
+
+
+async def test_a_close_lets_out_what_waits_for_a_stream(peers: Peers) -> None:
+    sender, receiver = channel(mode=Mode.UNORDERED)
+    (theirs,) = await call(peers, receiver)
+    for index in range(500):
+        sender.send_nowait(b"%d" % index)
+    sender.finish()
+    closing = asyncio.create_task(peers.client.close())
+    async with asyncio.timeout(20):
+        assert {bytes(m.payload) async for m in theirs} == {b"%d" % n for n in range(500)}
+        await closing
+        await peers.server.wait_closed()
+    with pytest.raises(ConnectionLost):
+        await peers.client.ping()
+
+
+async def test_what_a_callback_raises_closes_with_an_internal_error(
+    peers: Peers, caplog: pytest.LogCaptureFixture
+) -> None:
+    sender, receiver = channel()
+    (theirs,) = await call(peers, receiver)
+
+    def broken() -> None:
+        raise ZeroDivisionError("a fault above")
+
+    theirs.on_change = broken
+    await sender.send(b"x")
+    async with asyncio.timeout(10):
+        await peers.client.wait_closed()
+    assert peers.client.error is not None and peers.client.error.code == 6
+    assert "a fault above" in caplog.text
+
+
+BAD_HEADERS: Any = [((b"", b"v"),), (("text", b"v"),), ((b"k", 5),), None]
+
+
+@pytest.mark.parametrize("headers", BAD_HEADERS)
+async def test_headers_that_cannot_be_sent(headers: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises((LocalProtocolError, TypeError)):
+        await connect("memory://nobody", headers=headers)
+    with pytest.raises((LocalProtocolError, TypeError)):
+        await serve(lambda _: None, "memory://somebody", headers=headers)
+    async with await serve(
+        lambda _: None, "memory://somebody", on_headers=lambda *_: headers
+    ) as server:
+        with pytest.raises(ConnectionLost) as caught:
+            await connect(server.addresses[0])
+        assert caught.value.code == 6
+    assert "cannot be sent" in caplog.text

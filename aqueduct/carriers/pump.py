@@ -58,26 +58,26 @@ class Pump:
         self.last_input = now = self._loop.time()
         try:
             self.core.receive_stream(stream, data, fin, now)
-        except Exception as error:
+        except Exception as error:  # not _guarded: this is the hottest call
             log.exception("a fault while reading from %s", self.carrier.peer)
             self.core.fail_internal(error)
 
     def stream_reset(self, stream: int, code: int) -> None:
         """See CarrierUser."""
-        self.core.receive_reset(stream, code, self._loop.time())
+        self._guarded(self.core.receive_reset, stream, code, self._loop.time())
 
     def stream_stopped(self, stream: int, code: int) -> None:
         """See CarrierUser."""
-        self.core.receive_stop(stream, code, self._loop.time())
+        self._guarded(self.core.receive_stop, stream, code, self._loop.time())
 
     def datagram_received(self, data: bytes) -> None:
         """See CarrierUser."""
         self.last_input = now = self._loop.time()
-        self.core.receive_datagram(data, now)
+        self._guarded(self.core.receive_datagram, data, now)
 
     def openable_changed(self) -> None:
         """See CarrierUser."""
-        self.core.openable_changed(self.carrier.openable, self._loop.time())
+        self._guarded(self.core.openable_changed, self.carrier.openable, self._loop.time())
 
     def written(self, stream: int, size: int) -> None:
         """See CarrierUser."""
@@ -160,9 +160,18 @@ class Pump:
         carrier.flush()  # may report bytes as written at once, and so free room
         return not self._closed
 
+    def _guarded(self, work: Callable[..., None], *arguments: object) -> None:
+        """A fault of ours must not reach the carrier, nor leave a connection that hangs."""
+        try:
+            work(*arguments)
+        except Exception as error:
+            log.exception("a fault on the connection to %s", self.carrier.peer)
+            self.core.fail_internal(error)
+            self.flush_soon()
+
     def _dispatch(self) -> None:
         for event in self.core.events_received():
-            self._on_event(event)
+            self._guarded(self._on_event, event)
 
     def _set_timer(self) -> None:
         deadline = self.core.next_deadline()
@@ -179,5 +188,5 @@ class Pump:
         self._timer = None
         # The loop may wake a timer a clock tick early.
         now = max(self._loop.time(), self._timer_at)
-        self.core.handle_deadline(now, self.carrier.rtt)
+        self._guarded(self.core.handle_deadline, now, self.carrier.rtt)
         self.flush()

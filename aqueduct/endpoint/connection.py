@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from aqueduct.carriers.contract import Carrier
@@ -33,6 +35,8 @@ from aqueduct.protocol.channels.registry import Half
 from aqueduct.protocol.channels.sending import Mode, SenderHalf
 
 __all__ = ["Connection"]
+
+log = logging.getLogger(__name__)
 
 OnHeaders = Callable[[Headers, "Connection"], Headers]
 """The server's hook: given the client's headers, returns its own, or raises to refuse."""
@@ -123,14 +127,20 @@ class Connection:
 
         Raises ConnectionLost, or TimeoutError after Timing.idle_timeout.
         """
+        if self.error is not None:
+            raise self.error
         pong = self._loop.create_future()
         self._pongs.append(pong)
         self.pump.on_pong = self._ponged
         began = self._loop.time()
         self.carrier.ping()
         self.carrier.flush()
-        async with asyncio.timeout(self.config.timing.idle_timeout):
-            await pong
+        try:
+            async with asyncio.timeout(self.config.timing.idle_timeout):
+                await pong
+        finally:
+            if pong in self._pongs:
+                self._pongs.remove(pong)
         return self._loop.time() - began
 
     def hold(self) -> None:
@@ -225,13 +235,22 @@ class Connection:
         self.core.close_receiver(half, self._loop.time())
         self.pump.flush_soon()
 
+    def wait_writable(self, half: SenderHalf) -> None:
+        """See Sender.notify_writable."""
+        self.core.wait_writable(half)
+        self.pump.flush_soon()
+
     def dropped(self, half: Half) -> None:
-        """A handle was garbage-collected: nobody can use its channel any more."""
-        if half.error is not None or self.closed or self._loop.is_closed():
+        """A handle was garbage-collected, in any thread: nobody can use its channel any more."""
+        if self.closed or self._loop.is_closed():
             return
-        if isinstance(half, SenderHalf) and half.state.name != "OPEN":
-            return
-        self._loop.call_soon_threadsafe(self._drop, half)
+        if isinstance(half, SenderHalf):
+            if half.state.name != "OPEN":
+                return
+        elif half.error is not None and not half.queue:
+            return  # what it still queued has its price, and may carry channels
+        with suppress(RuntimeError):  # the loop may close in another thread
+            self._loop.call_soon_threadsafe(self._drop, half)
 
     # Within
 
@@ -250,7 +269,10 @@ class Connection:
             assert isinstance(half, SenderHalf)
             sender = pipe.sender()
             if sender is None:
-                self.core.cancel(half, self._loop.time())
+                if pipe.finished:  # nothing is missing but the handle
+                    self._flush_pipe(pipe, half)
+                else:
+                    self.core.cancel(half, self._loop.time())
                 return
             sender._half, sender._connection = half, self
             half.handle = weakref.ref(sender)
@@ -271,8 +293,13 @@ class Connection:
         """What was sent before the channel was networked goes out first."""
         waiting, pipe.queue = list(pipe.queue), type(pipe.queue)()
         pipe.queued = 0
-        for payload, headers, attachments, mode, _ in waiting:
-            self.send(half, payload, headers, attachments, mode)
+        try:
+            for payload, headers, attachments, mode, _ in waiting:
+                self.send(half, payload, headers, attachments, mode)
+        except Exception as error:  # noqa: BLE001 - it belongs to this channel, not to the one that carries it
+            self.core.cancel(half, self._loop.time())
+            half.error = error
+            return
         if pipe.error is not None:
             self.core.cancel(half, self._loop.time())
         elif pipe.finished and half.state.name == "OPEN":
@@ -308,8 +335,13 @@ class Connection:
                 self.core.reject_headers(str(error) or type(error).__name__)
                 self.pump.flush_soon()
                 return
-            self.core.accept_headers(own, self._loop.time())
             self.pump.flush_soon()
+            try:
+                self.core.accept_headers(own, self._loop.time())
+            except Exception as error:
+                log.exception("the connection headers for %s cannot be sent", self.peer)
+                self.core.fail_internal(error)
+                return
         if not self._ready.done():
             self._ready.set_result(None)
 

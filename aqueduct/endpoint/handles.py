@@ -84,7 +84,11 @@ class _Waiting:
     async def wait(self) -> None:
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
-        await waiter
+        try:
+            await waiter
+        finally:
+            if waiter in self._waiters:  # given up: nothing may have changed for a long time
+                self._waiters.remove(waiter)
 
 
 class _Pipe:
@@ -113,6 +117,13 @@ class _Pipe:
         """One half was sent away."""
         self.sender: weakref.ref[Sender]
         self.receiver: weakref.ref[Receiver]
+
+    def end(self, error: Exception) -> None:
+        """One side gave up: what was not read is dropped."""
+        self.queue.clear()
+        self.queued = 0
+        if self.error is None:
+            self.error = error
 
 
 class Sender:
@@ -174,7 +185,9 @@ class Sender:
         if self._half is not None:
             return self._half.error is not None or self._half.writable
         pipe = self._pipe
-        return pipe is None or pipe.queued < DEFAULT.flow.channel_high_water
+        return (
+            pipe is None or pipe.error is not None or pipe.queued < DEFAULT.flow.channel_high_water
+        )
 
     async def wait_writable(self) -> None:
         """Returns once a send need not wait, or the channel has ended."""
@@ -185,7 +198,7 @@ class Sender:
     def notify_writable(self) -> None:
         """Asks for one call of ``on_change`` once a send need not wait."""
         if self._half is not None and self._connection is not None:
-            self._connection.core.wait_writable(self._half)
+            self._connection.wait_writable(self._half)
 
     async def send(
         self,
@@ -268,9 +281,9 @@ class Sender:
         if self._half is not None:
             assert self._connection is not None
             self._connection.cancel(self._half)
-        elif self._pipe is not None and not self._sent_away and self._pipe.error is None:
-            self._pipe.error = Cancelled("the sender was cancelled")
-            self._pipe.queue.clear()
+        elif self._pipe is not None and not self._sent_away and not self._pipe.finished:
+            self._pipe.end(Cancelled("the sender was cancelled"))
+            self._waiting.wake()
             _wake(self._pipe.receiver)
 
     async def wait_closed(self) -> None:
@@ -278,6 +291,7 @@ class Sender:
 
         Returns after a finish that was delivered whole, raises how it ended otherwise.
         """
+        self._check_here()
         while True:
             half = self._half
             if half is not None:
@@ -437,11 +451,12 @@ class Receiver:
         """Reads no more: the sender learns ReceiverClosed. Without effect on an ended channel."""
         if self._half is not None:
             assert self._connection is not None
+            if self._pipe is not None:
+                self._pipe.queue.clear()
             self._connection.close_receiver(self._half)
         elif self._pipe is not None and not self._sent_away:
-            self._pipe.queue.clear()
-            if self._pipe.error is None:
-                self._pipe.error = ReceiverClosed("the receiver was closed")
+            self._pipe.end(ReceiverClosed("the receiver was closed"))
+            self._waiting.wake()
             _wake(self._pipe.sender)
 
     def __aiter__(self) -> AsyncIterator[Message]:

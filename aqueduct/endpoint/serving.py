@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
 
+from aqueduct._speedups import codec
 from aqueduct.address import Address
 from aqueduct.carriers import memory, quic
 from aqueduct.carriers.contract import Carrier, Listener
@@ -34,10 +35,12 @@ async def connect(
 ) -> Connection:
     """Connects and exchanges connection headers, within Timing.connect_timeout.
 
-    Raises ConfigError for an address or TLS settings that cannot work, ConnectFailed with the
-    reason otherwise, ConnectionLost (code 4) when the server refuses the headers.
+    Raises ConfigError for an address or TLS settings that cannot work, LocalProtocolError for
+    headers that cannot, ConnectFailed with the reason otherwise, ConnectionLost (code 4) when the
+    server refuses the headers.
     """
     target = address if isinstance(address, Address) else Address.parse(address)
+    codec.encode_connection_headers(headers)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + config.timing.connect_timeout
     carrier: Carrier
@@ -180,6 +183,7 @@ async def serve(
     """
     if isinstance(addresses, (str, Address)):
         addresses = [addresses]
+    codec.encode_connection_headers(headers)
     if not addresses:
         raise ConfigError("serve needs at least one address to listen on")
     server = Server(config)

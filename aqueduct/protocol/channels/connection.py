@@ -25,7 +25,13 @@ from aqueduct.errors import (
 )
 from aqueduct.protocol.channels import effects
 from aqueduct.protocol.channels.destroyed import Forgetting
-from aqueduct.protocol.channels.events import Closed, Event, Headers, HeadersReceived
+from aqueduct.protocol.channels.events import (
+    Closed,
+    Event,
+    Headers,
+    HeadersReceived,
+    Writable,
+)
 from aqueduct.protocol.channels.incoming import InStream
 from aqueduct.protocol.channels.outgoing import OutStream
 from aqueduct.protocol.channels.reader import Reader
@@ -349,8 +355,11 @@ class ChannelConnection:
         self._use_room()
 
     def wait_writable(self, half: SenderHalf) -> None:
-        """Asks for a Writable event once ``half`` is below its marks."""
-        self._shared.blocked[half] = None
+        """Asks for a Writable event once ``half`` is below its marks, or has ended."""
+        if half.error is None and not half.writable and self.error is None:
+            self._shared.blocked[half] = None
+        else:
+            self._shared.events.append(Writable(half))
 
     def close(self, code: int = 0, reason: str = "", now: float | None = None) -> None:
         """The application closes the connection (AQ-R32): every handle reads it at once.
