@@ -292,5 +292,9 @@ class EachBatch:
 
     async def _settle(self) -> None:
         self._stop()
-        while self._active:
-            await self._signal.wait()
+        if self._running.handler.shape is Shape.COROUTINE:
+            while self._tasks:  # one that was cancelled before its first step counts nothing down
+                await asyncio.wait(tuple(self._tasks))
+        else:
+            while self._active:
+                await self._signal.wait()
