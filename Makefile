@@ -24,7 +24,7 @@ test-long: setup ## the tests that are too long for every run
 	ci/env pytest -m long tests
 
 lint: setup     ## ruff, mypy, cython-lint, and the stubs against the compiled modules
-	ruff check
+	ruff check --no-cache
 	ruff format --check
 	mypy
 	cython-lint aqueduct

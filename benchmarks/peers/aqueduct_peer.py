@@ -14,9 +14,8 @@ import pyarrow as pa
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from aqueduct.client import Client as AqueductClient
-from aqueduct.service import Service
-
 from aqueduct.config import Config, Quic
+from aqueduct.service import Service
 from benchmarks.peers import common
 
 BODY = pa.schema([pa.field("body", pa.binary())])
