@@ -138,7 +138,7 @@ class Outgoing:
         self._charge(stream, size)
         if self._debug:
             self._guard(stream, buffers)
-        self._effects.append((effects.WRITE, stream.number, buffers, fin))
+        self._emit(stream.number, buffers, fin)
 
     def hold_back(self, stream: OutStream, buffers: list[Any]) -> None:
         """Queues a whole sequence that takes its turn with ``let_go``."""
@@ -204,6 +204,16 @@ class Outgoing:
         if self._openable <= reserved or self._control_waiting:
             return False
         return not self._message_waiting or stream is next(iter(self._message_waiting))
+
+    def _emit(self, number: int, buffers: list[Any], fin: bool) -> None:
+        """One WRITE for what goes to a stream at once: each costs a call of the carrier."""
+        last = self._effects[-1] if self._effects else None
+        if last is None or last[0] != effects.WRITE or last[1] != number:
+            self._effects.append((effects.WRITE, number, buffers, fin))
+            return
+        last[2].extend(buffers)
+        if fin:
+            self._effects[-1] = (effects.WRITE, number, last[2], True)
 
     def _begin(self, stream: OutStream, buffers: list[Any]) -> tuple[list[Any], int]:
         """Opens the stream: its first buffers, and the bytes added to them."""

@@ -167,7 +167,7 @@ class Reader:
                 assert isinstance(half, ReceiverHalf)
                 del half.waiting[stream]
                 stream.head = None
-                half.admit_small(head.size)
+                half.admit_small(head.size + head.overhead)
                 self._admitted(stream, half, head)
                 self._read(stream)
 

@@ -175,7 +175,9 @@ class ReceiverHalf:
         starved = self._shared.starved
         first = next(iter(self.waiting), None)
         head = first.head if first is not None else None
-        if head is None or (self._outstanding and self._is_full(self.cost(head.size))):
+        if head is None or (
+            self._outstanding and self._is_full(self.cost(head.size + head.overhead))
+        ):
             starved.pop(self, None)
         else:
             starved.setdefault(self, None)
@@ -231,7 +233,7 @@ class ReceiverHalf:
         """A whole message, admitted before, in the order of its stream (AQ-R34)."""
         self._numbers.add(received.number)
         self._deliver(received)
-        if self._oneshot or self._all_arrived:
+        if self._oneshot or (self._declared >= 0 and self._all_arrived):
             self._complete()
         else:
             self._schedule_ack()

@@ -125,7 +125,8 @@ class SenderHalf:
         """Raises how the channel ended, or LocalProtocolError after finish or cancel."""
         if self.error is not None:
             raise self.error
-        self._step(SenderInput.SEND)
+        if self.state is not SenderState.OPEN:
+            self._step(SenderInput.SEND)
         if self._oneshot and self.sent:
             raise LocalProtocolError(
                 f"{ids.describe(self.channel)} takes one message; it was already sent"

@@ -139,7 +139,10 @@ class World:
         before = half._unreliable.next if half._unreliable else 0
         self.carried[token] = carried = []
         side = channel.sender_side
-        side.core.send(half, payload, self.pair.now, attachments=attaches, mode=mode)
+        headers = ((b"k", bytes(int(rng.random() ** 4 * 5000))),) if rng.random() < 0.2 else ()
+        side.core.send(
+            half, payload, self.pair.now, headers=headers, attachments=attaches, mode=mode
+        )
         unreliably = (half._unreliable.next if half._unreliable else 0) > before
         channel.sent.append((token, mode, unreliably))
         if ids.oneshot(half.channel):

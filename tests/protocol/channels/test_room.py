@@ -299,3 +299,19 @@ def test_streams_in_effects_that_wait_are_not_given_twice() -> None:
     pair.client.flush()
     pair.run()
     assert len(pair.server.take_all(pair.receiver)) == 41
+
+
+def test_headers_count_when_it_is_asked_whose_room_is_missing() -> None:
+    """A message that waits for its own channel must not stand in the way of the others."""
+    pair = Pair(small_room(budget=100_000, channel=20_000))
+    first, _ = open_channel(pair, keep_sender=True)
+    second, other = open_channel(pair, keep_sender=True)
+    third, theirs = open_channel(pair, keep_sender=True)
+    pair.client.send(first, bytes(10_000))
+    pair.client.send(first, bytes(6_000), headers=((b"k", bytes(5_000)),))
+    pair.run()
+    assert pair.server.core.snapshot()["starved_receivers"] == 0
+    for sender in (second, third):
+        pair.client.send(sender, bytes(100))
+    pair.run()
+    assert len(other.queue) == len(theirs.queue) == 1
