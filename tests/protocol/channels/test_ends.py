@@ -182,3 +182,31 @@ def test_a_channel_that_is_attached_to_itself_can_end() -> None:
         pair.advance(2)
         assert pair.server.core.error is None
         assert pair.server.core.channels == 1
+
+
+@pytest.mark.requirement("AQ-R23")
+@pytest.mark.requirement("AQ-R24")
+def test_forgets_for_one_channel_are_a_second_apart_and_none_is_left_out() -> None:
+    pair = Pair()
+    attach = Attach(keep_sender=True, is_oneshot=False)
+    pair.client.lose_datagrams = True
+    pair.client.send(pair.sender, b"", attach, mode=Mode.UNRELIABLE)
+    pair.advance(2)
+    assert attach.half is not None and isinstance(attach.half.error, LostInTransit)
+    forget = codec.encode_route_to(attach.half.channel) + codec.FORGET_CHANNEL
+
+    def forgets() -> int:
+        return sum(bytes(raw) == forget for raw in pair.server.raw.values())
+
+    assert forgets() == 1  # of the cascade
+    pair.advance(2)
+    for _ in range(5):  # ghosts at the peer, made by sequences that came late
+        pair.server.inject(codec.encode_route_to(attach.half.channel))
+        pair.run()
+    assert forgets() == 2
+    pair.advance(0.9)
+    assert forgets() == 2
+    pair.advance(0.2)
+    assert forgets() == 3
+    pair.advance(5)
+    assert forgets() == 3
