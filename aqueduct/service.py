@@ -61,6 +61,7 @@ File = str | PathLike[str] | bytes
 class Service:
     """A name, some handlers, and the ways to serve them.
 
+    - ``description``: what it is for, in a line or two; clients read it by ``describe``.
     - ``config``: limits, windows and timeouts of every connection.
     - ``authorize``: called with each ``Call`` before anything else is told about it; looks at
       ``token``, ``headers`` or ``peer``, and raises ``Refused`` to turn the call away. It may be
@@ -151,6 +152,7 @@ class Service:
         """What clients are told of the service."""
         return Description(
             service=self.name,
+            summary=self.description,
             library=_version(),
             handlers=tuple(
                 HandlerDescription(

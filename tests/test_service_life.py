@@ -177,7 +177,9 @@ async def test_the_counters(service):
     assert list(after) == list(nothing)
 
 
-def test_a_service_describes_itself(service):
+def test_a_service_describes_itself():
+    service = aqueduct.Service("life", description="What it is for.")
+    service.handler("echo")(lambda batch: batch)
     service.handler("typed", input=NUMBERS, output=pa.schema([("x", pa.int8())]), concurrency=2)(
         lambda batch: batch
     )
@@ -185,6 +187,7 @@ def test_a_service_describes_itself(service):
         described = client.describe()
     assert described == service.describe()
     assert [handler.name for handler in described.handlers] == ["echo", "typed"]
+    assert (described.service, described.summary) == ("life", "What it is for.")
 
 
 async def test_a_drain_lets_calls_end_and_takes_no_more(service):

@@ -65,11 +65,14 @@ class Description:
     convention: int = wire.VERSION
     """The version of the Arrow call convention."""
     handlers: tuple[HandlerDescription, ...] = ()
+    summary: str = ""
+    """What it is for, in a line or two."""
 
     def to_json(self) -> str:
         """The document; schemas are there for programs (base64 of IPC) and as text for people."""
         document = {
             "service": self.service,
+            "summary": self.summary,
             "library": self.library,
             "convention": self.convention,
             "handlers": [
@@ -99,6 +102,7 @@ class Description:
                 library=_of_type(document, "library", str),
                 convention=_of_type(document, "convention", int),
                 handlers=tuple(map(_handler_from_json, _of_type(document, "handlers", list))),
+                summary=_of_type({"summary": "", **document}, "summary", str),
             )
         except (ValueError, RecursionError, BadCall) as error:
             text = f"the description of the service cannot be read: {error}"

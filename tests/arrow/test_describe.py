@@ -24,6 +24,7 @@ DESCRIPTION = Description(
         HandlerDescription("score", "exchange", PLAIN, PLAIN, 4, True, "Scores é."),
         HandlerDescription("any", "sink"),
     ),
+    summary="Scores flights.",
 )
 
 
@@ -33,6 +34,12 @@ def test_a_description_survives():
     batch = DESCRIPTION.to_batch()
     assert batch.schema.equals(DESCRIBE_SCHEMA)
     assert Description.from_batches([batch]) == DESCRIPTION
+
+
+def test_one_without_a_summary_is_fine():
+    document = json.loads(DESCRIPTION.to_json())
+    del document["summary"]
+    assert Description.from_json(json.dumps(document)).summary == ""
 
 
 def test_people_can_read_it():
