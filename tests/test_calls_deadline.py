@@ -27,6 +27,9 @@ from tests.calls import (
 )
 
 IMPATIENT = config(timing={"progress_deadline": 0.4})
+"""For what must expire."""
+PATIENT = config(timing={"progress_deadline": 1.2})
+"""For what must not, on a machine that may be busy."""
 
 
 @pytest.fixture(params=["memory", "quic"])
@@ -84,7 +87,7 @@ def test_a_service_that_does_not_answer_is_caught_by_a_sync_client():
         with pytest.raises(DeadlineExceeded, match=r"nothing moved for 0.4 s"):
             list(client.exchange("stuck", [numbers(1)]))
         assert watched.ended.wait(20)
-        with pytest.raises(DeadlineExceeded, match=r"did not end within 0.2 s"):
+        with pytest.raises(DeadlineExceeded, match=r"did not end within (the deadline of )?0.2 s"):
             list(client.exchange("async stuck", [numbers(1)], deadline=0.2))
         with pytest.raises(DeadlineExceeded):
             list(client.source("async source", deadline=0.2))
@@ -105,23 +108,23 @@ async def test_a_call_with_a_deadline_has_no_other(carrier):
 
 
 async def test_slow_is_not_stuck(carrier):
-    service = aqueduct.Service("test", config=IMPATIENT)
+    service = aqueduct.Service("test", config=PATIENT)
 
     @service.handler("slow")
     async def slow(batches, call):
         async for batch in batches:
-            await asyncio.sleep(0.15)
+            await asyncio.sleep(0.3)
             yield batch
 
     async with connected(service, carrier) as client:
-        answers = await everything(client.exchange("slow", [numbers(n) for n in range(8)]))
-        assert len(answers) == 8
+        answers = await everything(client.exchange("slow", [numbers(n) for n in range(7)]))
+        assert len(answers) == 7
 
 
 @pytest.mark.parametrize("handler", ["generator", "async generator", "source", "function"])
 async def test_an_application_may_take_its_time(carrier, handler):
     """The client's own work between two batches is no fault of the service, nor of the client."""
-    service = aqueduct.Service("test", config=config(timing={"progress_deadline": 0.6}))
+    service = aqueduct.Service("test", config=PATIENT)
     service.handler("function")(lambda batch: batch)
 
     @service.handler("generator")
@@ -142,14 +145,14 @@ async def test_an_application_may_take_its_time(carrier, handler):
 
     async def input_that_thinks():
         yield numbers(1)
-        await asyncio.sleep(1.8)
+        await asyncio.sleep(2.4)
         yield numbers(2)
 
     async with connected(service, carrier) as client:
         if handler == "source":
             stream = client.source("source")
             await anext(stream)
-            await asyncio.sleep(1.8)
+            await asyncio.sleep(2.4)
             assert len(await everything(stream)) == 11
         else:
             stream = client.exchange(handler, input_that_thinks(), schema=NUMBERS)
@@ -157,7 +160,7 @@ async def test_an_application_may_take_its_time(carrier, handler):
 
 
 def test_the_application_of_a_sync_client_may_take_its_time():
-    service = aqueduct.Service("test", config=config(timing={"progress_deadline": 0.6}))
+    service = aqueduct.Service("test", config=PATIENT)
 
     @service.handler("echo")
     def echo(batches, call):
@@ -165,7 +168,7 @@ def test_the_application_of_a_sync_client_may_take_its_time():
 
     def input_that_thinks():
         yield numbers(1)
-        time.sleep(1.8)
+        time.sleep(2.4)
         yield numbers(2)
 
     with sync_client(service) as client:
@@ -187,14 +190,14 @@ async def test_a_client_that_is_silent_is_given_up(carrier, handler):
 
 @pytest.mark.parametrize("handler", ["generator", "async generator", "stuck"])
 async def test_signs_of_life_keep_what_waits_for_the_client_alone(handler):
-    watched = Watched(config=IMPATIENT)
+    watched = Watched(config=PATIENT)
     async with serving(watched.service) as running:
         async with await connect(running.addresses[0]) as connection:
             call = RawCall(connection, CallHead(handler, "exchange", schema=NUMBERS))
             if handler == "stuck":
                 call.send(numbers(1))
             ended = asyncio.ensure_future(call.end())
-            for _ in range(12):
+            for _ in range(24):
                 connection.entrypoint.send_nowait(b"", headers=((ALIVE, b"1"),))
                 await asyncio.wait((ended,), timeout=0.1)
             # A handler that is at fault gets no more time by it.
