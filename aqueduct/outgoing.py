@@ -20,6 +20,7 @@ from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoded, Encoder
 from aqueduct.arrow.schema import check
 from aqueduct.arrow.status import Status
+from aqueduct.arrow.wire import BATCH
 from aqueduct.config import Config
 from aqueduct.endpoint import Connection, Receiver, Sender, channel
 from aqueduct.errors import (
@@ -222,10 +223,12 @@ class Outgoing:
             found = self._assembler.add(message.headers, message.payload)
             self._partial = found is None
             if found is None:
+                # The answer is on its way, so its batch is worked on no more: the next large one
+                # can go while this one comes.
+                self._settle(_number(message.headers))
                 continue
             number, payload = found
-            if self.window is not None:
-                self.window.settle(number)
+            self._settle(number)
             if not len(payload):
                 continue  # a mark: these inputs are taken
             if self.head.kind == "sink":
@@ -299,6 +302,10 @@ class Outgoing:
 
     # Within
 
+    def _settle(self, number: int) -> None:
+        if self.window is not None:
+            self.window.settle(number)
+
     def _place_hello(self, headers: Any, size: int) -> None:
         """The first message lands anywhere; those after it where the assembler wants them."""
         self._output.placement = self._assembler.place
@@ -351,6 +358,11 @@ class Outgoing:
                 "(Timing.progress_deadline); give the call a deadline if it may take longer"
             )
         self.fail(DeadlineExceeded(text, peer=self.peer, handler=handler))
+
+
+def _number(headers: tuple[tuple[bytes, bytes], ...]) -> int:
+    """The batch's number in headers that the assembler has taken."""
+    return next(int(value) for key, value in headers if key == BATCH)
 
 
 def _nothing() -> None:
