@@ -95,6 +95,9 @@ class AsyncBatches:
 
     async def __anext__(self) -> pa.RecordBatch:
         running = self._running
+        if self._spins >= _SPINS:  # before a batch is in hand: a cancelled handler loses none
+            self._spins = 0
+            await asyncio.sleep(0)
         found = None if running.input_over else running.take()
         if found is None and not running.input_over:
             running.mark()
@@ -111,9 +114,6 @@ class AsyncBatches:
         if found is None:
             raise StopAsyncIteration
         self._spins += 1
-        if self._spins >= _SPINS:
-            self._spins = 0
-            await asyncio.sleep(0)
         number, payload = found
         running.taken = number + 1
         return running.decode(number, payload)

@@ -270,10 +270,12 @@ class RunningCall:
         try:
             drive = await self._open()
             counters = await drive(self)
-        except asyncio.CancelledError:
-            error = self.call.reason or Refused(
-                "the service is ending", peer=self.call.peer, handler=self.call.handler
-            )
+        except asyncio.CancelledError as caught:
+            error = self.call.reason
+            if error is None and self.task.cancelling():
+                text = f"the service {self.serving.service.name!r} is ending"
+                error = Refused(text, peer=self.call.peer, handler=self.call.handler)
+            error = error or caught  # some task of the handler's own was cancelled
         except BaseException as caught:  # noqa: BLE001  a handler may raise anything
             error = caught
         if not self.concluded:

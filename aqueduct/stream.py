@@ -41,7 +41,8 @@ class Stream:
     def schema(self) -> pa.Schema | None:
         """Of the answers; None before the service has accepted the call (see ``opened``)."""
         call = self._call
-        return call.head.expected if call.accepted and call.head.expected else call.schema
+        expected = call.head.expected if call.accepted else None
+        return call.schema if expected is None else expected
 
     @property
     def counters(self) -> Mapping[str, int]:
@@ -63,6 +64,11 @@ class Stream:
         return self
 
     async def __anext__(self) -> pa.RecordBatch:
+        if self._spins >= _SPINS:  # let others have the loop, whatever comes in
+            self._spins = 0
+            await asyncio.sleep(0)
+        # From here to the end nothing is awaited with a payload in hand: a reader that is
+        # cancelled loses none.
         payload, self._peeked = self._peeked, None
         while payload is None:
             payload = await self._take()
@@ -73,9 +79,6 @@ class Stream:
             await self._stop_feeding()
             raise StopAsyncIteration
         self._spins += 1
-        if self._spins >= _SPINS:  # let others have the loop, whatever comes in
-            self._spins = 0
-            await asyncio.sleep(0)
         if self._decoder is None:
             self._decoder = self._call.decoder()
         try:

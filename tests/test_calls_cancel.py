@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import os
+import subprocess
+import sys
 import threading
 
+import pyarrow as pa
 import pytest
 
 import aqueduct
@@ -118,6 +123,36 @@ async def test_a_reader_that_is_cancelled_may_read_on(carrier):
             await asyncio.wait_for(anext(stream), 0.05)
         release.set()
         assert values(await everything(stream)) == [[0], [1], [2]]
+
+
+async def impatiently(batches):
+    """All of them, by a reader that is cancelled again and again."""
+    found: list[pa.RecordBatch] = []
+    while True:
+        reading = asyncio.ensure_future(anext(batches, None))
+        await asyncio.sleep(0)
+        reading.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            batch = await reading
+            if batch is None:
+                return found
+            found.append(batch)
+        await asyncio.sleep(0.0001)  # or nothing else would ever run
+
+
+async def test_no_batch_is_lost_to_a_reader_that_is_cancelled(carrier):
+    service = aqueduct.Service("test")
+
+    @service.handler("impatient")
+    async def impatient(batches, call):
+        for batch in await impatiently(batches):
+            yield batch
+
+    batches = [numbers(n) for n in range(200)]
+    async with connected(service, carrier) as client:
+        async with asyncio.timeout(30):
+            answers = await impatiently(client.exchange("impatient", batches, in_flight=200))
+    assert answers == batches
 
 
 @pytest.mark.parametrize("handler", ["generator", "stuck", "async stuck"])
@@ -356,3 +391,32 @@ async def test_callbacks_of_a_call_that_ends_well_are_not_called():
             service.handler("fail")(lambda batch: 1 / 0)
             await everything(client.exchange("fail", [numbers(1)]))
     assert len(calls) == 1 and not calls[0].cancelled
+
+
+CLIENT = """
+import sys
+import pyarrow as pa
+import aqueduct
+
+client = aqueduct.SyncClient(sys.argv[1])
+batch = pa.record_batch({"id": pa.array([1], pa.int64())})
+list(client.exchange(sys.argv[2], [batch]))
+"""
+
+
+@pytest.mark.parametrize("handler", ["stuck", "async stuck"])
+def test_a_client_that_was_killed_is_noticed_by_its_silence(handler):
+    watched = Watched(config=config(timing={"idle_timeout": 1.0, "ping_interval": 0.3}))
+    with served(watched.service) as address:
+        process = subprocess.Popen(
+            [sys.executable, "-c", CLIENT, address, handler],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        try:
+            assert watched.begun.wait(20)
+            assert not watched.ended.is_set()
+        finally:
+            process.kill()
+            process.wait()
+        assert watched.ended.wait(20)
+        assert isinstance(watched.call.reason, ConnectionLost)

@@ -129,6 +129,19 @@ async def test_a_sink_that_raises(carrier, handler):
             await client.sink(handler, [numbers(n) for n in range(20)])
 
 
+async def test_a_handler_whose_own_task_was_cancelled(service):
+    @service.handler("cancels")
+    async def cancels(batches, call):
+        task = asyncio.ensure_future(asyncio.sleep(3600))
+        task.cancel()
+        await task
+        yield numbers(1)
+
+    async with connected(service) as client:
+        with pytest.raises(HandlerFailed, match=r"raised asyncio.*CancelledError"):
+            await everything(client.exchange("cancels", [numbers(1)]))
+
+
 @pytest.mark.parametrize("base", [KeyboardInterrupt, SystemExit, GeneratorExit])
 async def test_a_handler_that_raises_what_it_should_not(service, base):
     @service.handler("function")
