@@ -4,7 +4,8 @@
 - ``Client``: calls from asyncio; ``SyncClient``: calls from threads.
 - ``ClientTls``, ``ServerTls``, ``dev_certificate``: certificates.
 - ``Config`` and its parts in ``aqueduct.config``; every error in ``aqueduct.errors``.
-- ``aqueduct.endpoint``: the channels beneath, which need no Arrow.
+- ``connect``, ``serve``, ``channel``, ``Sender``, ``Receiver``, ``Message``: the channels beneath,
+  which need no Arrow. See ``aqueduct.endpoint``.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from aqueduct.carriers.quic.tls import ClientTls, ServerTls, dev_certificate
     from aqueduct.client import Client
     from aqueduct.config import Config
+    from aqueduct.endpoint.connection import Connection
+    from aqueduct.endpoint.handles import Message, Mode, Receiver, Sender, channel
+    from aqueduct.endpoint.serving import Server, connect, serve
     from aqueduct.errors import AqueductError
     from aqueduct.service import Service
     from aqueduct.stream import Stream
@@ -30,14 +34,23 @@ __all__ = [
     "Client",
     "ClientTls",
     "Config",
+    "Connection",
     "Description",
+    "Message",
+    "Mode",
     "Partition",
+    "Receiver",
+    "Sender",
+    "Server",
     "ServerTls",
     "Service",
     "Stream",
     "SyncClient",
     "SyncStream",
+    "channel",
+    "connect",
     "dev_certificate",
+    "serve",
 ]
 
 # Loaded on first use: those who want the channels alone, or one command, wait for no pyarrow.
@@ -47,14 +60,23 @@ _MODULES: Final = {
     "Client": "aqueduct.client",
     "ClientTls": "aqueduct.carriers.quic.tls",
     "Config": "aqueduct.config",
+    "Connection": "aqueduct.endpoint.connection",
     "Description": "aqueduct.arrow.describe",
+    "Message": "aqueduct.endpoint.handles",
+    "Mode": "aqueduct.endpoint.handles",
     "Partition": "aqueduct.arrow.call",
+    "Receiver": "aqueduct.endpoint.handles",
+    "Sender": "aqueduct.endpoint.handles",
+    "Server": "aqueduct.endpoint.serving",
     "ServerTls": "aqueduct.carriers.quic.tls",
     "Service": "aqueduct.service",
     "Stream": "aqueduct.stream",
     "SyncClient": "aqueduct.sync",
     "SyncStream": "aqueduct.sync",
+    "channel": "aqueduct.endpoint.handles",
+    "connect": "aqueduct.endpoint.serving",
     "dev_certificate": "aqueduct.carriers.quic.tls",
+    "serve": "aqueduct.endpoint.serving",
 }
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import aqueduct
 from aqueduct.carriers.quic import ClientTls, dev_certificate
 from aqueduct.config import DEFAULT, Flow
 from aqueduct.endpoint import Connection, Mode, Receiver, Sender, Server, channel, connect, serve
@@ -466,3 +467,12 @@ async def test_headers_that_cannot_be_sent(headers: Any, caplog: pytest.LogCaptu
             await connect(server.addresses[0])
         assert caught.value.code == 6
     assert "cannot be sent" in caplog.text
+
+
+def test_the_channels_are_at_the_top_of_the_package() -> None:
+    assert aqueduct.connect is connect
+    assert aqueduct.serve is serve
+    assert aqueduct.channel is channel
+    assert (aqueduct.Sender, aqueduct.Receiver, aqueduct.Mode) == (Sender, Receiver, Mode)
+    assert aqueduct.Connection is Connection and aqueduct.Server is Server
+    assert aqueduct.Message.__name__ == "Message"
