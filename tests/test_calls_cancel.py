@@ -406,7 +406,7 @@ list(client.exchange(sys.argv[2], [batch]))
 
 @pytest.mark.parametrize("handler", ["stuck", "async stuck"])
 def test_a_client_that_was_killed_is_noticed_by_its_silence(handler):
-    watched = Watched(config=config(timing={"idle_timeout": 1.0, "ping_interval": 0.3}))
+    watched = Watched(config=config(timing={"idle_timeout": 3.0, "ping_interval": 0.5}))
     with served(watched.service) as address:
         process = subprocess.Popen(
             [sys.executable, "-c", CLIENT, address, handler],
