@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
@@ -19,6 +20,16 @@ os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
 
 NO_SKIPS = os.environ.get("AQUEDUCT_NO_SKIPS") == "1" or os.environ.get("CI") == "true"
 """A test that is skipped or expected to fail proves nothing: there it counts as failed."""
+
+# Without a clock, since a busy machine must not fail a test; and where a run decides about a
+# change, with the same examples each time.
+settings.register_profile(
+    "project",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=NO_SKIPS,
+)
+settings.load_profile("project")
 
 SPARK_TIMEOUT = 240
 LONG_TIMEOUT = 1200

@@ -390,7 +390,7 @@ def test_a_second_signal_ends_the_drain_though_a_handler_never_ends(app):
 
 
 def test_a_service_that_is_killed_is_noticed(app):
-    timing = {"idle_timeout": 1.0, "ping_interval": 0.3}
+    timing = {"idle_timeout": 3.0, "ping_interval": 0.5}
     with aqueduct.SyncClient(app.address, config=config(timing=timing)) as client:
         stream = client.exchange("never", [numbers(1)])
         stream.opened()
