@@ -476,3 +476,26 @@ def test_the_channels_are_at_the_top_of_the_package() -> None:
     assert (aqueduct.Sender, aqueduct.Receiver, aqueduct.Mode) == (Sender, Receiver, Mode)
     assert aqueduct.Connection is Connection and aqueduct.Server is Server
     assert aqueduct.Message.__name__ == "Message"
+
+
+async def test_pings_come_in_time_whatever_the_phase_of_the_last_input() -> None:
+    # Just above half of the idle timeout: a check at fixed times would find the last input too
+    # young once, and be too late the next time.
+    timing = dataclasses.replace(DEFAULT.timing, idle_timeout=2.0, ping_interval=1.4)
+    config = dataclasses.replace(DEFAULT, timing=timing)
+    arrived: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
+    async with await serve(
+        arrived.set_result, "aqueduct://127.0.0.1:0", tls=TLS, config=config
+    ) as server:
+        client = await connect(server.addresses[0], config=config)
+        sender, receiver = channel()
+        await client.entrypoint.send(b"", attachments=[receiver])
+        theirs = (await (await arrived).entrypoint.receive()).attachments[0].handle
+        await asyncio.sleep(0.3)
+        await client.ping()
+        await (await arrived).ping()
+        await asyncio.sleep(4.5)
+        await sender.send(b"still here")
+        assert isinstance(theirs, Receiver)
+        assert bytes((await theirs.receive()).payload) == b"still here"
+        await client.close()

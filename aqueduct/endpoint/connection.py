@@ -372,11 +372,14 @@ class Connection:
     def _stay_alive(self) -> None:
         """A pause must not end a connection on which something is open (design: Flow)."""
         interval = self.config.timing.ping_interval
-        self._alive_timer = self._loop.call_later(interval, self._stay_alive)
-        busy = self._holds > 0 or self.core.channels > 1
-        if busy and self._loop.time() - self.pump.last_input >= interval * 0.9:
-            self.carrier.ping()
-            self.carrier.flush()
+        left = interval - (self._loop.time() - self.pump.last_input)
+        if left <= 0:
+            left = interval
+            if self._holds > 0 or self.core.channels > 1:
+                self.carrier.ping()
+                self.carrier.flush()
+        # Counted from the last input: at fixed times a silence could grow to two intervals.
+        self._alive_timer = self._loop.call_later(left, self._stay_alive)
 
 
 def _pair_of(handle: Sender | Receiver) -> object:
