@@ -19,15 +19,6 @@ from spark_udfs.pool import process_pool
 ROOT = Path(__file__).parent.parent.parent
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Files of which every test is deselected need not even be imported: their packages may be
-    missing where the others run, against an installed wheel.
-    """
-    name = collection_path.name
-    needs_spark = name.startswith(("test_spark", "test_demo", "test_readme"))
-    return True if needs_spark and "not spark" in config.option.markexpr else None
-
-
 @contextmanager
 def _running(service: aqueduct.Service, address: str = "aqueduct://127.0.0.1:0", **options):
     """``service`` on an event loop in a thread of this process; gives its address."""
