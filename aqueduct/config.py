@@ -77,7 +77,10 @@ class Flow:
     connection_high_water: int = 64 * MiB
     """Queued bytes of a connection above which all sends wait."""
     streams: int = 1024
-    """Unidirectional streams that the peer may have open at once."""
+    """Unidirectional streams that the peer may have open at once, beside those of channels."""
+    channel_streams: int = 8192
+    """Streams beyond ``streams`` that live channels may keep open, at most two each: the stream of
+    an ORDERED channel and that of the acks live as long as their channel."""
     unordered_streams: int = 32
     """Streams that one channel in UNORDERED mode uses at once."""
     control_share: float = 0.25

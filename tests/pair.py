@@ -102,7 +102,7 @@ class Side:
             elif kind == effects.CLOSE:
                 linger = self.core.close_by - self.pair.now if effect[1] == 0 else 0.0
                 self.carrier.close(effect[1], effect[2], linger=max(linger, 0.0))
-        self.carrier.hold_streams(self.core.held_streams + self.hold)
+        self.carrier.extra_streams(self.core.extra_streams - self.hold)
         self.carrier.flush()
 
     def _take_events(self) -> None:

@@ -227,7 +227,7 @@ class MemoryCarrier:
         self._incoming: dict[int, int] = {}  # the peer's open streams and their limits
         self._incoming_opened = 0
         self._incoming_ended = 0
-        self._held = 0
+        self._extra = 0
         self._announced = config.flow.streams
         self._stopped: dict[int, None] = {}  # by the peer: writes that cross it are dropped
         self._close: tuple[int, str] | None = None
@@ -304,11 +304,9 @@ class MemoryCarrier:
                 lambda: self._orders.append(lambda: self._other._be_credited(stream, limit))
             )
 
-    def hold_streams(self, count: int) -> None:
-        """Keeps back ``count`` slots of the peer's ended streams."""
-        if count < 0:
-            raise LocalProtocolError(f"{count} streams cannot be held back")
-        self._held = count
+    def extra_streams(self, count: int) -> None:
+        """Gives the peer more stream slots, or keeps some back."""
+        self._extra = count
         self._unflushed.append(self._announce)
 
     def send_datagram(self, data: bytes) -> bool:
@@ -450,8 +448,8 @@ class MemoryCarrier:
         self._unflushed.append(self._announce)
 
     def _announce(self) -> None:
-        """Returns the slots of streams that ended, but for those held back."""
-        limit = self._config.flow.streams + self._incoming_ended - self._held
+        """Returns the slots of streams that ended, more or less those given or kept back."""
+        limit = self._config.flow.streams + self._incoming_ended + self._extra
         if limit > self._announced:
             self._announced = limit
             self._orders.append(lambda: self._other._be_allowed(limit))

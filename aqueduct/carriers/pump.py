@@ -36,7 +36,7 @@ class Pump:
         """Loop time of the last bytes from the peer, seconds."""
         self._on_event = on_event
         self._on_closed = on_closed
-        self._held_streams = 0
+        self._extra_streams = 0
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -125,10 +125,10 @@ class Pump:
                 break
             if not self._apply(wanted):
                 return
-        held = self.core.held_streams
-        if held != self._held_streams:
-            self._held_streams = held
-            self.carrier.hold_streams(held)
+        extra = self.core.extra_streams
+        if extra != self._extra_streams:
+            self._extra_streams = extra
+            self.carrier.extra_streams(extra)
             self.carrier.flush()
         self._dispatch()
         self._set_timer()

@@ -183,12 +183,12 @@ async def test_a_thousand_streams_at_once(kind: str) -> None:
         assert pair.server.data == {n: b"a%db" % n for n in range(count)}
 
 
-async def test_held_slots_do_not_return(kind: str) -> None:
+async def test_slots_are_given_and_kept_back(kind: str) -> None:
     async with linked(kind, flow(streams=8)) as pair:
         client, server = pair.client, pair.server
         await client.until(lambda: client.begun)
         await server.until(lambda: server.begun)
-        server.carrier.hold_streams(8)
+        server.carrier.extra_streams(-8)
         server.carrier.flush()
         for number in range(8):
             client.carrier.write(number, [b"x"], True)
@@ -198,14 +198,26 @@ async def test_held_slots_do_not_return(kind: str) -> None:
         client.carrier.flush()
         await client.until(lambda: client.pongs == 1)
         assert client.carrier.openable == 0
-        server.carrier.hold_streams(5)
+        server.carrier.extra_streams(-5)
         server.carrier.flush()
         await client.until(lambda: client.carrier.openable == 3, "three slots")
-        with pytest.raises(LocalProtocolError):
-            server.carrier.hold_streams(-1)
-        server.carrier.hold_streams(0)
+        server.carrier.extra_streams(0)
         server.carrier.flush()
         await client.until(lambda: client.carrier.openable == 8, "all slots")
+        server.carrier.extra_streams(3)
+        server.carrier.flush()
+        for number in range(8, 14):  # a carrier may wait until the slots are needed
+            client.carrier.write(number, [b"x"], False)
+        client.carrier.flush()
+        await client.until(lambda: client.carrier.openable == 5, "three more")
+        server.carrier.extra_streams(0)  # what was given stays
+        for number in range(14, 19):
+            client.carrier.write(number, [b"x"], True)
+        for number in range(8, 14):
+            client.carrier.write(number, [b"y"], True)
+        client.carrier.flush()
+        await server.until(lambda: len(server.ended) == 19)
+        await client.until(lambda: client.carrier.openable == 8, "the budget again")
 
 
 async def test_misuse_is_refused(kind: str) -> None:

@@ -162,11 +162,9 @@ class QuicCarrier:
         if self._opened_by_peer(stream):
             self._quic.credit(stream * 4 + self._theirs, limit)
 
-    def hold_streams(self, count: int) -> None:
-        """Keeps back ``count`` slots of the peer's ended streams."""
-        if count < 0:
-            raise LocalProtocolError(f"{count} streams cannot be held back")
-        self._quic.hold_streams(count)
+    def extra_streams(self, count: int) -> None:
+        """Gives the peer more stream slots, or keeps some back."""
+        self._quic.extra_streams(count)
 
     def send_datagram(self, data: bytes) -> bool:
         """Queues a datagram; False if it was dropped."""

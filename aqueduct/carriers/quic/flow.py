@@ -4,7 +4,7 @@ FlowConnection is aioquic's QuicConnection with flow control that we own:
 
 - a peer's stream is credited by ``credit`` alone, and never because bytes arrived;
 - the connection-wide limit never binds: it is kept at what all streams may send together;
-- stream slots return when a stream's end was received, less those held back;
+- stream slots return when a stream's end was received, and as the user gives more or fewer;
 - what is written is referenced, not copied, until it is acknowledged (``send_buffer``);
 - only streams with something to do are visited for each packet, not all that are open;
 - stream data is sent by ``fast``, and never by aioquic.
@@ -73,7 +73,7 @@ class FlowConnection(QuicConnection):
         self._stream_budget = streams
         self._slots_earned = streams
         self._slots_given = streams
-        self._slots_held = 0
+        self._slots_extra = 0
         self._streams: _StreamTable = _StreamTable()
         self._queued: set[int] = set()
         self._queued_peer_streams = 0  # of the peer's, those above are in the queue already
@@ -173,9 +173,9 @@ class FlowConnection(QuicConnection):
             self._streams.dirty.pop(stream_id, None)
             self._wake(stream_id)
 
-    def hold_streams(self, count: int) -> None:
-        """Keeps back ``count`` slots of streams that ended."""
-        self._slots_held = count
+    def extra_streams(self, count: int) -> None:
+        """Gives the peer ``count`` more slots; below zero: keeps slots of ended streams back."""
+        self._slots_extra = count
 
     # datagrams
 
@@ -284,9 +284,9 @@ class FlowConnection(QuicConnection):
 
     def _write_connection_limits(self, builder: QuicPacketBuilder, space: QuicPacketSpace) -> None:
         streams = self._local_max_streams_uni
-        # aioquic raises the value for each stream that ends; we keep back what is held.
+        # aioquic raises the value for each stream that ends.
         self._slots_earned += streams.value - self._slots_given
-        given = max(self._slots_given, self._slots_earned - self._slots_held)
+        given = max(self._slots_given, self._slots_earned + self._slots_extra)
         self._promised += (given - self._slots_given) * self._window
         self._slots_given = streams.value = given
         data = self._local_max_data
@@ -348,7 +348,7 @@ class FlowConnection(QuicConnection):
             or data.value != data.sent
             or streams.value != self._slots_given
             or streams.sent == 0
-            or self._slots_earned - self._slots_held > self._slots_given
+            or self._slots_earned + self._slots_extra > self._slots_given
         )
 
     def _wake(self, stream_id: int) -> None:

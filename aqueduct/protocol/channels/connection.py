@@ -117,6 +117,11 @@ class ChannelConnection:
         return len(self._registry)
 
     @property
+    def extra_streams(self) -> int:
+        """Stream slots for the peer beside Flow.streams; below zero: to be kept back."""
+        return self._reader.incoming.extra
+
+    @property
     def held_streams(self) -> int:
         """Streams of the peer that ended while their bytes still wait here.
 

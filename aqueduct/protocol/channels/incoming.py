@@ -25,6 +25,9 @@ SMALL: Final = 16 << 10
 READ_AHEAD_FROM: Final = 32 << 10
 """Messages from this size on earn their stream read-ahead (see ``Incoming.grant_read_ahead``)."""
 
+LASTING_STREAMS: Final = 2
+"""Of a sender: the stream of ORDERED messages, and that of SENT_UNRELIABLE. Of a receiver: acks."""
+
 
 class InStream:
     """One stream of the peer."""
@@ -89,6 +92,8 @@ class Incoming:
         self.streams: dict[int, InStream] = {}
         self.held = 0
         """Streams that ended and whose bytes still wait here."""
+        self.lasting = 0
+        """Streams that may last as long as their channel: the first two of each."""
         self._gathered = 0
         self._nothing = Decoder(from_server=self._from_server)
 
@@ -100,6 +105,24 @@ class Incoming:
     def outside(self, handlers: Handlers, number: int = -1) -> InStream:
         """One that is in no table."""
         return InStream(number, self._shared.config, handlers, from_server=self._from_server)
+
+    def route(self, stream: InStream, half: ReceiverHalf | SenderHalf) -> None:
+        """Its ROUTE_TO named a channel that has state."""
+        stream.half = half
+        half.streams_in += 1
+        if half.streams_in <= LASTING_STREAMS:
+            self.lasting += 1
+
+    @property
+    def extra(self) -> int:
+        """Stream slots that the peer is due beside its budget; below zero: to be kept back.
+
+        What lasts does not count against the budget, or the streams of idle channels would keep
+        all others from ever having one, acks among them. In steps: each change costs a frame.
+        """
+        step = max(1, self._flow.streams // 32)
+        lasting = min(self.lasting, self._flow.channel_streams)
+        return lasting - lasting % step - self.held
 
     def hold(self, stream: InStream) -> None:
         """Its bytes wait; if it has ended, so does its slot."""
@@ -156,6 +179,9 @@ class Incoming:
         self._gathered -= stream.gathered
         stream.gathered = 0
         if half is not None:
+            half.streams_in -= 1
+            if half.streams_in < LASTING_STREAMS:
+                self.lasting -= 1
             half.left_by(stream)
         if stream.granted:
             self._shared.budget_used -= stream.granted
@@ -178,7 +204,7 @@ class Incoming:
     def clear(self) -> None:
         """The connection is over."""
         self.streams.clear()
-        self.held = 0
+        self.held = self.lasting = 0
 
     def _weigh(self, stream: InStream, gathered: int) -> None:
         """Blocks are not admitted: in sum they are bounded like what is."""

@@ -250,7 +250,7 @@ class Reader:
             else:
                 self.incoming.ignore(stream)
             return
-        stream.half = half
+        self.incoming.route(stream, half)
         if isinstance(half, ReceiverHalf):
             half.streams.add(stream)
 

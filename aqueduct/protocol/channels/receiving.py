@@ -93,6 +93,7 @@ class ReceiverHalf:
         "queue",
         "state",
         "streams",
+        "streams_in",
         "waiting",
     )
 
@@ -114,6 +115,8 @@ class ReceiverHalf:
         """Streams whose next message was not admitted, in order."""
         self.streams: set[InStream] = set()
         """The peer's streams that are routed here."""
+        self.streams_in = 0
+        """How many they are."""
         self.evicted: list[Received] = []
         """Messages evicted by the last datagram, whose attachments are to be released."""
         self.placement: Placement | None = None

@@ -65,6 +65,7 @@ class SenderHalf:
         "links",
         "queued",
         "state",
+        "streams_in",
         "unreliable_links",
     )
 
@@ -86,6 +87,8 @@ class SenderHalf:
         """The same for unreliable numbers."""
         self.acked_links: list[int] = []
         """Only while pending: channels attached to messages acked meanwhile."""
+        self.streams_in = 0
+        """The peer's streams that are routed here: acks, and what it should not send."""
         self.handle: Any = None
         """The endpoint's handle, for its wake-ups."""
         self._numbers = SentNumbers()

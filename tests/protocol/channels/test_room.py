@@ -28,6 +28,10 @@ def small_room(budget: int = 100_000, channel: int = 100_000) -> Config:
     return dataclasses.replace(DEFAULT, flow=flow)
 
 
+def few_streams(**limits: int) -> Config:
+    return dataclasses.replace(DEFAULT, flow=Flow(streams=16, **limits))
+
+
 def message(number: int, payload: bytes = b"") -> bytes:
     return b"".join(bytes(part) for part in codec.encode_message(number, payload))
 
@@ -315,3 +319,56 @@ def test_headers_count_when_it_is_asked_whose_room_is_missing() -> None:
         pair.client.send(sender, bytes(100))
     pair.run()
     assert len(other.queue) == len(theirs.queue) == 1
+
+
+@pytest.mark.requirement("AQ-31")
+@pytest.mark.requirement("AQ-36")
+def test_more_live_channels_than_streams_do_not_keep_each_other_waiting() -> None:
+    """Each keeps a stream for its messages and one for its acks, in both directions."""
+    pair = Pair(few_streams())
+    to_server = [Attach(keep_sender=True, is_oneshot=False) for _ in range(100)]
+    to_client = [Attach(keep_sender=False, is_oneshot=False) for _ in range(100)]
+    pair.client.send(pair.sender, b"", *to_server, *to_client)
+    pair.run()
+    call = pair.server.take(pair.receiver)
+    assert call is not None
+    halves = [half for half, _ in call.attachments]
+    receivers, senders = halves[:100], halves[100:]
+    for attach, half in zip(to_server, senders, strict=True):
+        pair.client.send(attach.half, b"up")
+        pair.server.send(half, b"down")
+    pair.advance(1.0)
+    answered = [attach.half for attach in to_client]
+    for half, attach in zip([*receivers, *senders], [*to_server, *to_client], strict=True):
+        reader, at = (half, pair.server) if half in receivers else (attach.half, pair.client)
+        received = at.take(reader)
+        assert received is not None and received.payload in (b"up", b"down")
+        writer = attach.half if half in receivers else half
+        assert writer.settled
+    for half in [attach.half for attach in to_server]:
+        pair.client.finish(half)
+    for half in answered:
+        pair.client.close_receiver(half)
+    pair.advance(3.0)
+    assert pair.server.core.channels == pair.client.core.channels == 1
+    for side in (pair.client, pair.server):
+        assert side.core.extra_streams == 1  # the entrypoint's messages, or its acks
+        assert side.carrier.openable == 16
+
+
+@pytest.mark.requirement("AQ-R31")
+def test_what_lasts_is_lent_up_to_a_limit_and_twice_at_most_for_a_channel() -> None:
+    pair = Pair(few_streams(channel_streams=40))
+    attachments = [Attach(keep_sender=True, is_oneshot=False) for _ in range(200)]
+    pair.client.send(pair.sender, b"", *attachments)
+    for attach in attachments:
+        pair.client.send(attach.half, b"up")
+    pair.advance(1.0)
+    assert pair.server.core.extra_streams == 40
+    open_now = len(pair.server.core._reader.incoming.streams)
+    assert open_now <= 16 + 40
+    one = Pair(few_streams())
+    for _ in range(10):
+        one.client.inject(codec.encode_route_to(0), fin=False)
+    one.run()
+    assert one.server.core.extra_streams == 2
