@@ -122,12 +122,13 @@ class Carrier(Protocol):
         """
 
     def extra_streams(self, count: int) -> None:
-        """Gives the peer ``count`` stream slots beside ``Flow.streams``; below zero, keeps some back.
+        """Gives the peer ``count`` slots beside ``Flow.streams``; below zero: keeps them back.
 
-        Replaces the count given before. A slot returns by itself when the end of its stream (or its reset) was reported. A user
-        that keeps the data of ended streams holds their slots back, or the peer could fill it with
-        ever new streams of one initial window each. Streams that live as long as something above
-        them are made up for by more slots. Slots already given are not taken back.
+        Replaces the count given before. A slot returns by itself when the end of its stream (or
+        its reset) was reported. A user that keeps the data of ended streams holds their slots
+        back, or the peer could fill it with ever new streams of one initial window each. Streams
+        that live as long as something above them are made up for by more slots. Slots already
+        given are not taken back.
         """
 
     def send_datagram(self, data: bytes) -> bool:
