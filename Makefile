@@ -7,7 +7,7 @@ PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check
 CYTHON := $(wildcard aqueduct/_speedups/*.pyx aqueduct/_speedups/*.pxd)
 COMPILED := $(patsubst %.pyi,%,$(subst /,.,$(wildcard aqueduct/_speedups/*.pyi)))
 
-.PHONY: help demo test test-long bench bench-check wheel wheels lint format setup clean
+.PHONY: help demo test test-long requirements bench bench-check wheel wheels lint format setup clean
 
 help:           ## these lines
 	@sed -nE 's/^([a-z-]+):.*## /\1\t/p' Makefile | expand -t 14
@@ -22,6 +22,9 @@ test: lint      ## lint, and every test that is not long; at most 12 minutes
 
 test-long: setup ## the tests that are too long for every run
 	ci/env pytest -m long tests
+
+requirements: setup ## each requirement of docs/protocols with its tests
+	ci/env python -m tests.requirements
 
 lint: setup     ## ruff, mypy, cython-lint, and the stubs against the compiled modules
 	ruff check --no-cache
