@@ -97,7 +97,11 @@ def _parser() -> argparse.ArgumentParser:
     wire = commands.add_parser("wire", help="wire bytes to frames and back")
     wire.add_argument("protocol", metavar="PROTOCOL", nargs="?", help="aq")
     wire.add_argument("hex", metavar="HEX", nargs="?", help="the bytes, or - for standard input")
-    wire.add_argument("--json", action="store_true", help="answer JSON lines of standard input")
+    wire.add_argument(
+        "--json",
+        action="store_true",
+        help="answer JSON lines of standard input: decode, encode, scenario",
+    )
     wire.add_argument("--from", dest="sender", metavar="SIDE", help="client or server")
     wire.add_argument("--carrier", metavar="CARRIER", help="stream (the default) or datagram")
     wire.set_defaults(run=_wire, usage=wire)

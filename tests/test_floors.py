@@ -19,8 +19,8 @@ GROUND = "the ground floor"
 FLOORS: tuple[dict[str, str], ...] = (
     {f"aqueduct.{name}": GROUND for name in ("errors", "config", "address")},
     {"aqueduct._speedups": ""},
-    {"aqueduct.protocol.channels": "", "aqueduct.wire": ""},
-    {"aqueduct.carriers.contract": ""},
+    {"aqueduct.protocol.channels": ""},
+    {"aqueduct.carriers.contract": "", "aqueduct.wire": ""},
     {"aqueduct.carriers.pump": ""},
     {"aqueduct.carriers.memory": "", "aqueduct.carriers.quic": ""},
     {"aqueduct.endpoint": ""},

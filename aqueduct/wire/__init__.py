@@ -7,10 +7,13 @@ an endpoint's policy, are off. ``answer_lines`` is a loop over JSON lines: each 
      "hex": "03000400000000"}
     {"protocol": "aq", "op": "encode", "context": {...}, "value": [{"type": "ROUTE_TO", ...}]}
 
-and gets one line: ``{"decoded": [...]}``, ``{"hex": "..."}``, or ``{"error": "...", "kind":
-"truncated" | "malformed"}``. Headers are [key, value] pairs in hex, payloads hex; a channel shows
-the bits of its id, and is taken by its id, by its bits, or by both if they agree. A decode with
-``"meaning": true`` is also told what the last acknowledging frame says.
+    {"protocol": "aq", "op": "scenario", "list": "loss", "case": {"side": "client", "steps": [...]}}
+
+and gets one line: ``{"decoded": [...]}``, ``{"hex": "..."}``, ``{"result": {...}}``, or ``{"error":
+"...", "kind": "truncated" | "malformed"}``. Headers are [key, value] pairs in hex, payloads hex; a
+channel shows the bits of its id, and is taken by its id, by its bits, or by both if they agree. A
+decode with ``"meaning": true`` is also told what the last acknowledging frame says. A scenario is
+played on a real connection core against a scripted peer: ``loss`` has its steps (AQ-R27).
 """
 
 from __future__ import annotations
@@ -19,10 +22,10 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, Final, Protocol
 
-from aqueduct.wire import aq
+from aqueduct.wire import aq, loss
 from aqueduct.wire.values import WireError, hex_bytes, kind_of, list_of, one_of
 
-__all__ = ["PROTOCOLS", "Context", "WireError", "answer", "answer_lines", "dissect"]
+__all__ = ["PROTOCOLS", "SCENARIOS", "Context", "WireError", "answer", "answer_lines", "dissect"]
 
 Frames = list[tuple[int, dict[str, Any]]]
 
@@ -45,6 +48,11 @@ class Context(Protocol):
 
 PROTOCOLS: Final[Mapping[str, Callable[[Any], Sequence[Context]]]] = {"aq": aq.contexts}
 """What ``protocol`` may name, and how a request's context is read: as all that it leaves open."""
+
+SCENARIOS: Final[Mapping[str, Mapping[str, Callable[[Any], dict[str, Any]]]]] = {
+    "aq": {"loss": loss.play}
+}
+"""What ``list`` may name, for each protocol: from a case to its result."""
 
 
 def answer_lines(requests: Iterable[bytes], answers: IO[str]) -> None:
@@ -73,7 +81,12 @@ def _request(line: bytes | str) -> dict[str, Any]:
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
     protocol = one_of(request.get("protocol", "aq"), PROTOCOLS, "protocol")
-    operation = one_of(request.get("op"), ("decode", "encode"), "op")
+    operation = one_of(request.get("op"), ("decode", "encode", "scenario"), "op")
+    if operation == "scenario":
+        scenarios = SCENARIOS[protocol]
+        return {
+            "result": scenarios[one_of(request.get("list"), scenarios, "list")](request.get("case"))
+        }
     contexts = PROTOCOLS[protocol](request.get("context", {}))
     if operation == "encode":
         value = list_of(request.get("value"), "value")

@@ -129,6 +129,10 @@ class ChannelConnection:
         """
         return self._reader.incoming.held
 
+    def pending_channels(self) -> set[int]:
+        """Channels created here whose message is neither acked nor nacked for good (AQ-R27.1)."""
+        return self._registry.pending()
+
     def snapshot(self) -> dict[str, int]:
         """Counts for people: channels, streams, queues and budget in bytes."""
         return {

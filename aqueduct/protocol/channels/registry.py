@@ -141,6 +141,16 @@ class Registry:
                 channels.extend(half.acked_links)
                 half.acked_links.clear()
 
+    def pending(self) -> set[int]:
+        """Channels of ours that are neither accessible nor lost (AQ-R27.1)."""
+        return {
+            channel
+            for halves in (self._live, self._pending_tables)
+            for half in halves.values()
+            if isinstance(half, SenderHalf)
+            for channel in half.carried()
+        }
+
     def disconnect(self, error: ConnectionLost, *, draining: bool) -> None:
         """Every handle reads ``error`` (AQ-R27.9)."""
         halves = list(self._live.values())

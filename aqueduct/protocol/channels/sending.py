@@ -251,6 +251,11 @@ class SenderHalf:
             self._unordered_waiting.clear()
         self._end(error)
 
+    def carried(self) -> list[int]:
+        """Channels attached to messages here whose standing is not final (AQ-R27.2)."""
+        tables = (*self.links.values(), *self.unreliable_links.values(), self.acked_links)
+        return [channel for channels in tables for channel in channels]
+
     # What the streams say
 
     def left_by(self, stream: object) -> None:

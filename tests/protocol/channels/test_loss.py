@@ -1,7 +1,7 @@
-"""The cascade of AQ-R27 against the scenarios of ``tests/vectors/aq.json``.
+"""The cascade of AQ-R27: the scenarios of ``tests/vectors/aq.json``, and any others.
 
-Their message numbers are free, so the steps act on the tables of the halves, where the frames
-of real acks and nacks end up too.
+``aqueduct.wire.loss`` plays them on a real connection, frame by frame; the model here states the
+rules once more, as a fixed point over all that happened.
 """
 
 from __future__ import annotations
@@ -11,156 +11,185 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from aqueduct._speedups import codec
 from aqueduct.protocol.channels import ids
-from aqueduct.protocol.channels.connection import ChannelConnection
-from aqueduct.protocol.channels.sending import SenderHalf, _take_links
-from tests.pair import Pair
+from aqueduct.wire.loss import LossScenario, play, read_steps
 
 SCENARIOS = json.loads((Path(__file__).parents[2] / "vectors" / "aq.json").read_text())["loss"]
 
 
-class Recording(list[int]):
-    """A work list that remembers what was worked on."""
-
-    def __init__(self, seen: set[int], channels: list[int]) -> None:
-        super().__init__(channels)
-        self.seen = seen
-
-    def pop(self, index: Any = -1) -> int:
-        channel = super().pop(index)
-        self.seen.add(channel)
-        return channel
-
-
-class Table:
-    """One side's channels, moved by the steps of a scenario."""
-
-    def __init__(self, core: ChannelConnection) -> None:
-        self.registry = core._registry
-        self.reader = core._reader
-        self.accessible: set[int] = set()
-        self.lost: set[int] = set()
-        self.attached: set[int] = set()
-
-    def half(self, channel: int) -> SenderHalf | None:
-        half = self.registry.known(channel)
-        assert half is None or isinstance(half, SenderHalf)
-        return half
-
-    def send(self, channel: int, space: str, number: int, attached: list[int]) -> None:
-        half = self.half(channel)
-        self.attached.update(attached)
-        if half is None:
-            assert channel in self.lost  # a send raises: what it would carry goes nowhere
-            self.lost.update(attached)
-            return
-        table = half.links if space == "reliable" else half.unreliable_links
-        if attached:
-            table[number] = tuple(attached)
-        for inner in attached:
-            self.registry._make(inner, accessible=False, given=True, assured=True)
-
-    def ack(self, channel: int, space: str, number: int) -> None:
-        half = self.half(channel)
-        if half is None:
-            assert channel in self.lost
-            return
-        links = _taken(half, space, number)
-        self.registry.reached(Recording(self.accessible, half._reached(links)))
-
-    def nack(self, channel: int, space: str, number: int) -> None:
-        half = self.half(channel)
-        if half is None:
-            assert channel in self.lost
-            return
-        self.reader._lose(Recording(self.lost, _taken(half, space, number)))
-
-    def close(self, channel: int) -> None:
-        half = self.half(channel)
-        assert half is not None
-        links = half.receiver_closed()
-        self.registry.sender_closed(half)
-        self.reader._lose(Recording(self.lost, links))
-
-    def got(self, channel: int) -> None:
-        self.registry.attached([(channel, ())])
-
-    def forgotten(self, channel: int) -> None:
-        half = self.half(channel)
-        assert half is not None
-        links, _ = self.registry.lose(half, tell_peer=False)
-        self.reader._lose(Recording(self.lost, links))
-
-
-def _taken(half: SenderHalf, space: str, number: int) -> list[int]:
-    table = half.links if space == "reliable" else half.unreliable_links
-    return _take_links(table, [(number, number + 1)])
-
-
-def fresh() -> tuple[Pair, Table]:
-    pair = Pair()
-    return pair, Table(pair.client.core)
+def played(*steps: list[Any], side: str = "client") -> LossScenario:
+    scenario = LossScenario(side == "client", read_steps(list(steps), side))
+    scenario.play()
+    return scenario
 
 
 @pytest.mark.requirement("AQ-R27")
 @pytest.mark.requirement("AQ-47")
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=[entry["name"] for entry in SCENARIOS])
 def test_scenarios(scenario: dict[str, Any]) -> None:
-    _, table = fresh()
-    assert scenario["side"] == "client"
-    for name, *arguments in scenario["steps"]:
-        getattr(table, name)(*arguments)
-    result = scenario["result"]
-    assert sorted(table.accessible) == sorted(result["accessible"])
-    assert sorted(table.lost) == sorted(result["lost"])
-    pending = table.attached - table.accessible - table.lost
-    assert sorted(pending) == sorted(result["pending"])
+    assert play(scenario) == scenario["result"]
 
 
 @pytest.mark.requirement("AQ-R27")
 @pytest.mark.requirement("AQ-R23")
-def test_a_forgotten_sender_loses_acked_and_unacked_alike_and_is_not_forgotten_back() -> None:
-    pair, table = fresh()
-    table.send(0, "reliable", 0, [8])
-    table.send(8, "reliable", 0, [16])
-    table.send(8, "reliable", 1, [24])
-    table.ack(8, "reliable", 0)
-    table.forgotten(8)
-    assert table.lost == {16, 24}
-    pair.run()
-    sent = b"".join(bytes(raw) for raw in pair.server.raw.values())
-    for channel, told in ((8, False), (16, True), (24, True)):
-        assert (codec.encode_route_to(channel) + codec.FORGET_CHANNEL in sent) is told
+def test_a_forgotten_sender_loses_what_is_not_acked_and_is_not_forgotten_back() -> None:
+    scenario = played(
+        ["got", 1],
+        ["send", 1, "reliable", 0, [8]],
+        ["send", 8, "reliable", 0, [16]],
+        ["send", 1, "reliable", 1, [24]],
+        ["send", 24, "reliable", 0, [32]],
+        ["send", 24, "reliable", 1, [40]],
+        ["ack", 1, "reliable", 0],
+        ["ack", 24, "reliable", 0],
+        ["forget", 1],
+    )
+    # What hangs on 24 goes with it, acked or not (AQ-R27.5).
+    assert scenario.result() == {"accessible": [8], "lost": [24, 32, 40], "pending": [16]}
+    assert len(scenario.forgotten()) == 3
+    assert 1 not in scenario.forgotten()
 
 
 @pytest.mark.requirement("AQ-R27")
-def test_the_tables_of_a_sender_that_ended_while_pending_still_decide() -> None:
-    for reached in (True, False):
-        pair, table = fresh()
-        table.send(0, "unreliable", 0, [8])
-        table.send(8, "reliable", 0, [16])
-        table.ack(8, "reliable", 0)
-        table.close(8)
-        assert pair.client.core._registry.known(8) is not None
-        if reached:
-            table.ack(0, "unreliable", 0)
-            assert table.accessible == {8, 16}
-        else:
-            table.nack(0, "unreliable", 0)
-            assert table.lost == {8, 16}
-        assert pair.client.core._registry.known(8) is None
+@pytest.mark.parametrize("reached", [True, False])
+def test_the_tables_of_a_sender_that_ended_while_pending_still_decide(reached: bool) -> None:
+    scenario = played(
+        ["send", 0, "unreliable", 0, [8]],
+        ["send", 8, "reliable", 0, [16]],
+        ["ack", 8, "reliable", 0],
+        ["close", 8],
+        ["ack" if reached else "nack", 0, "unreliable", 0],
+    )
+    outcome = scenario.result()
+    assert outcome.pop("accessible" if reached else "lost") == [8, 16]
+    assert not any(outcome.values())
+    assert not scenario.core._registry._pending_tables
+    assert not scenario.core.pending_channels()
 
 
 @pytest.mark.requirement("AQ-R27")
 def test_a_cascade_of_any_depth_takes_no_stack() -> None:
-    _, table = fresh()
-    channel = 0
     depth = 5000
+    steps: list[list[Any]] = []
     for index in range(depth):
-        inner = ids.make(0, 0, False, index + 1)
-        table.send(channel, "unreliable", 0, [inner])
-        channel = inner
-    table.nack(0, "unreliable", 0)
-    assert len(table.lost) == depth
+        outer = ids.make(0, 0, False, index)
+        steps.append(["send", outer, "unreliable", 0, [outer + 8]])
+    scenario = played(*steps, ["nack", 0, "unreliable", 0])
+    assert len(scenario.result()["lost"]) == depth
+
+
+@pytest.mark.requirement("AQ-R27")
+def test_the_server_side_has_the_same_rules() -> None:
+    scenario = played(
+        ["got", 2],
+        ["send", 2, "unreliable", 5, [3, 9]],
+        ["send", 3, "reliable", 0, [11]],
+        ["send", 2, "unreliable", 2, [1]],
+        ["ack", 2, "unreliable", 2],
+        ["nack", 2, "unreliable", 5],
+        side="server",
+    )
+    assert scenario.result() == {"accessible": [1], "lost": [3, 9, 11], "pending": []}
+
+
+@pytest.mark.requirement("AQ-R15")
+@pytest.mark.requirement("AQ-R27")
+def test_a_later_datagram_may_be_settled_before_an_earlier_one() -> None:
+    scenario = played(
+        ["send", 0, "unreliable", 0, [8]],
+        ["send", 8, "reliable", 0, [24]],
+        ["send", 0, "unreliable", 1, [16]],
+        ["ack", 0, "unreliable", 1],
+        ["ack", 8, "reliable", 0],
+    )
+    assert scenario.result() == {"accessible": [16], "lost": [], "pending": [8, 24]}
+
+
+class Model:
+    """AQ-R27 as a fixed point: what is known of each message, and where that leads."""
+
+    def __init__(self) -> None:
+        self.carried: dict[int, tuple[int, str, int]] = {}
+        self.acked: set[tuple[int, str, int]] = set()
+        self.nacked: set[tuple[int, str, int]] = set()
+        self.roots = {0}
+
+    def step(self, what: str, channel: int, space: str = "", number: int = 0, *inner: Any) -> None:
+        message = channel, space, number
+        match what:
+            case "send":
+                self.carried.update(dict.fromkeys(inner[0], message))
+            case "ack":
+                self.acked.add(message)
+            case "nack":
+                self.nacked.add(message)
+            case "got":
+                self.roots.add(channel)
+            case _:
+                mine = {m for m in self.carried.values() if m[0] == channel}
+                self.nacked |= mine - self.acked
+
+    def standing(self, channel: int) -> str:
+        if channel in self.roots:
+            return "accessible"
+        message = self.carried[channel]
+        outer = self.standing(message[0])
+        if message in self.nacked or outer == "lost":
+            return "lost"
+        return outer if message in self.acked else "pending"
+
+    def result(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {"accessible": [], "lost": [], "pending": []}
+        for channel in sorted(self.carried):
+            found[self.standing(channel)].append(channel)
+        return found
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> list[list[Any]]:
+    """Any steps that can follow each other at a client."""
+    steps: list[list[Any]] = []
+    senders, index, got = [0], 1, 0
+    open_messages: list[tuple[int, str, int]] = []
+    numbers: dict[tuple[int, str], int] = {}
+    for _ in range(draw(st.integers(1, 30))):
+        what = draw(st.sampled_from(["send", "send", "send", "settle", "settle", "got", "close"]))
+        if what == "got":
+            channel = 1 + 8 * got
+            got += 1
+            senders.append(channel)
+            steps.append(["got", channel])
+        elif what == "send" and senders:
+            channel = draw(st.sampled_from(senders))
+            space = draw(st.sampled_from(["reliable", "unreliable"]))
+            number = numbers.get((channel, space), 0) + draw(st.integers(0, 2))
+            numbers[channel, space] = number + 1
+            inner = []
+            for _ in range(draw(st.integers(0, 3))):
+                inner.append(8 * index + 2 * draw(st.integers(0, 1)))
+                index += 1
+            senders += [c for c in inner if not c & 2]
+            open_messages.append((channel, space, number))
+            steps.append(["send", channel, space, number, inner])
+        elif what == "settle" and open_messages:
+            message = open_messages.pop(draw(st.integers(0, len(open_messages) - 1)))
+            nack = message[1] == "unreliable" and draw(st.booleans())
+            steps.append(["nack" if nack else "ack", *message])
+        elif what == "close" and len(senders) > 1 and draw(st.integers(0, 3)) == 0:
+            channel = senders.pop(draw(st.integers(0, len(senders) - 1)))
+            open_messages = [m for m in open_messages if m[0] != channel]
+            word = "forget" if channel & 1 and draw(st.booleans()) else "close"
+            steps.append([word, channel])
+    return steps
+
+
+@pytest.mark.requirement("AQ-R27")
+@given(cases())
+def test_any_scenario_ends_as_the_rules_say(steps: list[list[Any]]) -> None:
+    model = Model()
+    for step in steps:
+        model.step(*step)
+    assert play({"side": "client", "steps": steps}) == model.result()
