@@ -332,23 +332,21 @@ def test_more_live_channels_than_streams_do_not_keep_each_other_waiting() -> Non
     pair.run()
     call = pair.server.take(pair.receiver)
     assert call is not None
-    halves = [half for half, _ in call.attachments]
-    receivers, senders = halves[:100], halves[100:]
-    for attach, half in zip(to_server, senders, strict=True):
-        pair.client.send(attach.half, b"up")
-        pair.server.send(half, b"down")
+    at_server = [half for half, _ in call.attachments]
+    ours = [attach.half for attach in (*to_server, *to_client)]
+    for index in range(100):
+        pair.client.send(ours[index], b"up")
+        pair.server.send(at_server[100 + index], b"down")
     pair.advance(1.0)
-    answered = [attach.half for attach in to_client]
-    for half, attach in zip([*receivers, *senders], [*to_server, *to_client], strict=True):
-        reader, at = (half, pair.server) if half in receivers else (attach.half, pair.client)
-        received = at.take(reader)
-        assert received is not None and received.payload in (b"up", b"down")
-        writer = attach.half if half in receivers else half
-        assert writer.settled
-    for half in [attach.half for attach in to_server]:
-        pair.client.finish(half)
-    for half in answered:
-        pair.client.close_receiver(half)
+    for index in range(100):
+        up, down = pair.server.take(at_server[index]), pair.client.take(ours[100 + index])
+        assert up is not None and up.payload == b"up"
+        assert down is not None and down.payload == b"down"
+        for sender in (ours[index], at_server[100 + index]):
+            assert isinstance(sender, SenderHalf) and sender.settled
+    for index in range(100):
+        pair.client.finish(ours[index])
+        pair.client.close_receiver(ours[100 + index])
     pair.advance(3.0)
     assert pair.server.core.channels == pair.client.core.channels == 1
     for side in (pair.client, pair.server):
