@@ -58,7 +58,7 @@ def diagram(table: Table, first: Enum, last: Enum) -> str:
     ]
     lines.append(f"    {last.name} --> [*]")
     lines += [
-        f"    note left of {state.name}: refused, {', '.join(inputs)}"
+        f"    note left of {state.name}: {', '.join(inputs)} are refused"
         for state, inputs in refused.items()
     ]
     return "\n".join(lines)

@@ -91,6 +91,7 @@ class Pump:
 
     def end_of_input(self) -> None:
         """See CarrierUser."""
+        self.core.rtt_measured(self.carrier.rtt)
         self.flush()
 
     def closed(self, error: ConnectionLost) -> None:
@@ -188,5 +189,6 @@ class Pump:
         self._timer = None
         # The loop may wake a timer a clock tick early.
         now = max(self._loop.time(), self._timer_at)
-        self._guarded(self.core.handle_deadline, now, self.carrier.rtt)
+        self.core.rtt_measured(self.carrier.rtt)
+        self._guarded(self.core.handle_deadline, now)
         self.flush()

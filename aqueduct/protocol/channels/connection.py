@@ -246,7 +246,15 @@ class ChannelConnection:
             deadlines.append(self._forgetting.deadline)
         return min(deadlines, default=None)
 
-    def handle_deadline(self, now: float, rtt: float = 0.0) -> None:
+    def rtt_measured(self, rtt: float) -> None:
+        """The carrier's smoothed round trip, seconds.
+
+        It decides how long datagrams are waited for (AQ-37), and when FORGET_CHANNEL may follow a
+        close (AQ-R24).
+        """
+        self._forgetting.rtt = self._shared.rtt = rtt
+
+    def handle_deadline(self, now: float) -> None:
         """Sends the acks, announcements and FORGET_CHANNELs that are due."""
         shared = self._shared
         shared.now = now
@@ -254,7 +262,6 @@ class ChannelConnection:
             if self._closing is not None and now >= self.close_by:
                 self._close_now(*self._closing)
             return
-        self._forgetting.rtt = shared.rtt = rtt
         while shared.ack_due and shared.ack_due[0][0] <= now:
             shared.ack_due.popleft()[1].ack_due()
         while shared.announce_due and shared.announce_due[0][0] <= now:

@@ -65,7 +65,7 @@ class Shared:
         self.datagram_limit = 0
         """The largest datagram, bytes; 0: unreliable messages go by stream (AQ-R17)."""
         self.rtt = 0.0
-        """Smoothed round trip as the carrier last told it, seconds."""
+        """Smoothed round trip as the carrier last told it, seconds; 0.0 before the first."""
         self.blocked: dict[SenderHalf, None] = {}
         """Senders whose user waits for room."""
         self.starved: OrderedDict[ReceiverHalf, None] = OrderedDict()

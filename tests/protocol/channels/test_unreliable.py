@@ -199,3 +199,18 @@ def test_other_frames_in_datagrams_are_errors(datagram: bytes, code: int) -> Non
     pair.link.client.flush()
     pair.run()
     assert pair.server.close_code == code
+
+
+@pytest.mark.requirement("AQ-37")
+@pytest.mark.requirement("AQ-R33")
+@pytest.mark.parametrize(("rtt", "deadline"), [(0.0, 1.0), (0.4, 1.0), (0.7, 1.4)])
+def test_the_receipt_deadline_follows_a_long_round_trip(rtt: float, deadline: float) -> None:
+    pair = Pair()
+    pair.server.core.rtt_measured(rtt)
+    pair.client.lose_datagrams = True
+    pair.client.send(pair.sender, b"lost", mode=Mode.UNRELIABLE)
+    pair.advance(0.05)  # SENT_UNRELIABLE arrives now
+    pair.advance(deadline - 0.001)
+    assert not pair.sender.settled
+    pair.advance(0.002)
+    assert pair.sender.settled
