@@ -359,6 +359,7 @@ async def test_with_another_implementation() -> None:
         assert (end.error_code, end.frame_type, end.reason_phrase) == (77, None, "bye")
 
 
+@pytest.mark.requirement("AQ-8")
 async def test_bidirectional_streams_are_not_taken() -> None:
     async with other_client() as (client, server):
         assert client._quic._remote_max_streams_bidi == 0

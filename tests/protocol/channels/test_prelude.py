@@ -1,0 +1,444 @@
+"""Sequences, VERSION and connection headers: from the first byte to an open gate."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from aqueduct._speedups import codec
+from aqueduct.config import DEFAULT, Flow, Limits
+from aqueduct.errors import LocalProtocolError
+from aqueduct.protocol.channels.connection import Attach
+from aqueduct.protocol.channels.events import HeadersReceived
+from aqueduct.protocol.channels.receiving import ReceiverHalf
+from aqueduct.protocol.channels.sending import Mode, SenderHalf
+from tests.pair import Pair
+from tests.protocol.channels.peer import Peer, message, route
+
+requirement = pytest.mark.requirement
+VERSION, ACK = codec.VERSION, codec.ACK_VERSION
+HEADERS = codec.encode_connection_headers(((b"who", b"me"),))
+ENTRY = route(0)
+
+
+def fresh(side: str = "client", **options: Any) -> Peer:
+    """Speaks from the first byte on; a server under test answers the headers by itself."""
+    peer = Peer(side, connect=False, **options)
+    peer.pair.run()
+    return peer
+
+
+def payloads(peer: Peer) -> list[bytes]:
+    """What arrived on the entrypoint."""
+    return [bytes(m.payload) for m in peer.pair.server.take_all(peer.pair.receiver)]
+
+
+# Sequences
+
+
+@requirement("AQ-8")
+@requirement("AQ-10")
+def test_each_stream_is_a_sequence_of_its_own() -> None:
+    peer = Peer()
+    first = peer.say(ENTRY, message(0, b"one"), fin=False)
+    second = peer.say(route(8), message(0, b"other"), fin=False)
+    peer.more(first, message(1, b"two"))
+    peer.more(second, message(1, b"more"))
+    peer.more(first, message(2, b"three"), codec.encode_finish_sender(3), fin=True)
+    assert payloads(peer) == [b"one", b"two", b"three"]
+    assert type(peer.pair.receiver.error).__name__ == "Finished"
+    other = peer.core._registry.known(8)
+    assert isinstance(other, ReceiverHalf)
+    assert [bytes(m.payload) for m in other.queue] == [b"other", b"more"]
+    # The route of one stream is none for another.
+    peer.say(message(3))
+    assert peer.closed_with == 2
+
+
+@requirement("AQ-8")
+@requirement("AQ-10")
+def test_each_datagram_is_a_sequence_of_its_own() -> None:
+    peer = Peer()
+    peer.datagram(ENTRY, message(0, b"one"), message(1, b"two"))
+    peer.datagram(ENTRY, message(2, b"three"))
+    assert payloads(peer) == [b"one", b"two", b"three"]
+    peer.datagram(message(3))
+    assert peer.closed_with == 2
+
+
+@requirement("AQ-9")
+@requirement("AQ-30")
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [message(0)],
+        [codec.FORGET_CHANNEL],
+        [ENTRY, ENTRY],
+        [ENTRY, VERSION],
+        [ENTRY, ACK],
+        [ENTRY, HEADERS],
+        [ENTRY, message(0), route(8)],
+    ],
+    ids=["message", "forget", "two routes", "version", "ack", "headers", "route later"],
+)
+def test_other_sequences_are_errors(frames: list[bytes]) -> None:
+    peer = Peer()
+    peer.say(*frames)
+    assert peer.closed_with == 2
+
+
+@requirement("AQ-11")
+@requirement("AQ-R34")
+@requirement("AQ-R7")
+@pytest.mark.parametrize("cut", [1, 3, 6, 20])
+def test_a_reset_drops_the_partial_frame_and_no_more(cut: int) -> None:
+    peer = Peer()
+    stream = peer.say(ENTRY, message(0, b"whole"), message(1, bytes(20))[:cut], fin=False)
+    peer.reset(stream, 7)
+    assert peer.core.error is None
+    assert payloads(peer) == [b"whole"]
+    # Nothing else happened: the channel lives, the number is free, nothing is acknowledged.
+    peer.pair.advance(1)
+    assert peer.told(0) == [[("ACK_RELIABLE", (0, 1))]]
+    peer.say(ENTRY, message(1, b"again"))
+    assert payloads(peer) == [b"again"]
+    assert peer.core.snapshot()["budget_used_bytes"] == 0
+
+
+@requirement("AQ-R7")
+@pytest.mark.parametrize("cut", [1, 3, 6, 20])
+def test_the_end_of_a_stream_inside_a_frame_is_an_error(cut: int) -> None:
+    peer = Peer()
+    peer.say(ENTRY, message(0, b"whole"), message(1, bytes(20))[:cut])
+    assert peer.closed_with == 1
+
+
+@requirement("AQ-R7")
+def test_empty_sequences_are_ignored_even_before_the_version() -> None:
+    peer = fresh()
+    peer.say()
+    peer.datagram()
+    assert peer.core.error is None
+    peer.say(VERSION, HEADERS)
+    assert peer.core.ready
+    peer.say()
+    peer.datagram()
+    assert peer.core.error is None
+
+
+@requirement("AQ-R12")
+def test_route_to_alone_has_its_effects() -> None:
+    peer = Peer()
+    peer.say(route(8))
+    assert peer.core.channels == 2  # created
+    peer.datagram(route(10))
+    assert peer.core.channels == 3
+    server = Peer("server")
+    attach = Attach(keep_sender=True, is_oneshot=False)
+    server.other.send(server.pair.sender, b"", attach)
+    assert isinstance(attach.half, SenderHalf)
+    server.other.cancel(attach.half)
+    server.say(route(8), codec.CLOSE_RECEIVER)
+    server.say(route(8))
+    assert server.told(8)[-1] == [("FORGET_CHANNEL",)]  # answered
+
+
+# The entrypoint
+
+
+@requirement("AQ-25")
+def test_at_the_start_there_is_the_entrypoint_alone() -> None:
+    pair = Pair()
+    assert pair.client.core.channels == pair.server.core.channels == 1
+    assert isinstance(pair.client.core.entrypoint, SenderHalf)
+    assert isinstance(pair.server.core.entrypoint, ReceiverHalf)
+    assert pair.sender.channel == pair.receiver.channel == 0
+    # It has state from the start: nothing is created, nothing forgotten.
+    server = Peer("server")
+    server.say(ENTRY)
+    server.pair.advance(2)
+    assert server.told() == [] and server.core.channels == 1
+    client = Peer()
+    client.say(ENTRY)
+    client.pair.advance(2)
+    assert client.told() == [] and client.core.channels == 1
+
+
+# VERSION
+
+
+@requirement("AQ-26")
+@requirement("AQ-R6")
+@requirement("AQ-12")
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_every_sequence_begins_with_version_until_it_is_acknowledged(side: str) -> None:
+    peer = fresh(side)
+    if side == "client":  # the server is under test
+        peer.say(VERSION, HEADERS)
+        peer.say(VERSION, route(2))
+        half = peer.core._registry.known(2)
+    else:
+        half = peer.pair.sender
+    assert isinstance(half, SenderHalf)
+    for mode in Mode:
+        peer.other.send(half, b"early", mode=mode)
+    peer.other.send(half, b"again", mode=Mode.UNRELIABLE)
+    peer.pair.advance(1)  # with an announcement on a control stream
+    streams = len(peer.look())
+    assert streams >= 4 and len(peer.datagrams) == 2
+    for said in (*(bytes(said.data) for said in peer.look().values()), *peer.datagrams):
+        assert said.startswith(VERSION) and said.count(VERSION) == 1
+    before = VERSION if side == "client" else VERSION + HEADERS
+    peer.say(before, ACK)
+    for mode in Mode:
+        peer.other.send(half, b"later", mode=mode)
+    peer.pair.run()
+    later = [bytes(said.data) for said in list(peer.look().values())[streams:]]
+    assert later and not any(VERSION in said for said in (*later, peer.datagrams[-1]))
+    # A stream that was begun with VERSION stays as it is.
+    ordered = next(said for said in peer.look().values() if b"early" in said.data)
+    assert b"later" in ordered.data
+
+
+@requirement("AQ-27")
+@requirement("AQ-R8")
+@pytest.mark.parametrize("carrier", ["stream", "datagram"])
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_the_first_version_is_acknowledged_once_on_a_stream(side: str, carrier: str) -> None:
+    peer = fresh(side)
+    (peer.say if carrier == "stream" else peer.datagram)(VERSION)
+    assert sum(frames.count(("ACK_VERSION",)) for frames in peer.told()) == 1
+    (said,) = [said for said in peer.look().values() if ("ACK_VERSION",) in peer.frames(said)]
+    assert peer.frames(said)[0] == ("VERSION", "0.0.0-AFTER")  # still required of this one
+    assert said.fin
+    peer.say(VERSION, VERSION)
+    peer.datagram(VERSION)
+    peer.say(VERSION, ACK, ACK)
+    peer.say(ACK, VERSION)
+    assert peer.core.error is None
+    assert sum(frames.count(("ACK_VERSION",)) for frames in peer.told()) == 1
+
+
+@requirement("AQ-R8")
+def test_the_acknowledgement_may_share_a_stream_with_the_headers() -> None:
+    peer = fresh()
+    peer.say(VERSION, HEADERS)
+    (said,) = peer.look().values()
+    assert [frame[0] for frame in peer.frames(said)] == [
+        "VERSION",
+        "ACK_VERSION",
+        "CONNECTION_HEADERS",
+    ]
+
+
+@requirement("AQ-28")
+@pytest.mark.parametrize("side", ["client", "server"])
+@pytest.mark.parametrize("first", [HEADERS, ACK, ENTRY], ids=["headers", "ack", "route"])
+@pytest.mark.parametrize("carrier", ["stream", "datagram"])
+def test_a_sequence_without_version_closes_and_nothing_after_it_is_processed(
+    side: str, first: bytes, carrier: str
+) -> None:
+    peer = fresh(side)
+    (peer.say if carrier == "stream" else peer.datagram)(first)
+    assert peer.closed_with == 2
+    peer.say(VERSION, HEADERS)
+    peer.say(VERSION, ENTRY)
+    assert not peer.core.ready and peer.core.peer_headers is None
+
+
+@requirement("AQ-28")
+@requirement("AQ-R9")
+def test_only_the_first_frame_is_checked() -> None:
+    peer = fresh()
+    peer.say(VERSION, VERSION, HEADERS, VERSION, ACK)
+    assert peer.core.error is None and peer.core.ready
+    other = fresh()
+    other.say(HEADERS, VERSION)
+    assert other.closed_with == 2
+    peer.say(ACK, VERSION, ENTRY, message(0, b"fine"))  # after ACK_VERSION was sent
+    assert payloads(peer) == [b"fine"]
+
+
+@requirement("AQ-R7")
+def test_the_first_frame_is_checked_when_it_is_whole() -> None:
+    peer = fresh()
+    stream = peer.say(HEADERS[:-1], fin=False)
+    assert peer.core.error is None
+    peer.say(VERSION)  # is acknowledged, so the other sequence may do without
+    peer.more(stream, HEADERS[-1:], fin=True)
+    assert peer.core.error is None and peer.core.ready
+
+
+@requirement("AQ-R6")
+def test_streams_and_datagrams_are_checked_in_each_direction_alone() -> None:
+    """What the peer acknowledged to us says nothing of what we acknowledged to it."""
+    peer = fresh("server")
+    peer.say(VERSION, ACK, HEADERS)
+    assert peer.core.error is None
+    one_sided = fresh()
+    one_sided.say(VERSION[:-1], fin=False)
+    one_sided.say(ACK)  # nothing was sent to be acknowledged, and no VERSION leads
+    assert one_sided.closed_with == 2
+
+
+@requirement("AQ-R6")
+def test_a_long_sequence_begun_with_version_stays_valid() -> None:
+    peer = fresh()
+    stream = peer.say(VERSION, HEADERS, ENTRY, message(0, b"one"), fin=False)
+    peer.say(VERSION, ACK)
+    peer.more(stream, message(1, b"two"), fin=True)
+    assert peer.core.error is None
+    assert payloads(peer) == [b"one", b"two"]
+
+
+@requirement("AQ-R6")
+def test_version_counts_towards_the_size_of_a_datagram() -> None:
+    limit = 200
+    peer = fresh("server", datagram_limit=limit)
+    plain = len(ENTRY + message(0))
+    sender = peer.pair.sender
+    peer.other.send(sender, bytes(limit - plain - 1 - len(VERSION)), mode=Mode.UNRELIABLE)
+    peer.look()
+    assert [len(data) for data in peer.datagrams] == [limit]
+    peer.other.send(sender, bytes(limit - plain - len(VERSION)), mode=Mode.UNRELIABLE)
+    peer.look()
+    assert len(peer.datagrams) == 1  # by stream
+    peer.say(VERSION, ACK, HEADERS)
+    peer.other.send(sender, bytes(limit - plain - 1), mode=Mode.UNRELIABLE)
+    peer.look()
+    assert [len(data) for data in peer.datagrams] == [limit, limit]
+
+
+@requirement("AQ-R5")
+@requirement("AQ-12")
+@pytest.mark.parametrize("place", [1, 7, 8, 15, 16, 17, 27])
+@pytest.mark.parametrize("carrier", ["stream", "datagram"])
+def test_another_version_closes_with_code_3(place: int, carrier: str) -> None:
+    peer = fresh()
+    other = bytearray(VERSION)
+    other[place] ^= 1
+    (peer.say if carrier == "stream" else peer.datagram)(bytes(other))
+    assert peer.closed_with == 3
+
+
+@requirement("AQ-R5")
+def test_a_long_version_is_not_waited_for() -> None:
+    peer = fresh()
+    peer.say(VERSION[:16] + b"\xff\x01", fin=False)
+    assert peer.core.error is None  # 255 bytes may come
+    peer.say(VERSION[:16] + b"\x80\x02", fin=False)
+    assert peer.closed_with == 3
+
+
+# Connection headers
+
+
+@requirement("AQ-29")
+@requirement("AQ-14")
+def test_the_server_answers_once_it_has_the_clients_headers() -> None:
+    peer = fresh()
+    peer.other.answer_headers = None
+    peer.say(VERSION)
+    assert peer.told() == [[("ACK_VERSION",)]]
+    peer.say(HEADERS)
+    assert peer.core.peer_headers == ((b"who", b"me"),)
+    assert peer.told() == [[("ACK_VERSION",)]]
+    peer.core.accept_headers(((b"name", b"x"),), peer.pair.now)
+    peer.other.flush()
+    assert peer.told()[1:] == [[("CONNECTION_HEADERS", ((b"name", b"x"),))]]
+    with pytest.raises(LocalProtocolError, match="once"):
+        peer.core.accept_headers((), peer.pair.now)
+    peer.pair.advance(5)
+    assert len(peer.told()) == 2
+
+
+@requirement("AQ-29")
+def test_the_client_says_its_headers_at_the_start_on_a_stream() -> None:
+    peer = fresh("server")
+    assert peer.told() == [[("CONNECTION_HEADERS", ())]]
+    peer.say(VERSION, ACK, HEADERS)
+    peer.pair.advance(5)
+    assert sum(frames.count(("CONNECTION_HEADERS", ())) for frames in peer.told()) == 1
+
+
+@requirement("AQ-R10")
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_headers_twice_are_an_error(side: str) -> None:
+    peer = fresh(side)
+    peer.say(VERSION, HEADERS)
+    assert peer.core.error is None
+    peer.say(VERSION, HEADERS)
+    assert peer.closed_with == 2
+
+
+@requirement("AQ-R10")
+@requirement("AQ-30")
+def test_the_prelude_passes_the_gate_and_the_rest_waits() -> None:
+    flow = Flow(initial_window=4096)
+    peer = fresh(config=dataclasses.replace(DEFAULT, flow=flow))
+    peer.other.answer_headers = None
+    first = peer.say(VERSION, ACK, ENTRY, message(0, b"first"), fin=False)
+    assert peer.core._shared.outgoing.version_acknowledged  # processed at once
+    peer.say(VERSION, route(8), message(0, b"other"))
+    assert peer.core.channels == 1  # not even created
+    assert peer.core.error is None
+    peer.more(first, message(1, bytes(20_000)))
+    # That stream is not read on: it gets no more than its first window.
+    assert peer.pair.link.client._outgoing[first].limit == 4096
+    peer.say(HEADERS)
+    assert [e for e in peer.other.events if isinstance(e, HeadersReceived)]
+    assert peer.core.channels == 1
+    peer.core.accept_headers((), peer.pair.now)
+    peer.other.flush()
+    peer.pair.run()
+    assert [len(payload) for payload in payloads(peer)] == [5, 20_000]
+    assert peer.core.channels == 2
+
+
+@requirement("AQ-30")
+@requirement("AQ-R10")
+def test_a_client_waits_for_the_servers_headers_too() -> None:
+    peer = fresh("server")
+    peer.other.send(peer.pair.sender, b"hello")  # it may send before them
+    peer.look()
+    assert [("ROUTE_TO", 0), ("MESSAGE", 0, (), (), b"hello")] in peer.told()
+    peer.say(VERSION, ENTRY, codec.encode_ack_reliable((0, 1)))
+    peer.say(VERSION, ACK)
+    assert not peer.pair.sender.settled
+    peer.say(HEADERS)
+    assert peer.pair.sender.settled
+    assert peer.core.peer_headers == ((b"who", b"me"),)
+
+
+@requirement("AQ-R10")
+def test_early_datagrams_are_kept_up_to_their_limits() -> None:
+    for limits, kept in (
+        (Limits(early_datagrams=3), 3),
+        (Limits(early_datagram_bytes=399), 3),
+        (Limits(early_datagram_bytes=400), 4),
+        (Limits(), 10),
+    ):
+        peer = fresh(config=dataclasses.replace(DEFAULT, limits=limits))
+        peer.say(VERSION)
+        for number in range(10):
+            data = ENTRY + message(number, b"%d" % number + bytes(92))
+            assert len(data) == 100
+            peer.datagram(data)
+        assert peer.pair.server.take(peer.pair.receiver) is None
+        peer.say(HEADERS)
+        assert [payload[:1] for payload in payloads(peer)] == [b"%d" % n for n in range(kept)]
+    assert (DEFAULT.limits.early_datagrams, DEFAULT.limits.early_datagram_bytes) == (64, 1 << 20)
+
+
+@requirement("AQ-R10")
+@requirement("AQ-R30")
+def test_refused_headers_close_with_code_4_and_are_not_answered() -> None:
+    peer = fresh()
+    peer.other.answer_headers = None
+    peer.say(VERSION, HEADERS)
+    peer.core.reject_headers("not you")
+    peer.other.flush()
+    assert peer.closed_with == 4
+    assert peer.told() == [[("ACK_VERSION",)]]
