@@ -37,14 +37,15 @@ format: setup   ## what ruff can mend by itself
 	ruff check --fix
 	ruff format
 
-bench: setup    ## the compiled modules, whole transfers on the loopback, memory under back pressure
+bench: setup    ## the compiled modules, the core, whole transfers, memory under back pressure
 	mkdir -p benchmarks/results
 	ci/env pytest $(wildcard benchmarks/bench_*.py) --benchmark-json benchmarks/results/modules.json
+	ci/env python -m benchmarks.channels --json benchmarks/results/channels.json
 	ci/env python -m benchmarks.loopback --json benchmarks/results/loopback.json
 	ci/env python -m benchmarks.backpressure --json benchmarks/results/backpressure.json
 
 bench-check: bench ## the same, against benchmarks/floors.toml
-	ci/env python -m benchmarks.check benchmarks/results/loopback.json
+	ci/env python -m benchmarks.check benchmarks/results/loopback.json benchmarks/results/channels.json
 
 wheel: setup    ## sdist, wheel from it, repaired, and tried in a fresh environment
 	ci/wheel.sh

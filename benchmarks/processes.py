@@ -10,6 +10,7 @@ import json
 import subprocess
 import tempfile
 import threading
+from collections.abc import Mapping
 from typing import IO, Any
 
 
@@ -52,10 +53,14 @@ def run_pair(
                 _close(pipe)
 
 
-def run(command: list[str], timeout: float) -> dict[str, Any]:
-    """The report of one process. Raises Failed."""
+def run(
+    command: list[str], timeout: float, *, environment: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """The report of one process, in this process's environment or another. Raises Failed."""
     try:
-        done = subprocess.run(command, capture_output=True, timeout=timeout, check=False)
+        done = subprocess.run(
+            command, capture_output=True, timeout=timeout, env=environment, check=False
+        )
     except subprocess.TimeoutExpired as error:
         raise Failed(f"no end after {timeout:g} s: {_tail(error.stderr or b'')}") from None
     if done.returncode:

@@ -28,11 +28,26 @@ UNITS: Final = {
     "encoded_headers_s": "encoded/s with a header",
     "decoded_headers_s": "decoded/s with a header",
     "ops_s": "runs/s of a pytest-benchmark",
+    "messages_s": "messages/s",
+    "messages_cpu_s": "messages/CPU s",
+    "channels_s": "channels/s",
+    "first_us": "CPU us each, first tenth",
+    "last_us": "CPU us each, last tenth",
+    "last_over_first": "last/first",
+    "left_bytes": "bytes left by each",
+    "side_bytes": "allocated, costlier side",
+    "traced_bytes": "by Python alone",
+    "resident_bytes": "resident, both sides and carrier",
+    "channel_us": "us a channel",
+    "channel_cpu_us": "CPU us a channel",
 }
 """The metrics a row may have."""
 MORE_IS_BETTER: Final = frozenset(
-    {"mib_s", "encoded_s", "decoded_s", "encoded_headers_s", "decoded_headers_s", "ops_s"}
-)
+    {
+        "mib_s", "encoded_s", "decoded_s", "encoded_headers_s", "decoded_headers_s", "ops_s",
+        "messages_s", "messages_cpu_s", "channels_s",
+    }
+)  # fmt: skip
 
 
 class BadRun(Exception):

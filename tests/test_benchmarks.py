@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from benchmarks import certificate, check, compare, loopback, processes, results
-from benchmarks.peers import common
+from benchmarks import certificate, channels, check, compare, loopback, processes, results
+from benchmarks.peers import common, core_peer
 
 pytestmark = pytest.mark.checkout
 
@@ -155,6 +155,7 @@ def test_floors_that_demand_nothing_are_refused(tmp_path: Path, text: str):
 
 def test_every_floor_is_of_a_case_that_the_plan_has():
     plan = {(case.name, c.name) for case in loopback.PLAN for c in case.contestants}
+    plan |= {(case.name, c.name) for case in channels.PLAN for c in case.contestants}
     for floor in FLOORS:
         assert (floor.case, floor.contestant) in plan
         assert not floor.against or (floor.case, floor.against) in plan
@@ -233,6 +234,37 @@ def test_a_real_run_has_every_contestant_in_its_table_and_its_json(tmp_path: Pat
                 assert row[metric] > 0
     assert {"python", "packages", "cores", "kernel"} <= run.document["environment"].keys()
     assert f"[{len(run.rows)}/{len(run.rows)}, " in done.stderr, "the progress line"
+
+
+def test_a_real_run_of_the_core_has_every_measurement_in_its_tables(tmp_path: Path):
+    path = tmp_path / "results" / "run.json"
+    command = [sys.executable, str(BENCHMARKS / "channels.py"), "--quick", "--repeat", "1"]
+    done = subprocess.run(
+        [*command, "--json", str(path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    run = results.Run.load(path)
+    assert [(row["case"], row["contestant"]) for row in run.rows] == [
+        (case.name, c.name) for case in channels.PLAN for c in case.contestants
+    ]
+    shown = {name for _, metrics in channels.TABLES for name in metrics}
+    assert shown <= results.UNITS.keys()
+    if sys.platform != "linux":
+        shown -= {"side_bytes", "resident_bytes"}  # what the system does not tell
+    for row in run.rows:
+        metrics = shown & row.keys()
+        assert metrics
+        assert all(row[metric] > 0 for metric in metrics - {"left_bytes"})
+    for case in channels.PLAN:
+        assert f"| {case.name} " in done.stdout
+    assert {name for row in run.rows for name in row if name in shown} == shown
+
+
+def test_a_measurement_of_the_core_that_goes_wrong_is_an_error():
+    with pytest.raises(processes.Failed, match="KeyError"):
+        channels.measure("no-such", 1)
+    with pytest.raises(AssertionError, match="7 messages were taken, not 8"):
+        core_peer.expect(7, 8, "messages were taken")
 
 
 def test_a_measurement_that_fails_is_an_error_with_its_reason(tmp_path: Path):

@@ -1,0 +1,186 @@
+"""Two connection cores in one process, joined by the memory carrier, for benchmarks.
+
+What ``aqueduct/carriers/pump.py`` does for a core on an event loop, this does without one, call
+for call: inputs in, events out, effects to the carrier, one deadline. Nothing is recorded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from aqueduct.carriers import memory
+from aqueduct.carriers.contract import Buffer
+from aqueduct.config import DEFAULT, Config
+from aqueduct.errors import ConnectionLost
+from aqueduct.protocol.channels import effects
+from aqueduct.protocol.channels.connection import ChannelConnection
+from aqueduct.protocol.channels.events import Closed, HeadersReceived, Readable
+from aqueduct.protocol.channels.receiving import ReceiverHalf
+from aqueduct.protocol.channels.sending import SenderHalf
+
+__all__ = ["Clock", "Pair", "Side"]
+
+
+class Clock:
+    """Real time, but waiting is skipped: when nothing moves, it jumps to the next deadline."""
+
+    def __init__(self) -> None:
+        self.skipped = 0.0
+
+    def now(self) -> float:
+        """Seconds."""
+        return time.perf_counter() + self.skipped
+
+    def skip_to(self, deadline: float) -> None:
+        """Goes on at ``deadline`` if that is ahead."""
+        self.skipped += max(deadline - self.now(), 0.0)
+
+
+class Side:
+    """One core over one end of the link (the carrier's user)."""
+
+    def __init__(self, carrier: memory.MemoryCarrier, config: Config, clock: Clock) -> None:
+        self.carrier = carrier
+        self.core = ChannelConnection(is_client=carrier.is_client, config=config)
+        self.clock = clock
+        self.on_readable: Callable[[ReceiverHalf], None] = lambda half: None
+        """The application: what it does when a receiver has a message, or its end."""
+        self.lose_datagrams = False
+        self.deadline: float | None = None
+        self._held_streams = 0
+        carrier.attach(self)
+
+    # CarrierUser
+
+    def connected(self) -> None:
+        now = self.clock.now()
+        self.core.start(now, self.carrier.datagram_limit)
+        self.core.openable_changed(self.carrier.openable, now)
+
+    def stream_data(self, stream: int, data: Buffer, fin: bool) -> None:
+        self.core.receive_stream(stream, data, fin, self.clock.now())
+
+    def stream_reset(self, stream: int, code: int) -> None:
+        self.core.receive_reset(stream, code, self.clock.now())
+
+    def stream_stopped(self, stream: int, code: int) -> None:
+        self.core.receive_stop(stream, code, self.clock.now())
+
+    def datagram_received(self, data: bytes) -> None:
+        self.core.receive_datagram(data, self.clock.now())
+
+    def openable_changed(self) -> None:
+        self.core.openable_changed(self.carrier.openable, self.clock.now())
+
+    def written(self, stream: int, size: int) -> None:
+        self.core.written(stream, size)
+
+    def ponged(self) -> None:
+        pass
+
+    def end_of_input(self) -> None:
+        self.flush()
+
+    def closed(self, error: ConnectionLost) -> None:
+        self.core.connection_lost(error)
+        self._dispatch()
+
+    # What benchmarks use
+
+    def flush(self) -> None:
+        """Hands out events, applies effects, notes the deadline (as ``Pump.flush``)."""
+        self._dispatch()
+        while wanted := self.core.effects_to_apply():
+            self._apply(wanted)
+        held = self.core.held_streams
+        if held != self._held_streams:
+            self._held_streams = held
+            self.carrier.hold_streams(held)
+            self.carrier.flush()
+        self._dispatch()
+        self.deadline = self.core.next_deadline()
+
+    def work_deadline(self, now: float) -> bool:
+        """What is due; False: nothing was."""
+        if self.deadline is None or self.deadline > now:
+            return False
+        self.core.handle_deadline(now, self.carrier.rtt)
+        self.flush()
+        return True
+
+    def _apply(self, wanted: list[effects.Effect]) -> None:
+        carrier = self.carrier
+        for effect in wanted:
+            kind = effect[0]
+            if kind == effects.WRITE:
+                carrier.write(effect[1], effect[2], effect[3])
+            elif kind == effects.CREDIT:
+                carrier.credit(effect[1], effect[2])
+            elif kind == effects.RESET:
+                carrier.reset(effect[1], effect[2])
+            elif kind == effects.STOP:
+                carrier.stop(effect[1], effect[2])
+            elif kind == effects.DATAGRAM:
+                if not self.lose_datagrams:
+                    carrier.send_datagram(effect[1])
+            elif kind == effects.CLOSE:
+                carrier.close(effect[1], effect[2])
+        carrier.flush()
+
+    def _dispatch(self) -> None:
+        for event in self.core.events_received():
+            if isinstance(event, Readable):
+                self.on_readable(event.half)
+            elif isinstance(event, Closed):
+                raise AssertionError(f"the connection is over: {event.error}")
+            elif isinstance(event, HeadersReceived) and not self.core.is_client:
+                self.core.accept_headers((), self.clock.now())
+
+
+class Pair:
+    """A client and a server core, connected."""
+
+    def __init__(self, config: Config = DEFAULT) -> None:
+        self.clock = Clock()
+        self.link = memory.pair(config)
+        self.client = Side(self.link.client, config, self.clock)
+        self.server = Side(self.link.server, config, self.clock)
+        self.step()
+
+    @property
+    def sender(self) -> SenderHalf:
+        """The client's entrypoint."""
+        half = self.client.core.entrypoint
+        assert isinstance(half, SenderHalf)
+        return half
+
+    @property
+    def receiver(self) -> ReceiverHalf:
+        """The server's entrypoint."""
+        half = self.server.core.entrypoint
+        assert isinstance(half, ReceiverHalf)
+        return half
+
+    def step(self) -> None:
+        """Until nothing moves; then the deadlines that have come."""
+        self.client.flush()
+        self.server.flush()
+        self.link.run()
+        now = self.clock.now()
+        moved = self.client.work_deadline(now)
+        if self.server.work_deadline(now) or moved:
+            self.link.run()
+
+    def settle(self, done: Callable[[], Any]) -> None:
+        """Goes on until ``done``, skipping from deadline to deadline. AssertionError if never."""
+        self.step()
+        while not done():
+            deadlines = [
+                side.deadline for side in (self.client, self.server) if side.deadline is not None
+            ]
+            if not deadlines:
+                raise AssertionError("nothing is due, and the work is not done")
+            self.clock.skip_to(min(deadlines))
+            self.step()
