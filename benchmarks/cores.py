@@ -49,7 +49,7 @@ class Side:
         """The application: what it does when a receiver has a message, or its end."""
         self.lose_datagrams = False
         self.deadline: float | None = None
-        self._held_streams = 0
+        self._extra_streams = 0
         carrier.attach(self)
 
     # CarrierUser
@@ -81,6 +81,7 @@ class Side:
         pass
 
     def end_of_input(self) -> None:
+        self.core.rtt_measured(self.carrier.rtt)
         self.flush()
 
     def closed(self, error: ConnectionLost) -> None:
@@ -94,10 +95,10 @@ class Side:
         self._dispatch()
         while wanted := self.core.effects_to_apply():
             self._apply(wanted)
-        held = self.core.held_streams
-        if held != self._held_streams:
-            self._held_streams = held
-            self.carrier.hold_streams(held)
+        extra = self.core.extra_streams
+        if extra != self._extra_streams:
+            self._extra_streams = extra
+            self.carrier.extra_streams(extra)
             self.carrier.flush()
         self._dispatch()
         self.deadline = self.core.next_deadline()
@@ -106,7 +107,8 @@ class Side:
         """What is due; False: nothing was."""
         if self.deadline is None or self.deadline > now:
             return False
-        self.core.handle_deadline(now, self.carrier.rtt)
+        self.core.rtt_measured(self.carrier.rtt)
+        self.core.handle_deadline(now)
         self.flush()
         return True
 

@@ -14,7 +14,11 @@ from aqueduct._speedups.varint cimport to_uint64
 __all__ = ["RangeSet"]
 
 cdef enum:
-    FIRST_ROOM = 8
+    # Nobody and one range: most sets never hold more.
+    FIRST_ROOM = 2
+
+# What a set without memory of its own has for node 0, which is read and never written.
+cdef Node NOBODY
 
 cdef uint64_t HIGHEST = 0xFFFFFFFFFFFFFFFF
 cdef object TWO_64 = 1 << 64
@@ -30,12 +34,14 @@ cdef class RangeSet:
     """
 
     def __cinit__(self, ranges=()):
-        self._reserve()
+        self._nodes = &NOBODY
+        self._used = 1
         for start, stop in ranges:
             self.add(start, stop)
 
     def __dealloc__(self):
-        free(self._nodes)
+        if self._room:
+            free(self._nodes)
 
     # Changes.
 
@@ -68,16 +74,14 @@ cdef class RangeSet:
         return pair
 
     def clear(self):
-        """Uncovers everything and gives the memory back."""
-        cdef Node *nodes
+        """Uncovers everything and gives the memory back, but for that of one range."""
         self._root = self._free = self._count = 0
         self._used = 1
         self._covered = 0
         if self._room > FIRST_ROOM:
-            nodes = <Node *> realloc(self._nodes, FIRST_ROOM * sizeof(Node))
-            if nodes != NULL:
-                self._nodes = nodes
-                self._room = FIRST_ROOM
+            free(self._nodes)
+            self._nodes = &NOBODY
+            self._room = 0
 
     # Questions.
 
@@ -147,11 +151,13 @@ cdef class RangeSet:
     def copy(self):
         """A set of its own with the same ranges."""
         cdef RangeSet other = RangeSet.__new__(RangeSet)
-        cdef Node *nodes = <Node *> malloc(self._room * sizeof(Node))
+        cdef Node *nodes
+        if self._room == 0:
+            return other
+        nodes = <Node *> malloc(self._room * sizeof(Node))
         if nodes == NULL:
             raise MemoryError()
         memcpy(nodes, self._nodes, self._room * sizeof(Node))
-        free(other._nodes)
         other._nodes = nodes
         other._room = self._room
         other._used = self._used
@@ -331,12 +337,11 @@ cdef class RangeSet:
             raise MemoryError("a RangeSet of more than 2^32 ranges")
         if self._room:
             room = 2 * self._room
-        nodes = <Node *> realloc(self._nodes, room * sizeof(Node))
+        nodes = <Node *> realloc(self._nodes if self._room else NULL, room * sizeof(Node))
         if nodes == NULL:
             raise MemoryError()
         if self._room == 0:
             memset(nodes, 0, sizeof(Node))
-            self._used = 1
         self._nodes = nodes
         self._room = room
         return 0
