@@ -147,6 +147,21 @@ def test_no_number_is_left_out() -> None:
     assert list(requirements.ledger()) == wanted
 
 
+def test_each_number_has_a_test_and_each_test_a_number() -> None:
+    """What `make requirements` says of this tree."""
+    answer = subprocess.run(
+        [sys.executable, "-m", "tests.requirements"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=170,
+    )
+    assert (answer.returncode, answer.stderr) == (0, "")
+    lines = answer.stdout.splitlines()
+    assert lines[-1] == "each has a test"
+    assert [line.split()[0] for line in lines if line.startswith("AQ-")] == [*requirements.ledger()]
+
+
 @pytest.mark.parametrize(
     "page", sorted(requirements.PAGES.glob("*.md")), ids=lambda path: path.name
 )
