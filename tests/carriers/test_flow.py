@@ -329,3 +329,15 @@ def test_the_pacer_spreads_what_exceeds_a_burst() -> None:
     assert pacer.allowance(9.0) == rate * 0.002
     pacer.update_rate(congestion_window=20_000, smoothed_rtt=0.001)
     assert pacer.allowance(10.0) == 10_000  # never more than half the window at once
+
+
+def test_data_leaves_before_a_round_trip_was_measured() -> None:
+    """As after a handshake whose packets were lost and sent again: none of them was a sample."""
+    wire = Wire()
+    pacer = wire.client._pacer = wire.client._loss._pacer = Pacer(max_datagram_size=1200)
+    assert pacer.allowance(wire.now) == float("inf")
+    data = bytes(50_000)
+    stream = wire.client.open()
+    stream.append([data], True)
+    wire.run()
+    assert arrived(wire, "server", wire.server) == {stream.stream_id: (data, True)}

@@ -157,7 +157,7 @@ class FastConnection(FlowConnection):
             RUN_PACKETS,
             RUN_BYTES // size,
             (control.congestion_window - control.bytes_in_flight) // size,
-            int(allowance) // size + 1,
+            int(min(allowance, RUN_BYTES)) // size + 1,  # infinite before the first round trip
         )
         sealed: list[bytes] = []
         spent = 0
