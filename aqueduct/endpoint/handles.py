@@ -120,10 +120,14 @@ class _Pipe:
 
     def end(self, error: Exception) -> None:
         """One side gave up: what was not read is dropped."""
-        self.queue.clear()
-        self.queued = 0
+        self.clear()
         if self.error is None:
             self.error = error
+
+    def clear(self) -> None:
+        """Nobody will read what is queued."""
+        self.queue.clear()
+        self.queued = 0
 
 
 class Sender:
@@ -455,7 +459,10 @@ class Receiver:
                 self._pipe.queue.clear()
             self._connection.close_receiver(self._half)
         elif self._pipe is not None and not self._sent_away:
-            self._pipe.end(ReceiverClosed("the receiver was closed"))
+            if self._pipe.finished:
+                self._pipe.clear()  # it ended before
+            else:
+                self._pipe.end(ReceiverClosed("the receiver was closed"))
             self._waiting.wake()
             _wake(self._pipe.sender)
 
