@@ -280,6 +280,8 @@ class ChannelConnection:
 
     def accept_headers(self, headers: Headers, now: float) -> None:
         """A server answers the client's headers with its own and opens the gate (AQ-R10)."""
+        if self.error is not None:
+            return  # the connection ended before the answer
         self._shared.now = now
         if self.is_client or self.peer_headers is None or self._headers_sent:
             raise LocalProtocolError("only a server answers, once, after the client's headers")

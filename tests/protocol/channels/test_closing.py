@@ -84,6 +84,17 @@ def test_a_connection_that_is_lost_while_it_closes_is_over_once() -> None:
     assert pair.client.core.effects_to_apply() == []
 
 
+@pytest.mark.requirement("AQ-R10")
+def test_an_answer_to_the_headers_after_the_end_goes_nowhere() -> None:
+    pair = Pair(connect=False)
+    pair.server.answer_headers = None
+    pair.run()
+    pair.link.cut()
+    pair.server.core.accept_headers((), pair.now)
+    assert pair.server.core.effects_to_apply() == []
+    assert not any(pair.server.core.snapshot().values())
+
+
 def test_a_close_with_an_error_does_not_wait() -> None:
     pair = Pair(few_streams())
     for index in range(30):
