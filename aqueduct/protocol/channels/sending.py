@@ -164,14 +164,14 @@ class SenderHalf:
             # The whole life of the channel in one sequence (AQ-R28).
             self.state = SenderState.FINISHED
             frame.append(codec.encode_finish_sender(1))
-            self._write_alone(frame)
+            self._write_alone(frame, at_once=bool(attachments))
         elif mode is Mode.ORDERED:
             if self._message_stream is None:
                 self._message_stream = OutStream(self, control=False)
                 frame.insert(0, self._route)
             self._shared.outgoing.write(self._message_stream, frame)
         else:
-            self._write_alone(frame)
+            self._write_alone(frame, at_once=bool(attachments))
         return number
 
     def finish(self) -> None:
@@ -371,10 +371,16 @@ class SenderHalf:
             buffers = [self._route, *buffers]
         self._shared.outgoing.write(self._control, buffers, fin=fin)
 
-    def _write_alone(self, frame: list[Any]) -> None:
+    def _write_alone(self, frame: list[Any], *, at_once: bool) -> None:
+        """A message on a stream of its own; ``at_once``: before its turn.
+
+        What carries channels goes before anything that is sent on them, or they could take every
+        stream and wait for it for ever.
+        """
         stream = OutStream(self, control=False)
         buffers = [self._route, *frame]
-        if len(self._unordered_open) >= self._shared.config.flow.unordered_streams:
+        full = len(self._unordered_open) >= self._shared.config.flow.unordered_streams
+        if full and not at_once:
             self._shared.outgoing.hold_back(stream, buffers)
             self._unordered_waiting.append(stream)
             return

@@ -370,3 +370,28 @@ def test_what_lasts_is_lent_up_to_a_limit_and_twice_at_most_for_a_channel() -> N
         one.client.inject(codec.encode_route_to(0), fin=False)
     one.run()
     assert one.server.core.extra_streams == 2
+
+
+@pytest.mark.requirement("AQ-R31")
+def test_what_carries_channels_goes_before_what_is_sent_on_them() -> None:
+    """Or that could take every stream, wait for its handle, and so keep the handle away."""
+    pair = Pair(few_streams(unordered_streams=1, receive_budget=2_000))
+    attach = Attach(keep_sender=True, is_oneshot=False)
+    pair.client.send(pair.sender, b"first", mode=Mode.UNORDERED)
+    pair.run()
+    pair.client.send(pair.sender, bytes(200_000), mode=Mode.UNORDERED)  # waits for room
+    pair.client.send(pair.sender, b"carrier", attach, mode=Mode.UNORDERED)
+    for _ in range(30):
+        pair.client.send(attach.half, bytes(1_500), mode=Mode.UNORDERED)
+    pair.run()
+    assert pair.client.core.snapshot()["streams_waiting"] > 0
+    taken = {}
+    for _ in range(3):
+        for received in pair.server.take_all(pair.receiver):
+            taken[received.number] = received
+        pair.run()
+    assert sorted(taken) == [0, 1, 2]
+    ((half, _),) = taken[2].attachments
+    for _ in range(30):
+        assert isinstance(half, ReceiverHalf) and pair.server.take(half) is not None
+        pair.run()
