@@ -81,6 +81,11 @@ class InStream:
         self.partial = -1
         """Payload bytes of the admitted message that is still landing; -1: none."""
 
+    @property
+    def inside_message(self) -> bool:
+        """Whether a message has begun here and is not whole."""
+        return self.head is not None or self.partial >= 0
+
 
 class Incoming:
     """All of the peer's streams, and the effects that concern them."""

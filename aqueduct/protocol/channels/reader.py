@@ -71,7 +71,7 @@ class Reader:
         }
         self._handlers_early_end = {
             **dict.fromkeys(self._handlers, self._on_late_frame),
-            codec.ForgetChannel.TAG: self._on_forget_early_end,
+            codec.ForgetChannel.TAG: self._on_forget,
         }
 
     # What the connection asks
@@ -201,8 +201,8 @@ class Reader:
                         SMALL if half.placement is None and half.has_room(SMALL << 1) else -1
                     )
                 elif half.state is SenderState.ENDED:
-                    self.incoming.ignore(stream)
-                    break
+                    self._abandon(stream, half)
+                    continue
             frame = decoder.next()
             if frame is None:
                 break
@@ -234,10 +234,21 @@ class Reader:
     def _abandon_streams(self, half: Half) -> None:
         if isinstance(half, ReceiverHalf):
             for stream in tuple(half.streams):
-                if stream.handlers is self._handlers_after_finish:
-                    self.incoming.leave(stream)  # read on: nothing may follow (AQ-R18)
-                else:
-                    self.incoming.ignore(stream)
+                self._abandon(stream, half)
+
+    def _abandon(self, stream: InStream, half: Half) -> None:
+        """Its channel has ended."""
+        if stream.handlers is self._handlers_after_finish:
+            self.incoming.leave(stream)  # read on: nothing may follow (AQ-R18)
+        elif self._registry.ended_early(half.channel) and not stream.inside_message:
+            self.incoming.leave(stream)
+            self._read_early_end(stream)  # a FORGET_CHANNEL may be on its way here
+        else:
+            self.incoming.ignore(stream)
+
+    def _read_early_end(self, stream: InStream) -> None:
+        stream.handlers = self._handlers_early_end
+        stream.decoder.auto_admit = -1  # a message is not waited for
 
     # Frames of a channel
 
@@ -245,8 +256,7 @@ class Reader:
         half = self._registry.routed(frame.channel)
         if half is None:
             if self._registry.ended_early(frame.channel):
-                stream.handlers = self._handlers_early_end
-                stream.decoder.auto_admit = -1  # a message is not waited for
+                self._read_early_end(stream)
             else:
                 self.incoming.ignore(stream)
             return
@@ -371,9 +381,11 @@ class Reader:
 
     def _on_forget(self, stream: InStream, frame: codec.ForgetChannel) -> None:
         # The last frame that matters in its sequence (AQ-R23).
-        half = stream.half
+        half, channel = stream.half, stream.decoder.route
         self.incoming.ignore(stream)
         if half is None:
+            # The message that carries the channel will not come (AQ-R26).
+            self._drop(self._registry.forget_early_end(channel))
             return
         links, dropped = self._registry.lose(half, tell_peer=False)
         self._abandon_streams(half)
@@ -389,12 +401,6 @@ class Reader:
     def _on_late_frame(self, stream: InStream, frame: Any) -> None:
         """For a channel that ended before its message came: only FORGET_CHANNEL matters."""
         self.incoming.ignore(stream)
-
-    def _on_forget_early_end(self, stream: InStream, frame: codec.ForgetChannel) -> None:
-        # The message that carries the channel will not come (AQ-R26).
-        dropped = self._registry.forget_early_end(stream.decoder.route)
-        self.incoming.ignore(stream)
-        self._drop(dropped)
 
     # Loss in transit (AQ-R27) and what is dropped with it
 

@@ -74,6 +74,35 @@ def test_a_sender_whose_receiver_closed_early_and_is_forgotten_leaves_nothing() 
 
 
 @pytest.mark.requirement("AQ-R26")
+@pytest.mark.requirement("AQ-R23")
+@pytest.mark.parametrize("end", ["cancelled", "finished", "closed"])
+def test_a_forget_that_is_being_read_while_the_channel_ends_early_still_counts(end: str) -> None:
+    pair = speaking_for_the_client()
+    channel, frame = {
+        "cancelled": (CHILD, codec.CANCEL_SENDER),
+        "finished": (CHILD, codec.encode_finish_sender(0)),
+        "closed": (BACK, codec.CLOSE_RECEIVER),
+    }[end]
+    forget = say(pair, codec.encode_route_to(channel), fin=False)
+    say(pair, codec.encode_route_to(channel), frame)
+    assert pair.server.core.channels == 2  # its message may still come
+    pair.link.client.write(forget, [codec.FORGET_CHANNEL], True)
+    pair.link.client.flush()
+    pair.run()
+    assert pair.server.core.channels == 1
+
+
+@pytest.mark.requirement("AQ-R26")
+@pytest.mark.requirement("AQ-34")
+def test_a_forget_may_follow_finish_in_its_sequence() -> None:
+    pair = speaking_for_the_client()
+    finish = codec.encode_finish_sender(0)
+    say(pair, codec.encode_route_to(CHILD), finish, codec.FORGET_CHANNEL)
+    assert pair.server.core.error is None
+    assert pair.server.core.channels == 1
+
+
+@pytest.mark.requirement("AQ-R26")
 @pytest.mark.parametrize("end", ["cancelled", "finished", "closed", "forgotten"])
 def test_an_attachment_is_delivered_in_the_state_that_it_reached_before(end: str) -> None:
     pair = speaking_for_the_client()
