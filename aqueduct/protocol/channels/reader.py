@@ -205,6 +205,8 @@ class Reader:
                     continue
             frame = decoder.next()
             if frame is None:
+                if decoder.remaining and stream.partial < 0:
+                    self._charge_small(stream)
                 break
             if not stream.begun:
                 stream.begun = True
@@ -230,6 +232,15 @@ class Reader:
             self.incoming.ended(stream)
             return
         self.incoming.credit(stream)
+
+    def _charge_small(self, stream: InStream) -> None:
+        """Part of a message that was admitted without asking has come: others are to count it.
+
+        Its size is not known here; it is put right when the message is whole.
+        """
+        assert isinstance(stream.half, ReceiverHalf)
+        stream.half.admit_small(SMALL)
+        stream.partial = SMALL
 
     def _abandon_streams(self, half: Half) -> None:
         if isinstance(half, ReceiverHalf):
@@ -294,6 +305,7 @@ class Reader:
             half.check_number(frame.num)
             half.admit_small(size)
         else:
+            half.recharge(stream.partial, size)
             half.check_number(frame.num)  # two streams may have declared one number (AQ-R13)
         stream.partial = -1
         attachments = frame.attachments and self._registry.attached(frame.attachments)

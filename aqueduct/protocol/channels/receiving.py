@@ -210,6 +210,11 @@ class ReceiverHalf:
         self._charge(-(size + self._shared.config.flow.message_overhead))
         self._outstanding -= 1
 
+    def recharge(self, charged: int, size: int) -> None:
+        """A message that was charged with ``charged`` bytes has ``size``."""
+        if charged != size:
+            self._charge(size - charged)
+
     def cost(self, size: int) -> int:
         """What a message of this many payload bytes is charged."""
         return size + self._shared.config.flow.message_overhead

@@ -373,6 +373,28 @@ def test_what_lasts_is_lent_up_to_a_limit_and_twice_at_most_for_a_channel() -> N
 
 
 @pytest.mark.requirement("AQ-R31")
+def test_small_messages_count_while_they_land() -> None:
+    pair = Pair(small_room(channel=50_000))
+    streams = [partial(pair.client, 0, number, 10_000) for number in range(20)]
+    pair.run()
+    assert budget_used(pair) == pair.receiver.charged <= 50_000
+    for stream in streams:
+        rest = message(0, bytes(10_000))[5_000:]
+        pair.client.core._shared.outgoing.write(stream, [rest], fin=True)
+    pair.run()
+    assert 10_000 < pair.receiver.charged <= 50_000
+    numbers = set()
+    for _ in streams:
+        taken = pair.server.take(pair.receiver)
+        assert taken is not None and len(taken.payload) == 10_000
+        numbers.add(taken.number)
+        pair.run()
+        assert pair.receiver.charged <= 50_000
+    assert numbers == set(range(20))
+    assert budget_used(pair) == 0
+
+
+@pytest.mark.requirement("AQ-R31")
 def test_what_carries_channels_goes_before_what_is_sent_on_them() -> None:
     """Or that could take every stream, wait for its handle, and so keep the handle away."""
     pair = Pair(few_streams(unordered_streams=1, receive_budget=2_000))
