@@ -78,8 +78,33 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if ruled_out.intersection(marks) else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Gives the slow tests a longer time limit."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds ``--requirement``: the tests that prove one number, by their markers."""
+    parser.addoption(
+        "--requirement",
+        action="append",
+        default=[],
+        metavar="NUMBER",
+        help="run only tests marked with this requirement, AQ-R24 for example (repeatable)",
+    )
+
+
+def _select(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wanted = set(config.getoption("requirement"))
+    if not wanted:
+        return
+    kept: list[pytest.Item] = []
+    left: list[pytest.Item] = []
+    for item in items:
+        marks = item.iter_markers("requirement")
+        (kept if any(wanted.intersection(mark.args) for mark in marks) else left).append(item)
+    config.hook.pytest_deselected(items=left)
+    items[:] = kept
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keeps what ``--requirement`` names; gives the slow tests a longer time limit."""
+    _select(config, items)
     for item in items:
         if item.get_closest_marker("timeout") is None:
             if item.get_closest_marker("long") is not None:

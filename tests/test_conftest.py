@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,8 @@ def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(pytester: pytest.Pytester, body: str, *options: str) -> pytest.RunResult:
     pytester.makeconftest(CONFTEST)
-    pytester.makepyprojecttoml("[tool.pytest.ini_options]\nmarkers = ['spark', 'long']")
+    markers = ["spark", "long", "requirement"]
+    pytester.makepyprojecttoml(f"[tool.pytest.ini_options]\nmarkers = {markers}")
     pytester.makepyfile(f"import pytest\ndef test_other(): pass\n{body}\n")
     return pytester.runpytest_subprocess("-p", "no:cacheprovider", *options, timeout=50)
 
@@ -120,3 +122,45 @@ def test_it(number):
     assert one == two
     assert len(one) == len(demo) == 1
     assert demo != one, "the other worker was left idle"
+
+
+NUMBERED = """
+@pytest.mark.requirement("AQ-R2")
+def test_two(): pass
+
+@pytest.mark.requirement("AQ-R24")
+@pytest.mark.requirement("AQ-46")
+def test_twenty_four(): pass
+
+@pytest.mark.parametrize("of", [pytest.param(3, marks=pytest.mark.requirement("AQ-3")), 4])
+def test_one_of_them(of): pass
+
+class TestAll:
+    pytestmark = pytest.mark.requirement("AQ-46")
+    def test_inside(self): pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("numbers", "names"),
+    [
+        (["AQ-R2"], ["test_two"]),  # the number, not its beginning
+        (["AQ-R24"], ["test_twenty_four"]),
+        (["AQ-46"], ["test_twenty_four", "test_inside"]),
+        (["AQ-3"], ["test_one_of_them[3]"]),
+        (["AQ-R2", "AQ-3"], ["test_two", "test_one_of_them[3]"]),
+    ],
+)
+def test_tests_are_chosen_by_their_requirement(
+    pytester: pytest.Pytester, numbers: list[str], names: list[str]
+) -> None:
+    options = [part for number in numbers for part in ("--requirement", number)]
+    result = run(pytester, NUMBERED, "-v", *options)
+    assert result.ret == 0
+    assert re.findall(r"::(test_[^: ]+) PASSED", result.stdout.str()) == names
+    assert result.parseoutcomes() == {"passed": len(names), "deselected": 6 - len(names)}
+
+
+def test_a_requirement_that_no_test_proves_runs_nothing(pytester: pytest.Pytester) -> None:
+    result = run(pytester, NUMBERED, "--requirement", "AQ-4")
+    assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
