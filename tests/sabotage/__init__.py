@@ -1,0 +1,1 @@
+"""Changes to the core that tests must notice (``make sabotage``)."""
