@@ -208,6 +208,7 @@ def test_a_length_that_is_a_lie_takes_no_memory():
         assert ask(op="decode", hex=message, context=CLIENT)["kind"] == "truncated"
 
 
+@pytest.mark.requirement("AQ-R13")
 def test_codecs_pass_the_highest_number():
     message = {
         "type": "MESSAGE", "num": (1 << 64) - 1, "headers": [], "attachments": [], "payload": "aa",

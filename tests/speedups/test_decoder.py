@@ -281,6 +281,7 @@ def test_sequences_that_may_end(data: bytes) -> None:
         decoder.feed(b"\x00")
 
 
+@pytest.mark.requirement("AQ-R7")
 def test_the_end_inside_what_was_not_read_yet() -> None:
     decoder = codec.Decoder(from_server=False)
     decoder.feed(ROUTE + message(0, b"whole") + message(1, b"cut")[:-1])
@@ -293,6 +294,7 @@ def test_the_end_inside_what_was_not_read_yet() -> None:
     assert "MESSAGE at byte 12 of a sequence for channel 0" in str(caught.value)
 
 
+@pytest.mark.requirement("AQ-R7")
 def test_the_end_of_a_message_that_waits() -> None:
     whole = message(0, b"p" * 100)
     decoder = client_decoder()
@@ -413,6 +415,7 @@ def test_declared_lengths_are_checked_at_once(data: bytes, limit: str, name: str
     assert name in str(caught.value)
 
 
+@pytest.mark.requirement("AQ-R31")
 def test_limits_of_attachments() -> None:
     attached = tuple((number << 3, ((b"k", b"v" * 20),)) for number in range(1, 5))
     data = message(0, b"", (), attached)
@@ -424,6 +427,7 @@ def test_limits_of_attachments() -> None:
         read_all(client_decoder(header_limit=22), [data])
 
 
+@pytest.mark.requirement("AQ-R31")
 def test_the_largest_frame_is_taken() -> None:
     data = message(0, b"p" * 90)
     assert len(read_all(client_decoder(frame_limit=len(data)), [data])) == 1

@@ -100,6 +100,11 @@ def test_headers_and_attachments_of_other_kinds() -> None:
     assert codec.encode_connection_headers(iter(pairs)) == b"\x02\x04\x01k\x01v"
 
 
+@pytest.mark.requirement("AQ-12")
+@pytest.mark.requirement("AQ-13")
+@pytest.mark.requirement("AQ-19")
+@pytest.mark.requirement("AQ-22")
+@pytest.mark.requirement("AQ-23")
 def test_constants() -> None:
     assert codec.VERSION.hex() == "ef505fa6600f408e41515545445543540b302e302e302d4146544552"
     plain = [codec.ACK_VERSION, codec.CANCEL_SENDER, codec.CLOSE_RECEIVER, codec.FORGET_CHANNEL]

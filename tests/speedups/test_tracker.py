@@ -244,6 +244,7 @@ def test_announcements_above_64_bits() -> None:
 
 
 @given(st.permutations(range(30)))
+@pytest.mark.requirement("AQ-R16")
 def test_any_order_is_acked_once(order: list[int]) -> None:
     received, sent = tracker.ReceivedNumbers(), tracker.SentNumbers(sent=30)
     acked: list[int] = []

@@ -32,6 +32,7 @@ def test_round_trip(value: int) -> None:
         (HIGHEST, "ffffffffffffffffff01"),
     ],
 )
+@pytest.mark.requirement("AQ-2")
 def test_boundaries(value: int, text: str) -> None:
     assert varint.encode(value).hex() == text
     assert varint.decode(bytes.fromhex(text)) == (value, len(text) // 2)
@@ -104,6 +105,7 @@ def test_ranges_of_little() -> None:
         ("", "inside a varint", True),
     ],
 )
+@pytest.mark.requirement("AQ-4")
 def test_ranges_that_do_not_decode(text: str, why: str, truncated: bool) -> None:
     with pytest.raises(FrameError, match=why) as caught:
         varint.decode_ranges(bytes.fromhex(text))
@@ -111,6 +113,7 @@ def test_ranges_that_do_not_decode(text: str, why: str, truncated: bool) -> None
 
 
 @pytest.mark.parametrize("lengths", [(1, 0, 1), (HIGHEST, 1), (-1, 1), (1, HIGHEST + 1)])
+@pytest.mark.requirement("AQ-4")
 def test_ranges_that_cannot_be_encoded(lengths: tuple[int, ...]) -> None:
     with pytest.raises(LocalProtocolError):
         varint.encode_ranges(lengths)

@@ -83,6 +83,7 @@ def test_attachments_carry_messages_in_both_directions(keep_sender: bool) -> Non
     assert [bytes(m.payload) for m in sink.take_all(receiver)] == [b"0", b"1", b"2", b"3", b"4"]
 
 
+@pytest.mark.requirement("AQ-42")
 def test_channels_inside_channels_in_any_depth() -> None:
     pair = Pair()
     sender, receiver = open_channel(pair, keep_sender=True)
@@ -130,6 +131,7 @@ def test_finish_without_a_message() -> None:
     assert sender.error is None and sender.state is SenderState.ENDED
 
 
+@pytest.mark.requirement("AQ-R18")
 def test_finish_and_cancel_exclude_each_other() -> None:
     pair = Pair()
     first, _ = open_channel(pair, keep_sender=True)

@@ -66,6 +66,8 @@ def test_messages_before_the_answer_wait_at_the_gate_and_are_not_lost() -> None:
     assert [m.payload for m in pair.server.take_all(pair.receiver)] == [b"0", b"1", b"2"]
 
 
+@pytest.mark.requirement("AQ-R10")
+@pytest.mark.requirement("AQ-R30")
 def test_refused_headers_close_with_their_code_and_reason() -> None:
     pair = Pair(connect=False)
     pair.server.answer_headers = None
@@ -198,6 +200,7 @@ def test_a_sender_is_writable_below_its_high_water_mark_only() -> None:
     assert any(type(event).__name__ == "Writable" for event in pair.client.events)
 
 
+@pytest.mark.requirement("AQ-R31")
 def test_unacknowledged_messages_are_limited() -> None:
     config = dataclasses.replace(DEFAULT, limits=Limits(unacknowledged=5))
     pair = Pair(config)
@@ -243,6 +246,8 @@ def test_what_a_placement_raises_ends_the_channel_and_no_more() -> None:
     assert pair.server.core.error is None
 
 
+@pytest.mark.requirement("AQ-R30")
+@pytest.mark.requirement("AQ-R31")
 def test_a_frame_above_the_limit_closes_with_code_5() -> None:
     small = dataclasses.replace(
         DEFAULT,
@@ -256,6 +261,7 @@ def test_a_frame_above_the_limit_closes_with_code_5() -> None:
     assert pair.client.ended is not None and "frame_bytes" in pair.client.ended.reason
 
 
+@pytest.mark.requirement("AQ-R31")
 def test_attachment_limits_are_the_senders_error() -> None:
     config = dataclasses.replace(DEFAULT, limits=Limits(attachments=2, channels=10))
     pair = Pair(config)
@@ -270,6 +276,7 @@ def test_attachment_limits_are_the_senders_error() -> None:
     assert pair.server.core.error is None
 
 
+@pytest.mark.requirement("AQ-R31")
 def test_channels_above_the_limit_close_with_code_5() -> None:
     small = dataclasses.replace(DEFAULT, limits=Limits(channels=10))
     pair = Pair(server_config=small)

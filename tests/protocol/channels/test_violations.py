@@ -21,58 +21,104 @@ def message(number: int, payload: bytes = b"") -> bytes:
 
 
 ENTRY = codec.encode_route_to(0)
+requirement = pytest.mark.requirement
 
 
 @pytest.mark.parametrize(
     ("frames", "code", "names"),
     [
-        pytest.param([b"\x00"], 1, "tag", id="unknown tag"),
-        pytest.param([ENTRY, b"\x04"], 1, "", id="cut in a frame"),
-        pytest.param([ENTRY, codec.ACK_VERSION], 2, "", id="prelude after ROUTE_TO"),
-        pytest.param([ENTRY, codec.CLOSE_RECEIVER], 2, "", id="close by the sender's side"),
-        pytest.param([codec.encode_connection_headers(())], 2, "twice", id="headers twice"),
+        pytest.param([b"\x00"], 1, "tag", id="unknown tag", marks=requirement("AQ-9")),
+        pytest.param([ENTRY, b"\x04"], 1, "", id="cut in a frame", marks=requirement("AQ-R7")),
         pytest.param(
-            [codec.encode_route_to(1), message(0)], 2, "AQ-R4", id="a channel never created"
-        ),
-        pytest.param([ENTRY, message(0), message(0)], 2, "AQ-R13", id="a number twice"),
-        pytest.param(
-            [ENTRY, message(3), codec.encode_finish_sender(2)], 2, "AQ-R21", id="finish too low"
+            [ENTRY, codec.ACK_VERSION],
+            2,
+            "",
+            id="prelude after ROUTE_TO",
+            marks=requirement("AQ-9"),
         ),
         pytest.param(
-            [ENTRY, codec.encode_finish_sender(1), message(0)], 2, "AQ-R18", id="after finish"
+            [ENTRY, codec.CLOSE_RECEIVER],
+            2,
+            "",
+            id="close by the sender's side",
+            marks=requirement("AQ-24"),
         ),
         pytest.param(
-            [ENTRY, codec.encode_finish_sender(0), message(0)], 2, "AQ-R18", id="after the end"
+            [codec.encode_connection_headers(())],
+            2,
+            "twice",
+            id="headers twice",
+            marks=requirement("AQ-R10"),
+        ),
+        pytest.param(
+            [codec.encode_route_to(1), message(0)],
+            2,
+            "AQ-R4",
+            id="a channel never created",
+            marks=requirement("AQ-R4"),
+        ),
+        pytest.param(
+            [ENTRY, message(0), message(0)],
+            2,
+            "AQ-R13",
+            id="a number twice",
+            marks=requirement("AQ-R13"),
+        ),
+        pytest.param(
+            [ENTRY, message(3), codec.encode_finish_sender(2)],
+            2,
+            "AQ-R21",
+            id="finish too low",
+            marks=requirement("AQ-R21"),
+        ),
+        pytest.param(
+            [ENTRY, codec.encode_finish_sender(1), message(0)],
+            2,
+            "AQ-R18",
+            id="after finish",
+            marks=requirement("AQ-R18"),
+        ),
+        pytest.param(
+            [ENTRY, codec.encode_finish_sender(0), message(0)],
+            2,
+            "AQ-R18",
+            id="after the end",
+            marks=requirement("AQ-R18"),
         ),
         pytest.param(
             [ENTRY, codec.encode_finish_sender(9), message(0, bytes(99_999))],
             2,
             "AQ-R18",
             id="a large message after finish",
+            marks=requirement("AQ-R18"),
         ),
         pytest.param(
             [ENTRY, message(0), codec.encode_finish_sender(1), codec.encode_finish_sender(1)],
             2,
             "AQ-R18",
             id="finish twice",
+            marks=requirement("AQ-R18"),
         ),
         pytest.param(
             [ENTRY, codec.encode_finish_sender(0), codec.CANCEL_SENDER],
             2,
             "AQ-R18",
             id="cancel after finish",
+            marks=requirement("AQ-R18"),
         ),
         pytest.param(
             [ENTRY, codec.encode_finish_sender(0), codec.encode_sent_unreliable(1)],
             2,
             "AQ-R18",
             id="announcement after finish",
+            marks=requirement("AQ-R18"),
         ),
         pytest.param(
             [codec.encode_route_to(4), codec.encode_sent_unreliable(1), message(0)],
             2,
             "AQ-R28",
             id="a oneshot with a message in each space",
+            marks=requirement("AQ-R28"),
         ),
         pytest.param(
             [
@@ -83,15 +129,18 @@ ENTRY = codec.encode_route_to(0)
             2,
             "AQ-R28",
             id="a oneshot that counts a message in each space",
+            marks=requirement("AQ-R28"),
         ),
         pytest.param(
             [ENTRY, codec.encode_sent_unreliable(2**64 - 1), codec.encode_sent_unreliable(1)],
             2,
             "AQ-R17",
             id="announced above 2^64-1",
+            marks=requirement("AQ-R17"),
         ),
     ],
 )
+@pytest.mark.requirement("AQ-R30")
 def test_violations_close_with_their_code(frames: list[bytes], code: int, names: str) -> None:
     pair = Pair()
     violate(pair, *frames)
@@ -208,6 +257,7 @@ def test_acks_of_datagrams_never_sent() -> None:
     assert pair.client.close_code == 2
 
 
+@pytest.mark.requirement("AQ-R13")
 def test_two_halves_that_hide_one_number_in_two_streams() -> None:
     pair = Pair()
     whole = message(0, bytes(100_000))
@@ -220,6 +270,7 @@ def test_two_halves_that_hide_one_number_in_two_streams() -> None:
     assert "AQ-R13" in pair.server.ended.reason  # type: ignore[union-attr]
 
 
+@pytest.mark.requirement("AQ-R31")
 def test_declared_lengths_cost_nothing_before_they_are_admitted() -> None:
     """A thousand lies of 16 MiB: memory is taken by admission, never by declaration."""
     pair = Pair()
