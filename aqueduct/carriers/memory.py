@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -229,7 +229,8 @@ class MemoryCarrier:
         self._incoming_ended = 0
         self._extra = 0
         self._announced = config.flow.streams
-        self._stopped: dict[int, None] = {}  # by the peer: writes that cross it are dropped
+        # Of mine, by the peer: writes that cross it are dropped.
+        self._stopped: OrderedDict[int, None] = OrderedDict()
         self._close: tuple[int, str] | None = None
         self._linger_over = False
         self._received = 0
@@ -474,7 +475,7 @@ class MemoryCarrier:
         self._written.pop(stream, None)
         self._stopped[stream] = None
         if len(self._stopped) > _STOPPED_KEPT:
-            del self._stopped[next(iter(self._stopped))]
+            self._stopped.popitem(last=False)
         self._unflushed.append(
             lambda: self._orders.append(lambda: self._other._deliver_reset(stream, code))
         )

@@ -6,7 +6,7 @@ for the life of the connection: no false positives and no ghosts (AQ-R24).
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from heapq import heappop, heappush
 
 from aqueduct._speedups.ranges import RangeSet
@@ -56,8 +56,9 @@ class Forgetting:
     def __init__(self, memory: float) -> None:
         self._memory = memory
         self.rtt = 0.0
-        self._sent: dict[int, float] = {}
-        self._closed: dict[int, float] = {}
+        # Ordered, because the oldest go first: a plain dict walks over all that is gone before.
+        self._sent: OrderedDict[int, float] = OrderedDict()
+        self._closed: OrderedDict[int, float] = OrderedDict()
         self._due: list[tuple[float, int]] = []
         self._pending: set[int] = set()
 
@@ -85,6 +86,7 @@ class Forgetting:
         """One left."""
         self._expire(self._sent, now)
         self._sent[channel] = now
+        self._sent.move_to_end(channel)
 
     def due(self, now: float) -> list[int]:
         """The channels whose FORGET_CHANNEL was kept until now."""
@@ -104,13 +106,8 @@ class Forgetting:
     def _wait(self) -> float:
         return max(self._memory, 2 * self.rtt)
 
-    def _expire(self, table: dict[int, float], now: float) -> None:
-        # Dicts keep the order of insertion, which is the order of time.
+    def _expire(self, table: OrderedDict[int, float], now: float) -> None:
+        """The order of insertion is the order of time."""
         horizon = now - self._wait()
-        stale: deque[int] = deque()
-        for channel, when in table.items():
-            if when > horizon:
-                break
-            stale.append(channel)
-        for channel in stale:
-            del table[channel]
+        while table and table[next(iter(table))] <= horizon:
+            table.popitem(last=False)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from aqueduct._speedups import codec
 from aqueduct.config import Flow
@@ -24,6 +24,9 @@ __all__ = ["OutStream", "Outgoing", "size_of"]
 
 STALLED_STREAM = 512
 """What a stream that waits above the transport weighs beside its bytes."""
+
+NOTHING: Final = cast("list[Any]", ())
+"""What waits in a stream that is open; it cannot be changed."""
 
 GUARDED_FROM = 4096
 """Smaller buffers are copied into the frame when they are sent."""
@@ -45,7 +48,7 @@ class OutStream:
         self.fin = False
         self.dead = False
         """Reset by us or stopped by the peer: later writes vanish."""
-        self.waiting: list[Any] = []
+        self.waiting = NOTHING
         self.guard: _Guard | None = None
         """Only in debug."""
 
@@ -128,6 +131,8 @@ class Outgoing:
         if stream.number < 0:
             if stream.waiting or not self._may_open(stream):
                 (self._control_waiting if stream.control else self._message_waiting)[stream] = None
+                if stream.waiting is NOTHING:
+                    stream.waiting = []
                 stream.waiting.extend(buffers)
                 stream.fin = fin
                 self._charge(stream, size)
@@ -230,8 +235,8 @@ class Outgoing:
         for queue in (self._control_waiting, self._message_waiting):
             while queue and self._may_open(next(iter(queue))):
                 stream = queue.popitem(last=False)[0]
-                waiting, stream.waiting = stream.waiting, []
-                buffers, added = self._begin(stream, waiting)
+                waiting, stream.waiting = stream.waiting, NOTHING
+                buffers, added = self._begin(stream, list(waiting))
                 self._charge(stream, added)
                 if self._debug:
                     self._guard(stream, buffers)
@@ -255,7 +260,7 @@ class Outgoing:
 
     def _kill(self, stream: OutStream) -> None:
         stream.dead = True
-        stream.waiting = []
+        stream.waiting = NOTHING
         self._release(stream, stream.queued)
         if stream.half is not None:
             stream.half.stream_left(stream)

@@ -165,7 +165,7 @@ class Reader:
             while (head := stream.head) is not None and stream.decoder.buffered >= head.size:
                 half = stream.half
                 assert isinstance(half, ReceiverHalf)
-                del half.waiting[stream]
+                half.wait_no_more(stream)
                 stream.head = None
                 half.admit_small(head.size + head.overhead)
                 self._admitted(stream, half, head)
@@ -273,7 +273,7 @@ class Reader:
             return
         self.incoming.route(stream, half)
         if isinstance(half, ReceiverHalf):
-            half.streams.add(stream)
+            half.routed(stream)
 
     def _on_head(self, stream: InStream, frame: codec.MessageHead) -> None:
         half = stream.half
@@ -320,7 +320,7 @@ class Reader:
         size = frame.size + frame.overhead
         wanted = half.wants_datagram(frame.num, size)
         if half.evicted:
-            evicted, half.evicted = half.evicted, []
+            evicted, half.evicted = half.evicted, ()
             self._drop(evicted)
         if not wanted:
             return
@@ -431,7 +431,7 @@ class Reader:
             self._drop(dropped)
             channels.extend(links)
 
-    def _drop(self, dropped: list[Received]) -> None:
+    def _drop(self, dropped: Sequence[Received]) -> None:
         """Undelivered messages: their attachments are closed or cancelled (AQ-R26)."""
         work = list(dropped)
         while work:
@@ -477,7 +477,7 @@ class Reader:
             assert head is not None
             if not half.admit(head.size + head.overhead):
                 break
-            del half.waiting[stream]
+            half.wait_no_more(stream)
             stream.head = None
             self._admitted(stream, half, head)
             self._read(stream)

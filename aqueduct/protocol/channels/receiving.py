@@ -8,8 +8,9 @@ admitted, so that nothing waits for ever for room that only its own arrival woul
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from collections.abc import Callable, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from aqueduct._speedups import codec
 from aqueduct._speedups.codec import MessageHead
@@ -33,6 +34,12 @@ if TYPE_CHECKING:
     from aqueduct.protocol.channels.sending import SenderHalf
 
 __all__ = ["Placement", "Received", "ReceiverHalf"]
+
+# A connection may have very many channels, of which most are idle: what they do not need now has
+# these in its place. They cannot be changed, so a forgotten replacement is an error.
+NO_MESSAGES: Final = cast("deque[Received]", ())
+NO_STREAMS: Final = cast("set[InStream]", frozenset())
+NOBODY: Final = cast("OrderedDict[InStream, None]", MappingProxyType({}))
 
 Placement: TypeAlias = Callable[[Headers, int], Any]
 """Given a message's headers and size in bytes: the writable buffer it is to land in, or None."""
@@ -78,7 +85,6 @@ class ReceiverHalf:
         "_numbers",
         "_oneshot",
         "_outstanding",
-        "_route",
         "_shared",
         "_unreliable",
         "_unreliable_queue",
@@ -105,29 +111,28 @@ class ReceiverHalf:
         """What a read raises once the queue is empty; None while it lives."""
         self.given = given
         """Whether the application got the handle, or will with the message that carries it."""
-        self.queue: deque[Received] = deque()
+        self.queue = NO_MESSAGES
         self.charged = 0
         """Bytes admitted here and not yet taken."""
         self.assured = assured
         """Whether one message finds room whatever the connection's budget: the application has
         the handle, so it can make that room. What only waits for its handle has no such claim."""
-        self.waiting: OrderedDict[InStream, None] = OrderedDict()
+        self.waiting = NOBODY
         """Streams whose next message was not admitted, in order."""
-        self.streams: set[InStream] = set()
+        self.streams = NO_STREAMS
         """The peer's streams that are routed here."""
         self.streams_in = 0
         """How many they are."""
-        self.evicted: list[Received] = []
+        self.evicted: Sequence[Received] = ()
         """Messages evicted by the last datagram, whose attachments are to be released."""
         self.placement: Placement | None = None
         self.handle: Any = None
         self._numbers = ReceivedNumbers(shared.config.limits.received_ranges)
         self._unreliable: UnreliableReceived | None = None  # most channels never need it
-        self._unreliable_queue: deque[Received] = deque()
+        self._unreliable_queue = NO_MESSAGES
         """Undelivered unreliable messages, oldest first: what eviction looks at (AQ-R31)."""
         self._dropped = 0
         """Evicted messages that are still in the queue."""
-        self._route = codec.encode_route_to(channel)
         self._oneshot = ids.oneshot(channel)
         self._control: OutStream | None = None
         self._ack_scheduled = False
@@ -167,6 +172,8 @@ class ReceiverHalf:
     def wait(self, stream: InStream, head: MessageHead) -> None:
         """A message finds no room: its stream is read on when there is some."""
         stream.head = head
+        if self.waiting is NOBODY:
+            self.waiting = OrderedDict()
         self.waiting[stream] = None
         self.queue_up()
 
@@ -191,19 +198,32 @@ class ReceiverHalf:
         if self.waiting:
             self._shared.relieved[self] = None
 
+    def routed(self, stream: InStream) -> None:
+        """One of the peer's streams is about this channel."""
+        if self.streams is NO_STREAMS:
+            self.streams = set()
+        self.streams.add(stream)
+
     def left_by(self, stream: InStream) -> None:
         """One of the peer's streams says no more here: what it holds returns."""
-        self.streams.discard(stream)
+        if stream in self.streams:
+            self.streams.remove(stream)
+            self.streams = self.streams or NO_STREAMS
         if stream.partial >= 0:
             self.give_up(stream.partial)
             stream.partial = -1
         if stream.head is not None:
             stream.head = None
-            del self.waiting[stream]
+            self.wait_no_more(stream)
             if self.waiting:
                 self._shared.relieved[self] = None  # the next in line may need less
             else:
                 self._shared.starved.pop(self, None)
+
+    def wait_no_more(self, stream: InStream) -> None:
+        """Its message is admitted, or will not come."""
+        del self.waiting[stream]
+        self.waiting = self.waiting or NOBODY
 
     def give_up(self, size: int) -> None:
         """A message that was admitted will never be whole: its stream was reset."""
@@ -272,6 +292,8 @@ class ReceiverHalf:
 
     def datagram(self, received: Received) -> None:
         """An unreliable message that ``wants_datagram`` accepted."""
+        if self._unreliable_queue is NO_MESSAGES:
+            self._unreliable_queue = deque()
         self._unreliable_queue.append(received)
         self._deliver(received)
         if self._oneshot:
@@ -373,11 +395,13 @@ class ReceiverHalf:
         """The next message, or None if there is none now."""
         while self.queue:
             received = self.queue.popleft()
+            self.queue = self.queue or NO_MESSAGES
             if received.dropped:
                 self._dropped -= 1
                 continue
             if not received.reliable:
                 self._unreliable_queue.popleft()
+                self._unreliable_queue = self._unreliable_queue or NO_MESSAGES
             self._charge(-received.charge)
             self._outstanding -= 1
             return received
@@ -421,7 +445,9 @@ class ReceiverHalf:
         )
 
     def _deliver(self, received: Received) -> None:
-        first = not self.queue
+        first = self.queue is NO_MESSAGES
+        if first:
+            self.queue = deque()
         self.queue.append(received)
         if self.given and first:
             self._shared.events.append(Readable(self))
@@ -430,14 +456,16 @@ class ReceiverHalf:
         if not self._unreliable_queue:
             return False
         oldest = self._unreliable_queue.popleft()
+        self._unreliable_queue = self._unreliable_queue or NO_MESSAGES
         oldest.dropped = True
         self._charge(-oldest.charge)
         self._outstanding -= 1
-        self.evicted.append(oldest)
+        self.evicted = (*self.evicted, oldest)
         oldest.payload = b""
         self._dropped += 1
         if self._dropped * 2 > len(self.queue):
-            self.queue = deque(received for received in self.queue if not received.dropped)
+            live = [received for received in self.queue if not received.dropped]
+            self.queue = deque(live) if live else NO_MESSAGES
             self._dropped = 0
         return True
 
@@ -467,14 +495,13 @@ class ReceiverHalf:
     def _write_control(self, frames: list[Any], *, fin: bool) -> None:
         if self._control is None:
             self._control = OutStream(None, control=True)
-            frames = [self._route, *frames]
+            frames = [codec.encode_route_to(self.channel), *frames]
         self._shared.outgoing.write(self._control, frames, fin=fin)
 
     def _drop_queue(self) -> list[Received]:
         dropped = [received for received in self.queue if not received.dropped]
-        self.queue.clear()
+        self.queue = self._unreliable_queue = NO_MESSAGES
         self._dropped = 0
-        self._unreliable_queue.clear()
         for received in dropped:
             self._charge(-received.charge)
             self._outstanding -= 1

@@ -138,8 +138,7 @@ class Registry:
             half = self._live.get(channel) or self._pending_tables.pop(channel, None)
             if isinstance(half, SenderHalf) and not half.accessible:
                 half.accessible = True
-                channels.extend(half.acked_links)
-                half.acked_links.clear()
+                channels.extend(half.take_acked_links())
 
     def pending(self) -> set[int]:
         """Channels of ours that are neither accessible nor lost (AQ-R27.1)."""

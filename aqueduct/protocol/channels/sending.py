@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from enum import Enum
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias, cast
 
 from aqueduct._speedups import codec
 from aqueduct._speedups.tracker import SentNumbers, UnreliableSent
@@ -26,6 +27,16 @@ __all__ = ["Mode", "SenderHalf"]
 
 RESET_CANCELLED: Final = 1
 RESET_LOST: Final = 2
+
+
+Links: TypeAlias = dict[int, tuple[int, ...]]
+"""Message number -> channels attached to that message."""
+
+# In place of what an idle channel does not need; they cannot be changed (see ``receiving``).
+NO_LINKS: Final = cast(Links, MappingProxyType({}))
+NO_CHANNELS: Final = cast("list[int]", ())
+NO_STREAMS: Final = cast("set[OutStream]", frozenset())
+NONE_WAITING: Final = cast("deque[OutStream]", ())
 
 
 class Mode(Enum):
@@ -51,7 +62,6 @@ class SenderHalf:
         "_message_stream",
         "_numbers",
         "_oneshot",
-        "_route",
         "_shared",
         "_unordered_open",
         "_unordered_waiting",
@@ -81,11 +91,11 @@ class SenderHalf:
         """Bytes that have not left the carrier."""
         self.accessible = accessible
         """AQ-R27.1; final once true."""
-        self.links: dict[int, tuple[int, ...]] = {}
-        """Unacknowledged reliable number -> channels attached to that message (AQ-R27.2)."""
-        self.unreliable_links: dict[int, tuple[int, ...]] = {}
+        self.links = NO_LINKS
+        """By unacknowledged reliable number: what hangs on it (AQ-R27.2)."""
+        self.unreliable_links = NO_LINKS
         """The same for unreliable numbers."""
-        self.acked_links: list[int] = []
+        self.acked_links = NO_CHANNELS
         """Only while pending: channels attached to messages acked meanwhile."""
         self.streams_in = 0
         """The peer's streams that are routed here: acks, and what it should not send."""
@@ -93,12 +103,11 @@ class SenderHalf:
         """The endpoint's handle, for its wake-ups."""
         self._numbers = SentNumbers()
         self._unreliable: UnreliableSent | None = None  # most channels never need it
-        self._route = codec.encode_route_to(channel)
         self._oneshot = ids.oneshot(channel)
         self._message_stream: OutStream | None = None
         self._control: OutStream | None = None
-        self._unordered_open: set[OutStream] = set()
-        self._unordered_waiting: deque[OutStream] = deque()
+        self._unordered_open = NO_STREAMS
+        self._unordered_waiting = NONE_WAITING
         self._finish_waits = False
         """Whether FINISH_SENDER is due once every message has its stream (AQ-34)."""
 
@@ -159,6 +168,8 @@ class SenderHalf:
             )
         number = self._numbers.take()
         if attachments:
+            if self.links is NO_LINKS:
+                self.links = {}
             self.links[number] = tuple(channel for channel, _ in attachments)
         if self._oneshot:
             # The whole life of the channel in one sequence (AQ-R28).
@@ -168,7 +179,7 @@ class SenderHalf:
         elif mode is Mode.ORDERED:
             if self._message_stream is None:
                 self._message_stream = OutStream(self, control=False)
-                frame.insert(0, self._route)
+                frame.insert(0, codec.encode_route_to(self.channel))
             self._shared.outgoing.write(self._message_stream, frame)
         else:
             self._write_alone(frame, at_once=bool(attachments))
@@ -207,7 +218,9 @@ class SenderHalf:
 
     def acked(self, varints: Sequence[int]) -> list[int]:
         """ACK_RELIABLE. Returns channels that became accessible by it (AQ-R27.3)."""
-        return self._reached(_take_links(self.links, self._numbers.ack(varints)))
+        reached = _take_links(self.links, self._numbers.ack(varints))
+        self.links = self.links or NO_LINKS
+        return self._reached(reached)
 
     def ack_nacked(self, varints: Sequence[int]) -> tuple[list[int], list[int]]:
         """ACK_NACK_UNRELIABLE. Returns (channels now accessible, channels lost) (AQ-R27.4)."""
@@ -215,7 +228,9 @@ class SenderHalf:
             raise SequenceError("ACK_NACK_UNRELIABLE for datagrams that were never sent (AQ-R15)")
         acked, nacked = self._unreliable.ack_nack(varints)
         lost = _take_links(self.unreliable_links, nacked)
-        return self._reached(_take_links(self.unreliable_links, acked)), lost
+        reached = _take_links(self.unreliable_links, acked)
+        self.unreliable_links = self.unreliable_links or NO_LINKS
+        return self._reached(reached), lost
 
     def receiver_closed(self) -> list[int]:
         """CLOSE_RECEIVER: the rest is nacked (AQ-R19). Returns channels lost by it."""
@@ -230,8 +245,7 @@ class SenderHalf:
 
     def lost(self) -> list[int]:
         """FORGET_CHANNEL, or the cascade: everything attached is lost too (AQ-R27.5)."""
-        links = self._take_all_links() + self.acked_links
-        self.acked_links.clear()
+        links = [*self._take_all_links(), *self.take_acked_links()]
         if self.state is SenderState.ENDED:
             return links  # ended while pending, and its tables stayed (AQ-R27.7)
         self._step(SenderInput.LOST)
@@ -248,13 +262,18 @@ class SenderHalf:
         self._step(SenderInput.DISCONNECTED)
         if not draining:
             self.queued = 0
-            self._unordered_waiting.clear()
+            self._unordered_waiting = NONE_WAITING
         self._end(error)
 
     def carried(self) -> list[int]:
         """Channels attached to messages here whose standing is not final (AQ-R27.2)."""
         tables = (*self.links.values(), *self.unreliable_links.values(), self.acked_links)
         return [channel for channels in tables for channel in channels]
+
+    def take_acked_links(self) -> list[int]:
+        """What was acked while this one was pending: it shares what becomes of it."""
+        taken, self.acked_links = self.acked_links, NO_CHANNELS
+        return taken
 
     # What the streams say
 
@@ -264,7 +283,7 @@ class SenderHalf:
     def stream_left(self, stream: OutStream) -> None:
         """A stream of ours is through, or dead: the next unordered message may go."""
         if stream in self._unordered_open:
-            self._unordered_open.discard(stream)
+            self._unordered_open.remove(stream)
             while (
                 self._unordered_waiting
                 and len(self._unordered_open) < self._shared.config.flow.unordered_streams
@@ -272,6 +291,8 @@ class SenderHalf:
                 waiting = self._unordered_waiting.popleft()
                 self._unordered_open.add(waiting)
                 self._shared.outgoing.let_go(waiting)
+            self._unordered_waiting = self._unordered_waiting or NONE_WAITING
+            self._unordered_open = self._unordered_open or NO_STREAMS
             self.stream_opened()
 
     def stream_opened(self) -> None:
@@ -312,7 +333,8 @@ class SenderHalf:
         """The message's number, or None when it does not fit a datagram (AQ-R17)."""
         shared = self._shared
         unreliable = self._unreliable or UnreliableSent()
-        frame = [self._route, *codec.encode_message(unreliable.next, payload, headers, attachments)]
+        frame = codec.encode_message(unreliable.next, payload, headers, attachments)
+        frame.insert(0, codec.encode_route_to(self.channel))
         if not shared.outgoing.version_acknowledged:
             frame.insert(0, codec.VERSION)  # counts towards the size (AQ-R6)
         if size_of(frame) > shared.datagram_limit:
@@ -323,6 +345,8 @@ class SenderHalf:
             shared.announce_due.append((due, self))
         number = unreliable.take()
         if attachments:
+            if self.unreliable_links is NO_LINKS:
+                self.unreliable_links = {}
             self.unreliable_links[number] = tuple(channel for channel, _ in attachments)
         shared.effects.append((effects.DATAGRAM, b"".join(bytes(part) for part in frame)))
         if self._oneshot:
@@ -335,7 +359,10 @@ class SenderHalf:
         """Channels of acked messages: accessible now, or once this one is (AQ-R27.3)."""
         if self.accessible:
             return channels
-        self.acked_links.extend(channels)
+        if channels:
+            if self.acked_links is NO_CHANNELS:
+                self.acked_links = []
+            self.acked_links.extend(channels)
         return []
 
     def _take_all_links(self) -> list[int]:
@@ -345,8 +372,7 @@ class SenderHalf:
             for channels in table.values()
             for channel in channels
         ]
-        self.links.clear()
-        self.unreliable_links.clear()
+        self.links = self.unreliable_links = NO_LINKS
         return links
 
     def _step(self, what: SenderInput) -> SenderState:
@@ -368,7 +394,7 @@ class SenderHalf:
     def _write_control(self, buffers: list[Any], *, fin: bool) -> None:
         if self._control is None:
             self._control = OutStream(None, control=True)
-            buffers = [self._route, *buffers]
+            buffers = [codec.encode_route_to(self.channel), *buffers]
         self._shared.outgoing.write(self._control, buffers, fin=fin)
 
     def _write_alone(self, frame: list[Any], *, at_once: bool) -> None:
@@ -378,17 +404,21 @@ class SenderHalf:
         stream and wait for it for ever.
         """
         stream = OutStream(self, control=False)
-        buffers = [self._route, *frame]
+        buffers = [codec.encode_route_to(self.channel), *frame]
         full = len(self._unordered_open) >= self._shared.config.flow.unordered_streams
         if full and not at_once:
             self._shared.outgoing.hold_back(stream, buffers)
+            if self._unordered_waiting is NONE_WAITING:
+                self._unordered_waiting = deque()
             self._unordered_waiting.append(stream)
             return
+        if self._unordered_open is NO_STREAMS:
+            self._unordered_open = set()
         self._unordered_open.add(stream)
         self._shared.outgoing.write(stream, buffers, fin=True)
 
     def _reset_messages(self, code: int) -> None:
-        waiting, self._unordered_waiting = self._unordered_waiting, deque()
+        waiting, self._unordered_waiting = self._unordered_waiting, NONE_WAITING
         self._finish_waits = False
         for stream in waiting:
             self._shared.outgoing.reset(stream, code)
@@ -398,7 +428,7 @@ class SenderHalf:
             self._shared.outgoing.reset(self._message_stream, code)
 
 
-def _take_links(links: dict[int, tuple[int, ...]], ranges: Sequence[tuple[int, int]]) -> list[int]:
+def _take_links(links: Links, ranges: Sequence[tuple[int, int]]) -> list[int]:
     """Removes the entries of the numbers in ``ranges`` and returns their channels."""
     taken: list[int] = []
     if not links:
