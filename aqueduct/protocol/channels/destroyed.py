@@ -71,10 +71,11 @@ class Forgetting:
         """Whether to send one now; otherwise it is kept for ``due``."""
         if channel in self._pending:
             return False
-        earliest = max(
-            self._sent.get(channel, now - self._memory) + self._memory,
-            self._closed.get(channel, now - self._wait()) + self._wait(),
-        )
+        earliest = now
+        if (sent := self._sent.get(channel)) is not None:
+            earliest = sent + self._memory
+        if (closed := self._closed.get(channel)) is not None:
+            earliest = max(earliest, closed + self._wait())
         if earliest <= now:
             self.sent(channel, now)
             return True

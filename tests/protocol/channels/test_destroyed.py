@@ -10,7 +10,7 @@ from aqueduct._speedups import codec
 from aqueduct.config import DEFAULT, Config, Flow, Limits
 from aqueduct.errors import Cancelled, Finished, LostInTransit, ReceiverClosed
 from aqueduct.protocol.channels.connection import Attach
-from aqueduct.protocol.channels.destroyed import Destroyed
+from aqueduct.protocol.channels.destroyed import Destroyed, Forgetting
 from aqueduct.protocol.channels.events import Readable
 from aqueduct.protocol.channels.receiving import ReceiverHalf
 from aqueduct.protocol.channels.registry import Half
@@ -164,6 +164,17 @@ def test_a_route_to_a_channel_of_ours_without_state_is_answered_at_once() -> Non
     assert peer.stops == {stream: 0}  # and never left unread
 
 
+@requirement("AQ-40")
+@requirement("AQ-R24")
+def test_a_datagram_to_a_channel_of_ours_without_state_is_answered_too() -> None:
+    peer, channel = destroyed(keep_sender=False)
+    peer.datagram(route(channel), message(0, b"late"))
+    assert forgets(peer, channel) == 0
+    peer.pair.advance(1.01)
+    assert forgets(peer, channel) == 1
+    assert peer.core.channels == 1 and peer.core.error is None
+
+
 @requirement("AQ-R24")
 def test_such_channels_are_answered_for_the_life_of_the_connection() -> None:
     peer, channel = destroyed(keep_sender=True)
@@ -203,6 +214,42 @@ def test_one_forget_answers_what_came_before_and_none_is_left_out() -> None:
     assert forgets(peer, channel) == 2  # for the three that came after the first
     peer.pair.advance(10)
     assert forgets(peer, channel) == 2
+
+
+@requirement("AQ-R23")
+@requirement("AQ-R24")
+def test_answers_that_waited_leave_one_by_one_and_count_as_sent() -> None:
+    peer = Peer("server")
+    halves = []
+    for _ in range(2):
+        attach = Attach(keep_sender=False, is_oneshot=False)
+        peer.other.send(peer.pair.sender, b"", attach)
+        assert isinstance(attach.half, ReceiverHalf)
+        halves.append(attach.half)
+    first, second = (half.channel for half in halves)
+    for half in halves:
+        peer.other.close_receiver(half)
+        peer.say(route(half.channel))
+        peer.pair.advance(0.5)
+    peer.pair.advance(0.01)
+    assert (forgets(peer, first), forgets(peer, second)) == (1, 0)
+    peer.say(route(first))  # another ghost, a moment later
+    peer.pair.advance(0.51)
+    assert (forgets(peer, first), forgets(peer, second)) == (1, 1)
+    peer.pair.advance(0.5)
+    assert (forgets(peer, first), forgets(peer, second)) == (2, 1)
+
+
+@requirement("AQ-R24")
+def test_what_is_remembered_for_a_second_goes_afterwards() -> None:
+    forgetting = Forgetting(1.0)
+    for tenth in range(1000):
+        forgetting.closed(tenth << 3, tenth / 10)
+        assert forgetting.ask(tenth << 3 | 1, tenth / 10)
+    assert len(forgetting._closed) <= 11 and len(forgetting._sent) <= 11
+    assert forgetting.deadline is None
+    assert not forgetting.ask(999 << 3, 100.0)
+    assert forgetting.deadline == pytest.approx(99.9 + 1.0)
 
 
 @requirement("AQ-R4")
