@@ -278,6 +278,8 @@ class ReceiverHalf:
             raise SequenceError(
                 f"unreliable message {number} on {ids.describe(self.channel)} (AQ-R13, AQ-R28)"
             )
+        if self._oneshot and self._declared > 0:
+            raise SequenceError("a oneshot channel carries its message twice (AQ-R28)")
         if number < self._unreliable.settled or number in self._unreliable:
             return False  # networks may duplicate; what was nacked stays so (AQ-39, AQ-R13)
         if self.waiting and not self._evict():

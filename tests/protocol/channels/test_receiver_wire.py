@@ -449,6 +449,14 @@ def test_a_oneshot_has_one_message(frames: list[bytes]) -> None:
 
 
 @requirement("AQ-R28")
+def test_a_oneshot_with_a_message_in_each_space_is_an_error() -> None:
+    peer, _ = attached(ONESHOT)
+    peer.say(route(ONESHOT), finish(1))  # so its message is to come by stream
+    peer.datagram(route(ONESHOT), message(0))
+    assert peer.closed_with == 2
+
+
+@requirement("AQ-R28")
 def test_a_oneshot_that_finishes_without_a_message() -> None:
     peer, half = attached(ONESHOT)
     peer.say(route(ONESHOT), finish(0))
