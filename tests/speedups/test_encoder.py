@@ -17,6 +17,7 @@ from tests.reference import codec as model
 from tests.speedups.strategies import headers
 
 LARGE = codec.COALESCE
+requirement = pytest.mark.requirement
 HIGHEST = (1 << 64) - 1
 
 
@@ -115,7 +116,7 @@ def test_constants() -> None:
     ("arguments", "text"),
     [
         ((-1,), "the message number is -1"),
-        ((HIGHEST,), r"must be 0 to 18446744073709551614"),
+        pytest.param((HIGHEST,), r"must be 0 to 18446744073709551614", marks=requirement("AQ-R13")),
         ((0, b"", [(b"", b"v")]), "header key b'' must be ASCII and not empty"),
         ((0, b"", [(b"caf\xc3", b"v")]), "must be ASCII"),
         ((0, b"", [(b"k",)]), r"it must be \(key, value\)"),
@@ -170,12 +171,23 @@ def test_the_buffers_of_a_failed_message_are_released() -> None:
     [
         (codec.encode_route_to, (-1,), "the channel is -1"),
         (codec.encode_route_to, (1 << 64,), "the channel is 18446744073709551616"),
-        (codec.encode_sent_unreliable, (0,), "never sent"),
+        pytest.param(codec.encode_sent_unreliable, (0,), "never sent", marks=requirement("AQ-R17")),
         (codec.encode_finish_sender, (-1,), "the count of messages is -1"),
         (codec.encode_ack_reliable, ((),), "pairs of gap and range"),
         (codec.encode_ack_reliable, ((1,),), "pairs of gap and range"),
+        pytest.param(
+            codec.encode_ack_reliable,
+            ((0, 0),),
+            "range number 1 is zero",
+            marks=requirement("AQ-20"),
+        ),
         (codec.encode_ack_reliable, ((0, 1, 0, 1),), "range number 2 is zero"),
-        (codec.encode_ack_reliable, ((1, HIGHEST),), r"above 2\^64 - 1"),
+        pytest.param(
+            codec.encode_ack_reliable,
+            ((1, HIGHEST),),
+            r"above 2\^64 - 1",
+            marks=requirement("AQ-R2"),
+        ),
         (codec.encode_ack_reliable, ((0, -1),), "a length of a range is -1"),
         (codec.encode_ack_nack_unreliable, (0, ()), "nothing to say"),
         (codec.encode_ack_nack_unreliable, (0, (0,)), "nothing to say"),

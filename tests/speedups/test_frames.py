@@ -203,6 +203,7 @@ def test_keys_of_any_ascii_and_values_of_any_bytes() -> None:
         ("00010101", True),
         ("0101", True),
         ("ffffffffffffffffff0101", False),
+        ("ffffffffffffffffff0102", False),  # wraps round to a sum that is not zero
         ("feffffffffffffffff0101", True),
     ],
 )
@@ -225,6 +226,7 @@ def test_the_ranges_of_ack_reliable(ranges: str, good: bool) -> None:
         ("0101", True),
         ("010101", True),
         ("ffffffffffffffffff0101", False),
+        ("ffffffffffffffffff0102", False),
         ("feffffffffffffffff0101", True),
     ],
 )

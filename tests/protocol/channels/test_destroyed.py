@@ -501,6 +501,18 @@ def test_sending_creates_state_at_once_and_receiving_does_too(keep_sender: bool)
     assert isinstance(other.core._registry.known(BACK), SenderHalf)
 
 
+@requirement("AQ-42")
+def test_a_message_gives_the_state_of_its_channel_that_is_there() -> None:
+    peer = Peer()
+    peer.say(route(CHILD), message(0, b"early"), fin=False)
+    half = peer.core._registry.known(CHILD)
+    peer.say(route(0), message(0, b"", (), [(CHILD, ())]), fin=False)
+    assert peer.core._registry.known(CHILD) is half
+    carrier = peer.other.take(peer.pair.receiver)
+    assert carrier is not None and carrier.attachments[0][0] is half
+    assert [bytes(m.payload) for m in peer.other.take_all(half)] == [b"early"]
+
+
 @requirement("AQ-41")
 def test_a_forget_overrides_a_close_that_crosses_it() -> None:
     peer, half = attached(BACK)

@@ -71,6 +71,24 @@ def test_ids_are_bits_and_count_up_in_their_space() -> None:
     assert server.take(1, False) == 3 and server.take(0, False) == 1
 
 
+@pytest.mark.requirement("AQ-6")
+@pytest.mark.parametrize(
+    ("channel", "fields"),
+    [
+        (1, (1, 0, False, 0)),
+        (2, (0, 1, False, 0)),
+        (4, (0, 0, True, 0)),
+        (8, (0, 0, False, 1)),
+        (2**64 - 8, (0, 0, False, 2**61 - 1)),
+        (2**64 - 7, (1, 0, False, 2**61 - 1)),
+    ],
+)
+def test_each_field_of_an_id_has_its_bits(channel: int, fields: tuple[int, int, bool, int]) -> None:
+    assert ids.make(*fields) == channel
+    read = (ids.creator(channel), ids.sender(channel), ids.oneshot(channel), ids.index(channel))
+    assert read == fields
+
+
 @pytest.mark.requirement("AQ-42")
 @pytest.mark.parametrize("keep_sender", [True, False])
 def test_attachments_carry_messages_in_both_directions(keep_sender: bool) -> None:

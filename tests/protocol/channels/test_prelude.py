@@ -10,8 +10,9 @@ import pytest
 from aqueduct._speedups import codec
 from aqueduct.config import DEFAULT, Flow, Limits
 from aqueduct.errors import LocalProtocolError
-from aqueduct.protocol.channels.connection import Attach
-from aqueduct.protocol.channels.events import HeadersReceived
+from aqueduct.protocol.channels import effects
+from aqueduct.protocol.channels.connection import Attach, ChannelConnection
+from aqueduct.protocol.channels.events import HeadersReceived, Readable
 from aqueduct.protocol.channels.receiving import ReceiverHalf
 from aqueduct.protocol.channels.sending import Mode, SenderHalf
 from tests.pair import Pair
@@ -166,6 +167,15 @@ def test_at_the_start_there_is_the_entrypoint_alone() -> None:
     assert client.told() == [] and client.core.channels == 1
 
 
+@requirement("AQ-25")
+def test_the_server_has_the_entrypoint_and_hears_of_its_messages() -> None:
+    pair = Pair()
+    pair.client.send(pair.sender, b"hello")
+    pair.run()
+    heard = [event for event in pair.server.events if isinstance(event, Readable)]
+    assert [event.half for event in heard] == [pair.receiver]
+
+
 # VERSION
 
 
@@ -284,6 +294,19 @@ def test_streams_and_datagrams_are_checked_in_each_direction_alone() -> None:
 
 
 @requirement("AQ-R6")
+@requirement("AQ-28")
+@pytest.mark.parametrize("data", [ENTRY, VERSION + ENTRY], ids=["without", "with"])
+def test_a_datagram_between_the_headers_and_our_acknowledgement_begins_with_version(
+    data: bytes,
+) -> None:
+    peer = fresh("server")
+    peer.core.receive_stream(0, VERSION + HEADERS, True, peer.pair.now)
+    assert peer.core.ready
+    peer.core.receive_datagram(data, peer.pair.now)  # no effect was taken, so nothing was sent
+    assert (peer.core.error is None) is (data != ENTRY)
+
+
+@requirement("AQ-R6")
 def test_a_long_sequence_begun_with_version_stays_valid() -> None:
     peer = fresh()
     stream = peer.say(VERSION, HEADERS, ENTRY, message(0, b"one"), fin=False)
@@ -337,6 +360,7 @@ def test_a_long_version_is_not_waited_for() -> None:
 
 @requirement("AQ-29")
 @requirement("AQ-14")
+@requirement("AQ-R8")
 def test_the_server_answers_once_it_has_the_clients_headers() -> None:
     peer = fresh()
     peer.other.answer_headers = None
@@ -361,6 +385,21 @@ def test_the_client_says_its_headers_at_the_start_on_a_stream() -> None:
     peer.say(VERSION, ACK, HEADERS)
     peer.pair.advance(5)
     assert sum(frames.count(("CONNECTION_HEADERS", ())) for frames in peer.told()) == 1
+
+
+@requirement("AQ-29")
+def test_the_clients_headers_reach_the_server() -> None:
+    headers = ((b"who", b"me"), (b"who", b"again"))
+    client = ChannelConnection(is_client=True, config=DEFAULT, headers=headers)
+    client.start(0.0)
+    client.openable_changed(10, 0.0)
+    server = ChannelConnection(is_client=False, config=DEFAULT)
+    server.start(0.0)
+    for kind, stream, buffers, fin in client.effects_to_apply():
+        assert kind == effects.WRITE
+        server.receive_stream(stream, b"".join(buffers), fin, 0.0)
+    assert server.peer_headers == headers
+    assert server.events_received() == [HeadersReceived(headers)]
 
 
 @requirement("AQ-R10")

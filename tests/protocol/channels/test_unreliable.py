@@ -104,6 +104,20 @@ def test_a_late_or_repeated_datagram_is_ignored() -> None:
     assert pair.server.core.error is None
 
 
+@pytest.mark.requirement("AQ-R13")
+def test_a_repeated_datagram_takes_the_place_of_none() -> None:
+    flow = Flow(channel_receive_bytes=2500, receive_budget=20_000, message_overhead=100)
+    pair = Pair(dataclasses.replace(DEFAULT, flow=flow))
+    for payload in (b"first", b"second"):
+        pair.client.send(pair.sender, payload + bytes(1000), mode=Mode.UNRELIABLE)
+    again = [effect[1] for effect in pair.client.applied if effect[0] == effects.DATAGRAM][-1]
+    pair.link.client.send_datagram(again)
+    pair.link.client.flush()
+    pair.run()
+    taken = [bytes(m.payload).rstrip(b"\0") for m in pair.server.take_all(pair.receiver)]
+    assert taken == [b"first", b"second"]
+
+
 @pytest.mark.requirement("AQ-R31")
 def test_a_full_queue_loses_its_oldest_unreliable_message() -> None:
     flow = Flow(channel_receive_bytes=10_000, receive_budget=20_000, message_overhead=100)
