@@ -142,6 +142,22 @@ async def test_a_cancel_drops_what_was_not_read_and_frees_what_came_with_it(peer
     await peers.forgotten()
 
 
+@pytest.mark.requirement("AQ-R28")
+async def test_a_oneshot_sender_that_is_dropped_unused_cancels(peers: Peers) -> None:
+    sender, away = channel(oneshot=True)
+    (theirs,) = await peers.call(away)
+    del sender
+    received, mine = channel(oneshot=True)
+    (handle,) = await peers.call(received)
+    del handle
+    await asyncio.to_thread(gc.collect)
+    assert isinstance(theirs, Receiver)
+    for receiver in (theirs, mine):
+        with pytest.raises(Cancelled):
+            await within(receiver.receive())
+    await peers.forgotten()
+
+
 async def test_dropped_handles_end_their_channels(peers: Peers) -> None:
     sender, receiver = channel()
     (theirs,) = await peers.call(receiver)

@@ -398,6 +398,7 @@ def test_the_rest_of_a_sequence_under_way_is_ignored(creator: str, end: str) -> 
 # FORGET_CHANNEL received
 
 
+@requirement("AQ-R27")
 @requirement("AQ-41")
 @requirement("AQ-R23")
 @requirement("AQ-R29")

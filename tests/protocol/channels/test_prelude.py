@@ -358,6 +358,7 @@ def test_a_long_version_is_not_waited_for() -> None:
 # Connection headers
 
 
+@requirement("AQ-R10")
 @requirement("AQ-29")
 @requirement("AQ-14")
 @requirement("AQ-R8")
