@@ -115,12 +115,18 @@ class SenderHalf:
 
     @property
     def writable(self) -> bool:
-        """Whether a send would stay below the high-water marks (design: Flow)."""
+        """Whether a send would stay below the high-water marks (design: Flow).
+
+        Not while the peer has stopped the stream: what is written vanishes without ever counting
+        as queued, so nothing would hold the sender until CLOSE_RECEIVER comes.
+        """
         flow = self._shared.config.flow
+        stream = self._message_stream
         return (
             self.queued < flow.channel_high_water
             and self._shared.outgoing.queued < flow.connection_high_water
             and self._unsettled < self._shared.config.limits.unacknowledged
+            and (stream is None or not stream.dead)
         )
 
     @property

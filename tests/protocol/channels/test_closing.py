@@ -8,9 +8,10 @@ import pytest
 
 from aqueduct._speedups import codec
 from aqueduct.config import DEFAULT, Config, Flow
-from aqueduct.errors import ConnectionLost, Finished
+from aqueduct.errors import ConnectionLost, Finished, ReceiverClosed
 from aqueduct.protocol.channels import effects
 from aqueduct.protocol.channels.connection import Attach
+from aqueduct.protocol.channels.events import Writable
 from aqueduct.protocol.channels.receiving import ReceiverHalf
 from aqueduct.protocol.channels.sending import Mode, SenderHalf
 from tests.pair import Pair, Side
@@ -193,3 +194,28 @@ def test_a_receiver_that_closes_before_a_finish_that_waits() -> None:
     assert pair.client.core.snapshot()["queued_bytes"] == 0
     assert pair.client.core.snapshot()["streams_waiting"] == 0
     assert pair.client.core.channels == pair.server.core.channels == 1
+
+
+@pytest.mark.requirement("AQ-R19")
+def test_a_sender_whose_stream_was_stopped_waits_for_the_close_behind_it() -> None:
+    """The two travel apart. A sender that saw room between them would send for ever."""
+    pair = Pair()
+    sender, receiver = open_channel(pair, keep_sender=True)
+    pair.client.send(sender, b"first")
+    pair.run()
+    assert sender.writable
+    (number,) = (
+        stream.number
+        for stream in pair.client.core._shared.outgoing._open.values()
+        if stream.half is sender
+    )
+    pair.client.core.receive_stop(number, 0, pair.now)
+    assert sender.error is None and not sender.writable
+    pair.client.core.wait_writable(sender)
+    pair.client.flush()
+    assert Writable(sender) not in pair.client.events
+    pair.server.core.close_receiver(receiver, pair.now)
+    pair.server.flush()
+    pair.run()
+    assert isinstance(sender.error, ReceiverClosed)
+    assert Writable(sender) in pair.client.events
