@@ -49,8 +49,8 @@ class Carrier:
         return self.network is not None and self.network.get("drop", 0.0) > 0
 
 
-LATE = {"latency": 0.0005, "reorder": 0.05, "delay": 0.004}
-"""All are late, some are later than those that were sent after them."""
+LATE = {"latency": 0.0005, "reorder": 0.05, "delay": 0.004, "duplicate": 0.02}
+"""All are late, some later than those that were sent after them, and some come twice."""
 
 CARRIERS: dict[str, Carrier] = {
     "memory": Carrier("memory://suite"),
