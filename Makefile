@@ -7,7 +7,7 @@ PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check
 CYTHON := $(wildcard aqueduct/_speedups/*.pyx aqueduct/_speedups/*.pxd)
 COMPILED := $(patsubst %.pyi,%,$(subst /,.,$(wildcard aqueduct/_speedups/*.pyi)))
 
-.PHONY: help demo test test-long requirements sabotage bench bench-check wheel wheels lint format setup clean
+.PHONY: help demo test test-long fuzz requirements sabotage bench bench-check wheel wheels lint format setup clean
 
 help:           ## these lines
 	@sed -nE 's/^([a-z-]+):.*## /\1\t/p' Makefile | expand -t 14
@@ -28,6 +28,9 @@ requirements: setup ## each requirement of docs/protocols with its tests
 
 sabotage: setup ## the core made wrong, a line at a time: tests must notice; ONLY='AQ-33' for one
 	ci/env python -m tests.sabotage $(addprefix --only ,$(ONLY))
+
+fuzz: setup     ## look for faults with atheris: SECONDS=60 in all, TARGET=codec, wire or operations
+	ci/fuzz.sh run $(or $(SECONDS),60) $(TARGET)
 
 lint: setup     ## ruff, mypy, cython-lint, and the stubs against the compiled modules
 	ruff check --no-cache

@@ -3,6 +3,7 @@
 #
 #   ci/system.sh python    a Python >= 3.11 with venv and headers, and a C compiler
 #   ci/system.sh java      the home of a Java >= 17
+#   ci/system.sh clang     a clang that compiles for a fuzzer
 #
 # What is missing is installed where that is possible (root on Debian), unless
 # AQUEDUCT_NO_INSTALL is set; else the error names the command to type.
@@ -64,6 +65,14 @@ find_java() {
     return 1
 }
 
+find_clang() {
+    for clang in ${CLANG:-} clang clang-22 clang-19 clang-18 clang-17 clang-16 clang-15 clang-14; do
+        echo 'int nothing;' | "$clang" -fsanitize=address,fuzzer-no-link -x c -c -o /dev/null - \
+            2>/dev/null && command -v "$clang" && return
+    done
+    return 1
+}
+
 case ${1:-} in
 python)
     if ! command -v "${CC:-cc}" >/dev/null; then
@@ -81,8 +90,14 @@ java)
         find_java || { say "still no Java >= 17; set JAVA_HOME"; exit 1; }
     fi
     ;;
+clang)
+    if ! find_clang; then
+        install "no clang for -fsanitize=address,fuzzer-no-link" clang
+        find_clang || { say "still no clang that has it; set CLANG"; exit 1; }
+    fi
+    ;;
 *)
-    say "say 'python' or 'java'"
+    say "say 'python', 'java' or 'clang'"
     exit 2
     ;;
 esac

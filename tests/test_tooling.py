@@ -178,6 +178,25 @@ def test_without_python_the_error_says_what_to_type(tmp_path: Path, bare_path: P
     assert "no Python >= 3.11" in answer.stderr
 
 
+def test_without_clang_the_error_says_what_to_type(bare_path: Path) -> None:
+    answer = ask("clang", bare_path)
+    assert answer.returncode == 1
+    assert answer.stdout == ""
+    assert "no clang" in answer.stderr
+    assert re.search(r"Type: |Install it", answer.stderr)
+
+
+def test_a_compiler_that_cannot_count_edges_gives_way(tmp_path: Path, bare_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "clang").write_text("#!/bin/sh\nexit 1\n")
+    (other / "clang-14").write_text("#!/bin/sh\nexit 0\n")
+    for program in other.iterdir():
+        program.chmod(0o755)
+    answer = ask("clang", Path(f"{other}:{bare_path}"))
+    assert (answer.returncode, answer.stdout.strip()) == (0, str(other / "clang-14"))
+
+
 def test_the_environment_of_commands() -> None:
     answer = subprocess.run(
         [str(ROOT / "ci" / "env"), "sh", "-c", "echo $JAVA_HOME:$PYSPARK_PYTHON:$PATH"],
