@@ -74,6 +74,8 @@ class Flow:
     """How far ahead of the landed bytes an admitted message is credited."""
     channel_high_water: int = 8 * MiB
     """Queued bytes of one sender above which its sends wait."""
+    channel_hard_limit: int = 64 * MiB
+    """Queued bytes of one sender from which ``send_nowait`` raises SendQueueFull."""
     connection_high_water: int = 64 * MiB
     """Queued bytes of a connection above which all sends wait."""
     streams: int = 1024
@@ -92,6 +94,11 @@ class Flow:
             raise ConfigError(
                 f"Flow.control_share is {self.control_share!r}; it must be below 1, "
                 "or no message could ever be sent"
+            )
+        if self.channel_hard_limit < self.channel_high_water:
+            raise ConfigError(
+                f"Flow.channel_hard_limit ({self.channel_hard_limit}) must not be below "
+                f"Flow.channel_high_water ({self.channel_high_water})"
             )
         if self.streams < 8:
             raise ConfigError(f"Flow.streams is {self.streams!r}; at least 8 are needed")

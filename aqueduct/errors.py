@@ -5,6 +5,7 @@
     AqueductError
     |-- ConfigError (also ValueError)       a setting or an address that cannot work
     |-- LocalProtocolError                  this side used the library wrongly; nothing changed
+    |-- SendQueueFull                       a send that may not wait found no room
     |-- RemoteProtocolError                 the peer broke the protocol; .code is the wire code
     |   |-- FrameError            code 1    bytes that do not decode
     |   |-- SequenceError         code 2    frames that decode but are not allowed here
@@ -60,6 +61,7 @@ __all__ = [
     "Refused",
     "RemoteProtocolError",
     "SchemaMismatch",
+    "SendQueueFull",
     "SequenceError",
     "UnknownHandler",
     "VersionError",
@@ -76,6 +78,13 @@ class ConfigError(AqueductError, ValueError):
 
 class LocalProtocolError(AqueductError):
     """This side asked for something the protocol does not allow. The state is unchanged."""
+
+
+class SendQueueFull(AqueductError):
+    """A send that may not wait found the queue at its hard limit; nothing was sent.
+
+    Wait for room (``wait_writable``, or ``send`` instead of ``send_nowait``) and send it again.
+    """
 
 
 class RemoteProtocolError(AqueductError):

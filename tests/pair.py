@@ -48,6 +48,7 @@ class Side:
     def connected(self) -> None:
         self.core.start(self.pair.now, self.carrier.datagram_limit)
         self.core.openable_changed(self.carrier.openable, self.pair.now)
+        self.core.datagram_room_changed(self.carrier.datagram_room, self.pair.now)
 
     def stream_data(self, stream: int, data: Buffer, fin: bool) -> None:
         self.raw.setdefault(stream, bytearray()).extend(data)
@@ -64,6 +65,9 @@ class Side:
 
     def openable_changed(self) -> None:
         self.core.openable_changed(self.carrier.openable, self.pair.now)
+
+    def datagram_room_changed(self) -> None:
+        self.core.datagram_room_changed(self.carrier.datagram_room, self.pair.now)
 
     def written(self, stream: int, size: int) -> None:
         self.core.written(stream, size)
@@ -103,6 +107,7 @@ class Side:
                 linger = self.core.close_by - self.pair.now if effect[1] == 0 else 0.0
                 self.carrier.close(effect[1], effect[2], linger=max(linger, 0.0))
         self.carrier.extra_streams(self.core.extra_streams - self.hold)
+        self.core.datagram_room_changed(self.carrier.datagram_room, self.pair.now)
         self.carrier.flush()
 
     def _take_events(self) -> None:

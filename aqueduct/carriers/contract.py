@@ -46,6 +46,9 @@ class CarrierUser(Protocol):
     def openable_changed(self) -> None:
         """``Carrier.openable`` grew."""
 
+    def datagram_room_changed(self) -> None:
+        """``Carrier.datagram_room`` grew."""
+
     def written(self, stream: int, size: int) -> None:
         """``size`` bytes of my stream left the carrier's queue; their buffers are released.
 
@@ -92,6 +95,10 @@ class Carrier(Protocol):
     @property
     def datagram_limit(self) -> int:
         """The largest payload of ``send_datagram``, bytes; 0: datagrams are not to be had."""
+
+    @property
+    def datagram_room(self) -> int:
+        """How many datagrams the queue takes now; the next one is dropped."""
 
     @property
     def openable(self) -> int:

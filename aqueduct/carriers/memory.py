@@ -127,9 +127,12 @@ class Link:
                 return True
         if source._close is None or not source._linger_over:
             moved |= self._carry_streams(source, target)
-        while source._datagrams:
-            target._report().datagram_received(source._datagrams.popleft())
+        if source._datagrams:
+            while source._datagrams:
+                target._report().datagram_received(source._datagrams.popleft())
             moved = True
+            if source._alive():
+                source._report().datagram_room_changed()
         if source._close is not None and (source._linger_over or not source._unsent()):
             code, reason = source._close
             source._end(
@@ -310,6 +313,11 @@ class MemoryCarrier:
         self._extra = count
         self._unflushed.append(self._announce)
 
+    @property
+    def datagram_room(self) -> int:
+        """How many datagrams the queue takes now."""
+        return _DATAGRAM_QUEUE - len(self._datagrams) - self._datagrams_queued
+
     def send_datagram(self, data: bytes) -> bool:
         """Queues a datagram; False if it was dropped."""
         if (
@@ -317,7 +325,7 @@ class MemoryCarrier:
             or self._close is not None
             or len(data) > self.datagram_limit
             or self.datagram_limit == 0
-            or len(self._datagrams) + self._datagrams_queued >= _DATAGRAM_QUEUE
+            or self.datagram_room <= 0
         ):
             return False
         self._datagrams_queued += 1

@@ -52,6 +52,7 @@ class Pump:
         self.last_input = now
         self.core.start(now, self.carrier.datagram_limit)
         self.core.openable_changed(self.carrier.openable, now)
+        self.core.datagram_room_changed(self.carrier.datagram_room, now)
 
     def stream_data(self, stream: int, data: Buffer, fin: bool) -> None:
         """See CarrierUser."""
@@ -78,6 +79,13 @@ class Pump:
     def openable_changed(self) -> None:
         """See CarrierUser."""
         self._guarded(self.core.openable_changed, self.carrier.openable, self._loop.time())
+
+    def datagram_room_changed(self) -> None:
+        """See CarrierUser."""
+        self._guarded(
+            self.core.datagram_room_changed, self.carrier.datagram_room, self._loop.time()
+        )
+        self.flush_soon()
 
     def written(self, stream: int, size: int) -> None:
         """See CarrierUser."""
@@ -143,6 +151,7 @@ class Pump:
     def _apply(self, wanted: list[effects.Effect]) -> bool:
         """False when the connection ended by it."""
         carrier = self.carrier
+        told = False
         for effect in wanted:
             kind = effect[0]
             if kind == effects.WRITE:
@@ -155,9 +164,12 @@ class Pump:
                 carrier.stop(effect[1], effect[2])
             elif kind == effects.DATAGRAM:
                 carrier.send_datagram(effect[1])
+                told = True
             elif kind == effects.CLOSE:
                 linger = self.core.close_by - self._loop.time() if effect[1] == 0 else 0.0
                 carrier.close(effect[1], effect[2], linger=max(linger, 0.0))
+        if told:  # the carrier may have dropped some for reasons of its own
+            self.core.datagram_room_changed(carrier.datagram_room, self._loop.time())
         carrier.flush()  # may report bytes as written at once, and so free room
         return not self._closed
 

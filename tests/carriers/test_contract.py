@@ -346,10 +346,15 @@ async def test_the_queue_of_datagrams_is_bounded(kind: str) -> None:
     async with linked(kind) as pair:
         await pair.client.until(lambda: pair.client.begun)
         taken = 0
+        room = pair.client.carrier.datagram_room
         while pair.client.carrier.send_datagram(b"x" * 900):
             taken += 1
             assert taken < 10_000
-        assert taken > 0
+            assert pair.client.carrier.datagram_room == room - taken
+        assert taken == room > 0
+        pair.client.carrier.flush()
+        await pair.client.until(lambda: pair.client.carrier.datagram_room == room)
+        assert pair.client.rooms > 0
 
 
 async def test_a_ping_is_answered(kind: str) -> None:

@@ -42,6 +42,7 @@ class Recorder:
         self.datagrams: list[bytes] = []
         self.written_by: dict[int, int] = {}
         self.openings = 0
+        self.rooms = 0
         self.pongs = 0
         self.bursts = 0
         self.lost: list[ConnectionLost] = []
@@ -89,6 +90,10 @@ class Recorder:
     def openable_changed(self) -> None:
         self._alive()
         self.openings += 1
+
+    def datagram_room_changed(self) -> None:
+        self._alive()
+        self.rooms += 1
 
     def written(self, stream: int, size: int) -> None:
         self._alive()

@@ -86,6 +86,7 @@ class QuicCarrier:
         self._senders: dict[int, SendBuffer] = {}
         self._stopped: dict[int, None] = {}
         self._openable = 0
+        self._datagram_room = quic.datagram_room
         self._mine = 2 if is_client else 3
         self._theirs = 3 if is_client else 2
         self._pings = 0
@@ -115,6 +116,11 @@ class QuicCarrier:
     def datagram_limit(self) -> int:
         """The largest payload of ``send_datagram``, bytes."""
         return self._quic.datagram_limit
+
+    @property
+    def datagram_room(self) -> int:
+        """How many datagrams the queue takes now."""
+        return self._quic.datagram_room
 
     @property
     def openable(self) -> int:
@@ -170,7 +176,9 @@ class QuicCarrier:
         """Queues a datagram; False if it was dropped."""
         if self.error is not None or self._close is not None:
             return False
-        return self._quic.send_datagram(data)
+        taken = self._quic.send_datagram(data)
+        self._datagram_room = self._quic.datagram_room
+        return taken
 
     def ping(self) -> None:
         """Makes the peer's transport answer."""
@@ -245,6 +253,11 @@ class QuicCarrier:
             self.flush()
         if self._host.blocked:
             self._host.send_later(self)
+        room = self._quic.datagram_room
+        if room != self._datagram_room:
+            self._datagram_room = room
+            if self._begun and self._user is not None:
+                self._user.datagram_room_changed()
         if self._quic.has_events:
             self._take_events()  # new connection ids, to be routed
         if self._quic.termination is not None:

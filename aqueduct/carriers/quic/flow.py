@@ -188,6 +188,11 @@ class FlowConnection(QuicConnection):
         packet = self._max_datagram_size - 3 - len(self._peer_cid.cid) - 16 - _DATAGRAM_MARGIN
         return max(0, min(packet, peer) - 5)
 
+    @property
+    def datagram_room(self) -> int:
+        """How many datagrams the queue takes now."""
+        return _DATAGRAM_QUEUE - len(self._datagrams_pending)
+
     def send_datagram(self, data: bytes) -> bool:
         """Queues a datagram; False if it can never leave or the queue is full."""
         if len(data) > self.datagram_limit or len(self._datagrams_pending) >= _DATAGRAM_QUEUE:

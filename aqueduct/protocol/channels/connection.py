@@ -168,6 +168,14 @@ class ChannelConnection:
             self._shared.outgoing.openable_changed(count)
             self._close_if_drained()
 
+    def datagram_room_changed(self, count: int, now: float) -> None:
+        """The carrier takes ``count`` datagrams now, those in waiting effects included."""
+        shared = self._shared
+        shared.now = now
+        was, shared.datagram_room = shared.datagram_room, count - shared.datagrams_told
+        if was <= 0 < shared.datagram_room and shared.blocked and self.error is None:
+            self._reader.unblock(list(shared.blocked))
+
     def written(self, stream: int, size: int) -> None:
         """Bytes of a stream of ours left the carrier."""
         try:
@@ -372,10 +380,10 @@ class ChannelConnection:
         self._reader.release(half)
         self._use_room()
 
-    def wait_writable(self, half: SenderHalf) -> None:
-        """Asks for a Writable event once ``half`` is below its marks, or has ended."""
-        if half.error is None and not half.writable and self.error is None:
-            self._shared.blocked[half] = None
+    def wait_writable(self, half: SenderHalf, mode: Mode = Mode.ORDERED) -> None:
+        """Asks for a Writable event once ``half`` has room for the mode, or has ended."""
+        if half.error is None and not half.has_room(mode) and self.error is None:
+            self._shared.blocked[half] = mode
         else:
             self._shared.events.append(Writable(half))
 
@@ -423,6 +431,7 @@ class ChannelConnection:
         if not wanted:
             return []
         self._shared.outgoing.effects_taken()
+        self._shared.datagrams_told = 0
         taken = wanted[:]
         wanted.clear()
         return taken

@@ -487,6 +487,6 @@ class Reader:
         """Tells those of ``halves`` that wait for room and now have it."""
         blocked = self._shared.blocked
         for half in halves:
-            if half is not None and half in blocked and half.writable:
+            if half is not None and half in blocked and half.has_room(blocked[half]):
                 del blocked[half]
                 self._shared.events.append(Writable(half))

@@ -129,6 +129,21 @@ class SenderHalf:
             and (stream is None or not stream.dead)
         )
 
+    def has_room(self, mode: Mode) -> bool:
+        """Whether a message need not wait: below the marks, and nothing of it would be dropped."""
+        shared = self._shared
+        return self.writable and (
+            mode is not Mode.UNRELIABLE or shared.datagram_room > 0 or not shared.datagram_limit
+        )
+
+    @property
+    def full(self) -> bool:
+        """Whether the hard limits are reached, above which nothing is queued without waiting."""
+        return (
+            self.queued >= self._shared.config.flow.channel_hard_limit
+            or self._unsettled >= self._shared.config.limits.unacknowledged
+        )
+
     @property
     def settled(self) -> bool:
         """Whether everything sent was acknowledged, or nacked if it went unreliably."""
@@ -142,7 +157,7 @@ class SenderHalf:
     def check_sendable(self) -> None:
         """Raises how the channel ended, or LocalProtocolError after finish or cancel."""
         if self.error is not None:
-            raise self.error
+            raise self.error.with_traceback(None)  # or each use would lengthen it
         if self.state is not SenderState.OPEN:
             self._step(SenderInput.SEND)
         if self._oneshot and self.sent:
@@ -194,7 +209,7 @@ class SenderHalf:
     def finish(self) -> None:
         """Queues FINISH_SENDER behind everything sent (AQ-34)."""
         if self.error is not None:
-            raise self.error
+            raise self.error.with_traceback(None)  # or each use would lengthen it
         self._step(SenderInput.FINISH)
         self.announce()  # before FINISH_SENDER, on the same stream (AQ-R17)
         self._finish_waits = True
@@ -354,7 +369,12 @@ class SenderHalf:
             if self.unreliable_links is NO_LINKS:
                 self.unreliable_links = {}
             self.unreliable_links[number] = tuple(channel for channel, _ in attachments)
-        shared.effects.append((effects.DATAGRAM, b"".join(bytes(part) for part in frame)))
+        if shared.datagram_room > 0:
+            shared.datagram_room -= 1
+            shared.datagrams_told += 1
+            shared.effects.append((effects.DATAGRAM, b"".join(bytes(part) for part in frame)))
+        else:
+            shared.datagrams_dropped += 1  # as the transport would (AQ-R17)
         if self._oneshot:
             self.announce()
             self.state = SenderState.FINISHED

@@ -12,7 +12,7 @@ from aqueduct.protocol.channels.outgoing import Outgoing
 
 if TYPE_CHECKING:
     from aqueduct.protocol.channels.receiving import ReceiverHalf
-    from aqueduct.protocol.channels.sending import SenderHalf
+    from aqueduct.protocol.channels.sending import Mode, SenderHalf
 
 __all__ = ["HalfError", "Shared"]
 
@@ -30,6 +30,9 @@ class Shared:
         "budget_used",
         "config",
         "datagram_limit",
+        "datagram_room",
+        "datagrams_dropped",
+        "datagrams_told",
         "effects",
         "events",
         "freed",
@@ -64,10 +67,17 @@ class Shared:
         """Until when datagrams numbered below the last item are waited for (AQ-37)."""
         self.datagram_limit = 0
         """The largest datagram, bytes; 0: unreliable messages go by stream (AQ-R17)."""
+        self.datagram_room = 1 << 62
+        """How many datagrams the carrier takes, those in effects that it has not seen left out;
+        endless until it says."""
+        self.datagrams_told = 0
+        """Datagrams in effects that the carrier has not seen yet."""
+        self.datagrams_dropped = 0
+        """Unreliable messages that found no room and were dropped here; they count as sent."""
         self.rtt = 0.0
         """Smoothed round trip as the carrier last told it, seconds; 0.0 before the first."""
-        self.blocked: dict[SenderHalf, None] = {}
-        """Senders whose user waits for room."""
+        self.blocked: dict[SenderHalf, Mode] = {}
+        """Senders whose user waits for room, and for which mode."""
         self.starved: OrderedDict[ReceiverHalf, None] = OrderedDict()
         """Receivers whose next message waits for room in the connection's budget, in order."""
         self.relieved: dict[ReceiverHalf, None] = {}
