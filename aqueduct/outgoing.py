@@ -177,7 +177,7 @@ class Outgoing:
         self.moved += 1
         try:
             for headers, payload in pieces(encoded, number, self.config.calls.cut):
-                sender.send_nowait(payload, headers=headers)
+                sender.send_nowait(payload, headers=headers, force=True)
         except (ChannelError, ConnectionLost):
             pass  # reading says more
 

@@ -217,7 +217,7 @@ class RunningCall:
         """Sends an answer to input batch ``number``, whether or not there is room."""
         output = self.output
         for headers, payload in pieces(encoded, number, self.config.calls.cut):
-            output.send_nowait(payload, headers=headers)
+            output.send_nowait(payload, headers=headers, force=True)
         self.batches_out += 1
         self.bytes_out += encoded.size
         if number >= self._settled:
@@ -227,7 +227,7 @@ class RunningCall:
         """Tells the client what the handler took without answering, so that it may go on."""
         if self.taken > self._settled and self.receiver is not None:
             self._settled = self.taken
-            self.output.send_nowait(b"", headers=batch_headers(self.taken - 1))
+            self.output.send_nowait(b"", headers=batch_headers(self.taken - 1), force=True)
 
     @property
     def answering(self) -> int:
@@ -317,7 +317,7 @@ class RunningCall:
         if call.output_schema is not None:
             self.encoder = Encoder(call.output_schema, where=f"the output of {where}", **names)
         headers, payload = Hello(call.output_schema).encode()
-        self.output.send_nowait(payload, headers=headers)
+        self.output.send_nowait(payload, headers=headers, force=True)
         self.accepted = True
         return serving.driver_of(handler)
 
@@ -343,7 +343,7 @@ class RunningCall:
                 self.output.finish()
             if self._status.error is None:
                 headers, payload = status.encode()
-                self._status.send_nowait(payload, headers=headers)
+                self._status.send_nowait(payload, headers=headers, force=True)
         except AqueductError as caught:  # the client went away in this very moment
             log.debug("%r: the status could not be sent: %s", self.call, caught)
 

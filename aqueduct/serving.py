@@ -327,7 +327,7 @@ def _refuse(handles: list[Any], status: Any, error: CallError) -> None:
                 handle.close()
             elif handle is status:
                 headers, payload = Status.from_exception(error).encode()
-                handle.send_nowait(payload, headers=headers)
+                handle.send_nowait(payload, headers=headers, force=True)
             else:
                 handle.finish()
 

@@ -12,15 +12,9 @@ from typing import Any
 from aqueduct.carriers.contract import Carrier
 from aqueduct.carriers.pump import Pump
 from aqueduct.config import Config
-from aqueduct.endpoint.handles import (
-    Attachment,
-    Headers,
-    Message,
-    Receiver,
-    Sender,
-    ToAttach,
-)
-from aqueduct.errors import ConnectionLost, LocalProtocolError
+from aqueduct.endpoint.handles import Attachment, Headers, Message, Receiver, Sender
+from aqueduct.endpoint.local import Parcel, Pipe
+from aqueduct.errors import ConnectionLost
 from aqueduct.protocol.channels.connection import Attach, ChannelConnection
 from aqueduct.protocol.channels.events import (
     Closed,
@@ -33,6 +27,7 @@ from aqueduct.protocol.channels.events import (
 from aqueduct.protocol.channels.receiving import Received, ReceiverHalf
 from aqueduct.protocol.channels.registry import Half
 from aqueduct.protocol.channels.sending import Mode, SenderHalf
+from aqueduct.protocol.channels.state import SenderState
 
 __all__ = ["Connection"]
 
@@ -128,7 +123,7 @@ class Connection:
         Raises ConnectionLost, or TimeoutError after Timing.idle_timeout.
         """
         if self.error is not None:
-            raise self.error
+            raise self.error.with_traceback(None)
         pong = self._loop.create_future()
         self._pongs.append(pong)
         self.pump.on_pong = self._ponged
@@ -178,36 +173,20 @@ class Connection:
         half: SenderHalf,
         payload: Any,
         headers: Headers,
-        attachments: Sequence[ToAttach],
+        parcels: Sequence[tuple[Parcel, Headers]],
         mode: Mode,
     ) -> int:
         """Queues a message; see Sender.send."""
         now = self._loop.time()
-        if not attachments:
+        if not parcels:
             number = self.core.send(half, payload, now, headers=headers, mode=mode)
             self.pump.flush_soon()
             return number
-        half.check_sendable()
-        pairs = [entry if isinstance(entry, tuple) else (entry, ()) for entry in attachments]
-        handles = [handle for handle, _ in pairs]
-        if len({id(_pair_of(handle)) for handle in handles}) != len(handles):
-            raise LocalProtocolError("one channel is attached twice to a message")
-        wanted: list[Attach] = []
-        for handle, channel_headers in pairs:
-            handle._check_attachable()
-            pipe = handle._pipe
-            assert pipe is not None
-            wanted.append(
-                Attach(
-                    keep_sender=isinstance(handle, Receiver),
-                    is_oneshot=pipe.oneshot,
-                    headers=channel_headers,
-                )
-            )
-        number = self.core.send(half, payload, now, headers=headers, attachments=wanted, mode=mode)
-        for handle, attach in zip(handles, wanted, strict=True):
-            assert attach.half is not None
-            self._network(handle, attach.half)
+        networked: list[tuple[Pipe, SenderHalf]] = []
+        number = self._send(half, payload, headers, parcels, mode, networked)
+        # In any depth, so with a list and not by recursion.
+        for pipe, inner in networked:
+            self._flush_pipe(pipe, inner, networked)
         self.pump.flush_soon()
         return number
 
@@ -218,7 +197,7 @@ class Connection:
 
     def cancel(self, half: SenderHalf) -> None:
         """See Sender.cancel."""
-        if half.state.name == "OPEN":
+        if half.state is SenderState.OPEN:
             self.core.cancel(half, self._loop.time())
             self.pump.flush_soon()
 
@@ -230,14 +209,14 @@ class Connection:
         self.pump.flush_soon()  # room came back; a credit may be due
         return self._message(received)
 
-    def close_receiver(self, half: ReceiverHalf) -> None:
-        """See Receiver.close."""
-        self.core.close_receiver(half, self._loop.time())
+    def close_receiver(self, half: ReceiverHalf, error: Exception | None = None) -> None:
+        """See Receiver.close; ``error`` is what ended it instead of its owner."""
+        self.core.close_receiver(half, self._loop.time(), error)
         self.pump.flush_soon()
 
-    def wait_writable(self, half: SenderHalf) -> None:
+    def wait_writable(self, half: SenderHalf, mode: Mode) -> None:
         """See Sender.notify_writable."""
-        self.core.wait_writable(half)
+        self.core.wait_writable(half, mode)
         self.pump.flush_soon()
 
     def dropped(self, half: Half) -> None:
@@ -245,7 +224,7 @@ class Connection:
         if self.closed or self._loop.is_closed():
             return
         if isinstance(half, SenderHalf):
-            if half.state.name != "OPEN":
+            if half.state is not SenderState.OPEN:
                 return
         elif half.error is not None and not half.queue:
             return  # what it still queued has its price, and may carry channels
@@ -259,51 +238,81 @@ class Connection:
             self.core.drop_attachment(half, self._loop.time())
             self.pump.flush()
 
-    def _network(self, handle: Sender | Receiver, half: Half) -> None:
-        """``handle`` went away with a message: its twin is networked from here on."""
-        pipe = handle._pipe
-        assert pipe is not None
-        handle._sent_away = True
-        pipe.handed = True
-        if isinstance(handle, Receiver):
-            assert isinstance(half, SenderHalf)
-            sender = pipe.sender()
-            if sender is None:
-                if pipe.finished:  # nothing is missing but the handle
-                    self._flush_pipe(pipe, half)
-                else:
-                    self.core.cancel(half, self._loop.time())
-                return
-            sender._half, sender._connection = half, self
-            half.handle = weakref.ref(sender)
-            self._flush_pipe(pipe, half)
-            sender._wake()
-        else:
-            assert isinstance(half, ReceiverHalf)
-            receiver = pipe.receiver()
-            if receiver is None or pipe.error is not None:
-                self.core.close_receiver(half, self._loop.time())
-                return
-            receiver._half, receiver._connection = half, self
-            half.handle = weakref.ref(receiver)
-            half.placement = receiver._placement
-            receiver._wake()
+    def _send(
+        self,
+        half: SenderHalf,
+        payload: Any,
+        headers: Headers,
+        parcels: Sequence[tuple[Parcel, Headers]],
+        mode: Mode,
+        networked: list[tuple[Pipe, SenderHalf]],
+    ) -> int:
+        for parcel, _ in parcels:
+            parcel.pipe.bind()
+        wanted = [
+            Attach(
+                keep_sender=not parcel.is_sender,
+                is_oneshot=parcel.pipe.oneshot,
+                headers=channel_headers,
+            )
+            for parcel, channel_headers in parcels
+        ]
+        number = self.core.send(
+            half, payload, self._loop.time(), headers=headers, attachments=wanted, mode=mode
+        )
+        for (parcel, _), attach in zip(parcels, wanted, strict=True):
+            self._network(parcel.pipe, attach.half, networked)
+        return number
 
-    def _flush_pipe(self, pipe: Any, half: SenderHalf) -> None:
+    def _network(
+        self, pipe: Pipe, half: Half | None, networked: list[tuple[Pipe, SenderHalf]]
+    ) -> None:
+        """One half of a pair goes away with a message: the other one is networked from here on.
+
+        A handle that has come to its end stays as it is: how it ended is final.
+        """
+        pipe.handed = True
+        if isinstance(half, SenderHalf):
+            sender = pipe.sender()
+            if sender is not None and pipe.sender_error is None and not pipe.settled:
+                sender._half, sender._connection = half, self
+                half.handle = weakref.ref(sender)
+            networked.append((pipe, half))
+            return
+        assert half is not None
+        receiver = pipe.receiver()
+        if receiver is None or pipe.receiver_error is not None:
+            self.core.close_receiver(half, self._loop.time())
+            return
+        receiver._half, receiver._connection = half, self
+        half.handle = weakref.ref(receiver)
+        half.placement = receiver._placement
+        receiver._changed()
+
+    def _flush_pipe(
+        self, pipe: Pipe, half: SenderHalf, networked: list[tuple[Pipe, SenderHalf]]
+    ) -> None:
         """What was sent before the channel was networked goes out first."""
-        waiting, pipe.queue = list(pipe.queue), type(pipe.queue)()
+        waiting = list(pipe.queue)
+        pipe.queue.clear()
         pipe.queued = 0
+        sender = pipe.sender()
         try:
-            for payload, headers, attachments, mode, _ in waiting:
-                self.send(half, payload, headers, attachments, mode)
+            for message in waiting:
+                self._send(
+                    half, message.payload, message.headers, message.parcels, message.mode, networked
+                )
         except Exception as error:  # noqa: BLE001 - it belongs to this channel, not to the one that carries it
             self.core.cancel(half, self._loop.time())
             half.error = error
-            return
-        if pipe.error is not None:
-            self.core.cancel(half, self._loop.time())
-        elif pipe.finished and half.state.name == "OPEN":
-            self.core.finish(half, self._loop.time())
+        else:
+            if pipe.finished:
+                if half.state is SenderState.OPEN:  # a oneshot's message is its end
+                    self.core.finish(half, self._loop.time())
+            elif pipe.sender_error is not None or sender is None:
+                self.core.cancel(half, self._loop.time())
+        if sender is not None:
+            sender._changed()
 
     def _message(self, received: Received) -> Message:
         attachments = tuple(
@@ -320,7 +329,7 @@ class Connection:
             reference = event.half.handle
             handle = reference() if reference is not None else None
             if handle is not None:
-                handle._wake()
+                handle._changed()
         elif isinstance(event, HeadersReceived):
             self._headers_received(event.headers)
         elif isinstance(event, Closed):
@@ -380,7 +389,3 @@ class Connection:
                 self.carrier.flush()
         # Counted from the last input: at fixed times a silence could grow to two intervals.
         self._alive_timer = self._loop.call_later(left, self._stay_alive)
-
-
-def _pair_of(handle: Sender | Receiver) -> object:
-    return handle._pipe if handle._pipe is not None else handle

@@ -6,22 +6,26 @@ networked, and the code that uses it cannot tell. A handle belongs to the event 
 
 from __future__ import annotations
 
-import asyncio
 import weakref
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from aqueduct.config import DEFAULT
-from aqueduct.errors import (
-    Cancelled,
-    Finished,
-    LocalProtocolError,
-    ReceiverClosed,
+from aqueduct.endpoint.local import (
+    LocalMessage,
+    Parcel,
+    Pipe,
+    Waiting,
+    detached,
+    joined,
+    landed,
+    queue_full,
+    release,
 )
+from aqueduct.errors import Cancelled, Finished, LocalProtocolError, ReceiverClosed
 from aqueduct.protocol.channels.events import Headers
 from aqueduct.protocol.channels.receiving import ReceiverHalf
 from aqueduct.protocol.channels.sending import Mode, SenderHalf
+from aqueduct.protocol.channels.state import SenderState
 
 if TYPE_CHECKING:
     from aqueduct.endpoint.connection import Connection
@@ -67,69 +71,6 @@ class Message:
         )
 
 
-class _Waiting:
-    """Tasks that wait for a handle to change."""
-
-    __slots__ = ("_waiters",)
-
-    def __init__(self) -> None:
-        self._waiters: list[asyncio.Future[None]] = []
-
-    def wake(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-
-    async def wait(self) -> None:
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        try:
-            await waiter
-        finally:
-            if waiter in self._waiters:  # given up: nothing may have changed for a long time
-                self._waiters.remove(waiter)
-
-
-class _Pipe:
-    """What a pair shares before it is networked."""
-
-    __slots__ = (
-        "error",
-        "finished",
-        "handed",
-        "mode",
-        "oneshot",
-        "queue",
-        "queued",
-        "receiver",
-        "sender",
-    )
-
-    def __init__(self, oneshot: bool, mode: Mode) -> None:
-        self.oneshot = oneshot
-        self.mode = mode
-        self.queue: deque[tuple[Any, Headers, tuple[ToAttach, ...], Mode, int]] = deque()
-        self.queued = 0
-        self.finished = False
-        self.error: Exception | None = None
-        self.handed = False
-        """One half was sent away."""
-        self.sender: weakref.ref[Sender]
-        self.receiver: weakref.ref[Receiver]
-
-    def end(self, error: Exception) -> None:
-        """One side gave up: what was not read is dropped."""
-        self.clear()
-        if self.error is None:
-            self.error = error
-
-    def clear(self) -> None:
-        """Nobody will read what is queued."""
-        self.queue.clear()
-        self.queued = 0
-
-
 class Sender:
     """The sending half of a channel."""
 
@@ -150,13 +91,13 @@ class Sender:
         connection: Connection | None,
         *,
         mode: Mode = Mode.ORDERED,
-        pipe: _Pipe | None = None,
+        pipe: Pipe | None = None,
     ) -> None:
         self._half = half
         self._connection = connection
         self._mode = mode
         self._pipe = pipe
-        self._waiting = _Waiting()
+        self._waiting = Waiting()
         self._sent_away = False
         self.on_change: Callable[[], None] | None = None
         """Called on the loop when the channel ended, or is writable again after notify_writable.
@@ -165,6 +106,8 @@ class Sender:
         """
         if half is not None:
             half.handle = weakref.ref(self)
+        elif pipe is not None:
+            pipe.sender = weakref.ref(self)
 
     @property
     def error(self) -> Exception | None:
@@ -174,7 +117,7 @@ class Sender:
         """
         if self._half is not None:
             return self._half.error
-        return self._pipe.error if self._pipe is not None else None
+        return self._pipe.sender_error if self._pipe is not None else None
 
     @property
     def queued(self) -> int:
@@ -185,24 +128,19 @@ class Sender:
 
     @property
     def writable(self) -> bool:
-        """Whether a send would not have to wait (Flow.channel_high_water and its relatives)."""
-        if self._half is not None:
-            return self._half.error is not None or self._half.writable
-        pipe = self._pipe
-        return (
-            pipe is None or pipe.error is not None or pipe.queued < DEFAULT.flow.channel_high_water
-        )
+        """Whether a send in the mode of this sender would not have to wait.
+
+        That is below Flow.channel_high_water and its relatives, and with room for a datagram.
+        """
+        return self._has_room(self._mode)
 
     async def wait_writable(self) -> None:
         """Returns once a send need not wait, or the channel has ended."""
-        while not self.writable:
-            self.notify_writable()
-            await self._waiting.wait()
+        await self._wait_room(self._mode)
 
     def notify_writable(self) -> None:
         """Asks for one call of ``on_change`` once a send need not wait."""
-        if self._half is not None and self._connection is not None:
-            self._connection.wait_writable(self._half)
+        self._notify(self._mode)
 
     async def send(
         self,
@@ -217,14 +155,14 @@ class Sender:
 
         ``payload``: a buffer or a sequence of buffers, which must not change until they have
         left, unless ``copy`` detaches them; ``attachments``: halves of pairs from
-        ``channel()``. Raises how the channel ended (ChannelError, ConnectionLost), or
-        LocalProtocolError for a misuse.
+        ``channel()``, or (half, channel headers). In UNRELIABLE mode there is room when the
+        transport takes a datagram, so nothing is dropped on this side. Raises how the channel
+        ended (ChannelError, ConnectionLost), or LocalProtocolError for a misuse.
         """
-        if not self.writable:
-            await self.wait_writable()
-        return self.send_nowait(
-            payload, headers=headers, attachments=attachments, mode=mode, copy=copy
-        )
+        mode = mode or self._mode
+        if not self._has_room(mode):
+            await self._wait_room(mode)
+        return self._send(payload, headers, attachments, mode, copy)
 
     def send_nowait(
         self,
@@ -234,33 +172,18 @@ class Sender:
         attachments: Sequence[ToAttach] = (),
         mode: Mode | None = None,
         copy: bool = False,
+        force: bool = False,
     ) -> int:
-        """The same without waiting, whatever is queued already."""
-        self._check_here()
-        if copy:
-            payload = _detached(payload)
-        if self._half is not None:
-            assert self._connection is not None
-            return self._connection.send(
-                self._half, payload, headers, attachments, mode or self._mode
-            )
-        pipe = self._local()
-        if pipe.error is not None:
-            raise pipe.error
-        if pipe.finished or (pipe.oneshot and pipe.queue):
-            raise LocalProtocolError(
-                "nothing can be sent after finish, or after a oneshot's message"
-            )
-        for entry in attachments:
-            handle = entry[0] if isinstance(entry, tuple) else entry
-            handle._check_attachable()
-        size = _size(payload)
-        pipe.queue.append((payload, headers, tuple(attachments), mode or self._mode, size))
-        pipe.queued += size
-        if pipe.oneshot:
-            pipe.finished = True
-        _wake(pipe.receiver)
-        return len(pipe.queue) - 1
+        """The same without waiting, for a sender that wants no back pressure.
+
+        An UNRELIABLE message that finds no room for a datagram is dropped: it counts as sent, and
+        as lost on the way (AQ-R17). Everything else is queued, until Flow.channel_hard_limit bytes
+        or Limits.unacknowledged messages are under way: then SendQueueFull is raised and nothing
+        was sent. ``force`` queues above that, too, for the rest of something begun.
+        """
+        if not force and self._half is not None and self._half.full and self._half.error is None:
+            raise queue_full(self._half.queued)
+        return self._send(payload, headers, attachments, mode or self._mode, copy, force)
 
     def finish(self) -> None:
         """No more messages: the receiver reads what was sent, then Finished. Returns at once."""
@@ -268,79 +191,118 @@ class Sender:
         if self._half is not None:
             assert self._connection is not None
             self._connection.finish(self._half)
-            return
-        pipe = self._local()
-        if pipe.error is not None:
-            raise pipe.error
-        if pipe.finished:
-            raise LocalProtocolError("the sender is already finished")
-        pipe.finished = True
-        _wake(pipe.receiver)
+        else:
+            self._local().finish()
 
     def cancel(self) -> None:
-        """Abandons the channel; without effect on one that ended.
+        """Abandons the channel; without effect on one that was finished, or ended.
 
         Undelivered messages are dropped and the receiver reads Cancelled.
         """
         if self._half is not None:
             assert self._connection is not None
             self._connection.cancel(self._half)
-        elif self._pipe is not None and not self._sent_away and not self._pipe.finished:
-            self._pipe.end(Cancelled("the sender was cancelled"))
-            self._waiting.wake()
-            _wake(self._pipe.receiver)
+        elif not self._sent_away:
+            self._local().cancel()
 
     async def wait_closed(self) -> None:
         """Waits for the receiver's word.
 
         Returns after a finish that was delivered whole, raises how it ended otherwise.
         """
-        self._check_here()
         while True:
-            half = self._half
-            if half is not None:
-                if half.error is not None:
-                    raise half.error
-                if half.state.name == "ENDED":
+            self._check_here()
+            if self.error is not None:
+                raise self.error.with_traceback(None)
+            if self._half is not None:
+                if self._half.state is SenderState.ENDED:
                     return
-            elif self._pipe is not None:
-                if self._pipe.error is not None:
-                    raise self._pipe.error
-                if self._pipe.finished and not self._pipe.queue:
+            else:
+                pipe = self._local()
+                if pipe.finished:
+                    pipe.settled = True
                     return
+                pipe.bind()
             await self._waiting.wait()
 
     # Within
 
-    def _wake(self) -> None:
+    def _has_room(self, mode: Mode) -> bool:
+        if self._half is not None:
+            return self._half.error is not None or self._half.has_room(mode)
+        return self._sent_away or self._local().writable
+
+    async def _wait_room(self, mode: Mode) -> None:
+        while not self._has_room(mode):
+            if self._half is None:
+                self._local().bind()
+            self._notify(mode)
+            await self._waiting.wait()
+
+    def _notify(self, mode: Mode) -> None:
+        if self._half is not None:
+            assert self._connection is not None
+            self._connection.wait_writable(self._half, mode)
+        elif not self._sent_away:
+            self._local().notify_writable()
+
+    def _send(
+        self,
+        payload: Any,
+        headers: Headers,
+        attachments: Sequence[ToAttach],
+        mode: Mode,
+        copy: bool,
+        force: bool = True,
+    ) -> int:
+        self._check_here()
+        if copy:
+            payload = detached(payload)
+        if self._half is not None:
+            assert self._connection is not None
+            if not attachments:
+                return self._connection.send(self._half, payload, headers, (), mode)
+            self._half.check_sendable()
+            parcels = _packed(attachments, self)
+            number = self._connection.send(self._half, payload, headers, parcels, mode)
+        else:
+            pipe = self._local()
+            pipe.check_sendable()
+            parcels = _packed(attachments, self)
+            number = pipe.send(payload, headers, parcels, mode, force=force)
+        for entry in attachments:
+            (entry[0] if isinstance(entry, tuple) else entry)._sent_away = True
+        return number
+
+    def _changed(self) -> None:
         self._waiting.wake()
         if self.on_change is not None:
             self.on_change()
 
     def _check_here(self) -> None:
         if self._sent_away:
-            raise LocalProtocolError(
-                "this half was sent away with a message; its owner is the peer"
-            )
+            raise LocalProtocolError(_SENT_AWAY)
 
-    def _local(self) -> _Pipe:
+    def _local(self) -> Pipe:
         assert self._pipe is not None
         return self._pipe
 
     def _check_attachable(self) -> None:
-        self._check_here()
-        if self._half is not None:
-            raise LocalProtocolError("a received or networked sender cannot be sent on")
-        pipe = self._local()
-        if pipe.handed:
-            raise LocalProtocolError("the other half of this pair was already sent away")
-        if pipe.finished or pipe.error is not None:
-            raise LocalProtocolError("a finished or cancelled sender cannot be sent")
+        _check_attachable(self)
+        assert self._pipe is not None
+        if self._pipe.finished or isinstance(self._pipe.sender_error, Cancelled):
+            raise LocalProtocolError(
+                "a finished or cancelled sender cannot be sent: its channel is over; make another "
+                "pair with channel()"
+            )
 
     def __del__(self) -> None:
-        half, connection = self._half, self._connection
-        if half is not None and connection is not None:
-            connection.dropped(half)
+        if self._sent_away:
+            return
+        if self._half is not None and self._connection is not None:
+            self._connection.dropped(self._half)
+        elif self._half is None and self._pipe is not None:
+            self._pipe.dropped(True)
 
 
 class Receiver:
@@ -362,13 +324,13 @@ class Receiver:
         half: ReceiverHalf | None,
         connection: Connection | None,
         *,
-        pipe: _Pipe | None = None,
+        pipe: Pipe | None = None,
     ) -> None:
         self._half = half
         self._connection = connection
         self._pipe = pipe
         self._placement: Callable[[Headers, int], Any] | None = None
-        self._waiting = _Waiting()
+        self._waiting = Waiting()
         self._sent_away = False
         self.on_change: Callable[[], None] | None = None
         """Called on the loop when a message or the end came to a channel that had nothing to read.
@@ -377,18 +339,15 @@ class Receiver:
         """
         if half is not None:
             half.handle = weakref.ref(self)
+        elif pipe is not None:
+            pipe.receiver = weakref.ref(self)
 
     @property
     def error(self) -> Exception | None:
         """What a read raises once everything delivered is read; None while it lives."""
         if self._half is not None:
             return self._half.error
-        pipe = self._pipe
-        if pipe is None:
-            return None
-        if pipe.error is None and pipe.finished:
-            return Finished("the sender finished")
-        return pipe.error
+        return self._pipe.receiver_error if self._pipe is not None else None
 
     @property
     def placement(self) -> Callable[[Headers, int], Any] | None:
@@ -416,31 +375,21 @@ class Receiver:
             message = self.receive_nowait()
             if message is not None:
                 return message
-            await self._waiting.wait()
+            await self._wait()
 
     async def wait_readable(self) -> None:
         """Returns once ``receive_nowait`` gives a message or raises."""
         while not self._readable():
-            await self._waiting.wait()
+            await self._wait()
 
     def receive_nowait(self) -> Message | None:
         """The next message, or None if there is none now; raises like ``receive``."""
         if self._sent_away:
-            raise LocalProtocolError(
-                "this half was sent away with a message; its owner is the peer"
-            )
-        pipe = self._pipe
-        if pipe is not None and pipe.queue:
-            payload, headers, attachments, _, size = pipe.queue.popleft()
-            pipe.queued -= size
-            _wake(pipe.sender)
-            given = tuple(
-                Attachment(entry[0], entry[1])
-                if isinstance(entry, tuple)
-                else Attachment(entry, ())
-                for entry in attachments
-            )
-            return Message(_joined(payload), headers, given, 0)
+            raise LocalProtocolError(_SENT_AWAY)
+        if self._pipe is not None and self._pipe.queue:
+            local = self._pipe.take()
+            assert local is not None
+            return self._unpacked(local)
         if self._half is not None:
             assert self._connection is not None
             message = self._connection.receive(self._half)
@@ -448,7 +397,7 @@ class Receiver:
                 return message
         error = self.error
         if error is not None:
-            raise error
+            raise error.with_traceback(None)  # or each use would lengthen it
         return None
 
     def close(self) -> None:
@@ -456,15 +405,10 @@ class Receiver:
         if self._half is not None:
             assert self._connection is not None
             if self._pipe is not None:
-                self._pipe.queue.clear()
+                self._pipe.drop_queue()
             self._connection.close_receiver(self._half)
         elif self._pipe is not None and not self._sent_away:
-            if self._pipe.finished:
-                self._pipe.clear()  # it ended before
-            else:
-                self._pipe.end(ReceiverClosed("the receiver was closed"))
-            self._waiting.wake()
-            _wake(self._pipe.sender)
+            self._pipe.close()
 
     def __aiter__(self) -> AsyncIterator[Message]:
         return self
@@ -477,31 +421,115 @@ class Receiver:
 
     # Within
 
+    async def _wait(self) -> None:
+        if self._half is None and self._pipe is not None:
+            self._pipe.bind()
+        await self._waiting.wait()
+
     def _readable(self) -> bool:
         if self._pipe is not None and self._pipe.queue:
             return True
         if self._half is not None and self._half.queue:
             return True
-        return self.error is not None
+        return self._sent_away or self.error is not None
 
-    def _wake(self) -> None:
+    def _unpacked(self, local: LocalMessage) -> Message:
+        """A message of the pipe as its reader gets it."""
+        try:
+            if self._placement is None:
+                payload: Any = joined(local.payload)
+            else:
+                payload = landed(local.payload, local.headers, local.size, self._placement)
+        except Exception as error:  # it ends the channel
+            assert self._pipe is not None
+            release([local])
+            if self._half is None:
+                self._pipe.close(error)
+            else:
+                assert self._connection is not None
+                self._pipe.drop_queue()
+                self._connection.close_receiver(self._half, error)
+            raise
+        attachments = tuple(
+            Attachment(
+                Sender(None, None, pipe=parcel.pipe)
+                if parcel.is_sender
+                else Receiver(None, None, pipe=parcel.pipe),
+                channel_headers,
+            )
+            for parcel, channel_headers in local.parcels
+        )
+        return Message(payload, local.headers, attachments, local.number)
+
+    def _changed(self) -> None:
         self._waiting.wake()
         if self.on_change is not None:
             self.on_change()
 
     def _check_attachable(self) -> None:
-        if self._sent_away:
-            raise LocalProtocolError("this half was already sent away with a message")
-        if self._half is not None:
-            raise LocalProtocolError("a received or networked receiver cannot be sent on")
+        _check_attachable(self)
         assert self._pipe is not None
-        if self._pipe.handed:
-            raise LocalProtocolError("the other half of this pair was already sent away")
+        if isinstance(self._pipe.receiver_error, ReceiverClosed):
+            raise LocalProtocolError(
+                "a closed receiver cannot be sent: its channel is over; make another pair with "
+                "channel()"
+            )
 
     def __del__(self) -> None:
-        half, connection = self._half, self._connection
-        if half is not None and connection is not None:
-            connection.dropped(half)
+        if self._sent_away:
+            return
+        if self._half is not None and self._connection is not None:
+            self._connection.dropped(self._half)
+        if self._pipe is not None and (self._half is None or self._pipe.queue):
+            self._pipe.dropped(False)
+
+
+_SENT_AWAY: Final = (
+    "this half was already sent away with a message; its owner is who receives that. Use the other "
+    "half, or make another pair with channel()"
+)
+
+
+def _packed(attachments: Sequence[ToAttach], sender: Sender) -> list[tuple[Parcel, Headers]]:
+    """The handles of a message, checked; nothing has changed yet."""
+    parcels: list[tuple[Parcel, Headers]] = []
+    pipes: set[int] = set()
+    for entry in attachments:
+        handle, headers = entry if isinstance(entry, tuple) else (entry, ())
+        if not isinstance(handle, (Sender, Receiver)):
+            raise TypeError(
+                f"attachments are halves of channel() pairs, or (half, headers), not {handle!r}"
+            )
+        if handle._pipe is not None and id(handle._pipe) in pipes:
+            raise LocalProtocolError(
+                "one channel is attached twice to a message: keep one half of each pair"
+            )
+        handle._check_attachable()
+        pipe = handle._pipe
+        assert pipe is not None
+        if pipe is sender._pipe:
+            raise LocalProtocolError(
+                "a channel cannot carry its own receiver: nobody could read it; send it on another"
+            )
+        pipes.add(id(pipe))
+        parcels.append((Parcel(pipe, isinstance(handle, Sender)), headers))
+    return parcels
+
+
+def _check_attachable(handle: Handle) -> None:
+    if handle._sent_away:
+        raise LocalProtocolError(_SENT_AWAY)
+    pipe = handle._pipe
+    if pipe is None:
+        raise LocalProtocolError(
+            "a handle that came with a message (or with the connection) cannot be sent on: attach "
+            "a half of a channel() of your own, and pass the messages along"
+        )
+    if pipe.handed:
+        raise LocalProtocolError(
+            "one half of this pair was already sent away, so this one cannot be sent on: somebody "
+            "has to hold it. Make another pair with channel()"
+        )
 
 
 def channel(*, oneshot: bool = False, mode: Mode = Mode.ORDERED) -> tuple[Sender, Receiver]:
@@ -510,34 +538,5 @@ def channel(*, oneshot: bool = False, mode: Mode = Mode.ORDERED) -> tuple[Sender
     Attach one of them to a message and keep the other. ``oneshot``: one message in total;
     ``mode``: how the messages travel unless a send says otherwise.
     """
-    pipe = _Pipe(oneshot, mode)
-    sender = Sender(None, None, mode=mode, pipe=pipe)
-    receiver = Receiver(None, None, pipe=pipe)
-    pipe.sender = weakref.ref(sender)
-    pipe.receiver = weakref.ref(receiver)
-    return sender, receiver
-
-
-def _wake(reference: weakref.ref[Any]) -> None:
-    handle = reference()
-    if handle is not None:
-        handle._wake()
-
-
-def _size(payload: Any) -> int:
-    if isinstance(payload, (list, tuple)):
-        return sum(memoryview(buffer).nbytes for buffer in payload)
-    return memoryview(payload).nbytes
-
-
-def _detached(payload: Any) -> Any:
-    if isinstance(payload, (list, tuple)):
-        return [bytes(memoryview(buffer)) for buffer in payload]
-    return bytes(memoryview(payload))
-
-
-def _joined(payload: Any) -> Any:
-    """A scattered payload as one buffer: inside the process there is no wire to gather on."""
-    if isinstance(payload, (list, tuple)):
-        return b"".join(bytes(memoryview(buffer)) for buffer in payload)
-    return payload
+    pipe = Pipe(oneshot)
+    return Sender(None, None, mode=mode, pipe=pipe), Receiver(None, None, pipe=pipe)
