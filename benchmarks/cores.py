@@ -58,6 +58,7 @@ class Side:
         now = self.clock.now()
         self.core.start(now, self.carrier.datagram_limit)
         self.core.openable_changed(self.carrier.openable, now)
+        self.core.datagram_room_changed(self.carrier.datagram_room, now)
 
     def stream_data(self, stream: int, data: Buffer, fin: bool) -> None:
         self.core.receive_stream(stream, data, fin, self.clock.now())
@@ -73,6 +74,9 @@ class Side:
 
     def openable_changed(self) -> None:
         self.core.openable_changed(self.carrier.openable, self.clock.now())
+
+    def datagram_room_changed(self) -> None:
+        self.core.datagram_room_changed(self.carrier.datagram_room, self.clock.now())
 
     def written(self, stream: int, size: int) -> None:
         self.core.written(stream, size)

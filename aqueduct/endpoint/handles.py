@@ -21,7 +21,7 @@ from aqueduct.endpoint.local import (
     queue_full,
     release,
 )
-from aqueduct.errors import Cancelled, Finished, LocalProtocolError, ReceiverClosed
+from aqueduct.errors import Finished, LocalProtocolError, ReceiverClosed
 from aqueduct.protocol.channels.events import Headers
 from aqueduct.protocol.channels.receiving import ReceiverHalf
 from aqueduct.protocol.channels.sending import Mode, SenderHalf
@@ -290,10 +290,10 @@ class Sender:
     def _check_attachable(self) -> None:
         _check_attachable(self)
         assert self._pipe is not None
-        if self._pipe.finished or isinstance(self._pipe.sender_error, Cancelled):
+        if self._pipe.finished or self._pipe.sender_error is not None:
             raise LocalProtocolError(
-                "a finished or cancelled sender cannot be sent: its channel is over; make another "
-                "pair with channel()"
+                "a finished or cancelled sender cannot be sent, nor one whose receiver was closed: "
+                "its channel is over; make another pair with channel()"
             )
 
     def __del__(self) -> None:
