@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -60,6 +61,21 @@ def test_what_does_not_fit_a_datagram_takes_a_reliable_number() -> None:
     assert numbers(peer.told(half.channel)) == [0]
     # It is counted by FINISH_SENDER and not announced.
     assert [("SENT_UNRELIABLE", 2), ("FINISH_SENDER", 1)] in peer.told(half.channel)
+
+
+@requirement("AQ-32")
+@pytest.mark.parametrize("mode", list(Mode))
+def test_a_send_that_fails_takes_no_number(mode: Mode) -> None:
+    peer, half = opened()
+    peer.other.send(half, b"x", mode=mode)
+    attach = Attach(keep_sender=True, is_oneshot=False)
+    bad_headers: Any = ((b"", b""),)
+    for payload, headers in ((bytes(17 << 20), ()), ("text", ()), (b"", bad_headers)):
+        with pytest.raises((LocalProtocolError, TypeError)):
+            peer.other.send(half, payload, attach, headers=headers, mode=mode)
+    assert peer.core.channels == 2
+    assert peer.other.send(half, b"y", mode=mode) == 1
+    assert numbers([*peer.told(half.channel), *peer.datagram_frames()]) == [0, 1]
 
 
 @requirement("AQ-R17")

@@ -114,6 +114,21 @@ def test_a_nack_loses_a_channel_and_all_that_hangs_on_it() -> None:
 
 
 @requirement("AQ-R27")
+@requirement("AQ-32")
+def test_a_number_is_one_in_its_own_space_alone() -> None:
+    tree = Tree()
+    tree.send("entry", "A")
+    tree.send("entry", "B", unreliable=True)
+    tree.send("entry", "C")
+    tree.send("entry", "D", unreliable=True)
+    tree.hear("entry", settle(0, 0, 1))
+    assert (tree.lost(), tree.accessible()) == ("B", "")
+    tree.hear("entry", ack((1, 1)))
+    assert (tree.lost(), tree.accessible()) == ("B", "C")
+    assert tree.forgotten() == "B"
+
+
+@requirement("AQ-R27")
 @requirement("AQ-R29")
 def test_the_streams_of_a_lost_channel_are_reset_with_code_2() -> None:
     tree = Tree()
