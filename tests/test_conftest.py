@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -164,3 +165,20 @@ def test_tests_are_chosen_by_their_requirement(
 def test_a_requirement_that_no_test_proves_runs_nothing(pytester: pytest.Pytester) -> None:
     result = run(pytester, NUMBERED, "--requirement", "AQ-4")
     assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+@pytest.mark.checkout
+def test_a_crash_ends_the_run(pytester: pytest.Pytester) -> None:
+    """Not so by itself: the tests that were left waited for a worker for ever."""
+    settings = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+    options = settings["tool"]["pytest"]["ini_options"]["addopts"]
+    crash = """
+import os, signal
+@pytest.mark.parametrize("n", range(12))
+def test_some(n):
+    if n == 5:
+        os.kill(os.getpid(), signal.SIGSEGV)
+"""
+    result = run(pytester, crash, "-n", "2", *options)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["*crashed while running*test_some?5?*"])
