@@ -16,7 +16,6 @@ from aqueduct.arrow.ipc import (
     adopt,
     first_line,
     forbidden_nulls,
-    required_columns,
     serialize_schema,
 )
 from aqueduct.arrow.metadata import (
@@ -28,7 +27,7 @@ from aqueduct.arrow.metadata import (
     Summary,
     summarize,
 )
-from aqueduct.arrow.physical import layouts, needs_deep_check, physical_schema
+from aqueduct.arrow.physical import plan
 from aqueduct.config import DEFAULT
 from aqueduct.errors import BadCall, BatchTooLarge, CallError
 
@@ -73,15 +72,14 @@ class Decoder:
         self._where = where
         self._peer = peer
         self._handler = handler
-        self._required = required_columns(schema)
+        found = plan(schema)
+        self._required = found.required
         self._full = checks == "full"
-        self._physical: pa.Schema | None = None
-        if checks == "memory" and needs_deep_check(schema):
-            self._physical = physical_schema(schema)
-        self._layout, dictionaries = layouts(schema)
+        self._physical = found.physical if checks == "memory" else None
+        self._layout = found.layout
         self._stream: _DictionaryStream | None = None
-        if dictionaries:
-            self._stream = _DictionaryStream(schema, dictionaries, dictionary_limit)
+        if found.dictionaries:
+            self._stream = _DictionaryStream(schema, found.dictionaries, dictionary_limit)
         self._broken: _Fault | None = None
 
     def decode(self, payload: ReadableBuffer, *, number: int | None = None) -> pa.RecordBatch:

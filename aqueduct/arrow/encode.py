@@ -16,15 +16,16 @@ from aqueduct.arrow.ipc import (
     adopt,
     first_line,
     forbidden_nulls,
-    required_columns,
 )
 from aqueduct.arrow.metadata import SCHEMA, summarize
-from aqueduct.arrow.physical import grows_by_deltas
+from aqueduct.arrow.physical import plan
 from aqueduct.arrow.schema import check
 from aqueduct.errors import LocalProtocolError, SchemaMismatch
 
 __all__ = ["Encoded", "Encoder"]
 
+SMALL: Final = 4 << 10
+"""Columns of at most so many bytes are copied: that costs less than to keep them apart."""
 _ZEROS: Final = bytes(ALIGNMENT)
 _PREFIX: Final = 8  # the continuation, ff ff ff ff, and the length of the metadata
 
@@ -63,12 +64,8 @@ class Encoder:
         self._handler = handler
         self._parts: list[pa.Buffer | bytes] = []
         self._broken: str | None = None
-        self._required = required_columns(schema)
-        options = pa.ipc.IpcWriteOptions(
-            allow_64bit=True, emit_dictionary_deltas=grows_by_deltas(schema)
-        )
-        sink = pa.PythonFile(_Sink(self._parts), "w")
-        self._writer = pa.ipc.new_stream(sink, schema, options=options)
+        self._plan = plan(schema)
+        self._writer: pa.ipc.RecordBatchStreamWriter | None = None
 
     def encode(self, batch: pa.RecordBatch) -> Encoded:
         """The payload of ``batch``. Its column buffers are not copied.
@@ -99,7 +96,7 @@ class Encoder:
                 handler=self._handler,
             )
             batch = adopt(batch, self.schema)
-        found = forbidden_nulls(batch, self._required)
+        found = forbidden_nulls(batch, self._plan.required)
         if found is not None:
             field, nulls = found
             raise SchemaMismatch(
@@ -113,6 +110,10 @@ class Encoder:
                 got=f"{nulls} nulls",
             )
         try:
+            if not self._plan.dictionaries and batch.get_total_buffer_size() <= SMALL:
+                return _small(batch)
+            if self._writer is None:
+                self._writer = self._open()
             self._writer.write_batch(batch)
             return _align(self._parts)
         except Exception as error:
@@ -123,6 +124,13 @@ class Encoder:
             raise LocalProtocolError(text) from error
         finally:
             self._parts.clear()
+
+    def _open(self) -> pa.ipc.RecordBatchStreamWriter:
+        options = pa.ipc.IpcWriteOptions(
+            allow_64bit=True, emit_dictionary_deltas=self._plan.grows_by_deltas
+        )
+        sink = pa.PythonFile(_Sink(self._parts), "w")
+        return pa.ipc.new_stream(sink, self.schema, options=options)
 
 
 class _Sink:
@@ -138,6 +146,23 @@ class _Sink:
 
     def close(self) -> None:
         pass
+
+
+def _small(batch: pa.RecordBatch) -> Encoded:
+    """The payload of a batch without dictionaries, as one piece."""
+    message = memoryview(batch.serialize()).cast("B")
+    length = int.from_bytes(message[4:_PREFIX], "little")
+    padding = -(_PREFIX + length) % ALIGNMENT
+    payload = b"".join(
+        (
+            message[:4],
+            (length + padding).to_bytes(4, "little"),
+            message[_PREFIX : _PREFIX + length],
+            _ZEROS[:padding],
+            message[_PREFIX + length :],
+        )
+    )
+    return Encoded([payload], len(payload))
 
 
 def _align(parts: list[pa.Buffer | bytes]) -> Encoded:

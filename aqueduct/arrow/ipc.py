@@ -24,7 +24,6 @@ __all__ = [
     "deserialize_schema",
     "first_line",
     "forbidden_nulls",
-    "required_columns",
     "serialize_schema",
 ]
 
@@ -80,11 +79,6 @@ def adopt(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """``batch`` read as ``schema``, which it must match in layout. Nothing is copied."""
     array = batch.__arrow_c_array__()[1]
     return pa.RecordBatch._import_from_c_capsule(schema.__arrow_c_schema__(), array)
-
-
-def required_columns(schema: pa.Schema) -> tuple[int, ...]:
-    """The columns that are declared without nulls (the columns themselves, not fields inside)."""
-    return tuple(i for i, field in enumerate(schema) if not field.nullable)
 
 
 def forbidden_nulls(

@@ -10,12 +10,50 @@ a batch is looked at through its *physical* schema: same layout, and no rule but
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
 from aqueduct.arrow.metadata import Layout
 
-__all__ = ["grows_by_deltas", "layouts", "needs_deep_check", "physical_schema"]
+__all__ = ["Plan", "grows_by_deltas", "layouts", "needs_deep_check", "physical_schema", "plan"]
+
+
+class Plan(NamedTuple):
+    """What encoders and decoders of a schema have to know of it."""
+
+    layout: Layout
+    """Of its batches."""
+    dictionaries: dict[int, Layout]
+    """Of its dictionaries, by their ids."""
+    physical: pa.Schema | None
+    """What batches are looked at through; None if their values point nowhere."""
+    required: tuple[int, ...]
+    """The columns that are declared without nulls (the columns themselves, not fields inside)."""
+    grows_by_deltas: bool
+
+
+def plan(schema: pa.Schema) -> Plan:
+    """The plan of a schema. Kept, because each call of a handler has the same ones again."""
+    try:
+        return _kept_plan(schema)
+    except TypeError:  # an extension type that cannot be hashed
+        return _make_plan(schema)
+
+
+def _make_plan(schema: pa.Schema) -> Plan:
+    layout, dictionaries = layouts(schema)
+    return Plan(
+        layout,
+        dictionaries,
+        physical_schema(schema) if needs_deep_check(schema) else None,
+        tuple(i for i, field in enumerate(schema) if not field.nullable),
+        grows_by_deltas(schema),
+    )
+
+
+_kept_plan: Final = lru_cache(maxsize=256)(_make_plan)
 
 
 def grows_by_deltas(schema: pa.Schema) -> bool:

@@ -245,7 +245,7 @@ def test_a_batch_of_an_alike_schema_is_sent_as_the_encoders():
     schema = pa.schema([("t", pa.list_(pa.timestamp("us", "UTC"))), ("x", pa.int64())])
     zone = pa.timestamp("us", "Europe/Berlin")
     alike = pa.schema([("t", pa.list_(zone)), pa.field("x", pa.int64(), nullable=False)])
-    batch = batch_of(alike, 100)
+    batch = batch_of(alike, 1000)
     encoded = Encoder(schema).encode(batch)
     sent = {pa.py_buffer(buffer).address for buffer in encoded.buffers}
     assert set(addresses(batch.column(1))) <= sent
