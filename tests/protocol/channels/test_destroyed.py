@@ -11,7 +11,6 @@ from aqueduct.config import DEFAULT, Config, Flow, Limits
 from aqueduct.errors import Cancelled, Finished, LostInTransit, ReceiverClosed
 from aqueduct.protocol.channels.connection import Attach
 from aqueduct.protocol.channels.destroyed import Destroyed, Forgetting
-from aqueduct.protocol.channels.events import Readable
 from aqueduct.protocol.channels.receiving import ReceiverHalf
 from aqueduct.protocol.channels.registry import Half
 from aqueduct.protocol.channels.sending import Mode, SenderHalf
@@ -57,95 +56,6 @@ def destroyed(*, keep_sender: bool, config: Config = DEFAULT) -> tuple[Peer, int
 
 def forgets(peer: Peer, channel: int) -> int:
     return peer.told(channel).count([FORGET])
-
-
-# Implicit creation
-
-
-@requirement("AQ-40")
-@requirement("AQ-R25")
-@requirement("AQ-15")
-def test_route_to_creates_state_and_the_application_hears_nothing() -> None:
-    peer = Peer()
-    peer.say(route(CHILD), message(0, b"early"), message(1, b"too"), fin=False)
-    assert peer.core.channels == 2
-    assert not any(
-        isinstance(event, Readable) and event.half.channel == CHILD for event in peer.other.events
-    )
-    assert peer.other.take(peer.pair.receiver) is None
-    peer.say(route(0), message(0, b"", (), [(CHILD, ())]), fin=False)
-    carrier = peer.other.take(peer.pair.receiver)
-    assert carrier is not None
-    ((half, _),) = carrier.attachments
-    assert isinstance(half, ReceiverHalf)
-    assert [bytes(m.payload) for m in peer.other.take_all(half)] == [b"early", b"too"]
-    assert peer.core.channels == 2  # no second state for it (AQ-42)
-
-
-@requirement("AQ-R25")
-@pytest.mark.parametrize("channel", [CHILD, BACK, 4, 6])
-def test_an_implicit_channel_opens_its_control_stream_with_route_to_alone(channel: int) -> None:
-    peer = Peer()
-    peer.say(route(channel), fin=False)
-    peer.pair.advance(0.0249)
-    assert peer.streams(channel) == []
-    peer.pair.advance(0.0002)
-    assert peer.told(channel) == [[]]
-    (said,) = peer.streams(channel)
-    assert not said.fin
-    peer.pair.advance(10)
-    assert len(peer.streams(channel)) == 1
-
-
-@requirement("AQ-R25")
-def test_what_an_implicit_receiver_says_later_goes_by_that_stream() -> None:
-    peer = Peer()
-    peer.say(route(CHILD), fin=False)
-    peer.pair.advance(1)
-    peer.say(route(CHILD), message(0))
-    peer.pair.advance(1)
-    peer.say(route(CHILD), finish(1))
-    assert peer.told(CHILD) == [[("ACK_RELIABLE", (0, 1)), CLOSE]]
-
-
-@requirement("AQ-R25")
-def test_an_ack_that_is_due_makes_route_to_alone_needless() -> None:
-    peer = Peer()
-    peer.say(route(CHILD), message(0), fin=False)
-    peer.pair.advance(1)
-    assert peer.told(CHILD) == [[("ACK_RELIABLE", (0, 1))]]
-
-
-@requirement("AQ-R25")
-def test_a_channel_whose_handle_was_given_says_nothing_needless() -> None:
-    peer, _ = attached()
-    peer.pair.advance(10)
-    assert peer.streams(CHILD) == []
-
-
-@requirement("AQ-R25")
-@requirement("AQ-40")
-@pytest.mark.parametrize("keep_sender", [True, False])
-def test_the_creator_answers_nothing_while_it_has_state(keep_sender: bool) -> None:
-    peer, half = created(keep_sender=keep_sender)
-    before = len(peer.streams(half.channel))
-    peer.say(route(half.channel), fin=False)
-    peer.say(route(half.channel))
-    peer.pair.advance(10)
-    assert len(peer.streams(half.channel)) == before
-    assert peer.core.channels == 2
-
-
-@requirement("AQ-R25")
-@requirement("AQ-R31")
-def test_what_an_implicit_receiver_buffers_is_limited() -> None:
-    flow = Flow(receive_budget=100_000, channel_receive_bytes=50_000, initial_window=4096)
-    peer = Peer(config=dataclasses.replace(DEFAULT, flow=flow))
-    for number in range(10):
-        peer.say(route(CHILD), message(number, bytes(20_000)))
-    half = peer.core._registry.known(CHILD)
-    assert isinstance(half, ReceiverHalf)
-    assert len(half.queue) == 2 and half.charged <= 50_000
 
 
 # Channels of ours without state
@@ -487,31 +397,6 @@ def test_a_forget_for_a_channel_without_state_records_it_as_destroyed(channel: i
     assert carrier is not None
     assert isinstance(carrier.attachments[0][0].error, LostInTransit)
     assert peer.core.channels == 1
-
-
-@requirement("AQ-42")
-@pytest.mark.parametrize("keep_sender", [True, False])
-def test_sending_creates_state_at_once_and_receiving_does_too(keep_sender: bool) -> None:
-    peer, half = created(keep_sender=keep_sender)
-    assert peer.core.channels == 2
-    assert isinstance(half, SenderHalf) is keep_sender
-    other = Peer()
-    other.say(route(0), message(0, b"", (), [(CHILD, ()), (BACK, ())]), fin=False)
-    assert other.core.channels == 3  # before the application took it
-    assert isinstance(other.core._registry.known(CHILD), ReceiverHalf)
-    assert isinstance(other.core._registry.known(BACK), SenderHalf)
-
-
-@requirement("AQ-42")
-def test_a_message_gives_the_state_of_its_channel_that_is_there() -> None:
-    peer = Peer()
-    peer.say(route(CHILD), message(0, b"early"), fin=False)
-    half = peer.core._registry.known(CHILD)
-    peer.say(route(0), message(0, b"", (), [(CHILD, ())]), fin=False)
-    assert peer.core._registry.known(CHILD) is half
-    carrier = peer.other.take(peer.pair.receiver)
-    assert carrier is not None and carrier.attachments[0][0] is half
-    assert [bytes(m.payload) for m in peer.other.take_all(half)] == [b"early"]
 
 
 @requirement("AQ-41")

@@ -286,6 +286,7 @@ def test_holes_of_datagrams_are_limited_and_no_error() -> None:
     got = [bytes(m.payload) for m in peer.pair.server.take_all(peer.pair.receiver)]
     assert got == [b"0", b"2", b"4", b"5"]  # 6 counts as lost on the way
     assert peer.core.error is None
+    assert peer.core.snapshot()["budget_used_bytes"] == 0
 
 
 # Delays

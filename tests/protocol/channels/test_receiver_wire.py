@@ -8,7 +8,7 @@ import pytest
 
 from aqueduct._speedups import codec
 from aqueduct.config import DEFAULT, Flow
-from aqueduct.errors import Cancelled, Finished, LostInTransit, MessageLost, ReceiverClosed
+from aqueduct.errors import Cancelled, Finished, LostInTransit, ReceiverClosed
 from aqueduct.protocol.channels.receiving import ReceiverHalf
 from tests.protocol.channels.peer import Peer, message, route
 
@@ -298,6 +298,24 @@ def test_a_finish_waits_for_every_unreliable_message_and_nacks_none_early() -> N
 
 
 @requirement("AQ-45")
+@requirement("AQ-R18")
+def test_datagrams_that_were_announced_may_come_after_the_finish() -> None:
+    peer, half = attached()
+    peer.say(route(CHILD), sent(2), finish(1))
+    peer.datagram(route(CHILD), message(1, b"datagram"))
+    peer.say(route(CHILD), message(0, b"stream"))
+    assert half.error is None
+    peer.datagram(route(CHILD), message(0, b"late"))
+    peer.pair.advance(1.1)
+    assert isinstance(half.error, Finished)
+    assert payloads(peer, half) == [b"datagram", b"stream", b"late"]
+    assert peer.told(CHILD)[0][-2:] == [
+        ("ACK_NACK_UNRELIABLE", CHILD, (2,)),
+        ("CLOSE_RECEIVER",),
+    ]
+
+
+@requirement("AQ-45")
 @requirement("AQ-41")
 @pytest.mark.parametrize("end", ["forgotten", "closed"])
 def test_a_finish_is_preempted_by_destruction(end: str) -> None:
@@ -404,75 +422,3 @@ def test_a_cancel_after_the_acks_takes_none_back() -> None:
     peer.say(route(CHILD), CANCEL)
     assert peer.other.take(half) is None and isinstance(half.error, Cancelled)
     assert peer.told(CHILD) == [[("ACK_RELIABLE", (0, 1)), ("CLOSE_RECEIVER",)]]
-
-
-# Oneshot
-
-
-@requirement("AQ-R28")
-@pytest.mark.parametrize("carrier", ["stream", "datagram"])
-def test_a_oneshot_receiver_closes_with_its_message(carrier: str) -> None:
-    peer, half = attached(ONESHOT)
-    if carrier == "stream":
-        peer.say(route(ONESHOT), message(0, b"x"), fin=False)
-    else:
-        peer.datagram(route(ONESHOT), message(0, b"x"))
-    assert isinstance(half.error, Finished)  # without waiting for FINISH_SENDER
-    assert peer.told(ONESHOT)[0][-1] == ("CLOSE_RECEIVER",)
-    assert peer.told(ONESHOT)[0][0] == (
-        ("ACK_RELIABLE", (0, 1)) if carrier == "stream" else ("ACK_NACK_UNRELIABLE", ONESHOT, (1,))
-    )
-    assert payloads(peer, half) == [b"x"]
-    # What is normal afterwards changes nothing.
-    peer.say(route(ONESHOT), finish(1) if carrier == "stream" else sent(1) + finish(0))
-    peer.pair.advance(3)
-    assert peer.core.error is None and len(peer.told(ONESHOT)) == 1
-
-
-@requirement("AQ-R28")
-@pytest.mark.parametrize(
-    "frames",
-    [
-        [message(1)],
-        [sent(2)],
-        [sent(1), sent(1)],
-        [finish(2)],
-        [sent(1), message(0)],
-        [sent(1), finish(1)],
-    ],
-    ids=["number", "count", "sum of counts", "finish", "both spaces", "counted in both"],
-)
-def test_a_oneshot_has_one_message(frames: list[bytes]) -> None:
-    peer, _ = attached(ONESHOT)
-    peer.say(route(ONESHOT), *frames)
-    assert peer.closed_with == 2
-
-
-@requirement("AQ-R28")
-def test_a_oneshot_with_a_message_in_each_space_is_an_error() -> None:
-    peer, _ = attached(ONESHOT)
-    peer.say(route(ONESHOT), finish(1))  # so its message is to come by stream
-    peer.datagram(route(ONESHOT), message(0))
-    assert peer.closed_with == 2
-
-
-@requirement("AQ-R28")
-def test_a_oneshot_that_finishes_without_a_message() -> None:
-    peer, half = attached(ONESHOT)
-    peer.say(route(ONESHOT), finish(0))
-    assert isinstance(half.error, Cancelled)
-    assert peer.told(ONESHOT) == [[("CLOSE_RECEIVER",)]]
-    peer, half = attached(ONESHOT)
-    peer.say(route(ONESHOT), sent(1), finish(0))
-    assert half.error is None
-    peer.pair.advance(1.1)
-    assert isinstance(half.error, MessageLost)
-    assert peer.told(ONESHOT) == [[("ACK_NACK_UNRELIABLE", ONESHOT, (0, 1)), ("CLOSE_RECEIVER",)]]
-
-
-@requirement("AQ-R28")
-def test_a_lost_oneshot_is_not_waited_for_beyond_its_nack() -> None:
-    peer, half = attached(ONESHOT)
-    peer.say(route(ONESHOT), sent(1), fin=False)  # its FINISH_SENDER never comes
-    peer.pair.advance(1.1)
-    assert isinstance(half.error, MessageLost) and peer.core.channels == 1

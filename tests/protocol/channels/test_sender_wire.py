@@ -381,31 +381,6 @@ def test_what_follows_close_receiver_in_its_sequence_is_ignored() -> None:
     assert peer.told(half.channel) == []  # and not answered
 
 
-# Oneshot
-
-
-@requirement("AQ-R28")
-def test_a_reliable_oneshot_is_one_sequence() -> None:
-    for mode in (Mode.ORDERED, Mode.UNORDERED):
-        peer, half = opened(is_oneshot=True)
-        assert peer.other.send(half, b"x", mode=mode) == 0
-        (said,) = peer.streams(half.channel)
-        assert peer.frames(said)[1:] == [("MESSAGE", 0, (), (), b"x"), ("FINISH_SENDER", 1)]
-        assert said.fin
-        with pytest.raises(LocalProtocolError):
-            peer.other.send(half, b"y")
-
-
-@requirement("AQ-R28")
-def test_an_unreliable_oneshot_is_a_datagram_and_a_control_stream() -> None:
-    peer, half = opened(is_oneshot=True)
-    peer.other.send(half, b"x", mode=Mode.UNRELIABLE)
-    assert numbers(peer.datagram_frames()) == [0]
-    (said,) = peer.streams(half.channel)
-    assert peer.frames(said)[1:] == [("SENT_UNRELIABLE", 1), ("FINISH_SENDER", 0)]
-    assert said.fin
-
-
 @requirement("AQ-16")
 def test_a_message_on_the_wire() -> None:
     peer, half = opened()
