@@ -118,7 +118,8 @@ class SenderHalf:
         """Whether a send would stay below the high-water marks (design: Flow).
 
         Not while the peer has stopped the stream: what is written vanishes without ever counting
-        as queued, so nothing would hold the sender until CLOSE_RECEIVER comes.
+        as queued, so nothing would hold the sender until CLOSE_RECEIVER comes. Once it has ended
+        there is nothing to wait for: a send is refused.
         """
         flow = self._shared.config.flow
         stream = self._message_stream
@@ -126,7 +127,7 @@ class SenderHalf:
             self.queued < flow.channel_high_water
             and self._shared.outgoing.queued < flow.connection_high_water
             and self._unsettled < self._shared.config.limits.unacknowledged
-            and (stream is None or not stream.dead)
+            and (stream is None or not stream.dead or self.state is not SenderState.OPEN)
         )
 
     def has_room(self, mode: Mode) -> bool:

@@ -219,3 +219,17 @@ def test_a_sender_whose_stream_was_stopped_waits_for_the_close_behind_it() -> No
     pair.run()
     assert isinstance(sender.error, ReceiverClosed)
     assert Writable(sender) in pair.client.events
+
+
+def test_a_sender_that_has_ended_waits_for_nothing() -> None:
+    """What its user still asks for is refused at once."""
+    pair = Pair()
+    sender, _ = open_channel(pair, keep_sender=True)
+    pair.client.send(sender, b"first")
+    pair.client.finish(sender)
+    pair.run()
+    assert sender.error is None and sender.state.name == "ENDED"
+    pair.client.core.wait_writable(sender)
+    pair.client.flush()
+    assert pair.client.events[-1] == Writable(sender)
+    assert sender.writable
