@@ -160,7 +160,7 @@ COMPILED = Change(
     "pass",
     "numbers are acked again",
 )
-UNPROVEN = Change("unproven", ("AQ-99",), CAUGHT.file, CAUGHT.within, CAUGHT.old, "pass", "that")
+UNPROVEN = Change("unproven", ("XY-1",), CAUGHT.file, CAUGHT.within, CAUGHT.old, "pass", "that")
 
 
 @pytest.fixture(scope="module")
