@@ -10,7 +10,7 @@ import pytest
 from aqueduct import errors
 from aqueduct._speedups import codec
 from aqueduct.config import DEFAULT, Config, Flow, Limits, Timing
-from aqueduct.errors import Cancelled, ConfigError, Finished
+from aqueduct.errors import Cancelled, ConfigError, Finished, LocalProtocolError
 from aqueduct.protocol.channels.connection import Attach
 from aqueduct.protocol.channels.receiving import ReceiverHalf
 from aqueduct.protocol.channels.sending import Mode, SenderHalf
@@ -179,6 +179,18 @@ def test_a_peer_above_a_limit_is_closed_with_code_5(
     assert peer.closed_with == 5
     (name,) = [name for name in limits if name in str(peer.core.error)]
     assert name
+
+
+@requirement("AQ-R31")
+def test_the_largest_frame_is_the_same_on_both_sides() -> None:
+    pair = Pair(limited(frame_bytes=5000, header_bytes=2000))
+    size = 5000 - len(message(0, bytes(4000))) + 4000
+    with pytest.raises(LocalProtocolError, match=r"Limits\.frame_bytes"):
+        pair.client.send(pair.sender, bytes(size + 1))
+    pair.client.send(pair.sender, bytes(size))
+    pair.run()
+    assert pair.server.core.error is None
+    assert [len(m.payload) for m in pair.server.take_all(pair.receiver)] == [size]
 
 
 @requirement("AQ-R31")
