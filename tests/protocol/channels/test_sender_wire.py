@@ -180,6 +180,53 @@ def test_finish_goes_by_the_stream_of_the_announcements(modes: list[Mode], unrel
     assert peer.told(half.channel) == sequences
 
 
+@requirement("AQ-34")
+@pytest.mark.parametrize("mode", [Mode.UNORDERED, Mode.ORDERED])
+def test_a_finish_waits_for_messages_that_have_no_stream_yet(mode: Mode) -> None:
+    peer, half = opened(streams=8)
+    peer.other.send(half, b"x", mode=Mode.UNRELIABLE)
+    peer.pair.advance(0.1)  # so there is a control stream
+    peer.side.hold = 1000  # no slot comes back
+    peer.side.flush()
+    while peer.core.snapshot()["streams_waiting"] == 0:
+        peer.other.send(peer.pair.sender, b"", mode=Mode.UNORDERED)
+    assert peer.other.carrier.openable > 0  # what is left is for control streams
+    for _ in range(3):
+        peer.other.send(half, b"y", mode=mode)
+    peer.other.finish(half)
+    assert peer.told(half.channel) == [[("SENT_UNRELIABLE", 1)]]
+    peer.side.hold = 0
+    peer.side.flush()
+    peer.pair.run()
+    sequences = peer.told(half.channel)
+    assert sequences[0] == [("SENT_UNRELIABLE", 1), ("FINISH_SENDER", 3)]
+    assert numbers(sequences[1:]) == [0, 1, 2]
+
+
+@requirement("AQ-34")
+@requirement("AQ-R29")
+def test_a_finish_takes_another_stream_when_its_own_was_stopped() -> None:
+    peer, half = opened()
+    peer.other.send(half, b"x")
+    (number,) = [n for n, said in peer.look().items() if b"x" in said.data]
+    peer.side.carrier.stop(number, 0)
+    peer.side.carrier.flush()
+    peer.pair.run()
+    peer.other.finish(half)
+    assert peer.told(half.channel)[1:] == [[("FINISH_SENDER", 1)]]
+
+
+@requirement("AQ-35")
+@requirement("AQ-R18")
+def test_nothing_is_announced_after_a_cancel() -> None:
+    peer, half = opened()
+    peer.other.send(half, b"x", mode=Mode.UNRELIABLE)
+    peer.other.cancel(half)
+    peer.pair.advance(5)
+    assert peer.told(half.channel) == [[("CANCEL_SENDER",)]]
+    assert peer.streams(half.channel)[0].fin and peer.core.error is None
+
+
 @requirement("AQ-R18")
 @requirement("AQ-35")
 def test_finish_and_cancel_exclude_each_other() -> None:
