@@ -38,7 +38,7 @@ __all__ = ["Placement", "Received", "ReceiverHalf"]
 # A connection may have very many channels, of which most are idle: what they do not need now has
 # these in its place. They cannot be changed, so a forgotten replacement is an error.
 NO_MESSAGES: Final = cast("deque[Received]", ())
-NO_STREAMS: Final = cast("set[InStream]", frozenset())
+NO_STREAMS: Final = cast("dict[InStream, None]", MappingProxyType({}))
 NOBODY: Final = cast("OrderedDict[InStream, None]", MappingProxyType({}))
 
 Placement: TypeAlias = Callable[[Headers, int], Any]
@@ -120,7 +120,7 @@ class ReceiverHalf:
         self.waiting = NOBODY
         """Streams whose next message was not admitted, in order."""
         self.streams = NO_STREAMS
-        """The peer's streams that are routed here."""
+        """The peer's streams that are routed here, in order."""
         self.streams_in = 0
         """How many they are."""
         self.evicted: Sequence[Received] = ()
@@ -201,13 +201,13 @@ class ReceiverHalf:
     def routed(self, stream: InStream) -> None:
         """One of the peer's streams is about this channel."""
         if self.streams is NO_STREAMS:
-            self.streams = set()
-        self.streams.add(stream)
+            self.streams = {}
+        self.streams[stream] = None
 
     def left_by(self, stream: InStream) -> None:
         """One of the peer's streams says no more here: what it holds returns."""
         if stream in self.streams:
-            self.streams.remove(stream)
+            del self.streams[stream]
             self.streams = self.streams or NO_STREAMS
         if stream.partial >= 0:
             self.give_up(stream.partial)

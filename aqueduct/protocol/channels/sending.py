@@ -35,7 +35,7 @@ Links: TypeAlias = dict[int, tuple[int, ...]]
 # In place of what an idle channel does not need; they cannot be changed (see ``receiving``).
 NO_LINKS: Final = cast(Links, MappingProxyType({}))
 NO_CHANNELS: Final = cast("list[int]", ())
-NO_STREAMS: Final = cast("set[OutStream]", frozenset())
+NO_STREAMS: Final = cast("dict[OutStream, None]", MappingProxyType({}))
 NONE_WAITING: Final = cast("deque[OutStream]", ())
 
 
@@ -305,13 +305,13 @@ class SenderHalf:
     def stream_left(self, stream: OutStream) -> None:
         """A stream of ours is through, or dead: the next unordered message may go."""
         if stream in self._unordered_open:
-            self._unordered_open.remove(stream)
+            del self._unordered_open[stream]
             while (
                 self._unordered_waiting
                 and len(self._unordered_open) < self._shared.config.flow.unordered_streams
             ):
                 waiting = self._unordered_waiting.popleft()
-                self._unordered_open.add(waiting)
+                self._unordered_open[waiting] = None
                 self._shared.outgoing.let_go(waiting)
             self._unordered_waiting = self._unordered_waiting or NONE_WAITING
             self._unordered_open = self._unordered_open or NO_STREAMS
@@ -440,8 +440,8 @@ class SenderHalf:
             self._unordered_waiting.append(stream)
             return
         if self._unordered_open is NO_STREAMS:
-            self._unordered_open = set()
-        self._unordered_open.add(stream)
+            self._unordered_open = {}  # not a set: effects keep an order
+        self._unordered_open[stream] = None
         self._shared.outgoing.write(stream, buffers, fin=True)
 
     def _reset_messages(self, code: int) -> None:

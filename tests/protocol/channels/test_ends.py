@@ -6,6 +6,7 @@ import pytest
 
 from aqueduct._speedups import codec
 from aqueduct.errors import Cancelled, Finished, LostInTransit, ReceiverClosed
+from aqueduct.protocol.channels import effects
 from aqueduct.protocol.channels.connection import Attach
 from aqueduct.protocol.channels.receiving import ReceiverHalf
 from aqueduct.protocol.channels.sending import Mode, SenderHalf
@@ -238,3 +239,16 @@ def test_forgets_for_one_channel_are_a_second_apart_and_none_is_left_out() -> No
     assert forgets() == 3
     pair.advance(5)
     assert forgets() == 3
+
+
+@pytest.mark.requirement("AQ-35")
+def test_streams_are_reset_in_the_order_in_which_they_were_opened() -> None:
+    """The core is a function of its inputs: the same ones have the same effects."""
+    pair = Pair()
+    sender, _ = open_channel(pair, keep_sender=True)
+    for _ in range(20):
+        pair.client.send(sender, b"x", mode=Mode.UNORDERED)
+    pair.client.cancel(sender)
+    resets = [effect[1] for effect in pair.client.applied if effect[0] == effects.RESET]
+    assert len(resets) == 20
+    assert resets == sorted(resets)
