@@ -1,7 +1,8 @@
-"""Two connection cores joined by the memory carrier, with a virtual clock and no event loop.
+"""Two connection cores joined by a carrier, with a virtual clock and no event loop.
 
-``Pair`` steps both sides until nothing moves; ``advance`` lets time pass. Everything is a
-function of the calls made and of the seed, so that a failure replays.
+``Pair`` joins them by the memory carrier and steps both until nothing moves. ``NetworkPair``
+joins them by a ``Network``: what is sent takes its time, and gets lost. ``advance`` lets time
+pass. Everything is a function of the calls made and of the seed, so that a failure replays.
 """
 
 from __future__ import annotations
@@ -18,14 +19,20 @@ from aqueduct.protocol.channels.events import Closed, Event, Headers, HeadersRec
 from aqueduct.protocol.channels.outgoing import OutStream
 from aqueduct.protocol.channels.receiving import Received, ReceiverHalf
 from aqueduct.protocol.channels.sending import Mode, SenderHalf
+from tests.network import CLEAR, Network, NetworkCarrier, Weather
 
-__all__ = ["Pair", "Side"]
+__all__ = ["Cores", "NetworkPair", "Pair", "Side"]
+
+MOST_INSTANTS = 100_000
+"""Instants in one ``advance`` of a NetworkPair: beyond, the two keep each other busy for ever."""
 
 
 class Side:
     """One core over one end of the link; the carrier's user."""
 
-    def __init__(self, pair: Pair, carrier: memory.MemoryCarrier, config: Config) -> None:
+    def __init__(
+        self, pair: Cores, carrier: memory.MemoryCarrier | NetworkCarrier, config: Config
+    ) -> None:
         self.pair = pair
         self.carrier = carrier
         self.core = ChannelConnection(is_client=carrier.is_client, config=config)
@@ -183,8 +190,34 @@ class Side:
         return None
 
 
-class Pair:
-    """A client and a server core, connected unless ``connect=False``."""
+class Cores:
+    """A client and a server core, and the time."""
+
+    now: float
+    client: Side
+    server: Side
+
+    @property
+    def sender(self) -> SenderHalf:
+        """The client's entrypoint."""
+        half = self.client.core.entrypoint
+        assert isinstance(half, SenderHalf)
+        return half
+
+    @property
+    def receiver(self) -> ReceiverHalf:
+        """The server's entrypoint."""
+        half = self.server.core.entrypoint
+        assert isinstance(half, ReceiverHalf)
+        return half
+
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        return self.client, self.server
+
+
+class Pair(Cores):
+    """Joined by the memory carrier; connected unless ``connect=False``."""
 
     def __init__(
         self,
@@ -208,20 +241,6 @@ class Pair:
         self.server = Side(self, self.link.server, server_config or config)
         if connect:
             self.run()
-
-    @property
-    def sender(self) -> SenderHalf:
-        """The client's entrypoint."""
-        half = self.client.core.entrypoint
-        assert isinstance(half, SenderHalf)
-        return half
-
-    @property
-    def receiver(self) -> ReceiverHalf:
-        """The server's entrypoint."""
-        half = self.server.core.entrypoint
-        assert isinstance(half, ReceiverHalf)
-        return half
 
     def run(self) -> None:
         """Until nothing moves."""
@@ -251,3 +270,62 @@ class Pair:
             if 0 < side.core.close_by <= self.now:
                 self.link.expire_linger()
         self.run()
+
+
+class NetworkPair(Cores):
+    """Joined by a network; not connected yet."""
+
+    def __init__(
+        self,
+        config: Config = DEFAULT,
+        *,
+        server_config: Config | None = None,
+        seed: int = 0,
+        weather: Weather = CLEAR,
+        datagram_limit: int = 1200,
+        datagram_queue: int = 256,
+    ) -> None:
+        self.now = 100.0
+        server_config = server_config or config
+        self.network = Network(
+            config,
+            server_config,
+            seed=seed,
+            weather=weather,
+            datagram_limit=datagram_limit,
+            datagram_queue=datagram_queue,
+            now=self.now,
+        )
+        self.client = Side(self, self.network.client, config)
+        self.server = Side(self, self.network.server, server_config)
+
+    def carrier(self, side: Side) -> NetworkCarrier:
+        return self.network.client if side is self.client else self.network.server
+
+    @property
+    def next_event(self) -> float | None:
+        """When a packet arrives or a core has something to do. None: nothing moves any more."""
+        times = [self.network.next_event, *(side.core.next_deadline() for side in self.sides)]
+        return min((when for when in times if when is not None), default=None)
+
+    def advance(self, seconds: float) -> None:
+        """Lets time pass: packets arrive and deadlines are met, in the order of their time."""
+        until = self.now + seconds
+        for side in self.sides:
+            side.flush()
+        for _ in range(MOST_INSTANTS):
+            following = self.next_event
+            if following is None or following > until:
+                break
+            self.now = self.network.now = max(self.now, following)
+            for side in self.sides:
+                side.core.rtt_measured(side.carrier.rtt)
+            self.network.run(self.now)
+            for side in self.sides:
+                deadline = side.core.next_deadline()
+                if deadline is not None and deadline <= self.now:
+                    side.core.handle_deadline(self.now)
+                    side.flush()
+        else:
+            raise AssertionError(f"no rest within {seconds} s")
+        self.now = self.network.now = until

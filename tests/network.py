@@ -1,0 +1,559 @@
+"""A network between two carriers in virtual time: what QUIC promises, and no more than that.
+
+Each piece of a stream, each datagram and each signal is a packet with a fate of its own: delayed,
+late by jitter, lost, doubled. What QUIC sends again arrives late instead of never, and a stream
+waits for its gaps, but no stream waits for another: data overtakes data, a reset its stream, a
+close everything. Nothing moves but in ``run``, and everything is a function of the calls made
+and of the seed. What a side may not do (more streams than it was allowed, bytes after the end)
+raises at once; what arrives beyond the credit given is an AssertionError.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from aqueduct.carriers.contract import Buffer, CarrierUser
+from aqueduct.config import Config
+from aqueduct.errors import ConnectionLost, LocalProtocolError
+
+__all__ = ["CLEAR", "Network", "NetworkCarrier", "Weather"]
+
+MOST_LATE = 0.9
+"""Seconds by which a packet may be overtaken. What is sent again is not sent again for longer:
+beyond a second a FORGET_CHANNEL may overtake the CLOSE_RECEIVER that it waited for (AQ-R24)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weather:
+    """What the network does to packets from now on."""
+
+    delay: float = 0.0
+    """One way, seconds."""
+    jitter: float = 0.0
+    """At most this much more, seconds."""
+    loss: float = 0.0
+    """The share of packets that is lost; of datagrams for good."""
+    duplication: float = 0.0
+    """The share of packets that arrives twice."""
+    piece: int = 64 << 10
+    """The most that one packet has of a stream, bytes."""
+    in_flight: int = 4 << 20
+    """Bytes that may be under way in one direction."""
+
+
+CLEAR = Weather()
+
+
+class Network:
+    """Two carriers joined; ``client`` and ``server``."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_config: Config,
+        *,
+        seed: int,
+        weather: Weather = CLEAR,
+        datagram_limit: int = 1200,
+        datagram_queue: int = 256,
+        now: float = 0.0,
+    ) -> None:
+        self.now = now
+        self.weather = weather
+        self.packets = 0
+        """Sent so far, those that were lost included."""
+        self._random = random.Random(seed)
+        self._events: list[tuple[float, int, bool, Callable[[], object]]] = []
+        self._serial = 0
+        self._cut = False
+        self.client = NetworkCarrier(self, True, config, datagram_limit, datagram_queue)
+        self.server = NetworkCarrier(self, False, server_config, datagram_limit, datagram_queue)
+        self.client.join(self.server, server_config)
+        self.server.join(self.client, config)
+
+    @property
+    def next_event(self) -> float | None:
+        """When ``run`` has something to do."""
+        return self._events[0][0] if self._events else None
+
+    def run(self, now: float) -> None:
+        """Everything that is due, in the order of its time; users answer after each instant."""
+        while self._events and self._events[0][0] <= now:
+            self.now = max(self.now, self._events[0][0])
+            while self._events and self._events[0][0] <= self.now:
+                heapq.heappop(self._events)[3]()
+            for carrier in (self.client, self.server):
+                carrier.settle()
+        self.now = now
+
+    def cut(self, client_after: float, server_after: float, *, swallow: bool) -> None:
+        """Nothing is sent any more; each side notices when its time has passed, seconds.
+
+        ``swallow``: what is under way is lost too.
+        """
+        self._cut = True
+        if swallow:
+            self._events = [event for event in self._events if not event[2]]
+            heapq.heapify(self._events)
+        for carrier, after in ((self.client, client_after), (self.server, server_after)):
+            error = ConnectionLost(f"{carrier.peer}: the network was cut")
+            self.at(self.now + after, partial(carrier.end, error))
+
+    # What the carriers use
+
+    def at(self, when: float, action: Callable[[], object], *, packet: bool = False) -> None:
+        self._serial += 1
+        # A coarse clock, so that some things happen at once.
+        heapq.heappush(self._events, (round(when, 4), self._serial, packet, action))
+
+    def send(self, action: Callable[[], object], *, again: bool = True) -> int:
+        """A packet; ``action`` is its arrival. ``again``: sent again until it arrives.
+
+        Returns how often it will arrive.
+        """
+        if self._cut:
+            return 0
+        copies = 0
+        for _ in range(1 + (self._random.random() < self.weather.duplication)):
+            when = self._arrival(again)
+            self.packets += 1
+            if when is not None:
+                copies += 1
+                self.at(when, action, packet=True)
+        return copies
+
+    def piece(self, most: int) -> int:
+        return self._random.randint(1, max(1, min(most, self.weather.piece)))
+
+    def _arrival(self, again: bool) -> float | None:
+        weather, rng = self.weather, self._random
+        late = 0.0
+        while rng.random() < weather.loss:
+            if not again:
+                return None
+            late = 2 * late + 2 * weather.delay + 0.02
+            if late > MOST_LATE:
+                break
+        late += rng.random() * weather.jitter
+        return self.now + weather.delay + min(late, MOST_LATE)
+
+
+@dataclass(slots=True)
+class Sending:
+    """One stream of mine."""
+
+    limit: int
+    queue: deque[memoryview] = field(default_factory=deque)
+    queued: int = 0
+    sent: int = 0
+    fin: bool = False
+    fin_sent: bool = False
+    acked: dict[int, int] = field(default_factory=dict)
+    """Offset -> bytes beyond ``acked_to``."""
+    acked_to: int = 0
+    fin_acked: bool = False
+
+    @property
+    def movable(self) -> bool:
+        if self.queued:
+            return self.sent < self.limit
+        return self.fin and not self.fin_sent
+
+    @property
+    def unwritten(self) -> int:
+        """Bytes that were not reported as written."""
+        return self.sent + self.queued - self.acked_to
+
+    def take(self, size: int) -> bytes:
+        parts = []
+        size = min(size, self.queued, self.limit - self.sent)
+        self.queued -= size
+        self.sent += size
+        while size > 0:
+            head = self.queue.popleft()
+            if len(head) > size:
+                self.queue.appendleft(head[size:])
+                head = head[:size]
+            parts.append(head)
+            size -= len(head)
+        return b"".join(parts)
+
+
+@dataclass(slots=True)
+class Receiving:
+    """One stream of the peer."""
+
+    limit: int
+    pieces: dict[int, bytes] = field(default_factory=dict)
+    read: int = 0
+    final: int = -1
+    """Its length, once known."""
+
+
+class NetworkCarrier:
+    """One end of a network; a Carrier."""
+
+    scheme = "network"
+    peer_certificate_fingerprint = None
+
+    def __init__(
+        self,
+        network: Network,
+        is_client: bool,
+        config: Config,
+        datagram_limit: int,
+        datagram_queue: int,
+    ) -> None:
+        self.is_client = is_client
+        self.local = f"network://{'client' if is_client else 'server'}"
+        self.peer = f"network://{'server' if is_client else 'client'}"
+        self.datagram_limit = datagram_limit
+        self.rtt = 0.0
+        self.over = False
+        self.closed_clean = False
+        """Whether this side closed after everything had left and was acknowledged."""
+        self.copies: list[int] = []
+        """How often each datagram sent here will arrive; 0 while it has not left."""
+        self.sending: dict[int, Sending] = {}
+        self.receiving: dict[int, Receiving] = {}
+        self._network = network
+        self._config = config
+        self._user: CarrierUser | None = None
+        self._touched = False
+        self._opened = 0
+        self._ready: dict[int, None] = {}
+        self._in_flight = 0
+        self._datagram_queue = datagram_queue
+        self._datagrams: deque[tuple[int, bytes]] = deque()
+        self._ended: set[int] = set()
+        self._announced = config.flow.streams
+        self._extra = 0
+        self._stopped: set[int] = set()
+        self._close: tuple[int, str] | None = None
+
+    def join(self, other: NetworkCarrier, config: Config) -> None:
+        self._other = other
+        self._stream_limit = config.flow.streams
+        self._window = config.flow.initial_window
+
+    # What the contract promises
+
+    @property
+    def openable(self) -> int:
+        return 0 if self.over else self._stream_limit - self._opened
+
+    def attach(self, user: CarrierUser) -> None:
+        self._user = user
+        # A handshake: the server is up with the client's second packet at the latest.
+        network, hops = self._network, 2 if self.is_client else 1
+        network.at(network.now + hops * network.weather.delay, self._connected)
+
+    def write(self, stream: int, buffers: Sequence[Buffer], fin: bool) -> None:
+        if self.over or self._close is not None:
+            return
+        if stream == self._opened:
+            if self.openable < 1:
+                raise LocalProtocolError(f"stream {stream}: the peer allows no more streams now")
+            self._opened += 1
+            self.sending[stream] = Sending(self._window)
+        elif stream > self._opened:
+            raise LocalProtocolError(f"stream {stream}: the next one to open is {self._opened}")
+        elif stream in self._stopped:
+            return
+        state = self.sending.get(stream)
+        if state is None or state.fin:
+            raise LocalProtocolError(f"stream {stream} ended; nothing can be written to it")
+        views = [memoryview(buffer).cast("B") for buffer in buffers if len(buffer)]
+        state.queue.extend(views)
+        state.queued += sum(map(len, views))
+        state.fin = fin
+        self._ready_if(stream, state)
+
+    def reset(self, stream: int, code: int) -> None:
+        if self.over or self._close is not None:
+            return
+        if stream >= self._opened:
+            raise LocalProtocolError(f"stream {stream} was never opened")
+        if self._drop(stream):
+            self._network.send(lambda: self._other.arrive_reset(stream, code))
+
+    def stop(self, stream: int, code: int) -> None:
+        if self._is_open(stream):
+            self._network.send(lambda: self._other.arrive_stop(stream, code))
+
+    def credit(self, stream: int, limit: int) -> None:
+        if self._is_open(stream) and limit > self.receiving[stream].limit:
+            self.receiving[stream].limit = limit
+            self._network.send(lambda: self._other.arrive_credit(stream, limit))
+
+    def extra_streams(self, count: int) -> None:
+        self._extra = count
+        self._announce()
+
+    @property
+    def datagram_room(self) -> int:
+        return self._datagram_queue - len(self._datagrams)
+
+    def send_datagram(self, data: bytes) -> bool:
+        fits = 0 < len(data) <= self.datagram_limit and self.datagram_room > 0
+        taken = fits and not self.over and self._close is None
+        if taken:
+            self._datagrams.append((len(self.copies), data))
+        self.copies.append(0)
+        return taken
+
+    def ping(self) -> None:
+        network = self._network
+        network.send(lambda: network.send(lambda: self._report().ponged()))
+
+    def flush(self) -> None:
+        network = self._network
+        if self._datagrams and not self.over:
+            self._send_datagrams()
+        while not self.over and self._ready and self._in_flight < network.weather.in_flight:
+            stream = next(iter(self._ready))
+            del self._ready[stream]
+            state = self.sending[stream]
+            offset = state.sent
+            data = state.take(network.piece(min(state.queued, state.limit - state.sent)))
+            fin = state.fin and not state.queued
+            state.fin_sent = fin
+            self._in_flight += len(data)
+            self._send_piece(stream, offset, data, fin)
+            self._ready_if(stream, state)
+
+    def snapshot(self) -> dict[str, Any]:
+        return {
+            "carrier": "network",
+            "queued": sum(state.unwritten for state in self.sending.values()),
+            "opened": self._opened,
+            "open": len(self.sending),
+            "openable": self.openable,
+            "peer_open": len(self.receiving),
+        }
+
+    def close(self, code: int, reason: str, *, linger: float = 0.0) -> None:
+        if self.over or self._close is not None:
+            return
+        self.flush()
+        self._close = (code, reason)
+        network = self._network
+        if linger > 0:
+            network.at(network.now, self._close_if_drained)
+        network.at(network.now + linger, self._close_now)
+
+    # What arrives
+
+    def arrive_piece(self, stream: int, offset: int, data: bytes, fin: bool) -> None:
+        if self.over:
+            return
+        state = self._open(stream)
+        if state is None:
+            return
+        assert offset + len(data) <= state.limit, f"stream {stream}: sent beyond its credit"
+        if fin:
+            state.final = offset + len(data)
+        if offset >= state.read:
+            state.pieces[offset] = data
+        while (data_now := state.pieces.pop(state.read, None)) is not None:
+            state.read += len(data_now)
+            ended = state.read == state.final
+            if ended:
+                self._end_stream(stream)
+            self._report().stream_data(stream, data_now, ended)
+            if ended or self.over:
+                return
+
+    def arrive_reset(self, stream: int, code: int) -> None:
+        if not self.over and self._open(stream) is not None:
+            self._end_stream(stream)
+            self._report().stream_reset(stream, code)
+
+    def arrive_stop(self, stream: int, code: int) -> None:
+        if self.over or not self._drop(stream):
+            return
+        self._stopped.add(stream)
+        self._network.send(lambda: self._other.arrive_reset(stream, code))
+        self._report().stream_stopped(stream, code)
+
+    def arrive_credit(self, stream: int, limit: int) -> None:
+        state = self.sending.get(stream)
+        if state is not None and limit > state.limit:
+            state.limit = limit
+            self._ready_if(stream, state)
+            self.flush()
+
+    def arrive_slots(self, limit: int) -> None:
+        if not self.over and limit > self._stream_limit:
+            self._stream_limit = limit
+            self._report().openable_changed()
+
+    def arrive_datagram(self, data: bytes) -> None:
+        if not self.over:
+            self._report().datagram_received(data)
+
+    def arrive_close(self, code: int, reason: str) -> None:
+        self.end(
+            ConnectionLost(
+                f"{self.peer} closed the connection: {reason or code}",
+                code=code,
+                reason=reason,
+                remote=True,
+            )
+        )
+
+    def arrive_ack(self, stream: int, offset: int, size: int, fin: bool, sent_at: float) -> None:
+        if self.over:
+            return
+        sample = self._network.now - sent_at
+        self.rtt = sample if not self.rtt else 0.875 * self.rtt + 0.125 * sample
+        state = self.sending.get(stream)
+        if state is None:
+            return
+        state.fin_acked |= fin
+        before = state.acked_to
+        if offset >= state.acked_to:
+            state.acked[offset] = size
+        while state.acked_to in state.acked:
+            size = state.acked.pop(state.acked_to)
+            state.acked_to += size
+            if not size:
+                break
+        if state.fin_acked and not state.unwritten:
+            del self.sending[stream]
+        if state.acked_to > before:
+            self._report().written(stream, state.acked_to - before)
+        self.flush()
+        self._close_if_drained()
+
+    # Within
+
+    def settle(self) -> None:
+        """Ends an instant: the user answers."""
+        if self._touched and not self.over and self._user is not None:
+            self._touched = False
+            self._user.end_of_input()
+            self.flush()
+
+    def end(self, error: ConnectionLost) -> None:
+        if self.over:
+            return
+        self.over = True
+        self.sending.clear()
+        self.receiving.clear()
+        self._ready.clear()
+        self._datagrams.clear()
+        if self._user is not None:
+            self._user.closed(error)
+
+    def _report(self) -> CarrierUser:
+        assert self._user is not None
+        self._touched = True
+        return self._user
+
+    def _connected(self) -> None:
+        if not self.over:
+            self._report().connected()
+
+    def _ready_if(self, stream: int, state: Sending) -> None:
+        if state.movable:
+            self._ready[stream] = None
+
+    def _send_datagrams(self) -> None:
+        network = self._network
+        full = self.datagram_room <= 0
+        while self._datagrams and self._in_flight < network.weather.in_flight:
+            index, data = self._datagrams.popleft()
+            self.copies[index] = network.send(
+                partial(self._other.arrive_datagram, data), again=False
+            )
+            # Whether or not it arrives, its place is free after a round trip.
+            self._in_flight += len(data)
+            network.at(network.now + 2 * network.weather.delay, partial(self._free, len(data)))
+        if full and self.datagram_room > 0:
+            network.at(network.now, self._tell_room)
+
+    def _free(self, size: int) -> None:
+        self._in_flight -= size
+        self.flush()
+
+    def _tell_room(self) -> None:
+        if not self.over:
+            self._report().datagram_room_changed()
+
+    def _send_piece(self, stream: int, offset: int, data: bytes, fin: bool) -> None:
+        network, sent_at, size = self._network, self._network.now, len(data)
+        arrived = False
+
+        def landed() -> None:
+            # Of two copies the first frees the window.
+            nonlocal arrived
+            if not arrived:
+                arrived = True
+                self._in_flight -= size
+            self.arrive_ack(stream, offset, size, fin, sent_at)
+
+        def arrive() -> None:
+            if not self._other.over:
+                network.send(landed)
+            self._other.arrive_piece(stream, offset, data, fin)
+
+        network.send(arrive)
+
+    def _open(self, stream: int) -> Receiving | None:
+        if stream in self._ended:
+            return None
+        assert stream < self._announced, f"stream {stream}: {self._announced} were allowed"
+        if stream not in self.receiving:
+            self.receiving[stream] = Receiving(self._config.flow.initial_window)
+        return self.receiving[stream]
+
+    def _is_open(self, stream: int) -> bool:
+        if self.over or self._close is not None:
+            return False
+        if stream not in self.receiving and stream not in self._ended:
+            raise LocalProtocolError(f"the peer never opened its stream {stream}")
+        return stream in self.receiving
+
+    def _end_stream(self, stream: int) -> None:
+        del self.receiving[stream]
+        self._ended.add(stream)
+        self._announce()
+
+    def _announce(self) -> None:
+        limit = self._config.flow.streams + len(self._ended) + self._extra
+        if limit > self._announced:
+            self._announced = limit
+            self._network.send(lambda: self._other.arrive_slots(limit))
+
+    def _drop(self, stream: int) -> bool:
+        """Forgets a stream of mine; False if it had ended."""
+        self._ready.pop(stream, None)
+        return self.sending.pop(stream, None) is not None
+
+    def _close_if_drained(self) -> None:
+        if self._close is not None and not self.over and not self.sending_anything:
+            self.closed_clean = True
+            self._close_now()
+
+    @property
+    def sending_anything(self) -> bool:
+        """Whether bytes or ends of streams wait to leave or to be acknowledged."""
+        return any(
+            state.unwritten or (state.fin and not state.fin_acked)
+            for state in self.sending.values()
+        )
+
+    def _close_now(self) -> None:
+        if self.over or self._close is None:
+            return
+        code, reason = self._close
+        self._network.send(lambda: self._other.arrive_close(code, reason))
+        error = ConnectionLost(f"closed here: {reason or code}", code=code, reason=reason)
+        self.end(error)
