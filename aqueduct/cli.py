@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
+import json
 import os
 import signal
 import statistics
@@ -63,7 +64,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"aqueduct {_version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    serve = commands.add_parser("serve", help="run a service until SIGINT or SIGTERM")
+    serve = commands.add_parser(
+        "serve",
+        help="run a service until SIGINT or SIGTERM",
+        epilog="SIGUSR1 writes the state of the service and its connections as a line of JSON.",
+    )
     serve.add_argument("service", metavar="MODULE:SERVICE", help="found from here, like python -m")
     serve.add_argument(
         "--listen",
@@ -147,10 +152,18 @@ async def _serve_until_signal(service: Service, args: argparse.Namespace) -> int
             loop.call_later(HURRY, os._exit, 128 + number)
         first.set()
 
+    def on_look() -> None:
+        state = {
+            "counters": running.counters(),
+            "connections": [c.snapshot().to_dict() for c in running.connections],
+        }
+        print(json.dumps(state, separators=(",", ":")), file=sys.stderr, flush=True)
+
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal, number)
     serving = service.serving(*args.listen, cert=args.cert, key=args.key, dev_cert=args.dev_cert)
     async with serving as running:
+        loop.add_signal_handler(signal.SIGUSR1, on_look)
         for address in running.addresses:
             print(f"listening on {address}", flush=True)
         await first.wait()

@@ -130,6 +130,8 @@ class Serving:
                 len(self.calls),
                 seconds,
             )
+            for connection in self._connections:
+                log.info("%s", connection.snapshot(channels=0))
             for running in tuple(self.calls):
                 call = running.call
                 text = f"the service {self.service.name!r} is ending"

@@ -133,6 +133,7 @@ class Side:
                     carrier.send_datagram(effect[1])
             elif kind == effects.CLOSE:
                 carrier.close(effect[1], effect[2])
+        self.core.datagram_room_changed(carrier.datagram_room, self.clock.now())
         carrier.flush()
 
     def _dispatch(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -152,6 +153,25 @@ async def test_a_service_is_served_with_a_certificate_that_its_address_pins(fold
 def test_a_signal_ends_it_with_status_zero(folder: Path, number: signal.Signals):
     with serving(folder) as served:
         served.signal(number)
+        assert served.ended() == 0
+
+
+async def test_a_signal_makes_it_tell_its_state(folder: Path):
+    with serving(folder) as served:
+        async with await Client.connect(served.address) as client:
+            stream = client.exchange("echo", [words("a")], schema=WORDS)
+            assert [batch async for batch in stream] == [words("a")]
+            for _ in range(2):
+                served.signal(signal.SIGUSR1)
+                assert served.process.stderr is not None
+                line = await asyncio.to_thread(served.process.stderr.readline)
+                state = json.loads(line)
+                assert state["counters"]["calls"] == 1
+                (connection,) = state["connections"]
+                assert connection["side"] == "server"
+                assert connection["channel_count"] == len(connection["channels"]) >= 1
+                assert connection["congestion_window"] > 0
+        served.signal(signal.SIGTERM)
         assert served.ended() == 0
 
 

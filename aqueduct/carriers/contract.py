@@ -148,7 +148,10 @@ class Carrier(Protocol):
         """Lets queued bytes leave as far as flow and congestion control allow."""
 
     def snapshot(self) -> dict[str, object]:
-        """Counters and windows for people: plain numbers and strings only."""
+        """Counters and windows for people: plain numbers and strings only.
+
+        ``congestion_window``, ``in_flight`` (bytes) and ``packets_lost`` where it has such.
+        """
 
     def close(self, code: int, reason: str, *, linger: float = 0.0) -> None:
         """Closes. Queued data leaves first, for at most ``linger`` seconds, then the close.

@@ -11,10 +11,12 @@ from aqueduct.endpoint.handles import (
     channel,
 )
 from aqueduct.endpoint.serving import Server, connect, serve
+from aqueduct.endpoint.snapshot import ConnectionSnapshot
 
 __all__ = [
     "Attachment",
     "Connection",
+    "ConnectionSnapshot",
     "Headers",
     "Message",
     "Mode",

@@ -7,6 +7,7 @@ import logging
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import fields
 from typing import Any
 
 from aqueduct.carriers.contract import Carrier
@@ -14,6 +15,7 @@ from aqueduct.carriers.pump import Pump
 from aqueduct.config import Config
 from aqueduct.endpoint.handles import Attachment, Headers, Message, Receiver, Sender
 from aqueduct.endpoint.local import Parcel, Pipe
+from aqueduct.endpoint.snapshot import ConnectionSnapshot
 from aqueduct.errors import ConnectionLost
 from aqueduct.protocol.channels.connection import Attach, ChannelConnection
 from aqueduct.protocol.channels.events import (
@@ -58,6 +60,7 @@ class Connection:
         self._own_headers = headers
         self._on_headers = on_headers
         self._loop = asyncio.get_running_loop()
+        self._made = self._loop.time()
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._closed: asyncio.Future[None] = self._loop.create_future()
         self._pongs: list[asyncio.Future[None]] = []
@@ -103,9 +106,32 @@ class Connection:
         """Why it is over, once it is."""
         return self.core.error
 
-    def snapshot(self) -> dict[str, object]:
-        """Channels, queues and windows as plain numbers, for logs and tools."""
-        return {**self.core.snapshot(), **self.carrier.snapshot()}
+    def snapshot(self, *, channels: int = 1000) -> ConnectionSnapshot:
+        """Channels, queues, windows and losses at this moment, for logs, tools and tests.
+
+        At most ``channels`` of them are listed, those with the lowest ids; all are counted.
+        """
+        view = self.core.view(channels)
+        told = self.carrier.snapshot()
+        numbers = {name: value for name, value in told.items() if isinstance(value, int)}
+        state = "closed" if self.closed else "open" if self.core.ready else "connecting"
+        return ConnectionSnapshot(
+            **{field.name: getattr(view, field.name) for field in fields(view)},
+            peer=self.peer,
+            local=self.local,
+            side="client" if self.is_client else "server",
+            carrier=str(told.get("carrier", "")),
+            state=state,
+            error=str(self.error or ""),
+            age=self._loop.time() - self._made,
+            rtt=self.rtt,
+            congestion_window=numbers.get("congestion_window", 0),
+            bytes_in_flight=numbers.get("in_flight", 0),
+            packets_lost=numbers.get("packets_lost", 0),
+            streams_openable=self.carrier.openable,
+            datagram_room=self.carrier.datagram_room,
+            transport=told,
+        )
 
     def __repr__(self) -> str:
         side = "client" if self.is_client else "server"

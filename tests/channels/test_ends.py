@@ -263,5 +263,5 @@ async def test_what_a_callback_raises_closes_with_an_internal_error(
 async def test_ping_and_snapshot(peers: Peers) -> None:
     assert 0 <= await within(peers.client.ping()) < 30
     snapshot = peers.client.snapshot()
-    assert snapshot["channels"] == 1
-    assert all(isinstance(value, (int, float, str)) for value in snapshot.values())
+    assert snapshot.channel_count == len(snapshot.channels) == 1
+    assert all(isinstance(value, (int, float, str)) for value in snapshot.transport.values())

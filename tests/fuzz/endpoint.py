@@ -84,6 +84,9 @@ class Endpoint:
     def openable_changed(self) -> None:
         self.core.openable_changed(self.carrier.openable, self.clock.now)
 
+    def datagram_room_changed(self) -> None:
+        self.core.datagram_room_changed(self.carrier.datagram_room, self.clock.now)
+
     def written(self, stream: int, size: int) -> None:
         self.core.written(stream, size)
 

@@ -101,6 +101,9 @@ class Hostile:
     def openable_changed(self) -> None:
         pass
 
+    def datagram_room_changed(self) -> None:
+        pass
+
     def written(self, stream: int, size: int) -> None:
         pass
 

@@ -254,6 +254,7 @@ class FlowConnection(QuicConnection):
             "rtt": self._loss._rtt_smoothed,
             "congestion_window": self._loss.congestion_window,
             "in_flight": self._loss.bytes_in_flight,
+            "packets_lost": getattr(self._loss._cc, "packets_lost", 0),
             "queued": self._totals.queued,
             "openable": self.openable,
             "opened": self.opened,
@@ -415,7 +416,17 @@ def capped_congestion_control(name: str, limit: int) -> str:
         if self.congestion_window > limit:
             self.congestion_window = limit
 
-    capped = type("Capped", (base,), {"on_packet_acked": on_packet_acked})
+    def on_packets_lost(self: Any, *, now: float, packets: Iterable[QuicSentPacket]) -> None:
+        lost = tuple(packets)
+        self.packets_lost += len(lost)
+        base.on_packets_lost(self, now=now, packets=lost)
+
+    members = {
+        "packets_lost": 0,
+        "on_packet_acked": on_packet_acked,
+        "on_packets_lost": on_packets_lost,
+    }
+    capped = type("Capped", (base,), members)
 
     def make(*, max_datagram_size: int) -> QuicCongestionControl:
         control: QuicCongestionControl = capped(max_datagram_size=max_datagram_size)

@@ -39,6 +39,7 @@ from aqueduct.protocol.channels.receiving import Received, ReceiverHalf
 from aqueduct.protocol.channels.registry import Half, Registry
 from aqueduct.protocol.channels.sending import Mode, SenderHalf
 from aqueduct.protocol.channels.shared import Shared
+from aqueduct.protocol.channels.view import CoreView, view_of
 
 __all__ = ["Attach", "ChannelConnection"]
 
@@ -144,6 +145,30 @@ class ChannelConnection:
             "budget_used_bytes": self._shared.budget_used,
             "starved_receivers": len(self._shared.starved),
         }
+
+    def view(self, channels: int) -> CoreView:
+        """The state of the connection for people, with at most that many of its channels."""
+        shared, incoming = self._shared, self._reader.incoming
+        halves = self._registry.lowest(channels) if channels else []
+        pending = self._registry.pending() if halves else set()
+        return CoreView(
+            channel_count=len(self._registry),
+            channels=tuple(view_of(half, pending) for half in halves),
+            streams_in=len(incoming.streams),
+            streams_held=incoming.held,
+            streams_out=shared.outgoing.open,
+            streams_waiting=shared.outgoing.waiting,
+            queued_bytes=shared.outgoing.queued,
+            stalled_control_bytes=shared.outgoing.stalled_control,
+            receive_budget=self.config.flow.receive_budget,
+            receive_budget_used=shared.budget_used,
+            receivers_starved=len(shared.starved),
+            senders_blocked=len(shared.blocked),
+            datagrams_dropped=shared.datagrams_dropped,
+            datagrams_nacked=shared.datagrams_nacked,
+            datagrams_missed=shared.datagrams_missed,
+            datagrams_evicted=shared.datagrams_evicted,
+        )
 
     # Inputs from the carrier
 

@@ -93,8 +93,10 @@ class ReceiverHalf:
         "charged",
         "error",
         "evicted",
+        "evictions",
         "given",
         "handle",
+        "nacked",
         "placement",
         "queue",
         "state",
@@ -125,6 +127,10 @@ class ReceiverHalf:
         """How many they are."""
         self.evicted: Sequence[Received] = ()
         """Messages evicted by the last datagram, whose attachments are to be released."""
+        self.evictions = 0
+        """How many there ever were."""
+        self.nacked = 0
+        """Unreliable messages that did not come in time."""
         self.placement: Placement | None = None
         self.handle: Any = None
         self._numbers = ReceivedNumbers(shared.config.limits.received_ranges)
@@ -326,6 +332,9 @@ class ReceiverHalf:
         varints = self._unreliable.take_ack_nack(upto)
         if not varints:
             return
+        missed = sum(varints[1::2])
+        self.nacked += missed
+        self._shared.datagrams_missed += missed
         self._write_control([codec.encode_ack_nack_unreliable(self.channel, varints)], fin=False)
         if self._oneshot:
             self._step(ReceiverInput.COMPLETE)
@@ -460,6 +469,8 @@ class ReceiverHalf:
         oldest = self._unreliable_queue.popleft()
         self._unreliable_queue = self._unreliable_queue or NO_MESSAGES
         oldest.dropped = True
+        self.evictions += 1
+        self._shared.datagrams_evicted += 1
         self._charge(-oldest.charge)
         self._outstanding -= 1
         self.evicted = (*self.evicted, oldest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from heapq import nsmallest
 from typing import TypeAlias
 
 from aqueduct.errors import ConnectionLost, LimitExceeded, LostInTransit, SequenceError
@@ -139,6 +140,11 @@ class Registry:
             if isinstance(half, SenderHalf) and not half.accessible:
                 half.accessible = True
                 channels.extend(half.take_acked_links())
+
+    def lowest(self, count: int) -> list[Half]:
+        """At most ``count`` halves with state, by id."""
+        found = nsmallest(count, self._live) if count < len(self._live) else sorted(self._live)
+        return [self._live[channel] for channel in found[:count]]
 
     def pending(self) -> set[int]:
         """Channels of ours that are neither accessible nor lost (AQ-R27.1)."""

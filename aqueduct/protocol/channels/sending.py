@@ -73,6 +73,7 @@ class SenderHalf:
         "given",
         "handle",
         "links",
+        "nacked",
         "queued",
         "state",
         "streams_in",
@@ -89,6 +90,8 @@ class SenderHalf:
         """Whether the application got the handle, or will with the message that carries it."""
         self.queued = 0
         """Bytes that have not left the carrier."""
+        self.nacked = 0
+        """Unreliable messages that were lost."""
         self.accessible = accessible
         """AQ-R27.1; final once true."""
         self.links = NO_LINKS
@@ -249,6 +252,9 @@ class SenderHalf:
         if self._unreliable is None:
             raise SequenceError("ACK_NACK_UNRELIABLE for datagrams that were never sent (AQ-R15)")
         acked, nacked = self._unreliable.ack_nack(varints)
+        for start, stop in nacked:
+            self.nacked += stop - start
+            self._shared.datagrams_nacked += stop - start
         lost = _take_links(self.unreliable_links, nacked)
         reached = _take_links(self.unreliable_links, acked)
         self.unreliable_links = self.unreliable_links or NO_LINKS

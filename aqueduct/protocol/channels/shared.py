@@ -32,6 +32,9 @@ class Shared:
         "datagram_limit",
         "datagram_room",
         "datagrams_dropped",
+        "datagrams_evicted",
+        "datagrams_missed",
+        "datagrams_nacked",
         "datagrams_told",
         "effects",
         "events",
@@ -74,6 +77,12 @@ class Shared:
         """Datagrams in effects that the carrier has not seen yet."""
         self.datagrams_dropped = 0
         """Unreliable messages that found no room and were dropped here; they count as sent."""
+        self.datagrams_nacked = 0
+        """Unreliable messages of ours that were lost, those included."""
+        self.datagrams_missed = 0
+        """Unreliable messages of the peer that did not come in time."""
+        self.datagrams_evicted = 0
+        """Unreliable messages of the peer that gave way to later ones."""
         self.rtt = 0.0
         """Smoothed round trip as the carrier last told it, seconds; 0.0 before the first."""
         self.blocked: dict[SenderHalf, Mode] = {}
