@@ -387,6 +387,20 @@ def test_close_receiver_resets_everything_with_code_1() -> None:
 
 
 @requirement("AQ-R19")
+@requirement("AQ-34")
+def test_a_finish_that_waited_is_not_said_after_the_close() -> None:
+    peer, half = opened(initial_window=4096, unordered_streams=2)
+    for _ in range(6):
+        peer.other.send(half, bytes(100_000), mode=Mode.UNORDERED)
+    peer.other.finish(half)
+    assert len(peer.streams(half.channel)) == 2
+    peer.say(route(half.channel), codec.CLOSE_RECEIVER)
+    peer.pair.advance(5)
+    assert [said.reset for said in peer.streams(half.channel)] == [1, 1]
+    assert half.queued == 0 and peer.core.snapshot()["streams_waiting"] == 0
+
+
+@requirement("AQ-R19")
 @pytest.mark.parametrize(
     ("acks", "success"),
     [
