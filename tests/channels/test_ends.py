@@ -74,12 +74,12 @@ async def test_each_end_has_its_error_and_keeps_it(peers: Peers, how: str) -> No
         assert receiver.error is read and await ending(receiver) is read
         if at_sender is None:
             with pytest.raises(LocalProtocolError, match="already"):
-                await sender.send(b"x")
+                await within(sender.send(b"x"))
             with pytest.raises(LocalProtocolError, match="already"):
                 sender.finish()
         else:
             with pytest.raises(at_sender):
-                await sender.send(b"x")
+                await within(sender.send(b"x"))
             with pytest.raises(at_sender):
                 sender.finish()
         sender.cancel()  # no effect on what ended
@@ -254,7 +254,7 @@ async def test_what_a_callback_raises_closes_with_an_internal_error(
         raise ZeroDivisionError("a fault above")
 
     receiver.on_change = broken
-    await sender.send(b"x")
+    await within(sender.send(b"x"))
     await within(peers.client.wait_closed())
     assert peers.client.error is not None and peers.client.error.code == 6
     assert "a fault above" in caplog.text
