@@ -3,10 +3,11 @@ from typing import final
 
 from _typeshed import ReadableBuffer
 
-__all__ = ["AlignedBuffer", "Scatter", "bytes_copied", "pooled_bytes"]
+__all__ = ["AlignedBuffer", "Scatter", "bytes_copied", "pooled_bytes", "size_of"]
 
 def bytes_copied() -> int: ...
 def pooled_bytes() -> int: ...
+def size_of(buffers: list[bytes | bytearray | memoryview]) -> int: ...
 
 @final
 class AlignedBuffer:

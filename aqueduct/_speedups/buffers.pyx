@@ -7,7 +7,11 @@ as a list of buffers. ``bytes_copied`` says how much was copied on the way never
 cimport cython
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES, PyBuffer_IsContiguous
 from cpython.bytes cimport PyBytes_CheckExact, PyBytes_GET_SIZE
-from cpython.memoryview cimport PyMemoryView_FromObject, PyMemoryView_GET_BUFFER
+from cpython.memoryview cimport (
+    PyMemoryView_Check,
+    PyMemoryView_FromObject,
+    PyMemoryView_GET_BUFFER,
+)
 from libc.stdint cimport uint8_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memcpy
@@ -16,7 +20,7 @@ from libc.string cimport memcpy
 cdef extern from "<stdlib.h>" nogil:
     int posix_memalign(void **memory, size_t alignment, size_t size)
 
-__all__ = ["AlignedBuffer", "Scatter", "bytes_copied", "pooled_bytes"]
+__all__ = ["AlignedBuffer", "Scatter", "bytes_copied", "pooled_bytes", "size_of"]
 
 cdef enum:
     # Blocks of these sizes are kept when they are released, up to POOL_LIMIT bytes in all: fresh
@@ -48,6 +52,20 @@ cdef char *BYTES_FORMAT = "B"
 def bytes_copied():
     """Payload bytes that the compiled modules copied since the process began."""
     return copied
+
+
+def size_of(list buffers not None):
+    """Bytes of all ``buffers``: a list of bytes, bytearrays and memoryviews."""
+    cdef Py_ssize_t total = 0
+    cdef object buffer
+    for buffer in buffers:
+        if PyBytes_CheckExact(buffer):
+            total += PyBytes_GET_SIZE(buffer)
+        elif PyMemoryView_Check(buffer):
+            total += PyMemoryView_GET_BUFFER(buffer).len
+        else:
+            total += len(buffer)
+    return total
 
 
 cdef void count_copied(Py_ssize_t size) noexcept:

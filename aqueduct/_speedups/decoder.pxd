@@ -56,6 +56,8 @@ cdef class Decoder(Landing):
     cdef object _attachments
     cdef Py_ssize_t _overhead
 
+    cpdef object next(self)
+
     cdef int _enter(self) except -1
     cdef object _parse(self)
     cdef object _starved(self)

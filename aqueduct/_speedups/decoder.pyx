@@ -124,7 +124,7 @@ cdef class Decoder(Landing):
             raise LocalProtocolError("feed after end: the sequence was finished")
         self.push(data)
 
-    def next(self):
+    cpdef object next(self):
         """The next frame; a MessageHead if its payload waits for ``admit``; None otherwise.
 
         None means: more bytes are needed (all that were fed are consumed), or ``waiting``, or

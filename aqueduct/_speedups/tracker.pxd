@@ -15,6 +15,9 @@ cdef class ReceivedNumbers:
     cdef RangeSet _pending
     cdef uint64_t _range_limit
 
+    # 1: it is new and was added; 0: it is not to be had so (seen, one hole too many, too high).
+    cdef bint take_in(self, uint64_t number) except -1
+
 cdef class UnreliableSent:
     cdef uint64_t _next
     cdef uint64_t _announced

@@ -146,6 +146,19 @@ cdef class ReceivedNumbers:
         self._pending.add_span(value, value, &added)
         return True
 
+    cdef bint take_in(self, uint64_t number) except -1:
+        cdef uint64_t added = 0
+        if number == HIGHEST:
+            return False
+        self.ranges.add_span(number, number, &added)
+        if added == 0:
+            return False
+        if self.ranges._count > self._range_limit:
+            self.ranges.remove_span(number, number, &added)
+            return False
+        self._pending.add_span(number, number, &added)
+        return True
+
     def __contains__(self, number):
         return number in self.ranges
 

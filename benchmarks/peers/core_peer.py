@@ -73,8 +73,8 @@ def send_messages(mode: Mode, count: int) -> dict[str, float]:
     sent = 0
     with Timer() as timer:
         while sent < count:
-            if not half.writable:
-                pair.settle(lambda: half.writable)
+            if not half.has_room(mode):
+                pair.settle(lambda: half.has_room(mode))
             for _ in range(min(BURST, count - sent)):
                 core.send(half, PAYLOADS[sent & 255], now(), mode=mode)
                 sent += 1

@@ -11,7 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aqueduct._speedups.buffers import AlignedBuffer, Scatter, bytes_copied, pooled_bytes
+from aqueduct._speedups.buffers import (
+    AlignedBuffer,
+    Scatter,
+    bytes_copied,
+    pooled_bytes,
+    size_of,
+)
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 4096, 1 << 20])
@@ -197,3 +203,15 @@ def test_scatter_stays_linear_and_small() -> None:
     for left in range(999, -1, -1):
         assert scatter.take(2) == [b"ab"]
         assert len(scatter) == left
+
+
+@given(st.lists(st.binary(max_size=100)), st.randoms(use_true_random=False))
+def test_the_size_of_a_list_of_buffers(parts: list[bytes], random: Any) -> None:
+    buffers = [random.choice([bytes, bytearray, memoryview])(part) for part in parts]
+    assert size_of(buffers) == len(b"".join(parts))
+
+
+def test_the_size_counts_bytes_and_not_items() -> None:
+    assert size_of([memoryview(array("d", [1.0, 2.0, 3.0])), b"ab"]) == 26
+    with pytest.raises(TypeError):
+        size_of(None)  # type: ignore[arg-type]

@@ -387,10 +387,12 @@ class ChannelConnection:
         self._shared.now = now
         received = half.take()
         if received is not None:
-            for attached, _ in received.attachments:
-                if isinstance(attached, ReceiverHalf):
-                    attached.handed_over()
-            self._use_room()
+            if received.attachments:
+                for attached, _ in received.attachments:
+                    if isinstance(attached, ReceiverHalf):
+                        attached.handed_over()
+            if self._shared.starved or self._shared.relieved:
+                self._use_room()
         return received
 
     def close_receiver(self, half: ReceiverHalf, now: float, error: Any = None) -> None:

@@ -195,15 +195,13 @@ class Reader:
         decoder = stream.decoder
         while not stream.ignoring:
             half = stream.half
-            if half is not None:
-                if isinstance(half, ReceiverHalf):
-                    decoder.auto_admit = (
-                        SMALL if half.placement is None and half.has_room(SMALL << 1) else -1
-                    )
-                elif half.state is SenderState.ENDED:
-                    self._abandon(stream, half)
-                    continue
-            frame = decoder.next()
+            if isinstance(half, ReceiverHalf):
+                frame = self._next_for(stream, half)
+            elif half is not None and half.state is SenderState.ENDED:
+                self._abandon(stream, half)
+                continue
+            else:
+                frame = decoder.next()
             if frame is None:
                 if decoder.remaining and stream.partial < 0:
                     self._charge_small(stream)
@@ -232,6 +230,23 @@ class Reader:
             self.incoming.ended(stream)
             return
         self.incoming.credit(stream)
+
+    def _next_for(self, stream: InStream, half: ReceiverHalf) -> Any:
+        """The next frame for a receiver, or None; the small messages before it are delivered."""
+        decoder = stream.decoder
+        while (room := half.room - (SMALL << 1)) >= 0:
+            decoder.auto_admit = SMALL
+            if (
+                stream.partial >= 0  # charged already
+                or stream.handlers is not self._handlers
+                or not half.open_for_runs
+            ):
+                return decoder.next()
+            frame = half.read_run(decoder, room)
+            if frame is not None or half.room >= SMALL << 1:
+                return frame
+        decoder.auto_admit = -1
+        return decoder.next()
 
     def _charge_small(self, stream: InStream) -> None:
         """Part of a message that was admitted without asking has come: others are to count it.

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 from aqueduct._speedups import codec
 from aqueduct._speedups.codec import MessageHead
+from aqueduct._speedups.runs import Received, Run
 from aqueduct._speedups.tracker import ReceivedNumbers, UnreliableReceived
 from aqueduct.errors import (
     Cancelled,
@@ -30,9 +31,6 @@ from aqueduct.protocol.channels.outgoing import OutStream
 from aqueduct.protocol.channels.shared import HalfError, Shared
 from aqueduct.protocol.channels.state import RECEIVER, ReceiverInput, ReceiverState
 
-if TYPE_CHECKING:
-    from aqueduct.protocol.channels.sending import SenderHalf
-
 __all__ = ["Placement", "Received", "ReceiverHalf"]
 
 # A connection may have very many channels, of which most are idle: what they do not need now has
@@ -43,32 +41,6 @@ NOBODY: Final = cast("OrderedDict[InStream, None]", MappingProxyType({}))
 
 Placement: TypeAlias = Callable[[Headers, int], Any]
 """Given a message's headers and size in bytes: the writable buffer it is to land in, or None."""
-
-
-class Received:
-    """One message as the application takes it."""
-
-    __slots__ = ("attachments", "charge", "dropped", "headers", "number", "payload", "reliable")
-
-    def __init__(
-        self,
-        number: int,
-        headers: Headers,
-        attachments: tuple[tuple[ReceiverHalf | SenderHalf, Headers], ...],
-        payload: Any,
-        charge: int,
-        *,
-        reliable: bool = True,
-    ) -> None:
-        self.number = number
-        self.headers = headers
-        self.attachments = attachments
-        self.payload = payload
-        self.charge = charge
-        """Bytes of the budget that return when it is taken."""
-        self.reliable = reliable
-        self.dropped = False
-        """Evicted by a later unreliable message; still in the queue, but nobody gets it."""
 
 
 class ReceiverHalf:
@@ -162,18 +134,19 @@ class ReceiverHalf:
         return True
 
     def admit_small(self, size: int) -> None:
-        """Charges a message that was admitted without asking (see ``has_room``)."""
+        """Charges a message that was admitted without asking (see ``room``)."""
         self._charge(size + self._shared.config.flow.message_overhead)
         self._outstanding += 1
 
-    def has_room(self, size: int) -> bool:
-        """Whether many small messages can be admitted without asking for each."""
-        flow = self._shared.config.flow
-        return (
-            not self.waiting  # or they would pass by it for ever
-            and self._shared.budget_used + size <= flow.receive_budget
-            and self.charged + size <= flow.channel_receive_bytes
-        )
+    @property
+    def room(self) -> int:
+        """Bytes of messages that can be admitted without asking for each; below zero: none."""
+        if self.waiting or self.placement is not None:
+            return -1  # or they would pass by what waits for ever
+        shared = self._shared
+        flow = shared.config.flow
+        own, common = flow.channel_receive_bytes - self.charged, flow.receive_budget
+        return min(own, common - shared.budget_used)
 
     def wait(self, stream: InStream, head: MessageHead) -> None:
         """A message finds no room: its stream is read on when there is some."""
@@ -271,6 +244,31 @@ class ReceiverHalf:
             self._complete()
         else:
             self._schedule_ack()
+
+    @property
+    def open_for_runs(self) -> bool:
+        """Whether messages need no look at each: none can be the last, or one too many."""
+        return self.state is ReceiverState.OPEN and not self._oneshot
+
+    def read_run(self, decoder: codec.Decoder, room: int) -> Any:
+        """Takes the messages that come next while they fit ``room``; returns what follows."""
+        run = Run()
+        try:
+            return run.read(decoder, self._numbers, self._shared.config.flow.message_overhead, room)
+        finally:
+            if run.messages:
+                self._messages(run)
+
+    def _messages(self, run: Run) -> None:
+        self._charge(run.charge)
+        self._outstanding += len(run.messages)
+        if self.queue is NO_MESSAGES:
+            self.queue = deque(run.messages)
+            if self.given:
+                self._shared.events.append(Readable(self))
+        else:
+            self.queue.extend(run.messages)
+        self._schedule_ack()
 
     def wants_datagram(self, number: int, size: int) -> bool:
         """Whether an unreliable message is new and finds room; charges it if so.
@@ -404,9 +402,11 @@ class ReceiverHalf:
 
     def take(self) -> Received | None:
         """The next message, or None if there is none now."""
-        while self.queue:
-            received = self.queue.popleft()
-            self.queue = self.queue or NO_MESSAGES
+        queue = self.queue
+        while queue:
+            received = queue.popleft()
+            if not queue:
+                self.queue = NO_MESSAGES
             if received.dropped:
                 self._dropped -= 1
                 continue

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, Final, TypeAlias, cast
 
 from aqueduct._speedups import codec
+from aqueduct._speedups.buffers import size_of
 from aqueduct._speedups.tracker import SentNumbers, UnreliableSent
 from aqueduct.errors import (
     Cancelled,
@@ -19,7 +20,7 @@ from aqueduct.errors import (
 )
 from aqueduct.protocol.channels import effects, ids
 from aqueduct.protocol.channels.events import Headers, SenderEnded, Writable
-from aqueduct.protocol.channels.outgoing import OutStream, size_of
+from aqueduct.protocol.channels.outgoing import OutStream
 from aqueduct.protocol.channels.shared import HalfError, Shared
 from aqueduct.protocol.channels.state import SENDER, SenderInput, SenderState
 
@@ -185,10 +186,10 @@ class SenderHalf:
             if sent is not None:
                 return sent
         frame = codec.encode_message(self._numbers.next, payload, headers, attachments)
-        limit = self._shared.config.limits.frame_bytes
-        if size_of(frame) > limit:
+        size, limit = size_of(frame), self._shared.config.limits.frame_bytes
+        if size > limit:
             raise LocalProtocolError(
-                f"a message of {size_of(frame)} bytes is above Limits.frame_bytes ({limit}); "
+                f"a message of {size} bytes is above Limits.frame_bytes ({limit}); "
                 "send it in pieces, or raise the limit on both sides"
             )
         number = self._numbers.take()
@@ -204,8 +205,11 @@ class SenderHalf:
         elif mode is Mode.ORDERED:
             if self._message_stream is None:
                 self._message_stream = OutStream(self, control=False)
-                frame.insert(0, codec.encode_route_to(self.channel))
-            self._shared.outgoing.write(self._message_stream, frame)
+                self._shared.outgoing.write(
+                    self._message_stream, [codec.encode_route_to(self.channel), *frame]
+                )
+            else:
+                self._shared.outgoing.append(self._message_stream, frame, size)
         else:
             self._write_alone(frame, at_once=bool(attachments))
         return number
@@ -379,7 +383,7 @@ class SenderHalf:
         if shared.datagram_room > 0:
             shared.datagram_room -= 1
             shared.datagrams_told += 1
-            shared.effects.append((effects.DATAGRAM, b"".join(bytes(part) for part in frame)))
+            shared.effects.append((effects.DATAGRAM, b"".join(frame)))
         else:
             shared.datagrams_dropped += 1  # as the transport would (AQ-R17)
         if self._oneshot:

@@ -1,0 +1,72 @@
+from typing import Any, final
+
+from aqueduct._speedups.decoder import Decoder
+from aqueduct._speedups.frames import (
+    AckNackUnreliable,
+    AckReliable,
+    AckVersion,
+    CancelSender,
+    CloseReceiver,
+    ConnectionHeaders,
+    FinishSender,
+    ForgetChannel,
+    Message,
+    MessageHead,
+    RouteTo,
+    SentUnreliable,
+    Version,
+)
+from aqueduct._speedups.tracker import ReceivedNumbers
+
+__all__ = ["Received", "Run"]
+
+@final
+class Received:
+    payload: Any
+    dropped: bool
+    @property
+    def number(self) -> int: ...
+    @property
+    def headers(self) -> tuple[tuple[bytes, bytes], ...]: ...
+    @property
+    def attachments(self) -> tuple[tuple[Any, tuple[tuple[bytes, bytes], ...]], ...]: ...
+    @property
+    def charge(self) -> int: ...
+    @property
+    def reliable(self) -> bool: ...
+    def __init__(
+        self,
+        number: int,
+        headers: tuple[tuple[bytes, bytes], ...],
+        attachments: tuple[tuple[Any, tuple[tuple[bytes, bytes], ...]], ...],
+        payload: Any,
+        charge: int,
+        *,
+        reliable: bool = True,
+    ) -> None: ...
+
+@final
+class Run:
+    @property
+    def messages(self) -> list[Received]: ...
+    @property
+    def charge(self) -> int: ...
+    def __new__(cls) -> Run: ...
+    def read(
+        self, decoder: Decoder, numbers: ReceivedNumbers, overhead: int, room: int
+    ) -> (
+        Version
+        | AckVersion
+        | ConnectionHeaders
+        | RouteTo
+        | Message
+        | MessageHead
+        | SentUnreliable
+        | FinishSender
+        | CancelSender
+        | AckReliable
+        | AckNackUnreliable
+        | CloseReceiver
+        | ForgetChannel
+        | None
+    ): ...
