@@ -6,6 +6,7 @@ import pytest
 
 from aqueduct._speedups import codec
 from aqueduct.protocol.channels.connection import Attach
+from aqueduct.protocol.channels.events import Readable
 from aqueduct.protocol.channels.receiving import ReceiverHalf
 from aqueduct.protocol.channels.sending import SenderHalf
 from tests.pair import Pair
