@@ -94,6 +94,7 @@ METHODS: dict[str, list[str]] = {
     "_idle_timeout": [],
     "_on_connection_limit_delivery": ["delivery", "limit"],
     "_on_max_stream_data_delivery": ["delivery", "stream"],
+    "_on_path_challenge_delivery": ["delivery", "network_path"],
     "_payload_received": ["context", "plain", "crypto_frame_required"],
     "_write_application": ["builder", "network_path", "now"],
     "_write_connection_limits": ["builder", "space"],

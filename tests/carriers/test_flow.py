@@ -341,3 +341,27 @@ def test_data_leaves_before_a_round_trip_was_measured() -> None:
     stream.append([data], True)
     wire.run()
     assert arrived(wire, "server", wire.server) == {stream.stream_id: (data, True)}
+
+
+def test_a_lost_path_response_is_asked_for_again() -> None:
+    """Or the server of a client whose port changed would go back to a port that is closed."""
+    wire = Wire()
+    deliver, moved = wire._deliver, ("client", 99)
+    responses: list[bytes] = []
+
+    def rebound(target: Any, data: bytes, origin: Any) -> None:
+        if origin == CLIENT and len(data) == 1200 and not responses:
+            responses.append(data)  # the padded one; it is lost
+        else:
+            deliver(target, data, moved if origin == CLIENT else origin)
+
+    wire._deliver = rebound  # type: ignore[method-assign]
+    wire.client.open().append([b"from another port"], True)
+    wire.run()
+    assert len(responses) == 1
+    path = wire.server._network_paths[0]
+    assert path.addr == moved and path.is_validated
+    stream = wire.server.open()
+    stream.append([b"to that port"], True)
+    wire.run()
+    assert arrived(wire, "client", wire.client) == {stream.stream_id: (b"to that port", True)}

@@ -336,6 +336,15 @@ class FlowConnection(QuicConnection):
             stream.max_stream_data_local_sent = 0
             self._streams.dirty[stream.stream_id] = stream
 
+    def _on_path_challenge_delivery(
+        self, delivery: QuicDeliveryState, network_path: QuicNetworkPath
+    ) -> None:
+        super()._on_path_challenge_delivery(delivery, network_path)
+        if network_path is self._network_paths[0] and not network_path.is_validated:
+            # Acknowledged, but the answer is not here: a PATH_RESPONSE is never sent again. Without
+            # another challenge the validation would fail, and all be sent to the old address.
+            network_path.local_challenge_sent = False
+
     def _handle_max_stream_data_frame(
         self, context: QuicReceiveContext, frame_type: int, buf: QuicBuffer
     ) -> None:
