@@ -147,10 +147,12 @@ async def joined(
     server_headers: Headers = (),
     seed: int = 0,
     drop: float | None = None,
+    network: Mapping[str, float] | None = None,
 ) -> AsyncIterator[Peers]:
     """Connects a client and a server over ``carrier``, for as long as the block runs.
 
-    ``seed`` is the relay's, and ``drop`` makes a carrier that loses lose more than usual.
+    ``seed`` is the relay's, and ``drop`` makes a carrier that loses lose more than usual;
+    ``network`` is in place of the usual one, if there is one.
     """
     arrived: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
     listener = await serve(
@@ -163,10 +165,10 @@ async def joined(
     address = Address.parse(listener.addresses[0])
     relay = None
     if carrier.network is not None:
-        network = dict(carrier.network)
+        does = dict(network or carrier.network)
         if carrier.loses and drop is not None:
-            network["drop"] = drop
-        relay = Relay(seed=seed, **network)  # type: ignore[arg-type]
+            does["drop"] = drop
+        relay = Relay(seed=seed, **does)  # type: ignore[arg-type]
         address = address.with_port(await relay.start(address.port))
     patient = replace(config, timing=replace(config.timing, connect_timeout=DEADLINE))
     client = await connect(address, headers=headers, config=patient)
