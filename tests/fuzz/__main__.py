@@ -150,7 +150,12 @@ def merge(target: str) -> None:
         (seeds / f"seed-{index}").write_bytes(seed)
     sources = [str(seeds), str(folder("corpus", target)), *corpus(target)]
     status, log = engine(
-        target, "-merge=1", f"-max_len={LENGTHS[target]}", str(merged), *sources, time_limit=3600
+        target,
+        "-set_cover_merge=1",
+        f"-max_len={LENGTHS[target]}",
+        str(merged),
+        *sources,
+        time_limit=3600,
     )
     if status:
         raise Failure(f"{target}: merging ended with status {status}\n{log[-2000:]}")

@@ -9,10 +9,165 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from aqueduct._speedups import codec
+from tests.fuzz import wire
 from tests.reference import codec as model
 from tests.speedups.strategies import VECTORS
 
 __all__ = ["SEEDS"]
+
+
+def step(name: str, *values: int | bytes) -> bytes:
+    """One step of the `wire` target: its name, and what it reads."""
+    parts = (value if isinstance(value, bytes) else bytes([value & 255]) for value in values)
+    return bytes([wire.STEPS.index(name)]) + b"".join(parts)
+
+
+def routed(channel: int, *frames: bytes, slot: int = 1, fin: bool = False) -> bytes:
+    """A stream that begins with ROUTE_TO, and a frame in each further step."""
+    begun = step("say_route_and_frames", slot | (fin and not frames) << 6, channel)
+    last = len(frames) - 1
+    said = (step("say_frame", slot | (fin and at == last) << 6, f) for at, f in enumerate(frames))
+    return begun + b"".join(said)
+
+
+def datagram(channel: int, *frames: bytes) -> bytes:
+    """VERSION, ROUTE_TO and frames in a datagram."""
+    return step("datagram", 3 | len(frames) << 2, channel, *frames)
+
+
+def message(number: int, size: int = 5) -> bytes:
+    return bytes([wire.FRAMES.index("MESSAGE"), number, size])
+
+
+def carrying(number: int, *channels: int, size: int = 1) -> bytes:
+    """A message with channels; its payload has 40 times ``size`` bytes."""
+    attached = b"".join(bytes([channel, 0]) for channel in channels)
+    kind = wire.FRAMES.index("MESSAGE with all")
+    return bytes([kind, number, len(channels)]) + attached + bytes([size, 4])
+
+
+def frame(name: str, *values: int) -> bytes:
+    return bytes([wire.FRAMES.index(name), *(values or (0,))])
+
+
+def acks(*lengths: int) -> bytes:
+    return frame("ACK_RELIABLE", 0, len(lengths) - 1, *lengths)
+
+
+def settles(channel: int, *lengths: int) -> bytes:
+    return frame("ACK_NACK_UNRELIABLE", channel, len(lengths) - 1, *lengths)
+
+
+def wait(kind: int) -> bytes:
+    """Time, by ``wire.WAITS``, and then everything moves."""
+    return step("wait", kind | 64)
+
+
+RUN, ACK_TIME, LONG = wait(0), wait(2), wait(4)
+TAKES = b"".join(step("take", half) for half in (0, 1, 2, 3, 0, 1))
+
+# The client's channels: 8 and 16 it sends on, 12 and 20 once, 2 and 10 it reads, 6 once.
+SERVER_TALKS: Final = (
+    routed(0, message(0), message(1), frame("FINISH_SENDER", 2), fin=True) + ACK_TIME + TAKES,
+    routed(0, carrying(0, 8, 2, 12)) + RUN + TAKES + routed(8, message(0), message(1), slot=2),
+    # Messages before the one that carries their channel, and its loss.
+    routed(8, message(0), slot=2) + ACK_TIME + routed(0, carrying(0, 8)) + RUN + TAKES,
+    routed(8, message(0), frame("FORGET_CHANNEL"), slot=2) + routed(0, carrying(0, 8)) + TAKES,
+    routed(8, frame("CANCEL_SENDER"), slot=2) + RUN + routed(8, frame("FORGET_CHANNEL"), slot=3),
+    routed(12, message(0), slot=2) + RUN + routed(12, frame("FORGET_CHANNEL"), slot=3) + LONG,
+    # Datagrams: in time, announced, late, twice, evicted.
+    datagram(8, message(0), message(1)) + routed(8, frame("SENT_UNRELIABLE", 4)) + LONG + TAKES,
+    datagram(0, message(0), message(0)) + datagram(0, message(2, 200)) + TAKES + LONG,
+    b"".join(datagram(0, message(n, 250), message(n + 1, 250)) for n in range(0, 20, 2)) + TAKES,
+    datagram(0, carrying(0, 8, size=20)) + datagram(0, carrying(1, 16, size=20)) + RUN + TAKES,
+    routed(12, frame("SENT_UNRELIABLE", 1), frame("FINISH_SENDER", 0), fin=True) + LONG + LONG,
+    datagram(12, message(0)) + routed(12, frame("SENT_UNRELIABLE", 1)) + LONG + TAKES,
+    # Ends.
+    routed(0, carrying(0, 8)) + TAKES + routed(8, message(0), carrying(1, 16), message(2), slot=2)
+    + RUN + routed(8, frame("CANCEL_SENDER"), slot=3) + ACK_TIME + TAKES,
+    routed(0, message(3), frame("FINISH_SENDER", 4), fin=True) + RUN + routed(0, message(1), slot=2)
+    + routed(0, message(0), slot=3) + routed(0, message(2), slot=4) + TAKES + ACK_TIME,
+    routed(0, carrying(0, 8, 2)) + RUN + step("end_half", 0) + routed(0, message(1), slot=2) + LONG,
+    # What we send on channels of theirs.
+    routed(0, carrying(0, 2, 6)) + RUN + TAKES + step("send", 0, 8, 9) + step("send", 1, 8, 9)
+    + routed(2, acks(0, 1), frame("CLOSE_RECEIVER"), slot=3, fin=True) + ACK_TIME,
+    routed(0, carrying(0, 2)) + RUN + TAKES + step("send", 32, 9, 9) + step("send", 32, 9, 9) + LONG
+    + routed(2, settles(2, 1, 1), slot=3) + LONG + routed(2, acks(0, 1), slot=4) + LONG,
+    # What is not allowed.
+    routed(0, message(0), message(0)),
+    routed(0, message(3), frame("FINISH_SENDER", 2)),
+    routed(0, frame("FINISH_SENDER", 5)) + routed(0, frame("SENT_UNRELIABLE", 1), slot=2),
+    routed(0, frame("FINISH_SENDER", 5)) + routed(0, message(7), slot=2),
+    routed(0, carrying(0, 8), carrying(1, 8)),
+    routed(0, carrying(0, 2), frame("SENT_UNRELIABLE", 255), frame("SENT_UNRELIABLE", 1)),
+    routed(1, message(0)),
+    routed(12, frame("FINISH_SENDER", 0), fin=True) + LONG,
+    routed(12, frame("SENT_UNRELIABLE", 1), message(0)),
+    datagram(12, message(1)),
+    # Ended channels, none beside another.
+    b"".join(routed(n, frame("CANCEL_SENDER"), slot=2, fin=True) for n in range(8, 140, 16)) + LONG,
+    # A block of headers that comes in pieces, and does not come.
+    routed(0) + step("say_bytes", 1 | 8 << 3, b"\x04\x00\x20\x01k\x1daa") + RUN
+    + step("say_bytes", 1 | 3 << 3, b"aaa") + RUN + step("hostile_control", 64 | 1) + LONG,
+    # Messages that find no room, until they do.
+    b"".join(routed(0, carrying(n, size=30), slot=1 + n) for n in range(5)) + RUN + TAKES + TAKES,
+    routed(0, carrying(0, 8, 16), slot=0) + TAKES
+    + b"".join(routed(8 << n % 2, carrying(n, size=30), slot=1 + n) for n in range(6))
+    + RUN + TAKES + step("hostile_control", 64 | 3) + TAKES + TAKES,
+    step("placement", 64) + routed(0, frame("a head", 0, 230, 0, 3)) + RUN
+    + step("say_bytes", 1 | 30 << 3, bytes(30)) + RUN + step("hostile_control", 64 | 1) + LONG,
+    routed(0, frame("a head", 0, 230, 0, 0x90)) + RUN + step("say_bytes", 1 | 30 << 3, bytes(30))
+    + RUN + step("hostile_control", 64 | 1) + LONG,
+    b"".join(step("placement", how) + routed(0, carrying(n, size=60), slot=n)
+             for n, how in enumerate((64, 128, 192, 0))) + RUN + TAKES,
+    routed(8, carrying(0, size=44), slot=2) + routed(16, carrying(0, size=44), slot=3) + RUN
+    + routed(0, carrying(0, 8), carrying(1, 16)) + TAKES + RUN + TAKES + LONG,
+)  # fmt: skip
+"""What a hostile client says; our side is the server."""
+
+GATE_TALKS: Final = tuple(
+    b"".join(said) + greeting + step("whole_connection", 0) + RUN + TAKES
+    for greeting in (
+        step("say_frame", 2, frame("VERSION"))
+        + step("say_frame", 2 | 64, frame("CONNECTION_HEADERS", 0, 5)),
+        step("say_route_and_frames", 2 | 128, 0)
+        + step("say_frame", 3 | 64, frame("CONNECTION_HEADERS", 0, 5)),
+    )
+    for said in (
+        [datagram(0, message(n)) for n in range(4)],
+        [step("say_route_and_frames", n | 128 | 64 | 8, 0, message(n)) for n in range(3, 6)],
+        [step("say_route_and_frames", 4 | 128, 0), step("hostile_control", 64 | 4)],
+        [step("say_route_and_frames", 4 | 8, 0, message(0))],
+    )
+)
+"""What a client says before its headers, while the server has not answered."""
+
+# Ours: 0 and 8 we send on, 4 once, 2 and 10 we read.
+CLIENT_TALKS: Final = (
+    step("send", 0, 16 | 32 | 1, 9) + RUN + routed(0, acks(0, 1)) + RUN + LONG,
+    step("send", 0, 17, 9) + step("send", 1, 0, 9) + routed(0, frame("CLOSE_RECEIVER")) + LONG,
+    step("send", 32, 17, 9) + step("send", 32, 17, 9) + LONG + routed(0, settles(0, 1, 1)) + LONG,
+    step("send", 32, 17, 9) + LONG + routed(0, settles(0, 0, 1)) + LONG,
+    step("send", 0, 17, 9) + step("send", 1, 17, 9) + step("send", 2, 17, 9) + RUN
+    + routed(8, acks(0, 1), slot=2) + routed(0, frame("CLOSE_RECEIVER"), slot=3) + LONG + LONG,
+    step("send", 0, 17, 9) + RUN + routed(8, frame("CLOSE_RECEIVER"), slot=2) + LONG
+    + routed(8, message(0), slot=3) + routed(8, acks(0, 1), slot=4) + LONG + LONG,
+    step("send", 0, 1, 9) + RUN + routed(2, message(0), carrying(1, 3, 9, 1), slot=2) + TAKES
+    + routed(9, message(0), slot=3) + routed(9, frame("FORGET_CHANNEL"), slot=4) + TAKES + LONG,
+    step("send", 0, 1, 9) + RUN + routed(2, frame("FINISH_SENDER", 0), slot=2, fin=True) + LONG
+    + routed(2, frame("CANCEL_SENDER"), slot=2) + LONG + LONG,
+    step("send", 0, 4 | 1, 9) + step("send", 0, 4 | 17, 9) + step("send", 1, 0, 3) + RUN
+    + routed(0, acks(0, 2)) + routed(4, acks(0, 1), frame("CLOSE_RECEIVER"), slot=2) + LONG,
+    step("hostile_control", 128) + step("send", 0, 0, 200) * 5 + step("send", 16, 0, 200) * 4
+    + step("send", 128, 0, 200) + step("hostile_control", 129) + RUN + step("hostile_control", 0)
+    + step("end_half", 64) + RUN + routed(0, acks(0, 9), slot=2) + LONG,
+    step("send", 16, 0, 40) * 6 + step("end_half", 0) + RUN + step("hostile_control", 2) + LONG,
+    step("send", 16, 0, 40) * 6 + step("end_half", 64) + RUN + LONG
+    + routed(0, acks(0, 6), frame("CLOSE_RECEIVER"), slot=2, fin=True) + LONG,
+    step("send", 0, 0, 250) * 4 + step("whole_connection", 64) + RUN + wait(5),
+    step("send", 32, 1, 9) + step("whole_connection", 77) + TAKES,
+)  # fmt: skip
+"""What a hostile server answers; our side is the client and speaks first."""
 
 RANDOM_SEEDS: Final = 300
 WHOLE, BYTE_BY_BYTE = b"\x00", b"\x14" + bytes(20)
@@ -45,8 +200,9 @@ def random_seeds(length: int) -> Callable[[], Iterator[bytes]]:
 
 
 def wire_seeds() -> Iterator[bytes]:
-    """The vectors as bytes of a stream, in a connection that greeted and in one that did not."""
-    say_bytes, say_end, step = 4, 5, b""
+    """The vectors as bytes of a stream, in a connection that greeted and in one that did not; and
+    conversations, each alone and several after one another.
+    """
     for vector in (*VECTORS["valid"], *VECTORS["invalid"]):
         sequence = bytes.fromhex(vector["hex"])
         side = vector["context"]["from"] == "server"  # then we are the client
@@ -54,9 +210,22 @@ def wire_seeds() -> Iterator[bytes]:
             for prelude in (b"", codec.VERSION):
                 whole = prelude + sequence
                 parts = [whole[at : at + 31] for at in range(0, len(whole), 31)][:12]
-                steps = (bytes([say_bytes, 1 | len(part) << 3 & 255]) + part for part in parts)
-                head = bytes([settings | (not side)])
-                yield head + step.join(steps) + bytes([say_end, 1])
+                said = b"".join(step("say_bytes", 1 | len(part) << 3, part) for part in parts)
+                yield bytes([settings | (not side)]) + said + step("say_end", 1)
+    talks = [bytes([1]) + talk for talk in SERVER_TALKS] + [bytes([0]) + t for t in CLIENT_TALKS]
+    for talk in GATE_TALKS:
+        yield bytes([1 | 128]) + talk
+        yield bytes([1 | 128 | 1 << 1]) + talk
+    for config in range(4):
+        for chunk in range(4):
+            for talk in talks:
+                yield bytes([talk[0] | config << 1 | chunk << 3]) + talk[1:]
+    rng = random.Random(1)
+    for _ in range(4 * RANDOM_SEEDS):
+        side = rng.randrange(2)
+        mixed = [rng.choice((CLIENT_TALKS, SERVER_TALKS)[side]) for _ in range(rng.randrange(2, 6))]
+        settings = side | rng.randrange(4) << 1 | rng.randrange(4) << 3
+        yield (bytes([settings]) + b"".join(mixed))[:480]
     yield from random_seeds(120)()
 
 

@@ -22,13 +22,52 @@ from tests.fuzz.endpoint import Clock, Endpoint
 from tests.fuzz.source import Source
 from tests.reference import codec as model
 
-__all__ = ["Hostile", "target"]
+__all__ = ["FRAMES", "STEPS", "WAITS", "Hostile", "World", "target"]
 
 SLOTS: Final = 8
 MODES: Final = (Mode.ORDERED, Mode.UNORDERED, Mode.UNRELIABLE)
 WAITS: Final = (0.0, 0.01, 0.03, 0.3, 1.1, 3.0, 6.0)
 VIOLATIONS: Final = frozenset((1, 2, 3, 5))
 """The codes for what a peer does wrong; 4 is the application's, 6 would be a fault of ours."""
+
+STEPS: Final = (
+    "say_frame",
+    "say_frame",
+    "say_route_and_frames",
+    "say_route_and_frames",
+    "say_bytes",
+    "say_end",
+    "hostile_control",
+    "datagram",
+    "wait",
+    "take",
+    "take",
+    "send",
+    "end_half",
+    "placement",
+    "whole_connection",
+)
+"""Methods of World: a byte of the input chooses one."""
+
+FRAMES: Final = (
+    "VERSION",
+    "ACK_VERSION",
+    "CONNECTION_HEADERS",
+    "ROUTE_TO",
+    "MESSAGE",
+    "SENT_UNRELIABLE",
+    "FINISH_SENDER",
+    "CANCEL_SENDER",
+    "ACK_RELIABLE",
+    "ACK_NACK_UNRELIABLE",
+    "CLOSE_RECEIVER",
+    "FORGET_CHANNEL",
+    "MESSAGE",
+    "MESSAGE with all",
+    "a head",
+    "bytes",
+)
+"""What a peer may say: a byte chooses one, a number is read for each."""
 
 PLAIN: Final = Config(debug=False)
 NARROW: Final = dataclasses.replace(
@@ -174,25 +213,9 @@ class World:
         self.link.run(10_000)
 
     def run(self) -> None:
-        operations = (
-            self.say_frame,
-            self.say_frame,
-            self.say_route_and_frames,
-            self.say_route_and_frames,
-            self.say_bytes,
-            self.say_end,
-            self.hostile_control,
-            self.datagram,
-            self.wait,
-            self.take,
-            self.take,
-            self.send,
-            self.end_half,
-            self.placement,
-            self.whole_connection,
-        )
+        steps = [getattr(self, name) for name in STEPS]
         while not self.source.empty:
-            operations[self.source.below(len(operations))]()
+            steps[self.source.below(len(steps))]()
             self.endpoint.flush()
             self.link.step()
             self.check()
@@ -205,42 +228,32 @@ class World:
     def frame(self) -> bytes:
         """One frame, allowed or not."""
         source = self.source
-        kind = source.below(16)
+        kind = source.below(len(FRAMES))
         number = source.number()
-        match kind:
-            case 0:
+        match FRAMES[kind]:
+            case "VERSION":
                 return codec.VERSION
-            case 1:
-                return model.encode([("ACK_VERSION",)])
-            case 2:
+            case "CONNECTION_HEADERS":
                 return model.encode([("CONNECTION_HEADERS", self.headers())])
-            case 3:
-                return model.encode([("ROUTE_TO", number)])
-            case 4 | 12:
+            case "ROUTE_TO" | "SENT_UNRELIABLE" | "FINISH_SENDER" as name:
+                return model.encode([(name, number)])
+            case "MESSAGE":
                 return model.encode([("MESSAGE", number, (), (), bytes(source.byte()))])
-            case 5:
-                return model.encode([("SENT_UNRELIABLE", number)])
-            case 6:
-                return model.encode([("FINISH_SENDER", number)])
-            case 7:
-                return model.encode([("CANCEL_SENDER",)])
-            case 8:
-                return model.encode([("ACK_RELIABLE", self.ranges())])
-            case 9:
-                return model.encode([("ACK_NACK_UNRELIABLE", number, self.ranges())])
-            case 10:
-                return model.encode([("CLOSE_RECEIVER",)])
-            case 11:
-                return model.encode([("FORGET_CHANNEL",)])
-            case 13:
+            case "MESSAGE with all":
                 attached = tuple((source.number(), self.headers()) for _ in range(source.below(4)))
                 payload = bytes(source.byte() * 40)
                 return model.encode([("MESSAGE", number, self.headers(), attached, payload)])
-            case 14:  # a head whose payload is left to what follows
+            case "a head":  # its payload is left to what follows
                 whole = model.encode([("MESSAGE", number, (), (), b"")])
                 return whole[:-1] + model.varint(source.number())
-            case _:
+            case "ACK_RELIABLE":
+                return model.encode([("ACK_RELIABLE", self.ranges())])
+            case "ACK_NACK_UNRELIABLE":
+                return model.encode([("ACK_NACK_UNRELIABLE", number, self.ranges())])
+            case "bytes":
                 return source.take(number & 15)
+            case name:
+                return model.encode([(name,)])
 
     def headers(self) -> tuple[tuple[bytes, bytes], ...]:
         shape = self.source.byte()
