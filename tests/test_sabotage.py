@@ -230,9 +230,18 @@ def test_a_program_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None
 
 
 def test_files_are_chosen_by_the_whole_number(tmp_path: Path) -> None:
-    (tmp_path / "tests").mkdir()
-    for name, text in (("one", 'requirement("AQ-R2")'), ("two", 'requirement("AQ-R24")')):
-        (tmp_path / "tests" / f"test_{name}.py").write_text(text)
-    assert files_with(tmp_path, ["AQ-R2"]) == ["tests/test_one.py"]
-    assert files_with(tmp_path, ["AQ-R24", "AQ-R2"]) == ["tests/test_one.py", "tests/test_two.py"]
+    """And of the core alone: what has a clock or a seed could fail without the change."""
+    folder = tmp_path / "tests" / "protocol" / "channels"
+    folder.mkdir(parents=True)
+    (tmp_path / "tests" / "carriers").mkdir()
+    for path, number in (
+        (folder / "test_one.py", "AQ-R2"),
+        (folder / "test_two.py", "AQ-R24"),
+        (folder / "test_machines.py", "AQ-R2"),
+        (tmp_path / "tests" / "carriers" / "test_one.py", "AQ-R2"),
+    ):
+        path.write_text(f'requirement("{number}")')
+    one, two = ("tests/protocol/channels/test_one.py", "tests/protocol/channels/test_two.py")
+    assert files_with(tmp_path, ["AQ-R2"]) == [one]
+    assert files_with(tmp_path, ["AQ-R24", "AQ-R2"]) == [one, two]
     assert files_with(tmp_path, ["AQ-R"]) == []

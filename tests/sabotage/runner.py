@@ -22,6 +22,10 @@ RUN_TIMEOUT: Final = 120.0
 """Seconds for the tests of one number: a change may make them wait for ever."""
 SETUP_TIMEOUT: Final = 600.0
 PYTEST: Final = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout=40")
+# The tests of the core alone, where time is virtual. A socket or a clock could fail for its own
+# reasons, and a change would count as caught; so would one that a random run meets by its seed.
+FOLDERS: Final = ("tests/speedups", "tests/protocol")
+BY_CHANCE: Final = {"test_machines.py", "test_random.py"}
 LEFT_OUT: Final = ("-m", "not long and not spark")
 # A change that does not even run proves nothing about the tests.
 BROKEN: Final = {"SyntaxError", "NameError", "UnboundLocalError", "ImportError"}
@@ -56,12 +60,13 @@ class Result:
 
 
 def files_with(root: Path, requirements: Iterable[str]) -> list[str]:
-    """The test files that mention one of the numbers."""
+    """The test files of the core that mention one of the numbers."""
     numbers = re.compile(rf"\b({'|'.join(map(re.escape, requirements))})(?!\d)")
     return [
         str(path.relative_to(root))
-        for path in sorted((root / "tests").rglob("test_*.py"))
-        if path.name != "test_sabotage.py" and numbers.search(path.read_text())
+        for folder in FOLDERS
+        for path in sorted((root / folder).rglob("test_*.py"))
+        if path.name not in BY_CHANCE and numbers.search(path.read_text())
     ]
 
 
