@@ -127,3 +127,15 @@ def test_a_message_gives_the_state_of_its_channel_that_is_there() -> None:
     carrier = peer.other.take(peer.pair.receiver)
     assert carrier is not None and carrier.attachments[0][0] is half
     assert [bytes(m.payload) for m in peer.other.take_all(half)] == [b"early"]
+
+
+@requirement("AQ-R25")
+@requirement("AQ-R31")
+def test_implicit_channels_do_not_exceed_the_receive_budget() -> None:
+    """Nobody could take their messages, so none of them is admitted beyond it."""
+    flow = Flow(receive_budget=100_000, message_overhead=100)
+    peer = Peer(config=dataclasses.replace(DEFAULT, flow=flow))
+    for index in range(20):
+        peer.say(route(CHILD + 8 * index), message(0, bytes(20_000)), fin=False)
+    assert peer.core.error is None and peer.core.channels == 21
+    assert 80_000 < peer.core.snapshot()["budget_used_bytes"] <= 100_000

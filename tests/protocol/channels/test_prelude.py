@@ -101,6 +101,7 @@ def test_the_acknowledgement_may_share_a_stream_with_the_headers() -> None:
     ]
 
 
+@requirement("AQ-R6")
 @requirement("AQ-28")
 @pytest.mark.parametrize("side", ["client", "server"])
 @pytest.mark.parametrize("first", [HEADERS, ACK, ENTRY], ids=["headers", "ack", "route"])

@@ -184,6 +184,19 @@ def test_the_receipt_deadline_is_1_s_or_two_round_trips(rtt: float, deadline: fl
     assert peer.told(CHILD) == [[("ACK_NACK_UNRELIABLE", CHILD, (0, 1))]]
 
 
+@requirement("AQ-37")
+@requirement("AQ-38")
+def test_channels_that_are_announced_at_one_time_have_a_deadline_each() -> None:
+    peer, _ = attached()
+    other = CHILD + 8
+    peer.say(route(0), message(1, b"", (), [(other, ())]), fin=False)
+    for channel in (CHILD, other):
+        peer.say(route(channel), sent(1), fin=False)
+    peer.pair.advance(2)
+    for channel in (CHILD, other):
+        assert ("ACK_NACK_UNRELIABLE", channel, (0, 1)) in peer.told(channel)[0]
+
+
 @requirement("AQ-39")
 @requirement("AQ-R13")
 def test_datagrams_that_were_nacked_or_repeat_are_ignored() -> None:
@@ -422,3 +435,15 @@ def test_a_cancel_after_the_acks_takes_none_back() -> None:
     peer.say(route(CHILD), CANCEL)
     assert peer.other.take(half) is None and isinstance(half.error, Cancelled)
     assert peer.told(CHILD) == [[("ACK_RELIABLE", (0, 1)), ("CLOSE_RECEIVER",)]]
+
+
+@requirement("AQ-R20")
+def test_a_cancel_leaves_a_hole_where_it_dropped() -> None:
+    """What was overtaken by stream and not taken lies between numbers that were."""
+    peer, half = attached()
+    for number in (0, 2, 1):
+        peer.say(route(CHILD), message(number))
+    taken = [peer.other.take(half) for _ in range(2)]
+    assert [received.number for received in taken if received is not None] == [0, 2]
+    peer.say(route(CHILD), CANCEL)
+    assert peer.told(CHILD) == [[("ACK_RELIABLE", (0, 1, 1, 1)), ("CLOSE_RECEIVER",)]]

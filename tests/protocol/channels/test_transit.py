@@ -322,3 +322,41 @@ def test_a_channel_that_ended_early_counts_until_its_message_comes() -> None:
     peer.say(route(32), codec.CANCEL_SENDER)
     peer.say(route(40), codec.CANCEL_SENDER)
     assert peer.closed_with == 5
+
+
+@requirement("AQ-R26")
+@requirement("AQ-R23")
+def test_a_forget_after_an_early_end_releases_what_was_buffered() -> None:
+    peer = Peer()
+    peer.say(route(CARRIER), message(0, b"", (), [(CHILD, ()), (BACK, ())]), fin=False)
+    peer.say(route(CARRIER), codec.encode_finish_sender(1))
+    assert peer.core._registry.ended_early(CARRIER)
+    peer.say(route(CARRIER), codec.FORGET_CHANNEL)
+    assert peer.told(CHILD) == [[CLOSE]]
+    assert peer.told(BACK) == [[("CANCEL_SENDER",)]]
+    assert peer.core.snapshot()["budget_used_bytes"] == 0
+
+
+@requirement("AQ-R27")
+@requirement("AQ-R26")
+def test_what_a_lost_receiver_had_received_is_released() -> None:
+    """A peer may answer on a channel whose carrier it nacks later."""
+    tree = Tree()
+    tree.send("entry", "r", unreliable=True, receiver=True)
+    by_server, to_server = 3, 1  # attached by the server: it sends on one, we on the other
+    attached = message(0, b"", (), [(by_server, ()), (to_server, ())])
+    tree.hear("r", attached)
+    tree.hear("entry", settle(0, 0, 1))
+    assert tree.lost() == tree.forgotten() == "r"
+    assert tree.peer.told(by_server) == [[CLOSE]]
+    assert tree.peer.told(to_server) == [[("CANCEL_SENDER",)]]
+    assert tree.peer.core.snapshot()["budget_used_bytes"] == 0
+
+
+@requirement("AQ-R27")
+def test_a_sender_that_ends_while_pending_with_nothing_on_it_leaves_no_table() -> None:
+    tree = Tree()
+    tree.send("entry", "a", unreliable=True)
+    tree.hear("a", CLOSED)
+    assert isinstance(tree.halves["a"].error, ReceiverClosed)
+    assert tree.peer.core._registry.known(tree.channel("a")) is None

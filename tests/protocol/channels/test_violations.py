@@ -176,6 +176,16 @@ def test_forget_may_follow_a_finish() -> None:
     assert pair.server.core.snapshot()["streams_in"] <= 1
 
 
+@pytest.mark.requirement("AQ-R23")
+@pytest.mark.parametrize("frame", [codec.CANCEL_SENDER, message(0)], ids=["cancel", "message"])
+def test_what_follows_a_forget_breaks_no_rule(frame: bytes) -> None:
+    """After a FINISH_SENDER these are errors, but nothing behind FORGET_CHANNEL matters."""
+    pair = Pair()
+    violate(pair, ENTRY, codec.encode_finish_sender(0), codec.FORGET_CHANNEL, frame)
+    assert pair.server.core.error is None
+    assert pair.server.core.snapshot()["streams_in"] <= 1
+
+
 @pytest.mark.requirement("AQ-28")
 def test_a_sequence_without_version_at_the_start() -> None:
     pair = Pair(connect=False)
