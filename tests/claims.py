@@ -33,6 +33,8 @@ def check_step(world: World) -> None:
             assert side.core.error is None, side.core.error
         if side.core.error is None:
             _check_books(side, world.pair.carrier(side), _halves(world, side))
+    for channel in world.channels.values():
+        _check_told(world, channel)
 
 
 def check_rest(world: World) -> None:
@@ -103,6 +105,20 @@ def check_end(world: World) -> None:
             _check_ended(channel)
     if world.closer is not None and world.pair.carrier(world.closer).closed_clean:
         _check_close(world)
+
+
+def _check_told(world: World, channel: Channel) -> None:
+    """Whoever waits was told of what it waits for, and an end stays what it is."""
+    sender, receiver = channel.sender, channel.receiver
+    for half in (sender, receiver):
+        if half is not None and half.error is not None:
+            assert world.errors.setdefault(half, half.error) is half.error, "it ended anew"
+    if sender is not None:
+        assert (sender.state is SenderState.ENDED) == (sender in world.reported)
+        assert sender not in world.blocked or not sender.has_room(world.blocked[sender])
+    if receiver is not None and receiver not in world.readable:
+        assert receiver.error is None or receiver in world.read_out, "not told of its end"
+        assert all(received.dropped for received in receiver.queue), "not told of a message"
 
 
 def _check_books(side: Side, carrier: NetworkCarrier, halves: set[Half]) -> None:

@@ -39,6 +39,7 @@ SHARES: Final = {
     "close": 1,
     "abandon": 1,
     "place": 1,
+    "misuse": 1,
     "calm": 0.3,
 }
 
@@ -115,6 +116,9 @@ class Driver:
 
     def place(self) -> None:
         self.world.place(self.rng.random(), self.rng.random() < 0.1)
+
+    def misuse(self) -> None:
+        self.world.misuse(self.rng.random())
 
     def calm(self) -> None:
         self.world.calm()

@@ -13,10 +13,19 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Final, TypeVar
 
-from aqueduct.config import DEFAULT, Config, Flow
+import pytest
+
+from aqueduct.config import DEFAULT, Config, Flow, Limits, Timing
+from aqueduct.errors import AqueductError
 from aqueduct.protocol.channels import ids
 from aqueduct.protocol.channels.connection import Attach
-from aqueduct.protocol.channels.events import Headers, Readable, Writable
+from aqueduct.protocol.channels.events import (
+    Headers,
+    HeadersReceived,
+    Readable,
+    SenderEnded,
+    Writable,
+)
 from aqueduct.protocol.channels.receiving import Received, ReceiverHalf
 from aqueduct.protocol.channels.registry import Half
 from aqueduct.protocol.channels.sending import Mode, SenderHalf
@@ -30,6 +39,8 @@ __all__ = ["CHOICES", "WEATHERS", "Channel", "Message", "Settings", "World", "is
 MOST_CHANNELS: Final = 60
 """Live at once; above, messages carry none."""
 
+DATAGRAM_OVERHEAD: Final = 100
+"""More than a datagram has beside payload and headers of one message without attachments."""
 MOST_WINDOWS: Final = 40
 """Windows that the bytes of one step may fill; more would only make more of the same packets."""
 
@@ -58,6 +69,9 @@ CHOICES: Final[dict[str, tuple[int, ...]]] = {
     "unordered_streams": (32, 3, 1),
     "datagram_limit": (1200, 300, 0),
     "datagram_queue": (256, 4),
+    "unacknowledged": (1 << 20, 5),
+    "ack_delay": (25, 0, 1000),
+    "late_headers": (0, 1),
     "debug": (0, 1),
 }
 """What settings are made of, the default first."""
@@ -78,6 +92,11 @@ class Settings:
     unordered_streams: int = CHOICES["unordered_streams"][0]
     datagram_limit: int = CHOICES["datagram_limit"][0]
     datagram_queue: int = CHOICES["datagram_queue"][0]
+    unacknowledged: int = CHOICES["unacknowledged"][0]
+    ack_delay: int = CHOICES["ack_delay"][0]
+    """Milliseconds."""
+    late_headers: int = 0
+    """Whether the server thinks before it answers the connection headers."""
     debug: int = 0
 
     @property
@@ -87,6 +106,8 @@ class Settings:
         return dataclasses.replace(
             DEFAULT,
             flow=Flow(**{name: value for name, value in values.items() if name in flow}),
+            limits=Limits(unacknowledged=self.unacknowledged),
+            timing=Timing(ack_delay=self.ack_delay / 1000),
             debug=bool(self.debug),
         )
 
@@ -170,7 +191,17 @@ class World:
         self.messages = 0
         self.channels: dict[int, Channel] = {}
         self.readable: dict[ReceiverHalf, Channel] = {}
-        self.blocked: dict[SenderHalf, Channel] = {}
+        """Receivers that may have something: a message, or their end."""
+        self.read_out: set[ReceiverHalf] = set()
+        """Receivers whose end was read."""
+        self.blocked: dict[SenderHalf, Mode] = {}
+        """Senders that wait for room for a mode."""
+        self.reported: set[SenderHalf] = set()
+        """Senders whose end was reported."""
+        self.errors: dict[Half, Exception] = {}
+        """How handles ended: for good."""
+        self.accept_at = 0.0
+        """When the server answers the connection headers; 0: it has, or has not seen any."""
         self.over = ""
         """How the connection was ended, if it was."""
         self.closer: Side | None = None
@@ -178,6 +209,8 @@ class World:
         """What the closer had sent when it closed, if both had said their headers by then."""
         entry = self.channels[0] = Channel(0, *self.sides, None)
         entry.sender, entry.receiver = self.pair.sender, self.pair.receiver
+        if settings.late_headers:
+            self.pair.server.answer_headers = None
 
     # Steps
 
@@ -206,7 +239,7 @@ class World:
             assert half is not None
             if patient and not half.has_room(mode):
                 channel.sender_side.core.wait_writable(half, mode)
-                self.blocked[half] = channel
+                self.blocked[half] = mode
                 break
             self._send_one(channel, half, size, mode, attach, header)
             attach = ()
@@ -273,9 +306,28 @@ class World:
             channel.receiver.placement = hook
         self._noticed()
 
+    def misuse(self, pick: float) -> None:
+        """What a program may not do is refused, and changes nothing."""
+        self._log("misuse", pick)
+        channel = picked([c for c in self.channels.values() if c.sender], pick)
+        if channel is not None and channel.sender is not None:
+            half, core, now = channel.sender, channel.sender_side.core, self.pair.now
+            before = half.state, half.error, half.sent, half.queued, core.channels
+            attach = Attach(keep_sender=True, is_oneshot=False)
+            with pytest.raises((AqueductError, TypeError)):
+                core.send(half, None, now, attachments=[attach])
+            if not is_open(half):
+                with pytest.raises(AqueductError):
+                    core.finish(half, now)
+                with pytest.raises(AqueductError):
+                    half.check_sendable()
+            assert before == (half.state, half.error, half.sent, half.queued, core.channels)
+            channel.sender_side.flush()
+        self._noticed()
+
     def wait(self, seconds: float) -> None:
         self._log("wait", seconds)
-        self.pair.advance(seconds)
+        self._advance(seconds)
         self._noticed()
 
     def weather(self, which: int) -> None:
@@ -321,8 +373,7 @@ class World:
         self._log("end")
         self.pair.network.weather = CLEAR
         self._settle()
-        for half, channel in self.blocked.items():
-            assert not is_open(half), f"{channel.id} was not told of its room"
+        assert not any(is_open(half) for half in self.blocked), "waits for room for ever"
         # Channels of messages that nobody had taken come to light meanwhile.
         while not self.over and (found := [c for c in self.channels.values() if is_open(c.sender)]):
             for channel in found:
@@ -369,6 +420,9 @@ class World:
         number = side.send(half, payload, *attaches, headers=headers, mode=mode)
         reliable = half._numbers.next > reliable_before
         left = len(carrier.copies) > datagrams
+        small = size + header + DATAGRAM_OVERHEAD <= side.core._shared.datagram_limit
+        assert mode is Mode.UNRELIABLE or reliable
+        assert not (mode is Mode.UNRELIABLE and small and not attach) or not reliable
         assert reliable + left + side.core._shared.datagrams_dropped - dropped == 1
         message = Message(
             channel=channel,
@@ -411,6 +465,8 @@ class World:
             received = channel.receiver_side.take(half)
             if received is None:
                 del self.readable[half]
+                if half.error is not None:
+                    self.read_out.add(half)
                 break
             self._took(channel, received, unwanted)
 
@@ -448,9 +504,16 @@ class World:
             while self.readable:
                 self._take(next(iter(self.readable)), 1000, 0)
                 self._noticed()
-            if self.pair.next_event is None:
+            if self.pair.next_event is None and not self.accept_at:
                 break
-            self.pair.advance(0.5)
+            self._advance(0.5)
+
+    def _advance(self, seconds: float) -> None:
+        self.pair.advance(seconds)
+        if 0 < self.accept_at <= self.pair.now:
+            self.accept_at = 0.0
+            self.pair.server.core.accept_headers((), self.pair.now)
+            self.pair.server.flush()
 
     def _noticed(self) -> None:
         """What the cores reported meanwhile; then what must hold after every step."""
@@ -464,6 +527,11 @@ class World:
                         self.readable[event.half] = channel
                 elif isinstance(event, Writable):
                     self.blocked.pop(event.half, None)
+                elif isinstance(event, SenderEnded):
+                    assert event.half not in self.reported, "it ended twice"
+                    self.reported.add(event.half)
+                elif isinstance(event, HeadersReceived) and side.answer_headers is None:
+                    self.accept_at = self.pair.now + 0.7
         claims.check_step(self)
         self.failed = False
 

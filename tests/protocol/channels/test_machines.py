@@ -96,6 +96,10 @@ class Applications(RuleBasedStateMachine):
     def place(self, pick: float, fails: bool) -> None:
         self.at_work.place(pick, fails)
 
+    @rule(pick=PICKS)
+    def misuse(self, pick: float) -> None:
+        self.at_work.misuse(pick)
+
     @rule()
     def calm(self) -> None:
         self.at_work.calm()
