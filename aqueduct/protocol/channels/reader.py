@@ -203,7 +203,7 @@ class Reader:
             else:
                 frame = decoder.next()
             if frame is None:
-                if decoder.remaining and stream.partial < 0:
+                if decoder.remaining and stream.partial < 0 and stream.half is not None:
                     self._charge_small(stream)
                 break
             if not stream.begun:
@@ -266,6 +266,7 @@ class Reader:
         """Its channel has ended."""
         if stream.handlers is self._handlers_after_finish:
             self.incoming.leave(stream)  # read on: nothing may follow (AQ-R18)
+            stream.decoder.auto_admit = -1
         elif self._registry.ended_early(half.channel) and not stream.inside_message:
             self.incoming.leave(stream)
             self._read_early_end(stream)  # a FORGET_CHANNEL may be on its way here

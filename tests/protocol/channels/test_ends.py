@@ -252,3 +252,28 @@ def test_streams_are_reset_in_the_order_in_which_they_were_opened() -> None:
     resets = [effect[1] for effect in pair.client.applied if effect[0] == effects.RESET]
     assert len(resets) == 20
     assert resets == sorted(resets)
+
+
+@pytest.mark.requirement("AQ-R18")
+@pytest.mark.parametrize("size", [9, 5_000, 9_003])
+def test_part_of_a_message_after_the_finish_that_ended_its_channel_is_an_error(size: int) -> None:
+    pair = speaking_for_the_client()
+    finish = codec.encode_finish_sender(0)
+    say(pair, codec.encode_route_to(0), finish, message(0, bytes(9_000))[:size], fin=False)
+    assert pair.server.close_code == 2
+
+
+@pytest.mark.requirement("AQ-R18")
+def test_a_message_after_the_finish_is_an_error_if_its_channel_ends_meanwhile() -> None:
+    pair = speaking_for_the_client()
+    entry, rest = codec.encode_route_to(0), message(1, bytes(9_000))
+    stream = say(pair, entry, codec.encode_finish_sender(1), rest[:1_000], fin=False)
+    say(pair, entry, message(0))
+    assert isinstance(pair.receiver.error, Finished)
+    assert len(pair.server.take_all(pair.receiver)) == 1
+    for piece, code in ((rest[1_000:5_000], None), (rest[5_000:], 2)):
+        pair.link.client.write(stream, [piece], False)
+        pair.link.client.flush()
+        pair.run()
+        assert pair.server.close_code == code
+    assert pair.server.core.snapshot()["budget_used_bytes"] == 0
