@@ -58,6 +58,8 @@ class Endpoint:
         """Whether a server answers the client's headers at once."""
         self.lossy = False
         """Whether datagrams vanish."""
+        self.doubling = False
+        """Whether those that do not arrive twice."""
         self.close_codes: list[int] = []
         """What this core closed with: one code at the most."""
         self.ends: list[ConnectionLost] = []
@@ -115,7 +117,7 @@ class Endpoint:
             elif kind == effects.STOP:
                 self.carrier.stop(effect[1], effect[2])
             elif kind == effects.DATAGRAM:
-                if not self.lossy:
+                for _ in range(0 if self.lossy else 1 + self.doubling):
                     self.carrier.send_datagram(effect[1])
             else:
                 assert kind == effects.CLOSE and effect[1] in CLOSE_CODES, effect
@@ -222,6 +224,8 @@ class Endpoint:
         if deadline is not None and deadline <= self.now:
             self.core.handle_deadline(self.now)
             self.flush()
+            following = self.core.next_deadline()
+            assert following is None or following > self.now, "a timer that fires for ever"
 
     def command(
         self,

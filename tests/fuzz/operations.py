@@ -32,7 +32,7 @@ from tests.fuzz.source import Source
 __all__ = ["Channel", "World", "target"]
 
 TOKEN: Final = 4
-CHECK_EVERY: Final = 4
+CHECK_EVERY: Final = 8
 """Steps between two looks at the sums of a core, which cost more than the steps."""
 MOST_CHANNELS: Final = 15
 """A live channel keeps a stream at each side, and the fewest streams below are 48."""
@@ -250,9 +250,10 @@ class World:
             end.close_receiver(half)
 
     def loss(self) -> None:
-        """From now on each side's datagrams vanish, or do not."""
+        """From now on each side's datagrams vanish, or arrive twice, or neither."""
         how = self.source.byte()
-        self.ends[0].lossy, self.ends[1].lossy = bool(how & 1), bool(how & 2)
+        for side, end in enumerate(self.ends):
+            end.lossy, end.doubling = bool(how & 1 << side), bool(how & 4 << side)
 
     def whole_connection(self) -> None:
         """Rare: what comes after it is a run of its own."""
