@@ -219,6 +219,7 @@ def test_another_version_closes_with_version_error() -> None:
 
 
 @pytest.mark.requirement("AQ-R7")
+@pytest.mark.requirement("AQ-11")
 def test_empty_sequences_and_cut_ones_that_are_reset_are_no_error() -> None:
     pair = Pair()
     violate(pair)
@@ -232,6 +233,7 @@ def test_empty_sequences_and_cut_ones_that_are_reset_are_no_error() -> None:
     assert len(pair.server.take_all(pair.receiver)) == 1
 
 
+@pytest.mark.requirement("AQ-11")
 def test_a_reset_in_the_middle_of_a_payload_returns_its_budget() -> None:
     pair = Pair()
     stream = pair.client.inject(ENTRY, message(0, bytes(1 << 20))[: 1 << 19], fin=False)
