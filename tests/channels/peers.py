@@ -30,6 +30,10 @@ MiB = 1 << 20
 TLS = dev_certificate()
 
 
+BRISK = replace(DEFAULT, timing=replace(DEFAULT.timing, receipt_deadline=0.3))
+"""What is announced and does not come is lost sooner than usual."""
+
+
 @dataclass(frozen=True)
 class Carrier:
     """How two peers are joined."""
@@ -142,7 +146,6 @@ async def joined(
     carrier: Carrier,
     config: Config = DEFAULT,
     *,
-    server_config: Config | None = None,
     headers: Headers = (),
     server_headers: Headers = (),
     seed: int = 0,
@@ -155,11 +158,13 @@ async def joined(
     ``network`` is in place of the usual one, if there is one.
     """
     arrived: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
+    # A handshake has to pass the worst network, on a busy machine.
+    patient = replace(config, timing=replace(config.timing, connect_timeout=DEADLINE))
     listener = await serve(
         arrived.set_result,
         carrier.listen,
         tls=TLS,
-        config=server_config or config,
+        config=patient,
         headers=server_headers,
     )
     address = Address.parse(listener.addresses[0])
@@ -170,7 +175,6 @@ async def joined(
             does["drop"] = drop
         relay = Relay(seed=seed, **does)  # type: ignore[arg-type]
         address = address.with_port(await relay.start(address.port))
-    patient = replace(config, timing=replace(config.timing, connect_timeout=DEADLINE))
     client = await connect(address, headers=headers, config=patient)
     peers = Peers(carrier, client, await within(arrived), listener, relay)
     try:
@@ -199,9 +203,8 @@ def seed(request: pytest.FixtureRequest) -> int:
 @pytest.fixture
 async def peers(carrier: Carrier, seed: int) -> AsyncIterator[Peers]:
     """Two peers over each carrier in turn."""
-    async with joined(
-        carrier, seed=seed, headers=((b"who", b"me"),), server_headers=((b"who", b"you"),)
-    ) as found:
+    me, you = ((b"who", b"me"),), ((b"who", b"you"),)
+    async with joined(carrier, BRISK, seed=seed, headers=me, server_headers=you) as found:
         yield found
 
 

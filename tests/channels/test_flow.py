@@ -10,7 +10,17 @@ import pytest
 
 from aqueduct import Mode, Sender, channel
 from aqueduct.config import DEFAULT, Config, Flow
-from tests.channels.peers import Carrier, MiB, Peers, at_rest, eventually, joined, payloads, within
+from tests.channels.peers import (
+    BRISK,
+    Carrier,
+    MiB,
+    Peers,
+    at_rest,
+    eventually,
+    joined,
+    payloads,
+    within,
+)
 
 KiB = 1 << 10
 
@@ -113,7 +123,7 @@ async def test_a_sender_may_choose_not_to_wait(carrier: Carrier, seed: int) -> N
 async def test_unreliable_messages_are_never_held_back_and_the_oldest_make_room(
     carrier: Carrier, seed: int
 ) -> None:
-    config = replace(DEFAULT, flow=replace(DEFAULT.flow, channel_receive_bytes=16 * KiB))
+    config = replace(BRISK, flow=replace(DEFAULT.flow, channel_receive_bytes=16 * KiB))
     async with joined(carrier, config, seed=seed) as peers:
         sender, theirs = await peers.to_server(Mode.UNRELIABLE)
         for index in range(200):

@@ -12,10 +12,7 @@ import pytest
 from aqueduct import Mode, Receiver, Sender, channel
 from aqueduct.config import DEFAULT
 from aqueduct.errors import Cancelled, Finished, LostInTransit, MessageLost, ReceiverClosed
-from tests.channels.peers import Carrier, Peers, ending, joined, payloads, within
-
-CONFIG = replace(DEFAULT, timing=replace(DEFAULT.timing, receipt_deadline=0.3))
-"""What is announced and does not come is lost sooner than usual."""
+from tests.channels.peers import BRISK, Carrier, Peers, ending, joined, payloads, within
 
 LOSS = 0.2
 """Of all packets, where any are lost: of so many messages some are lost, and some are not."""
@@ -26,7 +23,7 @@ COUNT = 50
 @pytest.fixture
 async def lossy(carrier: Carrier, seed: int) -> AsyncIterator[Peers]:
     """Two peers with a worse network than the carrier's, if it has one that loses."""
-    async with joined(carrier, CONFIG, seed=seed, drop=LOSS) as found:
+    async with joined(carrier, BRISK, seed=seed, drop=LOSS) as found:
         yield found
 
 
@@ -213,7 +210,7 @@ async def test_a_channel_that_ends_midway_leaves_no_handle_waiting(
 @pytest.mark.requirement("AQ-R26")
 @pytest.mark.requirement("AQ-R31")
 async def test_channels_in_evicted_messages_are_ended_not_lost(carrier: Carrier, seed: int) -> None:
-    config = replace(CONFIG, flow=replace(DEFAULT.flow, channel_receive_bytes=8 << 10))
+    config = replace(BRISK, flow=replace(DEFAULT.flow, channel_receive_bytes=8 << 10))
     async with joined(carrier, config, seed=seed) as peers:
         out, into = await peers.to_server(Mode.UNRELIABLE)
         kept = []

@@ -11,6 +11,7 @@ from aqueduct import Mode, Sender, channel
 from aqueduct.config import DEFAULT
 from aqueduct.errors import ConnectionLost, Finished, LostInTransit
 from tests.channels.peers import (
+    BRISK,
     CARRIERS,
     Carrier,
     Peers,
@@ -85,8 +86,7 @@ async def _fill(sender: Sender) -> None:
 @pytest.mark.requirement("AQ-38")
 @pytest.mark.requirement("AQ-R27")
 async def test_an_outage_loses_datagrams_and_nothing_else(network: Carrier, seed: int) -> None:
-    config = replace(DEFAULT, timing=replace(DEFAULT.timing, receipt_deadline=0.2))
-    async with joined(network, config, seed=seed) as peers:
+    async with joined(network, BRISK, seed=seed) as peers:
         pairs = [await peers.to_server(mode) for mode in (Mode.ORDERED, Mode.UNORDERED)]
         out, into = await peers.to_server(Mode.UNRELIABLE)
         assert peers.relay is not None

@@ -12,16 +12,14 @@ from typing import Any, TypeVar
 
 import pytest
 
-from aqueduct.config import DEFAULT, Flow
-from tests.channels.peers import Carrier, joined
+from aqueduct.config import Flow
+from tests.channels.peers import BRISK, Carrier, joined
 from tests.channels.traffic import play
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-CONFIG = replace(DEFAULT, timing=replace(DEFAULT.timing, receipt_deadline=0.2))
-
 TIGHT = replace(
-    CONFIG,
+    BRISK,
     flow=Flow(
         receive_budget=40_000,
         channel_receive_bytes=10_000,
@@ -49,7 +47,7 @@ def proves(function: F) -> F:
 @proves
 @pytest.mark.parametrize("run", range(3))
 async def test_random_traffic(carrier: Carrier, run: int) -> None:
-    async with joined(carrier, CONFIG, seed=run) as peers:
+    async with joined(carrier, BRISK, seed=run) as peers:
         traffic = await play(peers, run, 600)
         assert len(traffic.parcels) > 100 and len(traffic.lines) > 10
 
@@ -65,5 +63,5 @@ async def test_random_traffic_where_everything_is_short(carrier: Carrier, run: i
 @pytest.mark.long
 @pytest.mark.parametrize("run", range(100, 130))
 async def test_much_random_traffic(carrier: Carrier, run: int) -> None:
-    async with joined(carrier, TIGHT if run % 3 == 0 else CONFIG, seed=run) as peers:
+    async with joined(carrier, TIGHT if run % 3 == 0 else BRISK, seed=run) as peers:
         await play(peers, run, 2_000, lines=150)

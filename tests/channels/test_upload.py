@@ -25,13 +25,13 @@ NARROW = replace(
     flow=Flow(
         receive_budget=128 * KiB,
         channel_receive_bytes=96 * KiB,  # two uploads want more than there is for all
-        initial_window=8 * KiB,
+        initial_window=2 * KiB,
         read_ahead=16 * KiB,
         admitted_window=32 * KiB,
         channel_high_water=64 * KiB,
-        connection_high_water=192 * KiB,  # and three queue more than all may
+        connection_high_water=320 * KiB,  # and six queue more than all may
         streams=64,
-        unordered_streams=32,
+        unordered_streams=32,  # and three want more streams than there are
     ),
     timing=replace(DEFAULT.timing, receipt_deadline=0.3),
 )
@@ -41,8 +41,12 @@ class Full:
     """A connection on which the client can send no message more, and channels beside the uploads.
 
     Each upload is as far as it can get: the server's budget, the windows of the streams, the
-    streams that messages may use, and the marks of the client's queue are all used up.
+    streams that messages may use, and the marks of the client's queue are all used up. Before,
+    more has passed than a limit of the connection would allow that did not follow consumption.
     """
+
+    UNORDERED, ORDERED = 0, 3
+    """The first of three uploads of each kind."""
 
     def __init__(self, peers: Peers) -> None:
         self.peers = peers
@@ -51,24 +55,33 @@ class Full:
         self.sent = 0
 
     async def fill(self) -> None:
-        for mode in (Mode.ORDERED, Mode.UNORDERED, Mode.ORDERED, Mode.UNORDERED, Mode.ORDERED):
-            self.uploads.append(await self.peers.to_server(mode))
-        for sender, _ in self.uploads:
-            self.tasks.append(asyncio.create_task(self._upload(sender)))
-        await at_rest(lambda: self.sent, *(self._progress_of(r) for _, r in self.uploads))
+        client, flow = self.peers.client, NARROW.flow
+        passing, read = await self.peers.to_server()
+        for _ in range(3 * flow.streams * flow.initial_window // (32 * KiB)):
+            await within(passing.send(bytes(32 * KiB)))
+            assert (await within(read.receive())).size == 32 * KiB
+        passing.finish()
+        assert type(await ending(read)) is Finished
+        for mode, size in ((Mode.UNORDERED, 1 * KiB), (Mode.ORDERED, 8 * KiB)):
+            added = [await self.peers.to_server(mode) for _ in range(3)]
+            self.uploads += added
+            for sender, _ in added:
+                self.tasks.append(asyncio.create_task(self._upload(sender, size)))
+            await at_rest(lambda: self.sent, *(self._progress_of(r) for _, r in self.uploads))
         assert not any(sender.writable for sender, _ in self.uploads)
-        server = self.peers.server.core.snapshot()
-        flow = NARROW.flow
+        server, queued = self.peers.server.core.snapshot(), client.core.snapshot()
         assert server["budget_used_bytes"] + 9 * KiB > flow.receive_budget
-        assert self.peers.client.core.snapshot()["queued_bytes"] >= flow.connection_high_water
+        assert queued["queued_bytes"] >= flow.connection_high_water
+        assert queued["streams_waiting"] > 0
+        assert client.carrier.openable <= client.core._shared.outgoing._most_openable / 4
 
     def progress(self) -> tuple[int, ...]:
         """What has moved: messages taken from the uploaders, bytes admitted for each upload."""
         return (self.sent, *(self._progress_of(receiver)() for _, receiver in self.uploads))
 
-    async def _upload(self, sender: Sender) -> None:
+    async def _upload(self, sender: Sender, size: int) -> None:
         while True:
-            await sender.send(bytes(8 * KiB))
+            await sender.send(bytes(size))
             self.sent += 1
 
     def _progress_of(self, receiver: Receiver) -> Any:
@@ -168,11 +181,11 @@ async def test_a_forgotten_channel_is_forgotten_beside_a_full_upload(
 
 @pytest.mark.requirement("AQ-35")
 @pytest.mark.requirement("AQ-43")
-@pytest.mark.parametrize("number", [0, 1], ids=["ordered", "unordered"])
+@pytest.mark.parametrize("number", [Full.ORDERED, Full.UNORDERED], ids=["ordered", "unordered"])
 async def test_a_full_upload_itself_is_cancelled_or_closed_at_once(full: Full, number: int) -> None:
     await full.fill()
     sender, receiver = full.uploads[number]
-    other, unread = full.uploads[number + 2]
+    other, unread = full.uploads[number + 1]
     sender.cancel()
     # Not one of its messages has to be read first.
     await eventually(lambda: receiver.error is not None)
@@ -182,7 +195,7 @@ async def test_a_full_upload_itself_is_cancelled_or_closed_at_once(full: Full, n
         await within(full.tasks[number])
     unread.close()
     with pytest.raises(ReceiverClosed):
-        await within(full.tasks[number + 2])
+        await within(full.tasks[number + 1])
     assert type(await ending(other)) is ReceiverClosed
 
 
