@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["check_end", "check_rest", "check_step"]
 
 
+DROPPING = (Cancelled, LostInTransit, ReceiverClosed)
+"""Ends with which a receiver drops what was not read (AQ-R20, AQ-R23)."""
+
+
 def check_step(world: World) -> None:
     """The books balance: each byte, message and stream is counted once, by both sides."""
     for side in world.sides:
@@ -116,6 +120,8 @@ def _check_told(world: World, channel: Channel) -> None:
     if sender is not None:
         assert (sender.state is SenderState.ENDED) == (sender in world.reported)
         assert sender not in world.blocked or not sender.has_room(world.blocked[sender])
+    if receiver is not None and isinstance(receiver.error, DROPPING):
+        assert not receiver.queue, "it ended, and what it had is still there"
     if receiver is not None and receiver not in world.readable:
         assert receiver.error is None or receiver in world.read_out, "not told of its end"
         assert all(received.dropped for received in receiver.queue), "not told of a message"

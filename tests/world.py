@@ -519,6 +519,7 @@ class World:
         """What the cores reported meanwhile; then what must hold after every step."""
         for side in self.sides:
             side.flush()
+            side._take_events()  # those of the flush itself
             events, side.events = side.events, []
             for event in events:
                 if isinstance(event, Readable):
