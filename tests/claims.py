@@ -72,7 +72,7 @@ def check_rest(world: World) -> None:
         assert set(core._reader.incoming.streams) == set(carrier.receiving)
         other = world.sides[side is world.sides[0]]
         slots = (
-            world.settings.streams
+            other.core.config.flow.streams
             + other.core.extra_streams
             - len(world.pair.carrier(other).receiving)
         )

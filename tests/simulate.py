@@ -49,9 +49,9 @@ class Driver:
 
     def __init__(self, seed: int, profile: str) -> None:
         self.rng = rng = random.Random(seed)
-        first, stop = PROFILES[profile]
         self.world = World(
-            Settings(**{name: rng.choice(values[first:stop]) for name, values in CHOICES.items()}),
+            drawn_settings(rng, profile),
+            rng.choice((None, drawn_settings(rng, profile))),
             seed,
             rng.choice(WEATHERS[:4]),
         )
@@ -122,6 +122,12 @@ class Driver:
 
     def calm(self) -> None:
         self.world.calm()
+
+
+def drawn_settings(rng: random.Random, profile: str) -> Settings:
+    """Of the choices that the profile has."""
+    first, stop = PROFILES[profile]
+    return Settings(**{name: rng.choice(values[first:stop]) for name, values in CHOICES.items()})
 
 
 def replay(seed: int, profile: str) -> str:

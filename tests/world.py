@@ -174,10 +174,14 @@ class Channel:
 class World:
     """One run."""
 
-    def __init__(self, settings: Settings, seed: int, weather: Weather) -> None:
-        self.settings = settings
+    def __init__(
+        self, settings: Settings, server: Settings | None, seed: int, weather: Weather
+    ) -> None:
+        """``server``: its settings, if they are not the client's. Datagrams are as the client's."""
+        self.settings = settings, server or settings
         self.pair = NetworkPair(
             settings.config,
+            server_config=self.settings[1].config,
             seed=seed,
             weather=weather,
             datagram_limit=settings.datagram_limit,
@@ -209,7 +213,7 @@ class World:
         """What the closer had sent when it closed, if both had said their headers by then."""
         entry = self.channels[0] = Channel(0, *self.sides, None)
         entry.sender, entry.receiver = self.pair.sender, self.pair.receiver
-        if settings.late_headers:
+        if self.settings[1].late_headers:
             self.pair.server.answer_headers = None
 
     # Steps
@@ -231,7 +235,8 @@ class World:
         found = [channel for channel in self.channels.values() if self._can_send(channel)]
         channel = picked(found, pick)
         self._log("send", pick, count, size, mode.name, list(attach), header, patient)
-        size = min(size, MOST_WINDOWS * self.settings.admitted_window // count)
+        window = min(settings.admitted_window for settings in self.settings)
+        size = min(size, MOST_WINDOWS * window // count)
         for _ in range(count):
             if channel is None or not self._can_send(channel):
                 break

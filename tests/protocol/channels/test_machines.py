@@ -37,7 +37,8 @@ class Applications(RuleBasedStateMachine):
     @initialize(data=st.data(), seed=st.integers(0, 1 << 16), weather=st.sampled_from(WEATHERS[:4]))
     def begin(self, data: Any, seed: int, weather: Any) -> None:
         chosen = {name: st.sampled_from(values) for name, values in self.choices.items()}
-        self.world = World(data.draw(st.builds(Settings, **chosen)), seed, weather)
+        drawn = st.builds(Settings, **chosen)
+        self.world = World(data.draw(drawn), data.draw(st.none() | drawn), seed, weather)
 
     @property
     def at_work(self) -> World:
