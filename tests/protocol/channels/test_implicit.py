@@ -8,6 +8,7 @@ import pytest
 
 from aqueduct._speedups import codec
 from aqueduct.config import DEFAULT, Flow
+from aqueduct.errors import Finished
 from aqueduct.protocol.channels.events import Readable
 from aqueduct.protocol.channels.receiving import ReceiverHalf
 from aqueduct.protocol.channels.sending import SenderHalf
@@ -16,6 +17,7 @@ from tests.protocol.channels.test_destroyed import BACK, CHILD, attached, create
 
 requirement = pytest.mark.requirement
 finish = codec.encode_finish_sender
+CANCEL, SENT = codec.CANCEL_SENDER, codec.encode_sent_unreliable(1)
 
 
 @requirement("AQ-40")
@@ -139,3 +141,55 @@ def test_implicit_channels_do_not_exceed_the_receive_budget() -> None:
         peer.say(route(CHILD + 8 * index), message(0, bytes(20_000)), fin=False)
     assert peer.core.error is None and peer.core.channels == 21
     assert 80_000 < peer.core.snapshot()["budget_used_bytes"] <= 100_000
+
+
+# A channel that ended before the application got it
+
+
+@requirement("AQ-R26")
+@requirement("AQ-46")
+@pytest.mark.parametrize(
+    "late",
+    [message(5), message(5, bytes(50_000)), finish(1), finish(7), CANCEL, SENT],
+    ids=["message", "large message", "finish", "another finish", "cancel", "announcement"],
+)
+@pytest.mark.parametrize("begun_before", [False, True])
+def test_late_frames_of_a_channel_that_ended_early_are_ignored(
+    late: bytes, begun_before: bool
+) -> None:
+    peer = Peer()
+    stream = peer.say(route(CHILD), fin=False) if begun_before else -1
+    peer.say(route(CHILD), message(0, b"kept"), finish(1))
+    assert peer.core.channels == 2
+    if begun_before:
+        peer.more(stream, late)
+    else:
+        stream = peer.say(route(CHILD), late, fin=False)
+    peer.datagram(route(CHILD), message(0, b"late"))
+    peer.look()
+    assert peer.core.error is None and peer.stops == {stream: 0}
+    peer.say(route(0), message(0, b"", (), [(CHILD, ())]), fin=False)
+    carrier = peer.other.take(peer.pair.receiver)
+    assert carrier is not None
+    ((half, _),) = carrier.attachments
+    assert isinstance(half, ReceiverHalf)
+    assert [bytes(m.payload) for m in peer.other.take_all(half)] == [b"kept"]
+    assert isinstance(half.error, Finished)
+    assert peer.core.snapshot()["budget_used_bytes"] == 0
+
+
+@requirement("AQ-R26")
+@requirement("AQ-41")
+@pytest.mark.parametrize("begun_before", [False, True])
+@pytest.mark.parametrize("end", [CANCEL, finish(1)], ids=["cancelled", "finished"])
+def test_a_forget_counts_for_a_channel_that_ended_early(end: bytes, begun_before: bool) -> None:
+    peer = Peer()
+    stream = peer.say(route(CHILD), fin=False) if begun_before else -1
+    peer.say(route(CHILD), message(0, b"kept"), end)
+    assert peer.core.channels == 2
+    if begun_before:
+        peer.more(stream, codec.FORGET_CHANNEL)
+    else:
+        peer.say(route(CHILD), codec.FORGET_CHANNEL)
+    assert peer.core.channels == 1
+    assert peer.core.snapshot()["budget_used_bytes"] == 0
