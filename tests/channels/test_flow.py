@@ -142,6 +142,29 @@ async def test_unreliable_messages_are_never_held_back_and_the_oldest_make_room(
         await peers.forgotten()
 
 
+@pytest.mark.requirement("AQ-31")
+async def test_who_waits_for_room_has_no_datagram_dropped_at_home(peers: Peers) -> None:
+    """Many in a row: ``send`` waits until the transport takes another, ``send_nowait`` does not."""
+    count = 1_000
+    for waits in (True, False):
+        sender, receiver = await peers.to_server(Mode.UNRELIABLE)
+        reading = asyncio.create_task(payloads(receiver))
+        for index in range(count):
+            payload = index.to_bytes(4, "big") + bytes(500)
+            if waits:
+                await within(sender.send(payload))
+            else:
+                sender.send_nowait(payload)
+        sender.finish()
+        got = [int.from_bytes(payload[:4], "big") for payload in await within(reading)]
+        assert got and len(set(got)) == len(got)
+        if not waits:
+            assert len(got) < count
+        elif not peers.carrier.loses:
+            assert sorted(got) == list(range(count))
+        await within(sender.wait_closed())
+
+
 async def test_the_mark_of_the_connection_holds_all_senders(carrier: Carrier, seed: int) -> None:
     size, config = windows(carrier)
     config = replace(config, flow=replace(config.flow, connection_high_water=4 * size))

@@ -14,6 +14,7 @@ from tests.channels.peers import CARRIERS, Peers, ending, eventually, joined, pa
 
 LIVE = 300
 MORE_THAN_STREAMS = 1_500
+NAMES = ["memory", "quic", "quic-2%", pytest.param("quic-10%", marks=pytest.mark.long)]
 
 
 async def open_both_ways(peers: Peers, count: int) -> list[tuple[Sender, Receiver]]:
@@ -34,7 +35,7 @@ async def open_both_ways(peers: Peers, count: int) -> list[tuple[Sender, Receive
 
 @pytest.mark.requirement("AQ-31")
 @pytest.mark.requirement("AQ-45")
-@pytest.mark.parametrize("name", ["memory", "quic", "quic-2%"])
+@pytest.mark.parametrize("name", NAMES)
 async def test_300_live_channels_of_all_modes_with_messages_both_ways(name: str, seed: int) -> None:
     """Each has a twin for the answers; all are open while every one of them is used."""
     carrier, chance = CARRIERS[name], random.Random(seed)
@@ -82,7 +83,7 @@ async def test_300_live_channels_of_all_modes_with_messages_both_ways(name: str,
 
 @pytest.mark.requirement("AQ-31")
 @pytest.mark.requirement("AQ-36")
-@pytest.mark.parametrize("name", ["memory", "quic", "quic-2%"])
+@pytest.mark.parametrize("name", NAMES)
 async def test_more_live_ordered_channels_than_streams(name: str, seed: int) -> None:
     """Each keeps its stream, and that of its acks: they do not count against Flow.streams."""
     assert DEFAULT.flow.streams < MORE_THAN_STREAMS
