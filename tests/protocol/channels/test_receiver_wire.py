@@ -269,10 +269,11 @@ def test_the_highest_number_is_an_error_of_the_endpoint(size: int) -> None:
 
 
 @requirement("AQ-R34")
-def test_the_order_is_that_of_the_stream() -> None:
+@pytest.mark.parametrize("size", [1, 50_000], ids=["small", "large"])
+def test_the_order_is_that_of_the_stream(size: int) -> None:
     peer, half = attached()
-    peer.say(route(CHILD), *(message(number, b"%d" % number) for number in (5, 0, 3, 1)))
-    assert payloads(peer, half) == [b"5", b"0", b"3", b"1"]
+    peer.say(route(CHILD), *(message(number, b"%d" % number * size) for number in (5, 0, 3, 1)))
+    assert [payload[:1] for payload in payloads(peer, half)] == [b"5", b"0", b"3", b"1"]
 
 
 # Finish

@@ -115,6 +115,7 @@ def test_a_channel_that_ends_while_it_waits_leaves_the_queue() -> None:
     assert last.charged == budget_used(pair) == 0
 
 
+@pytest.mark.requirement("AQ-R31")
 def test_small_messages_do_not_pass_by_a_large_one_for_ever() -> None:
     pair = Pair(small_room())
     pair.client.send(pair.sender, bytes(50_000), mode=Mode.UNORDERED)
@@ -132,6 +133,7 @@ def test_small_messages_do_not_pass_by_a_large_one_for_ever() -> None:
     assert 99_000 in sizes[:3]
 
 
+@pytest.mark.requirement("AQ-R31")
 def test_datagrams_do_not_pass_by_a_large_message_for_ever() -> None:
     pair = Pair(small_room(channel=20_000))
     for _ in range(5):
@@ -417,3 +419,23 @@ def test_what_carries_channels_goes_before_what_is_sent_on_them() -> None:
     for _ in range(30):
         assert isinstance(half, ReceiverHalf) and pair.server.take(half) is not None
         pair.run()
+
+
+@pytest.mark.requirement("AQ-R31")
+@pytest.mark.parametrize("size", [10, 1000, 20_000])
+def test_a_full_queue_stops_the_reading_of_its_channel(size: int) -> None:
+    """Whether messages are small and come in runs, or large and ask for room each."""
+    pair = Pair(small_room(budget=1_000_000, channel=50_000))
+    count = 200_000 // (size + 100)
+    for index in range(count):
+        pair.client.send(pair.sender, index.to_bytes(size, "big"))
+    pair.run()
+    cost = size + 100
+    assert 50_000 - 2 * cost < pair.receiver.charged <= 50_000
+    assert budget_used(pair) - pair.receiver.charged in range(50_001)  # beside read-ahead
+    taken = []
+    while (received := pair.server.take(pair.receiver)) is not None:
+        taken.append(int.from_bytes(received.payload, "big"))
+        pair.run()
+    assert taken == list(range(count))
+    assert pair.receiver.charged == 0
