@@ -305,6 +305,41 @@ def test_the_rest_of_a_sequence_under_way_is_ignored(creator: str, end: str) -> 
     assert peer.core.snapshot()["budget_used_bytes"] == 0
 
 
+@requirement("AQ-41")
+@requirement("AQ-R24")
+@requirement("AQ-R27")
+@pytest.mark.parametrize("end", ["forgotten", "lost"])
+@pytest.mark.parametrize("waits", [False, True])
+def test_the_sequences_of_a_lost_receiver_are_not_read_on(end: str, waits: bool) -> None:
+    flow = Flow(channel_receive_bytes=60_000)
+    config = dataclasses.replace(DEFAULT, flow=flow)
+    if end == "forgotten":
+        peer, half = attached(CHILD, config)
+    else:
+        peer = Peer("server", config)
+        attach = Attach(keep_sender=False, is_oneshot=False)
+        peer.other.send(peer.pair.sender, b"", attach, mode=Mode.UNRELIABLE)
+        assert attach.half is not None
+        half = attach.half
+    assert isinstance(half, ReceiverHalf)
+    if waits:  # its queue is full, so the next message is not even admitted
+        peer.say(route(half.channel), message(1, bytes(50_000)))
+    whole = message(0, bytes(50_000))
+    stream = peer.say(route(half.channel), whole[:20_000], fin=False)
+    if end == "forgotten":
+        peer.say(route(half.channel), FORGOTTEN)
+    else:
+        peer.say(route(0), codec.encode_ack_nack_unreliable(0, (0, 1)))
+        assert forgets(peer, half.channel) == 1
+    peer.look()
+    assert isinstance(half.error, LostInTransit) and peer.stops == {stream: 0}
+    peer.more(stream, whole[20_000:], message(9), b"\x00", fin=True)
+    peer.pair.advance(0.1)
+    assert peer.core.error is None and peer.core.channels == 1
+    assert peer.other.take(half) is None
+    assert peer.core.snapshot()["budget_used_bytes"] == 0
+
+
 # FORGET_CHANNEL received
 
 
