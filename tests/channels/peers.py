@@ -18,7 +18,7 @@ from aqueduct import Connection, Receiver, Sender, Server, channel, connect, ser
 from aqueduct.address import Address
 from aqueduct.carriers.quic import dev_certificate
 from aqueduct.config import DEFAULT, Config
-from aqueduct.endpoint import Attachment, Headers, Mode
+from aqueduct.endpoint import Headers, Mode
 from tests.carriers.relay import Relay
 
 T = TypeVar("T")
@@ -41,11 +41,6 @@ class Carrier:
     listen: str
     network: Mapping[str, float] | None = None
     """What a relay between them does to their datagrams; None: there is no relay."""
-
-    @property
-    def is_memory(self) -> bool:
-        """Whether it stays inside the process: nothing can cut or delay it."""
-        return self.listen.startswith("memory:")
 
     @property
     def loses(self) -> bool:
@@ -250,8 +245,3 @@ async def ending(handle: Sender | Receiver) -> Exception | None:
                 await handle.receive()
         except Exception as error:  # noqa: BLE001 - it is what the caller asks for
             return error
-
-
-def handle_of(attachment: Attachment) -> Any:
-    """The half that came; which one it is, the test knows."""
-    return attachment.handle
