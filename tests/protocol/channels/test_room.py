@@ -439,3 +439,16 @@ def test_a_full_queue_stops_the_reading_of_its_channel(size: int) -> None:
         pair.run()
     assert taken == list(range(count))
     assert pair.receiver.charged == 0
+
+
+@pytest.mark.requirement("AQ-R31")
+def test_small_messages_that_come_at_once_stop_at_a_full_queue() -> None:
+    """Whatever a peer's window lets come: what is read is what there is room for."""
+    pair = Pair(small_room(budget=1_000_000, channel=50_000))
+    data = codec.encode_route_to(0) + b"".join(message(n, bytes(10)) for n in range(2000))
+    pair.server.core.receive_stream(10_000, codec.VERSION + data, False, pair.now)
+    assert 0 < pair.receiver.charged <= 50_000
+    taken = 0
+    while pair.server.core.receive(pair.receiver, pair.now) is not None:
+        taken += 1
+    assert taken == 2000
