@@ -16,6 +16,7 @@ import random
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from aqueduct.address import Address
@@ -27,6 +28,8 @@ __all__ = ["Link", "MemoryCarrier", "MemoryListener", "connect", "listen", "pair
 
 _DATAGRAM_QUEUE: Final = 256
 _STOPPED_KEPT: Final = 4096
+_SMALL: Final = 4096
+"""Bytes up to this are cut by copying; a view of each costs more."""
 _names = itertools.count(1)
 
 
@@ -176,7 +179,7 @@ class _Outgoing:
     """One stream of mine."""
 
     limit: int
-    queue: deque[memoryview] = field(default_factory=deque)
+    queue: list[bytes | memoryview] = field(default_factory=list)
     sent: int = 0
     fin: bool = False
     fin_queued: bool = False
@@ -186,14 +189,21 @@ class _Outgoing:
         return self.sent < self.limit if self.queue else self.fin
 
     def take(self, size: int) -> bytes:
-        parts = []
-        while size > 0 and self.queue:
-            head = self.queue.popleft()
-            if len(head) > size:
-                self.queue.appendleft(head[size:])
-                head = head[:size]
-            parts.append(head)
+        count = 0
+        for head in self.queue:
+            if len(head) >= size:
+                break
             size -= len(head)
+            count += 1
+        parts = self.queue[:count]
+        if size > 0 and count < len(self.queue):
+            head = self.queue[count]
+            parts.append(head[:size])
+            if len(head) > size:
+                self.queue[count] = head[size:]
+            else:
+                count += 1
+        del self.queue[:count]
         data = b"".join(parts)
         self.sent += len(data)
         return data
@@ -275,8 +285,14 @@ class MemoryCarrier:
         elif state is None or state.fin_queued:
             raise LocalProtocolError(f"stream {stream} ended; nothing can be written to it")
         state.fin_queued = fin
-        views = [memoryview(buffer).cast("B") for buffer in buffers if len(buffer)]
-        self._unflushed.append(lambda: self._queue(stream, views, fin))
+        pieces = [
+            buffer
+            if type(buffer) is bytes and len(buffer) <= _SMALL
+            else memoryview(buffer).cast("B")
+            for buffer in buffers
+            if len(buffer)
+        ]
+        self._unflushed.append(partial(self._queue, stream, pieces, fin))
 
     def reset(self, stream: int, code: int) -> None:
         """Gives up my stream."""
@@ -329,7 +345,7 @@ class MemoryCarrier:
         ):
             return False
         self._datagrams_queued += 1
-        self._unflushed.append(lambda: self._queue_datagram(data))
+        self._unflushed.append(partial(self._queue_datagram, data))
         return True
 
     def ping(self) -> None:
@@ -406,11 +422,11 @@ class MemoryCarrier:
             self._user.end_of_input()
             self.flush()
 
-    def _queue(self, stream: int, views: list[memoryview], fin: bool) -> None:
+    def _queue(self, stream: int, pieces: list[bytes | memoryview], fin: bool) -> None:
         state = self._outgoing.get(stream)
         if state is None:
             return
-        state.queue.extend(views)
+        state.queue.extend(pieces)
         state.fin = fin
         if state.movable:
             self._ready[stream] = None

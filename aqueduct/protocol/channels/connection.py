@@ -523,8 +523,8 @@ class ChannelConnection:
             self._write_forget(channel)
 
     def _write_forget(self, channel: int) -> None:
-        frames = [codec.encode_route_to(channel), codec.FORGET_CHANNEL]
-        self._shared.outgoing.write(OutStream(None, control=True), frames, fin=True)
+        frames = codec.encode_route_to(channel) + codec.FORGET_CHANNEL
+        self._shared.outgoing.write(OutStream(None, control=True), [frames], fin=True)
 
     def _fail(self, error: RemoteProtocolError) -> None:
         if self.error is not None:
