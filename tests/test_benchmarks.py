@@ -25,20 +25,21 @@ def passing_run() -> dict[str, Any]:
     """A made-up run in which every floor of floors.toml just holds."""
     rows: dict[tuple[str, str, int], dict[str, Any]] = {}
 
-    def put(case: str, contestant: str, metric: str, value: float) -> None:
+    def put(case: str, contestant: str, metric: str, value: float, spread: float) -> None:
         for repeat in range(3):
             key = case, contestant, repeat
             rows.setdefault(key, dict(zip(("case", "contestant", "repeat"), key, strict=True)))
-            rows[key][metric] = value * (1 + repeat / 1000)
+            rows[key][metric] = value * (1 + repeat * spread)
 
     for floor in FLOORS:
         bound = floor.min if floor.min is not None else floor.max
         assert bound is not None
+        spread = 0.001 if floor.min is not None else -0.001
         if floor.against:
-            put(floor.case, floor.against, floor.metric, 100.0)
-            put(floor.case, floor.contestant, floor.metric, 100.0 * bound)
+            put(floor.case, floor.against, floor.metric, 100.0, spread)
+            put(floor.case, floor.contestant, floor.metric, 100.0 * bound, spread)
         else:
-            put(floor.case, floor.contestant, floor.metric, bound)
+            put(floor.case, floor.contestant, floor.metric, bound, spread)
     return {"format": results.FORMAT, "environment": {}, "settings": {}, "rows": [*rows.values()]}
 
 
