@@ -37,6 +37,9 @@ class Limits:
     """The largest frame; a MESSAGE counts with headers, attachments and payload."""
     header_bytes: int = 64 * KiB
     """The largest block of header data."""
+    block_bytes: int = 4 * MiB
+    """The largest block of attachments, or of ranges in an ack: they are held whole, and as numbers
+    and pairs they take many times that for a moment."""
     attachments: int = 1024
     """Attachments in one message."""
     channels: int = 100_000

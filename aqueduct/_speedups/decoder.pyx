@@ -60,8 +60,9 @@ from aqueduct.errors import (
 __all__ = ["Decoder"]
 
 cdef enum:
-    # Blocks of headers and attachments above this stay bytes until they are asked for.
-    LARGE_BLOCK = 1024
+    # Blocks of headers and attachments above this stay bytes until they are asked for: what a
+    # peer may make us keep as tuples is a few times what a message is charged, not many times.
+    LARGE_BLOCK = 64
     # At most so many bytes of a peer's version are read (AQ-R5).
     VERSION_TEXT_LIMIT = 255
 

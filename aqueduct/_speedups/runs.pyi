@@ -44,6 +44,14 @@ class Received:
         *,
         reliable: bool = True,
     ) -> None: ...
+    @staticmethod
+    def of(
+        message: Message,
+        attachments: tuple[tuple[Any, tuple[tuple[bytes, bytes], ...]], ...],
+        charge: int,
+        *,
+        reliable: bool = True,
+    ) -> Received: ...
 
 @final
 class Run:

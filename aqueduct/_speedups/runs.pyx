@@ -42,6 +42,24 @@ cdef class Received:
         self.charge = charge
         self.reliable = reliable
 
+    @staticmethod
+    def of(
+        Message message not None,
+        tuple attachments not None,
+        Py_ssize_t charge,
+        *,
+        bint reliable=True,
+    ):
+        """What became of a frame. Headers that are bytes in it stay so until they are asked for."""
+        cdef Received received = Received.__new__(Received)
+        received.number = message.num
+        received._headers = message._headers
+        received.attachments = attachments
+        received.payload = message.payload
+        received.charge = charge
+        received.reliable = reliable
+        return received
+
     @property
     def headers(self):
         """(key, value) pairs of bytes."""

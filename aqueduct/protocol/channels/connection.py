@@ -10,6 +10,7 @@ takes ``now`` in seconds of any monotonic clock. A violation by the peer never r
 from __future__ import annotations
 
 from collections.abc import Sequence
+from traceback import clear_frames
 from typing import Any, Final
 
 from aqueduct._speedups import codec
@@ -535,6 +536,7 @@ class ChannelConnection:
             f"the peer broke the protocol: {error}", code=error.code, reason=reason
         )
         lost.__cause__ = error
+        clear_frames(error.__traceback__)  # they hold what the peer sent
         self._end(lost)
 
     def fail_internal(self, error: BaseException) -> None:

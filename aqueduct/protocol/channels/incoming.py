@@ -58,6 +58,7 @@ class InStream:
             frame_limit=limits.frame_bytes,
             header_limit=limits.header_bytes,
             attachment_limit=limits.attachments,
+            block_limit=limits.block_bytes,
         )
         self.handlers = handlers
         """What each frame does, by tag; they change with FINISH_SENDER (AQ-R18)."""

@@ -57,6 +57,7 @@ class ReceiverHalf:
         "_numbers",
         "_oneshot",
         "_outstanding",
+        "_receipt",
         "_shared",
         "_unreliable",
         "_unreliable_queue",
@@ -114,6 +115,8 @@ class ReceiverHalf:
         self._oneshot = ids.oneshot(channel)
         self._control: OutStream | None = None
         self._ack_scheduled = False
+        self._receipt: list[Any] | None = None
+        """The last entry of ``Shared.receipt_due`` for this half, while it stands there."""
         self._declared = -1
         """SENT_RELIABLE, once FINISH_SENDER told it."""
         self._outstanding = 0
@@ -317,16 +320,14 @@ class ReceiverHalf:
         if self._oneshot and upto > 1:
             raise SequenceError(f"{upto} messages announced on a oneshot channel (AQ-R28)")
         if count:
-            wait = max(self._shared.config.timing.receipt_deadline, 2 * self._shared.rtt)
-            due = self._shared.receipt_due
-            if due and due[-1][:2] == (self._shared.now + wait, self):
-                due.pop()  # announcements may come as many frames at once
-            due.append((self._shared.now + wait, self, upto))
+            self._wait_for_datagrams(upto)
 
     def receipt_due(self, upto: int) -> None:
         """The deadline of these unreliable numbers has passed: ack or nack them (AQ-38)."""
         if self.state is ReceiverState.CLOSED or self._unreliable is None:
             return
+        if self._receipt is not None and self._receipt[2] <= upto:
+            self._receipt = None
         varints = self._unreliable.take_ack_nack(upto)
         if not varints:
             return
@@ -439,6 +440,23 @@ class ReceiverHalf:
             self._write_control([], fin=False)
 
     # Within
+
+    def _wait_for_datagrams(self, upto: int) -> None:
+        """Sets their receipt deadline (AQ-37).
+
+        Whoever announces one by one may not make us keep a deadline for each: what comes shortly
+        behind the last has one together, an ack delay later.
+        """
+        shared = self._shared
+        due = shared.now + max(shared.config.timing.receipt_deadline, 2 * shared.rtt)
+        last = self._receipt
+        if last is not None and last[0] >= due:
+            last[2] = upto
+            return
+        if last is not None and due - last[0] < shared.config.timing.ack_delay:
+            due += shared.config.timing.ack_delay
+        self._receipt = [due, self, upto]
+        shared.receipt_due.append(self._receipt)
 
     def _step(self, what: ReceiverInput) -> None:
         following = RECEIVER[self.state, what]

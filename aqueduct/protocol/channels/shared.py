@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from aqueduct.config import Config
 from aqueduct.protocol.channels.effects import Effect
@@ -66,7 +66,7 @@ class Shared:
         the order of arrival is the order of deadlines."""
         self.announce_due: deque[tuple[float, SenderHalf]] = deque()
         """Who owes a SENT_UNRELIABLE, in order."""
-        self.receipt_due: deque[tuple[float, ReceiverHalf, int]] = deque()
+        self.receipt_due: deque[list[Any]] = deque()
         """Until when datagrams numbered below the last item are waited for (AQ-37)."""
         self.datagram_limit = 0
         """The largest datagram, bytes; 0: unreliable messages go by stream (AQ-R17)."""
