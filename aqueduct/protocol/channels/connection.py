@@ -360,6 +360,8 @@ class ChannelConnection:
         if not attachments:
             return half.send(payload, headers, (), mode)
         self.check_attach(len(attachments))
+        if any(attach.headers for attach in attachments):
+            self._check_block(attachments)
         channels: list[tuple[int, Headers]] = []
         for attach in attachments:
             attach.half = self._registry.create(
@@ -372,6 +374,16 @@ class ChannelConnection:
             for attach in attachments:
                 self._registry.discard(attach.half)
             raise
+
+    def _check_block(self, attachments: Sequence[Attach]) -> None:
+        """The peer's limits are taken to be ours, as with the size of a frame."""
+        size = sum(9 + len(codec.encode_connection_headers(each.headers)) for each in attachments)
+        limit = self.config.limits.block_bytes
+        if size > limit:
+            raise LocalProtocolError(
+                f"the attachments of a message take up to {size} bytes with their headers; "
+                f"Limits.block_bytes is {limit}"
+            )
 
     def finish(self, half: SenderHalf, now: float) -> None:
         """No more messages on this channel."""

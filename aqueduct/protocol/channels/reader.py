@@ -8,7 +8,7 @@ the connection turns them into a close.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 from aqueduct._speedups import codec
 from aqueduct.errors import RemoteProtocolError, SequenceError
@@ -21,9 +21,6 @@ from aqueduct.protocol.channels.shared import Shared
 from aqueduct.protocol.channels.state import SenderState
 
 __all__ = ["Reader"]
-
-PAIR: Final = 112
-"""What one header of an attached channel takes as a tuple of two."""
 
 
 class Reader:
@@ -328,10 +325,7 @@ class Reader:
             half.check_number(frame.num)  # two streams may have declared one number (AQ-R13)
         stream.partial = -1
         attachments = frame.attachments and self._registry.attached(frame.attachments)
-        cost = half.cost(size)
-        if attachments:
-            cost += self._charge_headers(half, attachments)
-        half.message(Received.of(frame, attachments or (), cost))
+        half.message(Received.of(frame, attachments or (), half.cost(size)))
         if half.error is not None:
             self.half_ended(half)
 
@@ -344,18 +338,9 @@ class Reader:
         if not wanted:
             return
         attachments = frame.attachments and self._registry.attached(frame.attachments)
-        cost = half.cost(size)
-        if attachments:
-            cost += self._charge_headers(half, attachments)
-        half.datagram(Received.of(frame, attachments or (), cost, reliable=False))
+        half.datagram(Received.of(frame, attachments or (), half.cost(size), reliable=False))
         if half.error is not None:
             self.half_ended(half)
-
-    def _charge_headers(self, half: ReceiverHalf, attachments: tuple[Any, ...]) -> int:
-        """What the headers of attached channels take beside their bytes."""
-        weight = PAIR * sum(len(headers) for _, headers in attachments)
-        half.recharge(0, weight)
-        return weight
 
     def half_ended(self, half: ReceiverHalf) -> None:
         """A receiver closed by itself: it leaves the tables, its sequences are ignored."""

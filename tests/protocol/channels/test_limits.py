@@ -150,6 +150,11 @@ def test_the_limits_have_the_defaults_of_the_protocol() -> None:
             [ENTRY, message(0, b"", (), ((8, ((b"k", bytes(18)),)),))],
         ),
         (
+            {"block_bytes": 30},
+            [ENTRY, message(0, b"", (), ((8, ((b"k", bytes(25)),)),))],
+            [ENTRY, message(0, b"", (), ((8, ((b"k", bytes(26)),)),))[:6]],
+        ),
+        (
             {"attachments": 2},
             [ENTRY, message(0, b"", (), [(8, ()), (16, ())])],
             [ENTRY, message(0, b"", (), [(8, ()), (16, ()), (24, ())])],
@@ -165,7 +170,7 @@ def test_the_limits_have_the_defaults_of_the_protocol() -> None:
             [ENTRY, message(0), message(2), message(4), message(6)],
         ),
     ],
-    ids=["frame", "headers", "channel headers", "attachments", "channels", "holes"],
+    ids=["frame", "headers", "channel headers", "block", "attachments", "channels", "holes"],
 )
 def test_a_peer_above_a_limit_is_closed_with_code_5(
     limits: dict[str, int], good: list[bytes], bad: list[bytes]
@@ -191,6 +196,21 @@ def test_the_largest_frame_is_the_same_on_both_sides() -> None:
     pair.run()
     assert pair.server.core.error is None
     assert [len(m.payload) for m in pair.server.take_all(pair.receiver)] == [size]
+
+
+@requirement("AQ-R31")
+def test_a_block_that_the_peer_would_refuse_is_refused_here() -> None:
+    pair = Pair(limited(block_bytes=2000))
+    fits, not_so = (
+        Attach(keep_sender=True, is_oneshot=False, headers=((b"k", bytes(size)),))
+        for size in (1900, 2000)
+    )
+    with pytest.raises(LocalProtocolError, match=r"Limits\.block_bytes is 2000"):
+        pair.client.send(pair.sender, b"", not_so)
+    assert pair.client.core.channels == 1
+    pair.client.send(pair.sender, b"", fits)
+    pair.run()
+    assert len(pair.server.take_all(pair.receiver)) == 1
 
 
 @requirement("AQ-R31")
