@@ -40,6 +40,7 @@ UNITS: Final = {
     "resident_bytes": "resident, both sides and carrier",
     "channel_us": "us a channel",
     "channel_cpu_us": "CPU us a channel",
+    "channel_core_us": "without the collector",
 }
 """The metrics a row may have."""
 MORE_IS_BETTER: Final = frozenset(
