@@ -31,14 +31,14 @@ PROFILES: Final[dict[str, tuple[int, int]]] = {
 
 SHARES: Final = {
     "send": 30,
-    "take": 25,
+    "take": 20,
     "wait": 25,
     "weather": 3,
     "finish": 3,
-    "cancel": 1,
-    "close": 1,
+    "cancel": 2,
+    "close": 2,
     "abandon": 1,
-    "place": 1,
+    "place": 2,
     "misuse": 1,
     "calm": 0.3,
 }
@@ -78,7 +78,7 @@ class Driver:
     def send(self) -> None:
         rng = self.rng
         attach = []
-        if rng.random() < 0.3:
+        if rng.random() < 0.4:
             attach = [
                 (rng.random() < 0.6, rng.random() < 0.3) for _ in range(rng.choice((1, 1, 2, 5)))
             ]
@@ -106,16 +106,16 @@ class Driver:
         self.world.finish(self.rng.random())
 
     def cancel(self) -> None:
-        self.world.cancel(self.rng.random())
+        self.world.cancel(self.rng.random(), self.rng.random() < 0.7)
 
     def close(self) -> None:
-        self.world.close(self.rng.random())
+        self.world.close(self.rng.random(), self.rng.random() < 0.7)
 
     def abandon(self) -> None:
         self.world.abandon(self.rng.random())
 
     def place(self) -> None:
-        self.world.place(self.rng.random(), self.rng.random() < 0.1)
+        self.world.place(self.rng.random(), self.rng.random() < 0.4)
 
     def misuse(self) -> None:
         self.world.misuse(self.rng.random())

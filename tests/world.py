@@ -67,9 +67,9 @@ CHOICES: Final[dict[str, tuple[int, ...]]] = {
     "connection_high_water": (64 << 20, 20_000),
     "streams": (1024, 64, 16),
     "unordered_streams": (32, 3, 1),
-    "datagram_limit": (1200, 300, 0),
+    "datagram_limit": (1200, 300, 1200, 0),
     "datagram_queue": (256, 4),
-    "unacknowledged": (1 << 20, 5),
+    "unacknowledged": (1 << 20, 200, 5),
     "ack_delay": (25, 0, 1000),
     "late_headers": (0, 1),
     "debug": (0, 1),
@@ -260,24 +260,27 @@ class World:
 
     def finish(self, pick: float) -> None:
         self._log("finish", pick)
-        channel = picked([c for c in self.channels.values() if is_open(c.sender)], pick)
+        channel = picked([c for c in self._to_end(pick) if is_open(c.sender)], pick)
         if channel is not None:
             channel.finished = True
             channel.sender_side.finish(channel.sender)
         self._noticed()
 
-    def cancel(self, pick: float) -> None:
-        self._log("cancel", pick)
-        channel = picked([c for c in self.channels.values() if is_open(c.sender)], pick)
+    def cancel(self, pick: float, full: bool = False) -> None:
+        """``full``: rather one with messages that were not read yet."""
+        self._log("cancel", pick, full)
+        found = [c for c in self._to_end(pick) if is_open(c.sender)]
+        channel = picked(with_unread(found, full), pick)
         if channel is not None:
             channel.cancelled = True
             channel.sender_side.cancel(channel.sender)
         self._noticed()
 
-    def close(self, pick: float) -> None:
-        """Closes a receiver, whatever its state."""
-        self._log("close", pick)
-        channel = picked([c for c in self.channels.values() if c.receiver], pick)
+    def close(self, pick: float, full: bool = False) -> None:
+        """Closes a receiver, whatever its state; ``full``: rather one that has messages."""
+        self._log("close", pick, full)
+        found = [c for c in self._to_end(pick) if c.receiver]
+        channel = picked(with_unread(found, full), pick)
         if channel is not None:
             channel.closed = True
             channel.receiver_side.close_receiver(channel.receiver)
@@ -393,6 +396,10 @@ class World:
     def _log(self, name: str, *arguments: object) -> None:
         self.failed = True
         self.trace.append(f"{self.pair.now:.4f} {name}({', '.join(map(str, arguments))})")
+
+    def _to_end(self, pick: float) -> list[Channel]:
+        """What may be ended: the entrypoint seldom, as everything else begins there."""
+        return [channel for channel in self.channels.values() if channel.id or pick > 0.95]
 
     def _can_send(self, channel: Channel) -> bool:
         half = channel.sender
@@ -545,6 +552,12 @@ class World:
 def picked(found: Sequence[T], pick: float) -> T | None:
     """One of them; recent ones more often, or most would never see anything."""
     return found[-1 - int(pick * pick * len(found))] if found else None
+
+
+def with_unread(found: list[Channel], wanted: bool) -> list[Channel]:
+    """Those whose receiver has messages, if ``wanted`` and there are any."""
+    unread = [channel for channel in found if channel.receiver and channel.receiver.queue]
+    return unread if wanted and unread else found
 
 
 def is_open(half: Half | None) -> bool:

@@ -21,7 +21,7 @@ PICKS = st.integers(0, 99).map(lambda number: number / 100)
 SECONDS = st.sampled_from((0.0, 0.001, 0.02, 0.1, 0.5, 2.5))
 SIZES = st.one_of(st.integers(0, 40), st.integers(0, 3000), st.integers(0, 200_000))
 ATTACH = st.lists(st.tuples(st.booleans(), st.booleans()), max_size=4)
-EXAMPLES = settings(max_examples=80, stateful_step_count=40)
+EXAMPLES = settings(max_examples=60, stateful_step_count=40)
 HEADERS = st.one_of(st.just(-1), st.integers(0, 5000))
 
 
@@ -81,13 +81,13 @@ class Applications(RuleBasedStateMachine):
     def finish(self, pick: float) -> None:
         self.at_work.finish(pick)
 
-    @rule(pick=PICKS)
-    def cancel(self, pick: float) -> None:
-        self.at_work.cancel(pick)
+    @rule(pick=PICKS, full=st.booleans())
+    def cancel(self, pick: float, full: bool) -> None:
+        self.at_work.cancel(pick, full)
 
-    @rule(pick=PICKS)
-    def close(self, pick: float) -> None:
-        self.at_work.close(pick)
+    @rule(pick=PICKS, full=st.booleans())
+    def close(self, pick: float, full: bool) -> None:
+        self.at_work.close(pick, full)
 
     @rule(pick=PICKS)
     def abandon(self, pick: float) -> None:
