@@ -60,8 +60,7 @@ from aqueduct.errors import (
 __all__ = ["Decoder"]
 
 cdef enum:
-    # Blocks of headers and attachments above this stay bytes until they are asked for: what a
-    # peer may make us keep as tuples is a few times what a message is charged, not many times.
+    # Larger blocks (headers, attachments) stay bytes until asked for: tuples take many times that.
     LARGE_BLOCK = 64
     # At most so many bytes of a peer's version are read (AQ-R5).
     VERSION_TEXT_LIMIT = 255
