@@ -194,6 +194,7 @@ def test_what_a_cancel_drops_is_closed_and_cancelled_not_lost() -> None:
     assert pair.client.core.channels == pair.server.core.channels == 1
 
 
+@pytest.mark.requirement("AQ-42")
 @pytest.mark.parametrize("payload", ["text", 5, None])
 def test_a_payload_that_is_none_leaves_no_channel(payload: object) -> None:
     pair = Pair()

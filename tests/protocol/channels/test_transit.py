@@ -254,7 +254,7 @@ def test_a_handle_that_the_application_got_is_never_declared_lost() -> None:
 
 # What is dropped with a message (AQ-R26)
 
-CHILD, BACK, CARRIER = 8, 2, 16
+CHILD, BACK, CARRIER, INNER = 8, 2, 16, 24
 
 
 def carried(*ends: bytes) -> Peer:
@@ -360,3 +360,15 @@ def test_a_sender_that_ends_while_pending_with_nothing_on_it_leaves_no_table() -
     tree.hear("a", CLOSED)
     assert isinstance(tree.halves["a"].error, ReceiverClosed)
     assert tree.peer.core._registry.known(tree.channel("a")) is None
+
+
+@requirement("AQ-R26")
+def test_a_dropped_receiver_releases_what_it_had_received() -> None:
+    """Messages in messages: all that hangs on the dropped one ends, not its own channels alone."""
+    peer = Peer()
+    peer.say(route(CHILD), message(0, b"", (), [(INNER, ()), (BACK, ())]), fin=False)
+    peer.say(route(CARRIER), message(0, b"", (), [(CHILD, ())]), codec.CANCEL_SENDER)
+    for channel in (CHILD, INNER):
+        assert peer.told(channel)[-1][-1] == CLOSE
+    assert peer.told(BACK) == [[("CANCEL_SENDER",)]]
+    assert peer.core.snapshot()["budget_used_bytes"] == 0
