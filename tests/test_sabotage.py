@@ -203,7 +203,8 @@ def test_a_tree_whose_tests_fail_is_not_taken_for_success(pristine: Tree, tmp_pa
 def test_the_command(tmp_path: Path, new: str, code: int, says: str) -> None:
     path = tmp_path / "list.toml"
     path.write_text(ENTRY.format(name="one", new=new) + ENTRY.format(name="two", new="pass"))
-    command = [sys.executable, "-m", "tests.sabotage", "--changes", str(path), "--only", "one"]
+    options = ["--changes", str(path), "--only", "one", "-n", "1"]
+    command = [sys.executable, "-m", "tests.sabotage", *options]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
     assert (run.returncode, run.stderr) == (code, "")
     assert says in run.stdout.splitlines()[-1]

@@ -37,9 +37,13 @@ class Tree:
         return cls(root)
 
     def copy(self, root: Path) -> Tree:
-        """One more, with the bytecode of the modules."""
-        shutil.copytree(self.root, root)
+        """One more, with the bytecode. What no change is made to is shared: it is only read."""
+        shutil.copytree(self.root, root, copy_function=self._copy_or_link)
         return Tree(root)
+
+    def _copy_or_link(self, source: str, target: str) -> None:
+        inside = Path(source).is_relative_to(self.root / "aqueduct")
+        (shutil.copy2 if inside else os.link)(source, target)
 
     def remove(self) -> None:
         """It was needed for one change."""
