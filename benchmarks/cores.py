@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aqueduct.carriers import memory
+from aqueduct.carriers.apply import apply
 from aqueduct.carriers.contract import Buffer
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import ConnectionLost
@@ -98,7 +99,9 @@ class Side:
         """Hands out events, applies effects, notes the deadline (as ``Pump.flush``)."""
         self._dispatch()
         while wanted := self.core.effects_to_apply():
-            self._apply(wanted)
+            if self.lose_datagrams:
+                wanted = [effect for effect in wanted if effect[0] != effects.DATAGRAM]
+            apply(wanted, self.core, self.carrier, self.clock.now())
         extra = self.core.extra_streams
         if extra != self._extra_streams:
             self._extra_streams = extra
@@ -115,26 +118,6 @@ class Side:
         self.core.handle_deadline(now)
         self.flush()
         return True
-
-    def _apply(self, wanted: list[effects.Effect]) -> None:
-        carrier = self.carrier
-        for effect in wanted:
-            kind = effect[0]
-            if kind == effects.WRITE:
-                carrier.write(effect[1], effect[2], effect[3])
-            elif kind == effects.CREDIT:
-                carrier.credit(effect[1], effect[2])
-            elif kind == effects.RESET:
-                carrier.reset(effect[1], effect[2])
-            elif kind == effects.STOP:
-                carrier.stop(effect[1], effect[2])
-            elif kind == effects.DATAGRAM:
-                if not self.lose_datagrams:
-                    carrier.send_datagram(effect[1])
-            elif kind == effects.CLOSE:
-                carrier.close(effect[1], effect[2])
-        self.core.datagram_room_changed(carrier.datagram_room, self.clock.now())
-        carrier.flush()
 
     def _dispatch(self) -> None:
         for event in self.core.events_received():

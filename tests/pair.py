@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from aqueduct.carriers import memory
+from aqueduct.carriers.apply import apply
 from aqueduct.carriers.contract import Buffer
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import ConnectionLost
@@ -94,25 +95,13 @@ class Side:
     def flush(self) -> None:
         """Takes events and applies effects."""
         self._take_events()
-        for effect in self.core.effects_to_apply():
-            self.applied.append(effect)
-            if self.mute:
-                continue
-            kind = effect[0]
-            if kind == effects.WRITE:
-                self.carrier.write(effect[1], effect[2], effect[3])
-            elif kind == effects.CREDIT:
-                self.carrier.credit(effect[1], effect[2])
-            elif kind == effects.RESET:
-                self.carrier.reset(effect[1], effect[2])
-            elif kind == effects.STOP:
-                self.carrier.stop(effect[1], effect[2])
-            elif kind == effects.DATAGRAM:
-                if not self.lose_datagrams:
-                    self.carrier.send_datagram(effect[1])
-            elif kind == effects.CLOSE:
-                linger = self.core.close_by - self.pair.now if effect[1] == 0 else 0.0
-                self.carrier.close(effect[1], effect[2], linger=max(linger, 0.0))
+        wanted = self.core.effects_to_apply()
+        self.applied += wanted
+        if self.mute:
+            wanted = []
+        if self.lose_datagrams:
+            wanted = [effect for effect in wanted if effect[0] != effects.DATAGRAM]
+        apply(wanted, self.core, self.carrier, self.pair.now)
         self.carrier.extra_streams(self.core.extra_streams - self.hold)
         self.core.datagram_room_changed(self.carrier.datagram_room, self.pair.now)
         self.carrier.flush()

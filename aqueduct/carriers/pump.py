@@ -9,9 +9,9 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from aqueduct.carriers.apply import apply
 from aqueduct.carriers.contract import Buffer, Carrier
 from aqueduct.errors import ConnectionLost
-from aqueduct.protocol.channels import effects
 from aqueduct.protocol.channels.connection import ChannelConnection
 from aqueduct.protocol.channels.events import Event
 
@@ -132,7 +132,8 @@ class Pump:
             wanted = self.core.effects_to_apply()
             if not wanted:
                 break
-            if not self._apply(wanted):
+            apply(wanted, self.core, self.carrier, self._loop.time())
+            if self._closed:
                 return
         extra = self.core.extra_streams
         if extra != self._extra_streams:
@@ -147,31 +148,6 @@ class Pump:
     def _flush_now(self) -> None:
         self._flush_scheduled = False
         self.flush()
-
-    def _apply(self, wanted: list[effects.Effect]) -> bool:
-        """False when the connection ended by it."""
-        carrier = self.carrier
-        told = False
-        for effect in wanted:
-            kind = effect[0]
-            if kind == effects.WRITE:
-                carrier.write(effect[1], effect[2], effect[3])
-            elif kind == effects.CREDIT:
-                carrier.credit(effect[1], effect[2])
-            elif kind == effects.RESET:
-                carrier.reset(effect[1], effect[2])
-            elif kind == effects.STOP:
-                carrier.stop(effect[1], effect[2])
-            elif kind == effects.DATAGRAM:
-                carrier.send_datagram(effect[1])
-                told = True
-            elif kind == effects.CLOSE:
-                linger = self.core.close_by - self._loop.time() if effect[1] == 0 else 0.0
-                carrier.close(effect[1], effect[2], linger=max(linger, 0.0))
-        if told:  # the carrier may have dropped some for reasons of its own
-            self.core.datagram_room_changed(carrier.datagram_room, self._loop.time())
-        carrier.flush()  # may report bytes as written at once, and so free room
-        return not self._closed
 
     def _guarded(self, work: Callable[..., None], *arguments: object) -> None:
         """A fault of ours must not reach the carrier, nor leave a connection that hangs."""

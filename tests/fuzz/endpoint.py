@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
+from aqueduct.carriers.apply import apply
 from aqueduct.carriers.contract import Buffer
 from aqueduct.carriers.memory import MemoryCarrier
 from aqueduct.config import Config
@@ -70,6 +71,7 @@ class Endpoint:
     def connected(self) -> None:
         self.core.start(self.clock.now, self.carrier.datagram_limit)
         self.core.openable_changed(self.carrier.openable, self.clock.now)
+        self.core.datagram_room_changed(self.carrier.datagram_room, self.clock.now)
 
     def stream_data(self, stream: int, data: Buffer, fin: bool) -> None:
         self.core.receive_stream(stream, data, fin, self.clock.now)
@@ -105,26 +107,19 @@ class Endpoint:
     def flush(self) -> None:
         """Takes events and applies effects; the carrier refuses what its contract forbids."""
         self.take_events()
+        wanted: list[effects.Effect] = []
         for effect in self.core.effects_to_apply():
             assert not self.close_codes, f"{effect} after the close"
-            kind = effect[0]
-            if kind == effects.WRITE:
-                self.carrier.write(effect[1], effect[2], effect[3])
-            elif kind == effects.CREDIT:
-                self.carrier.credit(effect[1], effect[2])
-            elif kind == effects.RESET:
-                self.carrier.reset(effect[1], effect[2])
-            elif kind == effects.STOP:
-                self.carrier.stop(effect[1], effect[2])
-            elif kind == effects.DATAGRAM:
-                for _ in range(0 if self.lossy else 1 + self.doubling):
-                    self.carrier.send_datagram(effect[1])
-            else:
-                assert kind == effects.CLOSE and effect[1] in CLOSE_CODES, effect
+            copies = 1
+            if effect[0] == effects.DATAGRAM:
+                copies = 0 if self.lossy else 1 + self.doubling
+            elif effect[0] == effects.CLOSE:
+                assert effect[1] in CLOSE_CODES, effect
                 self.close_codes.append(effect[1])
-                linger = self.core.close_by - self.clock.now if effect[1] == 0 else 0.0
-                self.carrier.close(effect[1], effect[2], linger=max(linger, 0.0))
+            wanted += [effect] * copies
+        apply(wanted, self.core, self.carrier, self.clock.now)
         self.carrier.extra_streams(self.core.extra_streams)
+        self.core.datagram_room_changed(self.carrier.datagram_room, self.clock.now)
         self.carrier.flush()
 
     def take_events(self) -> None:
