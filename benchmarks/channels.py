@@ -9,7 +9,6 @@ medians with (lowest-highest), the JSON all rows. The exit status is 1 if a meas
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -21,7 +20,7 @@ from typing import Any, Final
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import processes, results
-from benchmarks.loopback import Progress, environment
+from benchmarks.command import Benchmark, Progress, run_command
 
 PEER: Final = Path(__file__).with_name("peers") / "core_peer.py"
 TIMEOUT: Final = 300.0
@@ -135,38 +134,14 @@ def select(only: str) -> list[Case]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--repeat", type=int, default=5, help="measurements of each kind (5)")
-    parser.add_argument("--quick", action="store_true", help=f"sizes divided by {QUICK}")
-    parser.add_argument("--only", default="", help="cases whose names begin so, a,b,c")
-    parser.add_argument("--json", type=Path, help="write all rows to this file")
-    parser.add_argument("--list", action="store_true", help="only list the plan")
-    args = parser.parse_args(arguments)
-    if args.repeat < 1:
-        parser.error("--repeat must be at least 1")
-    plan = select(args.only)
-    if not plan:
-        parser.error(f"--only {args.only}: nothing of that name; see --list")
-    if args.list:
-        for case in plan:
-            print(case.name, *(contestant.name for contestant in case.contestants))
-        return 0
-    document: dict[str, Any] = {
-        "format": results.FORMAT,
-        "environment": environment(),
-        "settings": {"repeat": args.repeat, "quick": args.quick, "only": args.only},
-        "rows": [],
-    }
-    for row in run(plan, args.repeat, args.quick):
-        document["rows"].append(row)
-        if args.json:  # after each: an interrupted run keeps what it has
-            args.json.parent.mkdir(parents=True, exist_ok=True)
-            args.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    print(report(results.Run(document)))
-    failed = [row for row in document["rows"] if "error" in row]
-    for row in failed:
-        print(f"failed: {row['case']} {row['contestant']}: {row['error']}", file=sys.stderr)
-    return 1 if failed else 0
+    benchmark = Benchmark(select, run, report, QUICK)
+    return run_command(
+        benchmark,
+        arguments,
+        summary=__doc__ or "",
+        only="cases whose names begin so, a,b,c",
+        repeat=5,
+    )
 
 
 if __name__ == "__main__":

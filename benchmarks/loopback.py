@@ -10,26 +10,20 @@ measurement failed.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import platform
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import certificate, processes, results
+from benchmarks.command import ROOT, Benchmark, Progress, run_command
 from benchmarks.peers.common import BULK, Setup
 
-ROOT: Final = Path(__file__).resolve().parents[1]
 KiB: Final = 1 << 10
 MiB: Final = 1 << 20
 TIMEOUT: Final = 180.0
@@ -118,25 +112,6 @@ def row_of(
         if f"{side}_memory" in result:
             row[f"{side}_memory_mib"] = result[f"{side}_memory"] / MiB
     return row
-
-
-class Progress:
-    """One line on standard error: rewritten in a terminal, short lines elsewhere."""
-
-    def __init__(self, total: int) -> None:
-        self.total, self.done, self.began = total, 0, time.monotonic()
-        self.terminal = sys.stderr.isatty()
-
-    def show(self, text: str) -> None:
-        line = f"[{self.done}/{self.total}, {time.monotonic() - self.began:.0f} s] {text}"
-        if self.terminal:
-            print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
-        else:
-            print(line, file=sys.stderr, flush=True)
-
-    def end(self) -> None:
-        if self.terminal:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def run(plan: list[Case], repeats: int, quick: bool) -> Iterator[dict[str, Any]]:
@@ -233,79 +208,15 @@ def _median(found: results.Run, case: str, name: str, side: str) -> str:
     return f"{results.Spread.of(values).median:.0f}" if values else "-"
 
 
-def environment() -> dict[str, Any]:
-    """What the numbers depend on: versions, processors, kernel, what else was running."""
-    packages = {}
-    for package in ("aqueduct-arrow", "pyarrow", "aioquic", "cryptography", "numpy", "Cython"):
-        try:
-            packages[package] = version(package)
-        except PackageNotFoundError:
-            packages[package] = "not installed"
-    return {
-        "python": platform.python_version(),
-        "packages": packages,
-        "revision": _revision(),
-        "kernel": f"{platform.system()} {platform.release()}",
-        "machine": platform.machine(),
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "load": os.getloadavg()[0],
-        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
-
-
-def _revision() -> str:
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return "unknown"
-    return done.stdout.strip() or "unknown"
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or "unknown"
-
-
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--repeat", type=int, default=3, help="measurements of each kind (3)")
-    parser.add_argument("--quick", action="store_true", help=f"sizes divided by {QUICK}")
-    parser.add_argument("--only", default="", help="cases and peers with one of these, a,b,c")
-    parser.add_argument("--json", type=Path, help="write all rows to this file")
-    parser.add_argument("--list", action="store_true", help="only list the plan")
-    args = parser.parse_args(arguments)
-    if args.repeat < 1:
-        parser.error("--repeat must be at least 1")
-    plan = select(args.only)
-    if not plan:
-        parser.error(f"--only {args.only}: nothing of that name; see --list")
-    if args.list:
-        for case in plan:
-            print(case.name, *(contestant.name for contestant in case.contestants))
-        return 0
-    document: dict[str, Any] = {
-        "format": results.FORMAT,
-        "environment": environment(),
-        "settings": {"repeat": args.repeat, "quick": args.quick, "only": args.only},
-        "rows": [],
-    }
-    for row in run(plan, args.repeat, args.quick):
-        document["rows"].append(row)
-        if args.json:  # after each: an interrupted run keeps what it has
-            args.json.parent.mkdir(parents=True, exist_ok=True)
-            args.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    print(report(results.Run(document)))
-    failed = [row for row in document["rows"] if "error" in row]
-    for row in failed:
-        print(f"failed: {row['case']} {row['contestant']}: {row['error']}", file=sys.stderr)
-    return 1 if failed else 0
+    benchmark = Benchmark(select, run, report, QUICK)
+    return run_command(
+        benchmark,
+        arguments,
+        summary=__doc__ or "",
+        only="cases and peers with one of these, a,b,c",
+        repeat=3,
+    )
 
 
 def select(only: str) -> list[Case]:
