@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from aqueduct.carriers import memory
-from aqueduct.carriers.apply import apply
 from aqueduct.carriers.contract import Buffer
+from aqueduct.carriers.pump import apply
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import ConnectionLost
 from aqueduct.protocol.channels import effects

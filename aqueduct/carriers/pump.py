@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from aqueduct.carriers.apply import apply
 from aqueduct.carriers.contract import Buffer, Carrier
 from aqueduct.errors import ConnectionLost
+from aqueduct.protocol.channels import effects
 from aqueduct.protocol.channels.connection import ChannelConnection
 from aqueduct.protocol.channels.events import Event
 
-__all__ = ["Pump"]
+__all__ = ["Pump", "apply"]
 
 log = logging.getLogger(__name__)
 
@@ -180,3 +180,32 @@ class Pump:
         self.core.rtt_measured(self.carrier.rtt)
         self._guarded(self.core.handle_deadline, now)
         self.flush()
+
+
+def apply(
+    wanted: Iterable[effects.Effect], core: ChannelConnection, carrier: Carrier, now: float
+) -> None:
+    """Applies effects in their order and flushes; ``now`` is that of the core's inputs.
+
+    The core is told what room datagrams have left: the carrier may drop some for its own reasons.
+    """
+    told = False
+    for effect in wanted:
+        kind = effect[0]
+        if kind == effects.WRITE:
+            carrier.write(effect[1], effect[2], effect[3])
+        elif kind == effects.CREDIT:
+            carrier.credit(effect[1], effect[2])
+        elif kind == effects.RESET:
+            carrier.reset(effect[1], effect[2])
+        elif kind == effects.STOP:
+            carrier.stop(effect[1], effect[2])
+        elif kind == effects.DATAGRAM:
+            carrier.send_datagram(effect[1])
+            told = True
+        elif kind == effects.CLOSE:
+            linger = core.close_by - now if effect[1] == 0 else 0.0
+            carrier.close(effect[1], effect[2], linger=max(linger, 0.0))
+    if told:
+        core.datagram_room_changed(carrier.datagram_room, now)
+    carrier.flush()  # may report bytes as written at once, and so free room
