@@ -98,15 +98,14 @@ class Side:
     def flush(self) -> None:
         """Hands out events, applies effects, notes the deadline (as ``Pump.flush``)."""
         self._dispatch()
-        while wanted := self.core.effects_to_apply():
+        while True:
+            wanted, extra = self.core.effects_to_apply(), self.core.extra_streams
+            if not wanted and extra == self._extra_streams:
+                break
+            self._extra_streams = extra
             if self.lose_datagrams:
                 wanted = [effect for effect in wanted if effect[0] != effects.DATAGRAM]
-            apply(wanted, self.core, self.carrier, self.clock.now())
-        extra = self.core.extra_streams
-        if extra != self._extra_streams:
-            self._extra_streams = extra
-            self.carrier.extra_streams(extra)
-            self.carrier.flush()
+            apply(wanted, extra, self.core, self.carrier, self.clock.now())
         self._dispatch()
         self.deadline = self.core.next_deadline()
 

@@ -101,8 +101,8 @@ class Side:
             wanted = []
         if self.lose_datagrams:
             wanted = [effect for effect in wanted if effect[0] != effects.DATAGRAM]
-        apply(wanted, self.core, self.carrier, self.pair.now)
-        self.carrier.extra_streams(self.core.extra_streams - self.hold)
+        extra = self.core.extra_streams - self.hold
+        apply(wanted, extra, self.core, self.carrier, self.pair.now)
         self.core.datagram_room_changed(self.carrier.datagram_room, self.pair.now)
         self.carrier.flush()
 

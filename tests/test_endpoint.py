@@ -19,6 +19,7 @@ from aqueduct.errors import (
     ConfigError,
     ConnectFailed,
     ConnectionLost,
+    Finished,
     LocalProtocolError,
 )
 
@@ -121,3 +122,32 @@ async def test_pings_come_in_time_whatever_the_phase_of_the_last_input() -> None
         assert isinstance(theirs, Receiver)
         assert bytes((await theirs.receive()).payload) == b"still here"
         await client.close()
+
+
+@pytest.mark.parametrize("listen", ["memory://slots", "aqueduct://127.0.0.1:0"])
+async def test_slots_of_channels_that_ended_together_are_not_given_twice(listen: str) -> None:
+    """The stream that ended returns its slot; what was lent for its channel must not stay."""
+    config = dataclasses.replace(DEFAULT, flow=Flow(streams=16))
+    arrived: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
+    async with (
+        await serve(arrived.set_result, listen, config=config, tls=TLS) as listener,
+        await connect(listener.addresses[0], config=config) as client,
+    ):
+        server = await arrived
+        pairs = [channel() for _ in range(200)]
+        await client.entrypoint.send(attachments=[receiver for _, receiver in pairs])
+        message = await server.entrypoint.receive()
+        for sender, _ in pairs:
+            await sender.send(b"x")
+        receivers = [attachment.handle for attachment in message.attachments]
+        for receiver in receivers:
+            assert (await receiver.receive()).payload == b"x"
+        for sender, _ in pairs:
+            sender.finish()
+        for receiver in receivers:
+            with pytest.raises(Finished):
+                await receiver.receive()
+        async with asyncio.timeout(20):
+            for sender, _ in pairs:
+                await sender.wait_closed()
+        assert client.carrier.openable <= 16 + 1  # one lasts: that of the entrypoint

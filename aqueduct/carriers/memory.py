@@ -326,6 +326,8 @@ class MemoryCarrier:
 
     def extra_streams(self, count: int) -> None:
         """Gives the peer more stream slots, or keeps some back."""
+        if count == self._extra:
+            return
         self._extra = count
         self._unflushed.append(self._announce)
 

@@ -129,17 +129,13 @@ class Pump:
         # Events first: the header hook's answer shares a stream with the acknowledged version.
         self._dispatch()
         while True:
-            wanted = self.core.effects_to_apply()
-            if not wanted:
+            wanted, extra = self.core.effects_to_apply(), self.core.extra_streams
+            if not wanted and extra == self._extra_streams:
                 break
-            apply(wanted, self.core, self.carrier, self._loop.time())
+            self._extra_streams = extra
+            apply(wanted, extra, self.core, self.carrier, self._loop.time())
             if self._closed:
                 return
-        extra = self.core.extra_streams
-        if extra != self._extra_streams:
-            self._extra_streams = extra
-            self.carrier.extra_streams(extra)
-            self.carrier.flush()
         self._dispatch()
         self._set_timer()
 
@@ -183,12 +179,19 @@ class Pump:
 
 
 def apply(
-    wanted: Iterable[effects.Effect], core: ChannelConnection, carrier: Carrier, now: float
+    wanted: Iterable[effects.Effect],
+    extra_streams: int,
+    core: ChannelConnection,
+    carrier: Carrier,
+    now: float,
 ) -> None:
     """Applies effects in their order and flushes; ``now`` is that of the core's inputs.
 
+    The slots go first: those of streams that ended leave with a flush, and if what these lasted
+    for has ended too, more would be given than the budget has, and never taken back.
     The core is told what room datagrams have left: the carrier may drop some for its own reasons.
     """
+    carrier.extra_streams(extra_streams)
     told = False
     for effect in wanted:
         kind = effect[0]
