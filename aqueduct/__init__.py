@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from aqueduct.arrow.call import Partition
     from aqueduct.arrow.describe import Description
     from aqueduct.calls import Call
-    from aqueduct.carriers.quic.tls import ClientTls, ServerTls, dev_certificate
+    from aqueduct.carriers.tls import ClientTls, ServerTls, dev_certificate
     from aqueduct.client import Client
     from aqueduct.config import Config
     from aqueduct.endpoint.connection import Connection
@@ -58,7 +58,7 @@ _MODULES: Final = {
     "AqueductError": "aqueduct.errors",
     "Call": "aqueduct.calls",
     "Client": "aqueduct.client",
-    "ClientTls": "aqueduct.carriers.quic.tls",
+    "ClientTls": "aqueduct.carriers.tls",
     "Config": "aqueduct.config",
     "Connection": "aqueduct.endpoint.connection",
     "Description": "aqueduct.arrow.describe",
@@ -68,14 +68,14 @@ _MODULES: Final = {
     "Receiver": "aqueduct.endpoint.handles",
     "Sender": "aqueduct.endpoint.handles",
     "Server": "aqueduct.endpoint.serving",
-    "ServerTls": "aqueduct.carriers.quic.tls",
+    "ServerTls": "aqueduct.carriers.tls",
     "Service": "aqueduct.service",
     "Stream": "aqueduct.stream",
     "SyncClient": "aqueduct.sync",
     "SyncStream": "aqueduct.sync",
     "channel": "aqueduct.endpoint.handles",
     "connect": "aqueduct.endpoint.serving",
-    "dev_certificate": "aqueduct.carriers.quic.tls",
+    "dev_certificate": "aqueduct.carriers.tls",
     "serve": "aqueduct.endpoint.serving",
 }
 

@@ -22,7 +22,7 @@ from aqueduct.address import Address
 from aqueduct.arrow.call import CallHead, Kind, Partition
 from aqueduct.arrow.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
 from aqueduct.arrow.wire import ALIVE
-from aqueduct.carriers.quic.tls import ClientTls
+from aqueduct.carriers.tls import ClientTls
 from aqueduct.config import DEFAULT, Config
 from aqueduct.endpoint import Connection, connect
 from aqueduct.errors import AqueductError, ConfigError, DeadlineExceeded

@@ -45,7 +45,7 @@ from aqueduct.arrow.describe import (
     HandlerDescription,
 )
 from aqueduct.calls import Call
-from aqueduct.carriers.quic.tls import ServerTls, dev_certificate
+from aqueduct.carriers.tls import ServerTls, dev_certificate
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import ConfigError
 from aqueduct.handlers import EXCHANGE, SOURCE, Handler, OutputSchema, make_handler

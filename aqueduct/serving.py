@@ -16,7 +16,7 @@ from aqueduct.arrow.status import CANCELLED, OK, Status
 from aqueduct.arrow.wire import ALIVE
 from aqueduct.bridge import Bridge
 from aqueduct.calls import Call
-from aqueduct.carriers.quic.tls import ServerTls
+from aqueduct.carriers.tls import ServerTls
 from aqueduct.drivers import EachBatch, drive_async_generator, drive_coroutine_sink
 from aqueduct.endpoint import Connection, Message, Receiver, Sender, Server, serve
 from aqueduct.errors import (

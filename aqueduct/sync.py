@@ -24,7 +24,7 @@ import pyarrow as pa
 from aqueduct.arrow.call import Partition
 from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
-from aqueduct.carriers.quic.tls import ClientTls
+from aqueduct.carriers.tls import ClientTls
 from aqueduct.client import (
     Client,
     ConnectionHeaders,

@@ -23,7 +23,7 @@ import pyarrow as pa
 from aqueduct.address import Address
 from aqueduct.arrow.call import Partition
 from aqueduct.arrow.schema import check
-from aqueduct.carriers.quic.tls import ClientTls
+from aqueduct.carriers.tls import ClientTls
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import AqueductError, ConfigError, SchemaMismatch
 from spark_udfs.place import Place, Progress, here, locate

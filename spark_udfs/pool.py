@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from aqueduct.carriers.quic.tls import ClientTls
+from aqueduct.carriers.tls import ClientTls
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import AqueductError
 from aqueduct.sync import SyncClient

@@ -18,7 +18,7 @@ from aqueduct.arrow.call import CallHead
 from aqueduct.arrow.cut import pieces
 from aqueduct.arrow.encode import Encoder
 from aqueduct.arrow.status import Status
-from aqueduct.carriers.quic.tls import dev_certificate
+from aqueduct.carriers.tls import dev_certificate
 from aqueduct.client import Client
 from aqueduct.config import DEFAULT, Config
 from aqueduct.endpoint import channel

@@ -201,6 +201,8 @@ class NetworkCarrier:
 
     scheme = "network"
     peer_certificate_fingerprint = None
+    peer_identity = None
+    peer_credentials = None
 
     def __init__(
         self,

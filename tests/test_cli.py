@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 import aqueduct
-from aqueduct.carriers.quic.tls import dev_certificate
+from aqueduct.carriers.tls import dev_certificate
 from aqueduct.client import Client
 from aqueduct.errors import AqueductError, CallError, Refused
 

@@ -21,7 +21,7 @@ FLOORS: tuple[dict[str, str], ...] = (
     {"aqueduct._speedups": ""},
     {"aqueduct.protocol.channels": ""},
     {"aqueduct.carriers.contract": "", "aqueduct.wire": ""},
-    {"aqueduct.carriers.pump": ""},
+    {"aqueduct.carriers.pump": "", "aqueduct.carriers.tls": ""},
     {"aqueduct.carriers.memory": "", "aqueduct.carriers.quic": ""},
     {"aqueduct.endpoint": ""},
     {"aqueduct.arrow": ""},

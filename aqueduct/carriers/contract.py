@@ -15,14 +15,43 @@ Threads: everything of one carrier happens on the event loop that made it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from aqueduct.errors import ConnectionLost
 
-__all__ = ["Buffer", "Carrier", "CarrierUser", "Listener"]
+__all__ = ["Buffer", "Carrier", "CarrierUser", "Listener", "PeerCredentials", "PeerIdentity"]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 """Anything with the buffer protocol, one dimension of bytes, contiguous."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerCredentials:
+    """The process at the other end, as the kernel of this machine names it."""
+
+    pid: int
+    """Its process id when it connected (or listened); 0 where the system does not tell."""
+    uid: int
+    """Its effective user id then."""
+    gid: int
+    """Its effective group id then."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerIdentity:
+    """Who the peer's certificate says it is.
+
+    It is as good as the check that the certificate has passed: a server has checked those of its
+    clients against ``ServerTls.client_ca``, a client with ``verify=off`` has checked nothing.
+    """
+
+    fingerprint: str
+    """``sha256:HEX`` of the certificate."""
+    subject: str
+    """The subject, as RFC 4514 writes it."""
+    names: tuple[str, ...]
+    """The alternative names: DNS names, then URIs, mail addresses and IP addresses."""
 
 
 class CarrierUser(Protocol):
@@ -87,6 +116,14 @@ class Carrier(Protocol):
     @property
     def peer_certificate_fingerprint(self) -> str | None:
         """``sha256:HEX`` of the peer's certificate, if it showed one."""
+
+    @property
+    def peer_identity(self) -> PeerIdentity | None:
+        """Who the peer's certificate says it is, if it showed one."""
+
+    @property
+    def peer_credentials(self) -> PeerCredentials | None:
+        """The process at the other end, where the kernel vouches for it: Unix sockets, memory."""
 
     @property
     def rtt(self) -> float:

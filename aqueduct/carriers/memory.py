@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import random
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from functools import partial
 from typing import Final
 
 from aqueduct.address import Address
-from aqueduct.carriers.contract import Buffer, Carrier, CarrierUser
+from aqueduct.carriers.contract import Buffer, Carrier, CarrierUser, PeerCredentials
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import ConfigError, ConnectFailed, ConnectionLost, LocalProtocolError
 
@@ -214,6 +215,7 @@ class MemoryCarrier:
 
     scheme = "memory"
     peer_certificate_fingerprint = None
+    peer_identity = None
     rtt = 0.0
 
     def __init__(
@@ -255,6 +257,11 @@ class MemoryCarrier:
         self._window = other_config.flow.initial_window
 
     # what the contract promises
+
+    @property
+    def peer_credentials(self) -> PeerCredentials:
+        """This process itself."""
+        return PeerCredentials(os.getpid(), os.geteuid(), os.getegid())
 
     @property
     def openable(self) -> int:

@@ -13,7 +13,7 @@ from aqueduct._speedups import codec
 from aqueduct.address import Address
 from aqueduct.carriers import memory, quic
 from aqueduct.carriers.contract import Carrier, Listener
-from aqueduct.carriers.quic.tls import ClientTls, ServerTls
+from aqueduct.carriers.tls import ClientTls, ServerTls
 from aqueduct.config import DEFAULT, Config
 from aqueduct.endpoint.connection import Connection, OnHeaders
 from aqueduct.endpoint.handles import Headers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 import threading
 from typing import Any
 
@@ -147,6 +148,14 @@ def test_each_side_has_its_own_limits() -> None:
     assert client.carrier.openable == 9
     assert server.carrier.openable == DEFAULT.flow.streams
     assert link.client.peer == link.server.local
+
+
+def test_the_peer_is_this_process() -> None:
+    link, _, _ = linked()
+    for carrier in (link.client, link.server):
+        found = carrier.peer_credentials
+        assert (found.pid, found.uid, found.gid) == (os.getpid(), os.geteuid(), os.getegid())
+        assert carrier.peer_identity is None
 
 
 async def test_the_registry() -> None:

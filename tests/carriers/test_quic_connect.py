@@ -18,7 +18,7 @@ from cryptography import x509
 
 from aqueduct.address import Address
 from aqueduct.carriers import quic
-from aqueduct.carriers.quic.tls import fingerprint_of
+from aqueduct.carriers.tls import fingerprint_of
 from aqueduct.config import DEFAULT
 from aqueduct.errors import ConfigError, ConnectFailed
 from tests.carriers.users import DEADLINE, OVER, TLS, Recorder, timing
@@ -279,6 +279,12 @@ async def test_the_fingerprint_of_the_server_is_known_to_the_client(start: Start
     listener = await start()
     carrier = await quic.connect(Address.parse(listener.addresses[0]), DEFAULT)
     assert carrier.peer_certificate_fingerprint == TLS.fingerprint
+    identity = carrier.peer_identity
+    assert identity is not None
+    assert identity.fingerprint == TLS.fingerprint
+    assert identity.subject == "CN=aqueduct development"
+    assert identity.names == ("localhost", "127.0.0.1", "::1")
+    assert carrier.peer_credentials is None
     assert isinstance(TLS.certificate, bytes)
     assert fingerprint_of(x509.load_pem_x509_certificate(TLS.certificate)) == TLS.fingerprint
     carrier.abandon(OVER)
@@ -366,6 +372,7 @@ async def test_a_server_that_does_not_speak_quic() -> None:
         ("", quic.ClientTls(ca=b"no PEM"), "ca (given as bytes) holds no certificate"),
         ("?server_name=a", quic.ClientTls(server_name="b"), "server_name is 'a'"),
         ("?ca=a", quic.ClientTls(ca="b"), "ca is 'a' in the address and 'b'"),
+        ("", quic.ClientTls(certificate=TLS.certificate, key=TLS.key), "cannot show a certificate"),
     ],
 )
 async def test_settings_of_a_client_that_cannot_work(options: str, tls: Any, words: str) -> None:

@@ -3,7 +3,7 @@
 from aqueduct.carriers.quic.connect import connect
 from aqueduct.carriers.quic.connection import QuicCarrier
 from aqueduct.carriers.quic.listener import QuicListener, listen
-from aqueduct.carriers.quic.tls import ClientTls, ServerTls, dev_certificate
+from aqueduct.carriers.tls import ClientTls, ServerTls, dev_certificate
 
 __all__ = [
     "ClientTls",

@@ -17,12 +17,8 @@ from aqueduct.carriers.quic.connection import QuicCarrier
 from aqueduct.carriers.quic.fast import FastConnection
 from aqueduct.carriers.quic.flow import capped_congestion_control
 from aqueduct.carriers.quic.sockets import SocketAddress, UdpSocket, datagram_size, host_port
-from aqueduct.carriers.quic.tls import (
-    ClientTls,
-    client_configuration,
-    client_tls,
-    fingerprint_of,
-)
+from aqueduct.carriers.quic.tls import client_configuration
+from aqueduct.carriers.tls import ClientTls, client_tls, fingerprint_of
 from aqueduct.config import Config
 from aqueduct.errors import ConnectFailed, ConnectionLost
 

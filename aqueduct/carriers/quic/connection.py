@@ -11,11 +11,11 @@ from typing import Any, Final, Protocol
 from aioquic.quic import events
 from aioquic.quic.packet import QuicErrorCode
 
-from aqueduct.carriers.contract import Buffer, CarrierUser
+from aqueduct.carriers.contract import Buffer, CarrierUser, PeerIdentity
 from aqueduct.carriers.quic.fast import FastConnection, Outlet
 from aqueduct.carriers.quic.send_buffer import SendBuffer
 from aqueduct.carriers.quic.sockets import SocketAddress
-from aqueduct.carriers.quic.tls import fingerprint_of
+from aqueduct.carriers.tls import identity_of
 from aqueduct.config import Config
 from aqueduct.errors import ConnectionLost, LocalProtocolError
 
@@ -53,6 +53,7 @@ class QuicCarrier:
     """One connection. See ``aqueduct.carriers.contract.Carrier`` for what the methods promise."""
 
     scheme = "aqueduct"
+    peer_credentials = None
 
     def __init__(
         self,
@@ -92,7 +93,7 @@ class QuicCarrier:
         self._pings = 0
         self._close: tuple[int, str] | None = None
         self._close_timer: asyncio.TimerHandle | None = None
-        self._fingerprint: str | None = None
+        self._identity: PeerIdentity | None = None
         self._received = 0
         self._acknowledged = 0
 
@@ -101,11 +102,17 @@ class QuicCarrier:
     @property
     def peer_certificate_fingerprint(self) -> str | None:
         """``sha256:HEX`` of the peer's certificate, if it showed one."""
-        if self._fingerprint is None:
+        identity = self.peer_identity
+        return None if identity is None else identity.fingerprint
+
+    @property
+    def peer_identity(self) -> PeerIdentity | None:
+        """Who the peer's certificate says it is; None on a server, to which none is shown."""
+        if self._identity is None:
             certificate = self._quic.peer_certificate
             if certificate is not None:
-                self._fingerprint = fingerprint_of(certificate)
-        return self._fingerprint
+                self._identity = identity_of(certificate)
+        return self._identity
 
     @property
     def rtt(self) -> float:

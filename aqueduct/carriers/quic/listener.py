@@ -27,7 +27,8 @@ from aqueduct.carriers.quic.connection import QuicCarrier
 from aqueduct.carriers.quic.fast import FastConnection
 from aqueduct.carriers.quic.flow import capped_congestion_control
 from aqueduct.carriers.quic.sockets import SocketAddress, UdpSocket, datagram_size, host_port
-from aqueduct.carriers.quic.tls import ServerTls, server_configuration
+from aqueduct.carriers.quic.tls import server_configuration
+from aqueduct.carriers.tls import ServerTls
 from aqueduct.config import Config
 from aqueduct.errors import ConfigError, ConnectionLost
 
