@@ -1,0 +1,380 @@
+"""A proxy for byte streams that cuts, stalls, trickles, delays and cuts up anew; and counts.
+
+Clients connect to the proxy, over TCP or Unix; each gets a connection of its own to the server.
+What happens at which byte is the test's choice or the seed's, never the clock's: a way passes bytes
+up to its ``limit``, in pieces of at most ``piece``, and never takes one byte from a sender
+that it may not pass on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from pathlib import Path
+
+__all__ = ["End", "Fate", "Link", "Proxy", "Way"]
+
+_PIECE = 65_536
+_HELD = 256 * 1024
+"""What a way holds at most of what was read and not passed on: more waits in the kernel."""
+
+Place = tuple[str, int] | str
+"""A TCP address, or the path of a Unix socket."""
+
+
+class End(Enum):
+    """What happens at the limit of a way."""
+
+    STALL = auto()
+    """Nothing: the bytes wait, until ``Way.let`` raises the limit."""
+    FIN = auto()
+    """Both sides read an orderly end of the stream, behind the bytes that have passed."""
+    RESET = auto()
+    """Both sides are reset. A Unix socket has no reset: its peers find it closed."""
+    HALF = auto()
+    """The receiver of this way reads an end of the stream; the other way goes on."""
+
+
+@dataclass(frozen=True)
+class Fate:
+    """What happens to one way of each connection."""
+
+    limit: int | None = None
+    """Bytes that pass until ``end`` happens; None: no end."""
+    end: End = End.STALL
+    piece: int = _PIECE
+    """The largest number of bytes that are passed in one turn of the loop."""
+    chop: bool = False
+    """Whether the pieces have sizes from 1 to ``piece``, by the seed."""
+    delay: float = 0.0
+    """Seconds that each piece is late."""
+
+
+class Proxy:
+    """See the module. ``up`` is the way from the client to the server, ``down`` the other.
+
+    ``buffer`` is asked of the kernel for every socket of the proxy, so that little is
+    there that has passed and was not read, or has left and has not passed.
+    """
+
+    def __init__(
+        self,
+        *,
+        up: Fate = Fate(),
+        down: Fate = Fate(),
+        seed: int = 0,
+        buffer: int | None = None,
+    ) -> None:
+        self.up = up
+        self.down = down
+        """The fates of connections that are accepted from now on."""
+        self.links: list[Link] = []
+        """The connections in the order of their coming, those that are over too."""
+        self._seed = seed
+        self._buffer = buffer
+        self._listener: socket.socket | None = None
+        self._accepting: set[asyncio.Task[None]] = set()
+
+    def start(self, target: Place, listen: Place = ("127.0.0.1", 0)) -> Place:
+        """Stands before the server at ``target``; returns the place for its clients."""
+        self._loop = asyncio.get_running_loop()
+        self._target = target
+        self._listener = sock = self._socket(listen)
+        if not isinstance(listen, str):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(listen)
+        sock.listen(1024)
+        self._loop.add_reader(sock, self._accept)
+        if isinstance(listen, str):
+            return listen
+        host, port = sock.getsockname()[:2]
+        return host, port
+
+    @property
+    def link(self) -> Link:
+        """The only connection there ever was."""
+        (link,) = self.links
+        return link
+
+    def close(self) -> None:
+        """Ends it and all connections."""
+        for task in self._accepting:
+            task.cancel()
+        if self._listener is not None:
+            self._loop.remove_reader(self._listener)
+            name = self._listener.getsockname()
+            self._listener.close()
+            if isinstance(name, str):
+                Path(name).unlink(missing_ok=True)
+        for link in self.links:
+            link.close()
+
+    # Within
+
+    def _socket(self, place: Place) -> socket.socket:
+        family = socket.AF_UNIX
+        if not isinstance(place, str):
+            family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.setblocking(False)
+        if self._buffer is not None:
+            # Before it connects or listens: a window that was announced is not taken back.
+            for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+                sock.setsockopt(socket.SOL_SOCKET, option, self._buffer)
+        return sock
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        try:
+            client, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        client.setblocking(False)
+        task = self._loop.create_task(self._join(client))
+        self._accepting.add(task)
+        task.add_done_callback(self._accepting.discard)
+
+    async def _join(self, client: socket.socket) -> None:
+        server = self._socket(self._target)
+        try:
+            async with asyncio.timeout(10):
+                await self._loop.sock_connect(server, self._target)
+        except BaseException as error:
+            client.close()
+            server.close()
+            if isinstance(error, OSError):
+                return  # the client finds out
+            raise
+        for sock in (client, server):
+            if sock.family != socket.AF_UNIX:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        number = len(self.links)
+        up = random.Random(f"{self._seed} {number} up")
+        down = random.Random(f"{self._seed} {number} down")
+        self.links.append(Link(client, server, (self.up, up), (self.down, down)))
+
+
+class Link:
+    """One connection: two ways."""
+
+    def __init__(
+        self,
+        client: socket.socket,
+        server: socket.socket,
+        up: tuple[Fate, random.Random],
+        down: tuple[Fate, random.Random],
+    ) -> None:
+        self.up = Way(client, server, *up, self._end)
+        self.down = Way(server, client, *down, self._end)
+        self._sockets = (client, server)
+        self.up.open()
+        self.down.open()
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing will pass any more, either way."""
+        return self.up.over and self.down.over
+
+    def cut(self, end: End = End.RESET) -> None:
+        """Ends both ways now, with FIN or RESET."""
+        self._end(end)
+
+    def close(self) -> None:
+        """Closes both sockets."""
+        for way in (self.up, self.down):
+            way.shut()
+        for sock in self._sockets:
+            sock.close()
+
+    # Within
+
+    def _end(self, end: End) -> None:
+        """A way came to its limit, or to the end of what its sender has to say (HALF)."""
+        if end is End.FIN:
+            self.up.finish()
+            self.down.finish()
+        elif end is End.RESET:
+            for sock in self._sockets:
+                with contextlib.suppress(OSError):
+                    # Closed with this, a TCP socket is reset; a Unix one has no such thing.
+                    linger = struct.pack("ii", 1, 0)
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            self.close()
+        if self.over and self.up.ended and self.down.ended:
+            self.close()
+
+
+class Way:
+    """The bytes from one socket to the other."""
+
+    def __init__(
+        self,
+        source: socket.socket,
+        target: socket.socket,
+        fate: Fate,
+        chance: random.Random,
+        end: Callable[[End], None],
+    ) -> None:
+        self.fate = fate
+        self.limit = fate.limit
+        """Bytes that may pass in all; see ``let``."""
+        self.read = 0
+        """Bytes taken from the sender."""
+        self.passed = 0
+        """Bytes given to the kernel for the receiver."""
+        self.heard: bytearray | None = None
+        """Set to a bytearray, it gets the bytes that pass."""
+        self.over = False
+        """Whether nothing will ever pass any more."""
+        self.ended = False
+        """Whether the sender has ended its side."""
+        self._source = source
+        self._target = target
+        self._chance = chance
+        self._end = end
+        self._loop = asyncio.get_running_loop()
+        self._held: deque[tuple[float, memoryview]] = deque()
+        """What was read and has not passed, each with the time from which it may."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._blocked = False
+        self._finishing = False
+
+    def open(self) -> None:
+        """Begins."""
+        self._arm()
+        self._check()
+
+    def let(self, count: int) -> None:
+        """``count`` more bytes may pass than could so far."""
+        if self.limit is not None:
+            self.limit += count
+            self._arm()
+
+    def stall(self) -> None:
+        """No byte more is taken from the sender, until ``let`` or ``resume``."""
+        self.limit = self.read
+        self.fate = replace(self.fate, end=End.STALL)
+        self._arm()
+
+    def resume(self) -> None:
+        """All bytes pass as they come, for ever."""
+        self.limit = None
+        self._arm()
+
+    def finish(self) -> None:
+        """The receiver reads an end behind what was read; what still comes is thrown away."""
+        if not self._finishing:
+            self._finishing = True
+            self._write()
+
+    def shut(self) -> None:
+        """The sockets are about to be closed."""
+        self.over = self.ended = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._source.fileno() >= 0:
+            self._loop.remove_reader(self._source)
+        if self._target.fileno() >= 0:
+            self._loop.remove_writer(self._target)
+
+    # Within
+
+    def _room(self) -> int:
+        most = _HELD - (self.read - self.passed)
+        if self.limit is not None:
+            most = min(most, self.limit - self.read)
+        return max(0, min(most, self.fate.piece))
+
+    def _arm(self) -> None:
+        """Reads only while there is room: an event that nobody wants would come for ever."""
+        if self._source.fileno() < 0:
+            return
+        # Once it is over the rest is read too: to close with bytes unread would be a reset.
+        wanted = self.over or (not self._finishing and self._room() > 0)
+        if wanted and not self.ended:
+            self._loop.add_reader(self._source, self._read)
+        else:
+            self._loop.remove_reader(self._source)
+
+    def _read(self) -> None:
+        most = _PIECE if self.over else self._room()
+        if self.fate.chop and not self.over:
+            most = self._chance.randint(1, most)
+        try:
+            data = self._source.recv(most)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self._end(End.RESET)  # what one side suffers the other learns
+            return
+        if not data:
+            self.ended = True
+            self._arm()
+            self.finish()
+            self._end(End.HALF)
+        elif not self.over:
+            self.read += len(data)
+            due = self._loop.time() + self.fate.delay if self.fate.delay else 0.0
+            self._held.append((due, memoryview(data)))
+            self._write()
+
+    def _write(self) -> None:
+        """Passes on what may leave now."""
+        self._wait_for_room(False)
+        while self._held:
+            due, data = self._held[0]
+            if due > self._loop.time():
+                if self._timer is None:
+                    self._timer = self._loop.call_at(due, self._on_timer)
+                return
+            try:
+                sent = self._target.send(data)
+            except (BlockingIOError, InterruptedError):
+                self._wait_for_room(True)
+                break
+            except OSError:
+                self._end(End.RESET)
+                return
+            self.passed += sent
+            if self.heard is not None:
+                self.heard += data[:sent]
+            if sent < len(data):
+                self._held[0] = (due, data[sent:])
+            else:
+                self._held.popleft()
+        if self._finishing and not self._held and not self.over:
+            self.over = True
+            with contextlib.suppress(OSError):
+                self._target.shutdown(socket.SHUT_WR)
+            self._end(End.HALF)
+        self._arm()
+        self._check()
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._write()
+
+    def _wait_for_room(self, wanted: bool) -> None:
+        if wanted == self._blocked:
+            return
+        self._blocked = wanted
+        if wanted:
+            self._loop.add_writer(self._target, self._write)
+        elif self._target.fileno() >= 0:
+            self._loop.remove_writer(self._target)
+
+    def _check(self) -> None:
+        """Does what happens at the limit, once."""
+        if self._finishing or self.limit is None or self.passed < self.limit:
+            return
+        if self.fate.end is End.HALF:
+            self.finish()
+        elif self.fate.end is not End.STALL:
+            self._end(self.fate.end)
