@@ -3,31 +3,45 @@
 | scheme | carrier |
 |---|---|
 | ``aqueduct://host:port`` | QUIC |
+| ``aqueduct+tls://host:port`` | TLS over TCP |
+| ``aqueduct+tcp://host:port`` | TCP, without encryption |
+| ``aqueduct+unix:///path`` | a Unix socket |
 | ``memory://name`` | inside one process, for tests |
 
-Options of ``aqueduct://``: ``verify=off`` (no certificate check), ``fingerprint=sha256:HEX``
-(pin the server's certificate), ``ca=FILE``, ``server_name=NAME``, ``datagram_size=BYTES``.
+Options of ``aqueduct://`` and ``aqueduct+tls://``: ``verify=off`` (no certificate check),
+``fingerprint=sha256:HEX`` (pin the server's certificate), ``ca=FILE``, ``server_name=NAME``. Of
+``aqueduct://`` alone: ``datagram_size=BYTES``. Of ``aqueduct+unix://``: ``mode=OCTAL``, the rights
+of the socket file that a listener makes.
+
+What is no plain letter in a name, a path or an option is written as in any URL: ``%20``.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, unquote_to_bytes, urlsplit
 
 from aqueduct.errors import ConfigError
 
 __all__ = ["DEFAULT_PORT", "Address"]
 
 DEFAULT_PORT: Final = 4433
+UNIX: Final = "aqueduct+unix"
+_CERTIFICATE: Final = frozenset({"verify", "fingerprint", "ca", "server_name"})
 _OPTIONS: Final = {
-    "aqueduct": frozenset({"verify", "fingerprint", "ca", "server_name", "datagram_size"}),
+    "aqueduct": _CERTIFICATE | {"datagram_size"},
+    "aqueduct+tls": _CERTIFICATE,
+    "aqueduct+tcp": frozenset[str](),
+    UNIX: frozenset({"mode"}),
     "memory": frozenset[str](),
 }
 _FINGERPRINT: Final = re.compile(r"sha256:[0-9a-f]{64}\Z")
+_MODE: Final = re.compile(r"0?[0-7]{3}\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +50,12 @@ class Address:
 
     scheme: str
     host: str
+    """A name or an IP address; empty for a Unix socket."""
     port: int
+    """0 for a Unix socket."""
     options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    path: str = ""
+    """The file of a Unix socket; else empty."""
 
     @classmethod
     def parse(cls, text: str) -> Address:
@@ -57,10 +75,6 @@ class Address:
             port = parts.port
         except ValueError as error:
             raise ConfigError(f"{text!r}: {error}") from error
-        if not parts.hostname:
-            raise ConfigError(f"{text!r} names no host")
-        if parts.path not in ("", "/") or parts.fragment or parts.username is not None:
-            raise ConfigError(f"{text!r}: only a host, a port and options are understood here")
         options: dict[str, str] = {}
         for name, value in parse_qsl(parts.query, keep_blank_values=True):
             if name not in _OPTIONS[scheme]:
@@ -70,6 +84,12 @@ class Address:
                 raise ConfigError(f"{text!r}: option {name!r} is given twice")
             options[name] = value
         _check_options(text, options)
+        if scheme == UNIX:
+            return cls(scheme, "", 0, MappingProxyType(options), _path_of(text, parts))
+        if not parts.hostname:
+            raise ConfigError(f"{text!r} names no host")
+        if parts.path not in ("", "/") or parts.fragment or parts.username is not None:
+            raise ConfigError(f"{text!r}: only a host, a port and options are understood here")
         return cls(
             scheme=scheme,
             host=unquote(parts.hostname),
@@ -78,16 +98,37 @@ class Address:
         )
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
         query = "&".join(f"{k}={quote(v, safe=':/')}" for k, v in self.options.items())
-        return f"{self.scheme}://{host}:{self.port}" + (f"?{query}" if query else "")
+        if self.scheme == UNIX:
+            where = quote(os.fsencode(self.path), safe="/:@+,=~")
+        else:
+            host = quote(self.host, safe=":*")
+            where = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        return f"{self.scheme}://{where}" + (f"?{query}" if query else "")
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return Address.parse, (str(self),)  # the options proxy does not pickle
 
     def with_port(self, port: int) -> Address:
         """The same address with another port (a listener on port 0 learns its own)."""
-        return Address(self.scheme, self.host, port, self.options)
+        return Address(self.scheme, self.host, port, self.options, self.path)
+
+
+def _path_of(text: str, parts: SplitResult) -> str:
+    """The file of a Unix socket."""
+    if parts.netloc:
+        raise ConfigError(
+            f"{text!r}: a Unix socket has a path and no host: write {UNIX}:///PATH with three "
+            f"slashes, for example {UNIX}:///run/aqueduct.sock"
+        )
+    if parts.fragment:
+        raise ConfigError(f"{text!r}: write %23 for a # in a path")
+    path = os.fsdecode(unquote_to_bytes(parts.path))
+    if path.endswith("/") or not path:
+        raise ConfigError(f"{text!r} names no file; for example {UNIX}:///run/aqueduct.sock")
+    if "\0" in path:
+        raise ConfigError(f"{text!r}: a path holds no zero byte")
+    return path
 
 
 def _check_options(text: str, options: dict[str, str]) -> None:
@@ -100,3 +141,8 @@ def _check_options(text: str, options: dict[str, str]) -> None:
     size = options.get("datagram_size", "auto")
     if size != "auto" and not (size.isdigit() and 1200 <= int(size) <= 16383):
         raise ConfigError(f"{text!r}: datagram_size must be auto or 1200 to 16383")
+    if "mode" in options and not _MODE.match(options["mode"]):
+        raise ConfigError(
+            f"{text!r}: mode is {options['mode']!r}; it must be three octal digits, such as 0600 "
+            "for the owner alone or 0660 for the group too"
+        )

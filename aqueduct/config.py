@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from aqueduct.errors import ConfigError
 
-__all__ = ["DEFAULT", "Calls", "Config", "Flow", "Limits", "Quic", "Timing"]
+__all__ = ["DEFAULT", "Calls", "Config", "Flow", "Limits", "Quic", "Stream", "Timing"]
 
 KiB: Final = 1 << 10
 MiB: Final = 1 << 20
@@ -173,6 +173,41 @@ class Quic:
 
 
 @dataclass(frozen=True, slots=True)
+class Stream:
+    """The carriers over byte streams: TCP, TLS and Unix sockets, multiplexed by bpmux."""
+
+    chunk: int = 256 * KiB
+    """The largest payload of a chunk that is sent: what one channel sends before another may."""
+    top_credit: int = 1 * MiB
+    """What the peer may have under way of opening payloads and datagrams (BP-R5)."""
+    wake_up: int = 2 * MiB
+    """The most that one connection reads before others have their turn."""
+    read_ahead: int = 64 * KiB
+    """Read beyond what has a place of its own already, where small messages come."""
+    notsent_lowat: int = 256 * KiB
+    """Bytes that the kernel holds of a connection and has not sent: what an urgent frame may
+    have before it. Where TCP_NOTSENT_LOWAT is missing the socket buffer bounds it."""
+    keepalive: float = 15.0
+    """Silence after which the kernel probes a TCP connection, seconds; 0: it does not."""
+    backlog: int = 1024
+    """Connections that the kernel keeps for a listener until they are accepted."""
+    half_open: int = 256
+    """Connections of one listener whose handshake is not complete; more wait in the backlog."""
+    attempt_delay: float = 0.25
+    """An address of a name that has not answered for this long is joined by the next one."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, zero_allowed=("keepalive",))
+        if self.top_credit < 64 * KiB:
+            raise ConfigError(
+                f"Stream.top_credit is {self.top_credit!r}; at least {64 * KiB} bytes are needed "
+                "for the largest datagram and a close"
+            )
+        if self.chunk < 4 * KiB:
+            raise ConfigError(f"Stream.chunk is {self.chunk!r}; at least {4 * KiB} bytes")
+
+
+@dataclass(frozen=True, slots=True)
 class Calls:
     """Arrow calls."""
 
@@ -201,6 +236,7 @@ class Config:
     flow: Flow = field(default_factory=Flow)
     timing: Timing = field(default_factory=Timing)
     quic: Quic = field(default_factory=Quic)
+    stream: Stream = field(default_factory=Stream)
     calls: Calls = field(default_factory=Calls)
     debug: bool = field(default_factory=lambda: os.environ.get("AQUEDUCT_DEBUG") == "1")
     """Checks that a buffer does not change between its sending and its leaving; slow."""

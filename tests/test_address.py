@@ -1,0 +1,102 @@
+"""Addresses: what is understood, what is refused with which words, and the way back to text."""
+
+from __future__ import annotations
+
+import os
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aqueduct.address import DEFAULT_PORT, Address
+from aqueduct.errors import ConfigError
+
+PIN = "sha256:" + "0a" * 32
+
+
+@pytest.mark.parametrize(
+    ("text", "scheme", "host", "port", "path", "options"),
+    [
+        ("aqueduct://localhost", "aqueduct", "localhost", DEFAULT_PORT, "", {}),
+        ("AQUEDUCT+TCP://Example.org:1/", "aqueduct+tcp", "example.org", 1, "", {}),
+        ("aqueduct+tcp://[::1]:0", "aqueduct+tcp", "::1", 0, "", {}),
+        ("aqueduct+tcp://[fe80::1%25lo]:7", "aqueduct+tcp", "fe80::1%lo", 7, "", {}),
+        ("aqueduct+tls://10.0.0.1", "aqueduct+tls", "10.0.0.1", DEFAULT_PORT, "", {}),
+        (
+            f"aqueduct+tls://h:9?verify=off&server_name=a.b&ca=/x%20y&fingerprint={PIN.upper()}",
+            "aqueduct+tls",
+            "h",
+            9,
+            "",
+            {"verify": "off", "server_name": "a.b", "ca": "/x y", "fingerprint": PIN},
+        ),
+        ("aqueduct+unix:///run/a.sock", "aqueduct+unix", "", 0, "/run/a.sock", {}),
+        (
+            "aqueduct+unix:///tmp/a%20b%23c%3Fd?mode=0660",
+            "aqueduct+unix",
+            "",
+            0,
+            "/tmp/a b#c?d",
+            {"mode": "0660"},
+        ),
+        ("aqueduct+unix:///t%FF", "aqueduct+unix", "", 0, os.fsdecode(b"/t\xff"), {}),
+        ("memory://name", "memory", "name", DEFAULT_PORT, "", {}),
+    ],
+)
+def test_what_is_understood(
+    text: str, scheme: str, host: str, port: int, path: str, options: dict[str, str]
+) -> None:
+    address = Address.parse(text)
+    assert (address.scheme, address.host, address.port) == (scheme, host, port)
+    assert address.path == path
+    assert dict(address.options) == options
+    assert Address.parse(str(address)) == address
+    assert pickle.loads(pickle.dumps(address)) == address
+    assert address.with_port(5).port == 5
+    assert address.with_port(5).path == path
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("localhost:4433", "is not an address: write aqueduct://HOST:PORT"),
+        ("http://h", "known: aqueduct://, aqueduct+tls://, aqueduct+tcp://, aqueduct+unix://"),
+        ("aqueduct://", "names no host"),
+        ("aqueduct+tcp://:80", "names no host"),
+        ("aqueduct+tcp://h:99999", "Port out of range"),
+        ("aqueduct+tcp://h/path", "only a host, a port and options"),
+        ("aqueduct+tcp://me@h", "only a host, a port and options"),
+        ("aqueduct+tcp://h?verify=off", "unknown option 'verify'; known here: none"),
+        ("aqueduct+tls://h?datagram_size=1200", "known here: ca, fingerprint, server_name, verify"),
+        ("aqueduct+tls://h?verify=no", "it must be on or off"),
+        ("aqueduct+tls://h?verify=off&verify=off", "given twice"),
+        ("aqueduct+tls://h?fingerprint=sha1:00", "sha256: and 64 hexadecimal digits"),
+        ("aqueduct://h?datagram_size=20000", "auto or 1200 to 16383"),
+        ("aqueduct+unix://run/a.sock", "with three slashes"),
+        ("aqueduct+unix://localhost:80/a", "a path and no host"),
+        ("aqueduct+unix:///", "names no file"),
+        ("aqueduct+unix://", "names no file"),
+        ("aqueduct+unix:///run/", "names no file"),
+        ("aqueduct+unix:///a#b", "write %23"),
+        ("aqueduct+unix:///a%00b", "no zero byte"),
+        ("aqueduct+unix:///a?mode=0999", "three octal digits"),
+        ("aqueduct+unix:///a?mode=rw", "three octal digits"),
+        ("aqueduct+unix:///a?mode=4600", "three octal digits"),
+        ("aqueduct+unix:///a?ca=x", "known here: mode"),
+    ],
+)
+def test_what_is_refused(text: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Address.parse(text)
+    assert words in str(caught.value)
+    assert repr(text) in str(caught.value)
+
+
+NAMES = st.text(st.characters(exclude_characters="\0/", exclude_categories=["Cs"]), min_size=1)
+
+
+@given(st.lists(NAMES, min_size=1, max_size=4).map(lambda names: "/" + "/".join(names)))
+def test_any_path_survives_the_way_to_text_and_back(path: str) -> None:
+    address = Address("aqueduct+unix", "", 0, {"mode": "0600"}, path)
+    assert Address.parse(str(address)) == address
