@@ -64,6 +64,12 @@ class Side:
     def stream_data(self, stream: int, data: Buffer, fin: bool) -> None:
         self.core.receive_stream(stream, data, fin, self.clock.now())
 
+    def receive_buffer(self, stream: int, hint: int) -> memoryview | None:
+        return self.core.receive_buffer(stream, hint)
+
+    def received(self, stream: int, size: int) -> None:
+        self.core.landed(stream, size, self.clock.now())
+
     def stream_reset(self, stream: int, code: int) -> None:
         self.core.receive_reset(stream, code, self.clock.now())
 

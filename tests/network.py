@@ -368,9 +368,22 @@ class NetworkCarrier:
             ended = state.read == state.final
             if ended:
                 self._end_stream(stream)
-            self._report().stream_data(stream, data_now, ended)
+            self._deliver(stream, data_now, ended)
             if ended or self.over:
                 return
+
+    def _deliver(self, stream: int, data: bytes, ended: bool) -> None:
+        """Straight to its place where the user has one, as bytes of a socket are read."""
+        user, view = self._report(), memoryview(data)
+        while view and (room := user.receive_buffer(stream, len(view))) is not None:
+            size = self._network.piece(min(len(room), len(view)))
+            room[:size] = view[:size]
+            user.received(stream, size)
+            view = view[size:]
+            if self.over:
+                return
+        if view or ended:
+            user.stream_data(stream, bytes(view), ended)
 
     def arrive_reset(self, stream: int, code: int) -> None:
         if not self.over and self._open(stream) is not None:

@@ -461,14 +461,22 @@ class MemoryCarrier:
             self._incoming[self._incoming_opened] = self._config.flow.initial_window
             self._incoming_opened += 1
 
-    def _deliver(self, stream: int, data: bytes, fin: bool) -> None:
+    def _deliver(self, stream: int, data: Buffer, fin: bool) -> None:
         self._open_until(stream)
         if stream not in self._incoming:
             return
         self._received += len(data)
+        user, rest = self._report(), data
+        while rest and (room := user.receive_buffer(stream, len(rest))) is not None:
+            size, view = len(room), memoryview(rest)
+            room[:], rest = view[:size], view[size:]
+            user.received(stream, size)
+            if self._over:
+                return
         if fin:
             self._ended(stream)
-        self._report().stream_data(stream, data, fin)
+        if fin or rest:
+            user.stream_data(stream, rest, fin)
 
     def _deliver_reset(self, stream: int, code: int) -> None:
         self._open_until(stream)

@@ -63,6 +63,24 @@ class Pump:
             log.exception("a fault while reading from %s", self.carrier.peer)
             self.core.fail_internal(error)
 
+    def receive_buffer(self, stream: int, hint: int) -> memoryview | None:
+        """See CarrierUser."""
+        try:
+            return self.core.receive_buffer(stream, hint)
+        except Exception as error:  # as in stream_data
+            log.exception("no memory for what comes from %s", self.carrier.peer)
+            self.core.fail_internal(error)
+            return None
+
+    def received(self, stream: int, size: int) -> None:
+        """See CarrierUser."""
+        self.last_input = now = self._loop.time()
+        try:
+            self.core.landed(stream, size, now)
+        except Exception as error:  # as in stream_data
+            log.exception("a fault while reading from %s", self.carrier.peer)
+            self.core.fail_internal(error)
+
     def stream_reset(self, stream: int, code: int) -> None:
         """See CarrierUser."""
         self._guarded(self.core.receive_reset, stream, code, self._loop.time())

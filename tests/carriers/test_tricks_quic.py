@@ -52,6 +52,12 @@ class Bare:
     def stream_data(self, stream: int, data: Buffer, fin: bool) -> None:
         pass
 
+    def receive_buffer(self, stream: int, hint: int) -> memoryview | None:
+        return None
+
+    def received(self, stream: int, size: int) -> None:
+        pass
+
     def stream_reset(self, stream: int, code: int) -> None:
         pass
 

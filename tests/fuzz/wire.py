@@ -127,6 +127,12 @@ class Hostile:
         if self.generous and not fin:
             self.carrier.credit(stream, self.seen[stream] + 4096)
 
+    def receive_buffer(self, stream: int, hint: int) -> memoryview | None:
+        return None
+
+    def received(self, stream: int, size: int) -> None:
+        pass
+
     def stream_reset(self, stream: int, code: int) -> None:
         pass
 

@@ -100,6 +100,11 @@ class ChannelConnection:
                 codec.ConnectionHeaders.TAG: self._on_headers,
             },
         )
+        self.receive_buffer = self._reader.receive_buffer
+        """(the peer's stream, hint) -> where its next bytes belong, ``hint`` of them at most.
+
+        None: give them to ``receive_stream``. What is written there is told to ``landed`` before
+        any other input or command."""
 
     # Getters
 
@@ -220,6 +225,20 @@ class ChannelConnection:
         self._shared.now = now
         try:
             self._reader.feed(number, data, fin)
+        except RemoteProtocolError as error:
+            self._fail(error)
+        self._use_room()
+
+    def landed(self, number: int, size: int, now: float) -> None:
+        """The next bytes of one of the peer's streams are where ``receive_buffer`` said.
+
+        Raises LocalProtocolError if they cannot be.
+        """
+        if self.error is not None:
+            return
+        self._shared.now = now
+        try:
+            self._reader.landed(number, size)
         except RemoteProtocolError as error:
             self._fail(error)
         self._use_room()

@@ -8,10 +8,10 @@ the connection turns them into a close.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from aqueduct._speedups import codec
-from aqueduct.errors import RemoteProtocolError, SequenceError
+from aqueduct.errors import LocalProtocolError, RemoteProtocolError, SequenceError
 from aqueduct.protocol.channels.events import Writable
 from aqueduct.protocol.channels.incoming import SMALL, Handlers, Incoming, InStream
 from aqueduct.protocol.channels.receiving import Received, ReceiverHalf
@@ -21,6 +21,9 @@ from aqueduct.protocol.channels.shared import Shared
 from aqueduct.protocol.channels.state import SenderState
 
 __all__ = ["Reader"]
+
+LANDING_FROM: Final = 4096
+"""Fewer bytes are not read straight to their place: a call for them costs more than their copy."""
 
 
 class Reader:
@@ -86,6 +89,24 @@ class Reader:
             stream.decoder.feed(data)
         stream.fin = stream.fin or fin
         self._read(stream)
+
+    def receive_buffer(self, number: int, hint: int) -> memoryview | None:
+        """Memory for the next bytes of a payload, if there are enough of them."""
+        stream = self.incoming.streams.get(number)
+        if stream is None or hint < LANDING_FROM or stream.decoder.remaining < LANDING_FROM:
+            return None
+        return stream.decoder.receive_buffer(hint)
+
+    def landed(self, number: int, size: int) -> None:
+        """Bytes were written there. Raises RemoteProtocolError, or LocalProtocolError."""
+        stream = self.incoming.streams.get(number)
+        if stream is None:
+            raise LocalProtocolError(f"landed({number}, {size}): there is no such stream")
+        stream.decoder.received(size)
+        if stream.decoder.remaining:
+            self.incoming.credit(stream)
+        else:
+            self._read(stream)
 
     def feed_datagram(self, data: bytes) -> None:
         """One datagram: VERSION, ROUTE_TO, MESSAGEs (AQ-R11). Raises RemoteProtocolError."""
