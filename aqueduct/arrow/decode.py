@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
+from aqueduct._speedups.flatbuffer import is_batch
 from aqueduct.arrow.ipc import (
     ROWS_LIMIT,
     adopt,
@@ -109,11 +110,13 @@ class Decoder:
         if payload.address % 8:  # Arrow expects its numbers on their own boundaries
             payload = _copied(payload)
         source = pa.BufferReader(payload)
-        message, summary = _next_message(source)
         if self._stream is not None:
+            message, summary = _next_message(source)
             batch = self._stream.read(payload, source, summary, self._layout)
         else:
-            _check_batch(summary, self._layout)
+            message = _read_message(source)
+            if not is_batch(message.metadata, *self._layout):
+                _check_batch(summarize(message.metadata), self._layout)
             _check_end(source)
             batch = pa.ipc.read_record_batch(message, self.schema)
         if self._full:
@@ -253,10 +256,14 @@ class _Source:
 
 
 def _next_message(source: pa.BufferReader) -> tuple[pa.Message, Summary]:
+    message = _read_message(source)
+    return message, summarize(message.metadata)
+
+
+def _read_message(source: pa.BufferReader) -> pa.Message:
     if source.tell() == source.size():
         raise _Malformed("it ends where a record batch is expected")
-    message = pa.ipc.read_message(source)  # this verifies the metadata
-    return message, summarize(message.metadata)
+    return pa.ipc.read_message(source)  # this verifies the metadata
 
 
 def _check_batch(summary: Summary, layout: Layout) -> None:
