@@ -14,13 +14,23 @@ Threads: everything of one carrier happens on the event loop that made it.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from aqueduct.address import Address
 from aqueduct.errors import ConnectionLost
 
-__all__ = ["Buffer", "Carrier", "CarrierUser", "Listener", "PeerCredentials", "PeerIdentity"]
+__all__ = [
+    "Bound",
+    "Buffer",
+    "Carrier",
+    "CarrierUser",
+    "Listener",
+    "PeerCredentials",
+    "PeerIdentity",
+]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 """Anything with the buffer protocol, one dimension of bytes, contiguous."""
@@ -221,3 +231,17 @@ class Listener(Protocol):
 
     async def wait_closed(self) -> None:
         """Returns when the last of its connections has ended and the sockets are closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """An address with the sockets that listen there already, for a listener to take over.
+
+    Processes that share an address get one each: the process that started them has bound the
+    sockets and keeps them, so that the address outlives any of those that serve it.
+    """
+
+    address: Address
+    """With its real port."""
+    sockets: tuple[socket.socket, ...]
+    """One for each place that the address names; bound, and listening where the kind listens."""

@@ -10,7 +10,7 @@ from aqueduct.endpoint.handles import (
     Sender,
     channel,
 )
-from aqueduct.endpoint.serving import Server, connect, serve
+from aqueduct.endpoint.serving import Server, bind, connect, serve
 from aqueduct.endpoint.snapshot import ConnectionSnapshot
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Receiver",
     "Sender",
     "Server",
+    "bind",
     "channel",
     "connect",
     "serve",

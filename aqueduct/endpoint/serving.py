@@ -12,14 +12,14 @@ from types import TracebackType
 from aqueduct._speedups import codec
 from aqueduct.address import Address
 from aqueduct.carriers import memory, quic
-from aqueduct.carriers.contract import Carrier, Listener
+from aqueduct.carriers.contract import Bound, Carrier, Listener
 from aqueduct.carriers.tls import ClientTls, ServerTls
 from aqueduct.config import DEFAULT, Config
 from aqueduct.endpoint.connection import Connection, OnHeaders
 from aqueduct.endpoint.handles import Headers
 from aqueduct.errors import ConfigError, ConnectFailed, ConnectionLost
 
-__all__ = ["Server", "connect", "serve"]
+__all__ = ["Server", "bind", "connect", "serve"]
 
 log = logging.getLogger(__name__)
 
@@ -165,9 +165,31 @@ class Server:
             self.connections.discard(connection)
 
 
+async def bind(addresses: Sequence[str | Address], copies: int) -> list[list[Bound]]:
+    """Binds the addresses for ``copies`` processes that will share them: a list for each.
+
+    Hand them to ``serve`` in those processes, and keep all sockets open here for as long as the
+    addresses are served. Raises ConfigError for what cannot be bound or shared.
+    """
+    sets: list[list[Bound]] = [[] for _ in range(copies)]
+    try:
+        for text in addresses:
+            address = _address(text)
+            if address.scheme == "memory":
+                raise ConfigError(f"{address}: processes cannot share what is in the memory of one")
+            for bound, one in zip(await quic.bind(address, copies), sets, strict=True):
+                one.append(bound)
+    except BaseException:
+        for bound in (bound for one in sets for bound in one):
+            for sock in bound.sockets:
+                sock.close()
+        raise
+    return sets
+
+
 async def serve(
     on_connection: OnConnection,
-    addresses: str | Address | Sequence[str | Address],
+    addresses: str | Address | Bound | Sequence[str | Address | Bound],
     *,
     on_headers: OnHeaders | None = None,
     headers: Headers = (),
@@ -178,10 +200,11 @@ async def serve(
 
     ``on_headers(client_headers, connection)`` returns the server's connection headers, or raises
     to refuse (close code 4); without it everybody is accepted and ``headers`` are sent. A
-    connection lives until one side closes it; ``on_connection`` may return before. Raises
-    ConfigError, or OSError when an address cannot be bound.
+    connection lives until one side closes it; ``on_connection`` may return before. An address may
+    be one that was bound before (``bind``): its sockets are taken over. Raises ConfigError, or
+    OSError when an address cannot be bound.
     """
-    if isinstance(addresses, (str, Address)):
+    if isinstance(addresses, (str, Address, Bound)):
         addresses = [addresses]
     codec.encode_connection_headers(headers)
     if not addresses:
@@ -192,8 +215,9 @@ async def serve(
         server._accept(carrier, on_connection, on_headers, headers)
 
     try:
-        for text in addresses:
-            address = text if isinstance(text, Address) else Address.parse(text)
+        for given in addresses:
+            bound = given if isinstance(given, Bound) else None
+            address = _address(given)
             listener: Listener
             if address.scheme == "memory":
                 listener = await memory.listen(address, config, accept)
@@ -203,9 +227,16 @@ async def serve(
                     "or dev_certificate() for development"
                 )
             else:
-                listener = await quic.listen(address, config, tls, accept)
+                sockets = None if bound is None else bound.sockets
+                listener = await quic.listen(address, config, tls, accept, sockets=sockets)
             server._listeners.append(listener)
     except BaseException:
         await server.close()
         raise
     return server
+
+
+def _address(given: str | Address | Bound) -> Address:
+    if isinstance(given, Bound):
+        return given.address
+    return given if isinstance(given, Address) else Address.parse(given)

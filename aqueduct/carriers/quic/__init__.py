@@ -1,5 +1,6 @@
 """QUIC, by aioquic: the carrier of ``aqueduct://``."""
 
+from aqueduct.carriers.quic.binding import bind
 from aqueduct.carriers.quic.connect import connect
 from aqueduct.carriers.quic.connection import QuicCarrier
 from aqueduct.carriers.quic.listener import QuicListener, listen
@@ -10,6 +11,7 @@ __all__ = [
     "QuicCarrier",
     "QuicListener",
     "ServerTls",
+    "bind",
     "connect",
     "dev_certificate",
     "listen",

@@ -23,6 +23,7 @@ from aioquic.quic.retry import QuicRetryTokenHandler
 
 from aqueduct.address import Address
 from aqueduct.carriers.contract import Carrier
+from aqueduct.carriers.quic.binding import bind
 from aqueduct.carriers.quic.connection import QuicCarrier
 from aqueduct.carriers.quic.fast import FastConnection
 from aqueduct.carriers.quic.flow import capped_congestion_control
@@ -30,14 +31,13 @@ from aqueduct.carriers.quic.sockets import SocketAddress, UdpSocket, datagram_si
 from aqueduct.carriers.quic.tls import server_configuration
 from aqueduct.carriers.tls import ServerTls
 from aqueduct.config import Config
-from aqueduct.errors import ConfigError, ConnectionLost
+from aqueduct.errors import ConnectionLost
 
 __all__ = ["QuicListener", "listen"]
 
 logger = logging.getLogger("aqueduct.quic")
 
 _WARN_EVERY: Final = 10.0  # seconds between two warnings about the same thing
-_PORT_TRIES: Final = 16
 _FAREWELLS: Final = 8  # repetitions of a CONNECTION_CLOSE to a peer that sends on
 _FAREWELL_TIME: Final = 3.0  # seconds in which they are given
 
@@ -47,17 +47,22 @@ async def listen(
     config: Config,
     tls: ServerTls,
     on_carrier: Callable[[Carrier], None],
+    *,
+    sockets: Sequence[socket.socket] | None = None,
 ) -> QuicListener:
     """Listens at every address of ``address.host``; ``on_carrier`` gets each new connection.
 
-    Port 0 takes a free one, the same for all. Raises ConfigError: the name does not resolve, the
-    port is taken, or the certificate is of no use.
+    Port 0 takes a free one, the same for all. ``sockets`` are those of ``bind``, which are taken
+    over. Raises ConfigError: the name does not resolve, the port is taken, or the certificate is
+    of no use.
     """
     configuration = server_configuration(config, tls)
     configuration.congestion_control_algorithm = capped_congestion_control(
         config.quic.congestion_control, config.quic.transport_buffer
     )
-    sockets = await _bind(address)
+    if sockets is None:
+        (bound,) = await bind(address, 1)
+        sockets = bound.sockets
     return QuicListener(address, config, tls, configuration, on_carrier, sockets)
 
 
@@ -369,64 +374,3 @@ class _Door:
         waiting, self._waiting = self._waiting, {}
         for carrier in waiting:
             carrier.transmit()
-
-
-async def _bind(address: Address) -> list[socket.socket]:
-    loop = asyncio.get_running_loop()
-    try:
-        found = await loop.getaddrinfo(
-            address.host, address.port, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE
-        )
-    except OSError as error:
-        raise ConfigError(
-            f"{address}: the name {address.host!r} does not resolve ({error.strerror})"
-        ) from error
-    targets = list(dict.fromkeys((family, where) for family, _, _, _, where in found))
-    for attempt in range(_PORT_TRIES):
-        try:
-            return _bind_all(address, targets)
-        except _PortTaken as error:
-            # A free port of the first address may be taken at the second: try another.
-            if address.port != 0 or attempt == _PORT_TRIES - 1:
-                raise ConfigError(str(error)) from error
-    raise AssertionError("unreachable")
-
-
-class _PortTaken(Exception):
-    pass
-
-
-def _bind_all(
-    address: Address, targets: Sequence[tuple[int, SocketAddress]]
-) -> list[socket.socket]:
-    sockets: list[socket.socket] = []
-    port = address.port
-    problems: list[str] = []
-    for family, where in targets:
-        where = (where[0], port, *where[2:])
-        try:
-            sock = socket.socket(family, socket.SOCK_DGRAM)
-        except OSError as error:
-            problems.append(f"{host_port(where)}: {error.strerror}")
-            continue
-        try:
-            if family == socket.AF_INET6:
-                # "::" alone takes IPv4 too; beside an IPv4 address each has its own socket.
-                only = len(targets) > 1 or where[0] != "::"
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only)
-            sock.bind(where)
-        except OSError as error:
-            sock.close()
-            if sockets and address.port == 0:
-                for other in sockets:
-                    other.close()
-                raise _PortTaken(f"{host_port(where)}: {error.strerror}") from error
-            problems.append(f"{host_port(where)}: {error.strerror}")
-            continue
-        sockets.append(sock)
-        port = sock.getsockname()[1]
-    if not sockets:
-        raise ConfigError(f"{address} cannot be listened at: {'; '.join(problems)}")
-    if problems:
-        logger.warning("%s: not everywhere: %s", address, "; ".join(problems))
-    return sockets
