@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib
 import json
 import os
 import signal
@@ -16,19 +15,17 @@ import statistics
 import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from aqueduct.errors import AqueductError
+from aqueduct.loading import load_service
+from aqueduct.worker import HURRY
 
 if TYPE_CHECKING:
     from aqueduct.arrow.describe import Description
     from aqueduct.service import Service
 
 __all__ = ["main"]
-
-
-HURRY: Final = 2.0
-"""Seconds that a second signal leaves for telling the clients."""
 
 
 class _Failed(Exception):
@@ -84,6 +81,27 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="make a certificate on the spot; the address printed pins its fingerprint",
     )
+    serve.add_argument(
+        "--workers",
+        metavar="N",
+        type=_positive,
+        help="serve by so many processes, which share the addresses and are replaced when they "
+        "die (by default: by this one process)",
+    )
+    serve.add_argument(
+        "--restarts",
+        metavar="N",
+        type=_whole,
+        default=10,
+        help="deaths of workers within a minute that are borne; one more ends the service (10)",
+    )
+    serve.add_argument(
+        "--start-timeout",
+        metavar="SECONDS",
+        type=_positive,
+        default=300,
+        help="how long a worker may take to load the service and to listen (300)",
+    )
     serve.set_defaults(run=_serve, usage=serve)
 
     describe = commands.add_parser(
@@ -126,6 +144,10 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _whole(text: str) -> int:
+    return 0 if text == "0" else _positive(text)
+
+
 # ------------------------------------------------------------------ serve
 
 
@@ -136,8 +158,9 @@ def _serve(args: argparse.Namespace) -> int:
         args.usage.error("QUIC needs a certificate: --cert and --key, or --dev-cert to make one")
     if args.cert and args.dev_cert:
         args.usage.error("--dev-cert makes a certificate; it excludes --cert and --key")
-    service = _load_service(args.service)
-    return asyncio.run(_serve_until_signal(service, args))
+    if args.workers:
+        return _serve_by_workers(args)
+    return asyncio.run(_serve_until_signal(load_service(args.service), args))
 
 
 async def _serve_until_signal(service: Service, args: argparse.Namespace) -> int:
@@ -152,62 +175,53 @@ async def _serve_until_signal(service: Service, args: argparse.Namespace) -> int
             loop.call_later(HURRY, os._exit, 128 + number)
         first.set()
 
-    def on_look() -> None:
-        state = {
-            "counters": running.counters(),
-            "connections": [c.snapshot().to_dict() for c in running.connections],
-        }
-        print(json.dumps(state, separators=(",", ":")), file=sys.stderr, flush=True)
-
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal, number)
     serving = service.serving(*args.listen, cert=args.cert, key=args.key, dev_cert=args.dev_cert)
     async with serving as running:
-        loop.add_signal_handler(signal.SIGUSR1, on_look)
+        loop.add_signal_handler(
+            signal.SIGUSR1, lambda: _tell(json.dumps(running.state(), separators=(",", ":")))
+        )
         for address in running.addresses:
-            print(f"listening on {address}", flush=True)
+            _say(f"listening on {address}")
         await first.wait()
-        print("draining; a second signal ends at once", file=sys.stderr, flush=True)
-        drain = loop.create_task(running.close())
-        hurry = loop.create_task(second.wait())
-        await asyncio.wait((drain, hurry), return_when=asyncio.FIRST_COMPLETED)
-        hurry.cancel()
-        if not drain.done():
-            running.hurry()
-        await drain
+        _tell("draining; a second signal ends at once")
+        await running.drain(second)
     if second.is_set():
-        print("ended by a second signal; calls were cut", file=sys.stderr)
+        _tell("ended by a second signal; calls were cut")
         return 1
     return 0
 
 
-def _load_service(spec: str) -> Service:
-    """Imports MODULE:NAME with the current directory first on the path, as ``python -m`` has it."""
-    from aqueduct.service import Service
+def _serve_by_workers(args: argparse.Namespace) -> int:
+    from aqueduct.address import Address
+    from aqueduct.carriers.tls import ServerTls, dev_certificate
+    from aqueduct.workers import Restarts, Workers
 
-    module_name, separator, name = spec.partition(":")
-    if not separator or not module_name or not name:
-        raise _Failed(f"{spec!r} must be MODULE:SERVICE, for example flights.app:service")
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        if os.environ.get("AQUEDUCT_DEBUG") == "1":
-            raise
-        text = f"cannot import {module_name!r} from {here}: {type(error).__name__}: {error}"
-        raise _Failed(text) from error
-    found: Any = module
-    for part in name.split("."):
-        if not hasattr(found, part):
-            names = [key for key, value in vars(module).items() if isinstance(value, Service)]
-            hint = f"; its services: {', '.join(names)}" if names else ", and no Service at all"
-            raise _Failed(f"{module_name!r} has no {name!r}{hint}")
-        found = getattr(found, part)
-    if not isinstance(found, Service):
-        raise _Failed(f"{spec} is not an aqueduct.Service, but of type {type(found).__name__}")
-    return found
+    addresses = [Address.parse(text) for text in args.listen]
+    tls = None
+    if args.dev_cert:
+        tls = dev_certificate(address.host for address in addresses if address.host)
+    elif args.cert:
+        tls = ServerTls(args.cert, args.key)
+    workers = Workers(
+        args.service,
+        addresses,
+        count=args.workers,
+        tls=tls,
+        restarts=Restarts(limit=args.restarts, start=args.start_timeout),
+        say=_say,
+        tell=_tell,
+    )
+    return asyncio.run(workers.run())
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 # --------------------------------------------------------- describe and ping

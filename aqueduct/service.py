@@ -26,7 +26,7 @@ import asyncio
 import signal
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
 from os import PathLike
@@ -45,6 +45,7 @@ from aqueduct.arrow.describe import (
     HandlerDescription,
 )
 from aqueduct.calls import Call
+from aqueduct.carriers.contract import Bound
 from aqueduct.carriers.tls import ServerTls, dev_certificate
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import ConfigError
@@ -183,7 +184,7 @@ class Service:
     @asynccontextmanager
     async def serving(
         self,
-        *addresses: str,
+        *addresses: str | Bound | Sequence[str | Bound],
         cert: File | None = None,
         key: File | None = None,
         dev_cert: bool = False,
@@ -192,6 +193,7 @@ class Service:
     ) -> AsyncIterator[Serving]:
         """Serves at ``addresses`` for as long as the block runs, then drains and ends.
 
+        - ``addresses``: one or more, of any schemes, each an argument or all in a list.
         - ``cert``, ``key``: certificate chain and private key, PEM (files, or bytes);
           ``dev_cert`` makes a certificate on the spot instead, whose fingerprint the addresses
           then carry; ``tls`` says the same in full.
@@ -199,8 +201,9 @@ class Service:
 
         Raises ConfigError for addresses or certificates that cannot work, or that are taken.
         """
-        serving = Serving(self, _tls(addresses, cert, key, dev_cert, tls))
-        await serving.start(addresses)
+        places = _flat(addresses)
+        serving = Serving(self, _tls(places, cert, key, dev_cert, tls))
+        await serving.start(places)
         with self._lock:
             self._servings.append(serving)
         try:
@@ -215,7 +218,7 @@ class Service:
 
     def run(
         self,
-        *addresses: str,
+        *addresses: str | Sequence[str],
         cert: File | None = None,
         key: File | None = None,
         dev_cert: bool = False,
@@ -229,7 +232,7 @@ class Service:
         """
         asyncio.run(self._run(addresses, cert=cert, key=key, dev_cert=dev_cert, tls=tls))
 
-    async def _run(self, addresses: tuple[str, ...], **options: Any) -> None:
+    async def _run(self, addresses: tuple[str | Sequence[str], ...], **options: Any) -> None:
         loop = asyncio.get_running_loop()
         first, second = asyncio.Event(), asyncio.Event()
 
@@ -245,13 +248,7 @@ class Service:
                 for address in serving.addresses:
                     print(address, flush=True)  # noqa: T201
                 await first.wait()
-                drain = loop.create_task(serving.close())
-                hurry = loop.create_task(second.wait())
-                await asyncio.wait((drain, hurry), return_when=asyncio.FIRST_COMPLETED)
-                hurry.cancel()
-                if not drain.done():
-                    serving.hurry()
-                await drain
+                await serving.drain(second)
             finally:
                 for number in signals:
                     loop.remove_signal_handler(number)
@@ -273,8 +270,19 @@ class Service:
         )
 
 
+def _flat(addresses: Iterable[str | Bound | Sequence[str | Bound]]) -> list[str | Bound]:
+    """Each an argument, all in a list, or both."""
+    flat: list[str | Bound] = []
+    for given in addresses:
+        if isinstance(given, str | Bound):
+            flat.append(given)
+        else:
+            flat += given
+    return flat
+
+
 def _tls(
-    addresses: tuple[str, ...],
+    addresses: Sequence[str | Bound],
     cert: File | None,
     key: File | None,
     dev_cert: bool,
@@ -295,8 +303,11 @@ def _tls(
     if cert is not None:
         return ServerTls(certificate=cert, key=key)
     if dev_cert:
-        hosts = [Address.parse(address).host for address in addresses]
-        return dev_certificate(host for host in hosts if host)
+        places = [
+            given.address if isinstance(given, Bound) else Address.parse(given)
+            for given in addresses
+        ]
+        return dev_certificate(place.host for place in places if place.host)
     return None
 
 

@@ -16,6 +16,7 @@ from aqueduct.arrow.status import CANCELLED, OK, Status
 from aqueduct.arrow.wire import ALIVE
 from aqueduct.bridge import Bridge
 from aqueduct.calls import Call
+from aqueduct.carriers.contract import Bound
 from aqueduct.carriers.tls import ServerTls
 from aqueduct.drivers import EachBatch, drive_async_generator, drive_coroutine_sink
 from aqueduct.endpoint import Connection, Message, Receiver, Sender, Server, serve
@@ -106,7 +107,7 @@ class Serving:
             found[name] = self._counted[name] + sum(getattr(call, name) for call in open_calls)
         return found
 
-    async def start(self, addresses: Sequence[str]) -> None:
+    async def start(self, addresses: Sequence[str | Bound]) -> None:
         """Begins to listen. Raises ConfigError for an address that cannot work or is taken."""
         self._server = await serve(
             self._serve_connection, addresses, config=self.config, tls=self._tls
@@ -142,9 +143,26 @@ class Serving:
             running.task.cancel()
         self._bench.close()
 
+    async def drain(self, hurry: asyncio.Event) -> None:
+        """``close``, but from the moment that ``hurry`` is set open calls get no more time."""
+        closing = asyncio.ensure_future(self.close())
+        hurried = asyncio.ensure_future(hurry.wait())
+        await asyncio.wait((closing, hurried), return_when=asyncio.FIRST_COMPLETED)
+        hurried.cancel()
+        if not closing.done():
+            self.hurry()
+        await closing
+
     def hurry(self) -> None:
         """Ends the drain of a ``close`` that is under way."""
         self._idle.set()
+
+    def state(self) -> dict[str, Any]:
+        """Counters and connections as plain values, for JSON."""
+        return {
+            "counters": self.counters(),
+            "connections": [connection.snapshot().to_dict() for connection in self._connections],
+        }
 
     async def _wait_idle(self, seconds: float) -> bool:
         with suppress(TimeoutError):
