@@ -4,8 +4,7 @@
 ``Link.step`` carries what was flushed one hop further, in an order that depends on nothing but
 the calls made (and a seed, if chunk sizes are to vary). With a loop the link steps itself.
 
-``listen`` and ``connect`` serve the scheme ``memory://NAME``: a registry of this process, for
-peers on the same event loop.
+``listen`` and ``connect`` serve ``memory://NAME``, for peers on the same event loop.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ __all__ = ["Link", "MemoryCarrier", "MemoryListener", "connect", "listen", "pair
 
 _DATAGRAM_QUEUE: Final = 256
 _STOPPED_KEPT: Final = 4096
-_SMALL: Final = 4096
-"""Bytes up to this are cut by copying; a view of each costs more."""
+_SMALL: Final = 4096  # bytes up to this are cut by copying; a view of each costs more
 _names = itertools.count(1)
 
 
