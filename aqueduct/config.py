@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from aqueduct.errors import ConfigError
 
-__all__ = ["DEFAULT", "Calls", "Config", "Flow", "Limits", "Quic", "Stream", "Timing"]
+__all__ = ["DEFAULT", "Calls", "Config", "Flow", "Limits", "Mux", "Quic", "Stream", "Timing"]
 
 KiB: Final = 1 << 10
 MiB: Final = 1 << 20
@@ -173,11 +173,30 @@ class Quic:
 
 
 @dataclass(frozen=True, slots=True)
+class Mux:
+    """bpmux/rel, the multiplexer of byte streams."""
+
+    chunk: int = 256 * KiB
+    """Payload bytes that one sink sends before it is another's turn."""
+    opening: int = 64 * KiB
+    """The most bytes of a byte stream that travel with its opening chunk, on top-level credit."""
+    entities: int = 65_536
+    """Entities of each kind and direction; a peer that opens more is cut off (BP-R12)."""
+    payload_bytes: int = 64 * MiB
+    """The largest payload that is put together from its pieces (BP-R12)."""
+    unanswered_pings: int = 1024
+    """Pings of the peer whose answers wait to leave; a peer that sends more does not read."""
+    pong_deadline: float = 30.0
+    """A ping without an answer for this long is reported (BP-R11)."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self)
+
+
+@dataclass(frozen=True, slots=True)
 class Stream:
     """The carriers over byte streams: TCP, TLS and Unix sockets, multiplexed by bpmux."""
 
-    chunk: int = 256 * KiB
-    """The largest payload of a chunk that is sent: what one channel sends before another may."""
     top_credit: int = 1 * MiB
     """What the peer may have under way of opening payloads and datagrams (BP-R5)."""
     wake_up: int = 2 * MiB
@@ -203,8 +222,6 @@ class Stream:
                 f"Stream.top_credit is {self.top_credit!r}; at least {64 * KiB} bytes are needed "
                 "for the largest datagram and a close"
             )
-        if self.chunk < 4 * KiB:
-            raise ConfigError(f"Stream.chunk is {self.chunk!r}; at least {4 * KiB} bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +253,7 @@ class Config:
     flow: Flow = field(default_factory=Flow)
     timing: Timing = field(default_factory=Timing)
     quic: Quic = field(default_factory=Quic)
+    mux: Mux = field(default_factory=Mux)
     stream: Stream = field(default_factory=Stream)
     calls: Calls = field(default_factory=Calls)
     debug: bool = field(default_factory=lambda: os.environ.get("AQUEDUCT_DEBUG") == "1")

@@ -19,7 +19,7 @@ GROUND = "the ground floor"
 FLOORS: tuple[dict[str, str], ...] = (
     {f"aqueduct.{name}": GROUND for name in ("errors", "config", "address")},
     {"aqueduct._speedups": ""},
-    {"aqueduct.protocol.channels": ""},
+    {"aqueduct.protocol.channels": "", "aqueduct.protocol.bpmux": ""},
     {"aqueduct.carriers.contract": "", "aqueduct.wire": ""},
     {"aqueduct.carriers.pump": "", "aqueduct.carriers.tls": ""},
     {"aqueduct.carriers.memory": "", "aqueduct.carriers.quic": ""},

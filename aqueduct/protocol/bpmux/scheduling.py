@@ -1,0 +1,370 @@
+"""What leaves next: urgent chunks first, then sinks in turn, by bytes.
+
+As in fq_codel: who was idle goes first once (the fresh), for at most ``Mux.chunk`` bytes; who has
+more to send than that waits for its turn among the bulky. So a small message waits for at most what
+was taken before, however much is queued elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from typing import TypeAlias
+
+from aqueduct._speedups.bpmux import (
+    ACK_END,
+    CREDIT,
+    END,
+    PAYLOAD,
+    PING,
+    encode_head,
+    encode_rest,
+)
+from aqueduct.config import Mux as Settings
+from aqueduct.errors import LimitExceeded
+from aqueduct.protocol.bpmux import events
+from aqueduct.protocol.bpmux.state import DUPLEX, Entity, Item, State, type_for
+
+__all__ = ["Buffer", "Scheduler", "Taken"]
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+Taken: TypeAlias = tuple[list[bytes | memoryview], int, list[tuple[Entity, int]]]
+"""Buffers in wire order, their bytes, and how many bytes of payload are in them of whom."""
+
+NOWHERE, FRESH, BULKY = range(3)
+COALESCE = 4096
+"""Shorter buffers are copied next to each other; longer ones leave by reference."""
+CRUMB = 1024
+"""A chunk is not cut to fewer bytes than this for the sake of the limit of one ``take``."""
+SMALL_END = 1024
+"""An end payload up to this size is urgent if no payload waits before it."""
+UNLIMITED = 1 << 62
+
+
+class _Out:
+    """The buffers of one ``take`` on the way."""
+
+    __slots__ = ("buffers", "run", "size", "written")
+
+    def __init__(self) -> None:
+        self.buffers: list[bytes | memoryview] = []
+        self.run: list[Buffer] = []
+        self.size = 0
+        self.written: list[tuple[Entity, int]] = []
+
+    def add(self, buffer: Buffer) -> None:
+        size = len(buffer)
+        self.size += size
+        if size < COALESCE:
+            self.run.append(buffer)
+            return
+        self.close_run()
+        self.buffers.append(buffer)  # type: ignore[arg-type]
+
+    def close_run(self) -> None:
+        if self.run:
+            self.buffers.append(b"".join(self.run))
+            self.run.clear()
+
+
+class Scheduler:
+    """Everything that waits to leave."""
+
+    def __init__(self, state: State, reported: list[events.Event], settings: Settings) -> None:
+        self._state = state
+        self._events = reported
+        self._settings = settings
+        self._urgent: deque[Entity] = deque()
+        self._fresh: deque[Entity] = deque()
+        self._bulky: deque[Entity] = deque()
+        self._waiting: OrderedDict[Entity, None] = OrderedDict()
+        """Whose opening payload waits for top-level credit, in order; the first one is tried."""
+
+    @property
+    def idle(self) -> bool:
+        """Nothing can leave now."""
+        return not (self._urgent or self._fresh or self._bulky)
+
+    def take(self, limit: int) -> Taken:
+        """Commits and returns the next chunks, about ``limit`` bytes of them."""
+        out = _Out()
+        urgent, fresh, bulky = self._urgent, self._fresh, self._bulky
+        while urgent and out.size < limit:
+            entity = urgent.popleft()
+            entity.in_urgent = False
+            self._send_urgent(entity, out)
+        while out.size < limit and (fresh or bulky):
+            lane = fresh or bulky
+            entity = lane[0]
+            if entity.deficit <= 0:
+                entity.deficit += self._settings.chunk
+                self._move(lane, BULKY)
+                continue
+            before = out.size
+            room = min(entity.deficit, max(limit - before, CRUMB))
+            if not entity.gone and self._send(entity, room, out):
+                entity.deficit -= out.size - before
+            else:
+                # It stays in turn once more, or its next bytes would overtake the bulky for ever.
+                self._move(lane, BULKY if entity.lane == FRESH and bulky else NOWHERE)
+        out.close_run()
+        return out.buffers, out.size, out.written
+
+    def _move(self, lane: deque[Entity], to: int) -> None:
+        entity = lane.popleft()
+        entity.lane = to
+        if to == BULKY:
+            self._bulky.append(entity)
+
+    # What makes an entity ready.
+
+    def wake(self, entity: Entity) -> None:
+        """Something of it may be able to leave."""
+        if entity.gone or entity.end_in or entity.end_out:
+            return
+        if entity.opened and entity.items:
+            first = entity.items[0]
+            if first.urgent or (first.is_end and first.scatter.nbytes <= SMALL_END):
+                self.hurry(entity)
+                return
+        if entity.lane == NOWHERE and (entity.items or not entity.opened):
+            entity.lane = FRESH
+            entity.deficit = self._settings.chunk
+            self._fresh.append(entity)
+
+    def hurry(self, entity: Entity) -> None:
+        """A chunk that goes first."""
+        if not entity.in_urgent:
+            entity.in_urgent = True
+            self._urgent.append(entity)
+
+    def credited(self, entity: Entity) -> None:
+        """The peer gave it credit."""
+        self.wake(entity)
+        if entity is self._state.top_sink:
+            self._wake_waiting()
+
+    def give_back(self, entity: Entity, size: int) -> None:
+        """Grants credit, if the peer may still use it."""
+        if size and not (entity.gone or entity.end_in or entity.end_out):
+            entity.grant += size
+            self.hurry(entity)
+
+    def owe_pong(self, entity: Entity) -> None:
+        """The peer has sent a ping (BP-R11)."""
+        if entity.end_out:
+            return
+        entity.pongs += 1
+        if entity.pongs > self._settings.unanswered_pings:
+            raise LimitExceeded(
+                f"{entity.pongs} pings for {entity!r} without reading an answer; "
+                f"Mux.unanswered_pings is {self._settings.unanswered_pings}"
+            )
+        self.hurry(entity)
+
+    def peer_ended(self, entity: Entity) -> None:
+        """The peer's end is here: what waits is dropped, and the end acknowledged (BP-12)."""
+        if entity.end_out:
+            self._state.remove(entity)
+        else:
+            entity.end_in = True
+            entity.items.clear()
+            entity.grant = entity.pings = entity.pongs = 0
+            self.hurry(entity)
+        if entity is self._state.top_sink:
+            self.abandon_waiting()
+
+    def abandon_waiting(self) -> None:
+        """The top-level ended: an opening payload that waits for its credit never leaves."""
+        while self._waiting:
+            entity, _ = self._waiting.popitem(last=False)
+            self._abandon(entity)
+
+    def _abandon(self, entity: Entity) -> None:
+        if entity.gone or entity.end_in:
+            return
+        self._events.append((events.ABANDONED, entity))
+        entity.items.clear()
+        if not entity.opened:
+            self.forget(entity)
+
+    def forget(self, entity: Entity) -> None:
+        """Takes an entity back that the peer does not know of."""
+        self._waiting.pop(entity, None)
+        self._state.remove(entity)
+        if entity.open_type == DUPLEX and entity.twin is not None:
+            self._state.remove(entity.twin)
+
+    def _wake_waiting(self) -> None:
+        if self._waiting:
+            self.wake(next(iter(self._waiting)))
+
+    # Chunks.
+
+    def _send_urgent(self, entity: Entity, out: _Out) -> None:
+        """Acknowledgement, credit, pings and pongs, and what else may not wait."""
+        if entity.gone:
+            return
+        type_ = type_for(entity)
+        identifier = entity.identifier
+        if entity.end_in:
+            # With its acknowledgement it is over (BP-R8).
+            out.add(encode_head(type_, ACK_END, identifier))
+            self._state.remove(entity)
+            return
+        if entity.end_out or not entity.opened:
+            return  # credit and pings travel with the opening chunk
+        if entity.pongs:
+            out.add(encode_head(type_, 0, identifier) * entity.pongs)
+            entity.pongs = 0
+        if entity.grant:
+            flags = CREDIT | (PING if entity.pings else 0)
+            out.add(encode_head(type_, flags, identifier) + encode_rest(CREDIT, entity.grant))
+            entity.credit_in += entity.grant
+            entity.grant = 0
+            entity.pings -= 1 if entity.pings else 0
+        if entity.pings:
+            out.add(encode_head(type_, PING, identifier) * entity.pings)
+            entity.pings = 0
+        while entity.items:
+            first = entity.items[0]
+            if not (first.urgent or (first.is_end and first.scatter.nbytes <= SMALL_END)):
+                self.wake(entity)
+                return
+            if not self._send(entity, UNLIMITED, out):
+                return
+
+    def _send(self, entity: Entity, room: int, out: _Out) -> bool:
+        """One chunk of what waits, of at most ``room`` bytes of payload; False: nothing can go."""
+        items = entity.items
+        opening = not entity.opened
+        if opening:
+            if entity.twin is not None and entity.open_type != DUPLEX:
+                return False  # the other half of the Duplex opens both
+        elif not items or entity.end_out or entity.end_in:
+            return False
+        item = items[0] if items and not (opening and items[0].is_end) else None
+        top = self._state.top_sink
+        on_top = opening or (item is not None and item.opening)
+        purse = top if on_top else entity
+        if on_top and (top.gone or top.end_in or top.end_out):
+            available = 0
+        elif item is not None and (item.is_end or item.urgent):
+            available = purse.credit_out
+        else:
+            available = max(purse.credit_out - purse.keep, 0)
+        size, total = 0, 0
+        if item is not None:
+            waiting = item.scatter.nbytes
+            if item.whole:
+                size = waiting
+                enough = size <= available
+            elif item.total:
+                size = min(waiting, room, available)
+                enough = size > 0
+                total = 0 if item.begun or size == item.total else item.total
+            else:
+                size = min(waiting, room, available)
+                if opening:
+                    size = min(size, self._settings.opening)
+                enough = opening or size > 0
+            if not enough:
+                if on_top and waiting:
+                    self._wait(entity)
+                return False
+        return self._chunk(entity, item, size, total, available, out)
+
+    def _wait(self, entity: Entity) -> None:
+        """Its opening payload needs more top-level credit than there is."""
+        top = self._state.top_sink
+        if top.gone or top.end_in or top.end_out:
+            self._abandon(entity)
+        elif entity not in self._waiting:
+            self._waiting[entity] = None
+
+    def _chunk(
+        self, entity: Entity, item: Item | None, size: int, total: int, available: int, out: _Out
+    ) -> bool:
+        """Commits one chunk: ``size`` bytes of ``item``, and the end if it fits behind them."""
+        items = entity.items
+        opening = not entity.opened
+        on_top = opening or (item is not None and item.opening)
+        purse = self._state.top_sink if on_top else entity
+        flags = PAYLOAD
+        done = True
+        end: Item | None = None
+        if item is not None:
+            if item.is_end:
+                flags = END
+            if item.total:
+                item.total -= size
+                item.begun = True
+                item.opening = on_top
+                done = not item.total
+            elif not item.whole:
+                done = size == item.scatter.nbytes
+        following = 1 if item is not None else 0
+        if done and flags == PAYLOAD and len(items) > following:
+            end = items[following]
+            room = available - size if purse is entity or opening else entity.credit_out
+            if not end.is_end or not end.whole or end.scatter.nbytes > room:
+                end = None
+        end_size = 0
+        if end is not None:
+            flags |= END
+            end_size = end.scatter.nbytes
+        if opening:
+            flags |= (CREDIT if entity.grant else 0) | (PING if entity.pings else 0)
+        type_ = entity.open_type if on_top else type_for(entity)
+        if flags & PAYLOAD:
+            out.add(encode_head(type_, flags, entity.identifier, size, total))
+        else:
+            end_size = size
+            out.add(
+                encode_head(type_, flags, entity.identifier, 0, total) + encode_rest(END, 0, size)
+            )
+        purse.credit_out -= size
+        if item is not None:
+            for buffer in item.scatter.take(size, UNLIMITED):
+                out.add(buffer)
+            if size and not item.is_end:
+                out.written.append((entity, size))
+            if done:
+                items.popleft()
+        if flags & PAYLOAD and flags & (CREDIT | END):
+            out.add(encode_rest(flags, entity.grant, end_size))
+        if end is not None:
+            (purse if opening else entity).credit_out -= end_size
+            for buffer in end.scatter.take(end_size, UNLIMITED):
+                out.add(buffer)
+        if opening:
+            self._has_opened(entity)
+        if on_top:
+            self._waiting.pop(entity, None)
+            self._wake_waiting()
+        ends = item is not None and (item.is_end or item.is_response)
+        if end is not None or (ends and done):
+            self._has_ended(entity)
+        return True
+
+    def _has_opened(self, entity: Entity) -> None:
+        """Its opening chunk was taken, with the credit that waited."""
+        entity.opened = True
+        entity.credit_in += entity.grant
+        entity.grant = 0
+        entity.pings -= 1 if entity.pings else 0
+        if entity.pings:
+            self.hurry(entity)
+        if entity.open_type == DUPLEX and entity.twin is not None:
+            twin = entity.twin
+            twin.opened = True
+            if twin.grant or twin.pings:
+                self.hurry(twin)
+            self.wake(twin)
+
+    def _has_ended(self, entity: Entity) -> None:
+        """Our end was taken; nothing else leaves (BP-R8)."""
+        entity.end_out = True
+        entity.items.clear()
+        entity.grant = entity.pings = entity.pongs = 0
+        if entity is self._state.top_sink:
+            self.abandon_waiting()

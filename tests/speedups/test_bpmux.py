@@ -1,0 +1,168 @@
+"""Chunks of bpmux/rel: every vector, whole, byte by byte, with trailing bytes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aqueduct._speedups import bpmux
+from aqueduct._speedups.bpmux import ChunkDecoder, Step
+from aqueduct.errors import FrameError, LocalProtocolError
+
+Vector = dict[str, Any]
+VECTORS: dict[str, Any] = json.loads(
+    (Path(__file__).parent.parent / "vectors" / "bpmux.json").read_text()
+)
+valid = pytest.mark.parametrize("vector", VECTORS["valid"], ids=lambda vector: vector["name"])
+invalid = pytest.mark.parametrize("vector", VECTORS["invalid"], ids=lambda vector: vector["name"])
+
+
+def read_all(decoder: ChunkDecoder, pieces: list[bytes]) -> list[Vector]:
+    """The chunks of these pieces, in the words of the vectors."""
+    chunks: list[Vector] = []
+    parts = {Step.PIECE: b"", Step.END_PIECE: b""}
+    for piece in pieces:
+        decoder.feed(piece)
+        while (step := decoder.next()) != Step.NOTHING:
+            if step in (Step.PIECE, Step.END_PIECE):
+                assert decoder.data
+                parts[step] += decoder.data
+            elif step == Step.DONE:
+                if decoder.total:
+                    chunks.append({"type": "Partial", "total": decoder.total})
+                chunk: Vector = {
+                    "type": bpmux.TYPE_NAMES[decoder.type],
+                    "id": decoder.identifier,
+                }
+                if decoder.flags & bpmux.PAYLOAD:
+                    chunk["payload"] = parts[Step.PIECE].hex()
+                    assert decoder.payload == len(parts[Step.PIECE])
+                if decoder.flags & bpmux.CREDIT:
+                    chunk["credit"] = decoder.credit
+                if decoder.flags & bpmux.PING:
+                    chunk["ping"] = True
+                if decoder.flags & bpmux.END:
+                    chunk["end"] = parts[Step.END_PIECE].hex()
+                    assert decoder.end_payload == len(parts[Step.END_PIECE])
+                if decoder.flags & bpmux.ACK_END:
+                    chunk["ack_end"] = True
+                chunks.append(chunk)
+                parts = {Step.PIECE: b"", Step.END_PIECE: b""}
+    return chunks
+
+
+def encoded(chunks: list[Vector]) -> bytes:
+    """The bytes of chunks in the words of the vectors."""
+    out = b""
+    total = 0
+    for chunk in chunks:
+        if chunk["type"] == "Partial":
+            total = chunk["total"]
+            continue
+        payload = bytes.fromhex(chunk.get("payload", ""))
+        end = bytes.fromhex(chunk.get("end", ""))
+        flags = (
+            bpmux.PAYLOAD * ("payload" in chunk)
+            | bpmux.CREDIT * ("credit" in chunk)
+            | bpmux.PING * ("ping" in chunk)
+            | bpmux.END * ("end" in chunk)
+            | bpmux.ACK_END * ("ack_end" in chunk)
+        )
+        type_ = bpmux.TYPE_NAMES.index(chunk["type"])
+        out += bpmux.encode_head(type_, flags, chunk["id"], len(payload), total) + payload
+        out += bpmux.encode_rest(flags, chunk.get("credit", 0), len(end)) + end
+        total = 0
+    return out
+
+
+@pytest.mark.requirement("BP-1")
+@pytest.mark.requirement("BP-2")
+@pytest.mark.requirement("BP-3")
+@valid
+def test_valid_chunks_are_read(vector: Vector) -> None:
+    data = bytes.fromhex(vector["hex"])
+    for pieces in ([data], [data[at : at + 1] for at in range(len(data))]):
+        decoder = ChunkDecoder()
+        assert read_all(decoder, pieces) == vector["decoded"]
+        decoder.end()
+        trailing = bytes.fromhex("6009")
+        assert read_all(decoder, [trailing]) == [{"type": "In-Sink", "id": 9}]
+    assert read_all(ChunkDecoder(), [data + data]) == vector["decoded"] * 2
+
+
+@pytest.mark.requirement("BP-1")
+@pytest.mark.requirement("BP-3")
+@valid
+def test_valid_chunks_are_written(vector: Vector) -> None:
+    assert encoded(vector["decoded"]).hex() == vector["hex"]
+
+
+@pytest.mark.requirement("BP-R1")
+@invalid
+def test_invalid_bytes_are_told(vector: Vector) -> None:
+    data = bytes.fromhex(vector["hex"])
+    for pieces in ([data], [data[at : at + 1] for at in range(len(data))]):
+        decoder = ChunkDecoder()
+        with pytest.raises(FrameError) as caught:
+            read_all(decoder, pieces)
+            decoder.end()
+        assert caught.value.truncated == (vector["kind"] == "truncated")
+        if vector["kind"] == "malformed":
+            calls: list[Callable[[], object]] = [
+                decoder.next,
+                decoder.end,
+                partial(decoder.feed, b"\x60\x09"),
+            ]
+            for call in calls:
+                with pytest.raises(FrameError) as again:
+                    call()
+                assert again.value is caught.value
+
+
+@pytest.mark.requirement("BP-R1")
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "00"),
+        (247, "f7"),
+        (248, "f8f8"),
+        (255, "f8ff"),
+        (256, "f90100"),
+        ((1 << 56) - 1, "fe" + "ff" * 7),
+        ((1 << 64) - 1, "ff" * 9),
+    ],
+)
+def test_numbers_have_one_form(value: int, text: str) -> None:
+    assert bpmux.encode_varu64(value).hex() == text
+    data = bytes.fromhex(text)
+    assert bpmux.decode_varu64(b"\x07" + data + b"\x00", 1) == (value, 1 + len(data))
+    for cut in range(len(data)):
+        with pytest.raises(FrameError, match="end inside") as caught:
+            bpmux.decode_varu64(data[:cut])
+        assert caught.value.truncated
+
+
+@pytest.mark.requirement("BP-R1")
+@pytest.mark.parametrize("text", ["f800", "f8f7", "f900ff", "f90000", "ff00ffffffffffffff", "fa00"])
+def test_longer_forms_are_refused(text: str) -> None:
+    with pytest.raises(FrameError, match="shortest form"):
+        bpmux.decode_varu64(bytes.fromhex(text))
+
+
+@pytest.mark.parametrize("value", [-1, 1 << 64])
+def test_numbers_outside_64_bits_are_refused(value: int) -> None:
+    for call in (
+        lambda: bpmux.encode_varu64(value),
+        lambda: bpmux.encode_head(2, 16, value),
+        lambda: bpmux.encode_head(2, 16, 1, value),
+        lambda: bpmux.encode_head(2, 16, 1, 0, value),
+        lambda: bpmux.encode_rest(8, value),
+        lambda: bpmux.encode_rest(2, 0, value),
+    ):
+        with pytest.raises(LocalProtocolError, match="must be 0 to"):
+            call()
