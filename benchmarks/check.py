@@ -28,7 +28,7 @@ class BadFloors(Exception):
 
 @dataclass(frozen=True)
 class Floor:
-    """One demand, as floors.toml describes it."""
+    """One demand, as floors.toml describes it. ``against`` may end in ``*``: see ``rival``."""
 
     case: str
     contestant: str
@@ -77,14 +77,38 @@ def load(path: Path) -> list[Floor]:
     return [Floor.parse(entry, f"{path}: floor {k}") for k, entry in enumerate(entries, 1)]
 
 
+def rival(floor: Floor, run: results.Run) -> str:
+    """The contestant that the floor is against; of ``name/*`` the best one, by its median.
+
+    Empty if the floor is against none, or if the run has none of that name.
+    """
+    if not floor.against.endswith("*"):
+        return floor.against
+    prefix = floor.against[:-1]
+    medians = {
+        name: results.Spread.of(values.values()).median
+        for name in run.contestants(floor.case)
+        if name.startswith(prefix) and (values := run.values(floor.case, name, floor.metric))
+    }
+    best = max if floor.metric in results.MORE_IS_BETTER else min
+    return best(medians, key=medians.__getitem__, default="")
+
+
 def miss(floor: Floor, run: results.Run) -> str:
     """Why the floor is missed; empty if it holds."""
-    for contestant in filter(None, (floor.contestant, floor.against)):
-        errors = run.errors(floor.case, contestant)
+    names = [floor.contestant]
+    if floor.against.endswith("*"):  # one that failed might have been the best
+        prefix = floor.against[:-1]
+        found = [name for name in run.contestants(floor.case) if name.startswith(prefix)]
+        names += found or [floor.against]
+    elif floor.against:
+        names.append(floor.against)
+    for name in names:
+        errors = run.errors(floor.case, name)
         if errors:
-            return f"{contestant} failed: {errors[0]}"
-        if not run.values(floor.case, contestant, floor.metric):
-            return f"the run has no {floor.metric} of {contestant} in {floor.case}"
+            return f"{name} failed: {errors[0]}"
+        if not run.values(floor.case, name, floor.metric):
+            return f"the run has no {floor.metric} of {name} in {floor.case}"
     spread = measured(floor, run)
     if spread is None:
         return f"no repeat has both {floor.contestant} and {floor.against}"
@@ -98,7 +122,7 @@ def miss(floor: Floor, run: results.Run) -> str:
 def measured(floor: Floor, run: results.Run) -> results.Spread | None:
     """What the run has for a floor: the metric, or the ratio; None if there is nothing."""
     if floor.against:
-        values = run.ratios(floor.case, floor.contestant, floor.against, floor.metric)
+        values = run.ratios(floor.case, floor.contestant, rival(floor, run), floor.metric)
     else:
         values = list(run.values(floor.case, floor.contestant, floor.metric).values())
     return results.Spread.of(values) if values else None

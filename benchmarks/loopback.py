@@ -1,4 +1,4 @@
-"""Aqueduct beside pyarrow Flight and plain aioquic on the loopback, interleaved in one run.
+"""Aqueduct beside pyarrow Flight, aioquic and plain sockets on the loopback, in one run.
 
     python benchmarks/loopback.py [--repeat N] [--quick] [--json FILE] [--only TEXT] [--list]
 
@@ -11,76 +11,24 @@ measurement failed.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import certificate, processes, results
+from benchmarks import certificate, plan, processes, results
 from benchmarks.command import ROOT, Benchmark, Progress, run_command
-from benchmarks.peers.common import BULK, Setup
+from benchmarks.peers.common import Setup
+from benchmarks.plan import Case, Contestant, MiB
 
-KiB: Final = 1 << 10
-MiB: Final = 1 << 20
 TIMEOUT: Final = 180.0
 """Seconds for one measurement, starting two processes included."""
 OURS: Final = "aqueduct/"
-QUICK: Final = 8
-"""What --quick divides sizes by."""
-
-
-@dataclass(frozen=True)
-class Contestant:
-    """A peer module with its options; ``nbytes`` is what a bulk measurement moves."""
-
-    peer: str
-    variant: str
-    nbytes: int = 0
-    datagram: int = 1200
-    wide: bool = False
-    aes128: bool = False
-
-    @property
-    def name(self) -> str:
-        return f"{self.peer}/{self.variant}"
-
-
-@dataclass(frozen=True)
-class Case:
-    """One row of the plan: the first contestant is ours."""
-
-    name: str
-    mode: str
-    contestants: tuple[Contestant, ...]
-    batch: int = 0
-
-
-OURS_16K = Contestant("aqueduct", "16k", 256 * MiB, datagram=16000)
-OURS_1200 = Contestant("aqueduct", "1200", 32 * MiB, datagram=1200)
-FLIGHT = Contestant("flight", "tcp", 768 * MiB)
-AIOQUIC_16K = Contestant(
-    "aioquic", "16k-wide-aes128", 256 * MiB, datagram=16000, wide=True, aes128=True
-)
-AIOQUIC_DEFAULT = Contestant("aioquic", "default", 32 * MiB)
-
-WIDE = (OURS_16K, FLIGHT, AIOQUIC_16K)
-NARROW = (OURS_1200, AIOQUIC_DEFAULT)
-SIZES: Final = (("1m", MiB), ("64k", 64 * KiB))
-PLAN: Final = (
-    Case("codec", "codec", (Contestant("aqueduct", "codec"),)),
-    *(Case(f"{mode}-{label}", mode, WIDE, size) for label, size in SIZES for mode in BULK),
-    *(
-        Case(f"{mode}-{label}-1200", mode, NARROW, size)
-        for label, size in SIZES
-        for mode in ("sink", "echo")
-    ),
-    Case("request", "request", WIDE),
-    Case("open-request", "open-request", WIDE),
-)
 
 
 def measure(peer: str, setup: Setup) -> dict[str, Any]:
@@ -90,11 +38,29 @@ def measure(peer: str, setup: Setup) -> dict[str, Any]:
     told = json.dumps(asdict(setup))
     if setup.mode == "codec":
         return processes.run([*command, told], TIMEOUT)
-    report, result = processes.run_pair(
-        [*command, "server", told], [*command, "client", told], TIMEOUT
-    )
-    result.update(server_cpu=report["cpu"], server_memory=report["memory"])
+    with tempfile.TemporaryDirectory() as folder:
+        environment = dict(os.environ)
+        if setup.aes128 and peer == "sockets":
+            environment["OPENSSL_CONF"] = str(_only_aes128(Path(folder)))
+        told = json.dumps(asdict(replace(setup, folder=folder)))
+        report, result = processes.run_pair(
+            [*command, "server", told],
+            [*command, "client", told],
+            TIMEOUT,
+            environment=environment,
+        )
+    result.update({f"server_{name}": value for name, value in report.items()})
     return result
+
+
+def _only_aes128(folder: Path) -> Path:
+    """Before Python 3.14 a suite of TLS 1.3 can only be chosen in OpenSSL's configuration."""
+    path = folder / "openssl.cnf"
+    path.write_text(
+        "openssl_conf = all\n[all]\nssl_conf = ssl\n[ssl]\nsystem_default = default\n"
+        "[default]\nCiphersuites = TLS_AES_128_GCM_SHA256\n"
+    )
+    return path
 
 
 def row_of(
@@ -106,25 +72,27 @@ def row_of(
     if "seconds" in result:
         gib = result["bytes"] / (1 << 30)
         row["mib_s"] = result["bytes"] / MiB / result["seconds"]
-        row["client_cpu_gib"] = result["client_cpu"] / gib
-        row["server_cpu_gib"] = result["server_cpu"] / gib
-    for side in ("client", "server"):
-        if f"{side}_memory" in result:
-            row[f"{side}_memory_mib"] = result[f"{side}_memory"] / MiB
+        row["cpu_gib"] = (result["client_cpu"] + result["server_cpu"]) / gib
+        row["growth_mib"] = max(result["client_growth"], result["server_growth"]) / MiB
+        for side in ("client", "server"):
+            row[f"{side}_cpu_gib"] = result[f"{side}_cpu"] / gib
+    for name in ("client_memory", "server_memory", "client_growth", "server_growth"):
+        if name in result:
+            row[f"{name}_mib"] = result[name] / MiB
     return row
 
 
-def run(plan: list[Case], repeats: int, quick: bool) -> Iterator[dict[str, Any]]:
-    """Measures ``plan`` and yields rows; what failed has ``error`` instead of numbers."""
-    progress = Progress(repeats * sum(len(case.contestants) for case in plan))
+def run(cases: list[Case], repeats: int, quick: bool) -> Iterator[dict[str, Any]]:
+    """Measures ``cases`` and yields rows; what failed has ``error`` instead of numbers."""
+    progress = Progress(repeats * sum(len(case.contestants) for case in cases))
     with tempfile.TemporaryDirectory() as folder:
         paths = certificate.write(Path(folder))
         for repeat in range(repeats):
-            for case in plan:
+            for case in cases:
                 for contestant in case.contestants:
                     if progress.terminal:
                         progress.show(f"{case.name} {contestant.name}")
-                    setup = _setup(case, contestant, quick)
+                    setup = case.setup(contestant, quick)
                     setup = replace(setup, certificate=str(paths[0]), key=str(paths[1]))
                     try:
                         row = row_of(case, contestant, repeat, measure(contestant.peer, setup))
@@ -134,22 +102,6 @@ def run(plan: list[Case], repeats: int, quick: bool) -> Iterator[dict[str, Any]]
                     progress.show(f"{case.name} {contestant.name}: {_brief(row)}")
                     yield row
     progress.end()
-
-
-def _setup(case: Case, contestant: Contestant, quick: bool) -> Setup:
-    nbytes = contestant.nbytes // (2 if case.mode == "echo" else 1)
-    requests = 2000
-    if quick:
-        nbytes, requests = nbytes // QUICK, requests // QUICK
-    return Setup(
-        mode=case.mode,
-        batch=case.batch,
-        nbytes=nbytes,
-        requests=requests,
-        datagram=contestant.datagram,
-        wide=contestant.wide,
-        aes128=contestant.aes128,
-    )
 
 
 def _brief(row: dict[str, Any]) -> str:
@@ -185,14 +137,13 @@ def report(found: results.Run) -> str:
             elif "request" in case:
                 trips.append([case, label, cell("p50_us"), cell("p99_us"), ratio("p50_us")])
             else:
-                cells = [cell(m) for m in ("mib_s", "client_cpu_gib", "server_cpu_gib")]
-                memory = f"{_median(found, case, name, 'client')}/"
-                memory += _median(found, case, name, "server")
-                bulk.append([case, label, *cells, memory, ratio("mib_s")])
+                sides = [_sides(found, case, name, what) for what in ("cpu_gib", "growth_mib")]
+                cells = [cell("mib_s"), cell("cpu_gib"), *sides]
+                bulk.append([case, label, *cells, ratio("mib_s"), ratio("cpu_gib")])
     parts = []
     if bulk:
-        header = ["case", "peer", "MiB/s", "client CPU s/GiB", "server CPU s/GiB"]
-        header += ["peak MiB c/s", "ours/peer"]
+        header = ["case", "peer", "MiB/s", "CPU s/GiB", "client + server", "growth MiB c/s"]
+        header += ["ours/peer, MiB/s", "ours/peer, CPU"]
         parts.append(results.table(header, bulk))
     if trips:
         header = ["round trip of 200 bytes", "peer", "p50 us", "p99 us", "ours/peer, p50"]
@@ -203,36 +154,24 @@ def report(found: results.Run) -> str:
     return "\n\n".join(parts)
 
 
-def _median(found: results.Run, case: str, name: str, side: str) -> str:
-    values = found.values(case, name, f"{side}_memory_mib").values()
-    return f"{results.Spread.of(values).median:.0f}" if values else "-"
+def _sides(found: results.Run, case: str, name: str, metric: str) -> str:
+    """The medians of both sides."""
+    cells = []
+    for side in ("client", "server"):
+        values = found.values(case, name, f"{side}_{metric}").values()
+        cells.append(results.number(results.Spread.of(values).median) if values else "-")
+    return (" + " if metric == "cpu_gib" else " / ").join(cells)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    benchmark = Benchmark(select, run, report, QUICK)
+    benchmark = Benchmark(plan.select, run, report, plan.QUICK)
     return run_command(
         benchmark,
         arguments,
         summary=__doc__ or "",
-        only="cases and peers with one of these, a,b,c",
-        repeat=3,
+        only="cases and peers with one of these in their name, a,b,c; =NAME is a whole name",
+        repeat=5,
     )
-
-
-def select(only: str) -> list[Case]:
-    """The cases whose name, or whose contestants' names, hold one of the words of ``only``."""
-    words = [word for word in only.split(",") if word]
-    if not words:
-        return list(PLAN)
-    plan = []
-    for case in PLAN:
-        if any(word in case.name for word in words):
-            plan.append(case)
-            continue
-        some = tuple(c for c in case.contestants if any(word in c.name for word in words))
-        if some:
-            plan.append(replace(case, contestants=some))
-    return plan
 
 
 if __name__ == "__main__":

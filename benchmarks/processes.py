@@ -19,15 +19,24 @@ class Failed(Exception):
 
 
 def run_pair(
-    server_command: list[str], client_command: list[str], timeout: float
+    server_command: list[str],
+    client_command: list[str],
+    timeout: float,
+    *,
+    environment: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The reports of server and client; the client is told the address as its last argument.
 
-    Raises Failed, with what the two said last, if either fails or takes above ``timeout`` s.
+    Both have this process's environment or another. Raises Failed, with what the two said last, if
+    either fails or takes above ``timeout`` s.
     """
     with tempfile.TemporaryFile() as complaints:
         server = subprocess.Popen(
-            server_command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints
+            server_command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=complaints,
+            env=environment,
         )
         deadline = threading.Timer(2 * timeout, server.kill)
         deadline.start()
@@ -37,7 +46,7 @@ def run_pair(
             if not first:
                 raise Failed("the server said nothing")
             address = json.dumps(json.loads(first)["address"])
-            result = run([*client_command, address], timeout)
+            result = run([*client_command, address], timeout, environment=environment)
             server.stdin.close()
             return _last_answer(server.stdout.read()), result
         except Failed as error:

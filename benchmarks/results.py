@@ -17,10 +17,14 @@ from typing import Any, Final
 FORMAT: Final = "aqueduct-benchmark-1"
 UNITS: Final = {
     "mib_s": "MiB/s",
+    "cpu_gib": "CPU s/GiB, both sides",
     "client_cpu_gib": "CPU s/GiB, client",
     "server_cpu_gib": "CPU s/GiB, server",
     "client_memory_mib": "peak MiB, client",
     "server_memory_mib": "peak MiB, server",
+    "growth_mib": "MiB grown, the side that grew more",
+    "client_growth_mib": "MiB grown, client",
+    "server_growth_mib": "MiB grown, server",
     "p50_us": "us, p50",
     "p99_us": "us, p99",
     "encoded_s": "encoded/s",

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
+import mmap
 import subprocess
 import sys
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from benchmarks import certificate, channels, check, compare, loopback, processes, results
+from benchmarks import certificate, channels, check, compare, loopback, plan, processes, results
 from benchmarks.peers import common, core_peer
 
 pytestmark = pytest.mark.checkout
 
 BENCHMARKS = Path(results.__file__).parent
 FLOORS = check.load(check.FLOORS)
+
+
+def rival_of(floor: check.Floor) -> str:
+    return floor.against.replace("*", "best")
 
 
 def passing_run() -> dict[str, Any]:
@@ -36,11 +42,20 @@ def passing_run() -> dict[str, Any]:
         assert bound is not None
         spread = 0.001 if floor.min is not None else -0.001
         if floor.against:
-            put(floor.case, floor.against, floor.metric, 100.0, spread)
-            put(floor.case, floor.contestant, floor.metric, 100.0 * bound, spread)
+            rounding = 1 - 1e-9 if floor.min is not None else 1 + 1e-9
+            put(floor.case, rival_of(floor), floor.metric, 100.0 / bound * rounding, spread)
+            put(floor.case, floor.contestant, floor.metric, 100.0, spread)
         else:
             put(floor.case, floor.contestant, floor.metric, bound, spread)
     return {"format": results.FORMAT, "environment": {}, "settings": {}, "rows": [*rows.values()]}
+
+
+def worsened(floor: check.Floor, contestant: str, factor: float) -> results.Run:
+    document = passing_run()
+    for row in document["rows"]:
+        if row["case"] == floor.case and row["contestant"] == contestant:
+            row[floor.metric] *= factor
+    return results.Run(document)
 
 
 def run_check(folder: Path, document: object, *options: str) -> subprocess.CompletedProcess[str]:
@@ -61,12 +76,17 @@ def test_a_run_at_the_floors_passes(tmp_path: Path):
 
 @pytest.mark.parametrize("floor", FLOORS, ids=str)
 def test_each_floor_is_missed_by_a_bad_run_and_named(floor: check.Floor):
-    document = passing_run()
-    for row in document["rows"]:
-        if row["case"] == floor.case and row["contestant"] == floor.contestant:
-            row[floor.metric] *= 0.98 if floor.min is not None else 1.02
-    run = results.Run(document)
+    run = worsened(floor, floor.contestant, 0.98 if floor.min is not None else 1.02)
     assert check.miss(floor, run)
+    about = floor.case, floor.contestant, floor.metric
+    for other in FLOORS:
+        missed = about == (other.case, other.contestant, other.metric)
+        assert bool(check.miss(other, run)) == missed, other
+
+
+@pytest.mark.parametrize("floor", [floor for floor in FLOORS if floor.against], ids=str)
+def test_each_floor_is_missed_if_its_rival_is_better(floor: check.Floor):
+    run = worsened(floor, rival_of(floor), 1.02 if floor.min is not None else 0.98)
     assert [other for other in FLOORS if check.miss(other, run)] == [floor]
 
 
@@ -74,10 +94,9 @@ def test_each_floor_is_missed_by_a_bad_run_and_named(floor: check.Floor):
 @pytest.mark.parametrize("side", ["contestant", "against"])
 def test_a_floor_without_its_measurement_is_missed(floor: check.Floor, side: str):
     name = getattr(floor, side) or floor.contestant
+    gone = floor.case, rival_of(floor) if name == floor.against else name
     document = passing_run()
-    document["rows"] = [
-        row for row in document["rows"] if (row["case"], row["contestant"]) != (floor.case, name)
-    ]
+    document["rows"] = [row for row in document["rows"] if (row["case"], row["contestant"]) != gone]
     assert name in check.miss(floor, results.Run(document))
 
 
@@ -105,6 +124,32 @@ def test_the_median_of_the_ratios_counts():
     assert check.miss(floor, run) == ""
     rows[0]["mib_s"] = 84.0
     assert "below" in check.miss(floor, run)
+
+
+@pytest.mark.parametrize(
+    ("metric", "bound", "values", "best"),
+    [
+        ("mib_s", {"min": 0.85}, {"raw/a": [100, 100, 900], "raw/b": [110, 110, 110]}, "raw/b"),
+        ("p50_us", {"max": 2.0}, {"raw/a": [40, 60, 60], "raw/b": [70, 10, 70]}, "raw/a"),
+    ],
+)
+def test_against_the_best_of_several(
+    metric: str, bound: dict[str, float], values: dict[str, list[float]], best: str
+):
+    floor = check.Floor("case", "ours/a", metric, against="raw/*", **bound)
+    ours = {"ours/a": [100.0] * 3, "rawhide/c": [1e-6 if "min" in bound else 1e6] * 3}
+    rows = [
+        {"case": "case", "contestant": name, "repeat": k, metric: value}
+        for name, row in (ours | values).items()
+        for k, value in enumerate(row)
+    ]
+    run = results.Run({"format": results.FORMAT, "rows": rows})
+    assert check.rival(floor, run) == best
+    ratios = [100.0 / value for value in values[best]]
+    assert check.measured(floor, run) == results.Spread.of(ratios)
+    assert not check.miss(floor, run)
+    rows.append({"case": "case", "contestant": "raw/c", "repeat": 0, "error": "lost"})
+    assert "raw/c failed: lost" in check.miss(floor, run)
 
 
 def test_a_number_that_is_no_number_is_a_miss():
@@ -155,11 +200,49 @@ def test_floors_that_demand_nothing_are_refused(tmp_path: Path, text: str):
 
 
 def test_every_floor_is_of_a_case_that_the_plan_has():
-    plan = {(case.name, c.name) for case in loopback.PLAN for c in case.contestants}
-    plan |= {(case.name, c.name) for case in channels.PLAN for c in case.contestants}
+    planned = {(case.name, c.name) for case in plan.PLAN for c in case.contestants}
+    planned |= {(case.name, c.name) for case in channels.PLAN for c in case.contestants}
     for floor in FLOORS:
-        assert (floor.case, floor.contestant) in plan
-        assert not floor.against or (floor.case, floor.against) in plan
+        assert (floor.case, floor.contestant) in planned
+        if floor.against.endswith("*"):
+            prefix = floor.against[:-1]
+            assert (
+                len([1 for case, c in planned if case == floor.case and c.startswith(prefix)]) > 1
+            )
+        else:
+            assert not floor.against or (floor.case, floor.against) in planned
+
+
+@pytest.mark.parametrize("carrier", plan.CARRIERS)
+def test_every_case_of_a_byte_stream_has_all_its_floors(carrier: str):
+    ours, flight = f"aqueduct/{carrier}", f"flight/{carrier}"
+    for case in (case for case in plan.PLAN if case.name.startswith(carrier)):
+        demanded = {
+            (floor.metric, floor.against)
+            for floor in FLOORS
+            if (floor.case, floor.contestant) == (case.name, ours)
+        }
+        wanted = {
+            "request": {("p50_us", flight)},
+            "open-request": set(),  # reported beside it
+        }.get(
+            case.mode,
+            {("mib_s", flight), ("mib_s", "sockets/*"), ("cpu_gib", flight), ("growth_mib", "")},
+        )
+        assert demanded == wanted, case.name
+
+
+def test_words_and_whole_names_choose_cases():
+    assert [case.name for case in plan.select("=sink-1m,tls-echo")] == [
+        "sink-1m", "tls-echo-1m", "tls-echo-64k",
+    ]  # fmt: skip
+    assert {case.name for case in plan.select("sink-1m")} == {
+        "sink-1m", "sink-1m-1200", "tcp-sink-1m", "unix-sink-1m", "tls-sink-1m",
+    }  # fmt: skip
+    some = plan.select("=sockets/unix-copy")
+    assert {c.name for case in some for c in case.contestants} == {"sockets/unix-copy"}
+    assert len(some) == len(plan.STREAM_BULK)
+    assert plan.select("no-such") == []
 
 
 # ------------------------------------------------------------------ comparing
@@ -217,12 +300,12 @@ def test_comparing_two_files_shows_what_else_differed(tmp_path: Path):
 def test_a_real_run_has_every_contestant_in_its_table_and_its_json(tmp_path: Path):
     path = tmp_path / "results" / "run.json"
     command = [sys.executable, str(BENCHMARKS / "loopback.py"), "--quick", "--repeat", "1"]
-    command += ["--only", "sink-64k,open-request,codec", "--json", str(path)]
+    command += ["--only", "=sink-64k,=sink-64k-1200,=open-request,codec", "--json", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     run = results.Run.load(path)
     measured = {(row["case"], row["contestant"]) for row in run.rows}
-    cases = [case for case in loopback.PLAN if case.name in run.cases()]
+    cases = [case for case in plan.PLAN if case.name in run.cases()]
     assert [case.name for case in cases] == [
         "codec", "sink-64k", "sink-64k-1200", "open-request",
     ]  # fmt: skip
@@ -233,8 +316,57 @@ def test_a_real_run_has_every_contestant_in_its_table_and_its_json(tmp_path: Pat
             assert row["bytes"] > 1 << 20
             for metric in ("mib_s", "client_cpu_gib", "server_cpu_gib"):
                 assert row[metric] > 0
+            assert row["cpu_gib"] == pytest.approx(row["client_cpu_gib"] + row["server_cpu_gib"])
     assert {"python", "packages", "cores", "kernel"} <= run.document["environment"].keys()
     assert f"[{len(run.rows)}/{len(run.rows)}, " in done.stderr, "the progress line"
+
+
+@pytest.mark.parametrize("carrier", plan.CARRIERS)
+@pytest.mark.parametrize("size", ["1m", "64k"])
+def test_the_rivals_over_byte_streams_move_every_batch(carrier: str, size: str, tmp_path: Path):
+    """Their own checks say so: totals of both sides, and the last batch as a whole."""
+    paths = certificate.write(tmp_path)
+    for case in (case for case in plan.PLAN if case.name.startswith(f"{carrier}-echo-{size}")):
+        assert len(case.contestants) == 4
+        for contestant in case.contestants[1:]:
+            setup = replace(
+                case.setup(contestant, True),
+                nbytes=8 * plan.MiB,
+                certificate=str(paths[0]),
+                key=str(paths[1]),
+            )
+            result = loopback.measure(contestant.peer, setup)
+            row = loopback.row_of(case, contestant, 0, result)
+            assert 7 * plan.MiB < row["bytes"] <= 8 * plan.MiB
+            assert row["mib_s"] > 0
+            assert row["client_growth_mib"] >= 0
+            assert row["growth_mib"] == max(row["client_growth_mib"], row["server_growth_mib"])
+
+
+def test_plain_sockets_see_to_it_that_the_cipher_is_the_one_named(tmp_path: Path):
+    paths = certificate.write(tmp_path)
+    setup = common.Setup("sink", 1 << 16, 1 << 20, carrier="tls", aes128=True)
+    setup = replace(setup, certificate=str(paths[0]), key=str(paths[1]))
+    assert loopback.measure("sockets", setup)["bytes"] > 0
+    server, client = (
+        [sys.executable, str(BENCHMARKS / "peers" / "sockets_peer.py"), role, json.dumps(told)]
+        for role, told in (("server", vars(setup)), ("client", vars(setup)))
+    )
+    with pytest.raises(processes.Failed, match="the cipher is TLS_AES_256_GCM_SHA384"):
+        processes.run_pair(server, client, 60)  # without the configuration of OpenSSL
+
+
+def test_memory_that_a_measurement_took_is_told_from_what_was_there():
+    usage = common.Usage()
+    with mmap.mmap(-1, 16 << 20) as taken:
+        taken.write(b"x" * len(taken))
+        report = usage.report()
+        assert report["memory"] >= len(taken)
+        assert 0 <= report["growth"] < 48 << 20  # the bytes written were there twice
+        assert report["cpu"] > 0
+        if sys.platform == "linux":
+            assert report["growth"] > 15 << 20
+            assert common.Usage().report()["growth"] < 8 << 20, "the peak is forgotten"
 
 
 def test_a_real_run_of_the_core_has_every_measurement_in_its_tables(tmp_path: Path):

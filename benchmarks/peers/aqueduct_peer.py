@@ -18,6 +18,7 @@ from aqueduct.config import Config, Quic
 from aqueduct.service import Service
 from benchmarks.peers import common
 
+ENCRYPTED = ("quic", "tls")
 BODY = pa.schema([pa.field("body", pa.binary())])
 
 
@@ -28,6 +29,13 @@ def body_batch(body: bytes) -> pa.RecordBatch:
 def body_of(batch: pa.RecordBatch) -> bytes:
     value: bytes = batch.column(0)[0].as_py()
     return value
+
+
+def address_of(setup: common.Setup) -> str:
+    if setup.carrier == "unix":
+        return f"aqueduct+unix://{setup.folder}/aqueduct.sock"
+    scheme = "aqueduct" if setup.carrier == "quic" else f"aqueduct+{setup.carrier}"
+    return f"{scheme}://127.0.0.1:0"
 
 
 def config_of(setup: common.Setup) -> Config:
@@ -73,7 +81,9 @@ class Client:
 
     def __init__(self, setup: common.Setup, address: str) -> None:
         self.runner = asyncio.Runner()
-        target = f"{address}?ca={setup.certificate}&server_name=localhost"
+        target = address
+        if setup.carrier in ENCRYPTED:
+            target += f"?ca={setup.certificate}&server_name=localhost"
         self.client: AqueductClient = self.runner.run(
             AqueductClient.connect(target, config=config_of(setup))
         )
@@ -136,8 +146,12 @@ def serve(setup: common.Setup, ready: common.Ready) -> None:
     service = service_of(setup)
 
     async def run() -> None:
-        address = "aqueduct://127.0.0.1:0"
-        async with service.serving(address, cert=setup.certificate, key=setup.key) as running:
+        encrypted = setup.carrier in ENCRYPTED
+        async with service.serving(
+            address_of(setup),
+            cert=setup.certificate if encrypted else None,
+            key=setup.key if encrypted else None,
+        ) as running:
             ready(running.addresses[0])
             await asyncio.Event().wait()
 

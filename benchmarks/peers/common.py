@@ -47,8 +47,14 @@ class Setup:
     nbytes: int = 0
     """Bytes to move; of an echo, each way."""
     requests: int = 0
+    carrier: str = "quic"
+    """``quic``, ``tcp``, ``unix`` or ``tls``, where the peer has more than one."""
+    folder: str = ""
+    """Where a peer may put the file of a Unix socket."""
     certificate: str = ""
     key: str = ""
+    gather: bool = False
+    """Buffers of a batch leave one by one, uncopied, where the peer has the choice."""
     datagram: int = 1200
     """Bytes of a QUIC datagram's UDP payload."""
     wide: bool = False
@@ -188,6 +194,27 @@ def cpu_seconds() -> float:
     return use.ru_utime + use.ru_stime
 
 
+class Usage:
+    """What this process used since it was made: CPU seconds, and the peak of its memory.
+
+    On Linux the kernel forgets the peak of before; elsewhere ``growth`` is only what is above it.
+    """
+
+    def __init__(self) -> None:
+        try:
+            with open("/proc/self/clear_refs", "w", encoding="ascii") as reset:
+                reset.write("5")  # VmHWM is VmRSS again
+        except OSError:
+            pass
+        self.memory = peak_memory()
+        self.cpu = cpu_seconds()
+
+    def report(self) -> dict[str, float]:
+        """``cpu`` in seconds, ``memory`` (the peak) and ``growth`` (its rise) in bytes."""
+        cpu, peak = cpu_seconds() - self.cpu, peak_memory()
+        return {"cpu": cpu, "memory": peak, "growth": peak - self.memory}
+
+
 def peak_memory() -> int:
     """The peak of this process's resident memory in bytes (VmHWM on Linux)."""
     try:
@@ -212,17 +239,14 @@ def _say(answer: Any) -> None:
 
 
 def _serve_process(setup: Setup, serve: Serve) -> NoReturn:
-    used = [0.0]
-
-    def report() -> NoReturn:
+    def report(usage: Usage) -> NoReturn:
         sys.stdin.buffer.read()  # loopback.py closes it once the client is done
-        _say({"cpu": cpu_seconds() - used[0], "memory": peak_memory()})
+        _say(usage.report())
         os._exit(0)
 
     def ready(address: Any) -> None:
-        used[0] = cpu_seconds()
+        threading.Thread(target=report, args=(Usage(),), daemon=True).start()
         _say({"address": address})
-        threading.Thread(target=report, daemon=True).start()
 
     serve(setup, ready)
     threading.Event().wait()
@@ -233,15 +257,14 @@ def _client_process(setup: Setup, address: Any, connect: Connect) -> NoReturn:
     work = Work(setup)
     bulk = setup.mode in BULK
     client = connect(setup, address)
-    used = cpu_seconds()
+    usage = Usage()
     if not bulk:
         result = _measure_requests(setup, client)
     else:
         began = time.perf_counter()
         getattr(client, setup.mode)(work)
         result = {"seconds": time.perf_counter() - began, "bytes": work.nbytes}
-    result["client_cpu"] = cpu_seconds() - used
-    result["client_memory"] = peak_memory()
+    result.update({f"client_{name}": value for name, value in usage.report().items()})
     if bulk:
         theirs = client.compare(asdict(work.mine(setup.mode, True)))
         work.compare(setup.mode, True, theirs)

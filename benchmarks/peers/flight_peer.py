@@ -1,4 +1,4 @@
-"""pyarrow Flight over TCP: DoPut, DoGet and DoExchange; DoAction for a request of its own."""
+"""pyarrow Flight over TCP, a Unix socket or TLS: DoPut, DoGet, DoExchange; DoAction for a call."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ DESCRIPTOR = fl.FlightDescriptor.for_path("bench")
 class Server(fl.FlightServerBase):  # type: ignore[misc]
     """Serves the one measurement of its process."""
 
-    def __init__(self, setup: common.Setup, location: str) -> None:
-        super().__init__(location)
+    def __init__(self, setup: common.Setup, location: str, certificates: Any = None) -> None:
+        super().__init__(location, tls_certificates=certificates)
         self.setup = setup
         self.work = common.Work(setup)
 
@@ -54,8 +54,12 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
 class Client:
     """A blocking client; an echo needs a thread to send while this one reads."""
 
-    def __init__(self, location: str) -> None:
-        self.client = fl.connect(location)
+    def __init__(self, setup: common.Setup, location: str) -> None:
+        options: dict[str, Any] = {}
+        if setup.carrier == "tls":
+            options["tls_root_certs"] = Path(setup.certificate).read_bytes()
+            options["override_hostname"] = "localhost"
+        self.client = fl.connect(location, **options)
         self.client.wait_for_available(10)
 
     def sink(self, work: common.Work) -> None:
@@ -107,13 +111,22 @@ class Client:
 
 
 def serve(setup: common.Setup, ready: common.Ready) -> None:
-    server = Server(setup, "grpc+tcp://127.0.0.1:0")
-    ready(f"grpc+tcp://127.0.0.1:{server.port}")
+    if setup.carrier == "unix":
+        location = f"grpc+unix://{setup.folder}/flight.sock"
+        server = Server(setup, location)
+        ready(location)
+    else:
+        scheme, certificates = f"grpc+{setup.carrier}", None
+        if setup.carrier == "tls":
+            pair = (Path(path).read_bytes() for path in (setup.certificate, setup.key))
+            certificates = [tuple(pair)]
+        server = Server(setup, f"{scheme}://127.0.0.1:0", certificates)
+        ready(f"{scheme}://127.0.0.1:{server.port}")
     server.serve()
 
 
 def connect(setup: common.Setup, address: str) -> Client:
-    return Client(address)
+    return Client(setup, address)
 
 
 if __name__ == "__main__":
