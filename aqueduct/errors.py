@@ -15,6 +15,7 @@
     |   `-- InternalError         code 6    a fault of the side that closes
     |-- ConnectionLost (also ConnectionError)   the connection is gone; .code and .reason say why
     |   `-- ConnectFailed         it never came up: refused, unreachable, not Aqueduct, certificate
+    |-- Ended                 the peer ended a bpmux request, sink or stream; .payload
     |-- ChannelError                        the end of one channel, sticky on its handle
     |   |-- Finished              everything was delivered and the sender finished
     |   |-- Cancelled             the sender was cancelled
@@ -48,6 +49,7 @@ __all__ = [
     "ConnectFailed",
     "ConnectionLost",
     "DeadlineExceeded",
+    "Ended",
     "Finished",
     "FrameError",
     "HandlerFailed",
@@ -151,6 +153,17 @@ class ConnectionLost(AqueductError, ConnectionError):
 
 class ConnectFailed(ConnectionLost):
     """A connection that never came up; the text says why and what to check."""
+
+
+class Ended(AqueductError):
+    """The peer ended a request, a sink or a stream of ``aqueduct.bpmux``.
+
+    ``payload`` is what it said with that.
+    """
+
+    def __init__(self, message: str, payload: bytes = b"") -> None:
+        super().__init__(message)
+        self.payload = payload
 
 
 class ChannelError(AqueductError):

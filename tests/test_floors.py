@@ -23,7 +23,7 @@ FLOORS: tuple[dict[str, str], ...] = (
     {"aqueduct.carriers.contract": "", "aqueduct.wire": ""},
     {"aqueduct.carriers.pump": "", "aqueduct.carriers.tls": ""},
     {"aqueduct.carriers.memory": "", "aqueduct.carriers.quic": ""},
-    {"aqueduct.endpoint": ""},
+    {"aqueduct.endpoint": "", "aqueduct.bpmux": ""},
     {"aqueduct.arrow": ""},
     {"aqueduct.*": ""},
     {"aqueduct": ""},

@@ -1,0 +1,178 @@
+"""``connect`` and ``serve``: from a place in the network or the file system to a Connection."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self, TypeAlias
+
+from aqueduct.bpmux.connection import Connection, Link, name_of
+from aqueduct.config import DEFAULT, Config
+from aqueduct.errors import ConnectFailed, ConnectionLost
+
+__all__ = ["Handler", "Place", "Server", "connect", "serve"]
+
+log = logging.getLogger(__name__)
+
+Place: TypeAlias = tuple[str, int] | str | os.PathLike[str]
+"""(host, port) for TCP, or the path of a Unix socket."""
+Handler: TypeAlias = Callable[[Connection], Awaitable[None]]
+
+WINDOW: Final = 256 << 10
+
+
+async def connect(place: Place, *, window: int = WINDOW, config: Config = DEFAULT) -> Connection:
+    """Connects to a program that serves bpmux, within Timing.connect_timeout.
+
+    ``window``: bytes that the peer may send ahead on each stream; see Connection. Raises
+    ConnectFailed.
+    """
+    loop = asyncio.get_running_loop()
+    name = name_of(place)
+
+    def link() -> Link:
+        return Link(config, window, name)
+
+    try:
+        async with asyncio.timeout(config.timing.connect_timeout):
+            if isinstance(place, tuple):
+                host, port = place
+                delay = config.stream.attempt_delay
+                _, made = await loop.create_connection(link, host, port, happy_eyeballs_delay=delay)
+            else:
+                _, made = await loop.create_unix_connection(link, os.fspath(place))
+    except TimeoutError:
+        raise ConnectFailed(
+            f"{name}: no answer within {config.timing.connect_timeout:g} s (Timing.connect_timeout)"
+        ) from None
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else str(error)
+        raise ConnectFailed(f"{name}: {why}") from error
+    return made.connection
+
+
+class Server:
+    """What ``serve`` returns."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.connections: set[Connection] = set()
+        """Those that live."""
+        self._listener: asyncio.AbstractServer
+        self._path: Path | None = None
+        self._place: tuple[str, int] | str
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def place(self) -> tuple[str, int] | str:
+        """What clients connect to, with the real port."""
+        return self._place
+
+    def __str__(self) -> str:
+        return name_of(self._place)
+
+    async def close(self, payload: bytes = b"") -> None:
+        """Accepts no more, closes every connection, and waits for the handlers' end."""
+        self._listener.close()
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+        closing = [connection.close(payload) for connection in tuple(self.connections)]
+        await asyncio.gather(*closing)
+        for task in tuple(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(tuple(self._tasks), timeout=self.config.timing.close_linger)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    # Within
+
+    def _made(self, connection: Connection, handler: Handler) -> None:
+        self.connections.add(connection)
+        task = asyncio.get_running_loop().create_task(self._run(connection, handler))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, connection: Connection, handler: Handler) -> None:
+        try:
+            await handler(connection)
+        except ConnectionLost:
+            pass
+        except Exception:
+            log.exception("the handler of %r failed", connection)
+            await connection.close(b"the handler failed")
+        finally:
+            with suppress(asyncio.CancelledError):
+                await connection.close()
+            self.connections.discard(connection)
+
+
+async def serve(
+    handler: Handler, place: Place, *, window: int = WINDOW, config: Config = DEFAULT
+) -> Server:
+    """Listens; each connection is given to ``handler``, and closed when that returns.
+
+    Port 0: one that is free. The file of a Unix socket is for its owner alone (mode 0600); one that
+    nobody listens on is replaced. Raises OSError when the place cannot be had.
+    """
+    loop = asyncio.get_running_loop()
+    server = Server(config)
+
+    def link() -> Link:
+        return Link(config, window, "", lambda made: server._made(made, handler))
+
+    if isinstance(place, tuple):
+        host, port = place
+        listener = await loop.create_server(link, host, port, backlog=config.stream.backlog)
+        host, port = listener.sockets[0].getsockname()[:2]
+        server._place = host, port
+    else:
+        server._path = Path(place)
+        server._place = str(server._path)
+        sock = _listen_unix(server._path)
+        listener = await loop.create_unix_server(link, sock=sock, backlog=config.stream.backlog)
+    server._listener = listener
+    return server
+
+
+def _listen_unix(path: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if path.is_socket() and not _answers(path):
+            path.unlink()
+        with suppress(OSError):
+            os.fchmod(sock.fileno(), 0o600)  # on Linux the file is made with these rights
+        sock.bind(os.fspath(path))
+        path.chmod(0o600)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _answers(path: Path) -> bool:
+    """Whether somebody listens there."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(1.0)
+        try:
+            sock.connect(os.fspath(path))
+        except ConnectionRefusedError:
+            return False
+        except OSError:
+            pass  # as if: what cannot be told must not be replaced
+        return True
