@@ -1,4 +1,4 @@
-"""The README's example of channels runs as it stands."""
+"""The README's examples of channels and of bpmux run as they stand."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.checkout
 
 
-def test_the_channels_of_the_readme_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["channels.py", "calls.py"])
+def test_a_program_of_the_readme_runs(name: str, tmp_path: Path) -> None:
     readme = (ROOT / "README.md").read_text()
-    found = re.search(r"```python\n# channels\.py\n(.*?)```", readme, re.DOTALL)
+    found = re.search(rf"```python\n# {re.escape(name)}\n(.*?)```", readme, re.DOTALL)
     assert found is not None
-    program = tmp_path / "channels.py"
+    program = tmp_path / name
     program.write_text(found.group(1))
     run = subprocess.run(
         [sys.executable, str(program)],
