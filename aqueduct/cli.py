@@ -118,7 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     ping.set_defaults(run=_ping)
 
     wire = commands.add_parser("wire", help="wire bytes to frames and back")
-    wire.add_argument("protocol", metavar="PROTOCOL", nargs="?", help="aq")
+    wire.add_argument("protocol", metavar="PROTOCOL", nargs="?", help="aq or bpmux")
     wire.add_argument("hex", metavar="HEX", nargs="?", help="the bytes, or - for standard input")
     wire.add_argument(
         "--json",

@@ -180,6 +180,11 @@ cdef class ChunkDecoder:
             raise cut()
 
     @property
+    def consumed(self):
+        """How many bytes of what was fed last are consumed."""
+        return self._pos - self._start
+
+    @property
     def in_payload(self):
         """Whether what was fed is consumed and the next bytes belong to a payload."""
         return self._state == AT_PAYLOAD and self._pos == self._end

@@ -13,7 +13,8 @@ and gets one line: ``{"decoded": [...]}``, ``{"hex": "..."}``, ``{"result": {...
 "...", "kind": "truncated" | "malformed"}``. Headers are [key, value] pairs in hex, payloads hex; a
 channel shows the bits of its id, and is taken by its id, by its bits, or by both if they agree. A
 decode with ``"meaning": true`` is also told what the last acknowledging frame says. A scenario is
-played on a real connection core against a scripted peer: ``loss`` has its steps (AQ-R27).
+played on a real connection core against a scripted peer: ``loss`` has its steps (AQ-R27), and
+``sessions`` those of bpmux; ``bad_sessions`` are the ones that an error must answer.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, Final, Protocol
 
-from aqueduct.wire import aq, loss
+from aqueduct.wire import aq, bpmux, loss, sessions
 from aqueduct.wire.values import WireError, hex_bytes, kind_of, list_of, one_of
 
 __all__ = ["PROTOCOLS", "SCENARIOS", "Context", "WireError", "answer", "answer_lines", "dissect"]
@@ -46,11 +47,15 @@ class Context(Protocol):
         """Lines about one frame for people."""
 
 
-PROTOCOLS: Final[Mapping[str, Callable[[Any], Sequence[Context]]]] = {"aq": aq.contexts}
+PROTOCOLS: Final[Mapping[str, Callable[[Any], Sequence[Context]]]] = {
+    "aq": aq.contexts,
+    "bpmux": bpmux.contexts,
+}
 """What ``protocol`` may name, and how a request's context is read: as all that it leaves open."""
 
 SCENARIOS: Final[Mapping[str, Mapping[str, Callable[[Any], dict[str, Any]]]]] = {
-    "aq": {"loss": loss.play}
+    "aq": {"loss": loss.play},
+    "bpmux": {"sessions": sessions.play, "bad_sessions": sessions.play},
 }
 """What ``list`` may name, for each protocol: from a case to its result."""
 

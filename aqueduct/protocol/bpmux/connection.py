@@ -329,8 +329,8 @@ class Mux:
         """Ends: a sink is finished, a stream or a request cancelled, a request of the peer refused.
 
         What is queued leaves first, or is ``drop``-ped (an unfinished payload in Partial mode still
-        leaves, as nothing else could). A request whose opening chunk was not taken is taken back
-        with its end: the peer never sees it. On the top-level it is the close.
+        leaves, as nothing else could). A request that is dropped before its opening chunk was taken
+        is taken back: the peer never sees it. On the top-level it is the close.
         """
         self._require(entity)
         if entity.gone or entity.end_in:
@@ -338,7 +338,7 @@ class Mux:
         if entity.end_out or (entity.ending and not drop) or self._end_queued(entity):
             raise LocalProtocolError(f"end: {entity!r} has been ended")
         item = self._item(payload, whole=not total, total=total, is_end=True)
-        if entity.place == REQ_OUT and not entity.opened:
+        if drop and entity.place == REQ_OUT and not entity.opened:
             self._scheduler.forget(entity)
             return
         if drop:
