@@ -22,7 +22,7 @@ FLOORS: tuple[dict[str, str], ...] = (
     {"aqueduct.protocol.channels": "", "aqueduct.protocol.bpmux": ""},
     {"aqueduct.carriers.contract": "", "aqueduct.wire": ""},
     {"aqueduct.carriers.pump": "", "aqueduct.carriers.tls": ""},
-    {"aqueduct.carriers.memory": "", "aqueduct.carriers.quic": ""},
+    {f"aqueduct.carriers.{name}": "" for name in ("memory", "quic", "stream")},
     {"aqueduct.endpoint": "", "aqueduct.bpmux": ""},
     {"aqueduct.arrow": ""},
     {"aqueduct.*": ""},

@@ -25,11 +25,11 @@ __all__ = [
     "Pem",
     "ServerTls",
     "certificates_of",
+    "chain_of",
     "client_tls",
     "dev_certificate",
     "fingerprint_of",
     "identity_of",
-    "key_of",
 ]
 
 Pem: TypeAlias = str | PathLike[str] | bytes
@@ -168,8 +168,18 @@ def certificates_of(pem: Pem, what: str) -> list[x509.Certificate]:
         raise ConfigError(f"{called} holds no certificate in PEM form: {error}") from error
 
 
-def key_of(tls: ServerTls | ClientTls) -> Any:
-    """The private key of a certificate that there is. Raises ConfigError."""
+def chain_of(tls: ServerTls | ClientTls) -> tuple[list[x509.Certificate], Any]:
+    """The certificate to show, with its chain, and its key. Raises ConfigError."""
+    assert tls.certificate is not None
+    chain = certificates_of(tls.certificate, "certificate")
+    key = _key_of(tls)
+    if key.public_key() != chain[0].public_key():
+        side = type(tls).__name__
+        raise ConfigError(f"{side}.key is not the key of {side}.certificate")
+    return chain, key
+
+
+def _key_of(tls: ServerTls | ClientTls) -> Any:
     given = tls.certificate if tls.key is None else tls.key
     assert given is not None
     text, called = _read(given, "key")

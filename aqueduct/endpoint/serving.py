@@ -11,7 +11,7 @@ from types import TracebackType
 
 from aqueduct._speedups import codec
 from aqueduct.address import Address
-from aqueduct.carriers import memory, quic
+from aqueduct.carriers import memory, quic, stream
 from aqueduct.carriers.contract import Bound, Carrier, Listener
 from aqueduct.carriers.tls import ClientTls, ServerTls
 from aqueduct.config import DEFAULT, Config
@@ -46,8 +46,10 @@ async def connect(
     carrier: Carrier
     if target.scheme == "memory":
         carrier = await memory.connect(target, config)
-    else:
+    elif target.scheme == "aqueduct":
         carrier = await quic.connect(target, config, tls)
+    else:
+        carrier = await stream.connect(target, config, tls)
     connection = Connection(carrier, config, headers=headers)
     try:
         async with asyncio.timeout_at(deadline):
@@ -221,6 +223,8 @@ async def serve(
             listener: Listener
             if address.scheme == "memory":
                 listener = await memory.listen(address, config, accept)
+            elif address.scheme != "aqueduct":
+                listener = await stream.listen(address, config, tls, accept)
             elif tls is None:
                 raise ConfigError(
                     f"{address}: QUIC needs a certificate: pass tls=ServerTls(certificate, key), "

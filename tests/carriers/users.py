@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import dataclasses
 import random
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from aqueduct.address import Address
-from aqueduct.carriers import memory, quic
+from aqueduct.carriers import memory, quic, stream
 from aqueduct.carriers.contract import Buffer, Carrier
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import ConnectionLost
@@ -125,6 +126,7 @@ class Recorder:
         self._alive()
         self._check(size > 0, "an empty report")
         self.written_by[stream] = self.written_by.get(stream, 0) + size
+        self._changed.set()  # a flush may report it, without a burst
 
     def ponged(self) -> None:
         self._alive()
@@ -205,7 +207,8 @@ class Pair:
             assert not user.failures, user.failures
 
 
-KINDS = ("memory", "memory-split", "quic", "quic-1200", "quic-lossy")
+KINDS = ("memory", "memory-split", "quic", "quic-1200", "quic-lossy", "tcp", "tls", "unix")
+STREAMS = ("tcp", "tls", "unix")
 
 
 def is_lossy(kind: str) -> bool:
@@ -241,6 +244,16 @@ async def linked(
         link.cut()
         pair.check()
         return
+    if kind in STREAMS:
+        async with stream_pair(kind, config, server_config) as (client, server, door):
+            pair = Pair(
+                Recorder(client, config, window),
+                Recorder(server, server_config, server_window),
+                listener=door,
+            )
+            yield pair
+        pair.check()
+        return
     accepted: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     size = 16_000 if kind == "quic" else 1_200
     address = Address.parse(f"aqueduct://127.0.0.1:0?datagram_size={size}")
@@ -269,6 +282,28 @@ async def linked(
         if relay is not None:
             relay.close()
         pair.check()
+
+
+@contextlib.asynccontextmanager
+async def stream_pair(
+    kind: str, config: Config = DEFAULT, server_config: Config | None = None
+) -> AsyncIterator[tuple[stream.StreamCarrier, Any, stream.StreamListener]]:
+    """A client and a server over a byte stream, and the listener between them."""
+    with tempfile.TemporaryDirectory() as directory:
+        accepted: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        place = f"{directory}/socket" if kind == "unix" else "127.0.0.1:0"
+        address = Address.parse(f"aqueduct+{kind}://{place}")
+        listener = await stream.listen(address, server_config or config, TLS, accepted.set_result)
+        carrier = await stream.connect(Address.parse(listener.addresses[0]), config)
+        async with asyncio.timeout(DEADLINE):
+            server = await accepted
+        try:
+            yield carrier, server, listener
+        finally:
+            for end in (carrier, server):
+                end.abandon(OVER)
+            listener.close()
+            await asyncio.wait_for(listener.wait_closed(), DEADLINE)
 
 
 def timing(**changes: float) -> Config:

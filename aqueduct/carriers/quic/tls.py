@@ -9,7 +9,7 @@ from aioquic.tls import CipherSuite
 from cryptography.hazmat.primitives import serialization
 
 from aqueduct.address import Address
-from aqueduct.carriers.tls import ClientTls, ServerTls, certificates_of, key_of
+from aqueduct.carriers.tls import ClientTls, ServerTls, certificates_of, chain_of
 from aqueduct.config import Config
 from aqueduct.errors import ConfigError
 
@@ -56,10 +56,7 @@ def server_configuration(config: Config, tls: ServerTls) -> QuicConfiguration:
             "no call for it); authorize clients by a token instead, or serve aqueduct+tls://"
         )
     configuration = _configuration(config, is_client=False)
-    chain = certificates_of(tls.certificate, "certificate")
-    key = key_of(tls)
-    if key.public_key() != chain[0].public_key():
-        raise ConfigError("ServerTls.key is not the key of ServerTls.certificate")
+    chain, key = chain_of(tls)
     configuration.certificate = chain[0]
     configuration.certificate_chain = chain[1:]
     configuration.private_key = key

@@ -1,0 +1,154 @@
+"""TCP and Unix sockets: their options, the names of their ends, and who is at the other one."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+import sys
+import threading
+from typing import Any, Final
+
+from aqueduct.address import Address
+from aqueduct.carriers.contract import PeerCredentials
+from aqueduct.config import Config
+from aqueduct.errors import ConfigError
+
+__all__ = [
+    "SocketAddress",
+    "check_path",
+    "credentials_of",
+    "ends_of",
+    "host_port",
+    "scratch",
+    "tcp_info",
+    "tune",
+    "why",
+]
+
+SocketAddress = Any
+"""What the socket module calls an address: a tuple of host and port, or a path."""
+
+_SCRATCH: Final = 64 << 10
+_local: Final = threading.local()
+_PROBES: Final = 3  # of the kernel, unanswered: the peer is gone
+_NOTSENT_LOWAT: Final = getattr(
+    socket, "TCP_NOTSENT_LOWAT", 0x201 if sys.platform == "darwin" else None
+)
+_KEEPIDLE: Final = getattr(socket, "TCP_KEEPIDLE", getattr(socket, "TCP_KEEPALIVE", None))
+_KEEPINTVL: Final = getattr(socket, "TCP_KEEPINTVL", None)
+_KEEPCNT: Final = getattr(socket, "TCP_KEEPCNT", None)
+_PATH_LIMIT: Final = 107 if sys.platform == "linux" else 103  # sockaddr_un, less the final zero
+_UCRED: Final = struct.Struct("=iII")  # Linux: pid, uid, gid
+_XUCRED: Final = struct.Struct("=IIhxxI")  # macOS: version, uid, number of groups, first of them
+_TCP_INFO: Final = 11
+_RTT_AT: Final = 68  # tcpi_rtt in struct tcp_info of linux/tcp.h, microseconds
+_RETRANS_AT: Final = 100  # tcpi_total_retrans
+
+
+def scratch() -> memoryview:
+    """Memory to read into that is copied from at once: the same for all of a thread."""
+    try:
+        found: memoryview = _local.scratch
+    except AttributeError:
+        found = _local.scratch = memoryview(bytearray(_SCRATCH))
+    return found
+
+
+def tune(sock: socket.socket, config: Config) -> None:
+    """Sets what every connection has. Raises OSError only if the socket is dead already."""
+    stream = config.stream
+    sock.setblocking(False)
+    if sock.family == socket.AF_UNIX:
+        # There is no such mark for Unix sockets: the buffer itself is the bound.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, stream.notsent_lowat)
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if _NOTSENT_LOWAT is not None:
+        sock.setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, stream.notsent_lowat)
+    if stream.keepalive:
+        seconds = max(1, round(stream.keepalive))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if _KEEPIDLE is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, _KEEPIDLE, seconds)
+        if _KEEPINTVL is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, _KEEPINTVL, max(1, seconds // _PROBES))
+        if _KEEPCNT is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, _KEEPCNT, _PROBES)
+
+
+def check_path(address: Address) -> None:
+    """Raises ConfigError for a path that no Unix socket can have."""
+    size = len(os.fsencode(address.path))
+    if size > _PATH_LIMIT:
+        raise ConfigError(
+            f"{address}: the path has {size} bytes; this system allows {_PATH_LIMIT} for a Unix "
+            "socket: take a shorter one, for example in /run or /tmp"
+        )
+
+
+def credentials_of(sock: socket.socket) -> PeerCredentials | None:
+    """The process at the other end of a Unix socket; None: not one, or the system is silent."""
+    if sock.family != socket.AF_UNIX:
+        return None
+    try:
+        if sys.platform == "linux":
+            data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+            return PeerCredentials(*_UCRED.unpack(data))
+        if sys.platform == "darwin":
+            data = sock.getsockopt(0, 1, 76)  # SOL_LOCAL, LOCAL_PEERCRED: struct xucred
+            _, uid, _, gid = _XUCRED.unpack_from(data)
+            return PeerCredentials(sock.getsockopt(0, 2), uid, gid)  # LOCAL_PEERPID
+    except OSError:
+        pass  # the peer is gone already
+    return None
+
+
+def ends_of(sock: socket.socket, credentials: PeerCredentials | None) -> tuple[str, str]:
+    """How to call this end and the other: an address, or a path, or a process without one."""
+    here, there = sock.getsockname(), sock.getpeername()
+    if sock.family != socket.AF_UNIX:
+        return host_port(here), host_port(there)
+    other = "another process" if credentials is None else f"process {credentials.pid}"
+    return _path(here) or f"process {os.getpid()}", _path(there) or other
+
+
+def host_port(address: SocketAddress) -> str:
+    """An address as people write it."""
+    if not isinstance(address, tuple):
+        return _path(address)
+    host = str(address[0]).removeprefix("::ffff:")
+    return f"[{host}]:{address[1]}" if ":" in host else f"{host}:{address[1]}"
+
+
+def tcp_info(sock: socket.socket) -> tuple[float, int] | None:
+    """The kernel's smoothed round-trip time, seconds, and segments sent again; None: unknown."""
+    if sys.platform != "linux" or sock.family == socket.AF_UNIX:
+        return None
+    try:
+        data = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _RETRANS_AT + 4)
+    except OSError:
+        return None
+    if len(data) < _RETRANS_AT + 4:
+        return None
+    micros = int.from_bytes(data[_RTT_AT : _RTT_AT + 4], sys.byteorder)
+    return micros / 1e6, int.from_bytes(data[_RETRANS_AT : _RETRANS_AT + 4], sys.byteorder)
+
+
+def why(error: OSError) -> str:
+    """What an error of the network means, in words."""
+    known = {
+        errno.ECONNREFUSED: "connection refused: no program listens there; is the server started, "
+        "and is this its port?",
+        errno.ECONNRESET: "the peer reset the connection",
+        errno.EPIPE: "the peer has closed its end",
+        errno.ETIMEDOUT: "the peer answers no more",
+        errno.EHOSTUNREACH: "it cannot be reached (no route to host)",
+        errno.ENETUNREACH: "it cannot be reached (network is unreachable)",
+    }
+    return known.get(error.errno or 0) or error.strerror or str(error)
+
+
+def _path(name: object) -> str:
+    return os.fsdecode(name) if isinstance(name, (str, bytes)) else ""

@@ -1,0 +1,355 @@
+"""The socket of a carrier: what is read when there is something, what is written at once.
+
+Reading goes straight to where the bytes of a large payload belong, with a little room behind it
+for what follows; nothing is joined. Writing gathers the core's buffers in one call of the kernel.
+In one wake-up a connection moves about ``Stream.wake_up`` bytes, then it is others' turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any, Final
+
+from aqueduct.carriers.stream.mapping import Mapping
+from aqueduct.carriers.stream.sockets import scratch
+from aqueduct.carriers.stream.tls import Tls
+from aqueduct.config import Config
+from aqueduct.errors import RemoteProtocolError
+from aqueduct.protocol.bpmux.state import Entity
+
+__all__ = ["Wire"]
+
+_LANDING: Final = 4096  # bytes of a payload from which they are read straight to their place
+_AHEAD: Final = 4096  # read beyond a large payload
+_TAKE: Final = 256 << 10  # bytes taken from the core at once
+_ROUNDS: Final = 4  # of answers and writing, before it is others' turn
+_FAREWELL: Final = 3.0  # seconds for the peer to take a close
+_DISCARDS: Final = 16  # reads of what comes after the end, in one wake-up
+
+
+class Wire(Mapping):
+    """A Mapping on a socket, plain or with TLS; the base of StreamCarrier."""
+
+    def __init__(self, sock: socket.socket, config: Config, tls: Tls | None) -> None:
+        super().__init__(config)
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._tls = tls
+        self._config = config
+        self._loop = asyncio.get_running_loop()
+        self._established = False
+        self._begun = False
+        # Reading.
+        self._reading = False
+        self._ahead = scratch()[: config.stream.read_ahead]
+        self._after = self._ahead[:_AHEAD]
+        self._last_input = self._loop.time()
+        # Writing.
+        self._writing = False
+        """The kernel takes no more now."""
+        self._watching = False
+        self._transmitting = False
+        self._processing = False
+        self._out: list[Any] = []
+        """What the kernel has not taken."""
+        self._written: list[tuple[Entity, int]] = []
+        """Whose bytes are in it."""
+        self._measure_at = 0.0
+        self._parting = False
+        """The user has been told of the end; the peer is being told."""
+        self._farewell: asyncio.TimerHandle | None = None
+        self._released = False
+
+    # what happens above
+
+    def _shake_hands(self) -> bool:
+        """Goes on with TLS; True when it is complete."""
+        raise NotImplementedError
+
+    def _hear(self, data: bytes) -> bool:
+        """Looks at the first bytes of the peer; False: they end the connection."""
+        raise NotImplementedError
+
+    def _take_events(self) -> None:
+        """Reports what the core has found. Raises RemoteProtocolError."""
+        raise NotImplementedError
+
+    def _end_of_stream(self) -> None:
+        """The peer has closed its side."""
+        raise NotImplementedError
+
+    def _read_failed(self, error: Exception) -> None:
+        """The peer broke the protocol, or TLS or the socket failed."""
+        raise NotImplementedError
+
+    def _write_failed(self, error: OSError) -> None:
+        """Writing failed: what the peer has sent before may say why."""
+        raise NotImplementedError
+
+    def _drained(self) -> None:
+        """What could be written was, and a close waits for it."""
+        raise NotImplementedError
+
+    def _ping(self, *, asked: bool) -> None:
+        """Measures the round trip."""
+        raise NotImplementedError
+
+    def _gone(self) -> None:
+        """The socket is closed."""
+        raise NotImplementedError
+
+    # reading
+
+    def _resume(self) -> None:
+        if not self._reading and not self._released:
+            self._reading = True
+            self._loop.add_reader(self._fd, self._readable)
+
+    def _pause(self) -> None:
+        if self._reading:
+            self._reading = False
+            self._loop.remove_reader(self._fd)
+
+    def _readable(self) -> None:
+        """There is something to read, or the end."""
+        if self._released:
+            return
+        if self._parting:
+            self._discard()
+            return
+        now = self._last_input = self._loop.time()
+        if self._tls is not None and not self._tls.complete and not self._shake_hands():
+            return
+        self._processing = True
+        try:
+            self._read()
+        except BlockingIOError:
+            pass
+        except (RemoteProtocolError, OSError) as error:
+            self._read_failed(error)
+        finally:
+            self._processing = False
+        if self._begun and now >= self._measure_at:
+            self._ping(asked=False)
+        self._settle()
+
+    def _read(self) -> None:
+        """Reads and reports until nothing is there, or it is the turn of others."""
+        mux, user = self._mux, self._user
+        budget = self._config.stream.wake_up
+        recv_into = self._sock.recv_into if self._tls is None else self._tls.recv_into
+        while budget > 0 and self._reading:
+            target = None
+            expected = mux.expected() if self._begun else None
+            if expected is not None:
+                entity, missing = expected
+                if missing >= _LANDING and entity.identifier:
+                    assert user is not None
+                    target = user.receive_buffer(entity.identifier - 1, missing)
+            if target is None:
+                size = recv_into(self._ahead)
+                if not size:
+                    self._end_of_stream()
+                    return
+                data = bytes(self._ahead[:size])
+                budget -= size
+                if not self._established and not self._hear(data):
+                    return
+                mux.receive_data(data)
+                self._take_events()
+                if size < len(self._ahead) and self._tls is None:
+                    return
+                continue
+            wanted = len(target)
+            if self._tls is None:
+                size = self._sock.recvmsg_into((target, self._after))[0]
+            else:
+                size = recv_into(target)
+            if not size:
+                self._end_of_stream()
+                return
+            budget -= size
+            landed = min(size, wanted)
+            if entity.user.waiting:
+                entity.user.opening += landed
+            mux.landed(landed)
+            self._received += landed
+            self._reported = True
+            assert user is not None
+            user.received(entity.identifier - 1, landed)
+            if size > wanted:
+                mux.receive_data(bytes(self._after[: size - wanted]))
+            self._take_events()
+            if size < wanted + _AHEAD and self._tls is None:
+                return
+        if self._tls is not None and self._reading:
+            self._loop.call_soon(self._readable)  # what it holds makes no socket readable
+
+    def _discard(self) -> None:
+        """Reads what the peer still sends: closing over it would reset what it has not read."""
+        try:
+            for _ in range(_DISCARDS):
+                if not self._sock.recv_into(self._ahead):
+                    self._release()
+                    return
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._release()
+
+    # writing
+
+    def _transmit(self) -> None:
+        """Writes until nothing is queued, the kernel takes no more, or it is others' turn."""
+        if self._transmitting or self._writing or self._released:
+            return
+        self._transmitting = True
+        try:
+            self._write_out()
+        except OSError as error:
+            self._break(error)
+        finally:
+            self._transmitting = False
+        if self._closing and not self._parting:
+            self._drained()
+
+    def _write_out(self) -> None:
+        mux, sendmsg, tls = self._mux, self._sock.sendmsg, self._tls
+        budget = self._config.stream.wake_up
+        while True:
+            out = self._out
+            if out:
+                size = sum(map(len, out))
+            else:
+                if self._parting:
+                    self._shut()
+                    return
+                if tls is not None and not tls.complete:
+                    return
+                if budget <= 0:
+                    self._wait_writable()
+                    return
+                if self._established:
+                    self._collect()
+                out, size, self._written = mux.take(_TAKE)
+                if not size:
+                    return
+                if tls is not None:
+                    out = [tls.seal(out)]
+                    size = len(out[0])
+                self._out = out
+            try:
+                sent = sendmsg(out)
+            except BlockingIOError:
+                sent = 0
+            if sent < size:
+                _cut(out, sent)
+                self._wait_writable()
+                return
+            budget -= size
+            self._out = []
+            if self._written or self._room_grew:
+                self._report_written()
+
+    def _report_written(self) -> None:
+        """What has left, and room for datagrams."""
+        written, self._written = self._written, []
+        user = self._user
+        if self._over or not self._begun or user is None:
+            return
+        for entity, size in written:
+            if entity.identifier:
+                self._sent += size
+                self._reported = True
+                user.written(entity.identifier - 1, size)
+        if self._room_grew:
+            self._room_grew = False
+            self._reported = True
+            user.datagram_room_changed()
+
+    def _wait_writable(self) -> None:
+        self._writing = True
+        if not self._watching:
+            self._watching = True
+            self._loop.add_writer(self._fd, self._writable)
+
+    def _writable(self) -> None:
+        """The kernel takes more."""
+        self._writing = False
+        self._transmit()
+        self._settle()
+        if not self._writing and self._watching:
+            self._watching = False
+            self._loop.remove_writer(self._fd)
+
+    def _settle(self) -> None:
+        """Ends a burst: the user answers, and its answers leave."""
+        for _ in range(_ROUNDS):
+            if self._over:
+                return
+            if self._reported:
+                assert self._user is not None
+                self._reported = False
+                self._user.end_of_input()
+            self._transmit()
+            if not self._reported:
+                return
+        self._loop.call_soon(self._settle)
+
+    # the end
+
+    def _break(self, error: OSError) -> None:
+        """The kernel takes nothing any more."""
+        self._out = []
+        self._written = []
+        self._writing = True
+        if self._parting:
+            self._release()
+        else:
+            self._write_failed(error)
+
+    def _part(self, words: bytes) -> None:
+        """Last words. Then the peer has some time to read them and to close its side."""
+        if self._released:
+            return
+        self._parting = True
+        if words:
+            self._out.append(words)
+        self._resume()
+        self._farewell = self._loop.call_later(_FAREWELL, self._release)
+        self._transmit()
+
+    def _shut(self) -> None:
+        try:
+            self._sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            self._release()  # the peer has gone
+
+    def _release(self) -> None:
+        """Closes the socket."""
+        if self._released:
+            return
+        self._released = True
+        self._pause()
+        if self._watching:
+            self._watching = False
+            self._loop.remove_writer(self._fd)
+        if self._farewell is not None:
+            self._farewell.cancel()
+        self._out = []
+        self._sock.close()
+        self._gone()
+
+
+def _cut(buffers: list[Any], size: int) -> None:
+    """Takes ``size`` bytes off the front."""
+    count = 0
+    for buffer in buffers:
+        if size < len(buffer):
+            break
+        size -= len(buffer)
+        count += 1
+    del buffers[:count]
+    if size:
+        buffers[0] = memoryview(buffers[0])[size:]
