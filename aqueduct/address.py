@@ -13,6 +13,8 @@ Options of ``aqueduct://`` and ``aqueduct+tls://``: ``verify=off`` (no certifica
 ``aqueduct://`` alone: ``datagram_size=BYTES``. Of ``aqueduct+unix://``: ``mode=OCTAL``, the rights
 of the socket file that a listener makes.
 
+Of all of them: ``compression=lz4`` or ``zstd``, which clients ask for in their calls.
+
 What is no plain letter in a name, a path or an option is written as in any URL: ``%20``.
 """
 
@@ -26,19 +28,21 @@ from types import MappingProxyType
 from typing import Final
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, unquote_to_bytes, urlsplit
 
+from aqueduct.config import COMPRESSIONS
 from aqueduct.errors import ConfigError
 
 __all__ = ["DEFAULT_PORT", "Address"]
 
 DEFAULT_PORT: Final = 4433
 UNIX: Final = "aqueduct+unix"
-_CERTIFICATE: Final = frozenset({"verify", "fingerprint", "ca", "server_name"})
+_COMPRESSION: Final = frozenset({"compression"})
+_CERTIFICATE: Final = _COMPRESSION | frozenset({"verify", "fingerprint", "ca", "server_name"})
 _OPTIONS: Final = {
     "aqueduct": _CERTIFICATE | {"datagram_size"},
     "aqueduct+tls": _CERTIFICATE,
-    "aqueduct+tcp": frozenset[str](),
-    UNIX: frozenset({"mode"}),
-    "memory": frozenset[str](),
+    "aqueduct+tcp": _COMPRESSION,
+    UNIX: _COMPRESSION | {"mode"},
+    "memory": _COMPRESSION,
 }
 _FINGERPRINT: Final = re.compile(r"sha256:[0-9a-f]{64}\Z")
 _MODE: Final = re.compile(r"0?[0-7]{3}\Z")
@@ -138,6 +142,11 @@ def _check_options(text: str, options: dict[str, str]) -> None:
         options["fingerprint"] = options["fingerprint"].lower()
         if not _FINGERPRINT.match(options["fingerprint"]):
             raise ConfigError(f"{text!r}: fingerprint must be sha256: and 64 hexadecimal digits")
+    if options.get("compression", "none") not in (*COMPRESSIONS, "none"):
+        raise ConfigError(
+            f"{text!r}: compression is {options['compression']!r}; it must be one of "
+            f"{', '.join(COMPRESSIONS)}, none"
+        )
     size = options.get("datagram_size", "auto")
     if size != "auto" and not (size.isdigit() and 1200 <= int(size) <= 16383):
         raise ConfigError(f"{text!r}: datagram_size must be auto or 1200 to 16383")

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from aqueduct.address import Address
 from aqueduct.arrow.call import CallHead, Kind, Partition
+from aqueduct.arrow.compression import codec_of
 from aqueduct.arrow.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
 from aqueduct.arrow.wire import ALIVE
 from aqueduct.carriers.tls import ClientTls
@@ -51,7 +52,12 @@ class Client:
     """One connection to a service; any number of calls at once. Made by ``connect``."""
 
     def __init__(
-        self, connection: Connection, *, address: str = "", token: str | bytes | None = None
+        self,
+        connection: Connection,
+        *,
+        address: str = "",
+        token: str | bytes | None = None,
+        compression: str = "",
     ) -> None:
         """``connection`` is a client's; it belongs to the Client, which closes it."""
         self.connection = connection
@@ -60,6 +66,9 @@ class Client:
         self.config = connection.config
         self.token = _token(token)
         """Shown with every call that is given no other."""
+        self.compression = compression
+        """What every call asks for that is given no other; "" for none."""
+        self._agreed: set[str] = set()
         self._calls: set[Outgoing] = set()
         self._loop = asyncio.get_running_loop()
         self._beat: asyncio.TimerHandle | None = None
@@ -91,7 +100,8 @@ class Client:
         )
         if keep_alive:
             connection.hold()
-        return cls(connection, address=plain(address), token=token)
+        compression = codec_of(Address.parse(address).options.get("compression", "none"))
+        return cls(connection, address=plain(address), token=token, compression=compression)
 
     @property
     def closed(self) -> bool:
@@ -113,6 +123,7 @@ class Client:
         attempt: str = "",
         token: str | bytes | None = None,
         partition: Partition | None = None,
+        compression: str | None = None,
     ) -> Stream:
         """Calls an exchange handler: batches go in, and the Stream gives what comes out, in order.
 
@@ -129,6 +140,9 @@ class Client:
         - ``headers``: text for the handler's ``call.headers``; ``run`` and ``attempt``: the same
           for every attempt at one piece of work, and what tells the attempts apart; ``token``:
           instead of the client's; ``partition``: the share of the work that this call is.
+        - ``compression``: ``lz4`` or ``zstd`` for the batches both ways, if the service agrees
+          to it, or ``none``; by default what the client's address says. The first batches of a
+          connection's first such call leave before that is known, as they are.
 
         Raises LocalProtocolError for arguments that cannot be sent, and ConnectionLost.
         """
@@ -148,6 +162,7 @@ class Client:
             attempt=attempt,
             token=token,
             partition=partition,
+            compression=compression,
         )
 
     def source(
@@ -161,6 +176,7 @@ class Client:
         attempt: str = "",
         token: str | bytes | None = None,
         partition: Partition | None = None,
+        compression: str | None = None,
     ) -> Stream:
         """Calls a source handler: the Stream gives its batches. See ``exchange``."""
         return self._stream(
@@ -175,6 +191,7 @@ class Client:
             attempt=attempt,
             token=token,
             partition=partition,
+            compression=compression,
         )
 
     async def sink(
@@ -191,6 +208,7 @@ class Client:
         attempt: str = "",
         token: str | bytes | None = None,
         partition: Partition | None = None,
+        compression: str | None = None,
     ) -> dict[str, int]:
         """Calls a sink handler with ``batches`` and returns its counters. See ``exchange``."""
         source = Batches(
@@ -208,6 +226,7 @@ class Client:
             attempt=attempt,
             token=token,
             partition=partition,
+            compression=compression,
         )
         async with stream:
             async for _ in stream:
@@ -262,7 +281,14 @@ class Client:
         window: Window | None,
         **head: Any,
     ) -> Stream:
-        call_head = make_head(kind, handler, source, default_token=self.token, **head)
+        call_head = make_head(
+            kind,
+            handler,
+            source,
+            default_token=self.token,
+            default_compression=self.compression,
+            **head,
+        )
         return Stream(source, lambda on_change: self.call(call_head, window, on_change))
 
     def call(
@@ -276,10 +302,19 @@ class Client:
             window=window,
             on_change=on_change,
             calls=self._calls,
+            compression=self.agreed(head),
+            agree=self._agreed.add,
         )
         if self._beat is None:
             self._schedule_beat()
         return call
+
+    def agreed(self, head: CallHead) -> str:
+        """What a call's batches may be compressed by from the first; "" for nothing.
+
+        A service that has agreed once on this connection agrees again: the hello need not come.
+        """
+        return next((name for name in head.compressions if name in self._agreed), "")
 
     def _schedule_beat(self) -> None:
         interval = self.config.timing.progress_deadline / 3
@@ -311,8 +346,11 @@ def make_head(
     attempt: str,
     token: str | bytes | None,
     partition: Partition | None,
+    compression: str | None,
+    default_compression: str,
 ) -> CallHead:
-    """What a call says of itself."""
+    """What a call says of itself. Raises ConfigError for a compression that is none."""
+    name = default_compression if compression is None else codec_of(compression)
     return CallHead(
         handler=handler,
         kind=kind,
@@ -324,6 +362,7 @@ def make_head(
         token=default_token if token is None else _token(token),
         partition=partition,
         metadata=headers or {},
+        compressions=(name,) if name else (),
     )
 
 

@@ -12,11 +12,24 @@ from typing import Any, Final
 
 from aqueduct.errors import ConfigError
 
-__all__ = ["DEFAULT", "Calls", "Config", "Flow", "Limits", "Mux", "Quic", "Stream", "Timing"]
+__all__ = [
+    "COMPRESSIONS",
+    "DEFAULT",
+    "Calls",
+    "Config",
+    "Flow",
+    "Limits",
+    "Mux",
+    "Quic",
+    "Stream",
+    "Timing",
+]
 
 KiB: Final = 1 << 10
 MiB: Final = 1 << 20
 GiB: Final = 1 << 30
+COMPRESSIONS: Final = ("lz4", "zstd")
+"""Those of Arrow, in the order of its ``CompressionType``."""
 
 
 def _require_positive(settings: Any, *, zero_allowed: Iterable[str] = ()) -> None:
@@ -238,11 +251,18 @@ class Calls:
     """The bytes of those batches; one batch is always sent."""
     max_calls_connection: int = 256
     """Calls open at once on one connection; more are answered with `busy`."""
+    compressions: tuple[str, ...] = COMPRESSIONS
+    """What a service agrees to when a client asks for it; nothing is compressed by itself."""
     max_calls_process: int = 1024
     """Calls open at once in a service; more are answered with `busy`."""
 
     def __post_init__(self) -> None:
         _require_positive(self)
+        for name in self.compressions:
+            if name not in COMPRESSIONS:
+                raise ConfigError(
+                    f"Calls.compressions has {name!r}; there are {', '.join(COMPRESSIONS)}"
+                )
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,12 @@ class Crossing:
         return self.call is not None and self.call.accepted
 
     @property
+    def compression(self) -> str:
+        """What the next batch may be compressed by."""
+        call = self.call
+        return self._client.agreed(self.head) if call is None else call.compression
+
+    @property
     def room(self) -> bool:
         """Whether a batch may be sent."""
         assert self._window is not None

@@ -15,6 +15,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from aqueduct.arrow.call import CallHead, Hello
+from aqueduct.arrow.compression import compress
 from aqueduct.arrow.cut import Assembler, pieces
 from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoded, Encoder
@@ -95,10 +96,13 @@ class Outgoing:
         window: Window | None,
         on_change: Callable[[], None],
         calls: set[Outgoing],
+        compression: str,
+        agree: Callable[[str], None],
     ) -> None:
         """``on_change`` is called whenever ``take`` or ``writable`` may have something new.
 
-        ``calls`` holds the call as long as it is not over.
+        ``calls`` holds the call as long as it is not over; ``agree`` is told the compression that
+        the service agrees to, and ``compression`` is the one that it is known to.
         """
         self.loop = asyncio.get_running_loop()
         self.connection = connection
@@ -115,6 +119,9 @@ class Outgoing:
         """Why the call failed, once it has."""
         self.counters: Mapping[str, int] = {}
         """What the service counted, once the call has ended."""
+        self._agree = agree
+        self.compression = compression
+        """What batches to the service may be compressed by; "" for nothing."""
         self.waiting = False
         """Whether the application waits for an answer."""
         self.supplying = False
@@ -265,6 +272,7 @@ class Outgoing:
         return Decoder(
             self.head.expected if self.head.expected is not None else self.schema,
             dictionary_limit=self.config.calls.batch_limit,
+            compressions=(self.compression,) if self.compression else (),
             where=f"the answers of handler {self.head.handler!r}",
             peer=self.peer,
             handler=self.head.handler,
@@ -316,6 +324,15 @@ class Outgoing:
         if hello.schema is not None and self.head.expected is not None:
             where = f"the output of handler {self.head.handler!r}"
             check(self.head.expected, hello.schema, where=where, **names)
+        if hello.compression and hello.compression not in self.head.compressions:
+            raise BadCall(
+                f"handler {self.head.handler!r} at {self.peer} answered with the compression "
+                f"{hello.compression!r}, which was not asked for",
+                **names,
+            )
+        self.compression = hello.compression
+        if hello.compression:
+            self._agree(hello.compression)
         self.schema = hello.schema
         self.accepted = True
 
@@ -372,7 +389,7 @@ def _nothing() -> None:
 class Batches:
     """The input of a call in whatever form, with its schema: found out before anything is sent."""
 
-    __slots__ = ("batches", "encoder", "limit", "schema")
+    __slots__ = ("batches", "compression", "encoder", "limit", "schema")
 
     def __init__(
         self,
@@ -399,6 +416,8 @@ class Batches:
                 f"the call of handler {handler!r} needs schema=, the pyarrow.Schema of its batches"
             )
         self.batches = batches
+        self.compression = ""
+        """What to compress the next payload by, "" for nothing; may change between two."""
         self.schema = schema
         self.limit = limit
         self.encoder = Encoder(
@@ -413,6 +432,8 @@ class Batches:
                 f"a batch of {encoded.size} bytes is above the limit of {self.limit} "
                 "(Calls.batch_limit); send fewer rows at a time"
             )
+        if self.compression:
+            return compress(encoded, self.compression)
         return encoded
 
 

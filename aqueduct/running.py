@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from aqueduct.arrow.call import CallHead, Hello
+from aqueduct.arrow.compression import compress
 from aqueduct.arrow.cut import Assembler, batch_headers, pieces
 from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoded, Encoder
@@ -112,6 +113,7 @@ class RunningCall:
         self._status = status
         self._received = 0  # batches that came whole
         self._settled = 0  # inputs below this number are answered, or told to be taken
+        self._compression = ""  # agreed with the client
         self._partial = False  # whether a batch has come in part
         self._moved = 0
         self._watch: Watch | None = None
@@ -211,6 +213,8 @@ class RunningCall:
                 handler=self.call.handler,
             )
         self.rows_out += batch.num_rows
+        if self._compression:
+            return compress(encoded, self._compression)
         return encoded
 
     def send(self, encoded: Encoded, number: int) -> None:
@@ -307,16 +311,19 @@ class RunningCall:
             raise self._handler_failed(error, "could not tell its output schema:") from error
         if head.expected is not None and call.output_schema is not None:
             check(head.expected, call.output_schema, where=f"the output of {where}", **names)
+        known = self.config.calls.compressions
+        self._compression = next((name for name in head.compressions if name in known), "")
         if call.schema is not None:
             self.decoder = Decoder(
                 call.schema,
                 dictionary_limit=self.config.calls.batch_limit,
+                compressions=(self._compression,) if self._compression else (),
                 where=f"the input of {where}",
                 **names,
             )
         if call.output_schema is not None:
             self.encoder = Encoder(call.output_schema, where=f"the output of {where}", **names)
-        headers, payload = Hello(call.output_schema).encode()
+        headers, payload = Hello(call.output_schema, self._compression).encode()
         self.output.send_nowait(payload, headers=headers, force=True)
         self.accepted = True
         return serving.driver_of(handler)

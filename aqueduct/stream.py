@@ -206,6 +206,7 @@ def _feed_now(call: Outgoing, source: Batches, batches: Any) -> bool:
 
 
 def _send(call: Outgoing, source: Batches, batch: pa.RecordBatch) -> None:
+    source.compression = call.compression
     encoded = source.encode(batch)
     assert call.window is not None
     call.send(encoded, call.window.send(encoded.size))

@@ -100,6 +100,7 @@ class SyncClient:
         attempt: str = "",
         token: str | bytes | None = None,
         partition: Partition | None = None,
+        compression: str | None = None,
     ) -> SyncStream:
         """Calls an exchange handler; the arguments are those of ``Client.exchange``.
 
@@ -117,6 +118,7 @@ class SyncClient:
             attempt=attempt,
             token=token,
             partition=partition,
+            compression=compression,
         )
 
     def source(
@@ -130,6 +132,7 @@ class SyncClient:
         attempt: str = "",
         token: str | bytes | None = None,
         partition: Partition | None = None,
+        compression: str | None = None,
     ) -> SyncStream:
         """Calls a source handler; see ``Client.source``."""
         return self._stream(
@@ -144,6 +147,7 @@ class SyncClient:
             attempt=attempt,
             token=token,
             partition=partition,
+            compression=compression,
         )
 
     def sink(
@@ -160,6 +164,7 @@ class SyncClient:
         attempt: str = "",
         token: str | bytes | None = None,
         partition: Partition | None = None,
+        compression: str | None = None,
     ) -> dict[str, int]:
         """Calls a sink handler with ``batches`` and returns its counters; see ``Client.sink``."""
         stream = self._stream(
@@ -174,6 +179,7 @@ class SyncClient:
             attempt=attempt,
             token=token,
             partition=partition,
+            compression=compression,
         )
         with stream:
             for _ in stream:
@@ -233,7 +239,14 @@ class SyncClient:
         self._thread.check()
         if self._client.closed:
             raise self._client.connection.error or ConnectionLost(f"{self!r} is closed")
-        call_head = make_head(kind, handler, source, default_token=self._client.token, **head)
+        call_head = make_head(
+            kind,
+            handler,
+            source,
+            default_token=self._client.token,
+            default_compression=self._client.compression,
+            **head,
+        )
         call_head.encode()  # errors belong here rather than into the other thread
         return SyncStream(Crossing(self._thread, self._client, call_head, window), source)
 
@@ -352,6 +365,7 @@ class SyncStream:
     def _send_next(self, batches: Iterator[pa.RecordBatch]) -> None:
         source = self._source
         assert source is not None
+        source.compression = self._crossing.compression
         try:
             encoded = source.encode(next(batches))
         except StopIteration:

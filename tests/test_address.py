@@ -67,8 +67,11 @@ def test_what_is_understood(
         ("aqueduct+tcp://h:99999", "Port out of range"),
         ("aqueduct+tcp://h/path", "only a host, a port and options"),
         ("aqueduct+tcp://me@h", "only a host, a port and options"),
-        ("aqueduct+tcp://h?verify=off", "unknown option 'verify'; known here: none"),
-        ("aqueduct+tls://h?datagram_size=1200", "known here: ca, fingerprint, server_name, verify"),
+        ("aqueduct+tcp://h?verify=off", "unknown option 'verify'; known here: compression"),
+        (
+            "aqueduct+tls://h?datagram_size=1200",
+            "known here: ca, compression, fingerprint, server_name, verify",
+        ),
         ("aqueduct+tls://h?verify=no", "it must be on or off"),
         ("aqueduct+tls://h?verify=off&verify=off", "given twice"),
         ("aqueduct+tls://h?fingerprint=sha1:00", "sha256: and 64 hexadecimal digits"),
@@ -83,7 +86,7 @@ def test_what_is_understood(
         ("aqueduct+unix:///a?mode=0999", "three octal digits"),
         ("aqueduct+unix:///a?mode=rw", "three octal digits"),
         ("aqueduct+unix:///a?mode=4600", "three octal digits"),
-        ("aqueduct+unix:///a?ca=x", "known here: mode"),
+        ("aqueduct+unix:///a?ca=x", "known here: compression, mode"),
     ],
 )
 def test_what_is_refused(text: str, words: str) -> None:

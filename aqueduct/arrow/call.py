@@ -79,9 +79,10 @@ _CALL_KEYS: Final = frozenset(
         wire.PARTITION,
         wire.METADATA,
         wire.EXPECTED,
+        wire.COMPRESSION,
     }
 )
-_HELLO_KEYS: Final = frozenset({wire.HELLO})
+_HELLO_KEYS: Final = frozenset({wire.HELLO, wire.COMPRESSION})
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,8 @@ class CallHead:
     """The share of the work that this call is."""
     metadata: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """The user's own headers."""
+    compressions: tuple[str, ...] = ()
+    """What the caller reads and wishes the batches to be compressed by, the dearest first."""
 
     def encode(self) -> tuple[Headers, list[bytes]]:
         """The headers and the payload's buffers. Raises LocalProtocolError for what cannot be."""
@@ -140,6 +143,8 @@ class CallHead:
             headers.append((wire.PARTITION, str(self.partition).encode()))
         if self.metadata:
             headers.append((wire.METADATA, _metadata_value(self.metadata)))
+        if self.compressions:
+            headers.append((wire.COMPRESSION, ",".join(self.compressions).encode()))
         payload = [] if self.schema is None else [serialize_schema(self.schema)]
         if self.expected is not None:
             headers.append((wire.EXPECTED, b"%d" % sum(map(len, payload))))
@@ -180,6 +185,7 @@ class CallHead:
                 token=_decode_token(values.get(wire.TOKEN)),
                 partition=_decode_partition(values.get(wire.PARTITION)),
                 metadata=_decode_metadata(values.get(wire.METADATA)),
+                compressions=_decode_compressions(values.get(wire.COMPRESSION)),
             )
         except BadCall as error:
             raise BadCall(str(error), peer=peer, handler=handler) from error.__cause__
@@ -211,11 +217,16 @@ class Hello:
 
     schema: pa.Schema | None = None
     """Of the batches to the client; None says that a sink is ready."""
+    compression: str = ""
+    """Which of the caller's compressions is used from now on, both ways; "" for none."""
 
     def encode(self) -> tuple[Headers, list[bytes]]:
         """The headers and the payload's buffers."""
         payload = [] if self.schema is None else [serialize_schema(self.schema)]
-        return ((wire.HELLO, b"%d" % wire.VERSION),), payload
+        headers = [(wire.HELLO, b"%d" % wire.VERSION)]
+        if self.compression:
+            headers.append((wire.COMPRESSION, self.compression.encode()))
+        return tuple(headers), payload
 
     @classmethod
     def decode(
@@ -231,14 +242,16 @@ class Hello:
         try:
             values = one_each(headers, _HELLO_KEYS)
             _check_version(values.get(wire.HELLO), wire.HELLO, "hello")
+            chosen = values.get(wire.COMPRESSION, b"")
+            compression = text_of(chosen, wire.COMPRESSION, limit=_NAME_LIMIT)
             size = memoryview(payload).nbytes
             if kind == "sink":
                 if size:
                     raise BadCall(f"the hello of a sink is empty, and {size} bytes came")
-                return cls()
+                return cls(None, compression)
             if not size:
                 raise BadCall(f"the hello of a call of the kind {kind} has no output schema")
-            return cls(deserialize_schema(payload, where="the output schema"))
+            return cls(deserialize_schema(payload, where="the output schema"), compression)
         except BadCall as error:
             raise BadCall(str(error), peer=peer, handler=handler) from error.__cause__
 
@@ -333,6 +346,13 @@ def _decode_partition(value: bytes | None) -> Partition | None:
         return Partition(number_of(index, wire.PARTITION))
     total = number_of(count, wire.PARTITION, least=1)
     return Partition(number_of(index, wire.PARTITION, most=total - 1), total)
+
+
+def _decode_compressions(value: bytes | None) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    # Words that are unknown here are for others.
+    return tuple(text_of(value, wire.COMPRESSION, limit=_NAME_LIMIT).split(","))
 
 
 def _metadata_value(metadata: Mapping[str, str]) -> bytes:

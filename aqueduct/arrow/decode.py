@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 import pyarrow as pa
 
 from aqueduct._speedups.flatbuffer import is_batch
+from aqueduct.arrow.compression import Overblown, Unpacking
 from aqueduct.arrow.ipc import (
     ROWS_LIMIT,
     adopt,
@@ -55,6 +56,7 @@ class Decoder:
     A payload that is not what it should be raises BadCall. If the schema has dictionaries, the
     stream cannot go on after that, and every later call raises the same. What has been sent of
     dictionaries and not been replaced may reach ``dictionary_limit`` bytes, then BatchTooLarge.
+    So may what a payload unpacks to, if it is compressed by one of ``compressions``.
 
     Extension types must be registered. Not for use by several threads at once.
     """
@@ -65,6 +67,7 @@ class Decoder:
         *,
         checks: Checks = "memory",
         dictionary_limit: int = DEFAULT.calls.batch_limit,
+        compressions: tuple[str, ...] = (),
         where: str = "",
         peer: str = "",
         handler: str = "",
@@ -78,6 +81,8 @@ class Decoder:
         self._full = checks == "full"
         self._physical = found.physical if checks == "memory" else None
         self._layout = found.layout
+        self._compressions = compressions
+        self._limit = dictionary_limit
         self._stream: _DictionaryStream | None = None
         if found.dictionaries:
             self._stream = _DictionaryStream(schema, found.dictionaries, dictionary_limit)
@@ -97,7 +102,7 @@ class Decoder:
                 raise
             name = "the batch" if number is None else f"batch {number}"
             where = f"{name} of {self._where}" if self._where else name
-            kind = BatchTooLarge if isinstance(error, _TooLarge) else BadCall
+            kind = BatchTooLarge if isinstance(error, _TooLarge | Overblown) else BadCall
             text = f"{where} cannot be read: {first_line(error)}"
             fault = _Fault(kind, text, self._peer, self._handler)
             if self._stream is not None:
@@ -110,13 +115,19 @@ class Decoder:
         if payload.address % 8:  # Arrow expects its numbers on their own boundaries
             payload = _copied(payload)
         source = pa.BufferReader(payload)
+        unpacking: Unpacking | None = None
+        if self._compressions:
+            unpacking = Unpacking(self._compressions, self._limit, payload.size)
+        again = self._stream is None  # whether to read it twice costs nothing
         if self._stream is not None:
             message, summary = _next_message(source)
-            batch = self._stream.read(payload, source, summary, self._layout)
+            batch = self._stream.read(payload, source, message, summary, self._layout, unpacking)
         else:
             message = _read_message(source)
             if not is_batch(message.metadata, *self._layout):
-                _check_batch(summarize(message.metadata), self._layout)
+                summary = summarize(message.metadata)
+                _check_batch(message, summary, self._layout, unpacking)
+                again = not summary.compressed
             _check_end(source)
             batch = pa.ipc.read_record_batch(message, self.schema)
         if self._full:
@@ -124,7 +135,7 @@ class Decoder:
         else:
             batch.validate()
         if self._physical is not None:
-            if self._stream is None:
+            if again:
                 twin = pa.ipc.read_record_batch(message, self._physical)
             else:
                 twin = adopt(batch, self._physical)
@@ -182,18 +193,20 @@ class _DictionaryStream:
         self,
         payload: pa.Buffer,
         source: pa.BufferReader,
+        message: pa.Message,
         summary: Summary,
         layout: Layout,
+        unpacking: Unpacking | None,
     ) -> pa.RecordBatch:
-        """The batch of ``payload``, whose first message ``source`` has read: ``summary``."""
+        """The batch of ``payload``, whose first message ``source`` has read."""
         in_place: set[int] = set()
         while summary.kind == DICTIONARY:
-            self._admit(summary)
+            self._admit(message, summary, unpacking)
             if summary.body * 2 > payload.size:
                 # The reader keeps dictionaries: a small one would keep the memory of a batch.
                 in_place.add(source.tell() - summary.body)
-            _, summary = _next_message(source)
-        _check_batch(summary, layout)
+            message, summary = _next_message(source)
+        _check_batch(message, summary, layout, unpacking)
         _check_end(source)
         in_place.add(source.tell() - summary.body)
         self._source.serve(payload, in_place)
@@ -205,13 +218,13 @@ class _DictionaryStream:
             self._source.serve(_NOTHING)
         return batch
 
-    def _admit(self, summary: Summary) -> None:
+    def _admit(self, message: pa.Message, summary: Summary, unpacking: Unpacking | None) -> None:
         wanted = self._layouts.get(summary.dictionary)
         if wanted is None:
             raise _Malformed(f"dictionary {summary.dictionary} is none of the schema's")
-        _check_message(summary, wanted, "dictionary")
+        size = _check_message(message, summary, wanted, "dictionary", unpacking)
         kept = self._sizes.get(summary.dictionary, 0) if summary.delta else 0
-        self._sizes[summary.dictionary] = kept + summary.body
+        self._sizes[summary.dictionary] = kept + size
         total = sum(self._sizes.values())
         if total > self._limit:
             raise _TooLarge(
@@ -266,26 +279,34 @@ def _read_message(source: pa.BufferReader) -> pa.Message:
     return pa.ipc.read_message(source)  # this verifies the metadata
 
 
-def _check_batch(summary: Summary, layout: Layout) -> None:
+def _check_batch(
+    message: pa.Message, summary: Summary, layout: Layout, unpacking: Unpacking | None
+) -> None:
     if summary.kind != RECORD_BATCH:
         kind = {DICTIONARY: "dictionary, which the schema does not have,", SCHEMA: "schema"}
         raise _Malformed(
             f"a {kind.get(summary.kind, 'message of another kind')} came instead of a record batch"
         )
-    _check_message(summary, layout, "record batch")
+    _check_message(message, summary, layout, "record batch", unpacking)
 
 
-def _check_message(summary: Summary, wanted: Layout, name: str) -> None:
+def _check_message(
+    message: pa.Message, summary: Summary, wanted: Layout, name: str, unpacking: Unpacking | None
+) -> int:
+    """Returns how many bytes it holds, unpacked if it is compressed."""
     if summary.version != VERSION_5:
         raise _Malformed(f"the {name} is of metadata version V{summary.version + 1}, not V5")
-    if summary.compressed:
+    if summary.compressed and unpacking is None:
         # A few bytes could ask for any amount of memory.
-        raise _Malformed(f"the {name} is compressed, which the convention does not allow")
+        raise _Malformed(f"the {name} is compressed, which was not agreed on")
     if summary.layout != wanted:
         raise _Malformed(
             f"the {name} is of another schema: its parts are {_parts(summary.layout)}, "
             f"and the schema's are {_parts(wanted)}"
         )
+    if summary.compressed and unpacking is not None:
+        return unpacking.admit(message.metadata, message.body)
+    return summary.body
 
 
 def _parts(layout: Layout | None) -> str:

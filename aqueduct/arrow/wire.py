@@ -17,6 +17,7 @@ __all__ = [
     "ATTEMPT",
     "BATCH",
     "CALL",
+    "COMPRESSION",
     "DEADLINE",
     "EXPECTED",
     "HANDLER",
@@ -61,6 +62,9 @@ PARTITION: Final = b"arrow-partition-cf36d2"
 """``INDEX`` or ``INDEX/COUNT``, decimal: the share of the work that this call is."""
 METADATA: Final = b"arrow-metadata-9772af"
 """The user's own headers: a JSON object of strings, UTF-8."""
+COMPRESSION: Final = b"arrow-compression-4e9d17"
+"""On a call: the compressions that the client reads and wishes for, the dearest first, with commas
+between them. On the hello: the one that both sides may use from now on."""
 EXPECTED: Final = b"arrow-expected-bc4eec"
 """Where in the payload the schema begins that the caller expects back, decimal."""
 

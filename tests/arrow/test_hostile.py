@@ -115,7 +115,7 @@ def test_compression_is_refused():
             writer.write_batch(batch_of(schema))
         messages = split(stream.getvalue().to_pybytes()[:-8])
         text = refusal(schema, b"".join(messages[1:]))
-        assert text.endswith("is compressed, which the convention does not allow")
+        assert text.endswith("is compressed, which was not agreed on")
 
 
 def test_old_metadata_is_refused():

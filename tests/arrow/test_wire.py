@@ -12,6 +12,7 @@ from aqueduct.arrow import wire
 from aqueduct.errors import BadCall
 
 KEYS = {
+    "COMPRESSION": b"arrow-compression-4e9d17",
     "CALL": b"arrow-call-405c16",
     "HANDLER": b"arrow-handler-3c8e32",
     "KIND": b"arrow-kind-b4c4e5",
