@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import tempfile
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -56,6 +58,9 @@ CARRIERS: dict[str, Carrier] = {
     "quic": Carrier("aqueduct://127.0.0.1:0", LATE),
     "quic-2%": Carrier("aqueduct://127.0.0.1:0?datagram_size=1200", {**LATE, "drop": 0.02}),
     "quic-10%": Carrier("aqueduct://127.0.0.1:0?datagram_size=1200", {**LATE, "drop": 0.1}),
+    "tcp": Carrier("aqueduct+tcp://127.0.0.1:0"),
+    "tls": Carrier("aqueduct+tls://127.0.0.1:0"),
+    "unix": Carrier(f"aqueduct+unix://{tempfile.gettempdir()}/aqueduct-suite-{os.getpid()}"),
 }
 
 
