@@ -21,7 +21,7 @@ FLOORS: tuple[dict[str, str], ...] = (
     {"aqueduct._speedups": ""},
     {"aqueduct.protocol.channels": "", "aqueduct.protocol.bpmux": ""},
     {"aqueduct.carriers.contract": "", "aqueduct.wire": ""},
-    {"aqueduct.carriers.pump": "", "aqueduct.carriers.tls": ""},
+    {f"aqueduct.carriers.{name}": "" for name in ("ports", "pump", "tls")},
     {f"aqueduct.carriers.{name}": "" for name in ("memory", "quic", "stream")},
     {"aqueduct.endpoint": "", "aqueduct.bpmux": ""},
     {"aqueduct.arrow": ""},

@@ -179,7 +179,8 @@ async def bind(addresses: Sequence[str | Address], copies: int) -> list[list[Bou
             address = _address(text)
             if address.scheme == "memory":
                 raise ConfigError(f"{address}: processes cannot share what is in the memory of one")
-            for bound, one in zip(await quic.bind(address, copies), sets, strict=True):
+            carrier = quic if address.scheme == "aqueduct" else stream
+            for bound, one in zip(await carrier.bind(address, copies), sets, strict=True):
                 one.append(bound)
     except BaseException:
         for bound in (bound for one in sets for bound in one):
@@ -220,18 +221,18 @@ async def serve(
         for given in addresses:
             bound = given if isinstance(given, Bound) else None
             address = _address(given)
+            sockets = None if bound is None else bound.sockets
             listener: Listener
             if address.scheme == "memory":
                 listener = await memory.listen(address, config, accept)
             elif address.scheme != "aqueduct":
-                listener = await stream.listen(address, config, tls, accept)
+                listener = await stream.listen(address, config, tls, accept, sockets=sockets)
             elif tls is None:
                 raise ConfigError(
                     f"{address}: QUIC needs a certificate: pass tls=ServerTls(certificate, key), "
                     "or dev_certificate() for development"
                 )
             else:
-                sockets = None if bound is None else bound.sockets
                 listener = await quic.listen(address, config, tls, accept, sockets=sockets)
             server._listeners.append(listener)
     except BaseException:

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import socket
 from collections.abc import Sequence
-from typing import Final
 
 from aqueduct.address import Address
 from aqueduct.carriers.contract import Bound
-from aqueduct.carriers.quic.sockets import SocketAddress, host_port
+from aqueduct.carriers.ports import bind_ports
 from aqueduct.errors import ConfigError
 
 __all__ = ["bind"]
-
-logger = logging.getLogger("aqueduct.quic")
-
-_PORT_TRIES: Final = 16
 
 
 async def bind(address: Address, copies: int) -> list[Bound]:
@@ -29,24 +22,7 @@ async def bind(address: Address, copies: int) -> list[Bound]:
 
     Port 0 takes a free one. Raises ConfigError: the name does not resolve, or the port is taken.
     """
-    loop = asyncio.get_running_loop()
-    try:
-        found = await loop.getaddrinfo(
-            address.host, address.port, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE
-        )
-    except OSError as error:
-        raise ConfigError(
-            f"{address}: the name {address.host!r} does not resolve ({error.strerror})"
-        ) from error
-    targets = list(dict.fromkeys((family, where) for family, _, _, _, where in found))
-    for attempt in range(_PORT_TRIES):
-        try:
-            first = _bind_all(address, targets)
-            break
-        except _PortTaken as error:
-            # A free port of the first address may be taken at the second: try another.
-            if address.port != 0 or attempt == _PORT_TRIES - 1:
-                raise ConfigError(str(error)) from error
+    first = await bind_ports(address, socket.SOCK_DGRAM)
     port = first[0].getsockname()[1]
     sets = [first]
     if copies > 1:
@@ -76,43 +52,3 @@ def _share(
             other.close()
         raise ConfigError(f"{address} cannot be shared: {error.strerror}") from error
     return sets
-
-
-class _PortTaken(Exception):
-    pass
-
-
-def _bind_all(
-    address: Address, targets: Sequence[tuple[int, SocketAddress]]
-) -> list[socket.socket]:
-    sockets: list[socket.socket] = []
-    port = address.port
-    problems: list[str] = []
-    for family, where in targets:
-        where = (where[0], port, *where[2:])
-        try:
-            sock = socket.socket(family, socket.SOCK_DGRAM)
-        except OSError as error:
-            problems.append(f"{host_port(where)}: {error.strerror}")
-            continue
-        try:
-            if family == socket.AF_INET6:
-                # "::" alone takes IPv4 too; beside an IPv4 address each has its own socket.
-                only = len(targets) > 1 or where[0] != "::"
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only)
-            sock.bind(where)
-        except OSError as error:
-            sock.close()
-            if sockets and address.port == 0:
-                for other in sockets:
-                    other.close()
-                raise _PortTaken(f"{host_port(where)}: {error.strerror}") from error
-            problems.append(f"{host_port(where)}: {error.strerror}")
-            continue
-        sockets.append(sock)
-        port = sock.getsockname()[1]
-    if not sockets:
-        raise ConfigError(f"{address} cannot be listened at: {'; '.join(problems)}")
-    if problems:
-        logger.warning("%s: not everywhere: %s", address, "; ".join(problems))
-    return sockets

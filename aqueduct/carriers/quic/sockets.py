@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from aqueduct.address import Address
+from aqueduct.carriers.ports import host_port
 from aqueduct.config import Config
 
 __all__ = ["UdpSocket", "datagram_size", "host_port", "is_loopback"]
@@ -225,12 +226,6 @@ def is_loopback(address: SocketAddress) -> bool:
     """Whether the peer is this machine."""
     host = str(address[0])
     return host.startswith(("127.", "::ffff:127.")) or host == "::1"
-
-
-def host_port(address: SocketAddress) -> str:
-    """An address as people write it."""
-    host = str(address[0]).removeprefix("::ffff:")
-    return f"[{host}]:{address[1]}" if ":" in host else f"{host}:{address[1]}"
 
 
 def _set(sock: socket.socket, level: int, option: int, value: int) -> bool:

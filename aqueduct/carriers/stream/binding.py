@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import logging
 import os
 import socket
 import stat
-from collections.abc import Sequence
 from typing import Final
 
 from aqueduct.address import UNIX, Address
-from aqueduct.carriers.stream.sockets import SocketAddress, check_path, host_port
-from aqueduct.config import Config
+from aqueduct.carriers.contract import Bound
+from aqueduct.carriers.ports import bind_ports
+from aqueduct.carriers.stream.sockets import check_path
+from aqueduct.config import DEFAULT
 from aqueduct.errors import ConfigError
 
 __all__ = ["SocketFile", "bind"]
 
 logger = logging.getLogger("aqueduct.stream")
 
-_PORT_TRIES: Final = 16
 _MODE: Final = "0600"
 
 
@@ -48,78 +47,27 @@ class SocketFile:
         return found.st_dev, found.st_ino
 
 
-async def bind(address: Address, config: Config) -> list[socket.socket]:
-    """Sockets that listen at every address of ``address.host``, at one port; or at its path.
+async def bind(
+    address: Address, copies: int = 1, *, backlog: int = DEFAULT.stream.backlog
+) -> list[Bound]:
+    """Listens at every address of ``address.host``, at one port; or at its path.
+
+    Of several ``copies``, for processes that share the address, each has the same sockets: who
+    accepts first has the connection, and none is lost with a process that ends.
 
     Port 0 takes a free one. Raises ConfigError: the name does not resolve, the port or the path is
     taken, or this user may not have it.
     """
     if address.scheme == UNIX:
-        return [_bind_unix(address, config)]
-    loop = asyncio.get_running_loop()
-    try:
-        found = await loop.getaddrinfo(
-            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-    except OSError as error:
-        raise ConfigError(
-            f"{address}: the name {address.host!r} does not resolve ({error.strerror})"
-        ) from error
-    targets = list(dict.fromkeys((family, where) for family, _, _, _, where in found))
-    for attempt in range(_PORT_TRIES):
-        try:
-            return _bind_all(address, targets, config)
-        except _PortTaken as error:
-            # A free port of the first address may be taken at the second: try another.
-            if address.port != 0 or attempt == _PORT_TRIES - 1:
-                raise ConfigError(str(error)) from error
-    raise AssertionError("unreachable")
+        first = [_bind_unix(address, backlog)]
+    else:
+        first = await bind_ports(address, socket.SOCK_STREAM, backlog=backlog)
+        address = address.with_port(first[0].getsockname()[1])
+    twins = [[sock.dup() for sock in first] for _ in range(copies - 1)]
+    return [Bound(address, tuple(sockets)) for sockets in (first, *twins)]
 
 
-class _PortTaken(Exception):
-    pass
-
-
-def _bind_all(
-    address: Address, targets: Sequence[tuple[int, SocketAddress]], config: Config
-) -> list[socket.socket]:
-    sockets: list[socket.socket] = []
-    port = address.port
-    problems: list[str] = []
-    for family, where in targets:
-        where = (where[0], port, *where[2:])
-        try:
-            sock = socket.socket(family, socket.SOCK_STREAM)
-        except OSError as error:
-            problems.append(f"{host_port(where)}: {error.strerror}")
-            continue
-        try:
-            if family == socket.AF_INET6:
-                # "::" alone takes IPv4 too; beside an IPv4 address each has its own socket.
-                only = len(targets) > 1 or where[0] != "::"
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only)
-            # A server that starts again may have its port, though old connections linger on it.
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(where)
-            sock.listen(config.stream.backlog)
-        except OSError as error:
-            sock.close()
-            if sockets and address.port == 0:
-                for other in sockets:
-                    other.close()
-                raise _PortTaken(f"{host_port(where)}: {error.strerror}") from error
-            problems.append(f"{host_port(where)}: {error.strerror}")
-            continue
-        sockets.append(sock)
-        port = sock.getsockname()[1]
-    if not sockets:
-        raise ConfigError(f"{address} cannot be listened at: {'; '.join(problems)}")
-    if problems:
-        logger.warning("%s: not everywhere: %s", address, "; ".join(problems))
-    return sockets
-
-
-def _bind_unix(address: Address, config: Config) -> socket.socket:
+def _bind_unix(address: Address, backlog: int) -> socket.socket:
     check_path(address)
     _clear(address)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -128,7 +76,7 @@ def _bind_unix(address: Address, config: Config) -> socket.socket:
         try:
             # Nobody can connect before it listens, so nobody comes through with other rights.
             os.chmod(address.path, int(address.options.get("mode", _MODE), 8))
-            sock.listen(config.stream.backlog)
+            sock.listen(backlog)
         except OSError:
             os.unlink(address.path)
             raise

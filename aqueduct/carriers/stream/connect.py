@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from typing import Final
 
 from aqueduct.address import UNIX, Address
+from aqueduct.carriers.ports import SocketAddress, host_port
 from aqueduct.carriers.stream.connection import StreamCarrier
-from aqueduct.carriers.stream.sockets import SocketAddress, check_path, host_port, tune, why
+from aqueduct.carriers.stream.sockets import check_path, tune, why
 from aqueduct.carriers.stream.tls import client_context
 from aqueduct.carriers.tls import ClientTls, client_tls
 from aqueduct.config import Config

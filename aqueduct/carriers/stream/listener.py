@@ -54,7 +54,8 @@ async def listen(
         context = server_context(tls)
     file: SocketFile | None = None
     if sockets is None:
-        sockets = await bind(address, config)
+        (bound,) = await bind(address, backlog=config.stream.backlog)
+        sockets = bound.sockets
         if address.scheme == UNIX:
             file = SocketFile(address.path)
     return StreamListener(address, config, tls, context, on_carrier, sockets, file)

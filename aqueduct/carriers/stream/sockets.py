@@ -8,27 +8,23 @@ import socket
 import struct
 import sys
 import threading
-from typing import Any, Final
+from typing import Final
 
 from aqueduct.address import Address
 from aqueduct.carriers.contract import PeerCredentials
+from aqueduct.carriers.ports import host_port
 from aqueduct.config import Config
 from aqueduct.errors import ConfigError
 
 __all__ = [
-    "SocketAddress",
     "check_path",
     "credentials_of",
     "ends_of",
-    "host_port",
     "scratch",
     "tcp_info",
     "tune",
     "why",
 ]
-
-SocketAddress = Any
-"""What the socket module calls an address: a tuple of host and port, or a path."""
 
 _SCRATCH: Final = 64 << 10
 _local: Final = threading.local()
@@ -112,14 +108,6 @@ def ends_of(sock: socket.socket, credentials: PeerCredentials | None) -> tuple[s
         return host_port(here), host_port(there)
     other = "another process" if credentials is None else f"process {credentials.pid}"
     return _path(here) or f"process {os.getpid()}", _path(there) or other
-
-
-def host_port(address: SocketAddress) -> str:
-    """An address as people write it."""
-    if not isinstance(address, tuple):
-        return _path(address)
-    host = str(address[0]).removeprefix("::ffff:")
-    return f"[{host}]:{address[1]}" if ":" in host else f"{host}:{address[1]}"
 
 
 def tcp_info(sock: socket.socket) -> tuple[float, int] | None:
