@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
+from aqueduct._speedups.arrow_reader import BatchReader
 from aqueduct._speedups.flatbuffer import is_batch
 from aqueduct.arrow.compression import Overblown, Unpacking
 from aqueduct.arrow.ipc import (
@@ -83,6 +84,10 @@ class Decoder:
         self._layout = found.layout
         self._compressions = compressions
         self._limit = dictionary_limit
+        self._fast: BatchReader | None = None
+        if found.columns is not None:
+            import_ = pa.RecordBatch._import_from_c
+            self._fast = BatchReader(found.columns, import_, schema, checks != "layout")
         self._stream: _DictionaryStream | None = None
         if found.dictionaries:
             self._stream = _DictionaryStream(schema, found.dictionaries, dictionary_limit)
@@ -96,6 +101,12 @@ class Decoder:
         if self._broken is not None:
             raise self._broken.error()
         try:
+            if self._fast is not None:
+                batch = self._fast.read(payload)
+                if batch is not None:
+                    if self._full:
+                        batch.validate(full=True)
+                    return batch
             return self._decode(pa.py_buffer(payload))
         except Exception as error:
             if isinstance(error, MemoryError) and self._stream is None:

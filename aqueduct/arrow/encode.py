@@ -10,6 +10,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from aqueduct._speedups.arrow_writer import BatchWriter
 from aqueduct.arrow.ipc import (
     ALIGNMENT,
     ROWS_LIMIT,
@@ -65,6 +66,7 @@ class Encoder:
         self._parts: list[pa.Buffer | bytes] = []
         self._broken: str | None = None
         self._plan = plan(schema)
+        self._fast = None if self._plan.columns is None else BatchWriter(self._plan.columns)
         self._writer: pa.ipc.RecordBatchStreamWriter | None = None
 
     def encode(self, batch: pa.RecordBatch) -> Encoded:
@@ -96,6 +98,10 @@ class Encoder:
                 handler=self._handler,
             )
             batch = adopt(batch, self.schema)
+        if self._fast is not None:
+            written = self._fast.write(batch)
+            if written is not None:
+                return Encoded(*written)
         found = forbidden_nulls(batch, self._plan.required)
         if found is not None:
             field, nulls = found

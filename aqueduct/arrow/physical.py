@@ -9,15 +9,27 @@ a batch is looked at through its *physical* schema: same layout, and no rule but
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
+from aqueduct._speedups.arrow_columns import DEPTH_LIMIT, NODES_LIMIT, Columns
 from aqueduct.arrow.metadata import Layout
 
-__all__ = ["Plan", "grows_by_deltas", "layouts", "needs_deep_check", "physical_schema", "plan"]
+__all__ = [
+    "Plan",
+    "common_columns",
+    "grows_by_deltas",
+    "layouts",
+    "needs_deep_check",
+    "physical_schema",
+    "plan",
+]
+
+_Steps: TypeAlias = list[tuple[str, int, int, bool]]
 
 
 class Plan(NamedTuple):
@@ -32,6 +44,8 @@ class Plan(NamedTuple):
     required: tuple[int, ...]
     """The columns that are declared without nulls (the columns themselves, not fields inside)."""
     grows_by_deltas: bool
+    columns: Columns | None
+    """For the compiled writer and reader; None if a type is not for them."""
 
 
 def plan(schema: pa.Schema) -> Plan:
@@ -50,6 +64,7 @@ def _make_plan(schema: pa.Schema) -> Plan:
         physical_schema(schema) if needs_deep_check(schema) else None,
         tuple(i for i, field in enumerate(schema) if not field.nullable),
         grows_by_deltas(schema),
+        common_columns(schema),
     )
 
 
@@ -76,6 +91,69 @@ def needs_deep_check(schema: pa.Schema) -> bool:
         if _as_bytes(kind) is not None or _is_bytes(kind):
             return True
     return False
+
+
+def common_columns(schema: pa.Schema) -> Columns | None:
+    """The layout for the compiled writer and reader; None if they do not know some type.
+
+    They know what has a fixed size, text and bytes with offsets, structs, lists and maps; neither
+    dictionaries, unions, runs nor views.
+    """
+    steps: _Steps = []
+    for field in schema:
+        if not _add_steps(steps, field.type, not field.nullable, DEPTH_LIMIT):
+            return None
+    # They write and read numbers as this machine has them, and the wire is little-endian.
+    if not 0 < len(steps) <= NODES_LIMIT or sys.byteorder != "little":
+        return None
+    return Columns(steps)
+
+
+def _add_steps(steps: _Steps, kind: pa.DataType, strict: bool, levels: int) -> bool:
+    """Adds an array of this type and what is inside it; ``strict``: it must not have nulls."""
+    types = pa.types
+    if not levels or len(steps) > NODES_LIMIT:
+        return False
+    if isinstance(kind, pa.BaseExtensionType):
+        return _add_steps(steps, kind.storage_type, strict, levels)
+    count = kind.num_fields
+    if types.is_struct(kind):
+        steps.append(("struct", 0, count, strict))
+    elif types.is_map(kind):
+        steps.append(("list", 0, 1, strict))
+        # The entries of a map, and their keys, never are null: Arrow checks it too.
+        steps.append(("struct", 0, 2, True))
+        return _add_steps(steps, kind.key_type, True, levels - 2) and _add_steps(
+            steps, kind.item_type, False, levels - 2
+        )
+    elif types.is_list(kind):
+        steps.append(("list", 0, 1, strict))
+    elif types.is_large_list(kind):
+        steps.append(("large_list", 0, 1, strict))
+    elif types.is_fixed_size_list(kind):
+        steps.append(("fixed_list", kind.list_size, 1, strict))
+    else:
+        return _add_leaf(steps, kind, strict)
+    return all(_add_steps(steps, kind.field(i).type, False, levels - 1) for i in range(count))
+
+
+def _add_leaf(steps: _Steps, kind: pa.DataType, strict: bool) -> bool:
+    types = pa.types
+    if types.is_null(kind):
+        steps.append(("nulls", 0, 0, False))
+    elif types.is_boolean(kind):
+        steps.append(("bits", 0, 0, strict))
+    elif types.is_fixed_size_binary(kind):
+        steps.append(("fixed", kind.byte_width, 0, strict))
+    elif types.is_primitive(kind) or types.is_decimal(kind):
+        steps.append(("fixed", kind.bit_width // 8, 0, strict))
+    elif types.is_binary(kind) or types.is_string(kind):
+        steps.append(("bytes", 0, 0, strict))
+    elif types.is_large_binary(kind) or types.is_large_string(kind):
+        steps.append(("large_bytes", 0, 0, strict))
+    else:
+        return False
+    return True
 
 
 def layouts(schema: pa.Schema) -> tuple[Layout, dict[int, Layout]]:

@@ -87,6 +87,7 @@ PLAIN = [
     pa.uuid(),
     Celsius(),
 ]
+VIEWS = [pa.string_view(), pa.binary_view()]
 KEYS = [kind for kind in PLAIN if kind not in (pa.null(), pa.bool8(), pa.uuid(), Celsius())]
 FLAT = [
     *KEYS[:8],
@@ -151,10 +152,33 @@ def schemas(*, dictionaries: bool = True) -> st.SearchStrategy[pa.Schema]:
     return st.lists(one, max_size=5).map(pa.schema)
 
 
+def common_schemas() -> st.SearchStrategy[pa.Schema]:
+    """Schemas of the types that the compiled writer and reader know: all but a few."""
+    plain = st.sampled_from([kind for kind in PLAIN if kind not in VIEWS])
+    kinds = st.recursive(plain, _common_nested, max_leaves=6)
+    return st.lists(fields(kinds), min_size=1, max_size=5).map(pa.schema)
+
+
+def _common_nested(inner: st.SearchStrategy[pa.DataType]) -> st.SearchStrategy[pa.DataType]:
+    one = fields(inner)
+    return (
+        one.map(pa.list_)
+        | one.map(pa.large_list)
+        | st.builds(pa.list_, one, st.integers(1, 3))
+        | st.lists(one, max_size=4).map(pa.struct)
+        | st.builds(pa.map_, st.sampled_from(FLAT), one.map(lambda field: field.type))
+    )
+
+
 @st.composite
-def streams(draw: st.DrawFn, *, dictionaries: bool = True) -> list[pa.RecordBatch]:
+def streams(
+    draw: st.DrawFn,
+    *,
+    dictionaries: bool = True,
+    of: st.SearchStrategy[pa.Schema] | None = None,
+) -> list[pa.RecordBatch]:
     """A few batches of one schema, some of them slices of larger ones."""
-    schema = draw(schemas(dictionaries=dictionaries))
+    schema = draw(schemas(dictionaries=dictionaries) if of is None else of)
     chance = random.Random(draw(st.integers(0, 1 << 32)))
     batches = []
     for _ in range(draw(st.integers(1, 3))):

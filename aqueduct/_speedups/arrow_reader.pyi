@@ -1,0 +1,19 @@
+from collections.abc import Callable
+from typing import Any, final
+
+from _typeshed import ReadableBuffer
+
+from aqueduct._speedups.arrow_columns import Columns
+
+__all__ = ["BatchReader"]
+
+@final
+class BatchReader:
+    def __new__(
+        cls,
+        columns: Columns,
+        import_: Callable[[int, Any], Any],
+        schema: Any,
+        inside: bool = True,
+    ) -> BatchReader: ...
+    def read(self, payload: ReadableBuffer) -> Any: ...

@@ -1,0 +1,26 @@
+"""Record batches of common types into payloads, through Arrow's C data interface."""
+
+from libc.stdint cimport int64_t, uint8_t
+
+from aqueduct._speedups.arrow_columns cimport ArrowArray, Columns
+
+# A buffer of the body, in the order of the wire.
+cdef struct Part:
+    const uint8_t *data
+    int64_t size
+
+# Memory that was made here: what a slice needs moved by bits or counted anew.
+cdef struct Made:
+    Made *next
+
+cdef class Source:
+    cdef ArrowArray array           # keeps the columns alive
+    cdef Made *made
+    cdef const uint8_t *_data       # what the next view shows
+    cdef Py_ssize_t _size
+
+    cdef uint8_t *make(self, int64_t size) noexcept nogil
+    cdef object view(self, const uint8_t *data, Py_ssize_t size)
+
+cdef class BatchWriter:
+    cdef Columns _columns
