@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from itertools import takewhile
 from typing import Any
 
+from aqueduct._speedups.buffers import Scatter
 from aqueduct.config import Mux as Settings
 from aqueduct.errors import FrameError, LocalProtocolError, RemoteProtocolError
 from aqueduct.protocol.bpmux import events
@@ -97,6 +98,7 @@ class Mux:
         )
         self._next_request = 0
         self._next_sink = 1
+        self._chosen = 0
         self._awaited: deque[list[Any]] = deque()
 
     # Inputs
@@ -193,8 +195,9 @@ class Mux:
             identifier = self._next_request
             while identifier in self._state.maps[REQ_OUT]:
                 identifier = (identifier + 1) & HIGHEST
-            self._next_request = (identifier + 1) & HIGHEST
-        return self._open(REQ_OUT, REQ_OUT, identifier, payload, credit, True, total)
+        entity = self._open(REQ_OUT, REQ_OUT, identifier, payload, credit, True, total)
+        self._next_request = (identifier + 1) & HIGHEST
+        return entity
 
     def open_sink(
         self,
@@ -270,7 +273,7 @@ class Mux:
         credit.
         """
         self._require(entity)
-        if entity.gone or entity.end_in:
+        if self._over(entity):
             return
         last = entity.items[-1] if entity.items else None
         unfinished = last is not None and last.missing > 0
@@ -294,7 +297,7 @@ class Mux:
             if last is None or last.whole or last.total or last.is_end:
                 last = Item()
                 entity.items.append(last)
-            _extend(last, data)
+            _extend(last.scatter, data)
             if not last.scatter.nbytes:
                 entity.items.remove(last)
         self._scheduler.wake(entity)
@@ -310,7 +313,7 @@ class Mux:
         if entity.place != REQ_IN:
             raise LocalProtocolError(f"respond: {entity!r} is no request of the peer")
         self._require(entity)
-        if entity.gone or entity.end_in:
+        if self._over(entity):
             return
         if entity.ending:
             raise LocalProtocolError(f"respond: {entity!r} has been answered or ended")
@@ -328,15 +331,21 @@ class Mux:
     ) -> None:
         """Ends: a sink is finished, a stream or a request cancelled, a request of the peer refused.
 
-        What is queued leaves first, or is ``drop``-ped (an unfinished payload in Partial mode still
-        leaves, as nothing else could). A request that is dropped before its opening chunk was taken
-        is taken back: the peer never sees it. On the top-level it is the close.
+        What is queued leaves first, or is ``drop``-ped, with an end or a response that waits (an
+        unfinished payload in Partial mode still leaves, as nothing else could). A request that is
+        dropped before its opening chunk was taken is taken back: the peer never sees it. On the
+        top-level it is the close.
         """
         self._require(entity)
-        if entity.gone or entity.end_in:
+        if self._over(entity):
             return
-        if entity.end_out or (entity.ending and not drop) or self._end_queued(entity):
+        begun = entity.items[0] if entity.items and entity.items[0].begun else None
+        over = begun is not None and (begun.is_end or begun.is_response)
+        if entity.end_out or over or (entity.ending and not drop):
             raise LocalProtocolError(f"end: {entity!r} has been ended")
+        before = begun if drop else (entity.items[-1] if entity.items else None)
+        if before is not None and before.missing:
+            raise LocalProtocolError(f"end: a payload of {entity!r} lacks {before.missing} bytes")
         item = self._item(payload, whole=not total, total=total, is_end=True)
         if drop and entity.place == REQ_OUT and not entity.opened:
             self._scheduler.forget(entity)
@@ -344,10 +353,6 @@ class Mux:
         if drop:
             while entity.items and not entity.items[-1].begun:
                 entity.items.pop()
-        if entity.items and entity.items[-1].missing:
-            raise LocalProtocolError(
-                f"end: a payload of {entity!r} lacks {entity.items[-1].missing} bytes"
-            )
         entity.items.append(item)
         entity.ending = True
         self._scheduler.wake(entity)
@@ -376,7 +381,7 @@ class Mux:
         self._require(entity)
         if entity.end_out or entity.ending:
             raise LocalProtocolError(f"ping: {entity!r} has been ended")
-        if entity.gone or entity.end_in:
+        if self._over(entity):
             return
         record = [now + self.settings.pong_deadline, entity, now]
         entity.awaited.append(record)
@@ -389,7 +394,7 @@ class Mux:
         self._require(entity)
         if entity.end_out or entity.ending:
             raise LocalProtocolError(f"heartbeat: {entity!r} has been ended")
-        if not entity.gone and not entity.end_in:
+        if not self._over(entity):
             entity.pongs += 1
             self._scheduler.hurry(entity)
 
@@ -410,13 +415,13 @@ class Mux:
         self._events.append((events.FAILED, error))
 
     def _identifier(self, identifier: int | None, *places: int) -> int:
+        self._chosen = 0
         if identifier is not None:
             return identifier
-        identifier = self._next_sink
-        while any(identifier in self._state.maps[place] for place in places):
-            identifier = identifier % HIGHEST + 1
-        self._next_sink = identifier % HIGHEST + 1
-        return identifier
+        self._chosen = self._next_sink
+        while any(self._chosen in self._state.maps[place] for place in places):
+            self._chosen = self._chosen % HIGHEST + 1
+        return self._chosen
 
     def _require_room(self, place: int, identifier: int) -> None:
         known = self._state.maps[place]
@@ -458,6 +463,8 @@ class Mux:
         entity.opened = False
         entity.open_type = open_type
         entity.grant = credit
+        if place != REQ_OUT and identifier == self._chosen:
+            self._next_sink = identifier % HIGHEST + 1
         if item is not None:
             entity.items.append(item)
         self._scheduler.wake(entity)
@@ -466,8 +473,10 @@ class Mux:
     def _require(self, entity: Entity) -> None:
         if entity.identifier == 0 and entity.place in (SINK_IN, STREAM_IN):
             raise LocalProtocolError(f"{entity!r} cannot be addressed: 0 is the top-level (BP-R3)")
-        if self.error is not None and not entity.gone:
-            entity.gone = True
+
+    def _over(self, entity: Entity) -> bool:
+        """Nothing can be sent on it any more, for a reason that the application may not know."""
+        return entity.gone or entity.end_in or self.error is not None
 
     def _item(self, data: Buffer | Iterable[Buffer], *, total: int, **kinds: bool) -> Item:
         if not 0 <= total <= HIGHEST:
@@ -476,30 +485,27 @@ class Mux:
         if total:
             self._continue(item, data)
         else:
-            _extend(item, data)
+            _extend(item.scatter, data)
         return item
 
     def _continue(self, item: Item, data: Buffer | Iterable[Buffer]) -> None:
-        before = item.scatter.nbytes
-        _extend(item, data)
-        given = item.scatter.nbytes - before
-        if given > item.missing:
+        given = Scatter()
+        _extend(given, data)
+        if given.nbytes > item.missing:
             raise LocalProtocolError(
-                f"{given} bytes of a payload that lacks {item.missing} of its total size"
+                f"{given.nbytes} bytes of a payload that lacks {item.missing} of its total size"
             )
-        item.missing -= given
+        item.missing -= given.nbytes
+        item.scatter.extend(given.take(given.nbytes, given.nbytes))
 
     def _insert(self, entity: Entity, item: Item) -> None:
         """Urgent: before all that is not, and is not begun."""
         before = takewhile(lambda other: other.urgent or other.begun, entity.items)
         entity.items.insert(sum(1 for _ in before), item)
 
-    def _end_queued(self, entity: Entity) -> bool:
-        return bool(entity.items) and entity.items[-1].is_end
 
-
-def _extend(item: Item, data: Buffer | Iterable[Buffer]) -> None:
+def _extend(scatter: Scatter, data: Buffer | Iterable[Buffer]) -> None:
     if isinstance(data, (bytes, bytearray, memoryview)):
-        item.scatter.append(data)
+        scatter.append(data)
     else:
-        item.scatter.extend(data)
+        scatter.extend(data)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Never
 
-from aqueduct._speedups.bpmux import ACK_END, CREDIT, END, PAYLOAD, PING, ChunkDecoder, Step
+from aqueduct._speedups.bpmux import ACK_END, CREDIT, END, PAYLOAD, PING, Step
+from aqueduct._speedups.entities import Reading
 from aqueduct.config import Mux as Settings
 from aqueduct.errors import LimitExceeded, SequenceError
 from aqueduct.protocol.bpmux import events
@@ -29,7 +30,7 @@ WITH_PAYLOAD = (REQ_OUT, STREAM_OUT, STREAM_IN)
 """Who may get payloads after its opening: we get responses, and messages to read (BP-R6)."""
 
 
-class Receiving:
+class Receiving(Reading):
     """Reads chunks, moves the state, reports events. A violation is raised; see Mux."""
 
     def __init__(
@@ -42,26 +43,20 @@ class Receiving:
         whole: bool,
         regrant: bool,
     ) -> None:
-        self.decoder = ChunkDecoder()
+        super().__init__(state.top_stream, reported, state.maps, events.PAYLOAD, whole)
         self._state = state
         self._scheduler = scheduler
         self._events = reported
         self._settings = settings
         self._whole = whole
         self._regrant = regrant
-        # The chunk under way.
-        self._entity = state.top_stream
-        self._purse = state.top_stream
-        self._opening = False
-        self._last = False
-        """Its payload ends what the application gets as one."""
 
     def receive(self, data: bytes | bytearray | memoryview) -> None:
         """The next bytes of the connection."""
         decoder = self.decoder
         decoder.feed(data)
         while True:
-            step = decoder.next()
+            step = self.run_plain()
             if step == Step.HEAD:
                 self._head()
             elif step == Step.PIECE:
@@ -71,7 +66,7 @@ class Receiving:
             elif step == Step.REST:
                 self._rest()
             elif step == Step.END_PIECE:
-                self._entity.joined += decoder.data or b""
+                self.entity.joined += decoder.data or b""
             else:
                 return
 
@@ -80,22 +75,17 @@ class Receiving:
         decoder = self.decoder
         if self._whole or not decoder.in_payload or not decoder.missing:
             return None
-        return self._entity, decoder.missing
-
-    @property
-    def purse(self) -> Entity:
-        """Who the payload under way is charged to."""
-        return self._purse
+        return self.entity, decoder.missing
 
     def landed(self, size: int) -> None:
         """Bytes of the expected payload that were read elsewhere; the last ones are reported."""
         decoder = self.decoder
         decoder.landed_outside(size)
         if not decoder.missing:
-            if self._last:
-                self._events.append((events.PAYLOAD, self._entity, b"", True, self._purse, 0))
+            if self.last:
+                self._events.append((events.PAYLOAD, self.entity, b"", True, self.purse, 0))
             self._finish_payload()
-            if decoder.next() == Step.DONE:
+            if self.run_plain() == Step.DONE:
                 self._done()
 
     # A chunk, from its head to its end.
@@ -105,11 +95,11 @@ class Receiving:
         type_ = decoder.type
         place = MIRROR[type_]
         entity = self._state.maps[place].get(decoder.identifier)
-        self._opening = entity is None
+        self.opening = entity is None
         if entity is None:
-            self._entity = entity = self._create(type_, place)
+            self.entity = entity = self._create(type_, place)
         else:
-            self._entity = entity
+            self.entity = entity
             self._allow(entity, type_)
         flags = decoder.flags
         if decoder.total:
@@ -118,15 +108,15 @@ class Receiving:
             self._continue_partial(entity, type_)
         if flags & PAYLOAD:
             size = decoder.payload
-            self._purse = self._state.top_stream if self._opening or entity.opening_in else entity
-            self._charge(self._purse, size, "a payload")
+            self.purse = self._state.top_stream if self.opening or entity.opening_in else entity
+            self._charge(self.purse, size, "a payload")
             if entity.partial:
                 entity.partial -= size
             elif self._whole and size > self._settings.payload_bytes:
                 self._too_large(entity, size)
-            self._last = not entity.partial
+            self.last = not entity.partial
             if not size:
-                if self._last:
+                if self.last:
                     self._deliver(b"")
                 self._finish_payload()
 
@@ -134,10 +124,10 @@ class Receiving:
         decoder = self.decoder
         data = decoder.data
         assert data is not None
-        entity = self._entity
-        whole = decoder.missing == 0 and self._last
+        entity = self.entity
+        whole = decoder.missing == 0 and self.last
         if not self._whole:
-            self._events.append((events.PAYLOAD, entity, data, whole, self._purse, len(data)))
+            self._events.append((events.PAYLOAD, entity, data, whole, self.purse, len(data)))
         elif whole and not entity.joined:
             self._deliver(bytes(data))
         else:
@@ -150,24 +140,24 @@ class Receiving:
 
     def _deliver(self, data: bytes) -> None:
         """A payload as a whole; what pieces were given back before is not charged again."""
-        entity = self._entity
+        entity = self.entity
         if not data and entity.joined:
             data, entity.joined = bytes(entity.joined), bytearray()
         charged = self.decoder.payload if self._regrant or not self._whole else len(data)
-        self._events.append((events.PAYLOAD, entity, data, True, self._purse, charged))
+        self._events.append((events.PAYLOAD, entity, data, True, self.purse, charged))
 
     def _finish_payload(self) -> None:
         """All bytes of the chunk's payload are here."""
-        entity = self._entity
-        if self._last:
+        entity = self.entity
+        if self.last:
             entity.opening_in = False
         elif self._regrant:
             # Or a payload larger than the window would never be whole (BP-R12).
-            self._scheduler.give_back(self._purse, self.decoder.payload)
+            self._scheduler.give_back(self.purse, self.decoder.payload)
 
     def _rest(self) -> None:
         decoder = self.decoder
-        entity = self._entity
+        entity = self.entity
         if decoder.flags & CREDIT:
             if entity.credit_out > HIGHEST - decoder.credit:
                 self._break(f"credit above 2^64 - 1 for {entity!r} (BP-10)")
@@ -177,18 +167,18 @@ class Receiving:
                 self._scheduler.credited(entity)
         if decoder.flags & END:
             size = decoder.end_payload
-            self._purse = self._state.top_stream if self._opening else entity
-            self._charge(self._purse, size, "an end payload")
+            self.purse = self._state.top_stream if self.opening else entity
+            self._charge(self.purse, size, "an end payload")
             if entity.partial:
                 entity.partial -= size
                 if entity.partial and self._regrant:
-                    self._scheduler.give_back(self._purse, size)
+                    self._scheduler.give_back(self.purse, size)
             elif size > self._settings.payload_bytes:
                 self._too_large(entity, size)
 
     def _done(self) -> None:
         decoder = self.decoder
-        entity = self._entity
+        entity = self.entity
         flags = decoder.flags
         if flags == PAYLOAD and entity.place != REQ_OUT:
             return
@@ -198,10 +188,10 @@ class Receiving:
         if flags & END and not entity.partial:
             data, entity.joined = bytes(entity.joined), bytearray()
             charged = decoder.end_payload if self._regrant else len(data)
-            self._events.append((events.ENDED, entity, data, self._purse, charged))
+            self._events.append((events.ENDED, entity, data, self.purse, charged))
             self._scheduler.peer_ended(entity)
         elif flags & PAYLOAD:
-            if entity.place == REQ_OUT and self._last:
+            if entity.place == REQ_OUT and self.last:
                 # A response is an end in every respect (BP-R7).
                 self._scheduler.peer_ended(entity)
         elif flags & ACK_END:
@@ -263,7 +253,7 @@ class Receiving:
         entity.partial = total
         entity.partial_type = type_
         entity.partial_end = not payload
-        entity.opening_in = self._opening
+        entity.opening_in = self.opening
 
     def _continue_partial(self, entity: Entity, type_: int) -> None:
         decoder = self.decoder
@@ -283,7 +273,7 @@ class Receiving:
 
     def _charge(self, purse: Entity, size: int, what: str) -> None:
         """Takes credit for received bytes (BP-10, BP-R5)."""
-        entity = self._entity
+        entity = self.entity
         if size and (purse.gone or (purse.end_in and purse is not entity)):
             self._break(
                 f"{what} of {size} bytes opens {entity!r} after the top-level ended (BP-R5)"

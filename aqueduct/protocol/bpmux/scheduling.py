@@ -19,6 +19,7 @@ from aqueduct._speedups.bpmux import (
     encode_head,
     encode_rest,
 )
+from aqueduct._speedups.entities import Outlet, send_run
 from aqueduct.config import Mux as Settings
 from aqueduct.errors import LimitExceeded
 from aqueduct.protocol.bpmux import events
@@ -31,39 +32,11 @@ Taken: TypeAlias = tuple[list[bytes | memoryview], int, list[tuple[Entity, int]]
 """Buffers in wire order, their bytes, and how many bytes of payload are in them of whom."""
 
 NOWHERE, FRESH, BULKY = range(3)
-COALESCE = 4096
-"""Shorter buffers are copied next to each other; longer ones leave by reference."""
 CRUMB = 1024
 """A chunk is not cut to fewer bytes than this for the sake of the limit of one ``take``."""
 SMALL_END = 1024
 """An end payload up to this size is urgent if no payload waits before it."""
 UNLIMITED = 1 << 62
-
-
-class _Out:
-    """The buffers of one ``take`` on the way."""
-
-    __slots__ = ("buffers", "run", "size", "written")
-
-    def __init__(self) -> None:
-        self.buffers: list[bytes | memoryview] = []
-        self.run: list[Buffer] = []
-        self.size = 0
-        self.written: list[tuple[Entity, int]] = []
-
-    def add(self, buffer: Buffer) -> None:
-        size = len(buffer)
-        self.size += size
-        if size < COALESCE:
-            self.run.append(buffer)
-            return
-        self.close_run()
-        self.buffers.append(buffer)  # type: ignore[arg-type]
-
-    def close_run(self) -> None:
-        if self.run:
-            self.buffers.append(b"".join(self.run))
-            self.run.clear()
 
 
 class Scheduler:
@@ -86,7 +59,7 @@ class Scheduler:
 
     def take(self, limit: int) -> Taken:
         """Commits and returns the next chunks, about ``limit`` bytes of them."""
-        out = _Out()
+        out = Outlet()
         urgent, fresh, bulky = self._urgent, self._fresh, self._bulky
         while urgent and out.size < limit:
             entity = urgent.popleft()
@@ -101,12 +74,14 @@ class Scheduler:
                 continue
             before = out.size
             room = min(entity.deficit, max(limit - before, CRUMB))
-            if not entity.gone and self._send(entity, room, out):
+            sent = send_run(entity, room, out)
+            if sent > 0 or (sent < 0 and not entity.gone and self._send(entity, room, out)):
                 entity.deficit -= out.size - before
-            else:
-                # It stays in turn once more, or its next bytes would overtake the bulky for ever.
-                self._move(lane, BULKY if entity.lane == FRESH and bulky else NOWHERE)
-        out.close_run()
+                if entity.items:
+                    continue
+            # It stays in turn once more, or its next bytes would overtake the bulky for ever.
+            self._move(lane, BULKY if entity.lane == FRESH and bulky else NOWHERE)
+        out.close()
         return out.buffers, out.size, out.written
 
     def _move(self, lane: deque[Entity], to: int) -> None:
@@ -200,7 +175,7 @@ class Scheduler:
 
     # Chunks.
 
-    def _send_urgent(self, entity: Entity, out: _Out) -> None:
+    def _send_urgent(self, entity: Entity, out: Outlet) -> None:
         """Acknowledgement, credit, pings and pongs, and what else may not wait."""
         if entity.gone:
             return
@@ -233,7 +208,7 @@ class Scheduler:
             if not self._send(entity, UNLIMITED, out):
                 return
 
-    def _send(self, entity: Entity, room: int, out: _Out) -> bool:
+    def _send(self, entity: Entity, room: int, out: Outlet) -> bool:
         """One chunk of what waits, of at most ``room`` bytes of payload; False: nothing can go."""
         items = entity.items
         opening = not entity.opened
@@ -282,7 +257,7 @@ class Scheduler:
             self._waiting[entity] = None
 
     def _chunk(
-        self, entity: Entity, item: Item | None, size: int, total: int, available: int, out: _Out
+        self, entity: Entity, item: Item | None, size: int, total: int, available: int, out: Outlet
     ) -> bool:
         """Commits one chunk: ``size`` bytes of ``item``, and the end if it fits behind them."""
         items = entity.items

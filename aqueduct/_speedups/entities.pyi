@@ -1,0 +1,103 @@
+from collections import deque
+from typing import Any, final
+
+from typing_extensions import disjoint_base
+
+from aqueduct._speedups.bpmux import ChunkDecoder
+from aqueduct._speedups.buffers import Scatter
+
+__all__ = ["Entity", "Item", "Outlet", "Reading", "send_run"]
+
+PLACES: tuple[str, ...]
+
+@final
+class Item:
+    @property
+    def scatter(self) -> Scatter: ...
+    @property
+    def whole(self) -> bool: ...
+    @property
+    def is_end(self) -> bool: ...
+    @property
+    def is_response(self) -> bool: ...
+    @property
+    def urgent(self) -> bool: ...
+    total: int
+    missing: int
+    begun: bool
+    opening: bool
+    def __new__(
+        cls,
+        *,
+        whole: bool = False,
+        total: int = 0,
+        is_end: bool = False,
+        is_response: bool = False,
+        urgent: bool = False,
+    ) -> Item: ...
+
+@final
+class Entity:
+    @property
+    def place(self) -> int: ...
+    @property
+    def identifier(self) -> int: ...
+    @property
+    def queued(self) -> int: ...
+    user: Any
+    twin: Entity | None
+    credit_out: int
+    credit_in: int
+    end_out: bool
+    end_in: bool
+    partial: int
+    partial_type: int
+    partial_end: bool
+    opening_in: bool
+    joined: bytearray
+    gone: bool
+    opened: bool
+    open_type: int
+    items: deque[Item]
+    ending: bool
+    keep: int
+    grant: int
+    pings: int
+    pongs: int
+    awaited: deque[list[Any]]
+    in_urgent: bool
+    lane: int
+    deficit: int
+    def __init__(self, place: int, identifier: int) -> None: ...
+
+@final
+class Outlet:
+    @property
+    def buffers(self) -> list[bytes | memoryview]: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def written(self) -> list[tuple[Entity, int]]: ...
+    def __new__(cls) -> Outlet: ...
+    def add(self, buffer: bytes | memoryview) -> None: ...
+    def close(self) -> None: ...
+
+def send_run(entity: Entity, room: int, out: Outlet) -> int: ...
+
+@disjoint_base
+class Reading:
+    @property
+    def decoder(self) -> ChunkDecoder: ...
+    entity: Entity
+    purse: Entity
+    opening: bool
+    last: bool
+    def __init__(
+        self,
+        top: Entity,
+        reported: list[tuple[Any, ...]],
+        maps: tuple[dict[int, Entity], ...],
+        kind: int,
+        whole: bool,
+    ) -> None: ...
+    def run_plain(self) -> int: ...
