@@ -23,12 +23,14 @@ from aqueduct.arrow.call import CallHead, Kind, Partition
 from aqueduct.arrow.compression import codec_of
 from aqueduct.arrow.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
 from aqueduct.arrow.wire import ALIVE
+from aqueduct.asking import Asker, one_batch
 from aqueduct.carriers.tls import ClientTls
 from aqueduct.config import DEFAULT, Config
-from aqueduct.endpoint import Connection, connect
-from aqueduct.errors import AqueductError, ConfigError, DeadlineExceeded
+from aqueduct.endpoint import Connection, Message, connect
+from aqueduct.errors import AqueductError, ConfigError, DeadlineExceeded, LocalProtocolError
 from aqueduct.outgoing import Batches, Outgoing, Window
 from aqueduct.stream import Stream
+from aqueduct.watch import Watches
 
 __all__ = [
     "Client",
@@ -45,7 +47,8 @@ ConnectionHeaders: TypeAlias = (
 )
 ManyBatches: TypeAlias = "AsyncIterable[pa.RecordBatch] | Iterable[pa.RecordBatch] | pa.Table"
 
-_SPINS: Final = 32
+_ASKERS: Final = 64
+"""Kinds of calls of one batch that are kept ready."""
 
 
 class Client:
@@ -72,6 +75,9 @@ class Client:
         self._calls: set[Outgoing] = set()
         self._loop = asyncio.get_running_loop()
         self._beat: asyncio.TimerHandle | None = None
+        self._watches = Watches(self._loop, self.config.timing.progress_deadline)
+        self._askers: dict[tuple[str, float | None, str | bytes | None], Asker] = {}
+        self._asking = 0
 
     @classmethod
     async def connect(
@@ -164,6 +170,53 @@ class Client:
             partition=partition,
             compression=compression,
         )
+
+    async def call(
+        self,
+        handler: str,
+        batch: pa.RecordBatch,
+        *,
+        output_schema: pa.Schema | None = None,
+        deadline: float | None = None,
+        headers: Mapping[str, str] | None = None,
+        run: str = "",
+        attempt: str = "",
+        token: str | bytes | None = None,
+        partition: Partition | None = None,
+    ) -> pa.RecordBatch:
+        """Calls an exchange handler with one batch and returns its answer, as one batch.
+
+        The quickest way to ask something small: one message there and one back, where an exchange
+        opens channels. A handler that answers with several batches has them put together
+        (``call_table`` does not copy them); one without any gives a batch without rows. Batches,
+        and answers in sum, above Calls.unary_bytes travel as an exchange does.
+
+        The arguments are those of ``exchange``. A call whose task is cancelled is abandoned: the
+        handler is told to stop. Raises how the call failed.
+        """
+        schema, batches = await self._ask(
+            handler, batch, output_schema, deadline, headers, run, attempt, token, partition
+        )
+        return one_batch(schema, batches)
+
+    async def call_table(
+        self,
+        handler: str,
+        batch: pa.RecordBatch,
+        *,
+        output_schema: pa.Schema | None = None,
+        deadline: float | None = None,
+        headers: Mapping[str, str] | None = None,
+        run: str = "",
+        attempt: str = "",
+        token: str | bytes | None = None,
+        partition: Partition | None = None,
+    ) -> pa.Table:
+        """``call`` with all answers as a Table: each batch as it came, none or many."""
+        schema, batches = await self._ask(
+            handler, batch, output_schema, deadline, headers, run, attempt, token, partition
+        )
+        return pa.Table.from_batches(batches, schema)
 
     def source(
         self,
@@ -289,10 +342,105 @@ class Client:
             default_compression=self.compression,
             **head,
         )
-        return Stream(source, lambda on_change: self.call(call_head, window, on_change))
+        return Stream(source, lambda on_change: self.begin(call_head, window, on_change))
 
-    def call(
-        self, head: CallHead, window: Window | None, on_change: Callable[[], None]
+    async def _ask(
+        self,
+        handler: str,
+        batch: pa.RecordBatch,
+        output_schema: pa.Schema | None,
+        deadline: float | None,
+        headers: Mapping[str, str] | None,
+        run: str,
+        attempt: str,
+        token: str | bytes | None,
+        partition: Partition | None,
+    ) -> tuple[pa.Schema, Sequence[pa.RecordBatch]]:
+        if not isinstance(batch, pa.RecordBatch):
+            raise LocalProtocolError(
+                f"the call of handler {handler!r} takes one pyarrow.RecordBatch, not "
+                f"{type(batch).__name__}; exchange takes any number of them"
+            )
+        asker = self._asker(
+            handler, batch, output_schema, deadline, headers, run, attempt, token, partition
+        )
+        encoded = asker.encode(batch)
+        if not asker.fits(encoded):
+            stream = self.exchange(
+                handler,
+                (batch,),
+                schema=batch.schema,
+                output_schema=output_schema,
+                deadline=deadline,
+                headers=headers,
+                run=run,
+                attempt=attempt,
+                token=token,
+                partition=partition,
+            )
+            return await _everything(stream)
+        alone = not self._asking
+        self._asking += 1
+        try:
+            answered = await asker.ask(encoded, self._watches, alone=alone)
+        finally:
+            self._asking -= 1
+        if answered.follow is None:
+            assert answered.schema is not None
+            return answered.schema, answered.batches
+        head = asker.following(answered)
+        return await _everything(
+            Stream(None, lambda on_change: self.begin(head, None, on_change, answered.follow))
+        )
+
+    def _asker(
+        self,
+        handler: str,
+        batch: pa.RecordBatch,
+        output_schema: pa.Schema | None,
+        deadline: float | None,
+        headers: Mapping[str, str] | None,
+        run: str,
+        attempt: str,
+        token: str | bytes | None,
+        partition: Partition | None,
+    ) -> Asker:
+        """What makes such calls: kept, unless they name a piece of work of their own."""
+        key = (handler, deadline, token)
+        kept = headers is None and partition is None and not run and not attempt
+        if kept:
+            found = self._askers.get(key)
+            if (
+                found is not None
+                and batch.schema.equals(found.schema, check_metadata=True)
+                and _same(found.head.expected, output_schema)
+            ):
+                return found
+        head = CallHead(
+            handler=handler,
+            kind="exchange",
+            schema=batch.schema,
+            expected=output_schema,
+            deadline=deadline,
+            run=run,
+            attempt=attempt,
+            token=self.token if token is None else _token(token),
+            partition=partition,
+            metadata=headers or {},
+        )
+        asker = Asker(self.connection, head, peer=self.address)
+        if kept:
+            if len(self._askers) >= _ASKERS:
+                self._askers.clear()
+            self._askers[key] = asker
+        return asker
+
+    def begin(
+        self,
+        head: CallHead,
+        window: Window | None,
+        on_change: Callable[[], None],
+        answered: Message | None = None,
     ) -> Outgoing:
         """Makes one call; what the faces of this library stand on."""
         call = Outgoing(
@@ -331,6 +479,20 @@ class Client:
             except AqueductError:
                 return
         self._schedule_beat()
+
+
+async def _everything(stream: Stream) -> tuple[pa.Schema, list[pa.RecordBatch]]:
+    """What a call gives that did not fit one message."""
+    async with stream:
+        batches = [batch async for batch in stream]
+        assert stream.schema is not None
+        return stream.schema, batches
+
+
+def _same(one: pa.Schema | None, other: pa.Schema | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one is other or one.equals(other, check_metadata=True)
 
 
 def make_head(

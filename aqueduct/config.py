@@ -249,6 +249,10 @@ class Calls:
     """Batches of an exchange sent and not yet answered."""
     in_flight_bytes: int = 32 * MiB
     """The bytes of those batches; one batch is always sent."""
+    unary_bytes: int = 256 * KiB
+    """A call of one batch has it in the same message up to this size (and ``cut``), and its answers
+    in one message; what is larger travels as an exchange. With ``max_calls_connection`` of them
+    open they take no more than ``Flow.receive_budget``."""
     max_calls_connection: int = 256
     """Calls open at once on one connection; more are answered with `busy`."""
     compressions: tuple[str, ...] = COMPRESSIONS

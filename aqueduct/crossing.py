@@ -179,7 +179,7 @@ class Crossing:
                 call.fail(self._abandoned)
             return
         if call is None:
-            call = self._client.call(self.head, self._window, self.pump)
+            call = self._client.begin(self.head, self._window, self.pump)
             call.waiting = self._waiting
             self.call = call
         while self._outbox:

@@ -23,7 +23,7 @@ from aqueduct.arrow.schema import check
 from aqueduct.arrow.status import Status
 from aqueduct.arrow.wire import BATCH
 from aqueduct.config import Config
-from aqueduct.endpoint import Connection, Receiver, Sender, channel
+from aqueduct.endpoint import Connection, Message, Receiver, Sender, channel
 from aqueduct.errors import (
     AqueductError,
     BadCall,
@@ -35,7 +35,7 @@ from aqueduct.errors import (
     Finished,
     LocalProtocolError,
 )
-from aqueduct.watch import Watch
+from aqueduct.watch import Watch, Watches
 
 __all__ = ["END", "Batches", "Outgoing", "Window", "abandoned"]
 
@@ -96,13 +96,17 @@ class Outgoing:
         window: Window | None,
         on_change: Callable[[], None],
         calls: set[Outgoing],
+        watches: Watches,
         compression: str,
         agree: Callable[[str], None],
+        answered: Message | None = None,
     ) -> None:
         """``on_change`` is called whenever ``take`` or ``writable`` may have something new.
 
         ``calls`` holds the call as long as it is not over; ``agree`` is told the compression that
-        the service agrees to, and ``compression`` is the one that it is known to.
+        the service agrees to, and ``compression`` is the one that it is known to. ``answered`` is
+        the hello of a call of one batch whose answers did not fit one message: they follow on its
+        channels.
         """
         self.loop = asyncio.get_running_loop()
         self.connection = connection
@@ -138,29 +142,46 @@ class Outgoing:
             peer=peer,
             handler=head.handler,
         )
-        input_sender: Sender | None = None
+        self._input: Sender | None = None
+        if answered is None:
+            self._send_call()
+        else:
+            self._follow(answered)
+        connection.hold()
+        self._output.on_change = self._status.on_change = on_change
+        if self._input is not None:
+            self._input.on_change = on_change
+        self._watch = Watch(
+            watches, deadline=head.deadline, moved=self._progress, expired=self._expired
+        )
+        calls.add(self)
+
+    def _send_call(self) -> None:
         attachments: list[Any] = []
-        if head.kind != "source":
-            input_sender, input_receiver = channel()
+        if self.head.kind != "source":
+            self._input, input_receiver = channel()
             attachments.append(input_receiver)
         output_sender, self._output = channel()
         status_sender, self._status = channel(oneshot=True)
         attachments += (output_sender, status_sender)
-        self._input = input_sender
         self._output.placement = self._place_hello
-        headers, payload = head.encode()
-        connection.entrypoint.send_nowait(payload, headers=headers, attachments=attachments)
-        connection.hold()
-        self._output.on_change = self._status.on_change = on_change
-        if input_sender is not None:
-            input_sender.on_change = on_change
-        self._watch = Watch(
-            deadline=head.deadline,
-            progress=self.config.timing.progress_deadline,
-            moved=self._progress,
-            expired=self._expired,
-        )
-        calls.add(self)
+        headers, payload = self.head.encode()
+        self.connection.entrypoint.send_nowait(payload, headers=headers, attachments=attachments)
+
+    def _follow(self, answered: Message) -> None:
+        count = len(answered.attachments)
+        handles = [attachment.handle for attachment in answered.attachments]
+        receivers = [handle for handle in handles if isinstance(handle, Receiver)]
+        if count != 2 or len(receivers) != 2:
+            raise BadCall(
+                f"{self.peer} answered handler {self.head.handler!r} with {count} channels where "
+                "two receivers belong",
+                peer=self.peer,
+                handler=self.head.handler,
+            )
+        self._output, self._status = receivers
+        self._output.placement = self._assembler.place
+        self._hello(answered.headers, answered.payload)
 
     # Sending
 

@@ -119,16 +119,19 @@ class RunningCall:
         self._watch: Watch | None = None
         self._assembler: Assembler | None = None
         if receiver is not None:
-            self._assembler = Assembler(
-                self.config.calls.batch_limit,
-                where=f"the input of handler {head.handler!r}",
-                peer=connection.peer,
-                handler=head.handler,
-            )
-            receiver.placement = self._assembler.place
+            self._assemble(receiver)
         status.on_change = self._status_changed
-        self.task = asyncio.get_running_loop().create_task(self._run())
-        self.task.add_done_callback(self._ended)
+        self.task: asyncio.Task[None]
+        self._is_over = False
+
+    def _assemble(self, receiver: Receiver) -> None:
+        self._assembler = Assembler(
+            self.config.calls.batch_limit,
+            where=f"the input of handler {self.head.handler!r}",
+            peer=self.connection.peer,
+            handler=self.head.handler,
+        )
+        receiver.placement = self._assembler.place
 
     # What drivers use
 
@@ -242,7 +245,7 @@ class RunningCall:
 
     def abort(self, reason: AqueductError) -> None:
         """Ends the call: the handler is stopped and the client, if it is there, learns why."""
-        if self.task.done():
+        if self._is_over:
             return
         self.call._cancel(reason)
         self.conclude(reason)
@@ -268,7 +271,8 @@ class RunningCall:
 
     # The life of a call
 
-    async def _run(self) -> None:
+    async def run(self) -> None:
+        """The call from its acceptance to its status; started once, by a Starter."""
         error: BaseException | None = None
         counters: Mapping[str, int] | None = None
         try:
@@ -291,13 +295,19 @@ class RunningCall:
         """Everything that may refuse the call, then the hello. Returns the driver's work."""
         call, head, serving = self.call, self.head, self.serving
         self._watch = Watch(
-            deadline=head.deadline,
-            progress=self.config.timing.progress_deadline,
-            moved=self._progress,
-            expired=self._expired,
+            serving.watches, deadline=head.deadline, moved=self._progress, expired=self._expired
         )
-        await serving.authorize(call)
+        if serving.service.authorize is not None:
+            await serving.authorize(call)
         handler = self._handler = serving.handler(call)
+        self._agree(handler)
+        self._accept()
+        self.accepted = True
+        return serving.driver_of(self)
+
+    def _agree(self, handler: Handler) -> None:
+        """Compares the schemas, and makes what reads and writes batches."""
+        call, head = self.call, self.head
         where = f"handler {handler.name!r}"
         names: dict[str, Any] = {"peer": call.peer, "handler": handler.name}
         if handler.input is not None and head.schema is not None:
@@ -323,10 +333,11 @@ class RunningCall:
             )
         if call.output_schema is not None:
             self.encoder = Encoder(call.output_schema, where=f"the output of {where}", **names)
-        headers, payload = Hello(call.output_schema, self._compression).encode()
+
+    def _accept(self) -> None:
+        """Tells the client what batches will come."""
+        headers, payload = Hello(self.call.output_schema, self._compression).encode()
         self.output.send_nowait(payload, headers=headers, force=True)
-        self.accepted = True
-        return serving.driver_of(handler)
 
     def conclude(
         self, error: BaseException | None, counters: Mapping[str, int] | None = None
@@ -344,15 +355,19 @@ class RunningCall:
         if self.connection.closed:
             return
         try:
-            if self.receiver is not None and not self.input_over:
-                self.receiver.close()
-            if self.output.error is None:
-                self.output.finish()
-            if self._status.error is None:
-                headers, payload = status.encode()
-                self._status.send_nowait(payload, headers=headers, force=True)
+            self._tell(status)
         except AqueductError as caught:  # the client went away in this very moment
             log.debug("%r: the status could not be sent: %s", self.call, caught)
+
+    def _tell(self, status: Status) -> None:
+        """The end as the client sees it: the answers first, then the status."""
+        if self.receiver is not None and not self.input_over:
+            self.receiver.close()
+        if self.output.error is None:
+            self.output.finish()
+        if self._status.error is None:
+            headers, payload = status.encode()
+            self._status.send_nowait(payload, headers=headers, force=True)
 
     async def _linger(self) -> None:
         """The call holds its place until the client has read most of what the handler made."""
@@ -372,7 +387,9 @@ class RunningCall:
             except (AqueductError, asyncio.CancelledError):
                 return
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def ended(self) -> None:
+        """``run`` is over: the call gives its place back."""
+        self._is_over = True
         if not self.concluded:  # cancelled before its first step
             self.conclude(self.call.reason or Cancelled("the call was cancelled"))
         self.call._forget_callbacks()

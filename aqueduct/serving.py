@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aqueduct.arrow.call import PLACES, CallHead, check_attachments
 from aqueduct.arrow.status import CANCELLED, OK, Status
+from aqueduct.arrow.unary import Questions, is_question
 from aqueduct.arrow.wire import ALIVE
 from aqueduct.bridge import Bridge
 from aqueduct.calls import Call
 from aqueduct.carriers.contract import Bound
 from aqueduct.carriers.tls import ServerTls
 from aqueduct.drivers import EachBatch, drive_async_generator, drive_coroutine_sink
+from aqueduct.eager import Starter
 from aqueduct.endpoint import Connection, Message, Receiver, Sender, Server, serve
 from aqueduct.errors import (
     AqueductError,
@@ -33,6 +35,8 @@ from aqueduct.errors import (
 from aqueduct.handlers import Handler, Shape
 from aqueduct.running import COUNTED, RunningCall
 from aqueduct.threads import Bench
+from aqueduct.unary import UnaryCall, drive_coroutine
+from aqueduct.watch import Watches
 
 if TYPE_CHECKING:
     from aqueduct.service import Service
@@ -54,6 +58,8 @@ COUNTERS: Final = (
 )
 """The names that ``Serving.counters`` has."""
 
+_AT_ONCE: Final = 32
+"""Calls of one connection that begin in one turn of the loop."""
 _AFTER_DRAIN: Final = 1.0
 """Seconds that handlers have to end once their calls are over."""
 
@@ -76,6 +82,10 @@ class Serving:
         self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
+        loop = asyncio.get_running_loop()
+        self._starter = Starter(loop)
+        self.watches = Watches(loop, self.config.timing.progress_deadline)
+        """The deadlines of the calls."""
 
     @property
     def addresses(self) -> list[str]:
@@ -142,6 +152,8 @@ class Serving:
         for running in tuple(self.calls):  # handlers that do not let go
             running.task.cancel()
         self._bench.close()
+        self._starter.close()
+        self.watches.close()
 
     async def drain(self, hurry: asyncio.Event) -> None:
         """``close``, but from the moment that ``hurry`` is set open calls get no more time."""
@@ -177,33 +189,53 @@ class Serving:
 
     async def _serve_connection(self, connection: Connection) -> None:
         self._counted["connections"] += 1
-        calls: set[RunningCall] = set()
-        self._connections[connection] = calls
+        entrance = _Entrance(self, connection)
+        self._connections[connection] = entrance.calls
         try:
-            async for message in connection.entrypoint:
-                self._message(connection, calls, message)
-        except ChannelError as error:  # the client will not call again, but reads its answers
-            log.debug("%r: the entrypoint ended: %s", connection, error)
-        except ConnectionLost:
-            pass
-        finally:
+            entrance.read()
             with suppress(AqueductError):
                 await connection.wait_closed()
+        finally:
+            connection.entrypoint.on_change = None
             del self._connections[connection]
 
-    def _message(self, connection: Connection, calls: set[RunningCall], message: Message) -> None:
-        if not message.attachments and any(key == ALIVE for key, _ in message.headers):
-            for running in calls:
+    def message(self, entrance: _Entrance, message: Message) -> None:
+        """One message on the entrypoint of a connection."""
+        calls = entrance.calls
+        attachments = message.attachments
+        if not attachments and any(key == ALIVE for key, _ in message.headers):
+            for running in tuple(calls):
                 running.alive()
             return
-        handles = [attachment.handle for attachment in message.attachments]
+        handles = [attachment.handle for attachment in attachments]
         status = handles[-1] if handles else None
         try:
-            self._begin(connection, calls, message, handles)
+            if is_question(message.headers):
+                running = self._answer(entrance, message, handles)
+            else:
+                running = self._begin(entrance.connection, calls, message, handles)
         except CallError as error:
             self._counted["refused"] += 1
-            log.info("%s: a call was refused: %s", connection.peer, error)
+            log.info("%s: a call was refused: %s", entrance.connection.peer, error)
             _refuse(handles, status, error)
+            return
+        calls.add(running)
+        self.calls.add(running)
+        self._idle.clear()
+        self._starter.start(running)
+
+    def _answer(self, entrance: _Entrance, message: Message, handles: list[Any]) -> RunningCall:
+        """A call of one batch."""
+        question, payload = entrance.questions.decode(message.headers, message.payload)
+        if len(handles) != 1 or not isinstance(handles[0], Sender) or not handles[0].oneshot:
+            raise BadCall(
+                "a call of the kind unary carries one channel, the sender of a oneshot; "
+                f"{len(handles)} came",
+                peer=entrance.connection.peer,
+            )
+        self._check_room(entrance.connection, entrance.calls, question.head)
+        self._number += 1
+        return UnaryCall(self, entrance.connection, question, payload, handles[0], self._number)
 
     def _begin(
         self,
@@ -211,7 +243,7 @@ class Serving:
         calls: set[RunningCall],
         message: Message,
         handles: list[Any],
-    ) -> None:
+    ) -> RunningCall:
         peer = connection.peer
         head = CallHead.decode(message.headers, message.payload, peer=peer)
         check_attachments(head.kind, len(handles))
@@ -224,7 +256,13 @@ class Serving:
             and isinstance(status, Sender)
         ):
             raise BadCall(f"the channels of a call of the kind {head.kind} point the wrong way")
-        names = {"peer": peer, "handler": head.handler}
+        self._check_room(connection, calls, head)
+        self._number += 1
+        return RunningCall(self, connection, head, receiver, output, status, self._number)
+
+    def _check_room(self, connection: Connection, calls: set[RunningCall], head: CallHead) -> None:
+        """Raises Refused and Busy."""
+        names = {"peer": connection.peer, "handler": head.handler}
         if self._draining:
             raise Refused(f"the service {self.service.name!r} is ending", **names)
         limits = self.config.calls
@@ -240,11 +278,6 @@ class Serving:
                 "limit (Calls.max_calls_process)",
                 **names,
             )
-        self._number += 1
-        running = RunningCall(self, connection, head, receiver, output, status, self._number)
-        calls.add(running)
-        self.calls.add(running)
-        self._idle.clear()
 
     # What running calls ask
 
@@ -301,9 +334,12 @@ class Serving:
             raise Busy(f"the service {self.service.name!r} can start no thread: {error}") from error
 
     @staticmethod
-    def driver_of(handler: Handler) -> Drive:
-        """What works on calls of such a handler."""
+    def driver_of(running: RunningCall) -> Drive:
+        """What works on the call with its handler."""
+        handler = running.handler
         if handler.one_to_one:
+            if handler.shape is Shape.COROUTINE and isinstance(running, UnaryCall):
+                return drive_coroutine
             return lambda running: EachBatch(running).drive()
         if handler.shape is Shape.ASYNC_GENERATOR:
             return drive_async_generator
@@ -337,6 +373,44 @@ class Serving:
             self._by_handler[running.handler.name] -= 1
         if not self.calls:
             self._idle.set()
+
+
+class _Entrance:
+    """The entrypoint of one connection: reads calls where they come in, without a task."""
+
+    __slots__ = ("_later", "_serving", "calls", "connection", "questions")
+
+    def __init__(self, serving: Serving, connection: Connection) -> None:
+        self._serving = serving
+        self._later = False
+        self.connection = connection
+        self.calls: set[RunningCall] = set()
+        """The connection's calls that are open."""
+        self.questions = Questions(connection.peer)
+        connection.entrypoint.on_change = self.read
+
+    def read(self) -> None:
+        """Begins the calls that have come; a few at once, then others have the loop."""
+        if self._later:
+            return
+        entrypoint = self.connection.entrypoint
+        try:
+            for _ in range(_AT_ONCE):
+                message = entrypoint.receive_nowait()
+                if message is None:
+                    return
+                self._serving.message(self, message)
+        except ChannelError as error:  # the client will not call again, but reads its answers
+            log.debug("%r: the entrypoint ended: %s", self.connection, error)
+            return
+        except ConnectionLost:
+            return
+        self._later = True
+        asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._later = False
+        self.read()
 
 
 def _refuse(handles: list[Any], status: Any, error: CallError) -> None:

@@ -121,6 +121,62 @@ class SyncClient:
             compression=compression,
         )
 
+    def call(
+        self,
+        handler: str,
+        batch: pa.RecordBatch,
+        *,
+        output_schema: pa.Schema | None = None,
+        deadline: float | None = None,
+        headers: Mapping[str, str] | None = None,
+        run: str = "",
+        attempt: str = "",
+        token: str | bytes | None = None,
+        partition: Partition | None = None,
+    ) -> pa.RecordBatch:
+        """Calls an exchange handler with one batch, for one; see ``Client.call``."""
+        return self._thread.run(
+            self._client.call(
+                handler,
+                batch,
+                output_schema=output_schema,
+                deadline=deadline,
+                headers=headers,
+                run=run,
+                attempt=attempt,
+                token=token,
+                partition=partition,
+            )
+        )
+
+    def call_table(
+        self,
+        handler: str,
+        batch: pa.RecordBatch,
+        *,
+        output_schema: pa.Schema | None = None,
+        deadline: float | None = None,
+        headers: Mapping[str, str] | None = None,
+        run: str = "",
+        attempt: str = "",
+        token: str | bytes | None = None,
+        partition: Partition | None = None,
+    ) -> pa.Table:
+        """``call`` with all answers as a Table; see ``Client.call_table``."""
+        return self._thread.run(
+            self._client.call_table(
+                handler,
+                batch,
+                output_schema=output_schema,
+                deadline=deadline,
+                headers=headers,
+                run=run,
+                attempt=attempt,
+                token=token,
+                partition=partition,
+            )
+        )
+
     def source(
         self,
         handler: str,

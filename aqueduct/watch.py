@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-__all__ = ["Signal", "Watch"]
+__all__ = ["Signal", "Watch", "Watches"]
 
 
 class Signal:
@@ -42,47 +42,87 @@ class Watch:
     ``expired(seconds)`` is called, once.
     """
 
-    __slots__ = ("_expired", "_handle", "_last", "_loop", "_moved", "_progress", "_since")
+    __slots__ = ("_expired", "_handle", "_last", "_moved", "_since", "_watches")
 
     def __init__(
         self,
+        watches: Watches,
         *,
         deadline: float | None,
-        progress: float,
         moved: Callable[[], object],
         expired: Callable[[float], None],
     ) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._watches = watches
         self._moved: Callable[[], object] | None = moved
         self._expired: Callable[[float], None] | None = expired
-        self._progress = progress
-        self._since = self._loop.time()
-        self._last = moved()
-        self._handle: asyncio.TimerHandle | None
+        self._handle: asyncio.TimerHandle | None = None
+        loop = watches.loop
         if deadline is not None:
-            self._handle = self._loop.call_later(deadline, self._late, deadline)
-        else:
-            self._handle = self._loop.call_later(progress / 4, self._look)
+            self._handle = loop.call_later(deadline, self._late, deadline)
+            return
+        self._since = loop.time()
+        self._last = moved()
+        watches.add(self)
 
     def cancel(self) -> None:
         """Nothing is called from here on."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
+        elif self._moved is not None:
+            self._watches.discard(self)
         self._moved = self._expired = None
 
-    def _look(self) -> None:
-        assert self._moved is not None
-        now, moved = self._loop.time(), self._moved()
+    def look(self, now: float, progress: float) -> None:
+        """What Watches calls now and then."""
+        if self._moved is None:
+            return
+        moved = self._moved()
         if moved != self._last:
             self._last, self._since = moved, now
-        elif now - self._since >= self._progress:
-            self._late(self._progress)
-            return
-        self._handle = self._loop.call_later(self._progress / 4, self._look)
+        elif now - self._since >= progress:
+            self._late(progress)
 
     def _late(self, seconds: float) -> None:
         expired = self._expired
         assert expired is not None
         self.cancel()
         expired(seconds)
+
+
+class Watches:
+    """The calls of one client or service that are watched for progress: one timer for all."""
+
+    __slots__ = ("_held", "_timer", "loop", "progress")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, progress: float) -> None:
+        self.loop = loop
+        self.progress = progress
+        """Seconds without any movement that a call may take."""
+        self._held: dict[Watch, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, watch: Watch) -> None:
+        """Looks at it from now on."""
+        self._held[watch] = None
+        if self._timer is None:
+            self._timer = self.loop.call_later(self.progress / 4, self._look)
+
+    def discard(self, watch: Watch) -> None:
+        """Looks at it no more."""
+        self._held.pop(watch, None)
+
+    def close(self) -> None:
+        """The timer ends; nothing is watched any more."""
+        self._held.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        self._timer = None
+        now = self.loop.time()
+        for watch in tuple(self._held):
+            watch.look(now, self.progress)
+        if self._held and self._timer is None:
+            self._timer = self.loop.call_later(self.progress / 4, self._look)

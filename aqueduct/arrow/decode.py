@@ -93,6 +93,11 @@ class Decoder:
             self._stream = _DictionaryStream(schema, found.dictionaries, dictionary_limit)
         self._broken: _Fault | None = None
 
+    @property
+    def independent(self) -> bool:
+        """Whether each batch stands alone, so that other streams may use this decoder, too."""
+        return self._stream is None
+
     def decode(self, payload: ReadableBuffer, *, number: int | None = None) -> pa.RecordBatch:
         """The batch of ``payload``, whose memory it keeps and points into.
 

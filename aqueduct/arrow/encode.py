@@ -69,6 +69,11 @@ class Encoder:
         self._fast = None if self._plan.columns is None else BatchWriter(self._plan.columns)
         self._writer: pa.ipc.RecordBatchStreamWriter | None = None
 
+    @property
+    def independent(self) -> bool:
+        """Whether each batch stands alone, so that other streams may use this encoder, too."""
+        return not self._plan.dictionaries and self._broken is None
+
     def encode(self, batch: pa.RecordBatch) -> Encoded:
         """The payload of ``batch``. Its column buffers are not copied.
 

@@ -14,8 +14,10 @@ from aqueduct.errors import BadCall, LocalProtocolError
 
 __all__ = [
     "ALIVE",
+    "ANSWERS",
     "ATTEMPT",
     "BATCH",
+    "BODY",
     "CALL",
     "COMPRESSION",
     "DEADLINE",
@@ -30,6 +32,7 @@ __all__ = [
     "RUN",
     "STATUS",
     "TOKEN",
+    "UNARY",
     "VERSION",
     "Headers",
     "number_of",
@@ -49,7 +52,14 @@ CALL: Final = b"arrow-call-405c16"
 HANDLER: Final = b"arrow-handler-3c8e32"
 """The handler's name, UTF-8."""
 KIND: Final = b"arrow-kind-b4c4e5"
-"""``exchange``, ``source`` or ``sink``."""
+"""``exchange``, ``source``, ``sink`` or ``unary``."""
+UNARY: Final = b"unary"
+"""The kind of a call whose one batch comes with it."""
+BODY: Final = b"arrow-body-7f0c2e"
+"""Where in the payload of a unary call its batch begins, decimal."""
+ANSWERS: Final = b"arrow-answers-91d3b6"
+"""With the status of a unary call: where in the payload the schema ends, and each batch: decimal
+numbers with commas between them."""
 DEADLINE: Final = b"arrow-deadline-84b09e"
 """Milliseconds that the caller will wait for the end, decimal, from the message's arrival."""
 RUN: Final = b"arrow-run-abde1f"

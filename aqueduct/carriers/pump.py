@@ -17,6 +17,9 @@ from aqueduct.protocol.channels.events import Event
 
 __all__ = ["Pump", "apply"]
 
+_ROUNDS = 8
+"""Of events and what they lead to, in one flush."""
+
 log = logging.getLogger(__name__)
 
 
@@ -41,6 +44,7 @@ class Pump:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._flush_scheduled = False
+        self._flushing = self._again = False
         self._closed = False
         self.on_pong: Callable[[], None] | None = None
 
@@ -136,7 +140,7 @@ class Pump:
 
     def flush_soon(self) -> None:
         """Commands were given: apply their effects once this turn of the loop is over."""
-        if not self._flush_scheduled and not self._closed:
+        if not self._flush_scheduled and not self._flushing and not self._closed:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush_now)
 
@@ -145,19 +149,37 @@ class Pump:
         if self._closed:
             return
         # Events first: the header hook's answer shares a stream with the acknowledged version.
-        self._dispatch()
+        # What they lead to leaves with the same flush; a flush within one of them is a later one's.
+        if self._flushing:
+            self._again = True
+            return
+        self._flushing = True
+        try:
+            for _ in range(_ROUNDS):
+                self._again = False
+                self._dispatch()
+                self._apply()
+                if self._closed:
+                    return
+                if not self.core.waits and not self._again:
+                    break
+        finally:
+            self._flushing = False
+        if self.core.waits:
+            self.flush_soon()  # others have the loop first
+        self._set_timer()
+
+    # Within
+
+    def _apply(self) -> None:
         while True:
             wanted, extra = self.core.effects_to_apply(), self.core.extra_streams
             if not wanted and extra == self._extra_streams:
-                break
+                return
             self._extra_streams = extra
             apply(wanted, extra, self.core, self.carrier, self._loop.time())
             if self._closed:
                 return
-        self._dispatch()
-        self._set_timer()
-
-    # Within
 
     def _flush_now(self) -> None:
         self._flush_scheduled = False

@@ -14,7 +14,7 @@ from aqueduct.carriers.contract import Carrier
 from aqueduct.carriers.pump import Pump
 from aqueduct.config import Config
 from aqueduct.endpoint.handles import Attachment, Headers, Message, Receiver, Sender
-from aqueduct.endpoint.local import Parcel, Pipe
+from aqueduct.endpoint.local import Parcel, Pipe, queue_full
 from aqueduct.endpoint.snapshot import ConnectionSnapshot
 from aqueduct.errors import ConnectionLost
 from aqueduct.protocol.channels.connection import Attach, ChannelConnection
@@ -216,6 +216,25 @@ class Connection:
         self.pump.flush_soon()
         return number
 
+    def ask(self, payload: Any, headers: Headers, *, now: bool = False) -> Receiver:
+        """A message on the entrypoint that carries the sender of a oneshot channel.
+
+        Returns the receiver. ``now`` lets it leave at once: for a message that has no company.
+        Raises as Sender.send_nowait.
+        """
+        half = self.entrypoint._half
+        if half.full and half.error is None:
+            raise queue_full(half.queued)
+        attach = Attach(keep_sender=False, is_oneshot=True)
+        self.core.send(half, payload, self._loop.time(), headers=headers, attachments=(attach,))
+        assert isinstance(attach.half, ReceiverHalf)
+        receiver = Receiver(attach.half, self)
+        if now:
+            self.pump.flush()
+        else:
+            self.pump.flush_soon()
+        return receiver
+
     def finish(self, half: SenderHalf) -> None:
         """See Sender.finish."""
         self.core.finish(half, self._loop.time())
@@ -232,7 +251,8 @@ class Connection:
         received = self.core.receive(half, self._loop.time())
         if received is None:
             return None
-        self.pump.flush_soon()  # room came back; a credit may be due
+        if self.core.waits:
+            self.pump.flush_soon()  # room came back, and a credit is due
         return self._message(received)
 
     def close_receiver(self, half: ReceiverHalf, error: Exception | None = None) -> None:

@@ -22,6 +22,7 @@ from aqueduct.endpoint.local import (
     release,
 )
 from aqueduct.errors import Finished, LocalProtocolError, ReceiverClosed
+from aqueduct.protocol.channels import ids
 from aqueduct.protocol.channels.events import Headers
 from aqueduct.protocol.channels.receiving import ReceiverHalf
 from aqueduct.protocol.channels.sending import Mode, SenderHalf
@@ -118,6 +119,13 @@ class Sender:
         if self._half is not None:
             return self._half.error
         return self._pipe.sender_error if self._pipe is not None else None
+
+    @property
+    def oneshot(self) -> bool:
+        """Whether the channel takes one message in all."""
+        if self._half is not None:
+            return ids.oneshot(self._half.channel)
+        return self._local().oneshot
 
     @property
     def queued(self) -> int:

@@ -467,6 +467,12 @@ class ChannelConnection:
 
     # Outputs
 
+    @property
+    def waits(self) -> bool:
+        """Whether there are events or effects to be drained."""
+        shared = self._shared
+        return bool(shared.events or shared.effects or shared.outgoing.fell)
+
     def events_received(self) -> list[Event]:
         """What happened since the last call."""
         shared = self._shared

@@ -1,0 +1,189 @@
+"""Calls of one batch: the call and its batch in one message, the answers and the status in another.
+
+What does not fit one message travels as an exchange does; see ``ARCHITECTURE.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from aqueduct.arrow import wire
+from aqueduct.arrow.call import CallHead
+from aqueduct.arrow.encode import Encoded
+from aqueduct.arrow.ipc import ALIGNMENT, deserialize_schema, serialize_schema
+from aqueduct.arrow.status import OK
+from aqueduct.arrow.wire import Headers, number_of, one_each
+from aqueduct.config import Calls
+from aqueduct.errors import BadCall
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+__all__ = [
+    "ANSWERS_LIMIT",
+    "Answer",
+    "Question",
+    "Questions",
+    "decode_answer",
+    "encode_answer",
+    "is_question",
+    "room_of",
+    "schema_prefix",
+]
+
+ANSWERS_LIMIT: Final = 128
+"""The most batches that one answer holds."""
+
+_KIND: Final = (wire.KIND, wire.UNARY)
+_EXCHANGE: Final = (wire.KIND, b"exchange")
+_KEYS: Final = frozenset({wire.BODY})
+_ANSWER_KEYS: Final = frozenset({wire.STATUS, wire.ANSWERS})
+_KEPT: Final = 32
+_KEPT_BYTES: Final = 16 << 10
+
+
+class Question:
+    """What the calls of one kind have in common; ``head`` is that of an exchange."""
+
+    __slots__ = ("body", "head", "headers", "plan", "prefix")
+
+    def __init__(self, head: CallHead, headers: Headers, prefix: bytes) -> None:
+        self.head = head
+        self.headers = headers
+        """Of the message."""
+        self.prefix = prefix
+        """The schemas, with which its payload begins."""
+        self.body = len(prefix)
+        """Where the batch begins."""
+        self.plan: Any = None
+        """What the service worked out for such calls."""
+
+    @classmethod
+    def encode(cls, head: CallHead) -> Question:
+        """Raises LocalProtocolError for what cannot be."""
+        headers, payload = head.encode()
+        payload[-1] = _padded(payload[-1], sum(map(len, payload)))
+        prefix = b"".join(payload)
+        named = tuple(_KIND if pair[0] == wire.KIND else pair for pair in headers)
+        return cls(head, (*named, (wire.BODY, b"%d" % len(prefix))), prefix)
+
+    @classmethod
+    def decode(cls, headers: Headers, payload: ReadableBuffer, *, peer: str = "") -> Question:
+        """The call that a message opens. Raises BadCall that says what is missing or wrong."""
+        view = memoryview(payload).cast("B")
+        values = one_each(headers, _KEYS)
+        if wire.BODY not in values:
+            raise BadCall(f"the call has no header {wire.BODY.decode()}", peer=peer)
+        body = number_of(values[wire.BODY], wire.BODY, most=len(view))
+        if body == len(view):
+            raise BadCall("a call of the kind unary carries a batch, and none came", peer=peer)
+        plain = tuple(
+            _EXCHANGE if pair == _KIND else pair
+            for pair in headers
+            if pair[0] != wire.COMPRESSION  # it has no meaning here
+        )
+        prefix = bytes(view[:body])
+        return cls(CallHead.decode(plain, prefix, peer=peer), headers, prefix)
+
+
+class Questions:
+    """The calls that a connection has decoded before: clients call the same again and again."""
+
+    __slots__ = ("_kept", "_peer")
+
+    def __init__(self, peer: str) -> None:
+        self._peer = peer
+        self._kept: dict[Headers, Question] = {}
+
+    def decode(self, headers: Headers, payload: ReadableBuffer) -> tuple[Question, memoryview]:
+        """The call, and its batch's payload. Raises BadCall."""
+        view = memoryview(payload).cast("B")
+        found = self._kept.get(headers)
+        if found is None or len(view) <= found.body or bytes(view[: found.body]) != found.prefix:
+            found = Question.decode(headers, view, peer=self._peer)
+            size = found.body + sum(len(key) + len(value) for key, value in headers)
+            if size <= _KEPT_BYTES:
+                if len(self._kept) >= _KEPT:
+                    self._kept.clear()
+                self._kept[headers] = found
+        return found, view[found.body :]
+
+
+class Answer:
+    """What came back: the schema message, and the payloads of the batches."""
+
+    __slots__ = ("batches", "schema")
+
+    def __init__(self, schema: bytes, batches: list[memoryview]) -> None:
+        self.schema = schema
+        self.batches = batches
+
+    def read_schema(self) -> pa.Schema:
+        """Raises BadCall."""
+        return deserialize_schema(self.schema, where="the output schema")
+
+
+def room_of(calls: Calls) -> int:
+    """The most bytes of a message with a call's batch, or with its answers."""
+    return min(calls.unary_bytes, calls.cut)
+
+
+def is_question(headers: Headers) -> bool:
+    """Whether a call's message says that it is of the kind unary."""
+    return _KIND in headers
+
+
+def schema_prefix(schema: pa.Schema) -> bytes:
+    """A schema message, padded so that what follows begins at a multiple of 64."""
+    message = serialize_schema(schema)
+    return _padded(message, len(message))
+
+
+def encode_answer(
+    prefix: bytes, answers: Sequence[Encoded]
+) -> tuple[Headers, list[bytes | memoryview]]:
+    """The message of a call that ended well: its headers and the payload's buffers."""
+    end = len(prefix)
+    text = b"%d" % end
+    payload: list[bytes | memoryview] = [prefix]
+    for answer in answers:
+        end += answer.size
+        text = b"%b,%d" % (text, end)
+        payload += answer.buffers
+    return ((wire.STATUS, OK.encode()), (wire.ANSWERS, text)), payload
+
+
+def decode_answer(headers: Iterable[tuple[bytes, bytes]], payload: ReadableBuffer) -> Answer | None:
+    """What a call that ended well was answered; None if the message is another.
+
+    Raises BadCall for an answer that is not what it should be.
+    """
+    values = one_each(headers, _ANSWER_KEYS)
+    places = values.get(wire.ANSWERS)
+    if places is None or values.get(wire.STATUS) != b"ok":
+        return None
+    view = memoryview(payload).cast("B")
+    size = len(view)
+    ends = places.split(b",", ANSWERS_LIMIT + 1)
+    if len(ends) > ANSWERS_LIMIT + 1:
+        raise BadCall(f"an answer holds more than {ANSWERS_LIMIT} batches")
+    start = number_of(ends[0], wire.ANSWERS, most=size)
+    schema = bytes(view[:start])
+    batches: list[memoryview] = []
+    for text in ends[1:]:
+        end = number_of(text, wire.ANSWERS, least=start + 1, most=size)
+        batches.append(view[start:end])
+        start = end
+    if start != size:
+        raise BadCall(f"{size - start} bytes follow the answers")
+    return Answer(schema, batches)
+
+
+def _padded(message: bytes, size: int) -> bytes:
+    """A message longer by what ``size`` lacks to a multiple of 64; its length counts the zeros."""
+    padding = -size % ALIGNMENT
+    length = int.from_bytes(message[4:8], "little") + padding
+    return b"".join((message[:4], length.to_bytes(4, "little"), message[8:], bytes(padding)))

@@ -1,0 +1,259 @@
+"""A call of one batch as the client makes it: one message out, one message back.
+
+``Client.call`` puts a face on it. What fits no message travels as an exchange, either way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from aqueduct.arrow.call import CallHead
+from aqueduct.arrow.decode import Decoder
+from aqueduct.arrow.encode import Encoded, Encoder
+from aqueduct.arrow.schema import check
+from aqueduct.arrow.status import Status
+from aqueduct.arrow.unary import Answer, Question, decode_answer, room_of
+from aqueduct.arrow.wire import HELLO
+from aqueduct.endpoint import Connection, Message, Sender
+from aqueduct.errors import (
+    AqueductError,
+    BadCall,
+    ChannelError,
+    DeadlineExceeded,
+    LocalProtocolError,
+)
+from aqueduct.watch import Watch, Watches
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Answered", "Asker", "one_batch"]
+
+_KEPT_BYTES: Final = 64 << 10
+
+
+class Answered:
+    """What a call gave: a schema and batches, or the message on whose channels they follow."""
+
+    __slots__ = ("batches", "deadline", "follow", "schema")
+
+    def __init__(
+        self,
+        schema: pa.Schema | None = None,
+        batches: Sequence[pa.RecordBatch] = (),
+        *,
+        follow: Message | None = None,
+        deadline: float | None = None,
+    ) -> None:
+        self.schema = schema
+        self.batches = batches
+        self.follow = follow
+        """The hello of an answer that did not fit."""
+        self.deadline = deadline
+        """Seconds left for it."""
+
+
+class Asker:
+    """Makes calls that are alike but for their batch. For one event loop."""
+
+    def __init__(self, connection: Connection, head: CallHead, *, peer: str) -> None:
+        """Raises LocalProtocolError for what cannot be sent."""
+        assert head.schema is not None
+        self.head = head
+        self.schema: pa.Schema = head.schema
+        self.question = Question.encode(head)
+        self._connection = connection
+        self._config = connection.config
+        self._room = room_of(connection.config.calls)
+        self._peer = peer
+        self._encoder = self._make_encoder()
+        self._answered: bytes | None = None
+        self._found: Decoder | None = None
+
+    def encode(self, batch: pa.RecordBatch) -> Encoded:
+        """The payload of a batch. Raises SchemaMismatch and LocalProtocolError."""
+        if not self._encoder.independent:
+            self._encoder = self._make_encoder()
+        return self._encoder.encode(batch)
+
+    def fits(self, encoded: Encoded) -> bool:
+        """Whether call and batch go in one message."""
+        return self.question.body + encoded.size <= self._room
+
+    async def ask(self, encoded: Encoded, watches: Watches, *, alone: bool) -> Answered:
+        """One call. ``alone``: no other is under way, so that there is nobody to wait for.
+
+        Raises how the call failed.
+        """
+        connection, question = self._connection, self.question
+        waiter = _Waiter(watches.loop)
+        began = watches.loop.time()
+        watch = Watch(
+            watches,
+            deadline=self.head.deadline,
+            moved=_nothing,
+            expired=lambda seconds: waiter.fail(self._expired(seconds)),
+        )
+        connection.hold()
+        receiver = message = None
+        try:
+            if not connection.entrypoint.writable:
+                await waiter.wait_writable(connection.entrypoint)
+            payload = [question.prefix, *encoded.buffers]
+            receiver = connection.ask(payload, question.headers, now=alone)
+            receiver.on_change = waiter.wake
+            while (message := receiver.receive_nowait()) is None:
+                await waiter.wait()
+        except ChannelError as error:
+            raise self._given_up(error) from error
+        finally:
+            watch.cancel()
+            connection.release()
+            if receiver is not None:
+                receiver.on_change = None
+                if message is None:
+                    receiver.close()
+        left = self.head.deadline
+        if left is not None and message.attachments:
+            left = max(left - (watches.loop.time() - began), 0.001)
+        return self._read(message, left)
+
+    def following(self, answered: Answered) -> CallHead:
+        """The call whose answers follow."""
+        return replace(self.head, deadline=answered.deadline)
+
+    # Within
+
+    def _make_encoder(self) -> Encoder:
+        handler = self.head.handler
+        return Encoder(
+            self.schema, where=f"the input of handler {handler!r}", peer=self._peer, handler=handler
+        )
+
+    def _read(self, message: Message, left: float | None) -> Answered:
+        names = {"peer": self._peer, "handler": self.head.handler}
+        try:
+            answer = decode_answer(message.headers, message.payload)
+            if answer is not None:
+                decoder = self._decoder(answer)
+                batches = [
+                    decoder.decode(payload, number=number)
+                    for number, payload in enumerate(answer.batches)
+                ]
+                return Answered(decoder.schema, batches)
+        except BadCall as error:
+            if error.handler:
+                raise
+            raise BadCall(str(error), **names) from error.__cause__
+        if any(key == HELLO for key, _ in message.headers):
+            return Answered(follow=message, deadline=left)
+        status = Status.decode(message.headers, message.payload, **names)
+        failed = status.to_exception(**names)
+        if failed is not None:
+            raise failed
+        text = f"handler {self.head.handler!r} at {self._peer} ended well without an answer"
+        raise BadCall(text, **names)
+
+    def _decoder(self, answer: Answer) -> Decoder:
+        if self._found is not None and answer.schema == self._answered:
+            return self._found
+        handler = self.head.handler
+        schema, expected = answer.read_schema(), self.head.expected
+        if expected is not None:
+            where = f"the output of handler {handler!r}"
+            check(expected, schema, where=where, peer=self._peer, handler=handler)
+        decoder = Decoder(
+            expected or schema,
+            dictionary_limit=self._config.calls.batch_limit,
+            where=f"the answers of handler {handler!r}",
+            peer=self._peer,
+            handler=handler,
+        )
+        if decoder.independent and len(answer.schema) <= _KEPT_BYTES:
+            self._answered, self._found = answer.schema, decoder
+        return decoder
+
+    def _given_up(self, error: ChannelError) -> AqueductError:
+        return BadCall(
+            f"{self._peer} gave up the call of handler {self.head.handler!r} without a status "
+            f"({error}); is it an Aqueduct service for Arrow calls?",
+            peer=self._peer,
+            handler=self.head.handler,
+        )
+
+    def _expired(self, seconds: float) -> DeadlineExceeded:
+        handler = self.head.handler
+        if self.head.deadline is not None:
+            text = f"handler {handler!r} at {self._peer} did not end within {seconds:g} s"
+        else:
+            text = (
+                f"handler {handler!r} at {self._peer}: no answer came for {seconds:g} s "
+                "(Timing.progress_deadline); give the call a deadline if it may take longer"
+            )
+        return DeadlineExceeded(text, peer=self._peer, handler=handler)
+
+
+def one_batch(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """All of ``batches`` as one; without rows if there is none.
+
+    Raises LocalProtocolError if Arrow cannot put them together.
+    """
+    if len(batches) == 1:
+        return batches[0]
+    if not batches:
+        return pa.record_batch([pa.nulls(0, field.type) for field in schema], schema=schema)
+    try:
+        return pa.concat_batches(batches)
+    except pa.ArrowException as error:
+        raise LocalProtocolError(
+            f"the {len(batches)} batches of the answer cannot be put together ({error}); "
+            "call_table gives them as they are"
+        ) from error
+
+
+class _Waiter:
+    """The one task that waits for an answer."""
+
+    __slots__ = ("_error", "_future", "_loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._future: asyncio.Future[None] | None = None
+        self._error: AqueductError | None = None
+
+    def wake(self) -> None:
+        """Something may have changed."""
+        future = self._future
+        if future is not None and not future.done():
+            future.set_result(None)
+
+    def fail(self, error: AqueductError) -> None:
+        """``wait`` raises this, now or when it is called."""
+        self._error = error
+        self.wake()
+
+    async def wait(self) -> None:
+        """Returns with the next ``wake``."""
+        if self._error is None:
+            self._future = self._loop.create_future()
+            await self._future
+        if self._error is not None:
+            raise self._error
+
+    async def wait_writable(self, sender: Sender) -> None:
+        """Returns once there is room to send."""
+        room = self._loop.create_task(sender.wait_writable())
+        room.add_done_callback(lambda _: self.wake())
+        try:
+            while not room.done():
+                await self.wait()
+        finally:
+            room.cancel()
+
+
+def _nothing() -> None:
+    return None

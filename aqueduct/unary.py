@@ -1,0 +1,269 @@
+"""A call of one batch in the service: it came with its batch and leaves with answers and status.
+
+To the drivers it looks like any exchange: ``take`` gives the one batch, ``send`` gathers answers.
+When they no longer fit one message the call becomes an exchange from there on: the hello goes out
+in place of the answers, and carries the channels on which they follow.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from aqueduct.arrow.call import Hello
+from aqueduct.arrow.decode import Decoder
+from aqueduct.arrow.encode import Encoded, Encoder
+from aqueduct.arrow.status import OK, Status
+from aqueduct.arrow.unary import ANSWERS_LIMIT, Question, encode_answer, room_of, schema_prefix
+from aqueduct.endpoint import Connection, Sender, channel
+from aqueduct.errors import AqueductError, BatchTooLarge
+from aqueduct.handlers import Handler, Shape
+from aqueduct.running import RunningCall
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import pyarrow as pa
+
+    from aqueduct.endpoint import Receiver
+    from aqueduct.serving import Serving
+
+__all__ = ["UnaryCall", "drive_coroutine"]
+
+_WELL: Final = Status(OK)
+
+
+class UnaryCall(RunningCall):
+    """One call of one batch. The client reads one message, or is told where to read on."""
+
+    def __init__(
+        self,
+        serving: Serving,
+        connection: Connection,
+        question: Question,
+        payload: memoryview,
+        status: Sender,
+        number: int,
+    ) -> None:
+        self._question = question
+        self._payload: memoryview | None = payload
+        self._prefix = b""
+        self._answers: list[Encoded] = []
+        self._size = 0
+        self._gathered = _Gathered()
+        super().__init__(
+            serving,
+            connection,
+            question.head,
+            cast("Receiver", _Brought()),  # as much of one as drivers use
+            cast("Sender", self._gathered),
+            status,
+            number,
+        )
+
+    def take(self) -> tuple[int, Any] | None:
+        """The one batch, once."""
+        payload, self._payload = self._payload, None
+        self.input_over = True
+        if payload is None:
+            return None
+        limit = self.config.calls.batch_limit
+        if len(payload) > limit:
+            error = BatchTooLarge(
+                f"the input of handler {self.call.handler!r}: batch 0 has {len(payload)} bytes, "
+                f"above the limit of {limit} (Calls.batch_limit); send fewer rows at a time",
+                peer=self.call.peer,
+                handler=self.call.handler,
+            )
+            self._note(error)
+            raise error
+        self._moved += 1
+        self._received = 1
+        self.batches_in = 1
+        self.bytes_in = len(payload)
+        return 0, payload
+
+    def send(self, encoded: Encoded, number: int) -> None:
+        """Keeps an answer for the one message, or sends it if that is too full."""
+        if self._gathered.sender is None:
+            answers = self._answers
+            size = self._size + encoded.size
+            if size <= room_of(self.config.calls) and len(answers) < ANSWERS_LIMIT:
+                answers.append(encoded)
+                self._size = size
+                self.batches_out += 1
+                self.bytes_out += encoded.size
+                return
+            self._spill()
+        super().send(encoded, number)
+
+    def _assemble(self, receiver: Any) -> None:
+        """The batch is whole."""
+
+    def mark(self) -> None:
+        """The client sends no other batch, so it need not know."""
+
+    def _agree(self, handler: Handler) -> None:
+        plan = self._question.plan
+        if plan is not None and plan.fits(handler):
+            call = self.call
+            call.schema, call.output_schema = plan.schema, plan.output_schema
+            self.decoder, self.encoder, self._prefix = plan.decoder, plan.encoder, plan.prefix
+        else:
+            super()._agree(handler)
+            schema = self.call.output_schema
+            assert schema is not None
+            self._prefix = schema_prefix(schema)
+            plan = _Plan(handler, self)
+            self._question.plan = plan if plan.fits(handler) else None
+        self._size = len(self._prefix)
+
+    def _accept(self) -> None:
+        """The answer says so, if it comes."""
+
+    def _status_of(self, error: BaseException | None, counters: Mapping[str, int] | None) -> Status:
+        if error is None and self._gathered.sender is None:
+            return _WELL
+        return super()._status_of(error, counters)
+
+    def _tell(self, status: Status) -> None:
+        if self._gathered.sender is not None:
+            super()._tell(status)
+        elif self._status.error is None:
+            answers, self._answers = self._answers, []
+            if status is _WELL:
+                headers, payload = encode_answer(self._prefix, answers)
+            else:
+                headers, payload = status.encode()  # type: ignore[assignment]
+            self._status.send_nowait(payload, headers=headers, force=True)
+
+    def _spill(self) -> None:
+        """From here on it is an exchange: what was gathered goes first."""
+        output, to_client = channel()
+        status, last = channel(oneshot=True)
+        headers, payload = Hello(self.call.output_schema).encode()
+        oneshot, self._status = self._status, status
+        oneshot.on_change = None
+        status.on_change = self._status_changed
+        self._gathered.use(output)
+        if oneshot.error is None:
+            try:
+                oneshot.send_nowait(
+                    payload, headers=headers, attachments=[to_client, last], force=True
+                )
+            except AqueductError:
+                self._status_lost(oneshot)
+                raise
+        else:
+            self._status_lost(oneshot)
+        answers, self._answers = self._answers, []
+        self.batches_out = self.bytes_out = 0
+        for answer in answers:
+            super().send(answer, 0)
+
+    def _status_lost(self, oneshot: Sender) -> None:
+        """The client has gone already: what would end the call has to end it now."""
+        self._status = oneshot
+        self._status_changed()
+
+
+class _Plan:
+    """What calls of one question need, worked out once: all of it depends on nothing else."""
+
+    __slots__ = ("decoder", "encoder", "handler", "output_schema", "prefix", "schema")
+
+    def __init__(self, handler: Handler, running: UnaryCall) -> None:
+        self.handler = handler
+        self.schema: pa.Schema | None = running.call.schema
+        self.output_schema: pa.Schema | None = running.call.output_schema
+        self.decoder: Decoder = running.decoder
+        self.encoder: Encoder = running.encoder
+        self.prefix = running._prefix
+
+    def fits(self, handler: Handler) -> bool:
+        """Whether a call may use it.
+
+        Not where a schema is made for each call, where batches stand on those before them, or
+        where encoders are used in threads.
+        """
+        return (
+            handler is self.handler
+            and not callable(handler.output)
+            and handler.shape is not Shape.GENERATOR
+            and self.decoder.independent
+            and self.encoder.independent
+        )
+
+
+class _Brought:
+    """In place of a Receiver: the batch was brought with the call, and nothing else will come."""
+
+    __slots__ = ("error", "on_change", "placement")
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.placement: Any = None
+        self.on_change: Any = None
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+class _Gathered:
+    """In place of a Sender: always with room, until a real one takes its place."""
+
+    __slots__ = ("_on_change", "sender")
+
+    def __init__(self) -> None:
+        self.sender: Sender | None = None
+        self._on_change: Callable[[], None] | None = None
+
+    def use(self, sender: Sender) -> None:
+        """The answers go there from now on."""
+        self.sender = sender
+        sender.on_change = self._on_change
+
+    @property
+    def on_change(self) -> Callable[[], None] | None:
+        """As that of a Sender."""
+        return self._on_change
+
+    @on_change.setter
+    def on_change(self, callback: Callable[[], None] | None) -> None:
+        self._on_change = callback
+        if self.sender is not None:
+            self.sender.on_change = callback
+
+    @property
+    def writable(self) -> bool:
+        """As that of a Sender."""
+        return self.sender is None or self.sender.writable
+
+    @property
+    def queued(self) -> int:
+        """As that of a Sender."""
+        return 0 if self.sender is None else self.sender.queued
+
+    @property
+    def error(self) -> Exception | None:
+        """As that of a Sender."""
+        return None if self.sender is None else self.sender.error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.sender, name)  # what is used of a sender with something queued
+
+    def notify_writable(self) -> None:
+        """As that of a Sender."""
+        if self.sender is not None:
+            self.sender.notify_writable()
+
+
+async def drive_coroutine(running: RunningCall) -> None:
+    """A coroutine function of one batch, for the one batch of its call."""
+    found = running.take()
+    assert found is not None
+    number, payload = found
+    batch = running.decode(number, payload)
+    running.taken = 1
+    answer = await running.handler.invoke(batch, running.call)
+    running.call.check()  # a handler may have swallowed its cancellation
+    running.send(running.encode(answer), number)
