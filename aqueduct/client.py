@@ -450,6 +450,8 @@ class Client:
             window=window,
             on_change=on_change,
             calls=self._calls,
+            watches=self._watches,
+            answered=answered,
             compression=self.agreed(head),
             agree=self._agreed.add,
         )

@@ -37,7 +37,7 @@ __all__ = [
 ANSWERS_LIMIT: Final = 128
 """The most batches that one answer holds."""
 
-_KIND: Final = (wire.KIND, wire.UNARY)
+_KIND: Final = (wire.KIND, wire.UNARY.encode())
 _EXCHANGE: Final = (wire.KIND, b"exchange")
 _KEYS: Final = frozenset({wire.BODY})
 _ANSWER_KEYS: Final = frozenset({wire.STATUS, wire.ANSWERS})

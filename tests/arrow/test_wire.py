@@ -28,6 +28,8 @@ KEYS = {
     "STATUS": b"arrow-status-8b3ba8",
     "BATCH": b"arrow-batch-2179bf",
     "PIECE": b"arrow-piece-99faef",
+    "BODY": b"arrow-body-7f0c2e",
+    "ANSWERS": b"arrow-answers-91d3b6",
 }
 
 

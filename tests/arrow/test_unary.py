@@ -1,0 +1,121 @@
+"""The messages of a call of one batch, byte for byte."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from aqueduct.arrow.call import CallHead
+from aqueduct.arrow.decode import Decoder
+from aqueduct.arrow.encode import Encoder
+from aqueduct.arrow.ipc import deserialize_schema, serialize_schema
+from aqueduct.arrow.unary import (
+    ANSWERS_LIMIT,
+    Question,
+    Questions,
+    decode_answer,
+    encode_answer,
+    is_question,
+    schema_prefix,
+)
+from aqueduct.errors import BadCall
+
+SCHEMA = pa.schema([("id", pa.int64())])
+OTHER = pa.schema([("text", pa.string())])
+BATCH = pa.record_batch([pa.array([1, 2, 3])], schema=SCHEMA)
+PAYLOAD = b"".join(map(bytes, Encoder(SCHEMA).encode(BATCH).buffers))
+
+
+def test_a_call_is_an_exchanges_with_a_body():
+    question = Question.encode(CallHead("echo", "exchange", schema=SCHEMA, run="r"))
+    assert question.headers == (
+        (b"arrow-call-405c16", b"1"),
+        (b"arrow-handler-3c8e32", b"echo"),
+        (b"arrow-kind-b4c4e5", b"unary"),
+        (b"arrow-run-abde1f", b"r"),
+        (b"arrow-body-7f0c2e", b"%d" % question.body),
+    )
+    plain = serialize_schema(SCHEMA)
+    assert question.body % 64 == 0 and question.body - len(plain) < 64
+    assert question.prefix[:4] == plain[:4] == b"\xff\xff\xff\xff"
+    assert int.from_bytes(question.prefix[4:8], "little") == question.body - 8
+    assert question.prefix[8 : len(plain)] == plain[8:]
+    assert not any(question.prefix[len(plain) :])
+    assert is_question(question.headers)
+    assert deserialize_schema(question.prefix).equals(SCHEMA)
+    assert not is_question(CallHead("echo", "exchange", schema=SCHEMA).encode()[0])
+
+
+def test_an_expected_schema_stands_between_and_is_padded_alone():
+    question = Question.encode(CallHead("echo", "exchange", schema=SCHEMA, expected=OTHER))
+    plain = serialize_schema(SCHEMA)
+    assert dict(question.headers)[b"arrow-expected-bc4eec"] == b"%d" % len(plain)
+    assert question.prefix[: len(plain)] == plain
+    assert question.body % 64 == 0
+    again = Question.decode(question.headers, question.prefix + PAYLOAD)
+    assert again.head.schema == SCHEMA and again.head.expected == OTHER
+    assert again.head.kind == "exchange"
+
+
+def test_what_was_decoded_before_is_found_again_by_all_of_its_bytes():
+    questions = Questions("peer")
+    first = Question.encode(CallHead("echo", "exchange", schema=SCHEMA))
+    found, rest = questions.decode(first.headers, first.prefix + PAYLOAD)
+    again, _ = questions.decode(first.headers, first.prefix + PAYLOAD)
+    assert found is again and bytes(rest) == PAYLOAD
+    renamed = first.prefix.replace(b"id", b"ix")
+    assert renamed != first.prefix
+    other, _ = questions.decode(first.headers, renamed + PAYLOAD)
+    assert other.head.schema is not None and other.head.schema.names == ["ix"]
+    with pytest.raises(BadCall, match="none came"):
+        questions.decode(first.headers, first.prefix)
+
+
+def test_what_is_kept_is_bounded():
+    questions = Questions("peer")
+    for number in range(100):
+        head = CallHead("echo", "exchange", schema=SCHEMA, run=str(number))
+        question = Question.encode(head)
+        questions.decode(question.headers, question.prefix + PAYLOAD)
+        assert len(questions._kept) <= 32
+    large = Question.encode(
+        CallHead("echo", "exchange", schema=SCHEMA, metadata={"a": "b" * (16 << 10)})
+    )
+    one, _ = questions.decode(large.headers, large.prefix + PAYLOAD)
+    two, _ = questions.decode(large.headers, large.prefix + PAYLOAD)
+    assert one is not two
+
+
+def test_an_answer_counts_where_each_part_ends():
+    prefix = schema_prefix(SCHEMA)
+    encoded = [Encoder(SCHEMA).encode(BATCH) for _ in range(3)]
+    headers, payload = encode_answer(prefix, encoded)
+    size = len(PAYLOAD)
+    ends = [len(prefix) + n * size for n in range(4)]
+    assert headers == (
+        (b"arrow-status-8b3ba8", b"ok"),
+        (b"arrow-answers-91d3b6", b",".join(b"%d" % end for end in ends)),
+    )
+    whole = b"".join(map(bytes, payload))
+    assert whole == prefix + PAYLOAD * 3
+    answer = decode_answer(headers, whole)
+    assert answer is not None and answer.read_schema() == SCHEMA
+    assert [Decoder(SCHEMA).decode(part) for part in answer.batches] == [BATCH] * 3
+
+
+def test_an_answer_without_batches_and_one_with_the_most():
+    headers, payload = encode_answer(schema_prefix(SCHEMA), [])
+    answer = decode_answer(headers, payload[0])
+    assert answer is not None and answer.batches == []
+    most = [Encoder(SCHEMA).encode(BATCH) for _ in range(ANSWERS_LIMIT)]
+    headers, payload = encode_answer(schema_prefix(SCHEMA), most)
+    answer = decode_answer(headers, b"".join(map(bytes, payload)))
+    assert answer is not None and len(answer.batches) == ANSWERS_LIMIT
+    headers, payload = encode_answer(schema_prefix(SCHEMA), [*most, most[0]])
+    with pytest.raises(BadCall, match="more than 128"):
+        decode_answer(headers, b"".join(map(bytes, payload)))
+
+
+def test_other_messages_are_no_answers():
+    assert decode_answer(((b"arrow-status-8b3ba8", b"busy"),), b"{}") is None
+    assert decode_answer((), b"") is None
