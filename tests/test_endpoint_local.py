@@ -210,6 +210,17 @@ async def test_placement_before_and_after(world: Place) -> None:
             await sender.wait_closed()
 
 
+async def test_placement_for_messages_with_a_key(world: Place) -> None:
+    memory = bytearray(5)
+    sender, receiver = await world.backward()
+    receiver.placement, receiver.placement_key = lambda headers, size: memory, b"key"
+    for headers in ((), ((b"k", b"v"),), ((b"key", b""),)):
+        sender.send_nowait(b"12345", headers=headers)
+    payloads = [(await receiver.receive()).payload for _ in range(3)]
+    assert [payload is memory for payload in payloads] == [False, False, True]
+    assert [bytes(payload) for payload in payloads] == [b"12345"] * 3
+
+
 async def test_a_finish_is_delivered_without_being_read(world: Place) -> None:
     sender, receiver = await world.pair()
     sender.send_nowait(b"unread")

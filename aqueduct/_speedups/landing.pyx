@@ -21,6 +21,10 @@ __all__ = ["Landing"]
 cdef class Landing(Input):
     """An input with a place for one payload; made by its subclasses alone."""
 
+    def reach(self, Py_ssize_t most):
+        """Bytes that were consumed, and those that the admitted payload lacks, ``most`` of them."""
+        return self.taken() + <uint64_t> min(self.missing, most)
+
     cdef int prepare(self, Py_ssize_t size, object target) except -1:
         """Takes the memory of a payload; nothing changes if that fails."""
         cdef object view = None

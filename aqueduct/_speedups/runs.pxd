@@ -17,3 +17,6 @@ cdef class Received:
 cdef class Run:
     cdef readonly list messages
     cdef readonly int64_t charge
+    cdef readonly int64_t pending
+    cdef readonly int64_t largest
+    cdef readonly Py_ssize_t admitted

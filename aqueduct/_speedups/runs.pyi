@@ -59,9 +59,21 @@ class Run:
     def messages(self) -> list[Received]: ...
     @property
     def charge(self) -> int: ...
+    @property
+    def pending(self) -> int: ...
+    @property
+    def largest(self) -> int: ...
+    @property
+    def admitted(self) -> int: ...
     def __new__(cls) -> Run: ...
     def read(
-        self, decoder: Decoder, numbers: ReceivedNumbers, overhead: int, room: int
+        self,
+        decoder: Decoder,
+        numbers: ReceivedNumbers,
+        overhead: int,
+        room: int,
+        pending: int = -1,
+        asked: bytes | None = None,
     ) -> (
         Version
         | AckVersion

@@ -17,6 +17,8 @@ cdef class ReceivedNumbers:
 
     # 1: it is new and was added; 0: it is not to be had so (seen, one hole too many, too high).
     cdef bint take_in(self, uint64_t number) except -1
+    # Whether ``take_in`` would not refuse it for having been seen, or for being too high.
+    cdef bint is_new(self, uint64_t number) noexcept
 
 cdef class UnreliableSent:
     cdef uint64_t _next

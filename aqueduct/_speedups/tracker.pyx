@@ -162,6 +162,10 @@ cdef class ReceivedNumbers:
         self._pending.add_span(number, number, &added)
         return True
 
+    cdef bint is_new(self, uint64_t number) noexcept:
+        cdef uint32_t node = self.ranges.at_or_below(number)
+        return number != HIGHEST and (node == 0 or self.ranges._nodes[node].last < number)
+
     def __contains__(self, number):
         return number in self.ranges
 

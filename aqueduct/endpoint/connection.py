@@ -332,7 +332,7 @@ class Connection:
             return
         receiver._half, receiver._connection = half, self
         half.handle = weakref.ref(receiver)
-        half.placement = receiver._placement
+        half.placement, half.placement_key = receiver._placement, receiver._placement_key
         receiver._changed()
 
     def _flush_pipe(

@@ -139,14 +139,106 @@ def test_what_came_before_an_error_is_there() -> None:
         run.read(decoder, numbers, 0, NO_END)
 
 
-def test_a_payload_that_waits_for_admission_ends_the_run() -> None:
+def test_a_payload_without_room_ends_the_run() -> None:
     decoder, numbers, run = client_decoder(), ReceivedNumbers(), Run()
     decoder.auto_admit = 3
     decoder.feed(message(0, b"abc") + message(1, b"abcd"))
-    head = run.read(decoder, numbers, 0, NO_END)
+    head = run.read(decoder, numbers, 0, 3 + 3)
     assert isinstance(head, codec.MessageHead)
     assert head.num == 1
     assert [received.number for received in run.messages] == [0]
+    assert (run.admitted, run.charge, run.pending, run.largest) == (1, 3, -1, 0)
+    decoder.admit()
+    run = Run()
+    assert run.read(decoder, numbers, 0, 0, 4) is None  # it was charged when it was admitted
+    assert [received.payload for received in run.messages] == [b"abcd"]
+    assert (run.admitted, run.charge, run.pending) == (0, 0, -1)
+
+
+def test_what_was_charged_too_much_or_too_little_is_put_right() -> None:
+    """A small message lands without asking: its reader charges it before it knows the size."""
+    for charged in (2, 16_384):
+        decoder, numbers, run = client_decoder(), ReceivedNumbers(), Run()
+        whole = message(0, bytes(100), ((b"k", b"value"),))
+        decoder.feed(whole[:50])
+        assert run.read(decoder, numbers, 7, NO_END) is None
+        assert (run.admitted, run.charge, run.pending) == (0, 0, -1)
+        decoder.feed(whole[50:] + message(1))
+        assert run.read(decoder, numbers, 7, NO_END, charged) is None
+        first, second = run.messages
+        assert run.charge == first.charge + second.charge - (charged + 7)
+        assert (run.admitted, run.pending) == (1, -1)
+
+
+@given(
+    st.lists(st.integers(0, 9000), max_size=8), cuts, st.integers(-1, 5000), st.integers(0, 30_000)
+)
+def test_what_is_admitted_is_charged_once_whatever_the_pieces(
+    sizes: list[int], places: list[int], auto_admit: int, room: int
+) -> None:
+    """Runs that follow each other, as a reader makes them; what has no room is admitted by it."""
+    payloads = [bytes([number]) * size for number, size in enumerate(sizes)]
+    data = b"".join(message(number, payload) for number, payload in enumerate(payloads))
+    decoder, numbers = client_decoder(), ReceivedNumbers()
+    decoder.auto_admit = auto_admit
+    taken: list[tuple[int, bytes]] = []
+    charged, admitted, pending = 0, 0, -1
+    for piece in cut(data, places):
+        decoder.feed(piece)
+        while True:
+            run = Run()
+            frame = run.read(decoder, numbers, 7, room, pending)
+            taken += [(received.number, bytes(received.payload)) for received in run.messages]
+            charged, admitted, pending = charged + run.charge, admitted + run.admitted, run.pending
+            assert run.largest <= max(room, 0)
+            assert pending == -1 or pending > auto_admit
+            if isinstance(frame, codec.MessageHead):
+                assert frame.size + 7 > room - run.charge
+                decoder.admit()
+                charged, admitted, pending = charged + frame.size + 7, admitted + 1, frame.size
+            elif run.charge <= room:
+                break
+    assert taken == list(enumerate(payloads))
+    assert (charged, admitted, pending) == (sum(sizes) + 7 * len(sizes), len(sizes), -1)
+    assert numbers.count == len(sizes)
+
+
+def test_heads_that_somebody_must_look_at_are_given_back() -> None:
+    decoder, numbers = client_decoder(), ReceivedNumbers()
+    decoder.auto_admit = -1
+    long = ((b"plain", b"x" * 100),)  # a large block: its keys are not looked at here
+    headers = [(), ((b"plain", b"1"),), ((b"plain", b"1"), (b"asked", b"2")), long]
+    decoder.feed(b"".join(message(n, bytes(5000), pairs) for n, pairs in enumerate(headers)))
+    decoder.feed(message(4, bytes(5000), (), ((4, ()),)) + message(0, bytes(5000)))
+    decoder.feed(b"\x04" + b"\xff" * 9 + b"\x01" + b"\x00\x00\x05abcde")
+    for given_back, read in ((2, [0, 1]), (3, []), (4, []), (0, []), (HIGHEST, [])):
+        run = Run()
+        head = run.read(decoder, numbers, 0, NO_END, -1, b"asked")
+        assert isinstance(head, codec.MessageHead)
+        assert head.num == given_back
+        assert [received.number for received in run.messages] == read
+        assert run.pending == -1
+        decoder.admit()
+        assert isinstance(decoder.next(), codec.Message)
+
+
+def test_a_number_that_two_streams_declared_is_given_back_once_whole() -> None:
+    numbers = ReceivedNumbers()
+    first, second = client_decoder(), client_decoder()
+    for decoder in (first, second):
+        decoder.auto_admit = -1
+        decoder.feed(message(3, bytes(5000))[:1000])
+        run = Run()
+        assert run.read(decoder, numbers, 1, NO_END) is None
+        assert (run.pending, run.charge, run.admitted, run.largest) == (5000, 5001, 1, 5000)
+    for decoder in (first, second):
+        decoder.feed(message(3, bytes(5000))[1000:])
+    run = Run()
+    assert run.read(first, numbers, 1, NO_END, 5000) is None
+    assert (run.pending, run.charge, run.admitted) == (-1, 0, 0)
+    frame = run.read(second, numbers, 1, NO_END, 5000)
+    assert isinstance(frame, codec.Message)
+    assert run.pending == 5000  # still charged: whoever refuses it gives that back
 
 
 def test_large_headers_stay_bytes_until_they_are_asked_for() -> None:

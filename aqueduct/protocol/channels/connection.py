@@ -227,7 +227,8 @@ class ChannelConnection:
             self._reader.feed(number, data, fin)
         except RemoteProtocolError as error:
             self._fail(error)
-        self._use_room()
+        if self._shared.starved or self._shared.relieved:
+            self._use_room()
 
     def landed(self, number: int, size: int, now: float) -> None:
         """The next bytes of one of the peer's streams are where ``receive_buffer`` said.
@@ -241,7 +242,8 @@ class ChannelConnection:
             self._reader.landed(number, size)
         except RemoteProtocolError as error:
             self._fail(error)
-        self._use_room()
+        if self._shared.starved or self._shared.relieved:
+            self._use_room()
 
     def receive_reset(self, number: int, code: int, now: float) -> None:
         """The peer gave up a stream: a partial frame is dropped without error (AQ-11)."""

@@ -150,10 +150,12 @@ class Incoming:
         decoder = stream.decoder
         if decoder.gathered != stream.gathered:
             self._weigh(stream, decoder.gathered)
-        ahead = min(decoder.remaining, flow.admitted_window)
-        wanted = decoder.consumed + ahead + flow.initial_window + stream.granted
-        # Half a window at a time: a credit costs a frame.
-        if wanted - stream.limit >= flow.initial_window >> 1:
+        wanted = decoder.reach(flow.admitted_window) + flow.initial_window + stream.granted
+        # Half a window at a time, or a quarter of a long one: a credit costs a frame.
+        due = wanted - stream.limit
+        if due >= flow.initial_window >> 1 and due >= stream.granted >> 2:
+            if stream.granted:
+                wanted += self._run_further(stream)
             stream.limit = wanted
             self._shared.effects.append((effects.CREDIT, stream.number, wanted))
 
@@ -172,6 +174,18 @@ class Incoming:
         ):
             self._shared.budget_used += wanted - stream.granted
             stream.granted = wanted
+
+    def _run_further(self, stream: InStream) -> int:
+        """Doubles the read-ahead of a stream that uses it: many messages are under way then.
+
+        Up to a quarter of the budget goes this way, so that others can still begin theirs.
+        """
+        more = min(stream.granted, self._flow.read_ahead - stream.granted)
+        if more <= 0 or self._shared.budget_used + more > self._flow.receive_budget >> 2:
+            return 0
+        self._shared.budget_used += more
+        stream.granted += more
+        return more
 
     def ended(self, stream: InStream) -> None:
         """Its last byte was read."""

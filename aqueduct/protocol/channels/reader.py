@@ -13,8 +13,8 @@ from typing import Any, Final
 from aqueduct._speedups import codec
 from aqueduct.errors import LocalProtocolError, RemoteProtocolError, SequenceError
 from aqueduct.protocol.channels.events import Writable
-from aqueduct.protocol.channels.incoming import SMALL, Handlers, Incoming, InStream
-from aqueduct.protocol.channels.receiving import Received, ReceiverHalf
+from aqueduct.protocol.channels.incoming import READ_AHEAD_FROM, SMALL, Handlers, Incoming, InStream
+from aqueduct.protocol.channels.receiving import Received, ReceiverHalf, Run
 from aqueduct.protocol.channels.registry import Half, Registry
 from aqueduct.protocol.channels.sending import SenderHalf
 from aqueduct.protocol.channels.shared import Shared
@@ -253,18 +253,17 @@ class Reader:
         self.incoming.credit(stream)
 
     def _next_for(self, stream: InStream, half: ReceiverHalf) -> Any:
-        """The next frame for a receiver, or None; the small messages before it are delivered."""
+        """The next frame for a receiver, or None; the plain messages before it are delivered."""
         decoder = stream.decoder
         while (room := half.room - (SMALL << 1)) >= 0:
-            decoder.auto_admit = SMALL
-            if (
-                stream.partial >= 0  # charged already
-                or stream.handlers is not self._handlers
-                or not half.open_for_runs
-            ):
+            decoder.auto_admit = SMALL if half.placement is None else -1
+            if stream.handlers is not self._handlers or not half.open_for_runs:
                 return decoder.next()
-            frame = half.read_run(decoder, room)
-            if frame is not None or half.room >= SMALL << 1:
+            run = Run()
+            frame = half.read_run(run, stream, room)
+            if run.largest >= READ_AHEAD_FROM:
+                self.incoming.grant_read_ahead(stream, run.largest)
+            if frame is not None or run.charge <= room:
                 return frame
         decoder.auto_admit = -1
         return decoder.next()
@@ -325,7 +324,7 @@ class Reader:
         """Its payload may land: where the application wants it, or in fresh memory."""
         stream.partial = head.size + head.overhead
         try:
-            target = half.placement(head.headers, head.size) if half.placement else None
+            target = half.place(head)
             if stream.ignoring:  # the hook closed its own receiver
                 return
             stream.decoder.admit(target)

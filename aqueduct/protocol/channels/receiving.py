@@ -31,7 +31,7 @@ from aqueduct.protocol.channels.outgoing import OutStream
 from aqueduct.protocol.channels.shared import HalfError, Shared
 from aqueduct.protocol.channels.state import RECEIVER, ReceiverInput, ReceiverState
 
-__all__ = ["Placement", "Received", "ReceiverHalf"]
+__all__ = ["Placement", "Received", "ReceiverHalf", "Run"]
 
 # A connection may have very many channels, of which most are idle: what they do not need now has
 # these in its place. They cannot be changed, so a forgotten replacement is an error.
@@ -71,6 +71,7 @@ class ReceiverHalf:
         "handle",
         "nacked",
         "placement",
+        "placement_key",
         "queue",
         "state",
         "streams",
@@ -105,6 +106,8 @@ class ReceiverHalf:
         self.nacked = 0
         """Unreliable messages that did not come in time."""
         self.placement: Placement | None = None
+        self.placement_key: bytes | None = None
+        """If not None, ``placement`` is asked for messages with a header of this key alone."""
         self.handle: Any = None
         self._numbers = ReceivedNumbers(shared.config.limits.received_ranges)
         self._unreliable: UnreliableReceived | None = None  # most channels never need it
@@ -144,12 +147,20 @@ class ReceiverHalf:
     @property
     def room(self) -> int:
         """Bytes of messages that can be admitted without asking for each; below zero: none."""
-        if self.waiting or self.placement is not None:
+        if self.waiting or (self.placement is not None and self.placement_key is None):
             return -1  # or they would pass by what waits for ever
         shared = self._shared
         flow = shared.config.flow
         own, common = flow.channel_receive_bytes - self.charged, flow.receive_budget
         return min(own, common - shared.budget_used)
+
+    def place(self, head: MessageHead) -> Any:
+        """Where a message is to land; None: anywhere. Raises what the hook raises."""
+        if self.placement is None:
+            return None
+        if self.placement_key is not None and self.placement_key not in dict(head.headers):
+            return None
+        return self.placement(head.headers, head.size)
 
     def wait(self, stream: InStream, head: MessageHead) -> None:
         """A message finds no room: its stream is read on when there is some."""
@@ -253,18 +264,24 @@ class ReceiverHalf:
         """Whether messages need no look at each: none can be the last, or one too many."""
         return self.state is ReceiverState.OPEN and not self._oneshot
 
-    def read_run(self, decoder: codec.Decoder, room: int) -> Any:
-        """Takes the messages that come next while they fit ``room``; returns what follows."""
-        run = Run()
+    def read_run(self, run: Run, stream: InStream, room: int) -> Any:
+        """Takes the messages that come next in a stream while they fit ``room``.
+
+        Returns what follows.
+        """
+        overhead = self._shared.config.flow.message_overhead
+        asked = self.placement_key if self.placement is not None else None
         try:
-            return run.read(decoder, self._numbers, self._shared.config.flow.message_overhead, room)
+            return run.read(stream.decoder, self._numbers, overhead, room, stream.partial, asked)
         finally:
+            stream.partial = run.pending
+            if run.charge:
+                self._charge(run.charge)
+            self._outstanding += run.admitted
             if run.messages:
                 self._messages(run)
 
     def _messages(self, run: Run) -> None:
-        self._charge(run.charge)
-        self._outstanding += len(run.messages)
         if self.queue is NO_MESSAGES:
             self.queue = deque(run.messages)
             if self.given:

@@ -232,6 +232,47 @@ def test_placement_decides_where_payloads_land() -> None:
     assert len(pair.server.take_all(pair.receiver)) == 2
 
 
+@pytest.mark.parametrize("size", [5, 5000, 50_000])
+def test_a_placement_may_be_for_some_messages_alone(size: int) -> None:
+    pair = Pair()
+    whole = bytearray(size)
+    asked: list[object] = []
+
+    def place(headers: object, size: int) -> bytearray:
+        asked.append(headers)
+        return whole
+
+    pair.receiver.placement, pair.receiver.placement_key = place, b"key"
+    headers = [(), ((b"other", b"key"),), ((b"other", b"1"), (b"key", b"2")), ((b"k", b""),)]
+    for number, pairs in enumerate(headers):
+        pair.client.send(pair.sender, bytes([number]) * size, headers=pairs)
+    pair.run()
+    taken = pair.server.take_all(pair.receiver)
+    assert [bytes(each.payload) for each in taken] == [bytes([k]) * size for k in range(4)]
+    assert [each.payload is whole for each in taken] == [False, False, True, False]
+    assert asked == [headers[2]]
+
+
+def test_a_stream_of_large_messages_runs_ahead_further_and_further() -> None:
+    """So that many are under way, however far the peer is; within a quarter of the budget."""
+    cases = {64 << 20: [256, 512, 1024, 2048], 2 << 20: [256], 1 << 20: [128]}
+    for budget, granted in cases.items():
+        flow = dataclasses.replace(DEFAULT.flow, receive_budget=budget)
+        pair = Pair(dataclasses.replace(DEFAULT, flow=flow))
+        seen = set()
+        for number in range(200):
+            pair.client.send(pair.sender, bytes(64 << 10))
+            pair.run()
+            taken = pair.server.take(pair.receiver)
+            assert taken is not None and taken.number == number
+            (stream,) = pair.receiver.streams
+            seen.add(stream.granted)
+        assert seen == {size << 10 for size in granted}
+        credits = [effect for effect in pair.server.applied if effect[0] == effects.CREDIT]
+        assert len(credits) < (50 if max(seen) == flow.read_ahead else 210)  # not one for each
+        assert pair.server.core.snapshot()["budget_used_bytes"] == max(seen)
+
+
 def test_what_a_placement_raises_ends_the_channel_and_no_more() -> None:
     pair = Pair()
 
