@@ -101,11 +101,10 @@ class Bridge:
             return True
         if not self._input_handed:
             self._hand_in()
-        if self._hungry and self._handed == running.taken:
-            running.mark()
-            running.waits_for_client = True
-        else:
-            running.waits_for_client = self._blocked
+        hungry = self._hungry and self._handed == running.taken
+        running.waits_for_client = hungry or self._blocked
+        if not self._blocked:
+            running.mark_soon()
         return False
 
     def _hand_in(self) -> None:

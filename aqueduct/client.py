@@ -271,7 +271,7 @@ class Client:
             "sink",
             handler,
             source,
-            window=window(self.config, in_flight, in_flight_bytes),
+            window=window(self.config, in_flight, in_flight_bytes, sink=True),
             expected=None,
             deadline=deadline,
             headers=headers,
@@ -530,14 +530,19 @@ def make_head(
     )
 
 
-def window(config: Config, in_flight: int | None, in_flight_bytes: int | None) -> Window:
-    """The window of a call. Raises ConfigError for numbers that cannot work."""
+def window(
+    config: Config, in_flight: int | None, in_flight_bytes: int | None, *, sink: bool = False
+) -> Window:
+    """The window of a call. Raises ConfigError for numbers that cannot work.
+
+    A sink answers nothing, so unless it is told how many batches, their bytes alone count.
+    """
     batches = config.calls.in_flight_batches if in_flight is None else in_flight
     size = config.calls.in_flight_bytes if in_flight_bytes is None else in_flight_bytes
     for name, value in (("in_flight", batches), ("in_flight_bytes", size)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigError(f"{name} is {value!r}; it must be a whole number above zero")
-    return Window(batches, size)
+    return Window(size if sink and in_flight is None else batches, size)
 
 
 def connection_headers(headers: ConnectionHeaders) -> tuple[tuple[bytes, bytes], ...]:

@@ -97,13 +97,14 @@ class AsyncBatches:
         running = self._running
         if self._spins >= _SPINS:  # before a batch is in hand: a cancelled handler loses none
             self._spins = 0
+            running.mark_soon()
             await asyncio.sleep(0)
         found = None if running.input_over else running.take()
         if found is None and not running.input_over:
-            running.mark()
             receiver = running.receiver
             assert receiver is not None
             running.waits_for_client = True
+            running.mark_soon()
             try:
                 while found is None and not running.input_over:
                     await receiver.wait_readable()

@@ -21,7 +21,7 @@ from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoded, Encoder
 from aqueduct.arrow.schema import check
 from aqueduct.arrow.status import Status
-from aqueduct.arrow.wire import BATCH
+from aqueduct.arrow.wire import BATCH, PIECE
 from aqueduct.config import Config
 from aqueduct.endpoint import Connection, Message, Receiver, Sender, channel
 from aqueduct.errors import (
@@ -337,7 +337,7 @@ class Outgoing:
 
     def _place_hello(self, headers: Any, size: int) -> None:
         """The first message lands anywhere; those after it where the assembler wants them."""
-        self._output.placement = self._assembler.place
+        self._output.placement, self._output.placement_key = self._assembler.place, PIECE
 
     def _hello(self, headers: Any, payload: Any) -> None:
         names = {"peer": self.peer, "handler": self.head.handler}

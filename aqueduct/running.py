@@ -22,6 +22,7 @@ from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoded, Encoder
 from aqueduct.arrow.schema import check
 from aqueduct.arrow.status import OK, Status
+from aqueduct.arrow.wire import PIECE
 from aqueduct.calls import Call
 from aqueduct.endpoint import Connection, Receiver, Sender
 from aqueduct.errors import (
@@ -51,6 +52,8 @@ COUNTED: Final = ("batches_in", "rows_in", "bytes_in", "batches_out", "rows_out"
 """What a call counts, and a service sums up."""
 
 _LINGER_FROM: Final = 64 << 10
+_MARK_BATCHES: Final = 32
+_MARK_BYTES: Final = 4 << 20
 _PACKAGE: Final = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
@@ -114,6 +117,8 @@ class RunningCall:
         self._received = 0  # batches that came whole
         self._settled = 0  # inputs below this number are answered, or told to be taken
         self._compression = ""  # agreed with the client
+        self._settled_bytes = 0
+        self._marking = False  # whether it is looked at soon if a mark is due
         self._partial = False  # whether a batch has come in part
         self._moved = 0
         self._watch: Watch | None = None
@@ -131,7 +136,7 @@ class RunningCall:
             peer=self.connection.peer,
             handler=self.head.handler,
         )
-        receiver.placement = self._assembler.place
+        receiver.placement, receiver.placement_key = self._assembler.place, PIECE
 
     # What drivers use
 
@@ -228,13 +233,38 @@ class RunningCall:
         self.batches_out += 1
         self.bytes_out += encoded.size
         if number >= self._settled:
-            self._settled = number + 1
+            self._settled, self._settled_bytes = number + 1, self.bytes_in
 
     def mark(self) -> None:
         """Tells the client what the handler took without answering, so that it may go on."""
-        if self.taken > self._settled and self.receiver is not None:
-            self._settled = self.taken
-            self.output.send_nowait(b"", headers=batch_headers(self.taken - 1), force=True)
+        taken = self.taken  # a thread may take the next one meanwhile
+        if taken > self._settled and self.receiver is not None:
+            self._settled, self._settled_bytes = taken, self.bytes_in
+            self.output.send_nowait(b"", headers=batch_headers(taken - 1), force=True)
+
+    def mark_soon(self) -> None:
+        """``mark`` unless more comes at once: a handler that is kept busy tells of many together.
+
+        To be called when the handler waits for its input, or now and then while it does not.
+        """
+        if (
+            self.taken - self._settled >= _MARK_BATCHES
+            or self.bytes_in - self._settled_bytes >= _MARK_BYTES
+        ):
+            self.mark()
+        elif self.waits_for_client and self.taken > self._settled and not self._marking:
+            self._marking = True
+            # The loop reads what has come between the first turn and the second.
+            loop = asyncio.get_running_loop()
+            loop.call_soon(loop.call_soon, self._mark_idle, self.taken)
+
+    def _mark_idle(self, taken: int) -> None:
+        self._marking = False
+        if self.waits_for_client and not self.concluded:
+            if self.taken == taken:
+                self.mark()
+            else:
+                self.mark_soon()
 
     @property
     def answering(self) -> int:

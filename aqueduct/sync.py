@@ -227,7 +227,7 @@ class SyncClient:
             "sink",
             handler,
             self._batches(handler, batches, schema),
-            window(self.config, in_flight, in_flight_bytes),
+            window(self.config, in_flight, in_flight_bytes, sink=True),
             expected=None,
             deadline=deadline,
             headers=headers,

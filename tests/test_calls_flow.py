@@ -218,6 +218,34 @@ async def test_the_bytes_in_flight_count_too(carrier):
         assert len(await everything(stream)) == 3
 
 
+@pytest.mark.parametrize("handler", ["generator", "coroutine"])
+async def test_a_sink_is_held_back_by_bytes_unless_told_otherwise(carrier, handler):
+    release = threading.Event()
+    service = aqueduct.Service("test")
+
+    @service.handler("generator", kind="sink")
+    def generator(batches):
+        release.wait(30)
+        return {"n": sum(1 for _ in batches)}
+
+    @service.handler("coroutine", kind="sink")
+    async def coroutine(batches):
+        await until(release.is_set)
+        return {"n": len([batch async for batch in batches])}
+
+    narrow = config(calls={"in_flight_bytes": 95_000})
+    async with connected(service, carrier, client_config=narrow) as client:
+        for wanted, in_flight in ((10, None), (3, 3)):
+            release.clear()
+            source = Counting(blob(1, 10_000), 200)
+            sink = asyncio.ensure_future(
+                client.sink(handler, source, schema=BLOBS, in_flight=in_flight)
+            )
+            assert await settled(lambda source=source: source.pulled) == wanted
+            release.set()
+            assert (await sink)["n"] == 200
+
+
 @pytest.mark.parametrize("handler", ["generator", "async generator"])
 async def test_a_consumer_that_stops_reading_holds_the_source_back(carrier, handler):
     service = aqueduct.Service("test", config=NARROW)

@@ -68,8 +68,9 @@ class Assembler:
 
     ``place`` tells the channel where a message is to land, before it does; ``add`` takes each
     message as it is delivered. ``place`` may be ahead of ``add``. It is asked for every message in
-    the channel's order, or for none: then what landed elsewhere is copied. Where it gives a place,
-    the message must land there. Both belong to the same thread.
+    the channel's order, or for none: then what landed elsewhere is copied. For those without the
+    header PIECE it need not be asked. Where it gives a place, the message must land there. Both
+    belong to the same thread.
     """
 
     def __init__(
@@ -118,6 +119,14 @@ class Assembler:
         A mark has an empty payload. Raises BatchTooLarge, BadCall for a message out of turn, and
         LocalProtocolError for one that is not where ``place`` wanted it.
         """
+        if self._current is None and type(headers) is tuple and len(headers) == 1:
+            # Nearly every message: a whole batch with the one header that it must have.
+            (key, value), size = headers[0], len(payload)
+            if key == BATCH and size <= self._limit:
+                try:
+                    return number_of(value, BATCH), payload
+                except BadCall:
+                    pass  # said below, with its place
         view = memoryview(payload).cast("B")
         number, piece = self._read(headers, len(view))
         whole = self._current
