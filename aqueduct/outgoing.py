@@ -180,7 +180,7 @@ class Outgoing:
                 handler=self.head.handler,
             )
         self._output, self._status = receivers
-        self._output.placement = self._assembler.place
+        self._output.placement, self._output.placement_key = self._assembler.place, PIECE
         self._hello(answered.headers, answered.payload)
 
     # Sending

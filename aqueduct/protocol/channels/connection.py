@@ -242,8 +242,7 @@ class ChannelConnection:
             self._reader.landed(number, size)
         except RemoteProtocolError as error:
             self._fail(error)
-        if self._shared.starved or self._shared.relieved:
-            self._use_room()
+        self._use_room()
 
     def receive_reset(self, number: int, code: int, now: float) -> None:
         """The peer gave up a stream: a partial frame is dropped without error (AQ-11)."""
