@@ -113,6 +113,11 @@ class Address:
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return Address.parse, (str(self),)  # the options proxy does not pickle
 
+    @property
+    def certified(self) -> bool:
+        """Whether who listens here shows a certificate."""
+        return "verify" in _OPTIONS[self.scheme]
+
     def with_port(self, port: int) -> Address:
         """The same address with another port (a listener on port 0 learns its own)."""
         return Address(self.scheme, self.host, port, self.options, self.path)

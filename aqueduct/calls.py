@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 import pyarrow as pa
 
 from aqueduct.arrow.call import Partition
+from aqueduct.carriers.contract import PeerCredentials, PeerIdentity
 from aqueduct.errors import AqueductError
 
 __all__ = ["Call"]
@@ -39,6 +40,8 @@ class Call:
         "output_schema",
         "partition",
         "peer",
+        "peer_credentials",
+        "peer_identity",
         "run",
         "schema",
         "token",
@@ -60,9 +63,17 @@ class Call:
         token: str | None = None,
         partition: Partition | None = None,
         deadline: float | None = None,
+        peer_credentials: PeerCredentials | None = None,
+        peer_identity: PeerIdentity | None = None,
     ) -> None:
         self.peer = peer
         """The client's address."""
+        self.peer_credentials = peer_credentials
+        """The client's process (``pid``, ``uid``, ``gid``), as the kernel of this machine vouches
+        for it; None unless the connection came over a Unix socket (or within this process)."""
+        self.peer_identity = peer_identity
+        """Whom the client's certificate names (``subject``, ``names``, ``fingerprint``); None if
+        it showed none. A service demands one by ``ServerTls(client_ca=...)``."""
         self.handler = handler
         """The name that was called."""
         self.kind = kind

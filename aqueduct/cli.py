@@ -14,9 +14,11 @@ import signal
 import statistics
 import sys
 import time
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from aqueduct.address import Address
 from aqueduct.errors import AqueductError
 from aqueduct.loading import load_service
 from aqueduct.worker import HURRY
@@ -72,10 +74,16 @@ def _parser() -> argparse.ArgumentParser:
         metavar="ADDRESS",
         action="append",
         required=True,
-        help="aqueduct://HOST:PORT, port 0 for any free one; may be repeated",
+        help="aqueduct://HOST:PORT, aqueduct+tls://HOST:PORT, aqueduct+tcp://HOST:PORT (port 0: "
+        "any free one) or aqueduct+unix:///PATH; may be repeated",
     )
     serve.add_argument("--cert", metavar="FILE", help="certificate chain, PEM")
     serve.add_argument("--key", metavar="FILE", help="its private key, PEM")
+    serve.add_argument(
+        "--client-ca",
+        metavar="FILE",
+        help="CAs of the certificates that clients must show over aqueduct+tls://, PEM",
+    )
     serve.add_argument(
         "--dev-cert",
         action="store_true",
@@ -154,8 +162,13 @@ def _whole(text: str) -> int:
 def _serve(args: argparse.Namespace) -> int:
     if bool(args.cert) != bool(args.key):
         args.usage.error("--cert and --key belong together")
-    if not args.cert and not args.dev_cert:
-        args.usage.error("QUIC needs a certificate: --cert and --key, or --dev-cert to make one")
+    needing = [text for text in args.listen if Address.parse(text).certified]
+    if needing and not args.cert and not args.dev_cert:
+        args.usage.error(
+            f"{needing[0]} needs a certificate: --cert and --key, or --dev-cert to make one"
+        )
+    if args.client_ca and not (args.cert or args.dev_cert):
+        args.usage.error("--client-ca belongs to a certificate of the service's own")
     if args.cert and args.dev_cert:
         args.usage.error("--dev-cert makes a certificate; it excludes --cert and --key")
     if args.workers:
@@ -177,7 +190,13 @@ async def _serve_until_signal(service: Service, args: argparse.Namespace) -> int
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal, number)
-    serving = service.serving(*args.listen, cert=args.cert, key=args.key, dev_cert=args.dev_cert)
+    serving = service.serving(
+        *args.listen,
+        cert=args.cert,
+        key=args.key,
+        dev_cert=args.dev_cert,
+        client_ca=args.client_ca,
+    )
     async with serving as running:
         loop.add_signal_handler(
             signal.SIGUSR1, lambda: _tell(json.dumps(running.state(), separators=(",", ":")))
@@ -194,7 +213,6 @@ async def _serve_until_signal(service: Service, args: argparse.Namespace) -> int
 
 
 def _serve_by_workers(args: argparse.Namespace) -> int:
-    from aqueduct.address import Address
     from aqueduct.carriers.tls import ServerTls, dev_certificate
     from aqueduct.workers import Restarts, Workers
 
@@ -202,8 +220,9 @@ def _serve_by_workers(args: argparse.Namespace) -> int:
     tls = None
     if args.dev_cert:
         tls = dev_certificate(address.host for address in addresses if address.host)
+        tls = replace(tls, client_ca=args.client_ca)
     elif args.cert:
-        tls = ServerTls(args.cert, args.key)
+        tls = ServerTls(args.cert, args.key, client_ca=args.client_ca)
     workers = Workers(
         args.service,
         addresses,

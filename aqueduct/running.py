@@ -100,6 +100,8 @@ class RunningCall:
             token=None if token is None else token.decode("utf-8", "surrogateescape"),
             partition=head.partition,
             deadline=head.deadline,
+            peer_credentials=connection.carrier.peer_credentials,
+            peer_identity=connection.carrier.peer_identity,
         )
         self.batches_in = self.rows_in = self.bytes_in = 0
         self.batches_out = self.rows_out = self.bytes_out = 0

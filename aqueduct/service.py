@@ -28,6 +28,7 @@ import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from os import PathLike
 from types import MappingProxyType
@@ -65,8 +66,9 @@ class Service:
     - ``description``: what it is for, in a line or two; clients read it by ``describe``.
     - ``config``: limits, windows and timeouts of every connection.
     - ``authorize``: called with each ``Call`` before anything else is told about it; looks at
-      ``token``, ``headers`` or ``peer``, and raises ``Refused`` to turn the call away. It may be
-      a coroutine function; it runs on the event loop, so it must not block.
+      ``token``, ``headers``, ``peer_identity`` or ``peer_credentials``, and raises ``Refused`` to
+      turn the call away. It may be a coroutine function; it runs on the event loop, so it must
+      not block.
 
     A service may be served more than once at a time, by ``serving`` or ``run``.
     """
@@ -188,6 +190,7 @@ class Service:
         cert: File | None = None,
         key: File | None = None,
         dev_cert: bool = False,
+        client_ca: File | None = None,
         tls: ServerTls | None = None,
         drain: float | None = None,
     ) -> AsyncIterator[Serving]:
@@ -196,13 +199,15 @@ class Service:
         - ``addresses``: one or more, of any schemes, each an argument or all in a list.
         - ``cert``, ``key``: certificate chain and private key, PEM (files, or bytes);
           ``dev_cert`` makes a certificate on the spot instead, whose fingerprint the addresses
-          then carry; ``tls`` says the same in full.
+          then carry; ``client_ca``: the CAs of the certificates that clients must show, over
+          TLS (a client's certificate cannot be had over QUIC); ``tls`` says the same in full.
+          TCP without TLS, Unix sockets and memory have no use for them.
         - ``drain``: seconds that open calls get at the end; None: Timing.drain_timeout.
 
         Raises ConfigError for addresses or certificates that cannot work, or that are taken.
         """
         places = _flat(addresses)
-        serving = Serving(self, _tls(places, cert, key, dev_cert, tls))
+        serving = Serving(self, _tls(places, cert, key, dev_cert, client_ca, tls))
         await serving.start(places)
         with self._lock:
             self._servings.append(serving)
@@ -222,6 +227,7 @@ class Service:
         cert: File | None = None,
         key: File | None = None,
         dev_cert: bool = False,
+        client_ca: File | None = None,
         tls: ServerTls | None = None,
     ) -> None:
         """Serves until SIGINT or SIGTERM, then drains and returns.
@@ -230,7 +236,8 @@ class Service:
         then fail. For programs that have nothing else to do; see ``serving`` for the arguments
         and for all others.
         """
-        asyncio.run(self._run(addresses, cert=cert, key=key, dev_cert=dev_cert, tls=tls))
+        certificates = {"cert": cert, "key": key, "dev_cert": dev_cert, "client_ca": client_ca}
+        asyncio.run(self._run(addresses, **certificates, tls=tls))
 
     async def _run(self, addresses: tuple[str | Sequence[str], ...], **options: Any) -> None:
         loop = asyncio.get_running_loop()
@@ -286,6 +293,7 @@ def _tls(
     cert: File | None,
     key: File | None,
     dev_cert: bool,
+    client_ca: File | None,
     tls: ServerTls | None,
 ) -> ServerTls | None:
     """The one way in which a certificate was given. Raises ConfigError."""
@@ -298,16 +306,23 @@ def _tls(
         raise ConfigError(f"{' and '.join(given)} exclude each other: give one certificate")
     if key is not None and cert is None:
         raise ConfigError("key= was given without cert=")
+    if client_ca is not None and (tls is not None or (cert is None and not dev_cert)):
+        raise ConfigError(
+            "client_ca= was given with tls=: give ServerTls(client_ca=...)"
+            if tls is not None
+            else "client_ca= was given without a certificate of the service's own (cert= and key=)"
+        )
     if tls is not None:
         return tls
     if cert is not None:
-        return ServerTls(certificate=cert, key=key)
+        return ServerTls(certificate=cert, key=key, client_ca=client_ca)
     if dev_cert:
         places = [
             given.address if isinstance(given, Bound) else Address.parse(given)
             for given in addresses
         ]
-        return dev_certificate(place.host for place in places if place.host)
+        made = dev_certificate(place.host for place in places if place.host)
+        return replace(made, client_ca=client_ca)
     return None
 
 

@@ -13,7 +13,6 @@ import json
 import os
 import signal
 import socket
-import stat
 import subprocess
 import sys
 from collections import deque
@@ -134,13 +133,7 @@ class Workers:
     def _let_go(self) -> None:
         """The addresses are free; who comes is refused instead of waiting for nobody."""
         for bound in (bound for places in self._places for bound in places):
-            for sock in bound.sockets:
-                if sock.fileno() >= 0 and sock.family == socket.AF_UNIX:
-                    path = sock.getsockname()
-                    with suppress(OSError, ValueError):
-                        if stat.S_ISSOCK(os.stat(path).st_mode):
-                            os.unlink(path)
-                sock.close()
+            bound.close()
 
     # Signals
 

@@ -184,8 +184,23 @@ async def one_of_each(address: str, workers: int) -> dict[int, Client]:
     return found
 
 
-async def test_workers_share_one_port_and_are_drained_together(folder: Path):
-    with crew(folder, workers=3) as running:
+ADDRESSES = {
+    "quic": "aqueduct://127.0.0.1:0",
+    "tls": "aqueduct+tls://127.0.0.1:0",
+    "tcp": "aqueduct+tcp://127.0.0.1:0",
+    "unix": "aqueduct+unix://FOLDER/crew.sock",
+}
+
+
+@pytest.fixture(params=ADDRESSES)
+def listen(request, folder: Path) -> tuple[str, ...]:
+    address = ADDRESSES[request.param].replace("FOLDER", str(folder))
+    secure = request.param in ("quic", "tls")
+    return ("--listen", address, *(["--dev-cert"] if secure else []))
+
+
+async def test_workers_share_one_address_and_are_drained_together(folder: Path, listen):
+    with crew(folder, *listen, workers=3) as running:
         clients = await one_of_each(running.address, 3)
         reading = asyncio.Event()
 
@@ -213,10 +228,11 @@ async def test_workers_share_one_port_and_are_drained_together(folder: Path):
             await client.close()
         assert await running.ended() == 0
         await gone(set(clients))
+        assert not (folder / "crew.sock").exists()
 
 
-async def test_a_dead_worker_is_replaced_and_the_others_do_not_notice(folder: Path):
-    with crew(folder, workers=3) as running:
+async def test_a_dead_worker_is_replaced_and_the_others_do_not_notice(folder: Path, listen):
+    with crew(folder, *listen, workers=3) as running:
         clients = await one_of_each(running.address, 3)
         victim = min(clients)
         others = {pid: client for pid, client in clients.items() if pid != victim}
@@ -234,6 +250,17 @@ async def test_a_dead_worker_is_replaced_and_the_others_do_not_notice(folder: Pa
         await clients[victim].close()
         running.process.send_signal(signal.SIGINT)
         assert await running.ended() == 0
+
+
+async def test_a_burst_of_connections_is_shared(folder: Path):
+    """No worker takes all that wait: each takes one, and looks again."""
+    with crew(folder, "--listen", "aqueduct+tcp://127.0.0.1:0", workers=2) as running:
+        clients = await asyncio.gather(
+            *(Client.connect(running.address, config=BRIEF) for _ in range(60))
+        )
+        assert len({await who(client) for client in clients}) == 2
+        for client in clients:
+            await client.close()
 
 
 async def test_each_worker_tells_its_state(folder: Path):
@@ -363,18 +390,23 @@ async def test_a_certificate_and_several_addresses_go_to_all_workers(folder: Pat
     assert isinstance(tls.key, bytes)
     (folder / "cert.pem").write_bytes(tls.certificate)
     (folder / "key.pem").write_bytes(tls.key)
-    listen = ("--listen", "aqueduct://localhost:0", "--listen", "aqueduct://127.0.0.1:0")
+    listen = ["--listen", "aqueduct://localhost:0", "--listen", "aqueduct+tls://localhost:0"]
+    listen += ["--listen", f"aqueduct+unix://{folder}/crew.sock?mode=0660"]
     with crew(folder, *listen, "--cert", "cert.pem", "--key", "key.pem") as running:
         assert running.process.stdout is not None
-        second = running.process.stdout.readline().removeprefix("listening on ").strip()
+        second, third = (
+            running.process.stdout.readline().removeprefix("listening on ").strip()
+            for _ in range(2)
+        )
         pids = []
-        for address in (running.address, second):
+        for address in (running.address, second, third):
             assert "fingerprint" not in address
-            clients = await one_of_each(f"{address}?ca={folder / 'cert.pem'}", 2)
+            trust = "" if "+unix" in address else f"?ca={folder / 'cert.pem'}"
+            clients = await one_of_each(address + trust, 2)
             pids.append(set(clients))
             for client in clients.values():
                 await client.close()
-        assert pids[0] == pids[1]
+        assert pids[0] == pids[1] == pids[2]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ Threads: everything of one carrier happens on the event loop that made it.
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -245,3 +245,12 @@ class Bound:
     """With its real port."""
     sockets: tuple[socket.socket, ...]
     """One for each place that the address names; bound, and listening where the kind listens."""
+    release: Callable[[], None] | None = None
+    """Removes what the address leaves behind beside its sockets: the file of a Unix socket."""
+
+    def close(self) -> None:
+        """For who has bound it: the address is free, as far as this process is concerned."""
+        for sock in self.sockets:
+            sock.close()
+        if self.release is not None:
+            self.release()

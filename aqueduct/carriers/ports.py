@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import socket
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from typing import Any, Final, TypeAlias
 from aqueduct.address import Address
 from aqueduct.errors import ConfigError
 
-__all__ = ["SocketAddress", "bind_ports", "host_port"]
+__all__ = ["SocketAddress", "bind_ports", "host_port", "is_loopback"]
 
 logger = logging.getLogger("aqueduct.carriers")
 
@@ -25,6 +26,13 @@ def host_port(address: SocketAddress) -> str:
     """An address as people write it."""
     host = str(address[0]).removeprefix("::ffff:")
     return f"[{host}]:{address[1]}" if ":" in host else f"{host}:{address[1]}"
+
+
+def is_loopback(address: SocketAddress) -> bool:
+    """Whether a socket that is bound there can be reached from this machine alone."""
+    found = ipaddress.ip_address(str(address[0]).partition("%")[0])
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return (mapped or found).is_loopback
 
 
 async def bind_ports(

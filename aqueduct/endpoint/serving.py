@@ -170,8 +170,11 @@ class Server:
 async def bind(addresses: Sequence[str | Address], copies: int) -> list[list[Bound]]:
     """Binds the addresses for ``copies`` processes that will share them: a list for each.
 
-    Hand them to ``serve`` in those processes, and keep all sockets open here for as long as the
-    addresses are served. Raises ConfigError for what cannot be bound or shared.
+    Hand them to ``serve`` in those processes, keep them here for as long as the addresses are
+    served, and ``close`` them then. Raises ConfigError for what cannot be bound or shared.
+
+    All processes accept from the same socket of a byte stream: whoever is free takes the next
+    connection, and none waits for a process that is gone. For QUIC each has a socket of its own.
     """
     sets: list[list[Bound]] = [[] for _ in range(copies)]
     try:
@@ -184,8 +187,7 @@ async def bind(addresses: Sequence[str | Address], copies: int) -> list[list[Bou
                 one.append(bound)
     except BaseException:
         for bound in (bound for one in sets for bound in one):
-            for sock in bound.sockets:
-                sock.close()
+            bound.close()
         raise
     return sets
 

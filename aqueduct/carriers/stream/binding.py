@@ -11,7 +11,7 @@ from typing import Final
 
 from aqueduct.address import UNIX, Address
 from aqueduct.carriers.contract import Bound
-from aqueduct.carriers.ports import bind_ports
+from aqueduct.carriers.ports import bind_ports, host_port, is_loopback
 from aqueduct.carriers.stream.sockets import check_path
 from aqueduct.config import DEFAULT
 from aqueduct.errors import ConfigError
@@ -60,11 +60,25 @@ async def bind(
     """
     if address.scheme == UNIX:
         first = [_bind_unix(address, backlog)]
+        release = SocketFile(address.path).remove
     else:
         first = await bind_ports(address, socket.SOCK_STREAM, backlog=backlog)
         address = address.with_port(first[0].getsockname()[1])
+        release = None
+        _warn_if_exposed(address, first)
     twins = [[sock.dup() for sock in first] for _ in range(copies - 1)]
-    return [Bound(address, tuple(sockets)) for sockets in (first, *twins)]
+    return [Bound(address, tuple(sockets), release) for sockets in (first, *twins)]
+
+
+def _warn_if_exposed(address: Address, sockets: list[socket.socket]) -> None:
+    exposed = [sock.getsockname() for sock in sockets if not is_loopback(sock.getsockname())]
+    if exposed and address.scheme == "aqueduct+tcp":
+        logger.warning(
+            "%s: whoever is between %s and its clients can read and change what passes, for TCP "
+            "alone is not encrypted; aqueduct+tls:// and aqueduct:// are",
+            address,
+            ", ".join(map(host_port, exposed)),
+        )
 
 
 def _bind_unix(address: Address, backlog: int) -> socket.socket:

@@ -41,8 +41,8 @@ async def listen(
     """Listens at every address of ``address.host``, or at its path.
 
     ``on_carrier`` gets each new connection. ``tls`` is for ``aqueduct+tls://`` alone. ``sockets``
-    listen already, and are taken over. Raises ConfigError: the name does not resolve, the port or
-    the path is taken, the certificate is missing or of no use.
+    listen already, perhaps for other processes too, and are taken over. Raises ConfigError: the
+    name does not resolve, the port or the path is taken, the certificate is missing or of no use.
     """
     context: ssl.SSLContext | None = None
     if address.scheme == "aqueduct+tls":
@@ -53,12 +53,13 @@ async def listen(
             )
         context = server_context(tls)
     file: SocketFile | None = None
+    shared = sockets is not None
     if sockets is None:
         (bound,) = await bind(address, backlog=config.stream.backlog)
         sockets = bound.sockets
         if address.scheme == UNIX:
             file = SocketFile(address.path)
-    return StreamListener(address, config, tls, context, on_carrier, sockets, file)
+    return StreamListener(address, config, tls, context, on_carrier, sockets, file, shared)
 
 
 class StreamListener:
@@ -73,6 +74,7 @@ class StreamListener:
         on_carrier: Callable[[Carrier], None],
         sockets: Sequence[socket.socket],
         file: SocketFile | None,
+        shared: bool,
     ) -> None:
         if address.scheme != UNIX:
             address = address.with_port(sockets[0].getsockname()[1])
@@ -83,6 +85,8 @@ class StreamListener:
         self._on_carrier = on_carrier
         self._sockets = list(sockets)
         self._file = file
+        # Who shares a socket leaves the next connection to who is free to take it.
+        self._at_once = 1 if shared else _ACCEPTED
         self._loop = asyncio.get_running_loop()
         self._carriers: set[StreamCarrier] = set()
         self._half_open: dict[StreamCarrier, asyncio.TimerHandle] = {}
@@ -174,7 +178,7 @@ class StreamListener:
                 self._loop.remove_reader(sock.fileno())
 
     def _acceptable(self, listening: socket.socket) -> None:
-        for _ in range(_ACCEPTED):
+        for _ in range(self._at_once):
             if len(self._half_open) >= self._config.stream.half_open:
                 self._warn(
                     "half open",
