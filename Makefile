@@ -43,11 +43,14 @@ format: setup   ## what ruff can mend by itself
 	ruff check --fix
 	ruff format
 
-bench: setup    ## the compiled modules, the core, whole transfers, memory under back pressure
+bench: setup    ## modules, core, transfers (table and plot in benchmarks), memory under back pressure
 	mkdir -p benchmarks/results
 	ci/env pytest $(wildcard benchmarks/bench_*.py) --benchmark-json benchmarks/results/modules.json
 	ci/env python -m benchmarks.channels --json benchmarks/results/channels.json
+	ci/env python -m benchmarks.drivers --json benchmarks/results/drivers.json
+	ci/env python -m benchmarks.many --json benchmarks/results/many.json
 	ci/env python -m benchmarks.loopback --json benchmarks/results/loopback.json
+	ci/env python -m benchmarks.publish benchmarks/results/loopback.json
 	ci/env python -m benchmarks.backpressure --json benchmarks/results/backpressure.json
 
 bench-check: bench ## the same, against benchmarks/floors.toml

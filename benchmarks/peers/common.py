@@ -209,9 +209,13 @@ class Usage:
         self.memory = peak_memory()
         self.cpu = cpu_seconds()
 
+    def spent(self) -> float:
+        """CPU seconds."""
+        return cpu_seconds() - self.cpu
+
     def report(self) -> dict[str, float]:
         """``cpu`` in seconds, ``memory`` (the peak) and ``growth`` (its rise) in bytes."""
-        cpu, peak = cpu_seconds() - self.cpu, peak_memory()
+        cpu, peak = self.spent(), peak_memory()
         return {"cpu": cpu, "memory": peak, "growth": peak - self.memory}
 
 
