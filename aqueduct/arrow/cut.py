@@ -45,8 +45,13 @@ def pieces(
     if cut < 1:
         raise LocalProtocolError(f"a payload cannot be cut into pieces of {cut} bytes")
     if encoded.size <= cut:
-        yield batch_headers(number), encoded.buffers
-        return
+        return iter(((batch_headers(number), encoded.buffers),))
+    return _cut(encoded, number, cut)
+
+
+def _cut(
+    encoded: Encoded, number: int, cut: int
+) -> Iterator[tuple[Headers, list[bytes | memoryview]]]:
     name = b"%d" % number
     offset, room = 0, cut
     piece: list[bytes | memoryview] = []
@@ -96,6 +101,8 @@ class Assembler:
         Raises BatchTooLarge above the limit, before memory is taken, and BadCall for headers
         that are not a batch's.
         """
+        if _whole(headers) is not None and size <= self._limit:
+            return None
         number, piece = self._read(headers, size)
         if piece is None:
             return None
@@ -119,14 +126,11 @@ class Assembler:
         A mark has an empty payload. Raises BatchTooLarge, BadCall for a message out of turn, and
         LocalProtocolError for one that is not where ``place`` wanted it.
         """
-        if self._current is None and type(headers) is tuple and len(headers) == 1:
-            # Nearly every message: a whole batch with the one header that it must have.
-            (key, value), size = headers[0], len(payload)
-            if key == BATCH and size <= self._limit:
-                try:
-                    return number_of(value, BATCH), payload
-                except BadCall:
-                    pass  # said below, with its place
+        if self._current is None:
+            whole_number = _whole(headers)
+            size = payload.nbytes if type(payload) is memoryview else len(payload)
+            if whole_number is not None and size <= self._limit:
+                return whole_number, payload
         view = memoryview(payload).cast("B")
         number, piece = self._read(headers, len(view))
         whole = self._current
@@ -228,6 +232,19 @@ class _Whole:
             self.memory[start:end] = view
         self.added = end
         self.placed = max(self.placed, end)
+
+
+def _whole(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
+    """The number of a message that is a whole batch and says nothing else: nearly all are.
+
+    None: it is not, or not well said; ``_read`` tells.
+    """
+    if type(headers) is not tuple or len(headers) != 1:
+        return None
+    key, value = headers[0]
+    if key == BATCH and value.isdigit() and len(value) < 19 and (value[0] != 0x30 or value == b"0"):
+        return int(value)
+    return None
 
 
 def _read_piece(value: bytes) -> _Piece:

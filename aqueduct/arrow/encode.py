@@ -10,7 +10,6 @@ from typing import Final
 
 import pyarrow as pa
 
-from aqueduct._speedups.arrow_writer import BatchWriter
 from aqueduct.arrow.ipc import (
     ALIGNMENT,
     ROWS_LIMIT,
@@ -66,7 +65,7 @@ class Encoder:
         self._parts: list[pa.Buffer | bytes] = []
         self._broken: str | None = None
         self._plan = plan(schema)
-        self._fast = None if self._plan.columns is None else BatchWriter(self._plan.columns)
+        self._fast = self._plan.writer
         self._writer: pa.ipc.RecordBatchStreamWriter | None = None
 
     @property

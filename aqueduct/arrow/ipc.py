@@ -8,7 +8,10 @@ of 64 from the payload's start, where the receiver's memory is aligned.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import weakref
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import pyarrow as pa
 
@@ -21,6 +24,7 @@ __all__ = [
     "ALIGNMENT",
     "ROWS_LIMIT",
     "adopt",
+    "by_identity",
     "deserialize_schema",
     "first_line",
     "forbidden_nulls",
@@ -33,6 +37,37 @@ ROWS_LIMIT: Final = (1 << 31) - 1
 """The rows of one batch; Arrow's other implementations count them in 32 bits."""
 
 
+_KEPT: Final = 128
+_KEPT_SIZE: Final = 8 << 10  # bytes of a schema message: peers can make this keep a MiB
+_EXTENSION: Final = b"ARROW:extension:"
+
+_Value = TypeVar("_Value")
+
+
+def by_identity(make: Callable[[pa.Schema], _Value]) -> Callable[[pa.Schema], _Value]:
+    """``make``, with what it made of the last few schemas while these live.
+
+    The calls of a handler have the same schema objects again. To hash or compare schemas takes
+    longer than most of what is made of them, and equal ones may differ in metadata.
+    """
+    kept: dict[int, tuple[weakref.ref[pa.Schema], _Value]] = {}
+
+    @wraps(make)
+    def find(schema: pa.Schema) -> _Value:
+        key = id(schema)
+        found = kept.get(key)
+        if found is not None and found[0]() is schema:
+            return found[1]
+        value = make(schema)
+        if len(kept) >= _KEPT:
+            kept.clear()
+        kept[key] = weakref.ref(schema, lambda _: kept.pop(key, None)), value
+        return value
+
+    return find
+
+
+@by_identity
 def serialize_schema(schema: pa.Schema) -> bytes:
     """The IPC schema message of ``schema``."""
     message: bytes = schema.serialize().to_pybytes()
@@ -46,12 +81,11 @@ def deserialize_schema(payload: ReadableBuffer, *, where: str = "", peer: str = 
     """
     prefix = f"{where}: " if where else ""
     try:
-        source = pa.BufferReader(pa.py_buffer(payload))
-        message = pa.ipc.read_message(source)
-        kind, rest = message.type, source.size() - source.tell()
-        schema = pa.ipc.read_schema(message) if kind == "schema" else None
-        if schema is not None:
-            _decode_names(schema)
+        buffer = pa.py_buffer(payload)
+        if buffer.size <= _KEPT_SIZE and _EXTENSION not in (data := buffer.to_pybytes()):
+            schema, kind, rest = _kept_parse(data)
+        else:  # large, or of types that may be registered otherwise the next time
+            schema, kind, rest = _parse(buffer)
     except MemoryError:
         raise
     except Exception as error:
@@ -62,6 +96,20 @@ def deserialize_schema(payload: ReadableBuffer, *, where: str = "", peer: str = 
     if rest:
         raise BadCall(f"{prefix}{rest} bytes follow the schema", peer=peer)
     return schema
+
+
+def _parse(payload: bytes | pa.Buffer) -> tuple[pa.Schema | None, str, int]:
+    """The schema, if it is one, what it is, and how many bytes follow."""
+    source = pa.BufferReader(payload)
+    message = pa.ipc.read_message(source)
+    kind, rest = message.type, source.size() - source.tell()
+    schema = pa.ipc.read_schema(message) if kind == "schema" else None
+    if schema is not None:
+        _decode_names(schema)
+    return schema, kind, rest
+
+
+_kept_parse: Final = lru_cache(maxsize=_KEPT)(_parse)
 
 
 def _decode_names(inside: pa.Schema | pa.DataType) -> None:

@@ -17,6 +17,8 @@ from typing import Final, NamedTuple, TypeAlias
 import pyarrow as pa
 
 from aqueduct._speedups.arrow_columns import DEPTH_LIMIT, NODES_LIMIT, Columns
+from aqueduct._speedups.arrow_writer import BatchWriter
+from aqueduct.arrow.ipc import by_identity
 from aqueduct.arrow.metadata import Layout
 
 __all__ = [
@@ -45,9 +47,12 @@ class Plan(NamedTuple):
     """The columns that are declared without nulls (the columns themselves, not fields inside)."""
     grows_by_deltas: bool
     columns: Columns | None
-    """For the compiled writer and reader; None if a type is not for them."""
+    """For the compiled reader; None if a type is not for it."""
+    writer: BatchWriter | None
+    """The compiled writer, likewise."""
 
 
+@by_identity
 def plan(schema: pa.Schema) -> Plan:
     """The plan of a schema. Kept, because each call of a handler has the same ones again."""
     try:
@@ -58,13 +63,15 @@ def plan(schema: pa.Schema) -> Plan:
 
 def _make_plan(schema: pa.Schema) -> Plan:
     layout, dictionaries = layouts(schema)
+    columns = common_columns(schema)
     return Plan(
         layout,
         dictionaries,
         physical_schema(schema) if needs_deep_check(schema) else None,
         tuple(i for i, field in enumerate(schema) if not field.nullable),
         grows_by_deltas(schema),
-        common_columns(schema),
+        columns,
+        None if columns is None else BatchWriter(columns),
     )
 
 

@@ -289,3 +289,26 @@ def test_one_row_of_any_size_travels_in_one_buffer():
     assert data.size == size
     start = pa.py_buffer(found[1]).address
     assert start < data.address < start + size + 4096
+
+
+@pytest.mark.parametrize("value", [b"00", b"01", b"-1", b"+1", b" 1", b"", b"1_0", b"9" * 19, b"x"])
+def test_numbers_that_are_not_well_said_are_refused(value):
+    headers, assembler = ((BATCH, value),), Assembler(where="the input")
+    for call in (lambda: assembler.place(headers, 5), lambda: assembler.add(headers, b"abcde")):
+        with pytest.raises(BadCall, match=r"^the input: the header arrow-batch-2179bf is "):
+            call()
+    for good in (b"0", b"10", b"9" * 18, b"%d" % ((1 << 63) - 1)):
+        headers = ((BATCH, good),)
+        assert assembler.place(headers, 5) is None
+        assert assembler.add(headers, b"abcde") == (int(good), b"abcde")
+        assert assembler.add(list(headers), b"abcde") == (int(good), b"abcde")
+        assert assembler.add((*headers, (b"other", b"")), b"abcde") == (int(good), b"abcde")
+
+
+def test_a_payload_of_wider_items_counts_in_bytes():
+    payload = memoryview(bytes(64)).cast("q")
+    assert Assembler(64).add(((BATCH, b"7"),), payload) == (7, payload)
+    with pytest.raises(BatchTooLarge, match="has 64 bytes, above the limit of 63"):
+        Assembler(63).add(((BATCH, b"7"),), payload)
+    with pytest.raises(BatchTooLarge, match="has 64 bytes, above the limit of 63"):
+        Assembler(63).place(((BATCH, b"7"),), 64)

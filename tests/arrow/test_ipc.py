@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+import weakref
 
 import pyarrow as pa
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given
 from aqueduct._speedups.buffers import AlignedBuffer
 from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoder
-from aqueduct.arrow.ipc import deserialize_schema, serialize_schema
+from aqueduct.arrow.ipc import by_identity, deserialize_schema, serialize_schema
 from aqueduct.errors import BadCall, LocalProtocolError, SchemaMismatch
 from tests.arrow.strategies import Celsius, Labels, make_batch, schemas, streams
 
@@ -315,6 +316,62 @@ def test_schemas_survive(schema):
     data = serialize_schema(schema)
     assert deserialize_schema(data).equals(schema, check_metadata=True)
     assert deserialize_schema(memoryview(bytearray(data))).equals(schema)
+
+
+def test_schemas_that_differ_in_metadata_alone_are_told_apart():
+    plain, rich = PLAIN, PLAIN.with_metadata({"a": "b"})
+    assert plain.equals(rich)
+    for _ in range(2):
+        for schema in (plain, rich):
+            data = serialize_schema(schema)
+            assert deserialize_schema(data).equals(schema, check_metadata=True)
+
+
+def test_what_was_made_of_a_schema_goes_with_it():
+    made = []
+
+    @by_identity
+    def find(schema):
+        made.append(schema.names)
+        return Thing()
+
+    first = pa.schema([("a", pa.int8())])
+    alive = weakref.ref(find(first))
+    assert find(first) is alive()
+    assert made == [["a"]]
+    twin = pa.schema([("a", pa.int8())])
+    assert find(twin) is not alive()
+    del first
+    assert alive() is None
+    others = [pa.schema([(str(i), pa.int8())]) for i in range(500)]
+    things = [weakref.ref(find(schema)) for schema in others]
+    assert sum(thing() is not None for thing in things) <= 128
+
+
+class Thing:
+    """What a test makes of schemas."""
+
+
+def test_an_extension_type_may_be_registered_later():
+    class Late(pa.ExtensionType):
+        def __init__(self):
+            super().__init__(pa.int8(), "aqueduct.tests.late")
+
+        def __arrow_ext_serialize__(self):
+            return b""
+
+        @classmethod
+        def __arrow_ext_deserialize__(cls, storage_type, serialized):
+            return cls()
+
+    data = serialize_schema(pa.schema([("x", Late())]))
+    assert deserialize_schema(data).field(0).type == pa.int8()
+    pa.register_extension_type(Late())
+    try:
+        assert deserialize_schema(data).field(0).type == Late()
+    finally:
+        pa.unregister_extension_type("aqueduct.tests.late")
+    assert deserialize_schema(data).field(0).type == pa.int8()
 
 
 def test_what_is_no_schema_is_refused():
