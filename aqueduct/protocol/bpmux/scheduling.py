@@ -147,6 +147,7 @@ class Scheduler:
             self.hurry(entity)
         if entity is self._state.top_sink:
             self.abandon_waiting()
+        self._wait_no_more(entity)
 
     def abandon_waiting(self) -> None:
         """The top-level ended: an opening payload that waits for its credit never leaves."""
@@ -164,10 +165,16 @@ class Scheduler:
 
     def forget(self, entity: Entity) -> None:
         """Takes an entity back that the peer does not know of."""
-        self._waiting.pop(entity, None)
+        self._wait_no_more(entity)
         self._state.remove(entity)
         if entity.open_type == DUPLEX and entity.twin is not None:
             self._state.remove(entity.twin)
+
+    def _wait_no_more(self, entity: Entity) -> None:
+        """It has what it waited for, or needs it no more: the next one is tried."""
+        if entity in self._waiting:
+            del self._waiting[entity]
+            self._wake_waiting()
 
     def _wake_waiting(self) -> None:
         if self._waiting:
@@ -314,8 +321,7 @@ class Scheduler:
         if opening:
             self._has_opened(entity)
         if on_top:
-            self._waiting.pop(entity, None)
-            self._wake_waiting()
+            self._wait_no_more(entity)
         ends = item is not None and (item.is_end or item.is_response)
         if end is not None or (ends and done):
             self._has_ended(entity)

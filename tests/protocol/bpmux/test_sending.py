@@ -356,3 +356,23 @@ def test_the_user_of_an_entity_is_kept() -> None:
     pair.run()
     assert pair.left.last(events.ENDED).user == "mine"
     assert [pair.right.mux.count(place) for place in (SINK_IN, STREAM_IN)] == [0, 0]
+
+
+@pytest.mark.requirement("BP-R5")
+def test_who_ends_while_it_waits_holds_nobody_back() -> None:
+    lone = Lone()
+    lone.receive("a80002")
+    answered = lone.mux.request(b"abcd", total=4, credit=5)
+    behind = lone.mux.request(b"xy")
+    taken_back = lone.mux.request(b"never")
+    last = lone.mux.request(b"z")
+    assert lone.answer() == "e004180002" + b"ab".hex() + "05"
+    lone.receive("300001" + "aa")  # the answer comes before the whole question
+    assert answered.end_in
+    lone.receive("a80002")
+    assert lone.answer() == "0100" + "100102" + b"xy".hex()
+    assert behind.opened
+    lone.mux.end(taken_back, drop=True)
+    lone.receive("a80001")
+    assert lone.answer() == "100301" + b"z".hex()
+    assert last.opened
