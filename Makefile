@@ -14,8 +14,8 @@ help:           ## these lines
 
 setup: .venv/.stamp-build ## the virtual environment in .venv, with everything compiled
 
-demo: setup     ## flights scored by a service from inside Spark, with checks
-	ci/env python -m spark_udfs.demo
+demo: setup     ## flights scored by a service from inside Spark, with checks; SCHEME=tls, tcp or unix; ADDRESS of a running one
+	ci/env python -m spark_udfs.demo $(addprefix --scheme ,$(SCHEME)) $(addprefix --address ,$(ADDRESS))
 
 test: lint      ## lint, and every test that is not long; at most 12 minutes
 	$(PYTEST) -m "not long" tests

@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from aqueduct.address import Address
 from aqueduct.arrow.call import Partition
+from aqueduct.arrow.compression import codec_of
 from aqueduct.arrow.schema import check
 from aqueduct.carriers.tls import ClientTls
 from aqueduct.config import DEFAULT, Config
@@ -48,6 +49,7 @@ def exchange(
     headers: Mapping[str, str] | None = None,
     connection_headers: Mapping[str, str] | None = None,
     tls: ClientTls | None = None,
+    compression: str | None = None,
     config: Config = DEFAULT,
 ) -> Exchange:
     """A function for ``DataFrame.mapInArrow`` that calls an exchange handler for each partition.
@@ -65,6 +67,8 @@ def exchange(
     - ``token``: goes with each call, and is checked by the service's ``authorize``.
     - ``headers``: user metadata of the call; ``connection_headers``: of the connection.
     - ``tls``: certificates, beyond what the address's options say.
+    - ``compression``: ``lz4`` or ``zstd`` for the batches both ways, if the service agrees to it,
+      or ``none``; by default what the address says.
 
     Raises ConfigError at once, on the driver, for arguments that cannot work. The function raises
     the errors of ``aqueduct.errors``; their text names peer, handler, partition, batch and column.
@@ -81,6 +85,7 @@ def exchange(
         headers=tuple((headers or {}).items()),
         connection_headers=tuple((connection_headers or {}).items()),
         tls=tls,
+        compression=compression,
         config=config,
     )
 
@@ -109,6 +114,7 @@ class Exchange:
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     connection_headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     tls: ClientTls | None = None
+    compression: str | None = None
     config: Config = DEFAULT
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Made once, on the driver: with stage and partition it names a unit of work."""
@@ -121,6 +127,8 @@ class Exchange:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name} is {value!r}; it must be a whole number above zero")
+        if self.compression is not None:
+            codec_of(self.compression)
         if self.deadline is not None and not self.deadline > 0:
             raise ConfigError(f"deadline is {self.deadline!r}; it must be seconds above zero")
         for name in ("headers", "connection_headers"):
@@ -182,6 +190,7 @@ class Exchange:
                 in_flight_bytes=self.in_flight_bytes,
                 deadline=self.deadline,
                 token=self.token,
+                compression=self.compression,
                 headers=dict(self.headers),
                 run=place.run_key(self.run),
                 attempt=place.attempt_key,

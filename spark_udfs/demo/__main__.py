@@ -28,6 +28,13 @@ from spark_udfs.demo.scoring import DelayModel, score
 __all__ = ["main"]
 
 FILES = 8
+SCHEMES = {
+    "quic": "aqueduct://127.0.0.1:0",
+    "tls": "aqueduct+tls://127.0.0.1:0",
+    "tcp": "aqueduct+tcp://127.0.0.1:0",
+    "unix": "aqueduct+unix://{directory}/flights.sock",
+}
+"""Where the demo's service listens. Only processes of one machine meet at a Unix socket."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -65,6 +72,12 @@ def _parser() -> argparse.ArgumentParser:
         "--keep", type=Path, metavar="DIRECTORY", help="keep the Parquet files in a new directory"
     )
     parser.add_argument(
+        "--scheme",
+        choices=sorted(SCHEMES),
+        default="quic",
+        help="how Spark reaches the service that is started (quic)",
+    )
+    parser.add_argument(
         "--address", help="call a running spark_udfs.demo.service instead of starting one"
     )
     parser.add_argument("--kill-after", type=_positive, help=argparse.SUPPRESS)
@@ -87,7 +100,9 @@ def _run(options: argparse.Namespace, directory: Path, stack: contextlib.ExitSta
     process, address = None, options.address
     if address is None:
         with report.step("Service", "a process of its own, which fits its model and listens"):
-            process = ServiceProcess()
+            # A directory of its own: the path of a Unix socket must be short.
+            own = stack.enter_context(tempfile.TemporaryDirectory())
+            process = ServiceProcess(SCHEMES[options.scheme].format(directory=own))
             stack.callback(process.stop)
             address = process.address
         report.remark(f"process {process.pid} at {address.partition('?')[0]}")

@@ -31,11 +31,11 @@ class DemoError(Exception):
 
 
 class ServiceProcess:
-    """``python -m spark_udfs.demo.service`` in a process of its own."""
+    """``python -m spark_udfs.demo.service`` in a process of its own, at ``address``."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "spark_udfs.demo.service"],
+            [sys.executable, "-u", "-m", "spark_udfs.demo.service", address],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -89,7 +89,7 @@ class ServiceProcess:
             if line is None:
                 self._process.wait()
                 raise DemoError(self.ended())
-            found = [word for word in line.split() if word.startswith("aqueduct://")]
+            found = [word for word in line.split() if word.startswith("aqueduct") and "://" in word]
             if found:
                 return found[0]
 

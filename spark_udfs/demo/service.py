@@ -1,12 +1,13 @@
 """The demo's service: an example of a service of one's own.
 
-Run it with ``python -m spark_udfs.demo.service``, or with more to choose from::
+Run it with ``python -m spark_udfs.demo.service [ADDRESS...]``, or with more to choose from::
 
     aqueduct serve spark_udfs.demo.service:service --listen aqueduct://127.0.0.1:0 --dev-cert
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Final
 
@@ -41,4 +42,4 @@ def counters() -> Iterator[pa.RecordBatch]:
 
 
 if __name__ == "__main__":
-    service.run("aqueduct://127.0.0.1:0", dev_cert=True)
+    service.run(sys.argv[1:] or ["aqueduct://127.0.0.1:0"], dev_cert=True)
