@@ -110,7 +110,7 @@ class StreamCarrier(Wire):
             "carrier": self.scheme.removeprefix("aqueduct+"),
             "sent": self._sent,
             "received": self._received,
-            "in_flight": sum(len(buffer) for buffer in self._out),
+            "in_flight": self._held,
             "queued": sum(entity.queued for entity in self._senders.values()),
             "datagrams_queued": len(self._datagrams),
             "opened": self._opened,
@@ -199,7 +199,7 @@ class StreamCarrier(Wire):
                 rest.append(event)
         self._early = rest
         if not self._announced and self._mux.top_sink.credit_out:
-            self._collect()
+            self._collect()  # what this side allows
         if self._allowed and self._announced:
             self._established = True
             self._pause()
@@ -268,7 +268,7 @@ class StreamCarrier(Wire):
             return False
         self._first = tls.first
         if data:
-            self._out.append(data)
+            self._add_words(data)
         if tls.complete and not self._secured(tls):
             return False
         self._transmit()
@@ -281,6 +281,7 @@ class StreamCarrier(Wire):
         if tls.protocol != ALPN:
             reason = f"{self._who} speaks TLS but not Aqueduct (no common ALPN protocol)"
         if reason is None:
+            self._secure = True
             self._greet()
             return True
         self._finish(self._failed(reason))
@@ -338,7 +339,7 @@ class StreamCarrier(Wire):
     def _close_if_drained(self, at_once: bool) -> None:
         if self._over:
             return
-        if at_once or not (self._out or not self._mux.idle or self._unsent()):
+        if at_once or not (self._held or not self._mux.idle or self._unsent()):
             self._close_now()
 
     def _close_now(self) -> None:

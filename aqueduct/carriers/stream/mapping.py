@@ -98,6 +98,8 @@ class Mapping:
         self._message = bytearray()
         self._datagrams: deque[bytes] = deque()
         self._room_grew = False
+        self._dirty = True
+        """Something that ``_collect`` looks at has changed."""
         self._pings: deque[bool] = deque()
         """Of those on the way, in order: whether the user has asked for it."""
         self._reported = False
@@ -172,12 +174,15 @@ class Mapping:
             covered = min(state.excess, more)
             state.excess -= covered
             self._give_back += covered
+            self._dirty = True
             more -= covered
         self._mux.consumed(state.entity, more)
 
     def extra_streams(self, count: int) -> None:
         """Gives the peer more stream slots, or keeps some back."""
-        self._extra = count
+        if count != self._extra:
+            self._extra = count
+            self._dirty = True
 
     def send_datagram(self, data: bytes) -> bool:
         """Queues a datagram; False if it was dropped."""
@@ -189,6 +194,7 @@ class Mapping:
         ):
             return False
         self._datagrams.append(data)
+        self._dirty = True
         return True
 
     # what is sent
@@ -200,6 +206,7 @@ class Mapping:
     def _collect(self) -> None:
         """Puts into the core what waits here: credit, slots, datagrams."""
         mux = self._mux
+        self._dirty = bool(self._datagrams)
         if self._give_back * 4 >= self._top_credit:
             mux.consumed(mux.top_stream, self._give_back)
             self._give_back = 0
@@ -216,6 +223,7 @@ class Mapping:
                 size += len(data)
                 mux.message(data)
                 self._room_grew = True
+            self._dirty = bool(queue)
 
     def _unsent(self) -> bool:
         """Whether anything queued waits still, be it for the peer's credit."""
@@ -302,6 +310,7 @@ class Mapping:
             data = bytes(message)
             message.clear()
         self._give_back += len(data)
+        self._dirty = True
         kind = data[:1]
         if kind == DATAGRAM:
             self._received += len(data) - 1
@@ -339,6 +348,7 @@ class Mapping:
         state = entity.user = _Incoming(entity, self._window)
         self._incoming[self._peer_opened] = state
         self._peer_opened += 1
+        self._dirty = True
 
     def _opening_complete(self, state: _Incoming) -> None:
         """Grants the window, less what has come already, and what an end needs."""
@@ -346,6 +356,7 @@ class Mapping:
         size, limit = state.opening, state.limit
         state.excess = max(size - limit, 0)
         self._give_back += size - state.excess
+        self._dirty = True
         self._mux.consumed(state.entity, max(limit - size, 0) + _CODE_SIZE)
 
     def _peer_ends(self, entity: Entity, data: bytes, user: CarrierUser) -> None:
@@ -371,6 +382,7 @@ class Mapping:
     def _forget(self, state: _Incoming) -> None:
         """The slot of a stream that ended, and what its opening payload still holds."""
         self._peer_ended += 1
+        self._dirty = True
         self._give_back += state.opening if state.waiting else state.excess
 
     def _ponged(self, entity: Entity, asked: float, user: CarrierUser) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import deque
 from typing import Any, Final
 
 from aqueduct.carriers.stream.mapping import Mapping
@@ -51,10 +52,16 @@ class Wire(Mapping):
         self._watching = False
         self._transmitting = False
         self._processing = False
+        self._secure = tls is None
+        """Chunks may be sent: there is no TLS, or it is up."""
         self._out: list[Any] = []
-        """What the kernel has not taken."""
-        self._written: list[tuple[Entity, int]] = []
-        """Whose bytes are in it."""
+        """What was taken from the core and the kernel has not taken."""
+        self._held = 0
+        """Bytes of it."""
+        self._passed = 0
+        """Bytes that the kernel has taken."""
+        self._marks: deque[tuple[int, list[tuple[Entity, int]]]] = deque()
+        """Whose bytes have left when so many have passed."""
         self._measure_at = 0.0
         self._parting = False
         """The user has been told of the end; the peer is being told."""
@@ -204,57 +211,73 @@ class Wire(Mapping):
         """Writes until nothing is queued, the kernel takes no more, or it is others' turn."""
         if self._transmitting or self._writing or self._released:
             return
-        self._transmitting = True
-        try:
-            self._write_out()
-        except OSError as error:
-            self._break(error)
-        finally:
-            self._transmitting = False
+        if self._held or self._dirty or self._parting or not self._mux.idle:
+            self._transmitting = True
+            try:
+                self._write_out()
+            except OSError as error:
+                self._break(error)
+            finally:
+                self._transmitting = False
         if self._closing and not self._parting:
             self._drained()
 
     def _write_out(self) -> None:
-        mux, sendmsg, tls = self._mux, self._sock.sendmsg, self._tls
         budget = self._config.stream.wake_up
+        sendmsg = self._sock.sendmsg
         while True:
-            out = self._out
-            if out:
-                size = sum(map(len, out))
-            else:
+            # What the kernel left over goes with what is next, and both are no more than one take.
+            if self._held < _TAKE // 2 and not self._parting and self._secure:
+                self._take()
+            held = self._held
+            if not held:
                 if self._parting:
                     self._shut()
-                    return
-                if tls is not None and not tls.complete:
-                    return
-                if budget <= 0:
-                    self._wait_writable()
-                    return
-                if self._established:
-                    self._collect()
-                out, size, self._written = mux.take(_TAKE)
-                if not size:
-                    return
-                if tls is not None:
-                    out = [tls.seal(out)]
-                    size = len(out[0])
-                self._out = out
-            try:
-                sent = sendmsg(out)
-            except BlockingIOError:
-                sent = 0
-            if sent < size:
-                _cut(out, sent)
+                return
+            if budget <= 0:
                 self._wait_writable()
                 return
-            budget -= size
-            self._out = []
-            if self._written or self._room_grew:
-                self._report_written()
+            try:
+                sent = sendmsg(self._out)
+            except BlockingIOError:
+                sent = 0
+            budget -= sent
+            self._held = held - sent
+            self._passed += sent
+            if sent == held:
+                self._out = []
+            else:
+                _cut(self._out, sent)
+            marks = self._marks
+            while marks and marks[0][0] <= self._passed:
+                self._report_written(marks.popleft()[1])
+            if sent < held:
+                self._wait_writable()
+                return
 
-    def _report_written(self) -> None:
+    def _take(self) -> None:
+        """The next chunks of the core, for the socket."""
+        mux = self._mux
+        if self._dirty and self._established:
+            self._collect()
+        if mux.idle:
+            return
+        buffers, size, written = mux.take(_TAKE - self._held)
+        if not size:
+            return
+        if self._tls is not None:
+            sealed = self._tls.seal(buffers)
+            buffers, size = [sealed], len(sealed)
+        if self._out:
+            self._out += buffers
+        else:
+            self._out = buffers
+        self._held += size
+        if written or self._room_grew:
+            self._marks.append((self._passed + self._held, written))
+
+    def _report_written(self, written: list[tuple[Entity, int]]) -> None:
         """What has left, and room for datagrams."""
-        written, self._written = self._written, []
         user = self._user
         if self._over or not self._begun or user is None:
             return
@@ -268,6 +291,11 @@ class Wire(Mapping):
             self._reported = True
             user.datagram_room_changed()
 
+    def _add_words(self, words: bytes) -> None:
+        """Bytes for the socket that are not of the core."""
+        self._out.append(words)
+        self._held += len(words)
+
     def _wait_writable(self) -> None:
         self._writing = True
         if not self._watching:
@@ -278,7 +306,8 @@ class Wire(Mapping):
         """The kernel takes more."""
         self._writing = False
         self._transmit()
-        self._settle()
+        if self._reported:
+            self._settle()
         if not self._writing and self._watching:
             self._watching = False
             self._loop.remove_writer(self._fd)
@@ -302,7 +331,8 @@ class Wire(Mapping):
     def _break(self, error: OSError) -> None:
         """The kernel takes nothing any more."""
         self._out = []
-        self._written = []
+        self._held = 0
+        self._marks.clear()
         self._writing = True
         if self._parting:
             self._release()
@@ -315,7 +345,7 @@ class Wire(Mapping):
             return
         self._parting = True
         if words:
-            self._out.append(words)
+            self._add_words(words)
         self._resume()
         self._farewell = self._loop.call_later(_FAREWELL, self._release)
         self._transmit()
@@ -338,6 +368,8 @@ class Wire(Mapping):
         if self._farewell is not None:
             self._farewell.cancel()
         self._out = []
+        self._held = 0
+        self._marks.clear()
         self._sock.close()
         self._gone()
 
