@@ -204,7 +204,10 @@ class Carrier(Protocol):
         """Makes the peer's transport answer (``CarrierUser.ponged``), which keeps it alive."""
 
     def flush(self) -> None:
-        """Lets queued bytes leave as far as flow and congestion control allow."""
+        """Lets queued bytes leave as far as flow and congestion control allow.
+
+        Within it bytes may be reported as ``written``, and then no ``end_of_input`` follows.
+        """
 
     def snapshot(self) -> dict[str, object]:
         """Counters and windows for people: plain numbers and strings only.

@@ -153,9 +153,12 @@ class StreamListener:
         timer = self._half_open.pop(carrier, None)
         if timer is not None:
             timer.cancel()
-            self._refused += 1
-            self._warn("refused", "%s: %s (%d such since the start)", error, self._refused)
             self._listen()
+            if carrier.heard:
+                self._refused += 1
+                self._warn("refused", "%s: %s (%d such since the start)", error, self._refused)
+            else:  # who looks whether the port is open
+                logger.debug("%s: %s", self._address, error)
 
     def released(self, carrier: StreamCarrier) -> None:
         """Its socket is closed."""
