@@ -150,7 +150,7 @@ class StreamCarrier(Wire):
     @property
     def heard(self) -> bool:
         """Whether the peer has sent anything."""
-        return bool(self._first)
+        return bool(self._first if self._tls is None else self._tls.first)
 
     def begin(self) -> None:
         """Starts: the handshake of TLS if there is one, and what each side says first."""
