@@ -20,3 +20,5 @@ cdef class Run:
     cdef readonly int64_t pending
     cdef readonly int64_t largest
     cdef readonly Py_ssize_t admitted
+    cdef readonly object follows
+    cdef readonly bint full

@@ -1,4 +1,4 @@
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 from aqueduct._speedups.decoder import Decoder
 from aqueduct._speedups.frames import (
@@ -53,6 +53,23 @@ class Received:
         reliable: bool = True,
     ) -> Received: ...
 
+_Follows: TypeAlias = (
+    Version
+    | AckVersion
+    | ConnectionHeaders
+    | RouteTo
+    | Message
+    | MessageHead
+    | SentUnreliable
+    | FinishSender
+    | CancelSender
+    | AckReliable
+    | AckNackUnreliable
+    | CloseReceiver
+    | ForgetChannel
+    | None
+)
+
 @final
 class Run:
     @property
@@ -65,6 +82,10 @@ class Run:
     def largest(self) -> int: ...
     @property
     def admitted(self) -> int: ...
+    @property
+    def follows(self) -> _Follows: ...
+    @property
+    def full(self) -> bool: ...
     def __new__(cls) -> Run: ...
     def read(
         self,
@@ -74,19 +95,4 @@ class Run:
         room: int,
         pending: int = -1,
         asked: bytes | None = None,
-    ) -> (
-        Version
-        | AckVersion
-        | ConnectionHeaders
-        | RouteTo
-        | Message
-        | MessageHead
-        | SentUnreliable
-        | FinishSender
-        | CancelSender
-        | AckReliable
-        | AckNackUnreliable
-        | CloseReceiver
-        | ForgetChannel
-        | None
-    ): ...
+    ) -> _Follows: ...

@@ -80,7 +80,8 @@ cdef class Run:
     ``messages`` are Received; ``admitted`` counts them, and one whose payload is still landing;
     ``charge`` is what these are charged in sum, below zero if an earlier one was charged too much.
     ``pending`` is what that last one is charged beside the overhead, -1 if there is none;
-    ``largest`` the largest payload that was let in.
+    ``largest`` the largest payload that was let in. ``follows`` is what comes next; ``full`` that
+    it was not looked at, for want of room.
     """
 
     def __cinit__(self):
@@ -96,7 +97,7 @@ cdef class Run:
         int64_t pending=-1,
         bytes asked=None,
     ):
-        """Takes plain messages from ``decoder``; returns what follows, as ``Decoder.next`` does.
+        """Takes plain messages from ``decoder``; returns ``follows``, as ``Decoder.next`` does.
 
         Each is added to ``numbers`` and charged with its size and ``overhead``. A MessageHead is
         admitted if its message is plain and fits ``room`` with the others, and has no header with
@@ -111,6 +112,8 @@ cdef class Run:
         cdef Received received
         cdef int64_t size
         self.pending = pending
+        self.full = False
+        self.follows = None
         while self.charge <= room:
             frame = decoder.next()
             if type(frame) is MessageHead:
@@ -121,11 +124,11 @@ cdef class Run:
                     or not is_plain(head, asked)
                     or not numbers.is_new(head.num)
                 ):
-                    return frame
+                    break
                 try:
                     decoder.prepare(decoder._size, None)
                 except MemoryError:
-                    return frame  # to be told by ``Decoder.admit``
+                    break  # ``Decoder.admit`` says so again
                 decoder._state = AT_PAYLOAD
                 self.pending = size
                 self.charge += size + overhead
@@ -133,10 +136,10 @@ cdef class Run:
                 self.largest = max(self.largest, <int64_t> head.size)
                 continue
             if type(frame) is not Message:
-                return frame
+                break
             message = <Message> frame
             if message._attachments or not numbers.take_in(message.num):
-                return frame
+                break
             received = Received.__new__(Received)
             received.number = message.num
             received._headers = message._headers
@@ -151,7 +154,11 @@ cdef class Run:
                 self.charge += received.charge - overhead - self.pending
                 self.pending = -1
             self.messages.append(received)
-        return None
+        else:
+            self.full = True
+            return None
+        self.follows = frame
+        return frame
 
 
 cdef bint is_plain(MessageHead head, bytes asked) except -1:

@@ -14,7 +14,7 @@ from aqueduct._speedups import codec
 from aqueduct.errors import LocalProtocolError, RemoteProtocolError, SequenceError
 from aqueduct.protocol.channels.events import Writable
 from aqueduct.protocol.channels.incoming import READ_AHEAD_FROM, SMALL, Handlers, Incoming, InStream
-from aqueduct.protocol.channels.receiving import Received, ReceiverHalf, Run
+from aqueduct.protocol.channels.receiving import Received, ReceiverHalf
 from aqueduct.protocol.channels.registry import Half, Registry
 from aqueduct.protocol.channels.sending import SenderHalf
 from aqueduct.protocol.channels.shared import Shared
@@ -224,8 +224,11 @@ class Reader:
             else:
                 frame = decoder.next()
             if frame is None:
-                if decoder.remaining and stream.partial < 0 and stream.half is not None:
+                if stream.partial < 0 and stream.half is not None and decoder.remaining:
                     self._charge_small(stream)
+                if half is not None and not stream.fin:  # nearly always
+                    self.incoming.credit(stream)
+                    return
                 break
             if not stream.begun:
                 stream.begun = True
@@ -254,19 +257,14 @@ class Reader:
 
     def _next_for(self, stream: InStream, half: ReceiverHalf) -> Any:
         """The next frame for a receiver, or None; the plain messages before it are delivered."""
-        decoder = stream.decoder
-        while (room := half.room - (SMALL << 1)) >= 0:
-            decoder.auto_admit = SMALL if half.placement is None else -1
-            if stream.handlers is not self._handlers or not half.open_for_runs:
-                return decoder.next()
-            run = Run()
-            frame = half.read_run(run, stream, room)
+        while stream.handlers is self._handlers and (run := half.read_plain(stream)) is not None:
             if run.largest >= READ_AHEAD_FROM:
                 self.incoming.grant_read_ahead(stream, run.largest)
-            if frame is not None or run.charge <= room:
-                return frame
-        decoder.auto_admit = -1
-        return decoder.next()
+            if not run.full:
+                return run.follows
+        unasked = half.placement is None and half.room >= 2 * SMALL
+        stream.decoder.auto_admit = SMALL if unasked else -1
+        return stream.decoder.next()
 
     def _charge_small(self, stream: InStream) -> None:
         """Part of a message that was admitted without asking has come: others are to count it.

@@ -26,12 +26,12 @@ from aqueduct.errors import (
 )
 from aqueduct.protocol.channels import ids
 from aqueduct.protocol.channels.events import Headers, Readable
-from aqueduct.protocol.channels.incoming import InStream
+from aqueduct.protocol.channels.incoming import SMALL, InStream
 from aqueduct.protocol.channels.outgoing import OutStream
 from aqueduct.protocol.channels.shared import HalfError, Shared
 from aqueduct.protocol.channels.state import RECEIVER, ReceiverInput, ReceiverState
 
-__all__ = ["Placement", "Received", "ReceiverHalf", "Run"]
+__all__ = ["Placement", "Received", "ReceiverHalf"]
 
 # A connection may have very many channels, of which most are idle: what they do not need now has
 # these in its place. They cannot be changed, so a forgotten replacement is an error.
@@ -151,8 +151,9 @@ class ReceiverHalf:
             return -1  # or they would pass by what waits for ever
         shared = self._shared
         flow = shared.config.flow
-        own, common = flow.channel_receive_bytes - self.charged, flow.receive_budget
-        return min(own, common - shared.budget_used)
+        own = flow.channel_receive_bytes - self.charged
+        common = flow.receive_budget - shared.budget_used
+        return min(common, own)  # min() would take longer than all the rest
 
     def place(self, head: MessageHead) -> Any:
         """Where a message is to land; None: anywhere. Raises what the hook raises."""
@@ -264,31 +265,39 @@ class ReceiverHalf:
         """Whether messages need no look at each: none can be the last, or one too many."""
         return self.state is ReceiverState.OPEN and not self._oneshot
 
-    def read_run(self, run: Run, stream: InStream, room: int) -> Any:
-        """Takes the messages that come next in a stream while they fit ``room``.
+    def read_plain(self, stream: InStream) -> Run | None:
+        """Takes the plain messages that come next in a stream, while there is room for many.
 
-        Returns what follows.
+        None: there is not, or each message needs a look. What is done for each large message is
+        done here, without a call for each step.
         """
-        overhead = self._shared.config.flow.message_overhead
-        asked = self.placement_key if self.placement is not None else None
+        room = self.room - 2 * SMALL
+        if room < 0 or not self.open_for_runs:
+            return None
+        run, shared, decoder = Run(), self._shared, stream.decoder
+        overhead = shared.config.flow.message_overhead
+        decoder.auto_admit = SMALL if self.placement is None else -1
         try:
-            return run.read(stream.decoder, self._numbers, overhead, room, stream.partial, asked)
+            run.read(decoder, self._numbers, overhead, room, stream.partial, self.placement_key)
         finally:
             stream.partial = run.pending
-            if run.charge:
+            if run.admitted:
+                self._outstanding += run.admitted
+            if run.charge > 0:
+                self.charged += run.charge
+                shared.budget_used += run.charge
+            elif run.charge:
                 self._charge(run.charge)
-            self._outstanding += run.admitted
             if run.messages:
-                self._messages(run)
-
-    def _messages(self, run: Run) -> None:
-        if self.queue is NO_MESSAGES:
-            self.queue = deque(run.messages)
-            if self.given:
-                self._shared.events.append(Readable(self))
-        else:
-            self.queue.extend(run.messages)
-        self._schedule_ack()
+                if self.queue is NO_MESSAGES:
+                    self.queue = deque(run.messages)
+                    if self.given:
+                        shared.events.append(Readable(self))
+                else:
+                    self.queue.extend(run.messages)
+                if not self._ack_scheduled:
+                    self._schedule_ack()
+        return run
 
     def wants_datagram(self, number: int, size: int) -> bool:
         """Whether an unreliable message is new and finds room; charges it if so.
