@@ -49,6 +49,8 @@ TREES: Final = (Contestant("core/10k", 10_000), Contestant("core/100k", 100_000)
 PLAN: Final = (
     Case("codec-100", (Contestant("core/codec", 1_000_000),)),
     Case("ordered", (Contestant("core/memory", 400_000),)),
+    Case("large-64k", (Contestant("core/direct", 50_000),)),
+    Case("large-1m", (Contestant("core/direct", 10_000),)),
     Case("unordered", (Contestant("core/memory", 100_000),)),
     Case("unreliable", (Contestant("core/memory", 200_000),)),
     Case("churn", (Contestant("core/memory", 100_000),)),
@@ -58,6 +60,7 @@ PLAN: Final = (
 )
 TABLES: Final = (
     ("messages of 100 bytes", ("messages_s", "messages_cpu_s")),
+    ("large messages", ("send_us", "take_us", "copied")),
     ("channels used once", ("channels_s", "first_us", "last_us", "last_over_first", "left_bytes")),
     ("bytes of a live idle channel", ("side_bytes", "traced_bytes", "resident_bytes")),
     ("loss of a tree", ("channel_us", "channel_cpu_us", "channel_core_us")),

@@ -7,7 +7,7 @@ for call: inputs in, events out, effects to the carrier, one deadline. Nothing i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from aqueduct.carriers import memory
@@ -21,7 +21,7 @@ from aqueduct.protocol.channels.events import Closed, HeadersReceived, Readable
 from aqueduct.protocol.channels.receiving import ReceiverHalf
 from aqueduct.protocol.channels.sending import SenderHalf
 
-__all__ = ["Clock", "Pair", "Side"]
+__all__ = ["Clock", "Ends", "Pair", "Side"]
 
 
 class Clock:
@@ -132,6 +132,56 @@ class Side:
                 raise AssertionError(f"the connection is over: {event.error}")
             elif isinstance(event, HeadersReceived) and not self.core.is_client:
                 self.core.accept_headers((), self.clock.now())
+
+
+class Ends:
+    """Two cores and no carrier: what one wants written the other gets as it comes from a socket.
+
+    ``give`` reads large buffers straight to their place, without their bytes: of each stretch the
+    first eight alone are copied. Nothing is held back by credit.
+    """
+
+    def __init__(self, config: Config = DEFAULT) -> None:
+        self.client = ChannelConnection(is_client=True, config=config)
+        self.server = ChannelConnection(is_client=False, config=config)
+        now = time.perf_counter()
+        for core in (self.client, self.server):
+            core.start(now, 0)
+            core.openable_changed(config.flow.streams, now)
+        while not (self.client.ready and self.server.ready):
+            self.give(self.wanted(self.client), self.server)
+            self.give(self.wanted(self.server), self.client)
+
+    def wanted(self, core: ChannelConnection) -> list[effects.Effect]:
+        """The effects of a core, what was due included."""
+        for event in core.events_received():
+            if isinstance(event, HeadersReceived) and not core.is_client:
+                core.accept_headers((), time.perf_counter())
+        deadline, now = core.next_deadline(), time.perf_counter()
+        if deadline is not None and deadline <= now:
+            core.handle_deadline(now)
+        return core.effects_to_apply()
+
+    @staticmethod
+    def give(wanted: Iterable[effects.Effect], target: ChannelConnection) -> dict[int, int]:
+        """Hands one core's bytes to the other; returns how many there were of each stream."""
+        now, sizes = time.perf_counter(), dict[int, int]()
+        for effect in wanted:
+            if effect[0] != effects.WRITE:
+                continue
+            number = effect[1]
+            for buffer in effect[2]:
+                view, size = memoryview(buffer), len(buffer)
+                sizes[number] = sizes.get(number, 0) + size
+                while size and (room := target.receive_buffer(number, size)) is not None:
+                    room[:8] = view[:8]
+                    size, view = size - len(room), view[len(room) :]
+                    target.landed(number, len(room), now)
+                if size:
+                    target.receive_stream(number, view, False, now)
+            if effect[3]:
+                target.receive_stream(number, b"", True, now)
+        return sizes
 
 
 class Pair:

@@ -1,4 +1,4 @@
-"""The connection core alone: two cores over the memory carrier, in one process on one processor.
+"""The connection core alone: two cores, mostly over the memory carrier, on one processor.
 
 One measurement is one process: ``core_peer.py '{"case": "ordered", "size": 200000}'``. It prints
 its numbers as JSON. What is counted is checked: every message is taken, in its place and with its
@@ -25,12 +25,13 @@ from typing import Any, Final
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from aqueduct._speedups import codec
+from aqueduct._speedups.buffers import bytes_copied
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import Finished, LostInTransit
 from aqueduct.protocol.channels.connection import Attach
 from aqueduct.protocol.channels.receiving import ReceiverHalf
 from aqueduct.protocol.channels.sending import Mode, SenderHalf
-from benchmarks.cores import Pair
+from benchmarks.cores import Ends, Pair
 
 PAYLOADS: Final = [bytes([k]) * 100 for k in range(256)]
 BURST: Final = 200
@@ -93,6 +94,48 @@ def send_messages(mode: Mode, count: int) -> dict[str, float]:
     expect(taken, count, "messages were taken")
     expect(misplaced, 0, "messages were out of their place")
     return {"messages_s": count / timer.elapsed, "messages_cpu_s": count / timer.cpu}
+
+
+def send_large(size: int, count: int) -> dict[str, float]:
+    """``count`` messages of ``size`` bytes on one channel: what each costs either side's core.
+
+    As a batch goes: a header, a small buffer that joins the head, and a large one. What leaves in
+    one turn is 2 MiB. What the two sides do is counted apart, and no carrier is there to count.
+    """
+    ends = Ends()
+    client, server, half = ends.client, ends.server, ends.client.entrypoint
+    receiver = server.entrypoint
+    assert isinstance(half, SenderHalf)
+    assert isinstance(receiver, ReceiverHalf)
+    prefix, sent, taken, misplaced = bytes(256), 0, 0, 0
+    bodies = [memoryview(number.to_bytes(8, "little") + bytes(size - 264)) for number in range(64)]
+    burst, clock = max((2 << 20) // size, 1), time.process_time
+    costs, before = [0.0, 0.0], bytes_copied()
+    gc.collect()
+    while sent < count:
+        began = clock()
+        for _ in range(burst):
+            now, headers = time.perf_counter(), ((b"number", b"%d" % sent),)
+            client.send(half, [prefix, bodies[sent & 63]], now, headers=headers)
+            sent += 1
+        wanted = ends.wanted(client)
+        left = clock()
+        sizes = ends.give(wanted, server)
+        answers = ends.wanted(server)
+        while (message := server.receive(receiver, time.perf_counter())) is not None:
+            mine = memoryview(message.payload)[256:264]
+            misplaced += message.number != taken or mine != bodies[taken & 63][:8]
+            taken += 1
+        answers += ends.wanted(server)
+        came = clock()
+        for number, written in sizes.items():
+            client.written(number, written)
+        ends.give(answers, client)
+        costs = [costs[0] + left - began + clock() - came, costs[1] + came - left]
+    expect(taken, sent, "messages were taken")
+    expect(misplaced, 0, "messages were out of their place")
+    copied = 100 * (bytes_copied() - before) / (size * sent)
+    return {"send_us": 1e6 * costs[0] / sent, "take_us": 1e6 * costs[1] / sent, "copied": copied}
 
 
 def code_messages(count: int) -> dict[str, float]:
@@ -386,6 +429,8 @@ CASES: Final[Mapping[str, Callable[[int], dict[str, float]]]] = MappingProxyType
     {
         "codec-100": code_messages,
         "ordered": lambda size: send_messages(Mode.ORDERED, size),
+        "large-64k": lambda size: send_large(64 << 10, size),
+        "large-1m": lambda size: send_large(1 << 20, size),
         "unordered": lambda size: send_messages(Mode.UNORDERED, size),
         "unreliable": lambda size: send_messages(Mode.UNRELIABLE, size),
         "churn": churn,
