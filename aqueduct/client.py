@@ -308,6 +308,11 @@ class Client:
     async def close(self) -> None:
         """Closes the connection. Calls that are open fail with ConnectionLost."""
         await self.connection.close()
+        # A timer would keep the connection in memory until it is due.
+        self._watches.close()
+        if self._beat is not None:
+            self._beat.cancel()
+            self._beat = None
 
     async def __aenter__(self) -> Client:
         return self

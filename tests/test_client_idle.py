@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
+import weakref
 
 import pyarrow as pa
 import pytest
@@ -38,3 +40,24 @@ async def test_a_pause_between_calls(keep_alive: bool) -> None:
             else:
                 with pytest.raises(ConnectionLost, match="nothing was heard"):
                     _ = [answer async for answer in client.exchange("echo", [batch])]
+
+
+async def test_a_closed_client_leaves_memory_at_once() -> None:
+    """No timer of its calls holds it, and its connection, until it is due."""
+    service = aqueduct.Service("brief")
+
+    @service.handler("echo")
+    def echo(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch
+
+    batch = pa.record_batch({"n": [1, 2]}, schema=SCHEMA)
+    async with service.serving("memory://brief") as running:
+        client = await aqueduct.Client.connect(running.addresses[0])
+        assert [one async for one in client.exchange("echo", [batch])] == [batch]
+        await client.close()
+        watched = weakref.ref(client)
+        del client
+        for _ in range(5):
+            await asyncio.sleep(0)  # what was about to run lets go of it
+        gc.collect()
+        assert watched() is None
