@@ -228,6 +228,7 @@ class Connection:
         attach = Attach(keep_sender=False, is_oneshot=True)
         self.core.send(half, payload, self._loop.time(), headers=headers, attachments=(attach,))
         assert isinstance(attach.half, ReceiverHalf)
+        attach.half.patient = True
         receiver = Receiver(attach.half, self)
         if now:
             self.pump.flush()

@@ -26,13 +26,7 @@ from aqueduct.errors import (
 )
 from aqueduct.protocol.channels import effects
 from aqueduct.protocol.channels.destroyed import Forgetting
-from aqueduct.protocol.channels.events import (
-    Closed,
-    Event,
-    Headers,
-    HeadersReceived,
-    Writable,
-)
+from aqueduct.protocol.channels.events import Closed, Event, Headers, HeadersReceived, Writable
 from aqueduct.protocol.channels.incoming import InStream
 from aqueduct.protocol.channels.outgoing import OutStream
 from aqueduct.protocol.channels.reader import Reader
@@ -316,6 +310,8 @@ class ChannelConnection:
             if self._closing is not None and now >= self.close_by:
                 self._close_now(*self._closing)
             return
+        if shared.closing and shared.ack_due and shared.ack_due[0][0] <= now:
+            self._registry.write_closes()
         while shared.ack_due and shared.ack_due[0][0] <= now:
             shared.ack_due.popleft()[1].ack_due()
         while shared.announce_due and shared.announce_due[0][0] <= now:
@@ -457,6 +453,7 @@ class ChannelConnection:
             return
         if now is not None:
             self._shared.now = now
+        self._registry.write_closes()
         self.close_by = self._shared.now + self.config.timing.close_linger
         error = ConnectionLost("the connection was closed here", code=code, reason=reason)
         if code == 0 and self._shared.outgoing.connected and self._shared.outgoing.waiting:
@@ -496,8 +493,11 @@ class ChannelConnection:
         wanted = self._shared.effects
         if not wanted:
             return []
-        self._shared.outgoing.effects_taken()
-        self._shared.datagrams_told = 0
+        shared = self._shared
+        if shared.closing:
+            self._registry.write_closes()
+        shared.outgoing.effects_taken()
+        shared.datagrams_told = 0
         taken = wanted[:]
         wanted.clear()
         return taken
@@ -593,6 +593,7 @@ class ChannelConnection:
         self._shared.announce_due.clear()
         self._shared.receipt_due.clear()
         self._shared.blocked.clear()
+        self._shared.closing.clear()
         self._shared.starved.clear()
         self._shared.relieved.clear()
         if self._closing is None:

@@ -63,9 +63,10 @@ class Forgetting:
         self._pending: set[int] = set()
 
     def closed(self, channel: int, now: float) -> None:
-        """We sent CLOSE_RECEIVER for a channel of ours."""
+        """We sent CLOSE_RECEIVER for a channel of ours, or will shortly and then say so again."""
         self._expire(self._closed, now)
         self._closed[channel] = now
+        self._closed.move_to_end(channel)
 
     def ask(self, channel: int, now: float) -> bool:
         """Whether to send one now; otherwise it is kept for ``due``."""

@@ -70,6 +70,7 @@ class ReceiverHalf:
         "given",
         "handle",
         "nacked",
+        "patient",
         "placement",
         "placement_key",
         "queue",
@@ -105,6 +106,9 @@ class ReceiverHalf:
         """How many there ever were."""
         self.nacked = 0
         """Unreliable messages that did not come in time."""
+        self.patient = False
+        """Of a oneshot channel: CLOSE_RECEIVER may leave with what is sent next, within the delay
+        of acks, instead of causing a packet of its own (AQ-R33)."""
         self.placement: Placement | None = None
         self.placement_key: bytes | None = None
         """If not None, ``placement`` is asked for messages with a header of this key alone."""
@@ -458,7 +462,7 @@ class ReceiverHalf:
         """Sends the acks that are owed, or ROUTE_TO alone for an implicit channel (AQ-R25)."""
         self._ack_scheduled = False
         if self.state is ReceiverState.CLOSED:
-            return
+            return  # an end that is owed leaves with Shared.closing
         ranges = self._numbers.take_ack()
         if ranges:
             self._write_control([codec.encode_ack_reliable(ranges)], fin=False)
@@ -534,9 +538,19 @@ class ReceiverHalf:
 
     def _complete(self) -> None:
         self._step(ReceiverInput.COMPLETE)
+        if self.patient:
+            self._shared.closing[self] = None
+            self._schedule_ack()
+            self._end(Finished("the sender finished and everything was delivered"))
+            return
         self._close_now(Finished("the sender finished and everything was delivered"))
 
     def _close_now(self, error: HalfError) -> None:
+        self.write_close()
+        self._end(error)
+
+    def write_close(self) -> None:
+        """Everything received is acked, and CLOSE_RECEIVER ends the stream."""
         frames: list[Any] = []
         ranges = self._numbers.take_ack()  # before CLOSE_RECEIVER, on the same stream (AQ-R22)
         if ranges:
@@ -547,7 +561,6 @@ class ReceiverHalf:
                 frames.append(codec.encode_ack_nack_unreliable(self.channel, varints))
         frames.append(codec.CLOSE_RECEIVER)
         self._write_control(frames, fin=True)
-        self._end(error)
 
     def _write_control(self, frames: list[Any], *, fin: bool) -> None:
         if self._control is None:

@@ -110,6 +110,15 @@ class Registry:
         if ids.creator(half.channel) == self._shared.side:
             self._forgetting.closed(half.channel, self._shared.now)
 
+    def write_closes(self) -> None:
+        """What patient receivers owe leaves with the effects of this moment."""
+        shared = self._shared
+        closing, shared.closing = shared.closing, {}
+        for half in closing:
+            half.write_close()
+            if ids.creator(half.channel) == shared.side:
+                self._forgetting.closed(half.channel, shared.now)
+
     def sender_closed(self, half: SenderHalf) -> None:
         """CLOSE_RECEIVER came for it."""
         self._remove(half)

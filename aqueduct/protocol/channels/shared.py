@@ -28,6 +28,7 @@ class Shared:
         "announce_due",
         "blocked",
         "budget_used",
+        "closing",
         "config",
         "datagram_limit",
         "datagram_room",
@@ -64,6 +65,8 @@ class Shared:
         self.ack_due: deque[tuple[float, ReceiverHalf | SenderHalf]] = deque()
         """Who owes an ack, or the first frame of a control stream; the delay is constant, so
         the order of arrival is the order of deadlines."""
+        self.closing: dict[ReceiverHalf, None] = {}
+        """Patient receivers that have ended and not said so; each stands in ``ack_due``, too."""
         self.announce_due: deque[tuple[float, SenderHalf]] = deque()
         """Who owes a SENT_UNRELIABLE, in order."""
         self.receipt_due: deque[list[Any]] = deque()
