@@ -130,6 +130,39 @@ async def test_it_opens_no_channel_but_the_oneshot_of_its_answer():
         assert await task == numbers(1)
 
 
+def noted(said, name, method):
+    def noting(*arguments):
+        said.append(name)
+        return method(*arguments)
+
+    return noting
+
+
+@pytest.mark.parametrize("address", ["memory://unary-streams", "aqueduct+tcp://127.0.0.1:0"])
+async def test_a_call_stops_no_stream_and_waits_with_its_close(address):
+    """Two streams of bytes each, and no word about them but what the next call takes along."""
+    patient = config(timing={"ack_delay": 1.0})
+    service = shapes(config=patient)
+    async with (
+        service.serving(address) as running,
+        await aqueduct.Client.connect(running.addresses[0], config=patient) as client,
+    ):
+        (connection,) = running.connections
+        said: list[str] = []
+        for side, carrier in (
+            ("client", client.connection.carrier),
+            ("server", connection.carrier),
+        ):
+            for name in ("write", "stop", "reset"):
+                setattr(carrier, name, noted(said, f"{side} {name}", getattr(carrier, name)))
+        for _ in range(20):
+            assert await client.call("coroutine", numbers(1)) == numbers(1)
+        # Each call but the first takes along the close of the one before it.
+        assert said.count("client write") == 39
+        assert said.count("server write") == 20
+        assert set(said) == {"client write", "server write"}
+
+
 @pytest.mark.parametrize("handler", ["times", "times in a thread"])
 async def test_none_several_and_many_answers(carrier, handler):
     service = shapes()

@@ -178,7 +178,7 @@ class Pump:
                 return
             self._extra_streams = extra
             apply(wanted, extra, self.core, self.carrier, self._loop.time())
-            if self._closed:
+            if self._closed or not self.core.waits:
                 return
 
     def _flush_now(self) -> None:

@@ -108,6 +108,15 @@ class Client:
     def requests(self, laps: common.Laps) -> None:
         async def run() -> None:
             for request in laps:
+                laps.answered(body_of(await self.client.call("request", body_batch(request))))
+
+        self.runner.run(run())
+
+    def exchange_requests(self, laps: common.Laps) -> None:
+        """The same by an exchange for each: what a call of one batch saves."""
+
+        async def run() -> None:
+            for request in laps:
                 async for batch in self.client.exchange(
                     "request", [body_batch(request)], schema=BODY
                 ):

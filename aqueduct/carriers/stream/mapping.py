@@ -259,7 +259,8 @@ class Mapping:
         user = self._user
         assert user is not None
         top = self._mux.top_stream
-        for event in found:
+        joined: Entity | None = None
+        for place, event in enumerate(found, 1):
             if self._over:
                 return
             kind = event[0]
@@ -276,14 +277,18 @@ class Mapping:
                 if data:
                     self._received += len(data)
                     self._reported = True
-                    user.stream_data(entity.identifier - 1, data, False)
+                    # The last bytes and the end are one report, as everywhere: or the user would
+                    # stop a stream of which nothing more comes.
+                    if _is_last(entity, found, place):
+                        joined = entity
+                    user.stream_data(entity.identifier - 1, data, joined is entity)
             elif kind == events.CREDIT:
                 pass  # the core sends what may leave now
             elif kind == events.OPENED:
                 self._peer_opens(event[1])
             elif kind == events.ENDED:
                 self._reported = True
-                self._peer_ends(event[1], event[2], user)
+                self._peer_ends(event[1], event[2], user, told=event[1] is joined)
             elif kind == events.ACKNOWLEDGED:
                 entity = event[1]
                 if entity.place == STREAM_IN:
@@ -359,7 +364,7 @@ class Mapping:
         self._dirty = True
         self._mux.consumed(state.entity, max(limit - size, 0) + _CODE_SIZE)
 
-    def _peer_ends(self, entity: Entity, data: bytes, user: CarrierUser) -> None:
+    def _peer_ends(self, entity: Entity, data: bytes, user: CarrierUser, *, told: bool) -> None:
         stream = entity.identifier - 1
         if entity is self._mux.top_stream:
             self._closed_by_peer(data)
@@ -368,7 +373,7 @@ class Mapping:
             self._forget(state)
             if data:
                 user.stream_reset(stream, _code(data, f"the reset of stream {stream}"))
-            else:
+            elif not told:
                 user.stream_data(stream, b"", True)
         elif entity.place == SINK_OUT:
             # If its end has left before, the peer has all of it.
@@ -404,6 +409,16 @@ def read_close(data: bytes) -> tuple[int | None, str]:
         return None, ""
     code, end = decode_varu64(data)
     return code, data[end:].decode(errors="replace")
+
+
+def _is_last(entity: Entity, found: list[events.Event], place: int) -> bool:
+    """Whether the next event, but for credit, is the end of this stream of the peer's."""
+    for event in found[place : place + 2]:
+        if event[0] == events.ENDED:
+            return event[1] is entity and entity.place == STREAM_IN and not event[2]
+        if event[0] != events.CREDIT:
+            break
+    return False
 
 
 def _code(data: bytes, what: str) -> int:
