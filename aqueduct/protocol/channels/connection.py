@@ -477,11 +477,8 @@ class ChannelConnection:
         if shared.outgoing.fell:
             shared.outgoing.fell = False
             self._reader.unblock(list(shared.blocked))
-        events = shared.events
-        if not events:
-            return []
-        taken = events[:]
-        events.clear()
+        taken = shared.events[:]
+        shared.events.clear()
         return taken
 
     def effects_to_apply(self) -> list[effects.Effect]:
@@ -490,10 +487,10 @@ class ChannelConnection:
             if self._version_seen and not self._reader.version_checked:
                 self._send_prelude([])
             self._check_stalled()
-        wanted = self._shared.effects
+        shared = self._shared
+        wanted = shared.effects
         if not wanted:
             return []
-        shared = self._shared
         if shared.closing:
             self._registry.write_closes()
         shared.outgoing.effects_taken()
