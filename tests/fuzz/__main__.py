@@ -30,18 +30,19 @@ ROOT: Final = Path(__file__).parents[2]
 HERE: Final = Path(__file__).parent
 BUILD: Final = ROOT / "build" / "fuzz"
 
-TARGETS: Final = ("codec", "wire", "operations")
-FLOORS: Final = {"codec": 1000, "wire": 1200, "operations": 800}
+TARGETS: Final = ("codec", "wire", "operations", "bpmux")
+FLOORS: Final = {"codec": 1000, "wire": 1200, "operations": 800, "bpmux": 450}
 """Compiled edges: two thirds of what the corpus alone takes. Fewer, and it was not the target."""
 
 MODULES: Final = {
     "codec": ("blocks", "decoder", "encoder", "frames", "input", "landing"),
     "wire": ("blocks", "decoder", "frames", "input", "landing", "ranges", "runs", "tracker"),
     "operations": ("blocks", "decoder", "encoder", "frames", "input", "ranges", "runs", "tracker"),
+    "bpmux": ("bpmux", "buffers", "entities"),
 }
 """The compiled modules that a target must get into."""
 
-LENGTHS: Final = {"codec": 600, "wire": 400, "operations": 160}
+LENGTHS: Final = {"codec": 600, "wire": 400, "operations": 160, "bpmux": 400}
 """The longest input, bytes: longer ones are slower and say no more."""
 
 SANITIZER: Final = {

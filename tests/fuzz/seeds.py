@@ -10,8 +10,10 @@ from typing import Final
 
 from aqueduct._speedups import codec
 from tests.fuzz import wire
+from tests.reference import bpmux as bpmux_model
 from tests.reference import codec as model
 from tests.speedups.strategies import VECTORS
+from tests.speedups.test_bpmux import VECTORS as BPMUX_VECTORS
 
 __all__ = ["SEEDS"]
 
@@ -229,7 +231,49 @@ def wire_seeds() -> Iterator[bytes]:
     yield from random_seeds(120)()
 
 
+def bpmux_seeds() -> Iterator[bytes]:
+    """The vectors, alone and behind one another, in several pieces; sensible chunks at random."""
+    plans = (b"\x00", b"\x14" + bytes(20), b"\x14" + b"\xc5" * 20, b"\x0a" + b"\x43\x42" * 5)
+    known = [
+        bytes.fromhex(vector["hex"])
+        for vector in (*BPMUX_VECTORS["valid"], *BPMUX_VECTORS["invalid"])
+        if len(vector["hex"]) < 300
+    ]
+    known += [
+        b"".join(bytes.fromhex(text) for what, text in case["steps"] if what == "recv")
+        for case in (*BPMUX_VECTORS["sessions"], *BPMUX_VECTORS["bad_sessions"])
+    ]
+    for plan in plans:
+        for data in known:
+            yield b"\x00" + plan + data
+    rng = random.Random(2)
+    for _ in range(RANDOM_SEEDS):
+        data = b"".join(model_chunk(rng) for _ in range(rng.randrange(1, 12)))
+        yield b"\x00" + rng.choice(plans) + data[:300]
+    yield from (b"\x01" + seed for seed in random_seeds(90)())
+
+
+def model_chunk(rng: random.Random) -> bytes:
+    """A chunk for one of those that the target opens, or a new one."""
+    kind = rng.choice(bpmux_model.TYPES)
+    number = rng.randrange(6)
+    size = rng.randrange(6)
+    what = rng.randrange(8)
+    return bpmux_model.encode(
+        bpmux_model.Chunk(
+            kind,
+            number,
+            bytes(size) if what < 5 else None,
+            rng.randrange(300) if what in (0, 5) else None,
+            what == 6,
+            bytes(size) if what in (4, 7) and kind != "In-Request" else None,
+            total=rng.choice([0, 0, size + 3]) if what in (1, 2) else 0,
+        )
+    )
+
+
 SEEDS: Final[dict[str, Callable[[], Iterator[bytes]]]] = {
+    "bpmux": bpmux_seeds,
     "codec": codec_seeds,
     "operations": random_seeds(90),
     "wire": wire_seeds,

@@ -25,7 +25,7 @@ PYTEST: Final = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeou
 # The tests of the core alone, where time is virtual. A socket or a clock could fail for its own
 # reasons, and a change would count as caught; so would one that a random run meets by its seed.
 FOLDERS: Final = ("tests/speedups", "tests/protocol")
-BY_CHANCE: Final = {"test_machines.py", "test_random.py"}
+BY_CHANCE: Final = {"test_machines.py", "test_model.py", "test_random.py"}
 LEFT_OUT: Final = ("-m", "not long and not spark")
 # A change that does not even run proves nothing about the tests.
 BROKEN: Final = {"SyntaxError", "NameError", "UnboundLocalError", "ImportError"}

@@ -43,7 +43,8 @@ ACKNOWLEDGED: Final = 7
 """(ACKNOWLEDGED, entity): the peer has seen my end (of REQ_IN: my response)."""
 ABANDONED: Final = 8
 """(ABANDONED, entity): it could never be opened, because the top-level has ended and its opening
-payload is charged there (BP-R5). The peer knows nothing of it."""
+payload is charged there (BP-R5). The peer knows nothing of it, or, if pieces of the payload have
+left, waits for the rest until it ends it."""
 FAILED: Final = 9
 """(FAILED, error): the peer broke the protocol (BP-4): terminate the connection. The last event."""
 

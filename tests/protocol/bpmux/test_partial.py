@@ -47,6 +47,7 @@ def test_wrong_totals(text: str, match: str) -> None:
 
 
 @pytest.mark.requirement("BP-16")
+@pytest.mark.requirement("BP-R10")
 @pytest.mark.parametrize(
     ("text", "match"),
     [

@@ -315,6 +315,28 @@ def test_credit_is_spent_to_the_last_byte() -> None:
 
 
 @pytest.mark.requirement("BP-10")
+@pytest.mark.parametrize(
+    ("text", "place", "identifier"),
+    [
+        ("380103aabbcc05", REQ_OUT, 1),
+        ("580c03aabbcc05", STREAM_IN, 12),
+        ("e005500c03aabbcc", STREAM_IN, 12),
+        ("420c03aabbcc", STREAM_IN, 12),
+        ("520c01aa02bbcc", STREAM_IN, 12),
+        ("a20203aabbcc", SINK_OUT, 2),
+    ],
+)
+def test_every_payload_costs(text: str, place: int, identifier: int) -> None:
+    """Whatever stands beside it in the chunk, in pieces or whole, at the end or before."""
+    lone = opened()
+    entity = lone.mux.find(place, identifier)
+    assert entity is not None
+    lone.receive(text)
+    assert lone.error is None
+    assert entity.credit_in == 6
+
+
+@pytest.mark.requirement("BP-10")
 def test_credit_above_64_bits() -> None:
     lone = Lone()
     lone.receive("a800ff" + "ff" * 8)
@@ -337,6 +359,7 @@ def test_a_response_is_acknowledged() -> None:
 
 @pytest.mark.requirement("BP-12")
 @pytest.mark.requirement("BP-14")
+@pytest.mark.requirement("BP-R8")
 @pytest.mark.parametrize(
     ("text", "place", "identifier", "answer"),
     [

@@ -115,6 +115,22 @@ def test_what_waits_when_the_top_level_ends_is_abandoned() -> None:
 
 
 @pytest.mark.requirement("BP-R5")
+@pytest.mark.parametrize("ours", [False, True])
+def test_what_opens_after_the_end_of_the_top_level_opens_empty(ours: bool) -> None:
+    """Credit that is left is of no use."""
+    lone = Lone()
+    lone.receive("a80064")
+    if ours:
+        lone.mux.close()
+    before = lone.mux.open_sink(b"queued")
+    if not ours:
+        lone.receive("a20000")
+    after = lone.mux.open_sink(b"x")
+    assert lone.answer() == ("620000" if ours else "6100") + "500100" + "500200"
+    assert (before.queued, after.queued) == (6, 1)
+
+
+@pytest.mark.requirement("BP-R5")
 def test_our_own_close_abandons_what_waits() -> None:
     lone = Lone()
     request = lone.mux.request(b"abcde")
