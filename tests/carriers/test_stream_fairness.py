@@ -19,6 +19,7 @@ import pytest
 from aqueduct import Connection, Receiver, Sender, channel, connect, serve
 from aqueduct.config import DEFAULT
 from aqueduct.errors import Cancelled
+from aqueduct.protocol.channels.view import SenderView
 from tests.carriers.proxy import Proxy, Way
 from tests.carriers.streams import SCHEMES, TLS, eventually, listen_at, through
 
@@ -83,6 +84,12 @@ class Scene:
             await self.let(STEP)
             assert self.way.passed - before < 64 * MiB, "it does not come"
         return self.way.passed - before
+
+
+def unsettled(connection: Connection) -> int:
+    """Messages of this side that the other has not acknowledged."""
+    views = connection.snapshot().channels
+    return sum(view.unsettled for view in views if isinstance(view, SenderView))
 
 
 @asynccontextmanager
@@ -151,9 +158,7 @@ async def test_cancels_acks_and_pongs_pass_a_gigabyte(scheme: str, tmp_path: Pat
         await client.entrypoint.send(b"answer me")
         assert bytes((await found.server.entrypoint.receive()).payload) == b"answer me"
         await asyncio.sleep(2 * DEFAULT.timing.ack_delay)
-        counts["ack"] = await found.passed_until(
-            lambda: not client.snapshot().channels[0].unsettled
-        )
+        counts["ack"] = await found.passed_until(lambda: not unsettled(client))
         pong = asyncio.create_task(client.ping())
         await asyncio.sleep(0.01)
         counts["pong"] = await found.passed_until(pong.done)
