@@ -25,6 +25,7 @@ from aqueduct.worker import HURRY
 
 if TYPE_CHECKING:
     from aqueduct.arrow.describe import Description
+    from aqueduct.carriers.tls import ClientTls
     from aqueduct.service import Service
 
 __all__ = ["main"]
@@ -118,12 +119,14 @@ def _parser() -> argparse.ArgumentParser:
     describe.add_argument("address", metavar="ADDRESS")
     describe.add_argument("--json", action="store_true", help="for programs")
     describe.add_argument("--token", help="what the service asks of its callers")
-    describe.set_defaults(run=_describe)
+    _add_certificate(describe)
+    describe.set_defaults(run=_describe, usage=describe)
 
     ping = commands.add_parser("ping", help="the times of a handshake and of round trips")
     ping.add_argument("address", metavar="ADDRESS")
     ping.add_argument("--count", type=_positive, default=4, help="round trips (4)")
-    ping.set_defaults(run=_ping)
+    _add_certificate(ping)
+    ping.set_defaults(run=_ping, usage=ping)
 
     wire = commands.add_parser("wire", help="wire bytes to frames and back")
     wire.add_argument("protocol", metavar="PROTOCOL", nargs="?", help="aq or bpmux")
@@ -137,6 +140,19 @@ def _parser() -> argparse.ArgumentParser:
     wire.add_argument("--carrier", metavar="CARRIER", help="stream (the default) or datagram")
     wire.set_defaults(run=_wire, usage=wire)
     return parser
+
+
+def _add_certificate(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--cert", metavar="FILE", help="a client's own certificate, PEM")
+    command.add_argument("--key", metavar="FILE", help="its private key, PEM")
+
+
+def _client_tls(args: argparse.Namespace) -> ClientTls | None:
+    from aqueduct.carriers.tls import ClientTls
+
+    if bool(args.cert) != bool(args.key):
+        args.usage.error("--cert and --key belong together")
+    return ClientTls(certificate=args.cert, key=args.key) if args.cert else None
 
 
 def _version() -> str:
@@ -247,7 +263,7 @@ def _tell(line: str) -> None:
 
 
 def _describe(args: argparse.Namespace) -> int:
-    description = asyncio.run(_fetch_description(args.address, args.token))
+    description = asyncio.run(_fetch_description(args.address, args.token, _client_tls(args)))
     if args.json:
         print(description.to_json())
         return 0
@@ -281,23 +297,23 @@ def _print_schema(label: str, schema: Any, otherwise: str) -> None:
         print(f"    {field.name:{width}}  {field.type}{'' if field.nullable else ' not null'}")
 
 
-async def _fetch_description(address: str, token: str | None) -> Description:
+async def _fetch_description(address: str, token: str | None, tls: ClientTls | None) -> Description:
     from aqueduct.client import Client
 
-    async with await Client.connect(address, token=token) as client:
+    async with await Client.connect(address, token=token, tls=tls) as client:
         return await client.describe()
 
 
 def _ping(args: argparse.Namespace) -> int:
-    asyncio.run(_measure(args.address, args.count))
+    asyncio.run(_measure(args.address, args.count, _client_tls(args)))
     return 0
 
 
-async def _measure(address: str, count: int) -> None:
+async def _measure(address: str, count: int, tls: ClientTls | None) -> None:
     from aqueduct.endpoint import connect
 
     began = time.perf_counter()
-    connection = await connect(address)
+    connection = await connect(address, tls=tls)
     try:
         print(f"handshake with {connection.peer}: {_ms(time.perf_counter() - began)}", flush=True)
         trips = []

@@ -234,6 +234,35 @@ def test_it_is_served_with_a_certificate_of_ones_own(folder: Path):
         assert "certificate" in refused.stderr
 
 
+@pytest.mark.parametrize("workers", [(), ("--workers", "1")])
+def test_clients_may_have_to_show_a_certificate(folder: Path, workers: tuple[str, ...]):
+    for name in ("mine", "theirs"):
+        tls = dev_certificate()
+        assert isinstance(tls.certificate, bytes)
+        assert isinstance(tls.key, bytes)
+        (folder / f"{name}.pem").write_bytes(tls.certificate)
+        (folder / f"{name}.key").write_bytes(tls.key)
+    options = ["--listen", "aqueduct+tls://localhost:0", "--cert", "mine.pem", "--key", "mine.key"]
+    with serving(folder, *options, "--client-ca", "theirs.pem", *workers) as served:
+        address = f"{served.address}?ca={folder / 'mine.pem'}"
+        shown = ["--cert", str(folder / "theirs.pem"), "--key", str(folder / "theirs.key")]
+        assert run("ping", address, *shown, "--count", "1").returncode == 0
+        done = run("describe", address, *shown)
+        assert done.returncode == 0
+        assert done.stdout.startswith("words  ")
+        for refused in (run("ping", address), run("describe", address)):
+            assert refused.returncode == 1
+            assert len(refused.stderr.splitlines()) == 1
+            assert "certificate" in refused.stderr
+
+
+def test_without_certificates_it_is_served_where_none_is_needed(folder: Path):
+    options = ["--listen", f"aqueduct+unix://{folder}/app.sock", "--listen"]
+    with serving(folder, *options, "aqueduct+tcp://127.0.0.1:0", listeners=2) as served:
+        for address in served.addresses:
+            assert run("describe", address).returncode == 0
+
+
 # ------------------------------------------------------- describe and ping
 
 
@@ -334,6 +363,11 @@ def test_an_address_that_is_taken_is_named(folder: Path):
         ["serve", "app:service", *LISTEN, "--cert", "a", "--key", "b", "--dev-cert"],
         ["describe"],
         ["ping", "aqueduct://127.0.0.1:9", "--count", "0"],
+        ["ping", "aqueduct://127.0.0.1:9", "--cert", "a"],
+        ["describe", "aqueduct://127.0.0.1:9", "--key", "a"],
+        ["serve", "app:service", "--listen", "aqueduct+unix:///x.sock", "--client-ca", "a"],
+        ["serve", "app:service", *LISTEN, "--dev-cert", "--workers", "0"],
+        ["serve", "app:service", *LISTEN, "--dev-cert", "--workers", "2", "--restarts", "-1"],
     ],
 )
 def test_wrong_usage_is_status_two(folder: Path, arguments: list[str]):
