@@ -1,0 +1,102 @@
+"""A thousand connections of ten channels each on one server, all busy at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import sys
+from pathlib import Path
+
+import pytest
+
+from aqueduct import Connection, Message, Receiver, Sender, serve
+from tests.carriers.crowd import CHANNELS, CLIENTS, PATIENT, SIZE
+from tests.carriers.streams import eventually, listen_at, nothing_left
+
+MiB = 1 << 20
+ROOT = Path(__file__).parent.parent.parent
+MEMORY = 1024 * MiB
+"""What the server may take: all bytes that are under way, 640 MiB, since it may be able to answer
+none of them before the last has come, and 384 KiB for each connection with its ten pairs of
+channels, their tasks, and what the allocator keeps."""
+
+pytestmark = pytest.mark.checkout
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+class Echo:
+    """Sends back whatever comes on a channel, on another; counts bytes, and its own memory."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.peak = 0
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(self, connection: Connection) -> None:
+        async for message in connection.entrypoint:
+            task = asyncio.create_task(self.answer(message))
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
+
+    async def answer(self, message: Message) -> None:
+        receiver, sender = (attachment.handle for attachment in message.attachments)
+        assert isinstance(receiver, Receiver) and isinstance(sender, Sender)
+        async for part in receiver:
+            self.bytes += len(part.payload)
+            await sender.send(part.payload)
+        sender.finish()
+        if self.bytes % MiB == 0:
+            self.peak = max(self.peak, resident())
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "unix"])
+async def test_a_thousand_connections_exchange_at_once(scheme: str, tmp_path: Path) -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    async with nothing_left(), asyncio.timeout(170):
+        await crowd(scheme, tmp_path)
+
+
+async def crowd(scheme: str, folder: Path) -> None:
+    echo = Echo()
+    listen = listen_at(scheme, folder)
+    async with await serve(echo.serve, listen, config=PATIENT) as server:
+        clients = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "tests.carriers.crowd",
+            server.addresses[0],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert clients.stdin is not None and clients.stdout is not None
+        try:
+            assert await clients.stdout.readline() == b"connected %d\n" % CLIENTS
+            assert len(server.connections) == CLIENTS
+            before = resident()
+            clients.stdin.write(b"go\n")
+            total = CLIENTS * CHANNELS * SIZE
+            assert await clients.stdout.readline() == b"exchanged %d\n" % total
+            assert echo.bytes == total
+            assert max(echo.peak, resident()) - before <= MEMORY
+            await eventually(lambda: not echo.tasks)
+            for connection in server.connections:
+                shot = connection.snapshot()
+                assert (shot.queued_bytes, shot.receive_budget_used) == (0, 0)
+                assert connection.error is None
+            clients.stdin.write(b"close\n")
+            assert await clients.stdout.readline() == b"closed\n"
+            assert await clients.wait() == 0
+            await eventually(lambda: not server.connections)
+        finally:
+            if clients.returncode is None:
+                clients.kill()
+                await clients.wait()
+            clients.stdin.close()
