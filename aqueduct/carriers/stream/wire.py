@@ -177,9 +177,10 @@ class Wire(Mapping):
                 self._end_of_stream()
                 return
             budget -= size
-            landed = min(size, wanted)
-            if entity.user.waiting:
-                entity.user.opening += landed
+            landed = min(wanted, size)
+            state = entity.user
+            if state.waiting:
+                state.opening += landed
             mux.landed(landed)
             self._received += landed
             self._reported = True
@@ -187,7 +188,9 @@ class Wire(Mapping):
             user.received(entity.identifier - 1, landed)
             if size > wanted:
                 mux.receive_data(bytes(self._after[: size - wanted]))
-            self._take_events()
+                self._take_events()
+            elif landed == missing:
+                self._take_events()  # the payload is whole
             if size < wanted + _AHEAD and self._tls is None:
                 return
         if self._tls is not None and self._reading:
@@ -226,8 +229,9 @@ class Wire(Mapping):
         budget = self._config.stream.wake_up
         sendmsg = self._sock.sendmsg
         while True:
-            # What the kernel left over goes with what is next, and both are no more than one take.
-            if self._held < _TAKE // 2 and not self._parting and self._secure:
+            # One take at a time: what is taken can be overtaken by nothing. And whole: pieces of
+            # chunks would cost the reader a call each.
+            if not self._held and not self._parting and self._secure:
                 self._take()
             held = self._held
             if not held:
@@ -262,17 +266,14 @@ class Wire(Mapping):
             self._collect()
         if mux.idle:
             return
-        buffers, size, written = mux.take(_TAKE - self._held)
+        buffers, size, written = mux.take(_TAKE)
         if not size:
             return
         if self._tls is not None:
             sealed = self._tls.seal(buffers)
             buffers, size = [sealed], len(sealed)
-        if self._out:
-            self._out += buffers
-        else:
-            self._out = buffers
-        self._held += size
+        self._out = buffers
+        self._held = size
         if written or self._room_grew:
             self._marks.append((self._passed + self._held, written))
 

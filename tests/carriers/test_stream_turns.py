@@ -1,0 +1,89 @@
+"""How long a small message waits behind a large one: counted in bytes, never in time."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import socket
+import sys
+from typing import Any
+
+import pytest
+
+from aqueduct.config import DEFAULT, Config, Flow, Mux, Stream
+from tests.carriers.users import STREAMS, Recorder, met, stream_pair
+
+KiB = 1 << 10
+MiB = 1 << 20
+UNLIMITED = 1 << 40
+SIOCOUTQNSD = 0x894B  # linux/sockios.h
+
+
+class Watcher(Recorder):
+    """Notes what has left of stream 0 when the first bytes of another one have."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.passed: dict[int, int] = {}
+        super().__init__(*arguments)
+
+    def written(self, stream: int, size: int) -> None:
+        self.passed.setdefault(stream, self.written_by.get(0, 0))
+        super().written(stream, size)
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+async def test_a_small_message_waits_for_what_was_taken_and_no_more(kind: str) -> None:
+    """With 1 GiB queued on one stream, at most one chunk leaves before it."""
+    config = DEFAULT
+    block = memoryview(bytes(16 * MiB))
+    async with stream_pair(kind, config) as (client, server, _):
+        sender, reader = Watcher(client, config), Recorder(server, config, None)
+        reader.lands = False
+        await sender.until(lambda: sender.begun)
+        await reader.until(lambda: reader.begun)
+        for _ in range(64):
+            client.write(0, [block], False)
+        client.flush()
+        await reader.until(lambda: 0 in reader.data)
+        reader.limits[0] = UNLIMITED
+        for number in range(1, 6):
+            # The reader stops until so much is on its way that the kernel takes no more.
+            reader.credit(0, sender.written_by.get(0, 0) + 32 * MiB)
+            server.flush()
+            before = sender.written_by.get(0, 0)
+            await sender.until(lambda: sender.written_by.get(0, 0) > before + MiB)  # noqa: B023
+            assert client.snapshot()["in_flight"] <= config.mux.chunk + 4 * KiB  # type: ignore[operator]
+            written = sender.written_by[0]
+            client.write(number, [b"small"], True)
+            client.flush()
+            await sender.until(lambda: number in sender.written_by)  # noqa: B023
+            assert sender.passed[number] - written <= config.mux.chunk
+            await reader.until_ended(number)
+        for end in (sender, reader):
+            assert not end.failures, end.failures
+
+
+def unsent(sock: socket.socket) -> int:
+    """Bytes that the kernel has taken and not sent."""
+    answer = fcntl.ioctl(sock.fileno(), SIOCOUTQNSD, bytes(4))
+    return int.from_bytes(answer, sys.byteorder)
+
+
+async def test_the_kernel_holds_little_that_is_not_sent() -> None:
+    mark = 64 * KiB
+    config = Config(stream=Stream(notsent_lowat=mark), flow=Flow(initial_window=64 * MiB))
+    config = dataclasses.replace(config, mux=Mux(chunk=32 * KiB))
+    async with stream_pair("tcp", config) as (client, server, _):
+        sender, reader = Recorder(client, config), Recorder(server, config, None)
+        await sender.until(lambda: sender.begun)
+        await reader.until(lambda: reader.begun)
+        client.write(0, [b"x"], False)
+        client.flush()
+        await met(lambda: client._senders[0].credit_out > 60 * MiB)
+        server._pause()  # the peer's kernel fills up, then this one's
+        client.write(0, [bytes(60 * MiB)], True)
+        client.flush()
+        await met(lambda: client._writing)
+        assert 0 < unsent(client._sock) <= mark + 256 * KiB
+        server._resume()
+        await reader.until_ended(0)
