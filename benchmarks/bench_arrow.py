@@ -2,7 +2,9 @@
 
     pytest benchmarks/bench_arrow.py
 
-A row has 60 bytes: an int64, four doubles, and a string of 16 bytes with its offset.
+A row has 60 bytes: an int64, four doubles, and a string of 16 bytes with its offset. Beside such
+batches there are those with nulls in each column, slices of them, and one value of 200 bytes, as
+requests have. ``slow`` is the same without the compiled writer and reader: Arrow's own.
 """
 
 from __future__ import annotations
@@ -11,12 +13,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from aqueduct._speedups.buffers import AlignedBuffer
 from aqueduct.arrow.cut import Assembler, pieces
 from aqueduct.arrow.decode import Checks, Decoder
 from aqueduct.arrow.encode import Encoder
+from aqueduct.arrow.ipc import deserialize_schema, serialize_schema
 
 SCHEMA = pa.schema(
     [("id", pa.int64()), *((name, pa.float64()) for name in "abcd"), ("s", pa.string())]
@@ -49,19 +53,59 @@ def payload_of(encoder: Encoder, batch: pa.RecordBatch) -> AlignedBuffer:
     return payload
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_encode(benchmark: Any, size: str) -> None:
-    batch, encoder = make_batch(SIZES[size]), Encoder(SCHEMA)
-    assert benchmark(encoder.encode, batch).size > batch.nbytes
+def with_nulls(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The same with a null in each column, so that each has a bitmap."""
+    last = pa.array([row != batch.num_rows - 1 for row in range(batch.num_rows)])
+    columns = [pc.if_else(last, column, None) for column in batch.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
+BATCHES: dict[str, pa.RecordBatch] = {
+    **{name: make_batch(size) for name, size in SIZES.items()},
+    "64k-nulls": with_nulls(make_batch(64 << 10)),
+    "64k-slice": with_nulls(make_batch(128 << 10)).slice(1001, 1092),
+    "request": pa.record_batch([pa.array([b"p" * 200])], names=["x"]),
+}
+
+
+@pytest.mark.parametrize("way", ["fast", "slow"])
+@pytest.mark.parametrize("name", BATCHES)
+def test_encode(benchmark: Any, name: str, way: str) -> None:
+    batch = BATCHES[name]
+    encoder = Encoder(batch.schema)
+    if way == "slow":
+        encoder._fast = None
+    assert benchmark(encoder.encode, batch).size > batch.num_rows * ROW_BYTES
+
+
+@pytest.mark.parametrize("way", ["fast", "slow"])
 @pytest.mark.parametrize("checks", ["layout", "memory", "full"])
-@pytest.mark.parametrize("size", SIZES)
-def test_decode(benchmark: Any, size: str, checks: Checks) -> None:
-    batch = make_batch(SIZES[size])
-    payload = payload_of(Encoder(SCHEMA), batch)
-    decoder = Decoder(SCHEMA, checks=checks)
+@pytest.mark.parametrize("name", BATCHES)
+def test_decode(benchmark: Any, name: str, checks: Checks, way: str) -> None:
+    batch = BATCHES[name]
+    payload = payload_of(Encoder(batch.schema), batch)
+    decoder = Decoder(batch.schema, checks=checks)
+    if way == "slow":
+        decoder._fast = None
     assert benchmark(decoder.decode, payload).equals(batch)
+
+
+def test_one_message(benchmark: Any) -> None:
+    """A batch in one message: cut, placed and taken."""
+    encoded, assembler = Encoder(SCHEMA).encode(BATCHES["64k"]), Assembler()
+    payload = payload_of(Encoder(SCHEMA), BATCHES["64k"])
+
+    def travel() -> Any:
+        [(headers, _)] = pieces(encoded, 7)
+        assert assembler.place(headers, encoded.size) is None
+        return assembler.add(headers, payload)
+
+    assert benchmark(travel) == (7, payload)
+
+
+def test_schema_written_and_read(benchmark: Any) -> None:
+    """As each call does, with a schema that was there before."""
+    assert benchmark(lambda: deserialize_schema(serialize_schema(SCHEMA))).equals(SCHEMA)
 
 
 @pytest.mark.parametrize("size", SIZES)
