@@ -103,7 +103,10 @@ class Encoder:
             )
             batch = adopt(batch, self.schema)
         if self._fast is not None:
-            written = self._fast.write(batch)
+            try:
+                written = self._fast.write(batch)
+            except pa.ArrowException:
+                written = None  # Arrow's own writer says why
             if written is not None:
                 return Encoded(*written)
         found = forbidden_nulls(batch, self._plan.required)

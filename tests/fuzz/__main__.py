@@ -30,11 +30,12 @@ ROOT: Final = Path(__file__).parents[2]
 HERE: Final = Path(__file__).parent
 BUILD: Final = ROOT / "build" / "fuzz"
 
-TARGETS: Final = ("codec", "wire", "operations", "bpmux")
-FLOORS: Final = {"codec": 1000, "wire": 1200, "operations": 800, "bpmux": 450}
+TARGETS: Final = ("codec", "wire", "operations", "bpmux", "arrow")
+FLOORS: Final = {"codec": 1000, "wire": 1200, "operations": 800, "bpmux": 450, "arrow": 250}
 """Compiled edges: two thirds of what the corpus alone takes. Fewer, and it was not the target."""
 
 MODULES: Final = {
+    "arrow": ("arrow_columns", "arrow_reader", "arrow_writer"),
     "codec": ("blocks", "decoder", "encoder", "frames", "input", "landing"),
     "wire": ("blocks", "decoder", "frames", "input", "landing", "ranges", "runs", "tracker"),
     "operations": ("blocks", "decoder", "encoder", "frames", "input", "ranges", "runs", "tracker"),
@@ -42,7 +43,7 @@ MODULES: Final = {
 }
 """The compiled modules that a target must get into."""
 
-LENGTHS: Final = {"codec": 600, "wire": 400, "operations": 160, "bpmux": 400}
+LENGTHS: Final = {"codec": 600, "wire": 400, "operations": 160, "bpmux": 400, "arrow": 600}
 """The longest input, bytes: longer ones are slower and say no more."""
 
 SANITIZER: Final = {

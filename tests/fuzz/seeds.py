@@ -9,7 +9,11 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from aqueduct._speedups import codec
-from tests.fuzz import wire
+from aqueduct._speedups.arrow_writer import BatchWriter
+from aqueduct.arrow.physical import common_columns
+from tests.arrow.strategies import make_batch
+from tests.arrow.test_hostile import mutated
+from tests.fuzz import arrow, wire
 from tests.reference import bpmux as bpmux_model
 from tests.reference import codec as model
 from tests.speedups.strategies import VECTORS
@@ -272,7 +276,26 @@ def model_chunk(rng: random.Random) -> bytes:
     )
 
 
+def arrow_seeds() -> Iterator[bytes]:
+    """Sound batches of every schema, as both writers write them, then with a fault or two."""
+    chance = random.Random(1)
+    for number, schema in enumerate(arrow.SCHEMAS):
+        columns = common_columns(schema)
+        assert columns is not None
+        write = BatchWriter(columns).write
+        for size in (0, 1, 3, 9):
+            batch = make_batch(schema, size, chance)
+            for part in (batch, batch.slice(size // 2)):
+                made = write(part)
+                assert made is not None
+                for payload in (b"".join(made[0]), part.serialize().to_pybytes()):
+                    for inside in (0, 1):
+                        yield bytes([number << 1 | inside]) + payload
+                        yield bytes([number << 1 | inside]) + mutated(payload, chance)
+
+
 SEEDS: Final[dict[str, Callable[[], Iterator[bytes]]]] = {
+    "arrow": arrow_seeds,
     "bpmux": bpmux_seeds,
     "codec": codec_seeds,
     "operations": random_seeds(90),
