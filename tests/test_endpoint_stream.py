@@ -1,0 +1,205 @@
+"""Handles over a byte stream whose peer is made by hand: what it does wrong ends or bounds them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aqueduct import Connection, Sender, serve
+from aqueduct._speedups import codec
+from aqueduct.config import DEFAULT, Config
+from aqueduct.errors import ConnectionLost
+from tests.carriers.chunks import Kind, RawPeer, chunk, varu64
+from tests.carriers.streams import eventually, listen_at, nothing_left, place_of
+from tests.protocol.channels.attacker import ENTRY, message
+
+KiB = 1 << 10
+MiB = 1 << 20
+SMALL = replace(
+    DEFAULT,
+    flow=replace(
+        DEFAULT.flow,
+        channel_high_water=1 * MiB,
+        streams=64,
+        receive_budget=4 * MiB,
+        channel_receive_bytes=1 * MiB,
+        read_ahead=256 * KiB,
+    ),
+    timing=replace(DEFAULT.timing, close_linger=0.5),
+)
+STREAMS = 1000
+SENDER_THERE = 1 << 3 | 1 << 1  # made by the client, the server sends, index 1 (AQ-6)
+HELLO = codec.VERSION + codec.ACK_VERSION + codec.encode_connection_headers(())
+
+pytestmark = pytest.mark.parametrize("scheme", ["tcp", "unix"])
+
+
+class Client:
+    """A peer by hand that has said what an Aqueduct client says first."""
+
+    def __init__(self, raw: RawPeer) -> None:
+        self.raw = raw
+        self.opened = 0
+
+    async def begin(self) -> None:
+        """Credit and slots for the server, and the first stream."""
+        await self.raw.say(
+            chunk(Kind.IN_STREAM, 0, credit=MiB),
+            chunk(Kind.IN_SINK, 0, b"\1" + varu64(STREAMS)),
+            self.stream(HELLO),
+        )
+
+    def stream(self, data: bytes, *, end: bytes | None = b"") -> bytes:
+        """The chunk of a whole stream; ``end=None``: it goes on."""
+        self.opened += 1
+        return chunk(Kind.OUT_SINK, self.opened, data, credit=9, end=end)
+
+
+@asynccontextmanager
+async def met(
+    scheme: str, folder: Path, config: Config = SMALL
+) -> AsyncIterator[tuple[Client, Connection]]:
+    arrived: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
+    listen = listen_at(scheme, folder)
+    async with await serve(arrived.set_result, listen, config=config) as server:
+        client = Client(await RawPeer.connect(place_of(server.addresses[0])))
+        await client.begin()
+        try:
+            async with asyncio.timeout(60):
+                yield client, await arrived
+        finally:
+            client.raw.close()
+
+
+async def back_channel(client: Client, connection: Connection) -> Sender:
+    """A channel on which the server sends."""
+    await client.raw.say(client.stream(ENTRY + message(0, b"", attached=(SENDER_THERE,))))
+    (attachment,) = (await entry(connection).receive()).attachments
+    assert isinstance(attachment.handle, Sender)
+    return attachment.handle
+
+
+def entry(connection: Connection) -> Any:
+    return connection.entrypoint
+
+
+async def test_an_aqueduct_client_by_hand_a_byte_at_a_time(scheme: str, tmp_path: Path) -> None:
+    async with met(scheme, tmp_path) as (client, connection):
+        for byte in client.stream(ENTRY + message(0, b"slowly")):
+            await client.raw.say(bytes([byte]))
+            await asyncio.sleep(0)
+        assert bytes((await entry(connection).receive()).payload) == b"slowly"
+
+
+async def test_a_peer_that_grants_no_stream_anything(scheme: str, tmp_path: Path) -> None:
+    """Sends wait at their mark, and the cancel leaves all the same, on the top level's credit."""
+    async with met(scheme, tmp_path) as (client, connection):
+        sender = await back_channel(client, connection)
+        sent = 0
+        with pytest.raises(TimeoutError):
+            while True:
+                async with asyncio.timeout(0.2):
+                    await sender.send(bytes(50_000))
+                sent += 1
+        # What left with the opening chunk, the mark, and the one that went over it.
+        assert sent * 50_000 <= SMALL.mux.opening + SMALL.flow.channel_high_water + 50_000
+        assert connection.snapshot().queued_bytes <= SMALL.flow.channel_high_water + 100_000
+        before = len(client.raw.chunks)
+        sender.cancel()
+        await client.raw.until(
+            lambda: any(
+                codec.CANCEL_SENDER in (found.payload or b"")
+                for found in client.raw.chunks[before:]
+            )
+        )
+        await eventually(lambda: connection.snapshot().queued_bytes == 0)
+        assert connection.error is None
+
+
+async def test_a_peer_that_reads_nothing_is_left_at_last(scheme: str, tmp_path: Path) -> None:
+    async with met(scheme, tmp_path) as (client, connection):
+        sender = await back_channel(client, connection)
+        client.raw.read(False)
+        await client.raw.say(*(chunk(Kind.IN_STREAM, n, credit=2**40) for n in (1, 2)))
+        with pytest.raises(TimeoutError):
+            while True:
+                async with asyncio.timeout(0.2):
+                    await sender.send(bytes(50_000))
+        assert connection.snapshot().queued_bytes <= SMALL.flow.channel_high_water + 100_000
+        connection.close_soon(0, "enough")
+        await connection.wait_closed()
+        with pytest.raises(ConnectionLost, match="closed here"):
+            await sender.send(b"more")
+
+
+BROKEN = {
+    "credit beyond all": chunk(Kind.IN_STREAM, 0, credit=2**64 - 1),
+    "bytes beyond the window": chunk(Kind.OUT_SINK, 3, bytes(70_000)) * 2,
+    "a stream out of turn": chunk(Kind.OUT_SINK, 77, b"", credit=9),
+    "a request": chunk(Kind.OUT_REQUEST, 1, b"?"),
+    "a kind of message that there is not": chunk(Kind.IN_SINK, 0, b"\7"),
+    "no chunk": b"\xff" * 40,
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+async def test_what_breaks_bpmux_ends_every_handle(scheme: str, name: str, tmp_path: Path) -> None:
+    async with nothing_left():
+        await broken(scheme, BROKEN[name], tmp_path)
+
+
+async def broken(scheme: str, said: bytes, folder: Path) -> None:
+    async with met(scheme, folder) as (client, connection):
+        sender = await back_channel(client, connection)
+        waiting = [
+            asyncio.create_task(entry(connection).receive()),
+            asyncio.create_task(sender.wait_closed()),
+        ]
+        await asyncio.sleep(0)
+        await client.raw.say(said)
+        await client.raw.until_over()
+        for task in waiting:
+            with pytest.raises(ConnectionLost, match="broke"):
+                await task
+        with pytest.raises(ConnectionLost):
+            await sender.send(b"more")
+        # It was told why, in the close (BP-4 allows as much).
+        ends = [found.end for found in client.raw.of(Kind.IN_SINK, 0) if found.end is not None]
+        assert len(ends) <= 1
+
+
+async def test_streams_without_end_meet_the_limit(scheme: str, tmp_path: Path) -> None:
+    async with met(scheme, tmp_path) as (client, connection):
+        with pytest.raises(ConnectionLost, match="allowed"):
+            half = message(0, bytes(50_000))[:1000]
+            await client.raw.say(*(client.stream(ENTRY + half, end=None) for _ in range(2000)))
+            await entry(connection).receive()
+        assert connection.snapshot().streams_in <= 64
+
+
+async def test_a_reset_inside_a_chunk_ends_every_handle(scheme: str, tmp_path: Path) -> None:
+    async with nothing_left():
+        await reset_inside(scheme, tmp_path)
+
+
+async def reset_inside(scheme: str, folder: Path) -> None:
+    async with met(scheme, folder) as (client, connection):
+        sender = await back_channel(client, connection)
+        whole = client.stream(ENTRY + message(1, bytes(40_000)))
+        await client.raw.say(whole[:20_000])
+        await eventually(lambda: connection.snapshot().streams_in)
+        linger = struct.pack("ii", 1, 0)
+        client.raw.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        client.raw.close()
+        with pytest.raises(ConnectionLost):
+            await entry(connection).receive()
+        with pytest.raises(ConnectionLost):
+            await sender.wait_closed()
