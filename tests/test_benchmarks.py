@@ -224,7 +224,8 @@ def test_every_case_of_a_byte_stream_has_all_its_floors(carrier: str):
         }
         wanted = {
             "request": {("p50_us", flight)},
-            "open-request": set(),  # reported beside it
+            "exchange-request": set(),  # these two are reported beside it
+            "open-request": set(),
         }.get(
             case.mode,
             {("mib_s", flight), ("mib_s", "sockets/*"), ("cpu_gib", flight), ("growth_mib", "")},

@@ -41,7 +41,10 @@ class Setup:
     """One measurement: what to move, how, and what the peer's variant asks for."""
 
     mode: str
-    """``sink``, ``source``, ``echo``, ``request`` (a new call each) or ``open-request``."""
+    """``sink``, ``source``, ``echo``, ``request`` (a new call each) or ``open-request``.
+
+    Ours has ``exchange-request`` too: a new call each that is opened as one of many batches.
+    """
     batch: int = 0
     """Bytes of one batch."""
     nbytes: int = 0
@@ -278,8 +281,7 @@ def _client_process(setup: Setup, address: Any, connect: Connect) -> NoReturn:
 
 def _measure_requests(setup: Setup, client: Client) -> dict[str, float]:
     laps = Laps(setup.requests)
-    run = client.requests if setup.mode == "request" else client.open_requests
-    run(laps)
+    getattr(client, f"{setup.mode.replace('-', '_')}s")(laps)
     return laps.result()
 
 
