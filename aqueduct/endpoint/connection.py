@@ -362,6 +362,8 @@ class Connection:
             sender._changed()
 
     def _message(self, received: Received) -> Message:
+        if not received.attachments:
+            return Message(received.payload, received.headers, (), received.number)
         attachments = tuple(
             Attachment(
                 Sender(half, self) if isinstance(half, SenderHalf) else Receiver(half, self),
