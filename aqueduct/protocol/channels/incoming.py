@@ -25,6 +25,10 @@ SMALL: Final = 16 << 10
 READ_AHEAD_FROM: Final = 32 << 10
 """Messages from this size on earn their stream read-ahead (see ``Incoming.grant_read_ahead``)."""
 
+FURTHER: Final = 512 << 10
+"""Read-ahead grows up to this by being used. What is under way delays others in a byte stream: a
+cancel, or the first message of another channel, waits behind it."""
+
 LASTING_STREAMS: Final = 2
 """Of a sender: the stream of ORDERED messages, and that of SENT_UNRELIABLE. Of a receiver: acks."""
 
@@ -151,9 +155,9 @@ class Incoming:
         if decoder.gathered != stream.gathered:
             self._weigh(stream, decoder.gathered)
         wanted = decoder.reach(flow.admitted_window) + flow.initial_window + stream.granted
-        # Half a window at a time, or a quarter of a long one: a credit costs a frame.
+        # Half a window at a time: a credit costs a frame.
         due = wanted - stream.limit
-        if due >= flow.initial_window >> 1 and due >= stream.granted >> 2:
+        if due >= flow.initial_window >> 1 and due >= stream.granted >> 1:
             if stream.granted:
                 wanted += self._run_further(stream)
             stream.limit = wanted
@@ -176,11 +180,12 @@ class Incoming:
             stream.granted = wanted
 
     def _run_further(self, stream: InStream) -> int:
-        """Doubles the read-ahead of a stream that uses it: many messages are under way then.
+        """Doubles the read-ahead of a stream that uses it: several messages are under way then.
 
         Up to a quarter of the budget goes this way, so that others can still begin theirs.
         """
-        more = min(stream.granted, self._flow.read_ahead - stream.granted)
+        most = min(self._flow.read_ahead, FURTHER)
+        more = min(stream.granted, most - stream.granted)
         if more <= 0 or self._shared.budget_used + more > self._flow.receive_budget >> 2:
             return 0
         self._shared.budget_used += more
