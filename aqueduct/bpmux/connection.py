@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import socket
 from collections import deque
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 from aqueduct.bpmux.handles import Buffer, Call, Duplex, Half, Request, Sink, Stream
+from aqueduct.carriers.ports import host_port
+from aqueduct.carriers.stream.sockets import tune
 from aqueduct.config import Config
 from aqueduct.errors import ConnectionLost, Ended, LimitExceeded, RemoteProtocolError
 from aqueduct.protocol.bpmux import events
@@ -393,7 +394,9 @@ class Link(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio."""
         assert isinstance(transport, asyncio.Transport)
-        _keep_little(transport, self._config.stream.notsent_lowat)
+        # Nothing overtakes what transport and kernel hold: let it be little.
+        transport.set_write_buffer_limits(high=0)
+        tune(transport.get_extra_info("socket"), self._config)
         place = self._place or name_of(transport.get_extra_info("peername"))
         self.connection = Connection(transport, self._config, place, self._window)
         if self._made is not None:
@@ -422,19 +425,8 @@ class Link(asyncio.Protocol):
         self.connection._lost(error)
 
 
-def _keep_little(transport: asyncio.Transport, size: int) -> None:
-    """Bounds what transport and kernel hold and have not sent: nothing overtakes that."""
-    transport.set_write_buffer_limits(high=0)
-    sock = transport.get_extra_info("socket")
-    if sock.family == socket.AF_UNIX:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
-    elif (mark := getattr(socket, "TCP_NOTSENT_LOWAT", None)) is not None:
-        sock.setsockopt(socket.IPPROTO_TCP, mark, size)
-
-
 def name_of(place: Any) -> str:
     """An address of the socket module as people write it."""
     if not isinstance(place, tuple):
         return os.fsdecode(place) or "a process of this machine"
-    host, port = place[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return host_port(place)

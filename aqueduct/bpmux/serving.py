@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeAlias
 
+from aqueduct.address import UNIX, Address
 from aqueduct.bpmux.connection import Connection, Link, name_of
+from aqueduct.carriers.stream.binding import bind
+from aqueduct.carriers.stream.sockets import why
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import ConnectFailed, ConnectionLost
 
@@ -52,8 +53,9 @@ async def connect(place: Place, *, window: int = WINDOW, config: Config = DEFAUL
             f"{name}: no answer within {config.timing.connect_timeout:g} s (Timing.connect_timeout)"
         ) from None
     except OSError as error:
-        why = os.strerror(error.errno) if error.errno else str(error)
-        raise ConnectFailed(f"{name}: {why}") from error
+        if error.errno:
+            error = OSError(error.errno, os.strerror(error.errno))  # asyncio has a text of its own
+        raise ConnectFailed(f"{name}: {why(error)}") from error
     return made.connection
 
 
@@ -65,7 +67,7 @@ class Server:
         self.connections: set[Connection] = set()
         """Those that live."""
         self._listener: asyncio.AbstractServer
-        self._path: Path | None = None
+        self._release: Callable[[], None] | None = None
         self._place: tuple[str, int] | str
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -80,8 +82,8 @@ class Server:
     async def close(self, payload: bytes = b"") -> None:
         """Accepts no more, closes every connection, and waits for the handlers' end."""
         self._listener.close()
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
+        if self._release is not None:
+            self._release()
         closing = [connection.close(payload) for connection in tuple(self.connections)]
         await asyncio.gather(*closing)
         for task in tuple(self._tasks):
@@ -128,7 +130,7 @@ async def serve(
     """Listens; each connection is given to ``handler``, and closed when that returns.
 
     Port 0: one that is free. The file of a Unix socket is for its owner alone (mode 0600); one that
-    nobody listens on is replaced. Raises OSError when the place cannot be had.
+    nobody listens on is replaced. Raises ConfigError or OSError when the place cannot be had.
     """
     loop = asyncio.get_running_loop()
     server = Server(config)
@@ -142,37 +144,10 @@ async def serve(
         host, port = listener.sockets[0].getsockname()[:2]
         server._place = host, port
     else:
-        server._path = Path(place)
-        server._place = str(server._path)
-        sock = _listen_unix(server._path)
+        address = Address(UNIX, "", 0, path=os.fspath(place))
+        (bound,) = await bind(address, backlog=config.stream.backlog)
+        (sock,) = bound.sockets
+        server._place, server._release = address.path, bound.release
         listener = await loop.create_unix_server(link, sock=sock, backlog=config.stream.backlog)
     server._listener = listener
     return server
-
-
-def _listen_unix(path: Path) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        if path.is_socket() and not _answers(path):
-            path.unlink()
-        with suppress(OSError):
-            os.fchmod(sock.fileno(), 0o600)  # on Linux the file is made with these rights
-        sock.bind(os.fspath(path))
-        path.chmod(0o600)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
-def _answers(path: Path) -> bool:
-    """Whether somebody listens there."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        sock.settimeout(1.0)
-        try:
-            sock.connect(os.fspath(path))
-        except ConnectionRefusedError:
-            return False
-        except OSError:
-            pass  # as if: what cannot be told must not be replaced
-        return True

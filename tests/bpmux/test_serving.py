@@ -13,7 +13,7 @@ import pytest
 
 from aqueduct.bpmux import Connection, connect, serve
 from aqueduct.config import DEFAULT
-from aqueduct.errors import ConnectFailed, ConnectionLost
+from aqueduct.errors import ConfigError, ConnectFailed, ConnectionLost
 from tests.bpmux.pairs import FAMILIES, answering, eventually, joined, place_for
 
 ROOT = Path(__file__).parent.parent.parent
@@ -53,7 +53,7 @@ async def test_the_file_of_a_socket(tmp_path: Path) -> None:
     async with await serve(answering, path) as server:
         assert path.stat().st_mode & 0o777 == 0o600
         assert server.place == str(path)
-        with pytest.raises(OSError):
+        with pytest.raises(ConfigError, match="listen"):
             await serve(answering, path)
         async with await connect(path) as client:
             assert await client.request(b"a") == b"A"
