@@ -27,6 +27,8 @@ logger = logging.getLogger("aqueduct.stream")
 _WARN_EVERY: Final = 10.0  # seconds between two warnings about the same thing
 _ACCEPTED: Final = 64  # connections taken in one wake-up
 _PAUSE: Final = 1.0  # seconds without accepting, when the process has no file descriptors left
+_TURN: Final = 0.001  # seconds that others have for the next connection, for each one here,
+_TURNS: Final = 4  # up to so many
 _SCARCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
@@ -85,8 +87,8 @@ class StreamListener:
         self._on_carrier = on_carrier
         self._sockets = list(sockets)
         self._file = file
-        # Who shares a socket leaves the next connection to who is free to take it.
-        self._at_once = 1 if shared else _ACCEPTED
+        self._shared = shared
+        self._waits = False
         self._loop = asyncio.get_running_loop()
         self._carriers: set[StreamCarrier] = set()
         self._half_open: dict[StreamCarrier, asyncio.TimerHandle] = {}
@@ -168,7 +170,7 @@ class StreamListener:
     # the door
 
     def _listen(self) -> None:
-        if self._accepting and not self._listening:
+        if self._accepting and not self._listening and not self._waits:
             self._listening = True
             for sock in self._sockets:
                 self._loop.add_reader(sock.fileno(), self._acceptable, sock)
@@ -181,7 +183,7 @@ class StreamListener:
                 self._loop.remove_reader(sock.fileno())
 
     def _acceptable(self, listening: socket.socket) -> None:
-        for _ in range(self._at_once):
+        for _ in range(1 if self._shared else _ACCEPTED):
             if len(self._half_open) >= self._config.stream.half_open:
                 self._warn(
                     "half open",
@@ -202,6 +204,15 @@ class StreamListener:
                 self._loop.call_later(_PAUSE, self._listen)
                 return
             self._accept(sock)
+        if self._shared and self._carriers:
+            # The next ones of a burst are for other processes: the longer, the more it has here.
+            self._rest()
+            self._waits = True
+            self._loop.call_later(_TURN * min(len(self._carriers), _TURNS), self._resume)
+
+    def _resume(self) -> None:
+        self._waits = False
+        self._listen()
 
     def _accept(self, sock: socket.socket) -> None:
         try:
