@@ -84,9 +84,34 @@ cdef class Entity:
         self.identifier = identifier
         self.open_type = place
         self.opened = True
-        self.items = deque()
-        self.awaited = deque()
+        # An empty deque takes more than all the rest, and most entities of a peer never need one.
+        self.items = self.awaited = ()
         self.joined = bytearray()
+
+    def add(self, Item item not None, Py_ssize_t place=-1):
+        """Something waits to be sent: behind all that does, or with ``place`` items before it."""
+        if not self.items:
+            self.items = deque()
+        if place < 0:
+            self.items.append(item)
+        else:
+            self.items.insert(place, item)
+
+    def drop(self):
+        """Nothing waits to be sent any more."""
+        self.items = ()
+
+    def forget_pings(self):
+        """Nobody waits for their pongs any more."""
+        for ping in self.awaited:
+            ping[1] = None
+        self.awaited = ()
+
+    def wait_for_pong(self, list ping not None):
+        """A ping was asked for: [deadline, entity, asked]."""
+        if not self.awaited:
+            self.awaited = deque()
+        self.awaited.append(ping)
 
     @property
     def queued(self):

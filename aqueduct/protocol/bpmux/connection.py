@@ -292,11 +292,11 @@ class Mux:
             if urgent:
                 self._insert(entity, item)
             else:
-                entity.items.append(item)
+                entity.add(item)
         else:
             if last is None or last.whole or last.total or last.is_end:
                 last = Item()
-                entity.items.append(last)
+                entity.add(last)
             _extend(last.scatter, data)
             if not last.scatter.nbytes:
                 entity.items.remove(last)
@@ -317,7 +317,7 @@ class Mux:
             return
         if entity.ending:
             raise LocalProtocolError(f"respond: {entity!r} has been answered or ended")
-        entity.items.append(self._item(payload, whole=not total, total=total, is_response=True))
+        entity.add(self._item(payload, whole=not total, total=total, is_response=True))
         entity.ending = True
         self._scheduler.wake(entity)
 
@@ -353,7 +353,7 @@ class Mux:
         if drop:
             while entity.items and not entity.items[-1].begun:
                 entity.items.pop()
-        entity.items.append(item)
+        entity.add(item)
         entity.ending = True
         self._scheduler.wake(entity)
 
@@ -384,7 +384,7 @@ class Mux:
         if self._over(entity):
             return
         record = [now + self.settings.pong_deadline, entity, now]
-        entity.awaited.append(record)
+        entity.wait_for_pong(record)
         self._awaited.append(record)
         entity.pings += 1
         self._scheduler.hurry(entity)
@@ -466,7 +466,7 @@ class Mux:
         if place != REQ_OUT and identifier == self._chosen:
             self._next_sink = identifier % HIGHEST + 1
         if item is not None:
-            entity.items.append(item)
+            entity.add(item)
         self._scheduler.wake(entity)
         return entity
 
@@ -501,7 +501,7 @@ class Mux:
     def _insert(self, entity: Entity, item: Item) -> None:
         """Urgent: before all that is not, and is not begun."""
         before = takewhile(lambda other: other.urgent or other.begun, entity.items)
-        entity.items.insert(sum(1 for _ in before), item)
+        entity.add(item, sum(1 for _ in before))
 
 
 def _extend(scatter: Scatter, data: Buffer | Iterable[Buffer]) -> None:

@@ -142,7 +142,7 @@ class Scheduler:
             self._state.remove(entity)
         else:
             entity.end_in = True
-            entity.items.clear()
+            entity.drop()
             entity.grant = entity.pings = entity.pongs = 0
             self.hurry(entity)
         if entity is self._state.top_sink:
@@ -159,7 +159,7 @@ class Scheduler:
         if entity.gone or entity.end_in:
             return
         self._events.append((events.ABANDONED, entity))
-        entity.items.clear()
+        entity.drop()
         if not entity.opened:
             self.forget(entity)
 
@@ -345,7 +345,7 @@ class Scheduler:
     def _has_ended(self, entity: Entity) -> None:
         """Our end was taken; nothing else leaves (BP-R8)."""
         entity.end_out = True
-        entity.items.clear()
+        entity.drop()
         entity.grant = entity.pings = entity.pongs = 0
         if entity is self._state.top_sink:
             self.abandon_waiting()

@@ -68,12 +68,10 @@ class State:
     def remove(self, entity: Entity) -> None:
         """Takes it from its map; its identifier may be used again (BP-R8)."""
         entity.gone = True
-        entity.items.clear()
+        entity.drop()
         entity.joined.clear()
         entity.grant = entity.pings = entity.pongs = 0
-        for ping in entity.awaited:
-            ping[1] = None
-        entity.awaited.clear()
+        entity.forget_pings()
         del self.maps[entity.place][entity.identifier]
 
 

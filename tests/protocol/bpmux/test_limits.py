@@ -9,7 +9,7 @@ import pytest
 from aqueduct.config import Mux as Settings
 from aqueduct.errors import ConfigError, LimitExceeded
 from aqueduct.protocol.bpmux import events
-from aqueduct.protocol.bpmux.state import REQ_IN, SINK_OUT, STREAM_IN
+from aqueduct.protocol.bpmux.state import REQ_IN, SINK_IN, SINK_OUT, STREAM_IN
 from tests.protocol.bpmux.pair import Lone, MuxPair
 from tests.protocol.bpmux.test_receiving import fails, opened
 
@@ -186,6 +186,26 @@ def test_floods_of_small_chunks_hold_no_memory(text: str) -> None:
     assert lone.error is None
     buffers, _, _ = lone.mux.take(1 << 30)
     assert sum(map(len, buffers)) <= 2 * 20_100
+
+
+@pytest.mark.requirement("BP-R12")
+@pytest.mark.parametrize(("tag", "place"), [("1c", REQ_IN), ("5c", STREAM_IN), ("9c", SINK_IN)])
+def test_an_entity_of_the_peer_is_small(tag: str, place: int) -> None:
+    """With credit on it, and a ping answered: what 65,536 of a kind may cost is bounded."""
+    lone = Lone()
+    lone.mux.take(1 << 20)
+    tracemalloc.start()
+    try:
+        for number in range(256, 4352):
+            lone.receive(f"{tag}f9{number:04x}0005")
+            lone.mux.events_received()
+            lone.mux.take(1 << 20)
+        held = tracemalloc.get_traced_memory()[0] / 4096
+    finally:
+        tracemalloc.stop()
+    assert lone.error is None
+    assert lone.mux.count(place) == 4096
+    assert held < 700
 
 
 @pytest.mark.requirement("BP-R12")
