@@ -263,7 +263,11 @@ class Client:
         partition: Partition | None = None,
         compression: str | None = None,
     ) -> dict[str, int]:
-        """Calls a sink handler with ``batches`` and returns its counters. See ``exchange``."""
+        """Calls a sink handler with ``batches`` and returns its counters. See ``exchange``.
+
+        A sink answers nothing, so without ``in_flight`` only ``in_flight_bytes`` bounds what is sent
+        and not yet taken.
+        """
         source = Batches(
             batches, schema, handler=handler, peer=self.address, limit=self.config.calls.batch_limit
         )
