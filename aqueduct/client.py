@@ -265,8 +265,8 @@ class Client:
     ) -> dict[str, int]:
         """Calls a sink handler with ``batches`` and returns its counters. See ``exchange``.
 
-        A sink answers nothing, so without ``in_flight`` only ``in_flight_bytes`` bounds what is sent
-        and not yet taken.
+        A sink answers nothing, so without ``in_flight`` only ``in_flight_bytes`` bounds what is
+        sent and not yet taken.
         """
         source = Batches(
             batches, schema, handler=handler, peer=self.address, limit=self.config.calls.batch_limit
