@@ -380,7 +380,7 @@ class StreamCarrier(Wire):
             if not self._tls.complete:
                 chunk = b""
             else:
-                chunk = self._tls.seal([chunk]) + self._tls.farewell()
+                chunk = b"".join(self._tls.seal([chunk])) + self._tls.farewell()
         self._part(chunk)
 
     def _end_of_stream(self) -> None:

@@ -43,12 +43,12 @@ _RTT_AT: Final = 68  # tcpi_rtt in struct tcp_info of linux/tcp.h, microseconds
 _RETRANS_AT: Final = 100  # tcpi_total_retrans
 
 
-def scratch() -> memoryview:
-    """Memory to read into that is copied from at once: the same for all of a thread."""
-    try:
-        found: memoryview = _local.scratch
-    except AttributeError:
-        found = _local.scratch = memoryview(bytearray(_SCRATCH))
+def scratch(name: str) -> memoryview:
+    """Memory to read into that is copied from at once: one of each name for all of a thread."""
+    found: memoryview | None = getattr(_local, name, None)
+    if found is None:
+        found = memoryview(bytearray(_SCRATCH))
+        setattr(_local, name, found)
     return found
 
 

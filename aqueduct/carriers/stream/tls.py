@@ -40,6 +40,7 @@ __all__ = [
 
 ALPN: Final = "aqueduct-bpmux"
 _RECORD: Final = 16_384
+_SEALED: Final = 64 << 10  # bytes encrypted before they are taken from the library
 _HANDSHAKE: Final = 22  # record types of TLS
 _ALERT: Final = 21
 _NOT_YET: Final = 9  # reasons of OpenSSL, X509_V_ERR_
@@ -121,7 +122,7 @@ class Tls:
         self._object = context.wrap_bio(
             self._incoming, self._outgoing, server_side=server, server_hostname=server_name
         )
-        self._buffer = scratch()
+        self._buffer = scratch("sealed")
         self.first = b""
         """The first bytes that the peer sent."""
         self.complete = False
@@ -162,7 +163,10 @@ class Tls:
         return "" if found is None else found[0]
 
     def recv_into(self, target: memoryview) -> int:
-        """Decrypts into ``target``; 0: the end. Raises BlockingIOError, ssl.SSLError, OSError."""
+        """Decrypts into ``target``; 0: the end. Raises BlockingIOError, ssl.SSLError, OSError.
+
+        Fewer bytes than ``target`` has room for, and not none: there are no more now.
+        """
         read: Any = self._object.read  # with a buffer it returns a number
         size = len(target)
         got = 0
@@ -170,33 +174,36 @@ class Tls:
             try:
                 count = read(size - got, target[got:])
             except ssl.SSLWantReadError:
+                if self._fill():
+                    continue
                 if got:
                     break
-                if not self._fill():
-                    raise BlockingIOError from None
-                continue
-            except ssl.SSLZeroReturnError:
-                break
-            except ssl.SSLEOFError:
-                break  # without a close of TLS; the protocol above has a close of its own
+                raise BlockingIOError from None
+            except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+                break  # without a close of TLS, too: the protocol above has a close of its own
             if not count:
                 break
             got += count
         return got
 
-    def seal(self, buffers: Sequence[Buffer]) -> bytes:
+    def seal(self, buffers: Sequence[Buffer]) -> list[bytes]:
         """Encrypts; returns all of it, for the socket. Raises ssl.SSLError."""
         write = self._object.write
+        sealed: list[bytes] = []
+        waiting = 0
         for buffer in buffers:
-            size = len(buffer)
-            if size <= _RECORD:
-                write(buffer)
-                continue
-            view = memoryview(buffer)
-            at = 0
+            view = buffer if len(buffer) <= _RECORD else memoryview(buffer)
+            at, size = 0, len(buffer)
             while at < size:
-                at += write(view[at : at + _RECORD])
-        return self._outgoing.read()
+                count = write(view[at : at + _RECORD] if size > _RECORD else view)
+                at += count
+                waiting += count
+                if waiting >= _SEALED:  # while it is in the processor's cache
+                    sealed.append(self._outgoing.read())
+                    waiting = 0
+        if waiting:
+            sealed.append(self._outgoing.read())
+        return sealed
 
     def farewell(self) -> bytes:
         """The close of TLS, for the socket."""

@@ -43,7 +43,7 @@ class Wire(Mapping):
         self._begun = False
         # Reading.
         self._reading = False
-        self._ahead = scratch()[: config.stream.read_ahead]
+        self._ahead = scratch("plain")[: config.stream.read_ahead]
         self._after = self._ahead[:_AHEAD]
         self._last_input = self._loop.time()
         # Writing.
@@ -165,8 +165,8 @@ class Wire(Mapping):
                     return
                 mux.receive_data(data)
                 self._take_events()
-                if size < len(self._ahead) and self._tls is None:
-                    return
+                if size < len(self._ahead):
+                    return  # nothing more is there
                 continue
             wanted = len(target)
             if self._tls is None:
@@ -191,7 +191,7 @@ class Wire(Mapping):
                 self._take_events()
             elif landed == missing:
                 self._take_events()  # the payload is whole
-            if size < wanted + _AHEAD and self._tls is None:
+            if size < (wanted if self._tls is not None else wanted + _AHEAD):
                 return
         if self._tls is not None and self._reading:
             self._loop.call_soon(self._readable)  # what it holds makes no socket readable
@@ -271,8 +271,9 @@ class Wire(Mapping):
             return
         if self._tls is not None:
             sealed = self._tls.seal(buffers)
-            buffers, size = [sealed], len(sealed)
-        self._out = buffers
+            self._out, size = list(sealed), sum(map(len, sealed))
+        else:
+            self._out = buffers
         self._held = size
         if written or self._room_grew:
             self._marks.append((self._passed + self._held, written))
