@@ -212,8 +212,9 @@ class Stream:
 
     top_credit: int = 1 * MiB
     """What the peer may have under way of opening payloads and datagrams (BP-R5)."""
-    wake_up: int = 2 * MiB
-    """The most that one connection reads before others have their turn."""
+    wake_up: int = 512 * KiB
+    """About the most that one connection reads, or writes, before others have their turn. What is
+    urgent waits for so much too, where both ends share an event loop."""
     read_ahead: int = 64 * KiB
     """Read beyond what has a place of its own already, where small messages come."""
     notsent_lowat: int = 256 * KiB
