@@ -19,7 +19,13 @@ __all__ = [
 ]
 
 
-class SenderState(Enum):
+class _Member(Enum):
+    """Members are looked up by identity: Enum's own hash would be a call of Python for each."""
+
+    __hash__ = object.__hash__
+
+
+class SenderState(_Member):
     """The sender half."""
 
     OPEN = auto()
@@ -32,7 +38,7 @@ class SenderState(Enum):
     """Destroyed; the handle keeps its error."""
 
 
-class SenderInput(Enum):
+class SenderInput(_Member):
     """What can happen to a sender half."""
 
     SEND = auto()
@@ -44,7 +50,7 @@ class SenderInput(Enum):
     DISCONNECTED = auto()
 
 
-class ReceiverState(Enum):
+class ReceiverState(_Member):
     """The receiver half."""
 
     OPEN = auto()
@@ -55,7 +61,7 @@ class ReceiverState(Enum):
     """CLOSE_RECEIVER is sent and the protocol state destroyed; the queue may outlive it."""
 
 
-class ReceiverInput(Enum):
+class ReceiverInput(_Member):
     """What can happen to a receiver half."""
 
     MESSAGE = auto()
