@@ -163,6 +163,26 @@ async def test_a_call_stops_no_stream_and_waits_with_its_close(address):
         assert set(said) == {"client write", "server write"}
 
 
+async def test_what_ended_is_acknowledged_in_company_or_a_little_later():
+    """On byte streams: no packet of its own for it, and it does come."""
+    async with (
+        shapes().serving("aqueduct+tcp://127.0.0.1:0") as running,
+        await aqueduct.Client.connect(running.addresses[0]) as client,
+    ):
+        await client.call("coroutine", numbers(1))
+        await asyncio.sleep(0.1)
+        (connection,) = running.connections
+        carriers: list[Any] = [client.connection.carrier, connection.carrier]
+        for carrier in carriers:
+            assert carrier._mux.idle
+            assert not any(entity.end_out for entity in carrier._senders.values())
+        said: list[str] = []
+        carrier = carriers[0]
+        carrier._write_out = noted(said, "write", carrier._write_out)
+        await client.call("coroutine", numbers(1))
+        assert said == ["write"]
+
+
 @pytest.mark.parametrize("handler", ["times", "times in a thread"])
 async def test_none_several_and_many_answers(carrier, handler):
     service = shapes()

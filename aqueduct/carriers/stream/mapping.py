@@ -270,16 +270,17 @@ class Mapping:
                     self._top_message(data, whole, user)
                     continue
                 state = entity.user
+                last = bool(data) and _is_last(entity, found, place)
                 if state.waiting:
                     state.opening += len(data)
-                    if whole:
+                    if whole and not last:
                         self._opening_complete(state)
                 if data:
                     self._received += len(data)
                     self._reported = True
                     # The last bytes and the end are one report, as everywhere: or the user would
                     # stop a stream of which nothing more comes.
-                    if _is_last(entity, found, place):
+                    if last:
                         joined = entity
                     user.stream_data(entity.identifier - 1, data, joined is entity)
             elif kind == events.CREDIT:

@@ -26,6 +26,7 @@ _AHEAD: Final = 4096  # read beyond a large payload
 _TAKE: Final = 256 << 10  # bytes taken from the core at once
 _ROUNDS: Final = 4  # of answers and writing, before it is others' turn
 _FAREWELL: Final = 3.0  # seconds for the peer to take a close
+_ACK_DELAY: Final = 0.005  # seconds that acknowledgements of ends wait for company
 _DISCARDS: Final = 16  # reads of what comes after the end, in one wake-up
 
 
@@ -66,6 +67,8 @@ class Wire(Mapping):
         self._parting = False
         """The user has been told of the end; the peer is being told."""
         self._farewell: asyncio.TimerHandle | None = None
+        self._acks: asyncio.TimerHandle | None = None
+        """Until when acknowledgements of ends wait for company."""
         self._released = False
 
     # what happens above
@@ -259,6 +262,27 @@ class Wire(Mapping):
                 self._wait_writable()
                 return
 
+    def _acks_wait(self) -> bool:
+        """Whether nothing would leave but acknowledgements of ends.
+
+        They go with the next message: a packet of their own costs the peer a turn of its loop.
+        """
+        if self._held or self._parting or self._closing or not self._established:
+            return False
+        if self._dirty:
+            self._collect()
+        if not self._mux.only_acks:
+            return False
+        if self._acks is None:
+            self._acks = self._loop.call_later(_ACK_DELAY, self._acks_due)
+        return True
+
+    def _acks_due(self) -> None:
+        self._acks = None
+        self._transmit()
+        if self._reported:
+            self._settle()
+
     def _take(self) -> None:
         """The next chunks of the core, for the socket."""
         mux = self._mux
@@ -323,7 +347,8 @@ class Wire(Mapping):
                 assert self._user is not None
                 self._reported = False
                 self._user.end_of_input()
-            self._transmit()
+            if not self._acks_wait():
+                self._transmit()
             if not self._reported:
                 return
         self._loop.call_soon(self._settle)
@@ -369,6 +394,8 @@ class Wire(Mapping):
             self._loop.remove_writer(self._fd)
         if self._farewell is not None:
             self._farewell.cancel()
+        if self._acks is not None:
+            self._acks.cancel()
         self._out = []
         self._held = 0
         self._marks.clear()

@@ -170,6 +170,11 @@ class Mux:
         """Nothing can leave now: ``take`` would be empty."""
         return self.error is not None or self._scheduler.idle
 
+    @property
+    def only_acks(self) -> bool:
+        """Whether what can leave could as well leave a little later, with something else."""
+        return self.error is None and self._scheduler.only_acks
+
     def take(self, limit: int) -> Taken:
         """The next chunks: (buffers, bytes of them, [(entity, bytes of payload in them)]).
 

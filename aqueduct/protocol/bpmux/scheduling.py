@@ -37,6 +37,8 @@ CRUMB = 1024
 SMALL_END = 1024
 """An end payload up to this size is urgent if no payload waits before it."""
 UNLIMITED = 1 << 62
+PATIENT = 16
+"""So many acknowledgements of ends may wait for company."""
 
 
 class Scheduler:
@@ -56,6 +58,16 @@ class Scheduler:
     def idle(self) -> bool:
         """Nothing can leave now."""
         return not (self._urgent or self._fresh or self._bulky)
+
+    @property
+    def only_acks(self) -> bool:
+        """Whether all that can leave acknowledges ends, a few of them: nobody waits for that."""
+        urgent = self._urgent
+        return (
+            0 < len(urgent) <= PATIENT
+            and not (self._fresh or self._bulky)
+            and all(entity.end_in for entity in urgent)
+        )
 
     def take(self, limit: int) -> Taken:
         """Commits and returns the next chunks, about ``limit`` bytes of them."""
