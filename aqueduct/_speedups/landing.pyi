@@ -5,4 +5,5 @@ from aqueduct._speedups.input import Input
 __all__ = ["Landing"]
 
 @disjoint_base
-class Landing(Input): ...
+class Landing(Input):
+    def reach(self, most: int) -> int: ...
