@@ -67,10 +67,11 @@ class Side:
         self.landing = self.core.receive_buffer(stream, hint)
         return self.landing
 
-    def received(self, stream: int, size: int) -> None:
+    def received(self, stream: int, size: int, more: Buffer = b"") -> None:
         assert self.landing is not None
         self.raw.setdefault(stream, bytearray()).extend(self.landing[:size])
-        self.core.landed(stream, size, self.pair.now)
+        self.raw[stream].extend(more)
+        self.core.landed(stream, size, self.pair.now, more)
 
     def stream_reset(self, stream: int, code: int) -> None:
         self.core.receive_reset(stream, code, self.pair.now)

@@ -47,9 +47,9 @@ class Recorder:
         self.landing = memoryview(bytearray(min(hint, 100)))
         return self.landing if self.lands else None
 
-    def received(self, stream: int, size: int) -> None:
+    def received(self, stream: int, size: int, more: Any = b"") -> None:
         self.landed += size
-        self.stream_data(stream, self.landing[:size], False)
+        self.stream_data(stream, bytes(self.landing[:size]) + bytes(more), False)
 
     def stream_reset(self, stream: int, code: int) -> None:
         self.said.append(("reset", stream, code))

@@ -1,11 +1,12 @@
 from collections.abc import Iterable
 from typing import final
 
-from _typeshed import ReadableBuffer
+from _typeshed import ReadableBuffer, WriteableBuffer
 
-__all__ = ["AlignedBuffer", "Scatter", "bytes_copied", "pooled_bytes", "size_of"]
+__all__ = ["AlignedBuffer", "Scatter", "bytes_copied", "fill", "pooled_bytes", "size_of"]
 
 def bytes_copied() -> int: ...
+def fill(target: WriteableBuffer, offset: int, data: ReadableBuffer) -> int: ...
 def pooled_bytes() -> int: ...
 def size_of(buffers: list[bytes | bytearray | memoryview]) -> int: ...
 

@@ -82,8 +82,11 @@ class CarrierUser(Protocol):
         may ask and then not use it. The end of the stream comes by ``stream_data``.
         """
 
-    def received(self, stream: int, size: int) -> None:
-        """The next ``size`` bytes of the stream are in the memory of ``receive_buffer``."""
+    def received(self, stream: int, size: int, more: Buffer = b"") -> None:
+        """The next ``size`` bytes of the stream are in the memory of ``receive_buffer``.
+
+        ``more`` are the bytes behind them, as if ``stream_data`` said them next.
+        """
 
     def stream_reset(self, stream: int, code: int) -> None:
         """The peer gave up its stream; bytes not yet reported are gone."""

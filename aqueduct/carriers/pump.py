@@ -76,11 +76,11 @@ class Pump:
             self.core.fail_internal(error)
             return None
 
-    def received(self, stream: int, size: int) -> None:
+    def received(self, stream: int, size: int, more: Buffer = b"") -> None:
         """See CarrierUser."""
         self.last_input = now = self._loop.time()
         try:
-            self.core.landed(stream, size, now)
+            self.core.landed(stream, size, now, more)
         except Exception as error:  # as in stream_data
             log.exception("a fault while reading from %s", self.carrier.peer)
             self.core.fail_internal(error)

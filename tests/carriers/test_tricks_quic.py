@@ -55,7 +55,7 @@ class Bare:
     def receive_buffer(self, stream: int, hint: int) -> memoryview | None:
         return None
 
-    def received(self, stream: int, size: int) -> None:
+    def received(self, stream: int, size: int, more: Buffer = b"") -> None:
         pass
 
     def stream_reset(self, stream: int, code: int) -> None:

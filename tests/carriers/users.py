@@ -93,12 +93,12 @@ class Recorder:
         self.landing = stream, bytearray(min(hint, LARGEST_LANDING))
         return memoryview(self.landing[1])
 
-    def received(self, stream: int, size: int) -> None:
+    def received(self, stream: int, size: int, more: Buffer = b"") -> None:
         of, memory = self.landing
         self._check(of == stream and 0 < size <= len(memory), "landed where there is no memory")
         self.landing = -1, bytearray()
         self.landed += size
-        self.stream_data(stream, memory[:size], False)
+        self.stream_data(stream, memory[:size] + bytes(more), False)
 
     def stream_reset(self, stream: int, code: int) -> None:
         self._alive()

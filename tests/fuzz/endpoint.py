@@ -79,8 +79,8 @@ class Endpoint:
     def receive_buffer(self, stream: int, hint: int) -> memoryview | None:
         return self.core.receive_buffer(stream, hint)
 
-    def received(self, stream: int, size: int) -> None:
-        self.core.landed(stream, size, self.clock.now)
+    def received(self, stream: int, size: int, more: Buffer = b"") -> None:
+        self.core.landed(stream, size, self.clock.now, more)
 
     def stream_reset(self, stream: int, code: int) -> None:
         self.core.receive_reset(stream, code, self.clock.now)

@@ -133,9 +133,12 @@ class Wire(Mapping):
             return
         self._processing = True
         try:
-            self._read()
-        except BlockingIOError:
-            pass
+            try:
+                self._read()
+            except BlockingIOError:
+                pass
+            finally:
+                self._report_landed()
         except (RemoteProtocolError, OSError) as error:
             self._read_failed(error)
         finally:
@@ -146,7 +149,7 @@ class Wire(Mapping):
 
     def _read(self) -> None:
         """Reads and reports until nothing is there, or it is the turn of others."""
-        mux, user = self._mux, self._user
+        mux = self._mux
         budget = self._config.stream.wake_up
         recv_into = self._sock.recv_into if self._tls is None else self._tls.recv_into
         while budget > 0 and self._reading:
@@ -155,11 +158,11 @@ class Wire(Mapping):
             if expected is not None:
                 entity, missing = expected
                 if missing >= _LANDING and entity.identifier:
-                    assert user is not None
-                    target = user.receive_buffer(entity.identifier - 1, missing)
+                    target = self._place_for(entity, missing)
             if target is None:
                 size = recv_into(self._ahead)
                 if not size:
+                    self._report_landed()
                     self._end_of_stream()
                     return
                 data = bytes(self._ahead[:size])
@@ -177,6 +180,7 @@ class Wire(Mapping):
             else:
                 size = recv_into(target)
             if not size:
+                self._report_landed()
                 self._end_of_stream()
                 return
             budget -= size
@@ -185,10 +189,7 @@ class Wire(Mapping):
             if state.waiting:
                 state.opening += landed
             mux.landed(landed)
-            self._received += landed
-            self._reported = True
-            assert user is not None
-            user.received(entity.identifier - 1, landed)
+            self._filled += landed
             if size > wanted:
                 mux.receive_data(bytes(self._after[: size - wanted]))
                 self._take_events()

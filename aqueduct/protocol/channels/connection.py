@@ -224,19 +224,20 @@ class ChannelConnection:
         if self._shared.starved or self._shared.relieved:
             self._use_room()
 
-    def landed(self, number: int, size: int, now: float) -> None:
+    def landed(self, number: int, size: int, now: float, more: Any = b"") -> None:
         """The next bytes of one of the peer's streams are where ``receive_buffer`` said.
 
-        Raises LocalProtocolError if they cannot be.
+        ``more`` follow them. Raises LocalProtocolError if they cannot be there.
         """
         if self.error is not None:
             return
         self._shared.now = now
         try:
-            self._reader.landed(number, size)
+            self._reader.landed(number, size, more)
         except RemoteProtocolError as error:
             self._fail(error)
-        self._use_room()
+        if self._shared.starved or self._shared.relieved:
+            self._use_room()
 
     def receive_reset(self, number: int, code: int, now: float) -> None:
         """The peer gave up a stream: a partial frame is dropped without error (AQ-11)."""

@@ -97,13 +97,16 @@ class Reader:
             return None
         return stream.decoder.receive_buffer(hint)
 
-    def landed(self, number: int, size: int) -> None:
+    def landed(self, number: int, size: int, more: Any) -> None:
         """Bytes were written there. Raises RemoteProtocolError, or LocalProtocolError."""
         stream = self.incoming.streams.get(number)
         if stream is None:
             raise LocalProtocolError(f"landed({number}, {size}): there is no such stream")
         stream.decoder.received(size)
-        if stream.decoder.remaining:
+        if len(more) and not stream.ignoring:
+            stream.decoder.feed(more)
+            self._read(stream)
+        elif stream.decoder.remaining:
             self.incoming.credit(stream)
         else:
             self._read(stream)

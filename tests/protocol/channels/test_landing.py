@@ -77,8 +77,9 @@ def test_landing_and_feeding_say_the_same(
             assert 0 < len(room) <= len(piece)
             size = data.draw(st.integers(1, len(room)))
             room[:size] = piece[:size]
-            landed.landed(9, size, 200.0)
-            piece = piece[size:]
+            more = piece[size : size + data.draw(st.integers(0, 10_000))]
+            landed.landed(9, size, 200.0, bytes(more))
+            piece = piece[size + len(more) :]
         assert landed.snapshot() == fed.snapshot()
         if data.draw(st.booleans()):
             assert taken(landed, 200.0) == taken(fed, 200.0)
