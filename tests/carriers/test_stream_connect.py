@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import struct
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -209,6 +211,28 @@ async def test_a_connect_that_is_cancelled_leaves_nothing(start: Start) -> None:
 
 
 # Unix sockets
+
+
+async def test_a_peer_that_resets_as_soon_as_it_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The socket is dead before anything is asked of it: closed, and said in words."""
+    page = sys.modules[stream.connect.__module__]
+    dial = page._dial
+    dialled: list[socket.socket] = []
+
+    async def dial_and_wait(*arguments: Any) -> socket.socket:
+        sock: socket.socket = await dial(*arguments)
+        dialled.append(sock)
+        peer, _ = server.accept()
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        peer.close()
+        with pytest.raises(ConnectionResetError):
+            await asyncio.wait_for(asyncio.get_running_loop().sock_recv(sock, 1), DEADLINE)
+        return sock
+
+    monkeypatch.setattr(page, "_dial", dial_and_wait)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        await refusal(f"aqueduct+tcp://127.0.0.1:{server.getsockname()[1]}")
+    assert [sock.fileno() for sock in dialled] == [-1]
 
 
 async def test_who_is_at_the_other_end(tmp_path: Path) -> None:

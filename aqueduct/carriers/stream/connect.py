@@ -51,15 +51,21 @@ async def connect(address: Address, config: Config, tls: ClientTls | None = None
     else:
         sock = await _dial(address, config, await _resolve(address, deadline), deadline)
     attempt = _Attempt(address, wanted)
-    carrier = StreamCarrier(
-        sock,
-        attempt,
-        config,
-        scheme=address.scheme,
-        is_client=True,
-        context=context,
-        server_name=None if wanted is None else wanted.server_name or address.host,
-    )
+    try:
+        carrier = StreamCarrier(
+            sock,
+            attempt,
+            config,
+            scheme=address.scheme,
+            is_client=True,
+            context=context,
+            server_name=None if wanted is None else wanted.server_name or address.host,
+        )
+    except BaseException as error:
+        sock.close()
+        if isinstance(error, OSError):  # the peer has gone before it was looked at
+            raise _failure(address, why(error)) from error
+        raise
     return await attempt.run(carrier, deadline, config)
 
 
