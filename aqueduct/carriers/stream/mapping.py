@@ -19,6 +19,7 @@ an opening payload back at once as far as it lies within the window of its strea
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -66,7 +67,7 @@ class _Incoming:
         """The code of a stop."""
 
 
-class Mapping:
+class Mapping(ABC):
     """The part of a carrier that knows both its streams and bpmux; the base of StreamCarrier.
 
     Commands of the carrier queue into the core; ``_dispatch`` reports what the core tells.
@@ -157,9 +158,6 @@ class Mapping:
         entity = self._senders.pop(stream, None)
         if entity is None or entity.end_out:
             return
-        if entity.ending:  # finished, but its end has not left
-            entity.items.pop()
-            entity.ending = False
         self._mux.end(entity, encode_varu64(code), drop=True)
 
     def stop(self, stream: int, code: int) -> None:
@@ -459,11 +457,13 @@ class Mapping:
         self._dirty = True
         self._give_back += state.opening if state.waiting else state.excess
 
+    @abstractmethod
     def _ponged(self, entity: Entity, asked: float, user: CarrierUser) -> None:
-        raise NotImplementedError
+        """A ping was answered."""
 
+    @abstractmethod
     def _closed_by_peer(self, data: bytes) -> None:
-        raise NotImplementedError
+        """The peer has ended the top-level, with these last words."""
 
 
 def close_payload(code: int, reason: str) -> bytes:

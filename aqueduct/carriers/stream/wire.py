@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from abc import abstractmethod
 from collections import deque
 from typing import Any, Final
 
@@ -73,41 +74,41 @@ class Wire(Mapping):
 
     # what happens above
 
+    @abstractmethod
     def _shake_hands(self) -> bool:
         """Goes on with TLS; True when it is complete."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _hear(self, data: bytes) -> bool:
         """Looks at the first bytes of the peer; False: they end the connection."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _take_events(self) -> None:
         """Reports what the core has found. Raises RemoteProtocolError."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _end_of_stream(self) -> None:
         """The peer has closed its side."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _read_failed(self, error: Exception) -> None:
         """The peer broke the protocol, or TLS or the socket failed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _write_failed(self, error: OSError) -> None:
         """Writing failed: what the peer has sent before may say why."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _drained(self) -> None:
         """What could be written was, and a close waits for it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _ping(self, *, asked: bool) -> None:
         """Measures the round trip."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _gone(self) -> None:
         """The socket is closed."""
-        raise NotImplementedError
 
     # reading
 
