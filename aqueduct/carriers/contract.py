@@ -221,7 +221,8 @@ class Carrier(Protocol):
     def close(self, code: int, reason: str, *, linger: float = 0.0) -> None:
         """Closes. Queued data leaves first, for at most ``linger`` seconds, then the close.
 
-        ``CarrierUser.closed`` follows. Repeated calls are without effect.
+        ``CarrierUser.closed`` follows when the peer has taken it, or has had a few seconds for it,
+        and nothing is left open. Repeated calls are without effect.
         """
 
 

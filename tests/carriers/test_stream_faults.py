@@ -280,7 +280,22 @@ async def test_a_close_to_a_peer_that_does_not_read_takes_its_time_and_no_more()
         carrier.close(3, "enough", linger=0.1)
         await user.until(lambda: user.lost)
         assert user.lost[0].code == 3
-        await met(lambda: carrier._released)
+        assert carrier._released
+
+
+async def test_who_closes_is_told_when_the_socket_is_closed() -> None:
+    """Or a program that ends its loop then would leave it behind, and with it the close."""
+    async with against() as (peer, user):
+        carrier: Any = user.carrier
+        carrier.close(3, "enough")
+        await peer.until(lambda: peer.of(Kind.IN_SINK, 0)[-1].end is not None)
+        assert not user.lost
+        assert not carrier._released
+        carrier.close(4, "again")
+        peer.sock.shutdown(socket.SHUT_WR)
+        await user.until(lambda: user.lost)
+        assert carrier._released
+        assert [error.code for error in user.lost] == [3]
 
 
 # How a connection ends.

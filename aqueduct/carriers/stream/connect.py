@@ -75,7 +75,9 @@ class _Attempt:
     def __init__(self, address: Address, tls: ClientTls | None) -> None:
         self._address = address
         self._tls = tls
-        self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self._done: asyncio.Future[None] = loop.create_future()
+        self._released: asyncio.Future[None] = loop.create_future()
 
     async def run(self, carrier: StreamCarrier, deadline: float, config: Config) -> StreamCarrier:
         """Waits for the handshakes. Raises ConnectFailed."""
@@ -91,6 +93,12 @@ class _Attempt:
             )
             carrier.abandon(failure)
             raise failure from None
+        except ConnectFailed as failure:
+            try:
+                await self._released  # the peer is told why, and has a little time to take it
+            finally:
+                carrier.abandon(failure)
+            raise
         except BaseException as error:
             carrier.abandon(ConnectionLost(f"{self._address}: {error!r}"))
             raise
@@ -123,6 +131,8 @@ class _Attempt:
 
     def released(self, carrier: StreamCarrier) -> None:
         """The socket is closed."""
+        if not self._released.done():
+            self._released.set_result(None)
 
 
 def _failure(address: Address, reason: str) -> ConnectFailed:

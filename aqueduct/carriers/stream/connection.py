@@ -73,6 +73,7 @@ class StreamCarrier(Wire):
         self._idle_timer: asyncio.TimerHandle | None = None
         self._close: tuple[int, str] | None = None
         self._close_timer: asyncio.TimerHandle | None = None
+        self._told = False
 
     # what the contract promises
 
@@ -298,7 +299,7 @@ class StreamCarrier(Wire):
             self._reported = True
             user.connected()
         if lost_before is not None:
-            user.closed(lost_before)
+            self._tell_user()
         elif not self._over:
             self._ping(asked=False)
             self._resume()
@@ -334,6 +335,7 @@ class StreamCarrier(Wire):
             self._close_if_drained(False)
 
     def _gone(self) -> None:
+        self._tell_user()
         self._host.released(self)
 
     def _close_if_drained(self, at_once: bool) -> None:
@@ -347,8 +349,11 @@ class StreamCarrier(Wire):
             return
         code, reason = self._close
         text = f"the connection to {self.peer} was closed here"
+        # Who closes knows why already, and may end its loop once it is told: not before the peer
+        # has taken the close, and the socket is gone.
         self._finish(
-            ConnectionLost(f"{text}: {reason}" if reason else text, code=code, reason=reason)
+            ConnectionLost(f"{text}: {reason}" if reason else text, code=code, reason=reason),
+            tell=False,
         )
         self._say(code, reason)
 
@@ -414,8 +419,8 @@ class StreamCarrier(Wire):
     def _failed(self, reason: str) -> ConnectionLost:
         return ConnectionLost(f"{self.peer}: {reason}", reason=reason)
 
-    def _finish(self, error: ConnectionLost) -> None:
-        """The connection is over for its user."""
+    def _finish(self, error: ConnectionLost, *, tell: bool = True) -> None:
+        """The connection is over for its user, who is told now, or when the socket is closed."""
         if self._over:
             return
         self._over = True
@@ -428,5 +433,10 @@ class StreamCarrier(Wire):
         self._datagrams.clear()
         self._early.clear()
         self._host.ended(self, error)
-        if self._begun and self._user is not None:
-            self._user.closed(error)
+        if tell:
+            self._tell_user()
+
+    def _tell_user(self) -> None:
+        if self._begun and self._user is not None and self.error is not None and not self._told:
+            self._told = True
+            self._user.closed(self.error)
