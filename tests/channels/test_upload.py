@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from aqueduct import Mode, Receiver, Sender, channel
-from aqueduct.config import DEFAULT, Flow
+from aqueduct import Connection, Mode, Receiver, Sender, channel
+from aqueduct.config import DEFAULT, Config, Flow
 from aqueduct.errors import Cancelled, Finished, LostInTransit, ReceiverClosed
 from tests.channels.peers import Carrier, MiB, Peers, at_rest, ending, eventually, joined, within
 
@@ -199,18 +199,40 @@ async def test_a_full_upload_itself_is_cancelled_or_closed_at_once(full: Full, n
     assert type(await ending(other)) is ReceiverClosed
 
 
+def counted(connection: Connection, name: str) -> int:
+    """Bytes of streams that the carrier has ``sent``, or ``received``."""
+    found = connection.carrier.snapshot()[name]
+    assert isinstance(found, int)
+    return found
+
+
+def late_bytes(carrier: Carrier, config: Config) -> int:
+    """The most that a byte stream delivers between what left before a cancel and the word of it.
+
+    The take that waited for the kernel goes first: it is one chunk. And since both ends share an
+    event loop, the reader reads on in its turn before the application has one. What the kernel may
+    hold back of what left is counted elsewhere: tests/carriers/test_stream_fairness.py.
+    """
+    assert carrier.late_turns is not None
+    turn = config.stream.wake_up + config.stream.read_ahead
+    return config.mux.chunk + carrier.late_turns * turn
+
+
 @pytest.mark.requirement("AQ-35")
 async def test_a_cancel_overtakes_what_is_queued(carrier: Carrier, seed: int) -> None:
     """An upload runs, with MiBs in its queue: little of it arrives before the cancel does."""
     config = replace(DEFAULT, quic=replace(DEFAULT.quic, transport_buffer=128 * KiB))
+    # How much a kernel takes of a byte stream is its own affair: more is queued than it would.
+    uploaded = 8 * MiB if carrier.late_turns is None else 32 * MiB
+    body = bytes(32 * KiB)
     async with joined(carrier, config, seed=seed) as peers:
         upload, reading = await peers.to_server()
         others = [await peers.to_server() for _ in range(3)]
         for sender, receiver in others:
             await sender.send(b"early")
             await within(receiver.receive())
-        for _ in range(256):
-            upload.send_nowait(bytes(32 * KiB))
+        for _ in range(uploaded // len(body)):
+            upload.send_nowait(body)
         got = 0
         moved = asyncio.Event()
 
@@ -226,10 +248,16 @@ async def test_a_cancel_overtakes_what_is_queued(carrier: Carrier, seed: int) ->
             await within(moved.wait())
             start = got
             sender.cancel()
+            await asyncio.sleep(0)  # the cancel goes to the carrier
+            if carrier.late_turns is not None:
+                left = counted(peers.client, "sent")
             assert type(await ending(receiver)) is Cancelled
-            # Below: what was in flight, and again if the cancel had to be sent twice or more.
-            assert got - start <= 8 * config.quic.transport_buffer
-        assert got <= 4 * MiB and upload.queued >= 3 * MiB and not task.done()
+            if carrier.late_turns is not None:
+                assert counted(peers.server, "received") - left <= late_bytes(carrier, config)
+            else:
+                # What was in flight, and again if the cancel had to be sent twice or more.
+                assert got - start <= 8 * config.quic.transport_buffer
+        assert got <= uploaded / 2 and upload.queued >= uploaded * 3 / 8 and not task.done()
         upload.cancel()
         with pytest.raises(Cancelled):
             await within(task)
