@@ -106,6 +106,7 @@ class Asker:
             payload = [question.prefix, *encoded.buffers]
             receiver = connection.ask(payload, question.headers, now=alone)
             receiver.on_change = waiter.wake
+            connection.carrier.expect_input()
             while (message := receiver.receive_nowait()) is None:
                 await waiter.wait()
         except ChannelError as error:

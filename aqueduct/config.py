@@ -228,9 +228,13 @@ class Stream:
     """Connections of one listener whose handshake is not complete; more wait in the backlog."""
     attempt_delay: float = 0.25
     """An address of a name that has not answered for this long is joined by the next one."""
+    poll: float = 0.001
+    """Seconds that the event loop looks for the answer to a call of one batch, or for the next such
+    call, before it sleeps; 0: it sleeps at once. It takes processor time that nobody else wants,
+    where answers and calls came in time of late, and makes up for more than it lasts."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, zero_allowed=("keepalive",))
+        _require_positive(self, zero_allowed=("keepalive", "poll"))
         if self.top_credit < 64 * KiB:
             raise ConfigError(
                 f"Stream.top_credit is {self.top_credit!r}; at least {64 * KiB} bytes are needed "

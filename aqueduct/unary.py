@@ -135,6 +135,7 @@ class UnaryCall(RunningCall):
             else:
                 headers, payload = status.encode()  # type: ignore[assignment]
             self._status.send_nowait(payload, headers=headers, force=True)
+            self.connection.carrier.expect_input()  # who has called often calls again
 
     def _spill(self) -> None:
         """From here on it is an exchange: what was gathered goes first."""

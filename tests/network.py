@@ -294,6 +294,9 @@ class NetworkCarrier:
             self.receiving[stream].limit = limit
             self._network.send(lambda: self._other.arrive_credit(stream, limit))
 
+    def expect_input(self) -> None:
+        pass
+
     def extra_streams(self, count: int) -> None:
         self._extra = count
         self._announce()

@@ -206,6 +206,12 @@ class Carrier(Protocol):
     def ping(self) -> None:
         """Makes the peer's transport answer (``CarrierUser.ponged``), which keeps it alive."""
 
+    def expect_input(self) -> None:
+        """The user waits for what the peer sends within moments: an answer, the next call.
+
+        A hint. A carrier may look for it for a moment, rather than let its event loop sleep.
+        """
+
     def flush(self) -> None:
         """Lets queued bytes leave as far as flow and congestion control allow.
 

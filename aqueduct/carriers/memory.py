@@ -343,13 +343,8 @@ class MemoryCarrier:
 
     def send_datagram(self, data: bytes) -> bool:
         """Queues a datagram; False if it was dropped."""
-        if (
-            self._over
-            or self._close is not None
-            or len(data) > self.datagram_limit
-            or self.datagram_limit == 0
-            or self.datagram_room <= 0
-        ):
+        limit, over = self.datagram_limit, self._over or self._close is not None
+        if over or limit == 0 or len(data) > limit or self.datagram_room <= 0:
             return False
         self._datagrams_queued += 1
         self._unflushed.append(partial(self._queue_datagram, data))
@@ -362,6 +357,9 @@ class MemoryCarrier:
                 lambda: self._other._orders.append(lambda: self._report().ponged())
             )
         )
+
+    def expect_input(self) -> None:
+        """It comes without being looked for."""
 
     def flush(self) -> None:
         """Lets what was queued move with the next step."""

@@ -193,6 +193,9 @@ class QuicCarrier:
             self._pings += 1
             self._quic.send_ping(self._pings)
 
+    def expect_input(self) -> None:
+        """The listener's socket is for all connections; it is not looked at for one."""
+
     def flush(self) -> None:
         """Lets queued bytes leave, together with what else is queued in this turn of the loop."""
         if not self._flush_scheduled and not self._processing and self.error is None:

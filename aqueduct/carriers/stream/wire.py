@@ -14,6 +14,7 @@ from collections import deque
 from typing import Any, Final
 
 from aqueduct.carriers.stream.mapping import Mapping
+from aqueduct.carriers.stream.polling import Lookout, poller_of
 from aqueduct.carriers.stream.sockets import scratch
 from aqueduct.carriers.stream.tls import Tls
 from aqueduct.config import Config
@@ -48,6 +49,8 @@ class Wire(Mapping):
         self._ahead = scratch("plain")[: config.stream.read_ahead]
         self._after = self._ahead[:_AHEAD]
         self._last_input = self._loop.time()
+        self._lookout: Lookout | None = None
+        """For input that is expected; made when it is for the first time."""
         # Writing.
         self._writing = False
         """The kernel takes no more now."""
@@ -121,6 +124,18 @@ class Wire(Mapping):
         if self._reading:
             self._reading = False
             self._loop.remove_reader(self._fd)
+            if self._lookout is not None:
+                self._lookout.forget()
+
+    def expect_input(self) -> None:
+        """See the contract."""
+        limit = self._config.stream.poll
+        if limit and self._reading and not self._over:
+            lookout = self._lookout
+            if lookout is None:
+                poller = poller_of(self._loop)
+                lookout = self._lookout = Lookout(poller, self._fd, limit, self._readable)
+            lookout.expect(self._loop.time())
 
     def _readable(self) -> None:
         """There is something to read, or the end."""
@@ -133,6 +148,7 @@ class Wire(Mapping):
         if self._tls is not None and not self._tls.complete and not self._shake_hands():
             return
         self._processing = True
+        received = self._received
         try:
             try:
                 self._read()
@@ -144,6 +160,8 @@ class Wire(Mapping):
             self._read_failed(error)
         finally:
             self._processing = False
+        if self._lookout is not None and self._received != received:
+            self._lookout.arrived(now)
         if self._begun and now >= self._measure_at:
             self._ping(asked=False)
         self._settle()
@@ -391,6 +409,7 @@ class Wire(Mapping):
             return
         self._released = True
         self._pause()
+        self._lookout = None
         if self._watching:
             self._watching = False
             self._loop.remove_writer(self._fd)
