@@ -19,6 +19,8 @@ cdef class Scatter:
     cdef Py_ssize_t _offset     # bytes of that item that were taken
     cdef readonly Py_ssize_t nbytes
 
+    cdef int trim(self) except -1
+
 cdef AlignedBuffer new_aligned(Py_ssize_t size)
 cdef object byte_view(object buffer)
 cdef void copy_bytes(uint8_t *target, const uint8_t *source, Py_ssize_t size) noexcept

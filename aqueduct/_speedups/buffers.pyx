@@ -236,13 +236,7 @@ cdef class Scatter:
             taken.append(item)
             self.nbytes -= size
             max_bytes -= size
-        # The list is cut when half of it is spent, so that taking stays linear in all.
-        if self._head == len(self._items):
-            self._items.clear()
-            self._head = 0
-        elif self._head >= 64 and self._head * 2 >= len(self._items):
-            del self._items[:self._head]
-            self._head = 0
+        self.trim()
         return taken
 
     def clear(self):
@@ -251,6 +245,16 @@ cdef class Scatter:
         self._head = 0
         self._offset = 0
         self.nbytes = 0
+
+    cdef int trim(self) except -1:
+        """Cuts the list when half of it is spent, so that taking stays linear in all."""
+        if self._head == len(self._items):
+            self._items.clear()
+            self._head = 0
+        elif self._head >= 64 and self._head * 2 >= len(self._items):
+            del self._items[:self._head]
+            self._head = 0
+        return 0
 
 
 def pooled_bytes():

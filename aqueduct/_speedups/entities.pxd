@@ -1,13 +1,9 @@
-"""Entities of bpmux/rel, what waits to be sent on them, and the two paths that every byte takes."""
+"""Entities of bpmux/rel, what waits to be sent on them, and the path of every byte that comes."""
 
 from libc.stdint cimport uint64_t
 
 from aqueduct._speedups.bpmux cimport ChunkDecoder
 from aqueduct._speedups.buffers cimport Scatter
-
-cdef enum:
-    # Shorter buffers are copied next to each other; longer ones leave by reference.
-    COALESCE_BELOW = 4096
 
 cdef class Item:
     cdef readonly Scatter scatter
@@ -47,15 +43,6 @@ cdef class Entity:
     cdef public bint in_urgent
     cdef public int lane
     cdef public Py_ssize_t deficit
-
-cdef class Outlet:
-    cdef readonly list buffers
-    cdef readonly Py_ssize_t size
-    cdef readonly list written
-    cdef list _run
-    cdef Py_ssize_t _run_size
-
-    cdef int put(self, object buffer, Py_ssize_t size) except -1
 
 cdef class Reading:
     cdef readonly ChunkDecoder decoder

@@ -1,39 +1,27 @@
-"""Entities of bpmux/rel, what waits to be sent on them, and the two paths that every byte takes.
+"""Entities of bpmux/rel, what waits to be sent on them, and the path of every byte that comes.
 
-What a chunk means and who is next is decided by ``aqueduct.protocol.bpmux``. Here is the common
-case of each direction: a payload for an entity that is known, with credit, in no special mode.
+What a chunk means is decided by ``aqueduct.protocol.bpmux``. Here is the common case: a payload for
+an entity that is known, with credit, in no special mode.
 """
 
 from collections import deque
 
 cimport cython
-from cpython.bytes cimport PyBytes_FromStringAndSize
-from libc.stdint cimport uint8_t, uint64_t
+from libc.stdint cimport uint64_t
 
-from aqueduct._speedups.bpmux cimport (
-    DONE,
-    HEAD,
-    HEAD_MAX,
-    PAYLOAD_FLAG,
-    PIECE,
-    ChunkDecoder,
-    head_store,
-)
-from aqueduct._speedups.buffers cimport Scatter, count_copied
-from aqueduct._speedups.varu64 cimport varu64_store
+from aqueduct._speedups.bpmux cimport DONE, HEAD, PAYLOAD_FLAG, PIECE, ChunkDecoder
+from aqueduct._speedups.buffers cimport Scatter
 
-__all__ = ["Entity", "Item", "Outlet", "Reading", "send_run"]
+__all__ = ["Entity", "Item", "Reading"]
 
 cdef enum:
-    # Places, which are the types of own chunks as well.
-    SINK_OUT = 2
+    # A place, which is the type of own chunks as well.
     STREAM_OUT = 4
     # Types of received chunks.
     OUT_SINK = 2
     IN_SINK = 3
 
 PLACES = ("req_out", "req_in", "sink_out", "sink_in", "stream_out", "stream_in")
-cdef object UNLIMITED = 1 << 62
 
 
 @cython.final
@@ -120,84 +108,6 @@ cdef class Entity:
 
     def __repr__(self):
         return f"<{PLACES[self.place]} {self.identifier}>"
-
-
-@cython.final
-@cython.auto_pickle(False)
-cdef class Outlet:
-    """The buffers of one take on the way: small ones are joined, large ones stay as they are."""
-
-    def __cinit__(self):
-        self.buffers = []
-        self.written = []
-        self._run = []
-
-    def add(self, buffer):
-        """Appends bytes, or a memoryview of bytes."""
-        self.put(buffer, len(buffer))
-
-    def close(self):
-        """The last small buffers are joined; call it before ``buffers`` is read."""
-        cdef Py_ssize_t count = len(self._run)
-        if count == 0:
-            return
-        if count == 1 and type(self._run[0]) is bytes:
-            self.buffers.append(self._run[0])
-        else:
-            self.buffers.append(b"".join(self._run))
-            count_copied(self._run_size)
-        self._run.clear()
-        self._run_size = 0
-
-    cdef int put(self, object buffer, Py_ssize_t size) except -1:
-        self.size += size
-        if size < COALESCE_BELOW:
-            self._run.append(buffer)
-            self._run_size += size
-        else:
-            self.close()
-            self.buffers.append(buffer)
-        return 0
-
-
-def send_run(Entity entity, Py_ssize_t room, Outlet out):
-    """One chunk of a run of bytes: 1; 0 without credit; -1 if it is not this plain.
-
-    Plain is: the entity is open, and the run comes first and has nothing behind it, or more bytes
-    than may leave now.
-    """
-    cdef Item item
-    cdef uint8_t[HEAD_MAX] head
-    cdef uint8_t *end
-    cdef uint64_t credit
-    cdef Py_ssize_t size
-    cdef int type
-    cdef object items = entity.items, buffer
-    if not entity.opened or entity.end_out or entity.end_in or not items:
-        return -1
-    item = items[0]
-    if item.whole or item.total or item.is_end or item.urgent:
-        return -1
-    if entity.credit_out <= entity.keep:
-        return 0
-    credit = entity.credit_out - entity.keep
-    size = min(item.scatter.nbytes, room)
-    if <uint64_t> size > credit:
-        size = <Py_ssize_t> credit
-    if size == item.scatter.nbytes and len(items) > 1:
-        return -1
-    # The top-level is In-Sink 0 (BP-R3).
-    type = entity.place + (entity.identifier == 0 and entity.place == SINK_OUT)
-    end = head_store(head, type, PAYLOAD_FLAG, entity.identifier, 0)
-    end = varu64_store(end, <uint64_t> size)
-    out.put(PyBytes_FromStringAndSize(<char *> head, end - head), end - head)
-    for buffer in item.scatter.take(size, UNLIMITED):
-        out.put(buffer, len(buffer))
-    entity.credit_out -= <uint64_t> size
-    out.written.append((entity, size))
-    if item.scatter.nbytes == 0:
-        items.popleft()
-    return 1
 
 
 @cython.auto_pickle(False)

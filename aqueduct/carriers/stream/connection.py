@@ -111,7 +111,7 @@ class StreamCarrier(Wire):
             "carrier": self.scheme.removeprefix("aqueduct+"),
             "sent": self._sent,
             "received": self._received,
-            "in_flight": self._held,
+            "in_flight": self._out.left,
             "queued": sum(entity.queued for entity in self._senders.values()),
             "datagrams_queued": len(self._datagrams),
             "opened": self._opened,
@@ -341,7 +341,7 @@ class StreamCarrier(Wire):
     def _close_if_drained(self, at_once: bool) -> None:
         if self._over:
             return
-        if at_once or not (self._held or not self._mux.idle or self._unsent()):
+        if at_once or not (self._out.left or not self._mux.idle or self._unsent()):
             self._close_now()
 
     def _close_now(self) -> None:

@@ -144,7 +144,7 @@ class Mapping(ABC):
         elif entity.ending:
             raise LocalProtocolError(f"stream {stream} ended; nothing can be written to it")
         if buffers:
-            self._mux.write(entity, buffers)
+            self._mux.write_run(entity, buffers)
         if fin:
             self._mux.end(entity)
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import socket
 from abc import abstractmethod
-from collections import deque
-from typing import Any, Final
+from typing import Final
 
+from aqueduct._speedups.turns import Outlet, write_out
 from aqueduct.carriers.stream.mapping import Mapping
 from aqueduct.carriers.stream.polling import Lookout, poller_of
 from aqueduct.carriers.stream.sockets import scratch
@@ -59,14 +59,10 @@ class Wire(Mapping):
         self._processing = False
         self._secure = tls is None
         """Chunks may be sent: there is no TLS, or it is up."""
-        self._out: list[Any] = []
+        self._out = Outlet()
         """What was taken from the core and the kernel has not taken."""
-        self._held = 0
-        """Bytes of it."""
-        self._passed = 0
-        """Bytes that the kernel has taken."""
-        self._marks: deque[tuple[int, list[tuple[Entity, int]]]] = deque()
-        """Whose bytes have left when so many have passed."""
+        self._taken: list[tuple[Entity, int]] = []
+        """With TLS: whose bytes of payload are in it."""
         self._measure_at = 0.0
         self._parting = False
         """The user has been told of the end; the peer is being told."""
@@ -237,7 +233,7 @@ class Wire(Mapping):
         """Writes until nothing is queued, the kernel takes no more, or it is others' turn."""
         if self._transmitting or self._writing or self._released:
             return
-        if self._held or self._dirty or self._parting or not self._mux.idle:
+        if self._out.left or self._dirty or self._parting or not self._mux.idle:
             self._transmitting = True
             try:
                 self._write_out()
@@ -249,45 +245,58 @@ class Wire(Mapping):
             self._drained()
 
     def _write_out(self) -> None:
+        mux, out = self._mux, self._out
         budget = self._config.stream.wake_up
-        sendmsg = self._sock.sendmsg
+        written: list[tuple[Entity, int]] = []
         while True:
             # One take at a time: what is taken can be overtaken by nothing. And whole: pieces of
             # chunks would cost the reader a call each.
-            if not self._held and not self._parting and self._secure:
-                self._take()
-            held = self._held
-            if not held:
-                if self._parting:
-                    self._shut()
+            goes_on = self._secure and not self._parting
+            if goes_on and self._dirty and self._established and not out.left:
+                self._collect()
+            if self._tls is not None:
+                sent = self._write_sealed(self._tls, goes_on, written)
+            else:
+                # Datagrams that wait for a place in the core are looked at after each take.
+                limit = _TAKE if goes_on else 0
+                most = 1 if self._dirty else budget
+                sent = write_out(mux.turns, out, self._fd, limit, most, written)
+            budget -= sent
+            if written or self._room_grew:
+                self._report_written(written)
+                written.clear()
+            if out.left:
+                self._wait_writable()
+                return
+            if self._parting:
+                self._shut()
+                return
+            if not sent or (mux.idle and not self._dirty):
                 return
             if budget <= 0:
                 self._wait_writable()
                 return
-            try:
-                sent = sendmsg(self._out)
-            except BlockingIOError:
-                sent = 0
-            budget -= sent
-            self._held = held - sent
-            self._passed += sent
-            if sent == held:
-                self._out = []
-            else:
-                _cut(self._out, sent)
-            marks = self._marks
-            while marks and marks[0][0] <= self._passed:
-                self._report_written(marks.popleft()[1])
-            if sent < held:
-                self._wait_writable()
-                return
+
+    def _write_sealed(self, tls: Tls, goes_on: bool, written: list[tuple[Entity, int]]) -> int:
+        """The same by TLS, for one take: bytes that have left; who ``written`` is when all have."""
+        out = self._out
+        if not out.left:
+            if not goes_on or self._mux.idle:
+                return 0
+            buffers, _, self._taken = self._mux.take(_TAKE)
+            out.extend(tls.seal(buffers))
+        sent = out.send(self._fd)
+        if not out.left:
+            written += self._taken
+            self._taken = []
+        return sent
 
     def _acks_wait(self) -> bool:
         """Whether nothing would leave but acknowledgements of ends.
 
         They go with the next message: a packet of their own costs the peer a turn of its loop.
         """
-        if self._held or self._parting or self._closing or not self._established:
+        if self._out.left or self._parting or self._closing or not self._established:
             return False
         if self._dirty:
             self._collect()
@@ -303,25 +312,6 @@ class Wire(Mapping):
         if self._reported:
             self._settle()
 
-    def _take(self) -> None:
-        """The next chunks of the core, for the socket."""
-        mux = self._mux
-        if self._dirty and self._established:
-            self._collect()
-        if mux.idle:
-            return
-        buffers, size, written = mux.take(_TAKE)
-        if not size:
-            return
-        if self._tls is not None:
-            sealed = self._tls.seal(buffers)
-            self._out, size = list(sealed), sum(map(len, sealed))
-        else:
-            self._out = buffers
-        self._held = size
-        if written or self._room_grew:
-            self._marks.append((self._passed + self._held, written))
-
     def _report_written(self, written: list[tuple[Entity, int]]) -> None:
         """What has left, and room for datagrams."""
         user = self._user
@@ -332,15 +322,14 @@ class Wire(Mapping):
                 self._sent += size
                 self._reported = True
                 user.written(entity.identifier - 1, size)
-        if self._room_grew:
+        if self._room_grew and not self._out.left:
             self._room_grew = False
             self._reported = True
             user.datagram_room_changed()
 
     def _add_words(self, words: bytes) -> None:
         """Bytes for the socket that are not of the core."""
-        self._out.append(words)
-        self._held += len(words)
+        self._out.add(words)
 
     def _wait_writable(self) -> None:
         self._writing = True
@@ -377,9 +366,7 @@ class Wire(Mapping):
 
     def _break(self, error: OSError) -> None:
         """The kernel takes nothing any more."""
-        self._out = []
-        self._held = 0
-        self._marks.clear()
+        self._out.clear()
         self._writing = True
         if self._parting:
             self._release()
@@ -417,21 +404,6 @@ class Wire(Mapping):
             self._farewell.cancel()
         if self._acks is not None:
             self._acks.cancel()
-        self._out = []
-        self._held = 0
-        self._marks.clear()
+        self._out.clear()
         self._sock.close()
         self._gone()
-
-
-def _cut(buffers: list[Any], size: int) -> None:
-    """Takes ``size`` bytes off the front."""
-    count = 0
-    for buffer in buffers:
-        if size < len(buffer):
-            break
-        size -= len(buffer)
-        count += 1
-    del buffers[:count]
-    if size:
-        buffers[0] = memoryview(buffers[0])[size:]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import Any
 
 from aqueduct._speedups.buffers import Scatter
+from aqueduct._speedups.turns import Turns
 from aqueduct.config import Mux as Settings
 from aqueduct.errors import FrameError, LocalProtocolError, RemoteProtocolError
 from aqueduct.protocol.bpmux import events
@@ -171,6 +172,11 @@ class Mux:
         return self.error is not None or self._scheduler.idle
 
     @property
+    def turns(self) -> Turns:
+        """For ``write_out``, which is ``take`` and its way to a socket at once."""
+        return self._scheduler
+
+    @property
     def only_acks(self) -> bool:
         """Whether what can leave could as well leave a little later, with something else."""
         return self.error is None and self._scheduler.only_acks
@@ -259,6 +265,11 @@ class Mux:
         return sink, stream
 
     # Commands: sending
+
+    def write_run(self, entity: Entity, buffers: Sequence[Buffer]) -> None:
+        """``write`` of plain buffers without options."""
+        if self.error is not None or not self._scheduler.write_run(entity, buffers):
+            self.write(entity, buffers)
 
     def write(
         self,

@@ -2,12 +2,13 @@
 
 As in fq_codel: who was idle goes first once (the fresh), for at most ``Mux.chunk`` bytes; who has
 more to send than that waits for its turn among the bulky. So a small message waits for at most what
-was taken before, however much is queued elsewhere.
+was taken before, however much is queued elsewhere. The turns, and plain runs of bytes, are compiled
+(``_speedups.turns``); all other chunks are made here.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from typing import TypeAlias
 
 from aqueduct._speedups.bpmux import (
@@ -19,7 +20,7 @@ from aqueduct._speedups.bpmux import (
     encode_head,
     encode_rest,
 )
-from aqueduct._speedups.entities import Outlet, send_run
+from aqueduct._speedups.turns import Outlet, Turns
 from aqueduct.config import Mux as Settings
 from aqueduct.errors import LimitExceeded
 from aqueduct.protocol.bpmux import events
@@ -31,9 +32,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 Taken: TypeAlias = tuple[list[bytes | memoryview], int, list[tuple[Entity, int]]]
 """Buffers in wire order, their bytes, and how many bytes of payload are in them of whom."""
 
-NOWHERE, FRESH, BULKY = range(3)
-CRUMB = 1024
-"""A chunk is not cut to fewer bytes than this for the sake of the limit of one ``take``."""
+NOWHERE, FRESH = range(2)
 SMALL_END = 1024
 """An end payload up to this size is urgent if no payload waits before it."""
 UNLIMITED = 1 << 62
@@ -41,66 +40,32 @@ PATIENT = 16
 """So many acknowledgements of ends may wait for company."""
 
 
-class Scheduler:
+class Scheduler(Turns):
     """Everything that waits to leave."""
 
     def __init__(self, state: State, reported: list[events.Event], settings: Settings) -> None:
+        super().__init__(settings.chunk)
         self._state = state
         self._events = reported
         self._settings = settings
-        self._urgent: deque[Entity] = deque()
-        self._fresh: deque[Entity] = deque()
-        self._bulky: deque[Entity] = deque()
         self._waiting: OrderedDict[Entity, None] = OrderedDict()
         """Whose opening payload waits for top-level credit, in order; the first one is tried."""
 
     @property
-    def idle(self) -> bool:
-        """Nothing can leave now."""
-        return not (self._urgent or self._fresh or self._bulky)
-
-    @property
     def only_acks(self) -> bool:
         """Whether all that can leave acknowledges ends, a few of them: nobody waits for that."""
-        urgent = self._urgent
+        urgent = self.urgent
         return (
             0 < len(urgent) <= PATIENT
-            and not (self._fresh or self._bulky)
+            and not (self.fresh or self.bulky)
             and all(entity.end_in for entity in urgent)
         )
 
     def take(self, limit: int) -> Taken:
         """Commits and returns the next chunks, about ``limit`` bytes of them."""
         out = Outlet()
-        urgent, fresh, bulky = self._urgent, self._fresh, self._bulky
-        while urgent and out.size < limit:
-            entity = urgent.popleft()
-            entity.in_urgent = False
-            self._send_urgent(entity, out)
-        while out.size < limit and (fresh or bulky):
-            lane = fresh or bulky
-            entity = lane[0]
-            if entity.deficit <= 0:
-                entity.deficit += self._settings.chunk
-                self._move(lane, BULKY)
-                continue
-            before = out.size
-            room = min(entity.deficit, max(limit - before, CRUMB))
-            sent = send_run(entity, room, out)
-            if sent > 0 or (sent < 0 and not entity.gone and self._send(entity, room, out)):
-                entity.deficit -= out.size - before
-                if entity.items:
-                    continue
-            # It stays in turn once more, or its next bytes would overtake the bulky for ever.
-            self._move(lane, BULKY if entity.lane == FRESH and bulky else NOWHERE)
-        out.close()
+        self.gather(out, limit)
         return out.buffers, out.size, out.written
-
-    def _move(self, lane: deque[Entity], to: int) -> None:
-        entity = lane.popleft()
-        entity.lane = to
-        if to == BULKY:
-            self._bulky.append(entity)
 
     # What makes an entity ready.
 
@@ -116,13 +81,13 @@ class Scheduler:
         if entity.lane == NOWHERE and (entity.items or not entity.opened):
             entity.lane = FRESH
             entity.deficit = self._settings.chunk
-            self._fresh.append(entity)
+            self.fresh.append(entity)
 
     def hurry(self, entity: Entity) -> None:
         """A chunk that goes first."""
         if not entity.in_urgent:
             entity.in_urgent = True
-            self._urgent.append(entity)
+            self.urgent.append(entity)
 
     def credited(self, entity: Entity) -> None:
         """The peer gave it credit."""

@@ -1,0 +1,450 @@
+"""What leaves of a byte stream: gathered for the kernel, and whose turn it is.
+
+What may leave of whom, and what is urgent, is decided by ``aqueduct.protocol.bpmux``. Here is the
+path that every byte takes: runs of bytes in turn, and one call of the kernel for many of them.
+"""
+
+import os
+from collections import deque
+
+cimport cython
+from cpython.bytes cimport (
+    PyBytes_AS_STRING,
+    PyBytes_CheckExact,
+    PyBytes_FromStringAndSize,
+    PyBytes_GET_SIZE,
+)
+from cpython.exc cimport PyErr_CheckSignals
+from cpython.memoryview cimport PyMemoryView_GET_BUFFER
+from libc.errno cimport EAGAIN, EINTR, errno
+from libc.stdint cimport uint8_t, uint64_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memcpy, memset
+
+from aqueduct._speedups.bpmux cimport HEAD_MAX, PAYLOAD_FLAG, head_store
+from aqueduct._speedups.buffers cimport Scatter, byte_view, count_copied
+from aqueduct._speedups.entities cimport Entity, Item
+from aqueduct._speedups.varu64 cimport varu64_store
+
+
+cdef extern from "<sys/uio.h>" nogil:
+    struct iovec:
+        void *iov_base
+        size_t iov_len
+
+cdef extern from "<sys/socket.h>" nogil:
+    struct msghdr:
+        iovec *msg_iov
+        size_t msg_iovlen
+    Py_ssize_t sendmsg(int fd, const msghdr *message, int flags)
+
+__all__ = ["Outlet", "Turns", "write_out"]
+
+cdef enum:
+    # Lanes of an entity.
+    NOWHERE = 0
+    FRESH = 1
+    BULKY = 2
+    # A chunk is not cut to fewer bytes than this for the sake of the limit of one take.
+    CRUMB = 1024
+    # Places of entities that are written to.
+    SINK_OUT = 2
+    SINK_IN = 3
+    # Parts that one call of the kernel gets; every system takes so many.
+    PARTS = 512
+    # An arena above this is given back once it is empty.
+    ARENA_KEPT = 16384
+
+
+@cython.final
+@cython.auto_pickle(False)
+cdef class Outlet:
+    """Bytes on their way to the kernel: small buffers are joined, large ones stay as they are.
+
+    ``size`` counts what was added since all of it had left, ``left`` what has not left yet.
+    ``written`` says how many bytes of payload are in it, and of whom.
+    """
+
+    def __cinit__(self):
+        self._owners = []
+        self.written = []
+
+    def __dealloc__(self):
+        free(self._parts)
+        free(self._arena)
+
+    def add(self, buffer):
+        """Appends a contiguous buffer."""
+        cdef Py_buffer *info
+        if PyBytes_CheckExact(buffer):
+            self.put(
+                buffer, <const uint8_t *> PyBytes_AS_STRING(buffer), PyBytes_GET_SIZE(buffer)
+            )
+            return
+        buffer = byte_view(buffer)
+        info = PyMemoryView_GET_BUFFER(buffer)
+        self.put(buffer, <const uint8_t *> info.buf, info.len)
+
+    def extend(self, buffers):
+        """Appends each of ``buffers``."""
+        for buffer in buffers:
+            self.add(buffer)
+
+    @property
+    def buffers(self):
+        """All of it that has not left: what was joined as bytes, the rest as it was given."""
+        cdef Py_ssize_t index, offset = self._offset
+        cdef Part *part
+        cdef list found = []
+        cdef object owner
+        for index in range(self._first, self._count):
+            part = self._parts + index
+            owner = self._owners[index]
+            if owner is None:
+                found.append(
+                    PyBytes_FromStringAndSize(
+                        <const char *> self._arena + part.place + offset, part.size - offset
+                    )
+                )
+            elif not offset and part.size == len(owner):
+                found.append(owner)
+            else:
+                offset += part.start - start_of(owner)
+                found.append(memoryview(owner)[offset:offset + part.size])
+            offset = 0
+        return found
+
+    def send(self, int fd):
+        """Has the kernel take what it takes now; returns how many bytes. Raises OSError."""
+        return max(self._send(fd), 0)
+
+    def clear(self):
+        """Drops everything."""
+        self.left = 0
+        self.size = 0
+        self._begin()
+
+    # For the other compiled modules.
+
+    cdef int put(self, object owner, const uint8_t *start, Py_ssize_t size) except -1:
+        """Appends bytes of ``owner``."""
+        if size < COALESCE_BELOW:
+            self.put_head(start, size)
+            count_copied(size)
+            return 0
+        self._grow(0)
+        self._parts[self._count] = Part(start, 0, size)
+        self._count += 1
+        self._owners.append(owner)
+        self.size += size
+        self.left += size
+        return 0
+
+    cdef int put_head(self, const uint8_t *start, Py_ssize_t size) except -1:
+        """Appends a copy of bytes that are not payload."""
+        if size == 0:
+            return 0
+        self._grow(size)
+        memcpy(self._arena + self._filled, start, <size_t> size)
+        if self._count and self._parts[self._count - 1].start == NULL:
+            self._parts[self._count - 1].size += size
+        else:
+            self._parts[self._count] = Part(NULL, self._filled, size)
+            self._count += 1
+            self._owners.append(None)
+        self._filled += size
+        self.size += size
+        self.left += size
+        return 0
+
+    cdef int put_run(self, Scatter scatter, Py_ssize_t size) except -1:
+        """Appends the first ``size`` bytes that wait in ``scatter``, which has them."""
+        cdef Py_ssize_t length, part
+        cdef const uint8_t *start
+        cdef object item
+        scatter.nbytes -= size
+        while size > 0:
+            item = scatter._items[scatter._head]
+            if PyBytes_CheckExact(item):
+                start = <const uint8_t *> PyBytes_AS_STRING(item)
+                length = PyBytes_GET_SIZE(item)
+            else:
+                start = <const uint8_t *> PyMemoryView_GET_BUFFER(item).buf
+                length = PyMemoryView_GET_BUFFER(item).len
+            part = min(length - scatter._offset, size)
+            self.put(item, start + scatter._offset, part)
+            size -= part
+            scatter._offset += part
+            if scatter._offset == length:
+                scatter._items[scatter._head] = None
+                scatter._head += 1
+                scatter._offset = 0
+        scatter.trim()
+        return 0
+
+    cdef int _grow(self, Py_ssize_t size) except -1:
+        """Room for one part more, and for ``size`` bytes in the arena."""
+        cdef void *grown
+        cdef Py_ssize_t wanted
+        if self._count == self._room:
+            wanted = max(2 * self._room, 16)
+            grown = realloc(self._parts, <size_t> wanted * sizeof(Part))
+            if grown == NULL:
+                raise MemoryError(f"no memory for {wanted} buffers on their way out")
+            self._parts = <Part *> grown
+            self._room = wanted
+        if self._filled + size > self._arena_room:
+            wanted = max(2 * self._arena_room, self._filled + size, 256)
+            grown = realloc(self._arena, <size_t> wanted)
+            if grown == NULL:
+                raise MemoryError(f"no memory for {wanted} bytes on their way out")
+            self._arena = <uint8_t *> grown
+            self._arena_room = wanted
+        return 0
+
+    cdef int _begin(self) except -1:
+        """Empty, for the next bytes."""
+        self._count = self._first = self._offset = self._filled = 0
+        self._owners.clear()
+        if self._arena_room > ARENA_KEPT:
+            free(self._arena)
+            self._arena = NULL
+            self._arena_room = 0
+        return 0
+
+    cdef Py_ssize_t _send(self, int fd) except -2:
+        """One call of the kernel; -1 if it takes nothing now."""
+        cdef iovec[PARTS] vector
+        cdef msghdr message
+        cdef Py_ssize_t sent, index
+        cdef int count = 0, failure
+        cdef Part *part
+        if self.left == 0:
+            return 0
+        for index in range(self._first, min(self._count, self._first + PARTS)):
+            part = self._parts + index
+            if part.start == NULL:
+                vector[count].iov_base = <void *> (self._arena + part.place)
+            else:
+                vector[count].iov_base = <void *> part.start
+            vector[count].iov_len = <size_t> part.size
+            count += 1
+        vector[0].iov_base = <uint8_t *> vector[0].iov_base + self._offset
+        vector[0].iov_len -= <size_t> self._offset
+        memset(&message, 0, sizeof(msghdr))
+        message.msg_iov = vector
+        message.msg_iovlen = <size_t> count
+        while True:
+            with nogil:
+                sent = sendmsg(fd, &message, 0)
+                failure = errno
+            if sent >= 0:
+                break
+            if failure == EAGAIN:
+                return -1
+            if failure != EINTR:
+                raise OSError(failure, os.strerror(failure))
+            PyErr_CheckSignals()
+        self._left(sent)
+        return sent
+
+    cdef int _left(self, Py_ssize_t size) except -1:
+        """So many bytes have left."""
+        self.left -= size
+        if self.left == 0:
+            self.size = 0
+            self._begin()
+            return 0
+        size += self._offset
+        while size >= self._parts[self._first].size:
+            size -= self._parts[self._first].size
+            self._owners[self._first] = None
+            self._first += 1
+        self._offset = size
+        return 0
+
+
+@cython.auto_pickle(False)
+cdef class Turns:
+    """Who has something to send, in the order of their turns; the base of the scheduler.
+
+    ``urgent`` have chunks that go first. ``fresh`` were idle and go before the ``bulky`` once, for
+    at most ``chunk`` bytes each; then it is the turn of the next one, by bytes. What is more than a
+    run of bytes is left to ``_send_urgent(entity, out)`` and ``_send(entity, room, out)``.
+    """
+
+    def __init__(self, Py_ssize_t chunk):
+        self.urgent = deque()
+        self.fresh = deque()
+        self.bulky = deque()
+        self._chunk = chunk
+
+    @property
+    def idle(self):
+        """Nothing can leave now."""
+        return not (self.urgent or self.fresh or self.bulky)
+
+    def gather(self, Outlet out not None, Py_ssize_t limit):
+        """Commits the next chunks to ``out``, until it has about ``limit`` bytes."""
+        self.fill(out, limit)
+
+    def write_run(self, Entity entity not None, buffers not None):
+        """Queues bytes behind a run of bytes, or where nothing waits. False: it is not that plain.
+
+        Then nothing was done. ``entity`` is a sink with an identifier of its own.
+        """
+        cdef object items = entity.items
+        cdef Item last = None
+        cdef Py_ssize_t count = len(items)
+        if (
+            entity.gone or entity.end_in or entity.ending or not entity.opened
+            or entity.place != SINK_OUT or entity.identifier == 0 or count > 1
+        ):
+            return False
+        if count:
+            last = items[0]
+            if last.whole or last.total or last.missing or last.is_end or last.urgent:
+                return False
+            last.scatter.extend(buffers)
+        else:
+            last = Item()
+            last.scatter.extend(buffers)
+            if last.scatter.nbytes == 0:
+                return True
+            entity.add(last)
+        if entity.lane == NOWHERE:
+            entity.lane = FRESH
+            entity.deficit = self._chunk
+            self.fresh.append(entity)
+        return True
+
+    cdef int fill(self, Outlet out, Py_ssize_t limit) except -1:
+        cdef object lane
+        cdef Entity entity
+        cdef Py_ssize_t before, room
+        cdef int sent
+        while self.urgent and out.size < limit:
+            entity = self.urgent.popleft()
+            entity.in_urgent = False
+            self._send_urgent(entity, out)
+        while out.size < limit:
+            lane = self.fresh or self.bulky
+            if not lane:
+                break
+            entity = lane[0]
+            if entity.deficit <= 0:
+                entity.deficit += self._chunk
+                self._move(lane, BULKY)
+                continue
+            before = out.size
+            room = min(entity.deficit, max(limit - before, CRUMB))
+            sent = self._run(entity, room, out)
+            if sent > 0 or (sent < 0 and not entity.gone and self._send(entity, room, out)):
+                entity.deficit -= out.size - before
+                if entity.items:
+                    continue
+            # It stays in turn once more, or its next bytes would overtake the bulky for ever.
+            self._move(lane, BULKY if entity.lane == FRESH and self.bulky else NOWHERE)
+        return 0
+
+    cdef int _move(self, object lane, int to) except -1:
+        cdef Entity entity = lane.popleft()
+        entity.lane = to
+        if to == BULKY:
+            self.bulky.append(entity)
+        return 0
+
+    cdef int _run(self, Entity entity, Py_ssize_t room, Outlet out) except -2:
+        """One chunk of a run of bytes: 1; 0 without credit; -1 if it is not this plain.
+
+        Plain is: the entity is open, and the run comes first and has nothing behind it, or more
+        bytes than may leave now.
+        """
+        cdef Item item
+        cdef uint8_t[HEAD_MAX] head
+        cdef uint8_t *end
+        cdef uint64_t credit
+        cdef Py_ssize_t size
+        cdef int type
+        cdef object items = entity.items
+        if not entity.opened or entity.end_out or entity.end_in or not items:
+            return -1
+        item = items[0]
+        if item.whole or item.total or item.is_end or item.urgent:
+            return -1
+        if entity.credit_out <= entity.keep:
+            return 0
+        credit = entity.credit_out - entity.keep
+        size = min(item.scatter.nbytes, room)
+        if <uint64_t> size > credit:
+            size = <Py_ssize_t> credit
+        if size == item.scatter.nbytes and len(items) > 1:
+            return -1
+        # The top-level is In-Sink 0 (BP-R3).
+        type = entity.place + (entity.identifier == 0 and entity.place == SINK_OUT)
+        end = head_store(head, type, PAYLOAD_FLAG, entity.identifier, 0)
+        end = varu64_store(end, <uint64_t> size)
+        out.put_head(head, end - head)
+        out.put_run(item.scatter, size)
+        entity.credit_out -= <uint64_t> size
+        out.written.append((entity, size))
+        if item.scatter.nbytes == 0:
+            items.popleft()
+        return 1
+
+
+def write_out(
+    Turns turns not None,
+    Outlet out not None,
+    int fd,
+    Py_ssize_t limit,
+    Py_ssize_t budget,
+    list written not None,
+):
+    """Has the kernel take what is in ``out``, then takes of ``turns``, one after the other.
+
+    A take has about ``limit`` bytes; with ``limit`` 0 there is none. Whole takes that have left are
+    told in ``written``: (entity, bytes), in their order. It ends when nothing can leave, when
+    ``budget`` bytes have left, or when the kernel takes no more, which is when something is
+    ``left``. Returns how many bytes have left. Raises OSError.
+    """
+    cdef Py_ssize_t total = 0, sent
+    while True:
+        if out.left == 0:
+            if limit <= 0 or total >= budget:
+                break
+            turns.fill(out, limit)
+            if out.left == 0:
+                break
+        while out.left:
+            sent = out._send(fd)
+            if sent <= 0:
+                return total
+            total += sent
+            # More parts than one call takes are no sign of a kernel that is full.
+            if out.left and out._offset:
+                return total
+        if out.written:
+            tell(written, out.written)
+    return total
+
+
+cdef int tell(list told, list written) except -1:
+    """Appends what was written; what is of one entity in a row is one entry."""
+    cdef tuple entry, last
+    for entry in written:
+        if told:
+            last = told[len(told) - 1]
+            if last[0] is entry[0]:
+                told[len(told) - 1] = (last[0], last[1] + entry[1])
+                continue
+        told.append(entry)
+    written.clear()
+    return 0
+
+
+cdef const uint8_t *start_of(object owner) except NULL:
+    """Where the bytes of a part's owner begin."""
+    if PyBytes_CheckExact(owner):
+        return <const uint8_t *> PyBytes_AS_STRING(owner)
+    return <const uint8_t *> PyMemoryView_GET_BUFFER(owner).buf

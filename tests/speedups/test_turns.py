@@ -1,0 +1,206 @@
+"""The way out of a byte stream: buffers gathered for the kernel, and takes until it is full."""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from aqueduct._speedups.buffers import bytes_copied
+from aqueduct._speedups.turns import Outlet, write_out
+from aqueduct.config import Mux as Settings
+from aqueduct.protocol.bpmux.connection import Mux
+from aqueduct.protocol.bpmux.state import SINK_OUT, Entity
+from aqueduct.wire.bpmux import read_chunks
+
+KiB = 1 << 10
+MiB = 1 << 20
+LARGE = 4096
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Two ends of a connection whose kernel holds little, neither of which waits."""
+    one, other = socket.socketpair()
+    for end in (one, other):
+        end.setblocking(False)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32 * KiB)
+    with one, other:
+        yield one, other
+
+
+def read_all(end: socket.socket) -> bytes:
+    """What is there now."""
+    data = b""
+    try:
+        while piece := end.recv(MiB):
+            data += piece
+    except BlockingIOError:
+        pass
+    return data
+
+
+def content(seed: int, size: int) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+def test_small_buffers_are_joined_and_large_ones_stay() -> None:
+    out = Outlet()
+    large, view = content(1, LARGE), memoryview(content(2, 3 * LARGE))[100:]
+    before = bytes_copied()
+    given: list[bytes | bytearray | memoryview] = [
+        b"ab",
+        b"",
+        bytearray(b"cd"),
+        large,
+        view,
+        b"x",
+        b"y" * (LARGE - 1),
+    ]
+    out.extend(given)
+    assert out.buffers == [b"abcd", large, view, b"x" + b"y" * (LARGE - 1)]
+    assert out.buffers[1] is large
+    assert bytes_copied() - before == 2 + 2 + 1 + LARGE - 1
+    assert out.size == out.left == sum(len(each) for each in given)
+    out.clear()
+    assert (out.buffers, out.size, out.left) == ([], 0, 0)
+
+
+def test_what_is_given_lives_until_it_has_left() -> None:
+    out = Outlet()
+    block = bytearray(LARGE)
+    out.add(block)
+    with pytest.raises(BufferError):
+        block.append(1)
+    out.clear()
+    block.append(1)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_byte_arrives_however_the_kernel_cuts(
+    seed: int, ends: tuple[socket.socket, socket.socket]
+) -> None:
+    """More parts than one call takes, added at any moment; what is left is what was not read."""
+    rng = random.Random(seed)
+    sender, reader = ends
+    out = Outlet()
+    given = got = b""
+    pieces = [content(seed + size, size) for size in (1, 300, LARGE, LARGE + 7, 20_000)]
+    for count in (1, 5, 300, 1, 2):
+        for _ in range(count):
+            piece = rng.choice(pieces)
+            forms: list[bytes | bytearray | memoryview] = [piece, memoryview(piece)]
+            out.add(rng.choice([*forms, bytearray(piece)]))
+            given += piece
+        sent = out.send(sender.fileno())
+        assert out.left == len(given) - len(got) - sent
+        got += read_all(reader)
+        assert b"".join(out.buffers) == given[len(got) :]
+    while out.left:
+        out.send(sender.fileno())
+        got += read_all(reader)
+    assert got == given
+    assert out.send(sender.fileno()) == 0
+
+
+def test_a_full_kernel_takes_nothing_and_a_dead_one_says_why(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    sender, reader = ends
+    out = Outlet()
+    out.add(bytes(MiB))
+    while out.send(sender.fileno()):
+        pass
+    left = out.left
+    assert 0 < left < MiB
+    assert out.send(sender.fileno()) == 0
+    assert out.left == left
+    reader.close()
+    with pytest.raises(BrokenPipeError):
+        out.send(sender.fileno())
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        out.send(-1)
+
+
+def sinks(count: int, chunk: int) -> tuple[Mux, list[Entity]]:
+    """So many open sinks with more credit than they need."""
+    mux = Mux(Settings(chunk=chunk))
+    entities = [mux.open_sink() for _ in range(count)]
+    while not mux.idle:
+        mux.take(MiB)
+    for entity in entities:
+        entity.credit_out = 1 << 40
+    return mux, entities
+
+
+@pytest.mark.parametrize("limit", [10 * KiB, 64 * KiB])
+def test_takes_leave_whole_and_one_after_the_other(
+    limit: int, ends: tuple[socket.socket, socket.socket]
+) -> None:
+    sender, reader = ends
+    mux, entities = sinks(3, 16 * KiB)
+    payloads = {entity: content(entity.identifier, 300 * KiB) for entity in entities}
+    for entity in entities:
+        mux.write_run(entity, [payloads[entity]])
+    out = Outlet()
+    told = dict.fromkeys(entities, 0)
+    data = b""
+    while not (mux.idle and not out.left):
+        written: list[tuple[Entity, int]] = []
+        before, taken = sum(told.values()), 900 * KiB - sum(each.queued for each in entities)
+        write_out(mux.turns, out, sender.fileno(), limit, MiB, written)
+        for entity, size in written:
+            told[entity] += size
+        # A take is told when all of it has left, and no other is begun before.
+        now = 900 * KiB - sum(each.queued for each in entities)
+        assert now - sum(told.values()) <= limit + KiB
+        assert sum(told.values()) >= before
+        assert bool(out.left) == (now > sum(told.values()))
+        assert now >= taken
+        data += read_all(reader)
+    assert told == dict.fromkeys(entities, 300 * KiB)
+    found = dict.fromkeys((entity.identifier for entity in entities), b"")
+    for chunk in read_chunks(data):
+        found[chunk.identifier] += chunk.payload
+    assert found == {entity.identifier: payloads[entity] for entity in entities}
+
+
+def test_write_out_ends_with_its_budget_and_takes_nothing_without_a_limit(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    sender, reader = ends
+    mux, (entity,) = sinks(1, 64 * KiB)
+    mux.write_run(entity, [bytes(100 * KiB)])
+    out = Outlet()
+    written: list[tuple[Entity, int]] = []
+    assert write_out(mux.turns, out, sender.fileno(), 0, MiB, written) == 0
+    sent = write_out(mux.turns, out, sender.fileno(), 4 * KiB, 7 * KiB, written)
+    assert 8 * KiB <= sent <= 8 * KiB + 32
+    # What is of one entity in a row is told as one.
+    assert written == [(entity, 100 * KiB - entity.queued)]
+    assert not out.left
+    assert len(read_all(reader)) == sent
+    out.add(b"words")
+    assert write_out(mux.turns, out, sender.fileno(), 0, MiB, written) == 5
+    assert read_all(reader) == b"words"
+
+
+def test_a_plain_run_is_queued_and_all_else_refused_unchanged() -> None:
+    mux, (first, second) = sinks(2, KiB)
+    turns = mux.turns
+    assert turns.write_run(first, [b"ab", b"c"])
+    assert turns.write_run(first, [b"d"])
+    assert turns.write_run(second, [b""])
+    assert (first.queued, second.queued, list(turns.fresh)) == (4, 0, [first])
+    mux.write(second, b"whole", whole=True)
+    assert not turns.write_run(second, [b"e"])
+    assert second.queued == 5
+    mux.end(first)
+    assert not turns.write_run(first, [b"e"])
+    unopened = mux.open_sink()
+    assert unopened.place == SINK_OUT
+    assert not turns.write_run(unopened, [b"e"])
+    assert not turns.write_run(mux.top_sink, [b"e"])
+    assert not unopened.queued and not mux.top_sink.queued
