@@ -18,7 +18,7 @@ from aqueduct.arrow.schema import check
 from aqueduct.arrow.status import Status
 from aqueduct.arrow.unary import Answer, Question, decode_answer, room_of
 from aqueduct.arrow.wire import HELLO
-from aqueduct.endpoint import Connection, Message, Sender
+from aqueduct.endpoint import Asked, Connection, Message
 from aqueduct.errors import (
     AqueductError,
     BadCall,
@@ -26,10 +26,12 @@ from aqueduct.errors import (
     DeadlineExceeded,
     LocalProtocolError,
 )
-from aqueduct.watch import Watch, Watches
+from aqueduct.watch import Watches
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from aqueduct.protocol.channels.receiving import Received
 
 __all__ = ["Answered", "Asker", "one_batch"]
 
@@ -89,39 +91,34 @@ class Asker:
 
         Raises how the call failed.
         """
-        connection, question = self._connection, self.question
-        waiter = _Waiter(watches.loop)
-        began = watches.loop.time()
-        watch = Watch(
-            watches,
-            deadline=self.head.deadline,
-            moved=_nothing,
-            expired=lambda seconds: waiter.fail(self._expired(seconds)),
-        )
-        connection.hold()
-        receiver = message = None
+        connection, question, deadline = self._connection, self.question, self.head.deadline
+        loop = watches.loop
+        began = loop.time()
+        waiting = _Waiting(loop, self, began)
+        timer = None
+        if deadline is None:
+            watches.add(waiting)
+        else:
+            timer = loop.call_later(deadline, waiting.expire, deadline)
+        answer = None
         try:
             if not connection.entrypoint.writable:
-                await waiter.wait_writable(connection.entrypoint)
+                await _room(connection, waiting)
             payload = [question.prefix, *encoded.buffers]
-            receiver = connection.ask(payload, question.headers, now=alone)
-            receiver.on_change = waiter.wake
-            connection.carrier.expect_input()
-            while (message := receiver.receive_nowait()) is None:
-                await waiter.wait()
+            connection.ask(waiting, payload, question.headers, began, now=alone)
+            while (answer := connection.answer(waiting)) is None:
+                await waiting
         except ChannelError as error:
             raise self._given_up(error) from error
         finally:
-            watch.cancel()
-            connection.release()
-            if receiver is not None:
-                receiver.on_change = None
-                if message is None:
-                    receiver.close()
-        left = self.head.deadline
-        if left is not None and message.attachments:
-            left = max(left - (watches.loop.time() - began), 0.001)
-        return self._read(message, left)
+            if timer is None:
+                watches.discard(waiting)
+            else:
+                timer.cancel()
+            connection.forget(waiting, close=answer is None)
+        if answer.attachments and deadline is not None:
+            deadline = max(deadline - (loop.time() - began), 0.001)
+        return self._read(answer, deadline)
 
     def following(self, answered: Answered) -> CallHead:
         """The call whose answers follow."""
@@ -135,7 +132,7 @@ class Asker:
             self.schema, where=f"the input of handler {handler!r}", peer=self._peer, handler=handler
         )
 
-    def _read(self, message: Message, left: float | None) -> Answered:
+    def _read(self, message: Received, left: float | None) -> Answered:
         names = {"peer": self._peer, "handler": self.head.handler}
         try:
             answer = decode_answer(message.headers, message.payload)
@@ -151,7 +148,7 @@ class Asker:
                 raise
             raise BadCall(str(error), **names) from error.__cause__
         if any(key == HELLO for key, _ in message.headers):
-            return Answered(follow=message, deadline=left)
+            return Answered(follow=self._connection.message(message), deadline=left)
         status = Status.decode(message.headers, message.payload, **names)
         failed = status.to_exception(**names)
         if failed is not None:
@@ -216,45 +213,35 @@ def one_batch(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> pa.Record
         ) from error
 
 
-class _Waiter:
-    """The one task that waits for an answer."""
+class _Waiting(Asked):
+    """An answer that is waited for, but not for ever."""
 
-    __slots__ = ("_error", "_future", "_loop")
+    __slots__ = ("_asker", "_began")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._future: asyncio.Future[None] | None = None
-        self._error: AqueductError | None = None
+    def __init__(self, loop: asyncio.AbstractEventLoop, asker: Asker, began: float) -> None:
+        super().__init__(loop)
+        self._asker = asker
+        self._began = began
 
-    def wake(self) -> None:
-        """Something may have changed."""
-        future = self._future
-        if future is not None and not future.done():
-            future.set_result(None)
+    def look(self, now: float, progress: float) -> None:
+        """What Watches calls now and then: there is no progress but the answer."""
+        if now - self._began >= progress:
+            self.expire(progress)
 
-    def fail(self, error: AqueductError) -> None:
-        """``wait`` raises this, now or when it is called."""
-        self._error = error
-        self.wake()
-
-    async def wait(self) -> None:
-        """Returns with the next ``wake``."""
-        if self._error is None:
-            self._future = self._loop.create_future()
-            await self._future
-        if self._error is not None:
-            raise self._error
-
-    async def wait_writable(self, sender: Sender) -> None:
-        """Returns once there is room to send."""
-        room = self._loop.create_task(sender.wait_writable())
-        room.add_done_callback(lambda _: self.wake())
-        try:
-            while not room.done():
-                await self.wait()
-        finally:
-            room.cancel()
+    def expire(self, seconds: float) -> None:
+        """It took too long."""
+        if self.failure is None:
+            self.fail(self._asker._expired(seconds))
 
 
-def _nothing() -> None:
-    return None
+async def _room(connection: Connection, waiting: _Waiting) -> None:
+    """Returns once there is room for the question."""
+    connection.hold()
+    room = asyncio.ensure_future(connection.entrypoint.wait_writable())
+    room.add_done_callback(lambda _: waiting.wake())
+    try:
+        while not room.done():
+            await waiting
+    finally:
+        connection.release()
+        room.cancel()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
-__all__ = ["Signal", "Watch", "Watches"]
+__all__ = ["Signal", "Watch", "Watched", "Watches"]
 
 
 class Signal:
@@ -90,6 +91,13 @@ class Watch:
         expired(seconds)
 
 
+class Watched(Protocol):
+    """What may take no longer than its progress allows."""
+
+    def look(self, now: float, progress: float) -> None:
+        """Called now and then, at least four times in ``progress`` seconds."""
+
+
 class Watches:
     """The calls of one client or service that are watched for progress: one timer for all."""
 
@@ -99,16 +107,16 @@ class Watches:
         self.loop = loop
         self.progress = progress
         """Seconds without any movement that a call may take."""
-        self._held: dict[Watch, None] = {}
+        self._held: dict[Watched, None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, watch: Watch) -> None:
+    def add(self, watch: Watched) -> None:
         """Looks at it from now on."""
         self._held[watch] = None
         if self._timer is None:
             self._timer = self.loop.call_later(self.progress / 4, self._look)
 
-    def discard(self, watch: Watch) -> None:
+    def discard(self, watch: Watched) -> None:
         """Looks at it no more."""
         self._held.pop(watch, None)
 

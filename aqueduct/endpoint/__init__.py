@@ -1,5 +1,6 @@
 """The asyncio face of channels: ``connect``, ``serve``, ``channel`` and their handles."""
 
+from aqueduct.endpoint.asked import Asked
 from aqueduct.endpoint.connection import Connection
 from aqueduct.endpoint.handles import (
     Attachment,
@@ -14,6 +15,7 @@ from aqueduct.endpoint.serving import Server, bind, connect, serve
 from aqueduct.endpoint.snapshot import ConnectionSnapshot
 
 __all__ = [
+    "Asked",
     "Attachment",
     "Connection",
     "ConnectionSnapshot",

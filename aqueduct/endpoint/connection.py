@@ -13,6 +13,7 @@ from typing import Any
 from aqueduct.carriers.contract import Carrier
 from aqueduct.carriers.pump import Pump
 from aqueduct.config import Config
+from aqueduct.endpoint.asked import Asked
 from aqueduct.endpoint.handles import Attachment, Headers, Message, Receiver, Sender
 from aqueduct.endpoint.local import Parcel, Pipe, queue_full
 from aqueduct.endpoint.snapshot import ConnectionSnapshot
@@ -216,25 +217,54 @@ class Connection:
         self.pump.flush_soon()
         return number
 
-    def ask(self, payload: Any, headers: Headers, *, now: bool = False) -> Receiver:
+    def ask(
+        self, asked: Asked, payload: Any, headers: Headers, began: float, *, now: bool = False
+    ) -> None:
         """A message on the entrypoint that carries the sender of a oneshot channel.
 
-        Returns the receiver. ``now`` lets it leave at once: for a message that has no company.
-        Raises as Sender.send_nowait.
+        ``asked`` is woken when something comes there. ``began`` is the loop's time; ``now`` lets
+        the message leave at once: for one that has no company. Raises as Sender.send_nowait.
         """
         half = self.entrypoint._half
         if half.full and half.error is None:
             raise queue_full(half.queued)
         attach = Attach(keep_sender=False, is_oneshot=True)
-        self.core.send(half, payload, self._loop.time(), headers=headers, attachments=(attach,))
-        assert isinstance(attach.half, ReceiverHalf)
-        attach.half.patient = True
-        receiver = Receiver(attach.half, self)
+        self.core.send(half, payload, began, headers=headers, attachments=(attach,))
+        answer = attach.half
+        assert isinstance(answer, ReceiverHalf)
+        answer.patient = True
+        answer.handle = asked
+        asked.half = answer
         if now:
             self.pump.flush()
         else:
             self.pump.flush_soon()
-        return receiver
+        self.carrier.expect_input()
+
+    def answer(self, asked: Asked) -> Received | None:
+        """What has come for ``asked``; None if nothing has. Raises how its channel ended.
+
+        The halves that came with it become handles by ``message``.
+        """
+        half = asked.half
+        assert half is not None
+        if half.queue:
+            received = self.core.receive(half, self._loop.time())
+            if self.core.waits:
+                self.pump.flush_soon()  # room came back, and a credit is due
+            if received is not None:
+                return received
+        if half.error is not None:
+            raise half.error.with_traceback(None)
+        return None
+
+    def forget(self, asked: Asked, *, close: bool) -> None:
+        """``asked`` is woken no more. ``close``: nobody wants the answer."""
+        half, asked.half = asked.half, None
+        if half is not None:
+            half.handle = None
+            if close:
+                self.close_receiver(half)
 
     def finish(self, half: SenderHalf) -> None:
         """See Sender.finish."""
@@ -254,7 +284,7 @@ class Connection:
             return None
         if self.core.waits:
             self.pump.flush_soon()  # room came back, and a credit is due
-        return self._message(received)
+        return self.message(received)
 
     def close_receiver(self, half: ReceiverHalf, error: Exception | None = None) -> None:
         """See Receiver.close; ``error`` is what ended it instead of its owner."""
@@ -361,7 +391,8 @@ class Connection:
         if sender is not None:
             sender._changed()
 
-    def _message(self, received: Received) -> Message:
+    def message(self, received: Received) -> Message:
+        """What was received, as its reader gets it."""
         if not received.attachments:
             return Message(received.payload, received.headers, (), received.number)
         attachments = tuple(

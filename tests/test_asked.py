@@ -1,0 +1,208 @@
+"""What one task waits for: as much of a future as tasks use, and its turns of the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextvars import Context, ContextVar, copy_context
+
+import pyarrow as pa
+import pytest
+
+import aqueduct
+from aqueduct.client import Client
+from aqueduct.endpoint import Asked
+from tests.calls import NUMBERS, numbers, serving
+
+
+class Waiter:
+    """A task that waits ``times`` times and notes it."""
+
+    def __init__(self, times: int = 1, context: Context | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        self.asked = Asked(loop)
+        self.seen: list[str] = []
+        self.task = loop.create_task(self._wait(times), context=context)
+
+    async def _wait(self, times: int) -> None:
+        for _ in range(times):
+            try:
+                await self.asked
+                self.seen.append("woken")
+            except BaseException as error:
+                self.seen.append(type(error).__name__)
+                raise
+
+
+async def from_the_loop(work: Callable[[], object], context: Context | None = None) -> None:
+    """Runs it in a turn of its own, where no task is at work."""
+    done = asyncio.Event()
+
+    def run() -> None:
+        work()
+        done.set()
+
+    asyncio.get_running_loop().call_soon(run, context=context)
+    await done.wait()
+
+
+async def test_the_task_is_stepped_where_it_is_woken() -> None:
+    waiter = Waiter(3)
+    await asyncio.sleep(0)
+    counts = []
+
+    def work() -> None:
+        for _ in range(3):
+            waiter.asked.wake()
+            counts.append(len(waiter.seen))
+
+    await from_the_loop(work)
+    assert counts == [1, 2, 3]
+    await waiter.task
+
+
+async def test_a_task_that_wakes_another_goes_on_first() -> None:
+    waiter = Waiter()
+    await asyncio.sleep(0)
+    waiter.asked.wake()
+    assert waiter.seen == []
+    await waiter.task
+    assert waiter.seen == ["woken"]
+
+
+async def test_what_runs_in_the_context_of_the_task_goes_on_first() -> None:
+    context = copy_context()
+    waiter = Waiter(context=context)
+    await asyncio.sleep(0)
+    seen = []
+
+    def work() -> None:
+        waiter.asked.wake()
+        seen.append(list(waiter.seen))
+
+    await from_the_loop(work, context)
+    assert seen == [[]]
+    await waiter.task
+    assert waiter.seen == ["woken"]
+
+
+async def test_the_context_of_the_task_is_its_own() -> None:
+    variable: ContextVar[str] = ContextVar("variable", default="nothing")
+    asked = Asked(asyncio.get_running_loop())
+    seen = []
+
+    async def wait() -> None:
+        variable.set("the task's")
+        await asked
+        seen.append(variable.get())
+
+    task = asyncio.ensure_future(wait())
+    await asyncio.sleep(0)
+    await from_the_loop(asked.wake)
+    await task
+    assert seen == ["the task's"]
+    assert variable.get() == "nothing"
+
+
+async def test_a_wake_before_the_wait_is_not_lost() -> None:
+    waiter = Waiter()
+    waiter.asked.wake()
+    await waiter.task
+    assert waiter.seen == ["woken"]
+
+
+async def test_a_failure_is_raised_now_and_later() -> None:
+    waiter = Waiter()
+    await asyncio.sleep(0)
+    await from_the_loop(lambda: waiter.asked.fail(ValueError("late")))
+    with pytest.raises(ValueError, match="late"):
+        await waiter.task
+    with pytest.raises(ValueError, match="late"):
+        await waiter.asked
+
+
+async def test_a_cancelled_task_hears_of_it() -> None:
+    waiter = Waiter()
+    await asyncio.sleep(0)
+    waiter.task.cancel("enough")
+    with pytest.raises(asyncio.CancelledError, match="enough"):
+        await waiter.task
+    assert waiter.seen == ["CancelledError"]
+    waiter.asked.wake()  # nobody waits
+
+
+@pytest.mark.parametrize("first", ["cancel", "wake"])
+async def test_a_cancel_and_a_wake_at_once_are_a_cancel(first: str) -> None:
+    waiter = Waiter()
+    await asyncio.sleep(0)
+    if first == "cancel":
+        waiter.task.cancel()
+        waiter.asked.wake()
+    else:
+        waiter.asked.wake()
+        waiter.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter.task
+    assert waiter.seen == ["CancelledError"]
+
+
+async def test_a_task_may_wait_again_after_a_cancel() -> None:
+    asked = Asked(asyncio.get_running_loop())
+    seen = []
+
+    async def wait() -> None:
+        try:
+            await asked
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+        await asked
+        seen.append("woken")
+
+    task = asyncio.ensure_future(wait())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert seen == ["cancelled"]
+    await from_the_loop(asked.wake)
+    await task
+    assert seen == ["cancelled", "woken"]
+
+
+async def test_a_timeout_ends_the_wait() -> None:
+    asked = Asked(asyncio.get_running_loop())
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await asked
+
+
+async def test_it_belongs_to_its_loop() -> None:
+    other = asyncio.new_event_loop()
+    try:
+        with pytest.raises(RuntimeError, match="different loop"):
+            await Asked(other)
+    finally:
+        other.close()
+
+
+async def test_handlers_that_begin_at_once_may_ask_in_turn() -> None:
+    """Their first step is taken within another's task, where it cannot be stepped directly."""
+    service = aqueduct.Service("test")
+    clients: list[Client] = []
+
+    @service.handler("one", input=NUMBERS, output=NUMBERS)
+    async def one(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return numbers(*(value + 1 for value in batch["id"].to_pylist()))
+
+    @service.handler("two", input=NUMBERS, output=NUMBERS)
+    async def two(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return await clients[0].call("one", await clients[0].call("one", batch))
+
+    async with (
+        serving(service) as running,
+        await Client.connect(running.addresses[0]) as client,
+        await Client.connect(running.addresses[0]) as inner,
+    ):
+        clients.append(inner)
+        answers = await asyncio.gather(*(client.call("two", numbers(n)) for n in range(20)))
+        assert [answer["id"].to_pylist() for answer in answers] == [[n + 2] for n in range(20)]
