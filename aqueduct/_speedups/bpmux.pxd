@@ -52,6 +52,7 @@ cdef class ChunkDecoder:
     cdef int _short(self, int size, str what) except -1
     cdef int _fail(self, str text) except -1
     cdef object _piece(self)
+    cdef object take_whole(self)
 
 cdef uint8_t *head_store(
     uint8_t *out, int type, int flags, uint64_t identifier, uint64_t total

@@ -412,6 +412,34 @@ cdef class ChunkDecoder:
         self.missing -= <uint64_t> size
         return data
 
+    cdef object take_whole(self):
+        """After HEAD: the payload, if it and the rest are here and the end payload is empty.
+
+        The next step is that of the next chunk. None: they are not, and nothing has changed.
+        """
+        cdef const uint8_t *at = self._pos
+        cdef uint64_t credit = 0, size = 0
+        cdef int part
+        cdef object data
+        if self._state != AT_PAYLOAD or self.missing > <uint64_t> (self._end - at):
+            return None
+        at += self.missing
+        if self.flags & CREDIT_FLAG:
+            part = varu64_load(at, self._end, &credit)
+            if part <= 0:
+                return None
+            at += part
+        if self.flags & END_FLAG:
+            part = varu64_load(at, self._end, &size)
+            if part <= 0 or size:
+                return None
+            at += part
+        data = self._piece()
+        self._pos = at
+        self.credit = credit
+        self._state = AT_HEAD
+        return data
+
 
 cdef uint8_t *head_store(
     uint8_t *out, int type, int flags, uint64_t identifier, uint64_t total

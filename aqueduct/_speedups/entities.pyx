@@ -54,6 +54,7 @@ cdef class Item:
 
 
 @cython.final
+@cython.freelist(256)
 @cython.auto_pickle(False)
 cdef class Entity:
     """One half of a conversation. What is here may be read; commands of Mux change it.
@@ -74,7 +75,7 @@ cdef class Entity:
         self.opened = True
         # An empty deque takes more than all the rest, and most entities of a peer never need one.
         self.items = self.awaited = ()
-        self.joined = bytearray()
+        self.joined = b""
 
     def add(self, Item item not None, Py_ssize_t place=-1):
         """Something waits to be sent: behind all that does, or with ``place`` items before it."""
@@ -88,6 +89,12 @@ cdef class Entity:
     def drop(self):
         """Nothing waits to be sent any more."""
         self.items = ()
+
+    def join(self, data):
+        """A piece of a payload that is put together; ``joined`` is what there is of it."""
+        if not self.joined:
+            self.joined = bytearray()
+        self.joined += data
 
     def forget_pings(self):
         """Nobody waits for their pongs any more."""

@@ -78,7 +78,9 @@ class Mapping(ABC):
         self._window = flow.initial_window
         self._slots = flow.streams
         self._top_credit = stream.top_credit
-        self._mux = Mux(replace(config.mux, opening=min(config.mux.opening, self._window)))
+        self._mux = Mux(
+            replace(config.mux, opening=min(config.mux.opening, self._window)), brief=True
+        )
         self._mux.top_sink.keep = _RESERVE
         self._user: CarrierUser | None = None
         self._over = False
@@ -138,6 +140,9 @@ class Mapping(ABC):
             return
         entity = self._senders.get(stream)
         if entity is None:
+            if fin and buffers:
+                self._open_ended(stream, buffers)
+                return
             entity = self._open(stream)
             if entity is None:
                 return
@@ -237,15 +242,27 @@ class Mapping(ABC):
             return True
         return any(entity.items or not entity.opened for entity in self._senders.values())
 
-    def _open(self, stream: int) -> Entity | None:
+    def _may_open(self, stream: int) -> bool:
         if stream < self._opened:
             if stream in self._stopped:
-                return None
+                return False
             raise LocalProtocolError(f"stream {stream} ended; nothing can be written to it")
         if stream > self._opened:
             raise LocalProtocolError(f"stream {stream}: the next one to open is {self._opened}")
         if self._allowed <= self._opened:
             raise LocalProtocolError(f"stream {stream}: the peer allows no more streams now")
+        return True
+
+    def _open_ended(self, stream: int, buffers: Sequence[Buffer]) -> None:
+        if stream == self._opened < self._allowed or self._may_open(stream):
+            self._senders[stream] = self._mux.open_ended(
+                buffers, credit=_CODE_SIZE, keep=_CODE_SIZE, identifier=stream + 1
+            )
+            self._opened += 1
+
+    def _open(self, stream: int) -> Entity | None:
+        if not self._may_open(stream):
+            return None
         entity = self._mux.open_sink(credit=_CODE_SIZE, keep=_CODE_SIZE, identifier=stream + 1)
         self._opened += 1
         self._senders[stream] = entity
@@ -295,6 +312,8 @@ class Mapping(ABC):
                     if last:
                         joined = entity
                     user.stream_data(entity.identifier - 1, data, joined is entity)
+            elif kind == events.ARRIVED:
+                self._arrives(event[1], event[2], user)
             elif kind == events.CREDIT:
                 pass  # the core sends what may leave now
             elif kind == events.OPENED:
@@ -421,6 +440,19 @@ class Mapping(ABC):
         self._incoming[self._peer_opened] = state
         self._peer_opened += 1
         self._dirty = True
+
+    def _arrives(self, entity: Entity, data: Any, user: CarrierUser) -> None:
+        """A stream that came and went in one chunk: it has its slot back at once."""
+        stream = self._peer_opened
+        if entity.identifier != stream + 1 or stream >= self._announced:
+            self._peer_opens(entity)  # which says what is wrong
+        self._peer_opened = stream + 1
+        self._peer_ended += 1
+        self._give_back += len(data)
+        self._dirty = True
+        self._received += len(data)
+        self._reported = True
+        user.stream_data(stream, data, True)
 
     def _opening_complete(self, state: _Incoming) -> None:
         """Grants the window, less what has come already, and what an end needs."""

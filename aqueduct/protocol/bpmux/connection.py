@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import Any
 
+from aqueduct._speedups.brief import ended_sink
 from aqueduct._speedups.buffers import Scatter
 from aqueduct._speedups.turns import Turns
 from aqueduct.config import Mux as Settings
@@ -72,7 +73,7 @@ class Mux:
     connection.
 
     ``regrant`` (default: as ``whole``) grants the pieces of an unfinished partial payload back at
-    once (BP-R12).
+    once (BP-R12). ``brief`` reports streams that come and go in one chunk by ARRIVED.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Mux:
         *,
         whole: bool = False,
         regrant: bool | None = None,
+        brief: bool = False,
     ) -> None:
         self.settings = settings or Settings()
         self.error: RemoteProtocolError | None = None
@@ -96,6 +98,7 @@ class Mux:
             self.settings,
             whole=whole,
             regrant=whole if regrant is None else regrant,
+            brief=brief,
         )
         self._next_request = 0
         self._next_sink = 1
@@ -230,6 +233,18 @@ class Mux:
         identifier = self._identifier(identifier, SINK_OUT)
         entity = self._open(SINK_OUT, SINK_OUT, identifier, payload, credit, whole, total)
         entity.keep = keep
+        return entity
+
+    def open_ended(
+        self, payload: Sequence[Buffer], *, credit: int = 0, keep: int = 0, identifier: int
+    ) -> Entity:
+        """As ``open_sink``, and ``end`` behind the payload: most travel in one chunk."""
+        if self.error is not None or not 0 <= credit <= HIGHEST:
+            return self.open_sink(credit=credit, keep=keep, identifier=identifier)
+        self._require_room(SINK_OUT, identifier)
+        entity = ended_sink(identifier, payload, credit, keep)
+        self._state.maps[SINK_OUT][identifier] = entity
+        self._scheduler.wake(entity)
         return entity
 
     def open_stream(

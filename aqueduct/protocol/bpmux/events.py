@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 __all__ = [
     "ABANDONED",
     "ACKNOWLEDGED",
+    "ARRIVED",
     "CREDIT",
     "ENDED",
     "FAILED",
@@ -47,5 +48,9 @@ payload is charged there (BP-R5). The peer knows nothing of it, or, if pieces of
 left, waits for the rest until it ends it."""
 FAILED: Final = 9
 """(FAILED, error): the peer broke the protocol (BP-4): terminate the connection. The last event."""
+
+ARRIVED: Final = 10
+"""(ARRIVED, entity, data, purse, charged): in a ``brief`` Mux, for a stream of the peer that came
+and went in one chunk: OPENED, the whole PAYLOAD, CREDIT and ENDED, with an empty end payload."""
 
 Event: TypeAlias = tuple[Any, ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Never
 
 from aqueduct._speedups.bpmux import ACK_END, CREDIT, END, PAYLOAD, PING, Step
-from aqueduct._speedups.entities import Reading
+from aqueduct._speedups.brief import Arrivals
 from aqueduct.config import Mux as Settings
 from aqueduct.errors import LimitExceeded, SequenceError
 from aqueduct.protocol.bpmux import events
@@ -30,7 +30,7 @@ WITH_PAYLOAD = (REQ_OUT, STREAM_OUT, STREAM_IN)
 """Who may get payloads after its opening: we get responses, and messages to read (BP-R6)."""
 
 
-class Receiving(Reading):
+class Receiving(Arrivals):
     """Reads chunks, moves the state, reports events. A violation is raised; see Mux."""
 
     def __init__(
@@ -42,8 +42,17 @@ class Receiving(Reading):
         *,
         whole: bool,
         regrant: bool,
+        brief: bool,
     ) -> None:
-        super().__init__(state.top_stream, reported, state.maps, events.PAYLOAD, whole)
+        super().__init__(
+            state.top_stream,
+            reported,
+            state.maps,
+            whole,
+            urgent=scheduler.urgent,
+            entities=settings.entities,
+            brief=brief,
+        )
         self._state = state
         self._scheduler = scheduler
         self._events = reported
@@ -56,7 +65,7 @@ class Receiving(Reading):
         decoder = self.decoder
         decoder.feed(data)
         while True:
-            step = self.run_plain()
+            step = self.run()
             if step == Step.HEAD:
                 self._head()
             elif step == Step.PIECE:
@@ -66,7 +75,7 @@ class Receiving(Reading):
             elif step == Step.REST:
                 self._rest()
             elif step == Step.END_PIECE:
-                self.entity.joined += decoder.data or b""
+                self.entity.join(decoder.data or b"")
             else:
                 return
 
@@ -131,10 +140,10 @@ class Receiving(Reading):
         elif whole and not entity.joined:
             self._deliver(bytes(data))
         else:
-            entity.joined += data
+            entity.join(data)
             if whole:
                 self._deliver(bytes(entity.joined))
-                entity.joined = bytearray()
+                entity.joined = b""
         if decoder.missing == 0:
             self._finish_payload()
 
@@ -142,7 +151,7 @@ class Receiving(Reading):
         """A payload as a whole; what pieces were given back before is not charged again."""
         entity = self.entity
         if not data and entity.joined:
-            data, entity.joined = bytes(entity.joined), bytearray()
+            data, entity.joined = bytes(entity.joined), b""
         charged = self.decoder.payload if self._regrant or not self._whole else len(data)
         self._events.append((events.PAYLOAD, entity, data, True, self.purse, charged))
 
@@ -186,7 +195,7 @@ class Receiving(Reading):
             self._events.append((events.PING, entity))
             self._scheduler.owe_pong(entity)
         if flags & END and not entity.partial:
-            data, entity.joined = bytes(entity.joined), bytearray()
+            data, entity.joined = bytes(entity.joined), b""
             charged = decoder.end_payload if self._regrant else len(data)
             self._events.append((events.ENDED, entity, data, self.purse, charged))
             self._scheduler.peer_ended(entity)

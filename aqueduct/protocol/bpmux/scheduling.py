@@ -12,7 +12,6 @@ from collections import OrderedDict
 from typing import TypeAlias
 
 from aqueduct._speedups.bpmux import (
-    ACK_END,
     CREDIT,
     END,
     PAYLOAD,
@@ -20,6 +19,7 @@ from aqueduct._speedups.bpmux import (
     encode_head,
     encode_rest,
 )
+from aqueduct._speedups.brief import acknowledge, only_ended, send_opening
 from aqueduct._speedups.turns import Outlet, Turns
 from aqueduct.config import Mux as Settings
 from aqueduct.errors import LimitExceeded
@@ -55,11 +55,7 @@ class Scheduler(Turns):
     def only_acks(self) -> bool:
         """Whether all that can leave acknowledges ends, a few of them: nobody waits for that."""
         urgent = self.urgent
-        return (
-            0 < len(urgent) <= PATIENT
-            and not (self.fresh or self.bulky)
-            and all(entity.end_in for entity in urgent)
-        )
+        return 0 < len(urgent) <= PATIENT and not (self.fresh or self.bulky) and only_ended(urgent)
 
     def take(self, limit: int) -> Taken:
         """Commits and returns the next chunks, about ``limit`` bytes of them."""
@@ -163,15 +159,13 @@ class Scheduler(Turns):
         """Acknowledgement, credit, pings and pongs, and what else may not wait."""
         if entity.gone:
             return
-        type_ = type_for(entity)
-        identifier = entity.identifier
         if entity.end_in:
-            # With its acknowledgement it is over (BP-R8).
-            out.add(encode_head(type_, ACK_END, identifier))
-            self._state.remove(entity)
+            acknowledge(entity, out, self._state.maps)
             return
         if entity.end_out or not entity.opened:
             return  # credit and pings travel with the opening chunk
+        type_ = type_for(entity)
+        identifier = entity.identifier
         if entity.pongs:
             out.add(encode_head(type_, 0, identifier) * entity.pongs)
             entity.pongs = 0
@@ -199,6 +193,9 @@ class Scheduler(Turns):
         if opening:
             if entity.twin is not None and entity.open_type != DUPLEX:
                 return False  # the other half of the Duplex opens both
+            if send_opening(entity, room, self._state.top_sink, self._settings.opening, out):
+                self._wait_no_more(entity)
+                return True
         elif not items or entity.end_out or entity.end_in:
             return False
         item = items[0] if items and not (opening and items[0].is_end) else None

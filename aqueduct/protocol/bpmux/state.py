@@ -69,7 +69,7 @@ class State:
         """Takes it from its map; its identifier may be used again (BP-R8)."""
         entity.gone = True
         entity.drop()
-        entity.joined.clear()
+        entity.joined = b""
         entity.grant = entity.pings = entity.pongs = 0
         entity.forget_pings()
         del self.maps[entity.place][entity.identifier]

@@ -1,0 +1,235 @@
+"""Streams of bpmux/rel that come and go in one chunk: opened, with all of their payload, and ended.
+
+A call is two of them, and its close a third. What is done here is what the general way does in
+``aqueduct.protocol.bpmux``, step by step; whatever is not this plain is left to it, untouched.
+"""
+
+from collections import deque
+
+cimport cython
+from libc.stdint cimport uint8_t, uint64_t
+
+from aqueduct._speedups.bpmux cimport (
+    ACK_END_FLAG,
+    CREDIT_FLAG,
+    DONE,
+    DUPLEX_TYPE,
+    END_FLAG,
+    HEAD,
+    HEAD_MAX,
+    PAYLOAD_FLAG,
+    ChunkDecoder,
+    head_store,
+)
+from aqueduct._speedups.entities cimport Entity, Item, Reading
+from aqueduct._speedups.turns cimport Outlet
+from aqueduct._speedups.varu64 cimport VARU64_MAX, varu64_store
+
+__all__ = ["Arrivals", "acknowledge", "ended_sink", "only_ended", "send_opening"]
+
+cdef enum:
+    # Places; the first is the type of the chunks as well.
+    SINK_OUT = 2
+    STREAM_OUT = 4
+    STREAM_IN = 5
+
+# The place that a received type names (BP-6).
+cdef int[6] MIRROR = [1, 0, 5, 4, 3, 2]
+# What is reported; the numbers are those of ``aqueduct.protocol.bpmux.events``.
+cdef int OPENED = 0
+cdef int PAYLOAD = 1
+cdef int CREDIT = 2
+cdef int ENDED = 6
+cdef int ACKNOWLEDGED = 7
+cdef int ARRIVED = 10
+
+
+@cython.auto_pickle(False)
+cdef class Arrivals(Reading):
+    """Reading that knows what is brief; ``urgent`` are those who have something to say at once.
+
+    ``brief``: what opens, is whole and ends is reported as one ARRIVED. ``entities``: so many the
+    peer may have of a kind.
+    """
+
+    def __init__(
+        self,
+        Entity top,
+        list reported not None,
+        tuple maps not None,
+        bint whole,
+        *,
+        urgent,
+        Py_ssize_t entities,
+        bint brief,
+    ):
+        super().__init__(top, reported, maps, PAYLOAD, whole)
+        self._maps = maps
+        self._urgent = urgent
+        self._entities = entities
+        self._brief = brief
+
+    def run(self):
+        """As ``run_plain``, and on over brief streams and their acknowledgements."""
+        cdef int step
+        while True:
+            step = self.run_plain()
+            if step != HEAD or not self._at_once():
+                return step
+
+    cdef bint _at_once(self) except -1:
+        cdef int flags = self.decoder.flags
+        if self.decoder.total or self._whole:
+            return False
+        if flags == ACK_END_FLAG:
+            return self._acknowledged()
+        if flags | CREDIT_FLAG == PAYLOAD_FLAG | CREDIT_FLAG | END_FLAG:
+            return self._arrived()
+        return False
+
+    cdef bint _acknowledged(self) except -1:
+        """The peer has seen an end of ours (BP-13)."""
+        cdef ChunkDecoder decoder = self.decoder
+        cdef Entity entity
+        cdef object found
+        if decoder.type >= DUPLEX_TYPE:
+            return False
+        found = (<dict> self._maps[MIRROR[decoder.type]]).get(decoder.identifier)
+        if found is None:
+            return False
+        entity = found
+        if entity.end_in or not entity.end_out or decoder.step() != DONE:
+            return False
+        self.entity = entity
+        self.opening = False
+        self._reported.append((ACKNOWLEDGED, entity))
+        remove(entity, self._maps)
+        return True
+
+    cdef bint _arrived(self) except -1:
+        """A stream of the peer, with all of its payload and an end without one (BP-R5, BP-12)."""
+        cdef ChunkDecoder decoder = self.decoder
+        cdef Entity entity, top
+        cdef object data
+        cdef Py_ssize_t size
+        if decoder.type != SINK_OUT or not decoder.identifier:
+            return False
+        if decoder.identifier in self._in or len(self._in) >= self._entities:
+            return False
+        top = (<dict> self._maps[STREAM_OUT])[0]
+        if top.gone or top.end_in or decoder.payload > top.credit_in:
+            return False
+        data = decoder.take_whole()
+        if data is None:
+            return False
+        size = len(data)
+        top.credit_in -= <uint64_t> size
+        entity = Entity(STREAM_IN, decoder.identifier)
+        entity.credit_out = decoder.credit
+        entity.end_in = entity.in_urgent = True
+        self._in[decoder.identifier] = entity
+        self._urgent.append(entity)  # it is acknowledged
+        self.entity = entity
+        self.purse = top
+        self.opening = self.last = True
+        if self._brief:
+            self._reported.append((ARRIVED, entity, data, top, size))
+            return True
+        self._reported.append((OPENED, entity))
+        self._reported.append((PAYLOAD, entity, data, True, top, size))
+        if entity.credit_out:
+            self._reported.append((CREDIT, entity))
+        self._reported.append((ENDED, entity, b"", top, 0))
+        return True
+
+
+def ended_sink(uint64_t identifier, buffers, uint64_t credit, uint64_t keep):
+    """A sink that is to be opened with these bytes and ended behind them."""
+    cdef Entity entity = Entity(SINK_OUT, identifier)
+    cdef Item run = Item.__new__(Item), end = Item.__new__(Item)
+    run.scatter.extend(buffers)
+    end.whole = end.is_end = True
+    entity.opened = False
+    entity.ending = True
+    entity.grant = credit
+    entity.keep = keep
+    entity.items = deque((run, end) if run.scatter.nbytes else (end,))
+    return entity
+
+
+def send_opening(Entity entity not None, Py_ssize_t room, Entity top, Py_ssize_t most, Outlet out):
+    """The chunk that opens a sink, with all that waits and the end behind it; False: not so plain.
+
+    ``most`` bytes may leave with an opening chunk.
+    """
+    cdef Item item, end
+    cdef uint8_t[HEAD_MAX] head
+    cdef uint8_t *at
+    cdef Py_ssize_t size
+    cdef int flags = PAYLOAD_FLAG | END_FLAG
+    cdef object items = entity.items
+    if entity.open_type != SINK_OUT or entity.opened or entity.pings or entity.twin is not None:
+        return False
+    if top.gone or top.end_in or top.end_out or len(items) != 2:
+        return False
+    item = items[0]
+    end = items[1]
+    if item.whole or item.total or item.is_end or item.urgent:
+        return False
+    if not end.is_end or not end.whole or end.scatter.nbytes:
+        return False
+    size = item.scatter.nbytes
+    if size > room or size > most or <uint64_t> size + top.keep > top.credit_out:
+        return False
+    if entity.grant:
+        flags |= CREDIT_FLAG
+    at = varu64_store(head_store(head, SINK_OUT, flags, entity.identifier, 0), <uint64_t> size)
+    out.put_head(head, at - head)
+    if size:
+        out.put_run(item.scatter, size)
+        out.written.append((entity, size))
+    at = head
+    if entity.grant:
+        at = varu64_store(at, entity.grant)
+    at = varu64_store(at, 0)
+    out.put_head(head, at - head)
+    top.credit_out -= <uint64_t> size
+    entity.credit_in += entity.grant
+    entity.opened = entity.end_out = True
+    entity.items = ()
+    entity.grant = entity.pongs = 0
+    return True
+
+
+def acknowledge(Entity entity not None, Outlet out, tuple maps not None):
+    """The acknowledgement of the peer's end: with it the entity is over (BP-R8)."""
+    cdef uint8_t[1 + VARU64_MAX] head
+    cdef uint8_t *at
+    cdef int type = entity.place
+    # The top-level is In-Sink 0 and In-Stream 0 from both sides (BP-R3).
+    if not entity.identifier and (type == SINK_OUT or type == STREAM_OUT):
+        type += 1
+    at = head_store(head, type, ACK_END_FLAG, entity.identifier, 0)
+    out.put_head(head, at - head)
+    remove(entity, maps)
+
+
+def only_ended(urgent):
+    """Whether the peer has ended all of these."""
+    cdef Entity entity
+    for entity in urgent:
+        if not entity.end_in:
+            return False
+    return True
+
+
+cdef int remove(Entity entity, tuple maps) except -1:
+    """As ``State.remove``."""
+    entity.gone = True
+    entity.items = ()
+    entity.joined = b""
+    entity.grant = entity.pings = entity.pongs = 0
+    if entity.awaited:
+        entity.forget_pings()
+    del (<dict> maps[entity.place])[entity.identifier]
+    return 0
