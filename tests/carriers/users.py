@@ -121,6 +121,7 @@ class Recorder:
     def datagram_room_changed(self) -> None:
         self._alive()
         self.rooms += 1
+        self._changed.set()  # a flush may report it, without a burst
 
     def written(self, stream: int, size: int) -> None:
         self._alive()
