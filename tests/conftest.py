@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import sys
@@ -111,6 +112,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.timeout(LONG_TIMEOUT))
             elif item.get_closest_marker("spark") is not None:
                 item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT))
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests live to the end of a run: no search for garbage looks at them again."""
+    gc.collect()
+    gc.freeze()
 
 
 def _scope(nodeid: str) -> str:
