@@ -23,6 +23,8 @@ extensions = [
 ]
 
 setup(
+    # One compiler for each processor, whoever asks for the build.
+    options={"build_ext": {"parallel": os.cpu_count() or 1}},
     ext_modules=cythonize(
         extensions,
         language_level=3,

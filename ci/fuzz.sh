@@ -38,7 +38,7 @@ flags="-g -fno-omit-frame-pointer -fsanitize=address,fuzzer-no-link"
 (
     cd "$tree"
     CC="$clang $flags" LDSHARED="$clang -shared" \
-        "$python" setup.py --quiet build_ext --inplace --parallel 2
+        "$python" setup.py --quiet build_ext --inplace
 )
 include=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
 # shellcheck disable=SC2086
