@@ -2,7 +2,8 @@
 
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-PYTEST := ci/env pytest -n 2
+# Tests wait for half of their time: two of them for each of two processors.
+PYTEST := ci/env pytest -n 4
 PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check
 CYTHON := $(wildcard aqueduct/_speedups/*.pyx aqueduct/_speedups/*.pxd)
 COMPILED := $(patsubst %.pyi,%,$(subst /,.,$(wildcard aqueduct/_speedups/*.pyi)))
@@ -59,8 +60,8 @@ bench-check: bench ## the same, against benchmarks/floors.toml
 wheel: setup    ## sdist, wheel from it, repaired, and tried in a fresh environment
 	ci/wheel.sh
 
-wheels: setup   ## the wheels of every supported Python, by cibuildwheel
-	ci/wheels.sh $(ONLY)
+wheels: setup   ## the wheels of every supported Python, by cibuildwheel; ONLY='cp311-*', TESTS=compiled
+	ci/wheels.sh '$(ONLY)' $(TESTS)
 
 clean:          ## everything that is made, with the virtual environment
 	rm -rf .venv build dist wheelhouse *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
