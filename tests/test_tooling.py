@@ -69,6 +69,25 @@ def test_the_workflow_is_the_one_in_ci() -> None:
     assert copy.read_text() == (ROOT / "ci" / "wheels.yml").read_text()
 
 
+def test_a_wheel_is_tried_with_every_test_of_a_compiled_module(project: dict) -> None:
+    """And with the marks and the smoke test of a release."""
+    script = (ROOT / "ci" / "wheels.sh").read_text()
+    marks = re.search(r'^ +marks="(.*)"$', script, re.MULTILINE)
+    chosen = re.search(r'^ +compiled="([^"]*)"$', script, re.MULTILINE)
+    assert marks and chosen
+    smoke, suite = project["tool"]["cibuildwheel"]["test-command"]
+    assert f'CIBW_TEST_COMMAND="{smoke} ' in script
+    assert suite == f"python -m pytest -n auto -m '{marks[1]}' tests"
+    places = [ROOT / word for word in chosen[1].replace("\\", "").split()]
+    assert all(place.exists() for place in places)
+    imported = re.compile(r"^(from|import) aqueduct\._speedups\b", re.MULTILINE)
+    tests = [path for path in tracked(".py") if imported.search(path.read_text())]
+    tests = [path for path in tests if path.name.startswith("test_")]
+    assert len(tests) > 20
+    for path in tests:
+        assert any(path.is_relative_to(place) for place in places), path
+
+
 # Sources
 
 
