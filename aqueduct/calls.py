@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from typing import Final
 
 import pyarrow as pa
 
@@ -17,6 +18,9 @@ from aqueduct.errors import AqueductError
 __all__ = ["Call"]
 
 log = logging.getLogger(__name__)
+
+_LOCK: Final = threading.Lock()
+"""Of the callbacks of all calls: most have none, and it is held for a moment."""
 
 
 class Call:
@@ -29,7 +33,6 @@ class Call:
     __slots__ = (
         "_callbacks",
         "_deadline",
-        "_lock",
         "_reason",
         "attempt",
         "connection_headers",
@@ -98,8 +101,7 @@ class Call:
         """The share of a piece of work that this call is, if the client said so."""
         self._deadline = None if deadline is None else time.monotonic() + deadline
         self._reason: AqueductError | None = None
-        self._lock = threading.Lock()
-        self._callbacks: list[Callable[[], object]] = []
+        self._callbacks: list[Callable[[], object]] | None = None
 
     @property
     def deadline(self) -> float | None:
@@ -127,8 +129,10 @@ class Call:
         It is called in the service's event loop (or in this thread, if at once), so it must be
         quick: set an event, close a socket.
         """
-        with self._lock:
+        with _LOCK:
             if self._reason is None:
+                if self._callbacks is None:
+                    self._callbacks = []
                 self._callbacks.append(callback)
                 return
         callback()
@@ -152,12 +156,12 @@ class Call:
     # The service calls
 
     def _cancel(self, reason: AqueductError) -> None:
-        with self._lock:
+        with _LOCK:
             if self._reason is not None:
                 return
             self._reason = reason
-            callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
+            callbacks, self._callbacks = self._callbacks, None
+        for callback in callbacks or ():
             try:
                 callback()
             except Exception:
@@ -165,5 +169,6 @@ class Call:
 
     def _forget_callbacks(self) -> None:
         """The call is over: what waits for its cancellation waits in vain."""
-        with self._lock:
-            self._callbacks.clear()
+        if self._callbacks is not None:
+            with _LOCK:
+                self._callbacks = None

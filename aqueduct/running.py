@@ -39,7 +39,6 @@ from aqueduct.errors import (
     Refused,
 )
 from aqueduct.handlers import Handler
-from aqueduct.watch import Watch
 
 if TYPE_CHECKING:
     from aqueduct.serving import Serving
@@ -64,6 +63,31 @@ class RunningCall:
     ``bridge`` for the two families.
     """
 
+    # What a call begins with: most never change most of it.
+    accepted = False
+    """Whether the hello was sent."""
+    batches_in = rows_in = bytes_in = 0
+    batches_out = rows_out = bytes_out = 0
+    taken = 0
+    """Batches that the handler took; the next one's number."""
+    waits_for_client = False
+    """Whether the handler can do nothing: it wants a batch, or room for one."""
+    concluded = False
+    _fault: AqueductError | None = None  # of the input, whatever the handler makes of it
+    _handler: Handler | None = None
+    _received = 0  # batches that came whole
+    _settled = 0  # inputs below this number are answered, or told to be taken
+    _compression = ""  # agreed with the client
+    _settled_bytes = 0
+    _marking = False  # whether it is looked at soon if a mark is due
+    _partial = False  # whether a batch has come in part
+    _moved = 0
+    _timer: asyncio.TimerHandle | None = None  # of the client's deadline
+    _assembler: Assembler | None = None
+    _is_over = False
+    _since = 0.0  # when it moved last, as far as was noticed
+    _seen: tuple[int, ...] = (0, 0, 0, 0, 0, False)  # what ``_progress`` said then
+
     def __init__(
         self,
         serving: Serving,
@@ -82,54 +106,33 @@ class RunningCall:
         """The client's batches; None for a source."""
         self.output = output
         """The hello and the handler's batches; for a sink, the hello and marks."""
-        self.accepted = False
-        """Whether the hello was sent."""
         self.decoder: Decoder
         self.encoder: Encoder
-        token = head.token
+        token, carrier = head.token, connection.carrier
         self.call = Call(
-            peer=connection.peer,
+            peer=carrier.peer,
             handler=head.handler,
             kind=head.kind,
             number=number,
             headers=head.metadata,
-            connection_headers=_text_headers(connection.headers),
+            connection_headers=_text_headers(connection.headers) if connection.headers else {},
             schema=head.schema,
             run=head.run,
             attempt=head.attempt,
             token=None if token is None else token.decode("utf-8", "surrogateescape"),
             partition=head.partition,
             deadline=head.deadline,
-            peer_credentials=connection.carrier.peer_credentials,
-            peer_identity=connection.carrier.peer_identity,
+            peer_credentials=carrier.peer_credentials,
+            peer_identity=carrier.peer_identity,
         )
-        self.batches_in = self.rows_in = self.bytes_in = 0
-        self.batches_out = self.rows_out = self.bytes_out = 0
-        self.taken = 0
-        """Batches that the handler took; the next one's number."""
-        self.waits_for_client = False
-        """Whether the handler can do nothing: it wants a batch, or room for one."""
         self.input_over = receiver is None
         self.stop: Callable[[], None] | None = None
         """How the driver ends the handler; None: by cancelling the task."""
-        self.concluded = False
-        self._fault: AqueductError | None = None  # of the input, whatever the handler makes of it
-        self._handler: Handler | None = None
         self._status = status
-        self._received = 0  # batches that came whole
-        self._settled = 0  # inputs below this number are answered, or told to be taken
-        self._compression = ""  # agreed with the client
-        self._settled_bytes = 0
-        self._marking = False  # whether it is looked at soon if a mark is due
-        self._partial = False  # whether a batch has come in part
-        self._moved = 0
-        self._watch: Watch | None = None
-        self._assembler: Assembler | None = None
         if receiver is not None:
             self._assemble(receiver)
         status.on_change = self._status_changed
         self.task: asyncio.Task[None]
-        self._is_over = False
 
     def _assemble(self, receiver: Receiver) -> None:
         self._assembler = Assembler(
@@ -326,9 +329,12 @@ class RunningCall:
     async def _open(self) -> Callable[[RunningCall], Awaitable[Mapping[str, int] | None]]:
         """Everything that may refuse the call, then the hello. Returns the driver's work."""
         call, head, serving = self.call, self.head, self.serving
-        self._watch = Watch(
-            serving.watches, deadline=head.deadline, moved=self._progress, expired=self._expired
-        )
+        watches, deadline = serving.watches, head.deadline
+        if deadline is None:
+            self._since = watches.loop.time()
+            watches.add(self)
+        else:
+            self._timer = watches.loop.call_later(deadline, self._expired, deadline)
         if serving.service.authorize is not None:
             await serving.authorize(call)
         handler = self._handler = serving.handler(call)
@@ -379,9 +385,10 @@ class RunningCall:
             return
         self.concluded = True
         self._status.on_change = None
-        if self._watch is not None:
-            self._watch.cancel()
-            self._watch = None
+        if self._timer is None:
+            self.serving.watches.discard(self)
+        else:
+            self._timer.cancel()
         status = self._status_of(error, counters)
         self.serving.count_end(self, status, error)
         if self.connection.closed:
@@ -484,6 +491,15 @@ class RunningCall:
             self.abort(ended)
         else:
             self.abort(Cancelled("the client abandoned the call"))
+
+    def look(self, now: float, progress: float) -> None:
+        """What Watches calls now and then: a call that stands still has an end."""
+        moved = self._progress()
+        if moved != self._seen:
+            self._seen, self._since = moved, now
+        elif now - self._since >= progress:
+            self.serving.watches.discard(self)
+            self._expired(progress)
 
     def _progress(self) -> tuple[int, ...]:
         return (

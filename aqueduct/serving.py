@@ -364,13 +364,17 @@ class Serving:
     def call_ended(self, running: RunningCall) -> None:
         """A call is over, its handler too: its place is free."""
         self.calls.discard(running)
+        counted = self._counted
         for name in COUNTED:
-            self._counted[name] += getattr(running, name)
+            count = getattr(running, name)
+            if count:
+                counted[name] += count
         connection_calls = self._connections.get(running.connection)
         if connection_calls is not None:
             connection_calls.discard(running)
-        if running.has_handler:
-            self._by_handler[running.handler.name] -= 1
+        handler = running._handler
+        if handler is not None:
+            self._by_handler[handler.name] -= 1
         if not self.calls:
             self._idle.set()
 

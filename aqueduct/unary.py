@@ -104,7 +104,7 @@ class UnaryCall(RunningCall):
 
     def _agree(self, handler: Handler) -> None:
         plan = self._question.plan
-        if plan is not None and plan.fits(handler):
+        if plan is not None and plan.handler is handler and plan.encoder.independent:
             call = self.call
             call.schema, call.output_schema = plan.schema, plan.output_schema
             self.decoder, self.encoder, self._prefix = plan.decoder, plan.encoder, plan.prefix

@@ -195,8 +195,14 @@ class Pump:
             self.flush_soon()
 
     def _dispatch(self) -> None:
+        on_event = self._on_event
         for event in self.core.events_received():
-            self._guarded(self._on_event, event)
+            try:
+                on_event(event)
+            except Exception as error:  # as in stream_data
+                log.exception("a fault on the connection to %s", self.carrier.peer)
+                self.core.fail_internal(error)
+                self.flush_soon()
 
     def _set_timer(self) -> None:
         deadline = self.core.next_deadline()

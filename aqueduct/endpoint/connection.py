@@ -279,6 +279,8 @@ class Connection:
 
     def receive(self, half: ReceiverHalf) -> Message | None:
         """See Receiver.receive_nowait."""
+        if not half.queue:
+            return None
         received = self.core.receive(half, self._loop.time())
         if received is None:
             return None

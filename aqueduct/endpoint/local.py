@@ -47,23 +47,27 @@ class Waiting:
     __slots__ = ("_waiters",)
 
     def __init__(self) -> None:
-        self._waiters: list[asyncio.Future[None]] = []
+        self._waiters: list[asyncio.Future[None]] | None = None
 
     def wake(self) -> None:
         """Lets all of them look again."""
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
+        waiters, self._waiters = self._waiters, None
+        for waiter in waiters or ():
             if not waiter.done():
                 waiter.set_result(None)
 
     async def wait(self) -> None:
         """Returns with the next ``wake``."""
         waiter = asyncio.get_running_loop().create_future()
+        if self._waiters is None:
+            self._waiters = []
         self._waiters.append(waiter)
         try:
             await waiter
         finally:
-            if waiter in self._waiters:  # given up: nothing may have changed for a long time
+            if (
+                self._waiters and waiter in self._waiters
+            ):  # given up: nothing may have changed for a long time
                 self._waiters.remove(waiter)
 
 
