@@ -58,7 +58,7 @@ async def test_a_certificate_that_is_trusted(start: Start, tmp_path: Path) -> No
         assert carrier.peer_identity is not None
         assert carrier.peer_identity.subject == "CN=a server"
         assert carrier.peer_identity.names == ("localhost", "127.0.0.1")
-        assert str(carrier.snapshot()["cipher"]).startswith("TLS_")
+        assert carrier.snapshot()["cipher"] == "TLS_AES_128_GCM_SHA256"
 
 
 async def test_a_name_given_by_hand(start: Start) -> None:
@@ -69,6 +69,28 @@ async def test_a_name_given_by_hand(start: Start) -> None:
     assert "is for another name than '127.0.0.1'" in text and "?server_name=" in text
     text = await refusal(f"{address}?server_name=outer.test", tls=ClientTls(ca=US.pem))
     assert "is for another name than 'outer.test'" in text
+
+
+async def test_a_certificate_for_any_name_below_one_and_one_for_none(start: Start) -> None:
+    listener = await start("aqueduct+tls://127.0.0.1:0", tls=US.server("*.inner.test"))
+    address = f"aqueduct+tls://127.0.0.1:{port_of(listener)}"
+    await reached(f"{address}?server_name=a.inner.test", ClientTls(ca=US.pem))
+    for name in ("inner.test", "a.b.inner.test", "a.outer.test"):
+        text = await refusal(f"{address}?server_name={name}", tls=ClientTls(ca=US.pem))
+        assert f"for another name than {name!r} (it is for *.inner.test)" in text
+    listener = await start("aqueduct+tls://127.0.0.1:0", tls=US.server())
+    address = f"aqueduct+tls://localhost:{port_of(listener)}"
+    text = await refusal(address, tls=ClientTls(ca=US.pem))
+    assert "for another name than 'localhost' (it is for no name)" in text
+
+
+async def test_the_public_authorities_are_those_of_python(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listener = await start("aqueduct+tls://127.0.0.1:0", tls=GOOD)
+    (tmp_path / "ca.pem").write_bytes(US.pem)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    await reached(f"aqueduct+tls://localhost:{port_of(listener)}")
 
 
 async def test_an_issuer_that_is_not_trusted(start: Start) -> None:

@@ -7,7 +7,6 @@ import errno
 import itertools
 import os
 import socket
-import ssl
 from collections.abc import Iterable
 from typing import Final
 
@@ -15,7 +14,7 @@ from aqueduct.address import UNIX, Address
 from aqueduct.carriers.ports import SocketAddress, host_port
 from aqueduct.carriers.stream.connection import StreamCarrier
 from aqueduct.carriers.stream.sockets import check_path, tune, why
-from aqueduct.carriers.stream.tls import client_context
+from aqueduct.carriers.stream.tls import Context, client_context
 from aqueduct.carriers.tls import ClientTls, client_tls
 from aqueduct.config import Config
 from aqueduct.errors import ConfigError, ConnectFailed, ConnectionLost
@@ -37,7 +36,7 @@ async def connect(address: Address, config: Config, tls: ClientTls | None = None
     loop = asyncio.get_running_loop()
     deadline = loop.time() + config.timing.connect_timeout
     wanted: ClientTls | None = None
-    context: ssl.SSLContext | None = None
+    context: Context | None = None
     if address.scheme == "aqueduct+tls":
         wanted = client_tls(address, tls)
         context = client_context(wanted)

@@ -5,14 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import ssl
 from typing import Any, Final, Protocol
 
 from aqueduct._speedups.bpmux import END, encode_head, encode_rest
 from aqueduct.carriers.contract import CarrierUser, PeerIdentity
 from aqueduct.carriers.stream.mapping import STREAMS, close_payload, read_close
 from aqueduct.carriers.stream.sockets import credentials_of, ends_of, tcp_info, why
-from aqueduct.carriers.stream.tls import ALPN, REFUSAL, Tls, explain, speaks_tls, spoken
+from aqueduct.carriers.stream.tls import (
+    ALPN,
+    REFUSAL,
+    Context,
+    Tls,
+    TlsError,
+    explain,
+    speaks_tls,
+    spoken,
+)
 from aqueduct.carriers.stream.wire import Wire
 from aqueduct.config import Config
 from aqueduct.errors import ConnectionLost, FrameError, LocalProtocolError, RemoteProtocolError
@@ -53,7 +61,7 @@ class StreamCarrier(Wire):
         *,
         scheme: str,
         is_client: bool,
-        context: ssl.SSLContext | None,
+        context: Context | None,
         server_name: str | None,
     ) -> None:
         tls = None if context is None else Tls(sock, context, server_name, server=not is_client)
@@ -236,7 +244,7 @@ class StreamCarrier(Wire):
     def _read_failed(self, error: Exception) -> None:
         if isinstance(error, RemoteProtocolError):
             self._violated(error)
-        elif isinstance(error, ssl.SSLError):
+        elif isinstance(error, TlsError):
             self.lose(self._failed(self._explain(error)))
         else:
             assert isinstance(error, OSError)
@@ -259,7 +267,7 @@ class StreamCarrier(Wire):
         assert tls is not None
         try:
             data = tls.handshake()
-        except ssl.SSLError as error:
+        except TlsError as error:
             foreign = not self.is_client and tls.first and not speaks_tls(tls.first)
             self._finish(self._failed(self._explain(error)))
             self._part(REFUSAL if foreign else tls.pending())
@@ -412,7 +420,7 @@ class StreamCarrier(Wire):
     def _who(self) -> str:
         return "the server" if self.is_client else "the client"
 
-    def _explain(self, error: ssl.SSLError) -> str:
+    def _explain(self, error: TlsError) -> str:
         assert self._tls is not None
         return explain(error, self._tls.first, self._server_name, server=not self.is_client)
 

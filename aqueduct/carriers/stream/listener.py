@@ -6,7 +6,6 @@ import asyncio
 import errno
 import logging
 import socket
-import ssl
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -15,7 +14,7 @@ from aqueduct.carriers.contract import Carrier
 from aqueduct.carriers.stream.binding import SocketFile, bind
 from aqueduct.carriers.stream.connection import StreamCarrier
 from aqueduct.carriers.stream.sockets import tune
-from aqueduct.carriers.stream.tls import server_context
+from aqueduct.carriers.stream.tls import Context, server_context
 from aqueduct.carriers.tls import ServerTls
 from aqueduct.config import Config
 from aqueduct.errors import ConfigError, ConnectionLost
@@ -46,7 +45,7 @@ async def listen(
     listen already, perhaps for other processes too, and are taken over. Raises ConfigError: the
     name does not resolve, the port or the path is taken, the certificate is missing or of no use.
     """
-    context: ssl.SSLContext | None = None
+    context: Context | None = None
     if address.scheme == "aqueduct+tls":
         if tls is None:
             raise ConfigError(
@@ -72,7 +71,7 @@ class StreamListener:
         address: Address,
         config: Config,
         tls: ServerTls | None,
-        context: ssl.SSLContext | None,
+        context: Context | None,
         on_carrier: Callable[[Carrier], None],
         sockets: Sequence[socket.socket],
         file: SocketFile | None,

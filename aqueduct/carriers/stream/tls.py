@@ -1,21 +1,28 @@
 """TLS 1.3 over a byte stream: contexts, the handshake without waiting, and what went wrong in it.
 
-The library works on memory, so that ciphertext is read and written in large pieces: one call of
-the kernel for many records.
+The library is the OpenSSL of ``cryptography``: newer than what most Pythons have, and much faster
+with AES. It works on memory: one call of the kernel is for many records.
 """
 
 from __future__ import annotations
 
-import os
+import ipaddress
 import socket
 import ssl
-import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
+import service_identity
 from cryptography import x509
-from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.bindings._rust import _openssl
+from OpenSSL import SSL, crypto
+from service_identity.cryptography import (
+    verify_certificate_hostname,
+    verify_certificate_ip_address,
+)
 
+from aqueduct._speedups.records import Records, use
 from aqueduct.carriers.contract import Buffer, PeerIdentity
 from aqueduct.carriers.stream.sockets import scratch
 from aqueduct.carriers.tls import (
@@ -30,7 +37,9 @@ from aqueduct.errors import ConfigError
 __all__ = [
     "ALPN",
     "REFUSAL",
+    "Context",
     "Tls",
+    "TlsError",
     "client_context",
     "explain",
     "server_context",
@@ -38,183 +47,269 @@ __all__ = [
     "spoken",
 ]
 
+Context = SSL.Context
+
 ALPN: Final = "aqueduct-bpmux"
-_RECORD: Final = 16_384
-_SEALED: Final = 64 << 10  # bytes encrypted before they are taken from the library
+# AES-128 first: it is the fastest where the processor has AES instructions.
+_SUITES: Final = b"TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256"
+_PIECE: Final = 64 << 10
 _HANDSHAKE: Final = 22  # record types of TLS
 _ALERT: Final = 21
 _NOT_YET: Final = 9  # reasons of OpenSSL, X509_V_ERR_
 _EXPIRED: Final = 10
 _OTHER_NAME: Final = 62
-_OTHER_IP: Final = 64
 REFUSAL: Final = bytes((_ALERT, 3, 3, 0, 2, 2, 70))
 """A fatal alert, protocol_version: what a server says in TLS to who does not speak it."""
 
+_lib: Final[Any] = _openssl.lib
+_ffi: Final[Any] = _openssl.ffi
 
-def client_context(tls: ClientTls) -> ssl.SSLContext:
+
+def _address(pointer: Any) -> int:
+    return int(_ffi.cast("uintptr_t", pointer))
+
+
+# The same functions that the library's own Python face calls.
+use(
+    *(
+        _address(_ffi.addressof(_lib, name))
+        for name in (
+            "SSL_read",
+            "SSL_write",
+            "SSL_get_error",
+            "BIO_read",
+            "BIO_write",
+            "BIO_get_mem_data",
+        )
+    )
+)
+
+
+class TlsError(OSError):
+    """TLS failed: ``reason`` in the library's words.
+
+    ``code`` is what is wrong with the peer's certificate, X509_V_ERR_; 0: nothing.
+    """
+
+    def __init__(self, reason: str, code: int = 0) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.code = code
+
+
+@dataclass(slots=True)
+class _Verdict:
+    """On the certificate of one peer."""
+
+    name: str
+    """What it must carry; empty: nothing certain."""
+    code: int = 0
+    text: str = ""
+
+
+def client_context(tls: ClientTls) -> Context:
     """What a client demands and shows. Raises ConfigError."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    if tls.fingerprint is not None or not tls.verify:
-        # A pinned certificate is compared after the handshake; its issuer does not matter.
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    elif tls.ca is None:
-        context.load_default_certs()
-    else:
-        _trust(context, certificates_of(tls.ca, "ca"))
+    context = SSL.Context(SSL.TLS_CLIENT_METHOD)
+    # A pinned certificate is compared after the handshake; its issuer does not matter.
+    if tls.fingerprint is None and tls.verify:
+        context.set_verify(SSL.VERIFY_PEER, _verified)
+        if tls.ca is None:
+            _trust_public(context)
+        else:
+            _trust(context, certificates_of(tls.ca, "ca"))
     if tls.certificate is not None:
         _show(context, tls)
+    context.set_alpn_protos([ALPN.encode()])
     return _finish(context)
 
 
-def server_context(tls: ServerTls) -> ssl.SSLContext:
+def server_context(tls: ServerTls) -> Context:
     """What a server shows and demands. Raises ConfigError."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = SSL.Context(SSL.TLS_SERVER_METHOD)
     _show(context, tls)
     if tls.client_ca is not None:
-        context.verify_mode = ssl.CERT_REQUIRED
+        context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, _verified)
         _trust(context, certificates_of(tls.client_ca, "client_ca"))
+    context.set_alpn_select_callback(_select)
+    # A client may resume a session even if it showed a certificate in it.
+    context.set_session_id(ALPN.encode())
+    context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
     return _finish(context)
 
 
-def _finish(context: ssl.SSLContext) -> ssl.SSLContext:
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.set_alpn_protocols([ALPN])
+def _finish(context: Context) -> Context:
+    context.set_min_proto_version(SSL.TLS1_3_VERSION)
+    context.set_tls13_ciphersuites(_SUITES)
     return context
 
 
-def _trust(context: ssl.SSLContext, authorities: list[x509.Certificate]) -> None:
-    context.load_verify_locations(
-        cadata=b"".join(one.public_bytes(serialization.Encoding.DER) for one in authorities)
-    )
+def _select(connection: SSL.Connection, offered: list[bytes]) -> Any:
+    return ALPN.encode() if ALPN.encode() in offered else SSL.NO_OVERLAPPING_PROTOCOLS
+
+
+def _trust(context: Context, authorities: list[x509.Certificate]) -> None:
+    store = context.get_cert_store()
+    assert store is not None
+    for one in authorities:
+        store.add_cert(crypto.X509.from_cryptography(one))
     # A certificate given as an authority is trusted, be it one for a server that signed itself.
-    context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
+    store.set_flags(crypto.X509StoreFlags.PARTIAL_CHAIN)
 
 
-def _show(context: ssl.SSLContext, tls: ServerTls | ClientTls) -> None:
-    """Loads a certificate with its key, which the ssl module takes from a file alone."""
+def _trust_public(context: Context) -> None:
+    """The CAs that Python itself trusts: the library's own idea is where it was built."""
+    paths = ssl.get_default_verify_paths()
+    if paths.cafile is None and paths.capath is None:
+        context.set_default_verify_paths()
+    else:
+        context.load_verify_locations(paths.cafile, paths.capath)
+
+
+def _show(context: Context, tls: ServerTls | ClientTls) -> None:
+    """Loads a certificate with its key."""
     chain, key = chain_of(tls)
-    # The key lies in that file encrypted, with a password that nobody else has.
-    password = os.urandom(32).hex().encode()
-    encryption = serialization.BestAvailableEncryption(password)
-    pem = [one.public_bytes(serialization.Encoding.PEM) for one in chain]
-    pem.append(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
-    )
-    with tempfile.NamedTemporaryFile() as file:
-        file.write(b"".join(pem))
-        file.flush()
-        try:
-            context.load_cert_chain(file.name, password=password)
-        except ssl.SSLError as error:
-            raise ConfigError(f"the certificate or its key is of no use: {error}") from error
+    try:
+        context.use_certificate(chain[0])
+        for one in chain[1:]:
+            context.add_extra_chain_cert(one)
+        context.use_privatekey(key)
+    except (SSL.Error, TypeError) as error:
+        raise ConfigError(f"the certificate or its key is of no use: {error}") from error
+
+
+def _verified(
+    connection: SSL.Connection, certificate: crypto.X509, code: int, depth: int, good: int
+) -> bool:
+    """Whether the handshake may go on with this certificate of the chain."""
+    verdict: _Verdict = connection.get_app_data()
+    if not good:
+        verdict.code = code
+        verdict.text = _ffi.string(_lib.X509_verify_cert_error_string(code)).decode()
+    elif depth == 0 and verdict.name:
+        verdict.text = _other_name(certificate.to_cryptography(), verdict.name)
+        verdict.code = _OTHER_NAME if verdict.text else 0
+    return not verdict.code
+
+
+def _other_name(certificate: x509.Certificate, name: str) -> str:
+    """What a certificate carries instead of ``name``; empty: it carries that."""
+    try:
+        if _is_ip(name):
+            verify_certificate_ip_address(certificate, name)
+        else:
+            verify_certificate_hostname(certificate, name)
+    except (service_identity.CertificateError, service_identity.VerificationError, ValueError):
+        return f"it is for {', '.join(identity_of(certificate).names) or 'no name'}"
+    return ""
+
+
+def _is_ip(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 class Tls:
     """One end of TLS on a non-blocking socket; it reads there and says what to write."""
 
     def __init__(
-        self, sock: socket.socket, context: ssl.SSLContext, server_name: str | None, *, server: bool
+        self, sock: socket.socket, context: Context, server_name: str | None, *, server: bool
     ) -> None:
         self._sock = sock
-        self._incoming = ssl.MemoryBIO()
-        self._outgoing = ssl.MemoryBIO()
-        self._object = context.wrap_bio(
-            self._incoming, self._outgoing, server_side=server, server_hostname=server_name
-        )
         self._buffer = scratch("sealed")
         self.first = b""
         """The first bytes that the peer sent."""
         self.complete = False
+        connection = self._connection = SSL.Connection(context)
+        name = "" if server or not server_name else server_name
+        if name and not _is_ip(name):
+            name = name.encode("idna").decode()
+            connection.set_tlsext_host_name(name.encode())
+        self._verdict = _Verdict(name)
+        connection.set_app_data(self._verdict)
+        if server:
+            connection.set_accept_state()
+        else:
+            connection.set_connect_state()
+        # The library has no public way to its structures, and none to its records without copies.
+        parts: Any = connection
+        records = Records(
+            connection,
+            _address(parts._ssl),
+            _address(parts._into_ssl),
+            _address(parts._from_ssl),
+            sock.recv_into,
+            _failure,
+            self._buffer,
+        )
+        self.recv_into = records.recv_into
+        """Decrypts into a buffer; 0: the end. Raises BlockingIOError, TlsError, OSError.
+
+        Fewer bytes than the buffer has room for, and not none: there are no more now.
+        """
+        self._seal = records.seal
 
     def handshake(self) -> bytes:
         """Goes on with the handshake; returns what to send. ``complete`` says if it is over.
 
-        Raises ssl.SSLError, and OSError of the socket; before that, ``pending`` may have an alert.
+        Raises TlsError, and OSError of the socket; before that, ``pending`` may have an alert.
         """
         while not self.complete:
             try:
-                self._object.do_handshake()
+                self._connection.do_handshake()
                 self.complete = True
-            except ssl.SSLWantReadError:
+            except SSL.WantReadError:
                 if not self._fill():
                     break
-        return self._outgoing.read()
+            except (SSL.SysCallError, SSL.ZeroReturnError):
+                raise TlsError("unexpected eof") from None
+            except SSL.Error as error:
+                if self._verdict.code:
+                    raise TlsError(self._verdict.text, self._verdict.code) from None
+                raise TlsError(_reason(error)) from None
+        return self.pending()
 
     def pending(self) -> bytes:
-        """What the library wants to say at last: an alert."""
-        return self._outgoing.read()
+        """What the library wants to say: parts of the handshake, an alert."""
+        pieces = []
+        try:
+            while True:
+                pieces.append(self._connection.bio_read(_PIECE))
+        except SSL.WantReadError:
+            return b"".join(pieces)
 
     @property
     def protocol(self) -> str | None:
         """The protocol that both sides want."""
-        return self._object.selected_alpn_protocol()
+        return self._connection.get_alpn_proto_negotiated().decode() or None
 
     @property
     def identity(self) -> PeerIdentity | None:
         """Who the peer's certificate says it is."""
-        der = self._object.getpeercert(binary_form=True)
-        return None if der is None else identity_of(x509.load_der_x509_certificate(der))
+        found = self._connection.get_peer_certificate(as_cryptography=True)
+        return None if found is None else identity_of(found)
 
     @property
     def cipher(self) -> str:
         """The cipher in use."""
-        found = self._object.cipher()
-        return "" if found is None else found[0]
-
-    def recv_into(self, target: memoryview) -> int:
-        """Decrypts into ``target``; 0: the end. Raises BlockingIOError, ssl.SSLError, OSError.
-
-        Fewer bytes than ``target`` has room for, and not none: there are no more now.
-        """
-        read: Any = self._object.read  # with a buffer it returns a number
-        size = len(target)
-        got = 0
-        while got < size:
-            try:
-                count = read(size - got, target[got:])
-            except ssl.SSLWantReadError:
-                if self._fill():
-                    continue
-                if got:
-                    break
-                raise BlockingIOError from None
-            except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-                break  # without a close of TLS, too: the protocol above has a close of its own
-            if not count:
-                break
-            got += count
-        return got
+        return self._connection.get_cipher_name() or ""
 
     def seal(self, buffers: Sequence[Buffer]) -> list[bytes]:
-        """Encrypts; returns all of it, for the socket. Raises ssl.SSLError."""
-        write = self._object.write
-        sealed: list[bytes] = []
-        waiting = 0
-        for buffer in buffers:
-            view = buffer if len(buffer) <= _RECORD else memoryview(buffer)
-            at, size = 0, len(buffer)
-            while at < size:
-                count = write(view[at : at + _RECORD] if size > _RECORD else view)
-                at += count
-                waiting += count
-                if waiting >= _SEALED:  # while it is in the processor's cache
-                    sealed.append(self._outgoing.read())
-                    waiting = 0
-        if waiting:
-            sealed.append(self._outgoing.read())
-        return sealed
+        """Encrypts; returns all of it, for the socket. Raises TlsError."""
+        return self._seal(buffers)
 
     def farewell(self) -> bytes:
         """The close of TLS, for the socket."""
         try:
-            self._object.unwrap()
-        except (ssl.SSLError, OSError):
+            self._connection.shutdown()
+        except SSL.Error:
             pass  # the peer's answer is not waited for
-        return self._outgoing.read()
+        return self.pending()
 
     def _fill(self) -> bool:
-        """Reads ciphertext; False: there is none now."""
+        """Reads ciphertext of the handshake; False: there is none now."""
         try:
             count = self._sock.recv_into(self._buffer)
         except BlockingIOError:
@@ -222,10 +317,26 @@ class Tls:
         if count:
             if len(self.first) < 8:
                 self.first += bytes(self._buffer[:8])[:count]
-            self._incoming.write(self._buffer[:count])
+            self._connection.bio_write(self._buffer[:count])
         else:
-            self._incoming.write_eof()
+            self._connection.bio_shutdown()
         return True
+
+
+def _reason(error: SSL.Error) -> str:
+    """The first of what the library says: the rest is what followed from it."""
+    said = error.args[0] if error.args else None
+    return str(said[0][2]) if isinstance(said, list) and said else str(error)
+
+
+def _failure() -> TlsError:
+    """What the library says of an error, the first of it."""
+    reason = ""
+    while code := _lib.ERR_get_error():
+        text = _lib.ERR_reason_error_string(code)
+        if text and not reason:
+            reason = _ffi.string(text).decode()
+    return TlsError(reason or "no reason given")
 
 
 def speaks_tls(data: bytes) -> bool:
@@ -233,21 +344,21 @@ def speaks_tls(data: bytes) -> bool:
     return len(data) >= 2 and data[0] in (_HANDSHAKE, _ALERT) and data[1] == 3
 
 
-def explain(error: ssl.SSLError, first: bytes, server_name: str, *, server: bool) -> str:
+def explain(error: TlsError, first: bytes, server_name: str, *, server: bool) -> str:
     """What a failed handshake means, and what to do about it."""
     who = "the client" if server else "the server"
     if first and not speaks_tls(first):
         plain = "aqueduct+tcp://" if not server else "aqueduct+tls:// there"
         return f"{who} does not speak TLS ({spoken(first)}); use {plain}"
-    if isinstance(error, ssl.SSLCertVerificationError):
+    if error.code:
         return _unverified(error, server_name, server=server)
-    reason = (error.reason or str(error)).replace("_", " ").lower()
+    reason = error.reason.lower()
     if "certificate required" in reason or "did not return a certificate" in reason:
         if server:
             return "the client shows no certificate, which ServerTls.client_ca demands"
         return "the server demands a certificate: give one in ClientTls.certificate"
     if "alert" in reason:
-        return f"{who} ended the handshake: {reason.replace('tlsv1 ', '').replace('tlsv13 ', '')}"
+        return f"{who} ended the handshake: {reason[reason.index('alert') :]}"
     if "eof" in reason:
         return f"{who} closed the connection in the handshake"
     return f"the handshake failed: {reason}"
@@ -266,12 +377,12 @@ def spoken(first: bytes) -> str:
     return f"its first bytes are {first[:8]!r}"
 
 
-def _unverified(error: ssl.SSLCertVerificationError, server_name: str, *, server: bool) -> str:
-    text = error.verify_message
+def _unverified(error: TlsError, server_name: str, *, server: bool) -> str:
+    text = error.reason
     whose = "client" if server else "server"
-    if error.verify_code in (_EXPIRED, _NOT_YET):
+    if error.code in (_EXPIRED, _NOT_YET):
         return f"the {whose}'s certificate: {text}; renew it, or correct this machine's clock"
-    if error.verify_code in (_OTHER_NAME, _OTHER_IP):
+    if error.code == _OTHER_NAME:
         return (
             f"the server's certificate is for another name than {server_name!r} ({text}); connect "
             "by the name it carries, or give that name with ?server_name="

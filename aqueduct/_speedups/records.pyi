@@ -1,0 +1,23 @@
+from collections.abc import Callable, Iterable
+from typing import final
+
+from _typeshed import ReadableBuffer, WriteableBuffer
+
+__all__ = ["Records", "use"]
+
+def use(read: int, write: int, error: int, take: int, feed: int, data: int) -> None: ...
+
+@final
+class Records:
+    def __init__(
+        self,
+        owner: object,
+        ssl: int,
+        incoming: int,
+        outgoing: int,
+        receive: Callable[[memoryview], int],
+        failure: Callable[[], Exception],
+        scratch: memoryview,
+    ) -> None: ...
+    def recv_into(self, target: WriteableBuffer) -> int: ...
+    def seal(self, buffers: Iterable[ReadableBuffer]) -> list[bytes]: ...

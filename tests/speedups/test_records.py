@@ -1,0 +1,176 @@
+"""Records of TLS: what one end encrypts the other decrypts, whatever the sizes and the pieces."""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from cryptography.hazmat.bindings._rust import _openssl
+from OpenSSL import SSL
+
+from aqueduct._speedups.records import Records, use
+from aqueduct.carriers.stream.tls import Tls, TlsError, client_context, server_context
+from aqueduct.carriers.tls import ClientTls, dev_certificate
+
+RECORD = 16_384
+CERTIFICATE = dev_certificate()
+
+
+class Ends:
+    """Two ends of TLS after the handshake, on a pair of sockets."""
+
+    def __init__(self) -> None:
+        self.sockets = socket.socketpair()
+        for sock in self.sockets:
+            sock.setblocking(False)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+        pinned = ClientTls(fingerprint=CERTIFICATE.fingerprint)
+        self.client = Tls(self.sockets[0], client_context(pinned), "localhost", server=False)
+        self.server = Tls(self.sockets[1], server_context(CERTIFICATE), None, server=True)
+        for _ in range(3):
+            self.sockets[0].sendall(self.client.handshake())
+            self.sockets[1].sendall(self.server.handshake())
+        assert self.client.complete and self.server.complete
+
+    def send(self, *buffers: Any) -> list[bytes]:
+        sealed = self.client.seal(buffers)
+        self.sockets[0].sendall(b"".join(sealed))
+        return sealed
+
+    def close(self) -> None:
+        for sock in self.sockets:
+            sock.close()
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    made = Ends()
+    yield made
+    made.close()
+
+
+def received(end: Tls, size: int, step: int) -> bytes:
+    """``size`` bytes, ``step`` at a time; there must be no more."""
+    memory = memoryview(bytearray(size))
+    at = 0
+    while at < size:
+        got = end.recv_into(memory[at : at + step])
+        assert 0 < got <= step
+        at += got
+    with pytest.raises(BlockingIOError):
+        end.recv_into(bytearray(1))
+    return bytes(memory)
+
+
+@pytest.mark.parametrize("step", [1_000, RECORD, 100_000, 1 << 20])
+def test_bytes_arrive_as_they_left(ends: Ends, step: int) -> None:
+    chance = random.Random(step)
+    sizes = [0, 1, 4_095, 4_096, RECORD - 1, RECORD, RECORD + 1, 70_000, 3, 5, 300_000, 9_000, 2]
+    for _ in range(3):
+        chance.shuffle(sizes)
+        data = [chance.randbytes(size) for size in sizes]
+        # Buffers of every kind that a carrier hands on.
+        kinds = (bytes, bytearray, memoryview)
+        ends.send(*(kinds[at % 3](one) for at, one in enumerate(data)))
+        assert received(ends.server, sum(sizes), step) == b"".join(data)
+
+
+def test_short_buffers_share_a_record(ends: Ends) -> None:
+    one = len(b"".join(ends.send(b"x" * 900)))
+    overhead = one - 900
+    assert len(b"".join(ends.send(*[b"x" * 9] * 100))) == one
+    # What does not fit goes into the next; a large buffer has records of its own.
+    assert len(b"".join(ends.send(*[b"x" * 4_000] * 5))) == 20_000 + 2 * overhead
+    assert len(b"".join(ends.send(b"head", b"x" * 2 * RECORD, b"tail"))) == (
+        8 + 2 * RECORD + 4 * overhead
+    )
+    assert len(received(ends.server, 1_800 + 20_000 + 8 + 2 * RECORD, 8_192)) == 54_576
+
+
+def test_what_is_encrypted_comes_in_pieces(ends: Ends) -> None:
+    sealed = ends.send(bytes(1 << 20))
+    assert [len(piece) // RECORD for piece in sealed] == [4] * 16
+    assert ends.client.seal([]) == []
+    assert ends.client.seal([b"", b""]) == []
+
+
+def test_a_record_that_is_not_whole_is_waited_for(ends: Ends) -> None:
+    data = random.Random(1).randbytes(3 * RECORD)
+    sealed = b"".join(ends.client.seal([data]))
+    memory = memoryview(bytearray(len(data) + 1))
+    ends.sockets[0].sendall(sealed[:RECORD])
+    with pytest.raises(BlockingIOError):
+        ends.server.recv_into(memory)
+    ends.sockets[0].sendall(sealed[RECORD:-1])
+    assert ends.server.recv_into(memory) == 2 * RECORD
+    ends.sockets[0].sendall(sealed[-1:])
+    assert ends.server.recv_into(memory[2 * RECORD :]) == RECORD
+    assert memory[:-1] == data
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_the_end_comes_after_the_bytes(ends: Ends, told: bool) -> None:
+    ends.send(b"the last")
+    if told:
+        ends.sockets[0].sendall(ends.client.farewell())
+    ends.sockets[0].shutdown(socket.SHUT_WR)
+    memory = bytearray(100)
+    assert ends.server.recv_into(memory) == 8
+    assert memory.startswith(b"the last")
+    for _ in range(2):
+        assert ends.server.recv_into(memory) == 0
+
+
+def test_a_record_that_was_changed(ends: Ends) -> None:
+    sealed = bytearray(b"".join(ends.client.seal([b"as it was"])))
+    sealed[-1] ^= 1
+    ends.sockets[0].sendall(sealed)
+    with pytest.raises(TlsError, match="decryption failed or bad record mac"):
+        ends.server.recv_into(bytearray(100))
+    ends.sockets[1].sendall(ends.server.pending())
+    with pytest.raises(TlsError, match="alert bad record mac"):
+        ends.client.recv_into(bytearray(100))
+
+
+def test_errors_of_the_socket(ends: Ends) -> None:
+    ends.sockets[1].close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        ends.server.recv_into(bytearray(100))
+
+
+def test_nothing_is_read_into_what_cannot_be_written(ends: Ends) -> None:
+    ends.send(b"data")
+    with pytest.raises(BufferError):
+        ends.server.recv_into(b"1234")
+    assert received(ends.server, 4, 4) == b"data"
+
+
+def test_addresses_that_lead_nowhere() -> None:
+    with pytest.raises(ValueError, match="there is no connection"):
+        Records(None, 0, 0, 0, len, OSError, memoryview(b""))
+    with pytest.raises(ValueError, match="a function has no address"):
+        use(1, 2, 3, 4, 5, 0)
+
+
+def test_what_the_library_does_not_promise() -> None:
+    """The names that are private to it, and how its functions are called."""
+    lib, ffi = _openssl.lib, _openssl.ffi
+    connection: Any = SSL.Connection(SSL.Context(SSL.TLS_METHOD))
+    assert ffi.typeof(connection._ssl) is ffi.typeof("SSL *")
+    assert ffi.typeof(connection._into_ssl) is ffi.typeof("BIO *")
+    assert ffi.typeof(connection._from_ssl) is ffi.typeof("BIO *")
+    for name, called in {
+        "SSL_read": "int(*)(SSL *, void *, int)",
+        "SSL_write": "int(*)(SSL *, void *, int)",
+        "SSL_get_error": "int(*)(SSL *, int)",
+        "BIO_read": "int(*)(BIO *, void *, int)",
+        "BIO_write": "int(*)(BIO *, void *, int)",
+        "BIO_get_mem_data": "long(*)(BIO *, char * *)",
+    }.items():
+        # Whether an argument is const the library's face has changed before; the call is the same.
+        found = ffi.typeof(ffi.addressof(lib, name)).cname.replace("const ", "")
+        assert found == called, name
+    assert (lib.SSL_ERROR_WANT_READ, lib.SSL_ERROR_ZERO_RETURN) == (2, 6)
