@@ -16,7 +16,7 @@ from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoded, Encoder
 from aqueduct.arrow.schema import check
 from aqueduct.arrow.status import Status
-from aqueduct.arrow.unary import Answer, Question, decode_answer, room_of
+from aqueduct.arrow.unary import Answer, Answers, Question, room_of
 from aqueduct.arrow.wire import HELLO
 from aqueduct.endpoint import Asked, Connection, Message
 from aqueduct.errors import (
@@ -73,6 +73,7 @@ class Asker:
         self._room = room_of(connection.config.calls)
         self._peer = peer
         self._encoder = self._make_encoder()
+        self._answers = Answers()
         self._answered: bytes | None = None
         self._found: Decoder | None = None
 
@@ -133,9 +134,8 @@ class Asker:
         )
 
     def _read(self, message: Received, left: float | None) -> Answered:
-        names = {"peer": self._peer, "handler": self.head.handler}
         try:
-            answer = decode_answer(message.headers, message.payload)
+            answer = self._answers.decode(message.headers, message.payload)
             if answer is not None:
                 decoder = self._decoder(answer)
                 batches = [
@@ -146,9 +146,12 @@ class Asker:
         except BadCall as error:
             if error.handler:
                 raise
-            raise BadCall(str(error), **names) from error.__cause__
+            raise BadCall(
+                str(error), peer=self._peer, handler=self.head.handler
+            ) from error.__cause__
         if any(key == HELLO for key, _ in message.headers):
             return Answered(follow=self._connection.message(message), deadline=left)
+        names = {"peer": self._peer, "handler": self.head.handler}
         status = Status.decode(message.headers, message.payload, **names)
         failed = status.to_exception(**names)
         if failed is not None:

@@ -134,8 +134,9 @@ class UnaryCall(RunningCall):
                 headers, payload = encode_answer(self._prefix, answers)
             else:
                 headers, payload = status.encode()  # type: ignore[assignment]
-            self._status.send_nowait(payload, headers=headers, force=True)
-            self.connection.carrier.expect_input()  # who has called often calls again
+            # What is left to do here can be done while the client reads it.
+            alone = len(self.serving.calls) == 1
+            self.connection.reply(self._status, payload, headers, now=alone)
 
     def _spill(self) -> None:
         """From here on it is an exchange: what was gathered goes first."""

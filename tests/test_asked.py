@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from contextvars import Context, ContextVar, copy_context
 
 import pyarrow as pa
@@ -11,7 +12,8 @@ import pytest
 
 import aqueduct
 from aqueduct.client import Client
-from aqueduct.endpoint import Asked
+from aqueduct.endpoint import Asked, Connection, connect, serve
+from aqueduct.errors import ReceiverClosed
 from tests.calls import NUMBERS, numbers, serving
 
 
@@ -206,3 +208,53 @@ async def test_handlers_that_begin_at_once_may_ask_in_turn() -> None:
         clients.append(inner)
         answers = await asyncio.gather(*(client.call("two", numbers(n)) for n in range(20)))
         assert [answer["id"].to_pylist() for answer in answers] == [[n + 2] for n in range(20)]
+
+
+@pytest.mark.parametrize("alone", [True, False])
+async def test_what_is_alone_leaves_before_the_rest_of_a_flush(alone: bool) -> None:
+    """A reply is on its way while its sender is still within the handler of an event."""
+    sent: list[int] = []
+    served: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
+    async with AsyncExitStack() as stack:
+        server = await serve(served.set_result, "aqueduct+tcp://127.0.0.1:0")
+        stack.push_async_callback(server.close)
+        client = await stack.enter_async_context(await connect(server.addresses[0]))
+        connection = await served
+        entrypoint = connection.entrypoint
+
+        def answer() -> None:
+            message = entrypoint.receive_nowait()
+            if message is not None:
+                before = connection.carrier.snapshot()["sent"]
+                (attachment,) = message.attachments
+                connection.reply(attachment.handle, [b"an answer"], (), now=alone)
+                sent.append(connection.carrier.snapshot()["sent"] - before)  # type: ignore[operator]
+
+        entrypoint.on_change = answer
+        asked = Asked(asyncio.get_running_loop())
+        client.ask(asked, [b"a question"], (), asyncio.get_running_loop().time(), now=alone)
+        async with asyncio.timeout(20):
+            while (found := client.answer(asked)) is None:
+                await asked
+        assert bytes(found.payload) == b"an answer"
+        client.forget(asked, close=False)
+        assert len(sent) == 1
+        assert (sent[0] > 0) is alone
+        entrypoint.on_change = None
+
+
+async def test_an_answer_that_nobody_wants_any_more_wakes_nobody() -> None:
+    served: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
+    async with AsyncExitStack() as stack:
+        server = await serve(served.set_result, "aqueduct+tcp://127.0.0.1:0")
+        stack.push_async_callback(server.close)
+        client = await stack.enter_async_context(await connect(server.addresses[0]))
+        connection = await served
+        asked = Asked(asyncio.get_running_loop())
+        client.ask(asked, [b"a question"], (), asyncio.get_running_loop().time(), now=True)
+        message = await connection.entrypoint.receive()
+        client.forget(asked, close=True)
+        with pytest.raises(ReceiverClosed):
+            await message.attachments[0].handle.wait_closed()
+        assert not asked._woken
+        assert asked.half is None

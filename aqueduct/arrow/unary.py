@@ -5,7 +5,7 @@ What does not fit one message travels as an exchange does; see ``ARCHITECTURE.md
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ANSWERS_LIMIT",
     "Answer",
+    "Answers",
     "Question",
     "Questions",
     "decode_answer",
@@ -156,30 +157,64 @@ def encode_answer(
     return ((wire.STATUS, OK.encode()), (wire.ANSWERS, text)), payload
 
 
-def decode_answer(headers: Iterable[tuple[bytes, bytes]], payload: ReadableBuffer) -> Answer | None:
+def decode_answer(headers: Headers, payload: ReadableBuffer) -> Answer | None:
     """What a call that ended well was answered; None if the message is another.
 
     Raises BadCall for an answer that is not what it should be.
     """
+    return Answers().decode(headers, payload)
+
+
+class Answers:
+    """Decodes answers to calls that are alike: they are often cut alike, too."""
+
+    __slots__ = ("_ends", "_headers", "_size")
+
+    def __init__(self) -> None:
+        # Of the last one.
+        self._headers: Headers | None = None
+        self._size = 0
+        self._ends: list[int] = []
+
+    def decode(self, headers: Headers, payload: ReadableBuffer) -> Answer | None:
+        """See ``decode_answer``."""
+        view = memoryview(payload).cast("B")
+        size = len(view)
+        if size == self._size and headers == self._headers:
+            ends = self._ends
+        else:
+            found = _ends(headers, size)
+            if found is None:
+                return None
+            ends = found
+            if len(headers) == len(_ANSWER_KEYS):  # nothing of others, which could be large
+                self._headers, self._size, self._ends = headers, size, ends
+        start = ends[0]
+        schema = bytes(view[:start])
+        batches: list[memoryview] = []
+        for end in ends[1:]:
+            batches.append(view[start:end])
+            start = end
+        return Answer(schema, batches)
+
+
+def _ends(headers: Headers, size: int) -> list[int] | None:
+    """Where the schema of an answer ends and each of its batches; None if it is no answer."""
     values = one_each(headers, _ANSWER_KEYS)
     places = values.get(wire.ANSWERS)
     if places is None or values.get(wire.STATUS) != b"ok":
         return None
-    view = memoryview(payload).cast("B")
-    size = len(view)
-    ends = places.split(b",", ANSWERS_LIMIT + 1)
-    if len(ends) > ANSWERS_LIMIT + 1:
+    texts = places.split(b",", ANSWERS_LIMIT + 1)
+    if len(texts) > ANSWERS_LIMIT + 1:
         raise BadCall(f"an answer holds more than {ANSWERS_LIMIT} batches")
-    start = number_of(ends[0], wire.ANSWERS, most=size)
-    schema = bytes(view[:start])
-    batches: list[memoryview] = []
-    for text in ends[1:]:
-        end = number_of(text, wire.ANSWERS, least=start + 1, most=size)
-        batches.append(view[start:end])
-        start = end
-    if start != size:
-        raise BadCall(f"{size - start} bytes follow the answers")
-    return Answer(schema, batches)
+    end = number_of(texts[0], wire.ANSWERS, most=size)
+    ends = [end]
+    for text in texts[1:]:
+        end = number_of(text, wire.ANSWERS, least=end + 1, most=size)
+        ends.append(end)
+    if end != size:
+        raise BadCall(f"{size - end} bytes follow the answers")
+    return ends
 
 
 def _padded(message: bytes, size: int) -> bytes:

@@ -169,6 +169,18 @@ class Pump:
             self.flush_soon()  # others have the loop first
         self._set_timer()
 
+    @property
+    def flushing(self) -> bool:
+        """Whether a flush is under way: what is called was called by one."""
+        return self._flushing
+
+    def flush_at_once(self) -> None:
+        """The same, within a flush too: what was queued leaves before the rest of it is done."""
+        if self._flushing and not self._closed:
+            self._apply()
+        else:
+            self.flush()
+
     # Within
 
     def _apply(self) -> None:

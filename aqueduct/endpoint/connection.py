@@ -236,7 +236,7 @@ class Connection:
         answer.handle = asked
         asked.half = answer
         if now:
-            self.pump.flush()
+            self.pump.flush_at_once()
         else:
             self.pump.flush_soon()
         self.carrier.expect_input()
@@ -265,6 +265,21 @@ class Connection:
             half.handle = None
             if close:
                 self.close_receiver(half)
+
+    def reply(self, sender: Sender, payload: Any, headers: Headers, *, now: bool) -> None:
+        """The one message of a oneshot channel; its receiver often asks again soon.
+
+        ``now`` lets it leave at once if input is being worked on: so it is on its way while what
+        else there is to do is done here. Raises as Sender.send_nowait.
+        """
+        half = sender._half
+        assert half is not None
+        self.core.send(half, payload, self._loop.time(), headers=headers)
+        if now and self.pump.flushing:
+            self.pump.flush_at_once()
+        else:
+            self.pump.flush_soon()
+        self.carrier.expect_input()
 
     def finish(self, half: SenderHalf) -> None:
         """See Sender.finish."""

@@ -11,6 +11,7 @@ from aqueduct.arrow.encode import Encoder
 from aqueduct.arrow.ipc import deserialize_schema, serialize_schema
 from aqueduct.arrow.unary import (
     ANSWERS_LIMIT,
+    Answers,
     Question,
     Questions,
     decode_answer,
@@ -119,3 +120,31 @@ def test_an_answer_without_batches_and_one_with_the_most():
 def test_other_messages_are_no_answers():
     assert decode_answer(((b"arrow-status-8b3ba8", b"busy"),), b"{}") is None
     assert decode_answer((), b"") is None
+
+
+def test_answers_that_are_cut_alike_are_read_alike_and_others_are_not():
+    prefix, encoded = schema_prefix(SCHEMA), Encoder(SCHEMA).encode(BATCH)
+    headers, payload = encode_answer(prefix, [encoded, encoded])
+    whole = b"".join(map(bytes, payload))
+    one, one_payload = encode_answer(prefix, [encoded])
+    answers = Answers()
+    for _ in range(3):
+        answer = answers.decode(headers, whole)
+        assert answer is not None and answer.read_schema() == SCHEMA
+        assert [Decoder(SCHEMA).decode(part) for part in answer.batches] == [BATCH] * 2
+        with pytest.raises(BadCall, match="8 bytes follow"):
+            answers.decode(headers, whole + bytes(8))
+        with pytest.raises(BadCall, match="is not between"):
+            answers.decode(headers, whole[:-1])
+        assert answers.decode(((b"arrow-status-8b3ba8", b"busy"), headers[1]), whole) is None
+        answer = answers.decode(one, b"".join(map(bytes, one_payload)))
+        assert answer is not None and list(answer.batches) == [PAYLOAD]
+
+
+def test_headers_of_others_are_not_kept():
+    prefix, encoded = schema_prefix(SCHEMA), Encoder(SCHEMA).encode(BATCH)
+    headers, payload = encode_answer(prefix, [encoded])
+    answers = Answers()
+    answer = answers.decode((*headers, (b"mine", bytes(1000))), b"".join(map(bytes, payload)))
+    assert answer is not None and list(answer.batches) == [PAYLOAD]
+    assert answers._headers is None
