@@ -269,10 +269,16 @@ def test_the_highest_number_is_an_error_of_the_endpoint(size: int) -> None:
 
 
 @requirement("AQ-R34")
+@pytest.mark.parametrize("plain", [True, False], ids=["plain", "with channels"])
 @pytest.mark.parametrize("size", [1, 50_000], ids=["small", "large"])
-def test_the_order_is_that_of_the_stream(size: int) -> None:
+def test_the_order_is_that_of_the_stream(size: int, plain: bool) -> None:
+    """Of plain messages, which are read many at a time, and of those that each need a look."""
     peer, half = attached()
-    peer.say(route(CHILD), *(message(number, b"%d" % number * size) for number in (5, 0, 3, 1)))
+    said = []
+    for number in (5, 0, 3, 1):
+        channels = () if plain else [(CHILD + 8 * (number + 1), ())]
+        said.append(message(number, b"%d" % number * size, (), channels))
+    peer.say(route(CHILD), *said)
     assert [payload[:1] for payload in payloads(peer, half)] == [b"5", b"0", b"3", b"1"]
 
 
