@@ -96,7 +96,7 @@ class Bridge:
             self._blocked = False
             self._room.put(None)
         if outbox:
-            output.notify_writable()
+            output.notify_writable(ample=True)
         elif done:
             return True
         if not self._input_handed:

@@ -48,7 +48,7 @@ async def drive_async_generator(running: RunningCall) -> None:
             encoded = running.encode(batch)
             if not output.writable:
                 running.waits_for_client = True
-                await output.wait_writable()
+                await output.wait_writable(ample=True)
                 running.waits_for_client = False
                 spins = 0
             running.send(encoded, running.answering if exchange else number)
@@ -181,7 +181,7 @@ class EachBatch:
         if running.input_over and running.batches_in == running.batches_out:
             return True
         if blocked:
-            running.output.notify_writable()
+            running.output.notify_writable(ample=True)
         running.waits_for_client = blocked or running.batches_in == running.batches_out
         return False
 

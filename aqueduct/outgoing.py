@@ -111,6 +111,7 @@ class Outgoing:
         self.loop = asyncio.get_running_loop()
         self.connection = connection
         self.config: Config = connection.config
+        self._cut = self.config.calls.cut
         self.head = head
         self.peer = peer
         self.window = window
@@ -191,7 +192,7 @@ class Outgoing:
         sender = self._input
         if sender is None or sender.writable:
             return True
-        sender.notify_writable()
+        sender.notify_writable(ample=True)
         return False
 
     def send(self, encoded: Encoded, number: int) -> None:
@@ -204,8 +205,11 @@ class Outgoing:
             return
         self.moved += 1
         try:
-            for headers, payload in pieces(encoded, number, self.config.calls.cut):
-                sender.send_nowait(payload, headers=headers, force=True)
+            if encoded.size <= self._cut:
+                sender.post(encoded.buffers, ((BATCH, b"%d" % number),))
+                return
+            for headers, payload in pieces(encoded, number, self._cut):
+                sender.post(payload, headers)
         except (ChannelError, ConnectionLost):
             pass  # reading says more
 

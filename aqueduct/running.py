@@ -234,7 +234,7 @@ class RunningCall:
         """Sends an answer to input batch ``number``, whether or not there is room."""
         output = self.output
         for headers, payload in pieces(encoded, number, self.config.calls.cut):
-            output.send_nowait(payload, headers=headers, force=True)
+            output.post(payload, headers)
         self.batches_out += 1
         self.bytes_out += encoded.size
         if number >= self._settled:
@@ -245,7 +245,7 @@ class RunningCall:
         taken = self.taken  # a thread may take the next one meanwhile
         if taken > self._settled and self.receiver is not None:
             self._settled, self._settled_bytes = taken, self.bytes_in
-            self.output.send_nowait(b"", headers=batch_headers(taken - 1), force=True)
+            self.output.post(b"", batch_headers(taken - 1))
 
     def mark_soon(self) -> None:
         """``mark`` unless more comes at once: a handler that is kept busy tells of many together.

@@ -189,20 +189,23 @@ def _drop(call: Outgoing, feeder: asyncio.Task[None] | None) -> None:
         feeder.cancel()
 
 
-def _feed_now(call: Outgoing, source: Batches, batches: Any) -> bool:
-    """Sends what there is room for. True: all of it, and the channel is finished."""
+def _feed_now(call: Outgoing, source: Batches, batches: Any) -> bool | None:
+    """Sends what there is room for. True: all of it, and the channel is finished.
+
+    None: there is room still, and it is others' turn.
+    """
     window = call.window
     assert window is not None
     for _ in range(_SPINS):
         if not (window.open and call.writable):
-            break
+            return False
         try:
             batch = next(batches)
         except StopIteration:
             call.finish()
             return True
         _send(call, source, batch)
-    return False
+    return None
 
 
 def _send(call: Outgoing, source: Batches, batch: pa.RecordBatch) -> None:
@@ -239,9 +242,11 @@ async def _feed(call: Outgoing, source: Batches, batches: Any, feeding: _Feeding
             await feeding.room(call)
             if call.over:
                 return
-            if _feed_now(call, source, batches):
+            done = _feed_now(call, source, batches)
+            if done:
                 return
-            await asyncio.sleep(0)
+            if done is None:
+                await asyncio.sleep(0)
     except asyncio.CancelledError:
         raise
     except BaseException as error:  # noqa: BLE001  an iterable may raise anything

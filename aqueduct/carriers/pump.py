@@ -40,6 +40,7 @@ class Pump:
         self._on_event = on_event
         self._on_closed = on_closed
         self._extra_streams = 0
+        self._rtt = -1.0
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -121,7 +122,10 @@ class Pump:
 
     def end_of_input(self) -> None:
         """See CarrierUser."""
-        self.core.rtt_measured(self.carrier.rtt)
+        rtt = self.carrier.rtt
+        if rtt != self._rtt:
+            self._rtt = rtt
+            self.core.rtt_measured(rtt)
         self.flush()
 
     def closed(self, error: ConnectionLost) -> None:
@@ -163,9 +167,11 @@ class Pump:
                     return
                 if not self.core.waits and not self._again:
                     break
+            else:
+                self._again = True
         finally:
             self._flushing = False
-        if self.core.waits:
+        if self._again:
             self.flush_soon()  # others have the loop first
         self._set_timer()
 
@@ -184,13 +190,14 @@ class Pump:
     # Within
 
     def _apply(self) -> None:
+        core = self.core
         while True:
-            wanted, extra = self.core.effects_to_apply(), self.core.extra_streams
+            wanted, extra = core.effects_to_apply(), core.extra_streams
             if not wanted and extra == self._extra_streams:
                 return
             self._extra_streams = extra
-            apply(wanted, extra, self.core, self.carrier, self._loop.time())
-            if self._closed or not self.core.waits:
+            apply(wanted, extra, core, self.carrier, self._loop.time())
+            if self._closed or not core.waits:
                 return
 
     def _flush_now(self) -> None:

@@ -217,6 +217,12 @@ class Connection:
         self.pump.flush_soon()
         return number
 
+    def post(self, half: SenderHalf, payload: Any, headers: Headers) -> int:
+        """Queues an ORDERED message without attachments; see Sender.post."""
+        number = half.post(payload, headers)
+        self.pump.flush_soon()
+        return number
+
     def ask(
         self, asked: Asked, payload: Any, headers: Headers, began: float, *, now: bool = False
     ) -> None:
@@ -308,9 +314,9 @@ class Connection:
         self.core.close_receiver(half, self._loop.time(), error)
         self.pump.flush_soon()
 
-    def wait_writable(self, half: SenderHalf, mode: Mode) -> None:
+    def wait_writable(self, half: SenderHalf, mode: Mode, ample: bool) -> None:
         """See Sender.notify_writable."""
-        self.core.wait_writable(half, mode)
+        self.core.wait_writable(half, mode, ample)
         self.pump.flush_soon()
 
     def dropped(self, half: Half) -> None:

@@ -140,15 +140,24 @@ class Sender:
 
         That is below Flow.channel_high_water and its relatives, and with room for a datagram.
         """
+        half = self._half
+        if half is not None:
+            return half.error is not None or half.has_room(self._mode)
         return self._has_room(self._mode)
 
-    async def wait_writable(self) -> None:
-        """Returns once a send need not wait, or the channel has ended."""
-        await self._wait_room(self._mode)
+    async def wait_writable(self, *, ample: bool = False) -> None:
+        """Returns once a send need not wait, or the channel has ended.
 
-    def notify_writable(self) -> None:
-        """Asks for one call of ``on_change`` once a send need not wait."""
-        self._notify(self._mode)
+        ``ample`` as in ``notify_writable``.
+        """
+        await self._wait_room(self._mode, ample)
+
+    def notify_writable(self, *, ample: bool = False) -> None:
+        """Asks for one call of ``on_change`` once a send need not wait.
+
+        ``ample``: once a quarter of Flow.channel_high_water is free, if that is what was reached.
+        """
+        self._notify(self._mode, ample)
 
     async def send(
         self,
@@ -192,6 +201,16 @@ class Sender:
         if not force and self._half is not None and self._half.full and self._half.error is None:
             raise queue_full(self._half.queued)
         return self._send(payload, headers, attachments, mode or self._mode, copy, force)
+
+    def post(self, payload: Any, headers: Headers = ()) -> int:
+        """``send_nowait`` by force and in order, without attachments: for a long row of messages.
+
+        Its sender looks at ``writable`` itself.
+        """
+        if self._half is None or self._sent_away:
+            return self._send(payload, headers, (), Mode.ORDERED, False)
+        assert self._connection is not None
+        return self._connection.post(self._half, payload, headers)
 
     def finish(self) -> None:
         """No more messages: the receiver reads what was sent, then Finished. Returns at once."""
@@ -240,17 +259,17 @@ class Sender:
             return self._half.error is not None or self._half.has_room(mode)
         return self._sent_away or self._local().writable
 
-    async def _wait_room(self, mode: Mode) -> None:
+    async def _wait_room(self, mode: Mode, ample: bool = False) -> None:
         while not self._has_room(mode):
             if self._half is None:
                 self._local().bind()
-            self._notify(mode)
+            self._notify(mode, ample)
             await self._waiting.wait()
 
-    def _notify(self, mode: Mode) -> None:
+    def _notify(self, mode: Mode, ample: bool = False) -> None:
         if self._half is not None:
             assert self._connection is not None
-            self._connection.wait_writable(self._half, mode)
+            self._connection.wait_writable(self._half, mode, ample)
         elif not self._sent_away:
             self._local().notify_writable()
 

@@ -208,9 +208,10 @@ class ChannelConnection:
         except LocalProtocolError as error:  # in debug: a buffer changed
             self.fail_internal(error)
             return
-        if self._shared.blocked:
-            self._reader.unblock([half])
-        self._close_if_drained()
+        if half is not None and half in self._shared.blocked:
+            self._reader.unblock((half,))
+        if self._closing is not None:
+            self._close_if_drained()
 
     def receive_stream(self, number: int, data: Any, fin: bool, now: float) -> None:
         """The next bytes of one of the peer's streams."""
@@ -286,14 +287,11 @@ class ChannelConnection:
         if self.error is not None:
             return self.close_by if self._closing is not None else None
         shared = self._shared
-        deadlines = [
-            queue[0][0]
-            for queue in (shared.ack_due, shared.announce_due, shared.receipt_due)
-            if queue
-        ]
-        if self._forgetting.deadline is not None:
-            deadlines.append(self._forgetting.deadline)
-        return min(deadlines, default=None)
+        deadline = self._forgetting.deadline
+        for queue in (shared.ack_due, shared.announce_due, shared.receipt_due):
+            if queue and (deadline is None or queue[0][0] < deadline):
+                deadline = queue[0][0]
+        return deadline
 
     def rtt_measured(self, rtt: float) -> None:
         """The carrier's smoothed round trip, seconds.
@@ -437,11 +435,11 @@ class ChannelConnection:
         self._reader.release(half)
         self._use_room()
 
-    def wait_writable(self, half: SenderHalf, mode: Mode = Mode.ORDERED) -> None:
-        """Asks for a Writable event once ``half`` has room for the mode, or has ended."""
-        if half.error is None and not half.has_room(mode) and self.error is None:
-            self._shared.blocked[half] = mode
-        else:
+    def wait_writable(
+        self, half: SenderHalf, mode: Mode = Mode.ORDERED, ample: bool = False
+    ) -> None:
+        """Asks for a Writable event once ``half`` has (``ample``) room for the mode, or ended."""
+        if self.error is not None or not self._reader.block(half, mode, ample):
             self._shared.events.append(Writable(half))
 
     def close(self, code: int = 0, reason: str = "", now: float | None = None) -> None:
@@ -487,7 +485,8 @@ class ChannelConnection:
         if self.error is None:
             if self._version_seen and not self._reader.version_checked:
                 self._send_prelude([])
-            self._check_stalled()
+            if self._shared.outgoing.stalled_control > STALLED_ALLOWANCE:
+                self._check_stalled()
         shared = self._shared
         wanted = shared.effects
         if not wanted:

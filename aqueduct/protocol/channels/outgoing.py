@@ -272,10 +272,16 @@ class Outgoing:
             self._control_queued += size
 
     def _release(self, stream: OutStream, size: int) -> None:
-        size = min(size, stream.queued)
+        if size > stream.queued:
+            size = stream.queued
         if self.queued >= self._flow.connection_high_water > self.queued - size:
             self.fell = True
-        self._charge(stream, -size)
+        stream.queued -= size
+        self.queued -= size
+        if stream.half is not None:
+            stream.half.queued -= size
+        else:
+            self._control_queued -= size
 
     def _kill(self, stream: OutStream) -> None:
         stream.dead = True

@@ -16,7 +16,7 @@ from aqueduct.protocol.channels.events import Writable
 from aqueduct.protocol.channels.incoming import READ_AHEAD_FROM, SMALL, Handlers, Incoming, InStream
 from aqueduct.protocol.channels.receiving import Received, ReceiverHalf
 from aqueduct.protocol.channels.registry import Half, Registry
-from aqueduct.protocol.channels.sending import SenderHalf
+from aqueduct.protocol.channels.sending import Mode, SenderHalf
 from aqueduct.protocol.channels.shared import Shared
 from aqueduct.protocol.channels.state import SenderState
 
@@ -508,10 +508,25 @@ class Reader:
             self._read(stream)
         half.queue_up()
 
+    def block(self, half: SenderHalf, mode: Mode, ample: bool) -> bool:
+        """Whether ``half`` has to wait for room; then ``unblock`` tells it.
+
+        Who sends without end waits for ``ample`` room: woken for each little of it, it would be
+        woken for each message.
+        """
+        blocked = self._shared.blocked
+        half.waits_for_ample = ample and (half.waits_for_ample or half not in blocked)
+        if half.error is not None or half.has_room(mode):
+            return False
+        blocked[half] = mode
+        return True
+
     def unblock(self, halves: Sequence[SenderHalf | None]) -> None:
         """Tells those of ``halves`` that wait for room and now have it."""
         blocked = self._shared.blocked
         for half in halves:
-            if half is not None and half in blocked and half.has_room(blocked[half]):
+            if half is None or half not in blocked or (half.waits_for_ample and not half.ample):
+                continue
+            if half.has_room(blocked[half]):
                 del blocked[half]
                 self._shared.events.append(Writable(half))

@@ -79,6 +79,7 @@ class SenderHalf:
         "state",
         "streams_in",
         "unreliable_links",
+        "waits_for_ample",
     )
 
     def __init__(self, shared: Shared, channel: int, *, accessible: bool, given: bool) -> None:
@@ -91,6 +92,8 @@ class SenderHalf:
         """Whether the application got the handle, or will with the message that carries it."""
         self.queued = 0
         """Bytes that have not left the carrier."""
+        self.waits_for_ample = False
+        """Whether who waits for room waits for ``ample`` room."""
         self.nacked = 0
         """Unreliable messages that were lost."""
         self.accessible = accessible
@@ -125,21 +128,28 @@ class SenderHalf:
         as queued, so nothing would hold the sender until CLOSE_RECEIVER comes. Once it has ended
         there is nothing to wait for: a send is refused.
         """
-        flow = self._shared.config.flow
-        stream = self._message_stream
-        return (
-            self.queued < flow.channel_high_water
-            and self._shared.outgoing.queued < flow.connection_high_water
-            and self._unsettled < self._shared.config.limits.unacknowledged
-            and (stream is None or not stream.dead or self.state is not SenderState.OPEN)
-        )
+        return self.has_room(Mode.ORDERED)
 
     def has_room(self, mode: Mode) -> bool:
         """Whether a message need not wait: below the marks, and nothing of it would be dropped."""
-        shared = self._shared
-        return self.writable and (
-            mode is not Mode.UNRELIABLE or shared.datagram_room > 0 or not shared.datagram_limit
+        shared, stream = self._shared, self._message_stream
+        config = shared.config
+        return (
+            self.queued < config.flow.channel_high_water
+            and shared.outgoing.queued < config.flow.connection_high_water
+            and (self._numbers.unacked if self._unreliable is None else self._unsettled)
+            < config.limits.unacknowledged
+            and (stream is None or not stream.dead or self.state is not SenderState.OPEN)
+            and (
+                mode is not Mode.UNRELIABLE or shared.datagram_room > 0 or not shared.datagram_limit
+            )
         )
+
+    @property
+    def ample(self) -> bool:
+        """Whether it is so far below its own mark that several messages have room."""
+        mark = self._shared.config.flow.channel_high_water
+        return self.queued <= mark - (mark >> 2)
 
     @property
     def full(self) -> bool:
@@ -186,12 +196,9 @@ class SenderHalf:
             if sent is not None:
                 return sent
         frame = codec.encode_message(self._numbers.next, payload, headers, attachments)
-        size, limit = size_of(frame), self._shared.config.limits.frame_bytes
-        if size > limit:
-            raise LocalProtocolError(
-                f"a message of {size} bytes is above Limits.frame_bytes ({limit}); "
-                "send it in pieces, or raise the limit on both sides"
-            )
+        size = size_of(frame)
+        if size > self._shared.config.limits.frame_bytes:
+            raise self._too_large(size)
         number = self._numbers.take()
         if attachments:
             if self.links is NO_LINKS:
@@ -212,6 +219,24 @@ class SenderHalf:
                 self._shared.outgoing.append(self._message_stream, frame, size)
         else:
             self._write_alone(frame, at_once=bool(attachments))
+        return number
+
+    def post(self, payload: Any, headers: Headers) -> int:
+        """One more ORDERED message without attachments: what is done for each of a long row.
+
+        Raises as ``check_sendable`` and ``send`` do.
+        """
+        stream = self._message_stream
+        if stream is None or self.error is not None or self.state is not SenderState.OPEN:
+            self.check_sendable()
+            return self.send(payload, headers, (), Mode.ORDERED)
+        numbers = self._numbers
+        frame = codec.encode_message(numbers.next, payload, headers)
+        size = size_of(frame)
+        if size > self._shared.config.limits.frame_bytes:
+            raise self._too_large(size)
+        number = numbers.take()
+        self._shared.outgoing.append(stream, frame, size)
         return number
 
     def finish(self) -> None:
@@ -353,6 +378,13 @@ class SenderHalf:
             self._write_control([codec.encode_sent_unreliable(count)], fin=False)
 
     # Within
+
+    def _too_large(self, size: int) -> LocalProtocolError:
+        limit = self._shared.config.limits.frame_bytes
+        return LocalProtocolError(
+            f"a message of {size} bytes is above Limits.frame_bytes ({limit}); "
+            "send it in pieces, or raise the limit on both sides"
+        )
 
     @property
     def _unsettled(self) -> int:

@@ -200,6 +200,53 @@ def test_a_sender_is_writable_below_its_high_water_mark_only() -> None:
     assert any(type(event).__name__ == "Writable" for event in pair.client.events)
 
 
+@pytest.mark.parametrize("plain_first", [None, True, False])
+def test_who_wants_ample_room_is_told_when_a_quarter_is_free(plain_first: bool | None) -> None:
+    """And nobody waits longer for the sake of another who asked for more."""
+    flow = Flow(channel_high_water=10_000)
+    pair = Pair(dataclasses.replace(DEFAULT, flow=flow), connect=False)
+    half = pair.sender
+    while half.writable:
+        pair.client.send(half, bytes(1000))
+    core = pair.client.core
+    (stream,) = core._shared.outgoing._message_waiting
+    ways = {None: [True], True: [False, True], False: [True, False]}[plain_first]
+    for ample in ways:
+        core.wait_writable(half, ample=ample)
+    core.events_received()
+    while half.queued >= 10_000:
+        core._shared.outgoing._release(stream, 100)
+    core._reader.unblock((half,))
+    told = [type(event).__name__ for event in core.events_received()]
+    assert told == ([] if plain_first is None else ["Writable"])
+    while half.queued > 7_500:
+        core._shared.outgoing._release(stream, 100)
+        core._reader.unblock((half,))
+    assert half.ample
+    told += [type(event).__name__ for event in core.events_received()]
+    assert told == ["Writable"]
+
+
+def test_posts_are_plain_messages() -> None:
+    """The first one opens the stream; what cannot be sent is refused as by a send."""
+    config = dataclasses.replace(DEFAULT, limits=Limits(frame_bytes=5 << 20))
+    pair = Pair(config)
+    for index in range(4):
+        assert pair.sender.post(b"%d" % index, ((b"key", b"value"),)) == index
+    with pytest.raises(LocalProtocolError, match=r"above Limits\.frame_bytes"):
+        pair.sender.post(bytes(6 << 20), ())
+    pair.client.flush()
+    pair.run()
+    for index in range(4):
+        taken = pair.server.take(pair.receiver)
+        assert taken is not None
+        assert (taken.number, bytes(taken.payload)) == (index, b"%d" % index)
+        assert taken.headers == ((b"key", b"value"),)
+    pair.sender.finish()
+    with pytest.raises(LocalProtocolError, match="already finished"):
+        pair.sender.post(b"late", ())
+
+
 @pytest.mark.requirement("AQ-R31")
 def test_unacknowledged_messages_are_limited() -> None:
     config = dataclasses.replace(DEFAULT, limits=Limits(unacknowledged=5))
