@@ -5,6 +5,7 @@ from typing import final
 from typing_extensions import disjoint_base
 
 from aqueduct._speedups.entities import Entity
+from aqueduct._speedups.records import Records
 
 __all__ = ["Outlet", "Turns", "write_out"]
 
@@ -47,4 +48,5 @@ def write_out(
     limit: int,
     budget: int,
     written: list[tuple[Entity, int]],
+    records: Records | None = None,
 ) -> int: ...

@@ -24,6 +24,7 @@ from libc.string cimport memcpy, memset
 from aqueduct._speedups.bpmux cimport HEAD_MAX, PAYLOAD_FLAG, head_store
 from aqueduct._speedups.buffers cimport Scatter, byte_view, count_copied
 from aqueduct._speedups.entities cimport Entity, Item
+from aqueduct._speedups.records cimport Records
 from aqueduct._speedups.varu64 cimport varu64_store
 
 
@@ -400,13 +401,15 @@ def write_out(
     Py_ssize_t limit,
     Py_ssize_t budget,
     list written not None,
+    Records records=None,
 ):
     """Has the kernel take what is in ``out``, then takes of ``turns``, one after the other.
 
     A take has about ``limit`` bytes; with ``limit`` 0 there is none. Whole takes that have left are
     told in ``written``: (entity, bytes), in their order. It ends when nothing can leave, when
     ``budget`` bytes have left, or when the kernel takes no more, which is when something is
-    ``left``. Returns how many bytes have left. Raises OSError.
+    ``left``. With ``records`` each take is encrypted. Returns how many bytes have left. Raises
+    OSError, and what ``records`` raises.
     """
     cdef Py_ssize_t total = 0, sent
     while True:
@@ -416,6 +419,8 @@ def write_out(
             turns.fill(out, limit)
             if out.left == 0:
                 break
+            if records is not None:
+                seal(out, records)
         while out.left:
             sent = out._send(fd)
             if sent <= 0:
@@ -427,6 +432,25 @@ def write_out(
         if out.written:
             tell(written, out.written)
     return total
+
+
+cdef int seal(Outlet out, Records records) except -1:
+    """Encrypts what is in ``out``, from where it lies. If that fails, nothing is in it."""
+    cdef list sealed = []
+    cdef Py_ssize_t index, waiting = 0
+    cdef const uint8_t *start
+    cdef Part *part
+    try:
+        for index in range(out._count):
+            part = out._parts + index
+            start = part.start if part.start != NULL else out._arena + part.place
+            waiting = records.encrypt(<const char *> start, part.size, waiting, sealed)
+        if waiting:
+            sealed.append(records.take())
+    finally:
+        out.clear()
+    out.extend(sealed)
+    return 0
 
 
 cdef int tell(list told, list written) except -1:

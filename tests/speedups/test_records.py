@@ -11,9 +11,13 @@ import pytest
 from cryptography.hazmat.bindings._rust import _openssl
 from OpenSSL import SSL
 
+from aqueduct._speedups.entities import Entity
 from aqueduct._speedups.records import Records, use
+from aqueduct._speedups.turns import Outlet, write_out
 from aqueduct.carriers.stream.tls import Tls, TlsError, client_context, server_context
 from aqueduct.carriers.tls import ClientTls, dev_certificate
+from aqueduct.wire.bpmux import read_chunks
+from tests.speedups.test_turns import KiB, content, sinks
 
 RECORD = 16_384
 CERTIFICATE = dev_certificate()
@@ -133,6 +137,44 @@ def test_a_record_that_was_changed(ends: Ends) -> None:
     ends.sockets[1].sendall(ends.server.pending())
     with pytest.raises(TlsError, match="alert bad record mac"):
         ends.client.recv_into(bytearray(100))
+
+
+def test_takes_leave_encrypted(ends: Ends) -> None:
+    mux, entities = sinks(3, 16 * KiB)
+    payloads = {entity: content(entity.identifier, 300 * KiB) for entity in entities}
+    for entity in entities:
+        mux.write_run(entity, [payloads[entity]])
+    out = Outlet()
+    fd = ends.sockets[0].fileno()
+    told = dict.fromkeys(entities, 0)
+    data, memory = b"", memoryview(bytearray(2 << 20))
+    while not (mux.idle and not out.left):
+        written: list[tuple[Entity, int]] = []
+        sent = write_out(mux.turns, out, fd, 64 * KiB, 1 << 20, written, ends.client.records)
+        for entity, size in written:
+            told[entity] += size
+        try:
+            data += memory[: ends.server.recv_into(memory)]
+        except BlockingIOError:
+            assert sent == 0
+    assert told == dict.fromkeys(entities, 300 * KiB)
+    found = dict.fromkeys((entity.identifier for entity in entities), b"")
+    for chunk in read_chunks(data):
+        found[chunk.identifier] += chunk.payload
+    assert found == {entity.identifier: payloads[entity] for entity in entities}
+
+
+def test_what_cannot_be_encrypted_does_not_leave(ends: Ends) -> None:
+    mux, (entity,) = sinks(1, 64 * KiB)
+    mux.write_run(entity, [bytes(100 * KiB)])
+    out = Outlet()
+    ends.client.farewell()
+    with pytest.raises(TlsError, match="protocol is shutdown"):
+        fd = ends.sockets[0].fileno()
+        write_out(mux.turns, out, fd, 64 * KiB, 1 << 20, [], ends.client.records)
+    assert (out.left, out.size, out.buffers) == (0, 0, [])
+    with pytest.raises(BlockingIOError):
+        ends.sockets[1].recv(1)
 
 
 def test_errors_of_the_socket(ends: Ends) -> None:

@@ -235,7 +235,7 @@ class Tls:
             connection.set_connect_state()
         # The library has no public way to its structures, and none to its records without copies.
         parts: Any = connection
-        records = Records(
+        self.records = Records(
             connection,
             _address(parts._ssl),
             _address(parts._into_ssl),
@@ -244,12 +244,12 @@ class Tls:
             _failure,
             self._buffer,
         )
-        self.recv_into = records.recv_into
+        """What passes once the handshake is over."""
+        self.recv_into = self.records.recv_into
         """Decrypts into a buffer; 0: the end. Raises BlockingIOError, TlsError, OSError.
 
         Fewer bytes than the buffer has room for, and not none: there are no more now.
         """
-        self._seal = records.seal
 
     def handshake(self) -> bytes:
         """Goes on with the handshake; returns what to send. ``complete`` says if it is over.
@@ -298,7 +298,7 @@ class Tls:
 
     def seal(self, buffers: Sequence[Buffer]) -> list[bytes]:
         """Encrypts; returns all of it, for the socket. Raises TlsError."""
-        return self._seal(buffers)
+        return self.records.seal(buffers)
 
     def farewell(self) -> bytes:
         """The close of TLS, for the socket."""

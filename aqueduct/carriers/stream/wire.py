@@ -61,8 +61,6 @@ class Wire(Mapping):
         """Chunks may be sent: there is no TLS, or it is up."""
         self._out = Outlet()
         """What was taken from the core and the kernel has not taken."""
-        self._taken: list[tuple[Entity, int]] = []
-        """With TLS: whose bytes of payload are in it."""
         self._measure_at = 0.0
         self._parting = False
         """The user has been told of the end; the peer is being told."""
@@ -246,6 +244,7 @@ class Wire(Mapping):
 
     def _write_out(self) -> None:
         mux, out = self._mux, self._out
+        records = None if self._tls is None else self._tls.records
         budget = self._config.stream.wake_up
         written: list[tuple[Entity, int]] = []
         while True:
@@ -254,13 +253,10 @@ class Wire(Mapping):
             goes_on = self._secure and not self._parting
             if goes_on and self._dirty and self._established and not out.left:
                 self._collect()
-            if self._tls is not None:
-                sent = self._write_sealed(self._tls, goes_on, written)
-            else:
-                # Datagrams that wait for a place in the core are looked at after each take.
-                limit = _TAKE if goes_on else 0
-                most = 1 if self._dirty else budget
-                sent = write_out(mux.turns, out, self._fd, limit, most, written)
+            # Datagrams that wait for a place in the core are looked at after each take.
+            limit = _TAKE if goes_on else 0
+            most = 1 if self._dirty else budget
+            sent = write_out(mux.turns, out, self._fd, limit, most, written, records)
             budget -= sent
             if written or self._room_grew:
                 self._report_written(written)
@@ -276,20 +272,6 @@ class Wire(Mapping):
             if budget <= 0:
                 self._wait_writable()
                 return
-
-    def _write_sealed(self, tls: Tls, goes_on: bool, written: list[tuple[Entity, int]]) -> int:
-        """The same by TLS, for one take: bytes that have left; who ``written`` is when all have."""
-        out = self._out
-        if not out.left:
-            if not goes_on or self._mux.idle:
-                return 0
-            buffers, _, self._taken = self._mux.take(_TAKE)
-            out.extend(tls.seal(buffers))
-        sent = out.send(self._fd)
-        if not out.left:
-            written += self._taken
-            self._taken = []
-        return sent
 
     def _acks_wait(self) -> bool:
         """Whether nothing would leave but acknowledgements of ends.
