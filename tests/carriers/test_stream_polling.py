@@ -129,16 +129,54 @@ async def test_nothing_looks_where_it_is_turned_off(kind: str) -> None:
         assert poller().turns == 0
 
 
-async def test_it_ends_where_others_want_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(polling, "_YIELDED", -1.0)  # whenever they may have it, they take it
-    async with connected("tcp", LONG) as pair:
+@pytest.mark.parametrize("connections", [1, 3])
+async def test_it_ends_where_others_want_the_processor(
+    connections: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(polling, "_YIELDED", 1e-12)  # whenever they may have it, they take it
+    monkeypatch.setattr(polling, "_REST", 1000.0)
+    async with AsyncExitStack() as stack:
+        pairs = [
+            await stack.enter_async_context(connected("tcp", LONG)) for _ in range(connections)
+        ]
+        pair = pairs[0]
         before = poller().turns
-        pair.client.carrier.expect_input()
+        for one in pairs:
+            one.client.carrier.expect_input()
         await turns(20)
         assert not poller().busy
         assert poller().turns == before + 2  # one in which the loop's own work comes first
+        pair.client.carrier.expect_input()
+        assert not poller().busy  # for a while
+        poller().rests = 0.0
+        pair.client.carrier.expect_input()
+        assert poller().busy
         pair.server.send(0, b"an answer")
         await pair.client.until(lambda: pair.client.total)
+
+
+async def test_it_rests_the_longer_the_more_often_others_want_the_processor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with connected("unix", LONG) as pair:
+        carrier, found = pair.client.carrier, poller()
+        rests = []
+        monkeypatch.setattr(polling, "_YIELDED", 1e-12)
+        for _ in range(10):
+            found.rests = 0.0
+            carrier.expect_input()
+            await met(lambda: not found.busy)
+            rests.append(found._rest)
+        assert rests == sorted(rests) and rests[0] < rests[-1] == polling._MOST_REST
+        monkeypatch.setattr(polling, "_YIELDED", float("inf"))
+        for count in range(1, 11):
+            found.rests = 0.0
+            carrier.expect_input()
+            await turns(3)
+            assert found.busy
+            pair.server.send(0, b"x")
+            await pair.client.until(lambda: pair.client.total == count)  # noqa: B023
+        assert polling._REST <= found._rest < polling._MOST_REST
 
 
 async def test_one_poller_serves_all_connections() -> None:

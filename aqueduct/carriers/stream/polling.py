@@ -5,8 +5,9 @@ scheduler: that takes longer than the work on a small call. So a connection whos
 has the event loop look for it, for at most ``Stream.poll`` seconds, and let others have the
 processor between two looks.
 
-Nothing is looked for unless it came in time of late. What is looked for in vain is counted, so all
-in all it is at most a few times more often than what came in time.
+Nothing is looked for unless it came in time of late, nor while others want the processor. What is
+looked for in vain is counted: all in all that is at most a few times more often than what came in
+time.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ _TRIES: Final = 2  # looks in vain before there has been any in time
 _MOST_TRIES: Final = 4
 _LOOKING: Final = 50e-6  # seconds, in one turn of the loop
 _YIELDED: Final = 100e-6  # seconds without the processor: somebody else has work for it
+_REST: Final = 0.02  # seconds in which nothing is looked for after that; twice as many each time
+_MOST_REST: Final = 2.0  # seconds; half as many after a look that was not in vain
 _SOCKETS: Final = 2  # looked at one by one; of more, the loop's own look will do
 
 
@@ -50,7 +53,7 @@ class Lookout:
     def expect(self, now: float) -> None:
         """Input is due."""
         self._since = now
-        if self._tries:
+        if self._tries and now >= self._poller.rests:
             self.until = now + self._limit
             self._poller.add(self)
 
@@ -69,7 +72,7 @@ class Lookout:
         self._poller.discard(self)
 
     def forget(self) -> None:
-        """Nothing is expected any more."""
+        """Nothing is to be looked for; nothing is learnt from what comes."""
         self._since = -1.0
         self._poller.discard(self)
 
@@ -77,7 +80,7 @@ class Lookout:
 class Poller:
     """Looks for the input of the connections of one event loop that expect some."""
 
-    __slots__ = ("__weakref__", "_fresh", "_lookouts", "_scheduled", "turns")
+    __slots__ = ("__weakref__", "_fresh", "_lookouts", "_rest", "_scheduled", "rests", "turns")
 
     def __init__(self) -> None:
         self._lookouts: dict[Lookout, None] = {}
@@ -85,6 +88,9 @@ class Poller:
         self._scheduled = False
         self._fresh = False
         """One was added since the last turn: others have work to do first."""
+        self._rest = _REST
+        self.rests = 0.0
+        """Until when nothing is looked for: others want the processor."""
         self.turns = 0
         """Of the loop, that did not let it sleep."""
 
@@ -125,28 +131,38 @@ class Poller:
             self._look(loop, now)
         else:
             os.sched_yield()
+            self._yielded(now, loop.time())
         if lookouts and not self._scheduled:
             self._scheduled = True
             loop.call_soon(self._turn)
 
     def _look(self, loop: asyncio.AbstractEventLoop, now: float) -> None:
-        """Looks a few times, then it is others' turn; no more if others want the processor."""
+        """Looks a few times, then it is others' turn."""
         lookouts = tuple(self._lookouts)
-        until, wanted = now + _LOOKING, False
+        until, before = now + _LOOKING, now
         while True:
             for lookout in lookouts:
                 if lookout.look(0):
+                    self._rest = max(self._rest / 2, _REST)
                     lookout.read()
                     return
-            if wanted:
-                for lookout in lookouts:
-                    lookout.missed()
-                return
-            if now >= until:
+            if self._yielded(before, now) or now >= until:
                 return
             os.sched_yield()
             before, now = now, loop.time()
-            wanted = now - before > _YIELDED
+
+    def _yielded(self, before: float, now: float) -> bool:
+        """The processor was given away in between. Who had work for it may have it for a while.
+
+        To give it away is dear then: who sleeps is woken before who gave way has another turn.
+        """
+        if now - before <= _YIELDED:
+            return False
+        self.rests = now + self._rest
+        self._rest = min(2 * self._rest, _MOST_REST)
+        for lookout in tuple(self._lookouts):
+            lookout.forget()
+        return True
 
 
 _pollers: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, Poller]] = WeakKeyDictionary()
