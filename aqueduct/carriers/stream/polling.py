@@ -25,8 +25,8 @@ _TRIES: Final = 2  # looks in vain before there has been any in time
 _MOST_TRIES: Final = 4
 _LOOKING: Final = 50e-6  # seconds, in one turn of the loop
 _YIELDED: Final = 100e-6  # seconds without the processor: somebody else has work for it
-_REST: Final = 0.02  # seconds in which nothing is looked for after that; twice as many each time
-_MOST_REST: Final = 2.0  # seconds; half as many after a look that was not in vain
+_REST: Final = 0.05  # seconds in which nothing is looked for after that; each time many more
+_MOST_REST: Final = 2.0  # seconds; a little less after each look that was not in vain
 _SOCKETS: Final = 2  # looked at one by one; of more, the loop's own look will do
 
 
@@ -143,7 +143,7 @@ class Poller:
         while True:
             for lookout in lookouts:
                 if lookout.look(0):
-                    self._rest = max(self._rest / 2, _REST)
+                    self._rest = max(self._rest * 0.95, _REST)
                     lookout.read()
                     return
             if self._yielded(before, now) or now >= until:
@@ -159,7 +159,7 @@ class Poller:
         if now - before <= _YIELDED:
             return False
         self.rests = now + self._rest
-        self._rest = min(2 * self._rest, _MOST_REST)
+        self._rest = min(4 * self._rest, _MOST_REST)
         for lookout in tuple(self._lookouts):
             lookout.forget()
         return True
