@@ -10,7 +10,6 @@ from collections import OrderedDict
 from heapq import heappop, heappush
 
 from aqueduct._speedups.ranges import RangeSet
-from aqueduct.protocol.channels import ids
 
 __all__ = ["Destroyed", "Forgetting"]
 
@@ -26,17 +25,17 @@ class Destroyed:
 
     def add(self, channel: int) -> None:
         """Records a channel; above the limit of ranges the lowest go (section 3.5 allows it)."""
-        indexes = self._spaces.get(ids.space(channel))
+        space, number = channel & 7, channel >> 3  # as in ``ids``, which would be calls
+        indexes = self._spaces.get(space)
         if indexes is None:
-            indexes = self._spaces[ids.space(channel)] = RangeSet()
-        number = ids.index(channel)
+            indexes = self._spaces[space] = RangeSet()
         indexes.add(number, number + 1)
         while len(indexes) > self._limit:
             indexes.pop_first()
 
     def __contains__(self, channel: int) -> bool:
-        indexes = self._spaces.get(ids.space(channel))
-        return indexes is not None and ids.index(channel) in indexes
+        indexes = self._spaces.get(channel & 7)
+        return indexes is not None and channel >> 3 in indexes
 
     @property
     def ranges(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 __all__ = [
+    "CREATOR",
     "ENTRYPOINT",
     "INDEX_LIMIT",
     "Counters",
@@ -21,6 +22,8 @@ __all__ = [
     "space",
 ]
 
+CREATOR: Final = 1
+"""The bit of an id that names its creator, for those who ask for every message."""
 ENTRYPOINT: Final = 0
 INDEX_LIMIT: Final = 1 << 61
 

@@ -52,18 +52,9 @@ class InStream:
         "partial",
     )
 
-    def __init__(
-        self, number: int, config: Config, handlers: Handlers, *, from_server: bool
-    ) -> None:
-        limits = config.limits
+    def __init__(self, number: int, config: Config, handlers: Handlers, decoder: Decoder) -> None:
         self.number = number
-        self.decoder = Decoder(
-            from_server=from_server,
-            frame_limit=limits.frame_bytes,
-            header_limit=limits.header_bytes,
-            attachment_limit=limits.attachments,
-            block_limit=limits.block_bytes,
-        )
+        self.decoder = decoder
         self.handlers = handlers
         """What each frame does, by tag; they change with FINISH_SENDER (AQ-R18)."""
         self.half: ReceiverHalf | SenderHalf | None = None
@@ -104,6 +95,7 @@ class Incoming:
         """Streams that ended and whose bytes still wait here."""
         self.lasting = 0
         """Streams that may last as long as their channel: the first two of each."""
+        self._step = max(1, self._flow.streams // 32)
         self._gathered = 0
         self._nothing = Decoder(from_server=self._from_server)
 
@@ -114,7 +106,18 @@ class Incoming:
 
     def outside(self, handlers: Handlers, number: int = -1) -> InStream:
         """One that is in no table."""
-        return InStream(number, self._shared.config, handlers, from_server=self._from_server)
+        return InStream(number, self._shared.config, handlers, self.decoder())
+
+    def decoder(self) -> Decoder:
+        """One for a sequence of the peer's."""
+        limits = self._shared.config.limits
+        return Decoder(
+            from_server=self._from_server,
+            frame_limit=limits.frame_bytes,
+            header_limit=limits.header_bytes,
+            attachment_limit=limits.attachments,
+            block_limit=limits.block_bytes,
+        )
 
     def route(self, stream: InStream, half: ReceiverHalf | SenderHalf) -> None:
         """Its ROUTE_TO named a channel that has state."""
@@ -130,7 +133,9 @@ class Incoming:
         What lasts does not count against the budget, or the streams of idle channels would keep
         all others from ever having one, acks among them. In steps: each change costs a frame.
         """
-        step = max(1, self._flow.streams // 32)
+        step = self._step
+        if self.lasting < step:
+            return -self.held
         lasting = min(self.lasting, self._flow.channel_streams)
         return lasting - lasting % step - self.held
 

@@ -11,9 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from aqueduct._speedups import codec
+from aqueduct._speedups.alone import drained
 from aqueduct.errors import LocalProtocolError, RemoteProtocolError, SequenceError
 from aqueduct.protocol.channels.events import Writable
 from aqueduct.protocol.channels.incoming import READ_AHEAD_FROM, SMALL, Handlers, Incoming, InStream
+from aqueduct.protocol.channels.oneshot import Oneshots
 from aqueduct.protocol.channels.receiving import Received, ReceiverHalf
 from aqueduct.protocol.channels.registry import Half, Registry
 from aqueduct.protocol.channels.sending import Mode, SenderHalf
@@ -47,6 +49,7 @@ class Reader:
         """Whether the peer's connection headers are in and accepted (AQ-R10)."""
         self.version_checked = False
         """Whether ACK_VERSION was sent, so that sequences may begin without VERSION (AQ-28)."""
+        self._oneshots = Oneshots(shared, registry, self.incoming.decoder())
         self._early: list[bytes] = []
         """Datagrams whose ROUTE_TO waits for the gate."""
         self._paused: dict[InStream, None] = {}
@@ -83,6 +86,8 @@ class Reader:
         """The next bytes of a stream. Raises RemoteProtocolError."""
         stream = self.incoming.streams.get(number)
         if stream is None:
+            if fin and self.gate_open and self.version_checked and self._oneshots.read(data):
+                return
             stream = self.incoming.opened(number, self._handlers)
             stream.decoder.pause_at_route = not self.gate_open
         if not stream.ignoring and len(data):
@@ -240,6 +245,14 @@ class Reader:
             stream.handlers[frame.TAG](stream, frame)
             if stream.head is not None:
                 break
+            if (
+                half is not None
+                and drained(decoder)
+                and half.state is not SenderState.ENDED
+                and not (stream.fin or stream.ignoring)
+            ):  # nearly always: there is nothing to look for
+                self.incoming.credit(stream)
+                return
         if stream.ignoring:
             if stream.fin:
                 self.incoming.streams.pop(stream.number, None)

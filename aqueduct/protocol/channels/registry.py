@@ -49,6 +49,10 @@ class Registry:
         channel = self._counters.take(side if keep_sender else 1 - side, is_oneshot)
         return self._make(channel, accessible=False, given=True, assured=True)
 
+    def live(self, channel: int) -> Half | None:
+        """The half of a channel, while it lives."""
+        return self._live.get(channel)
+
     def discard(self, half: Half | None) -> None:
         """A channel of ours whose message never went out: its index stays a hole (AQ-R24)."""
         if half is not None:
@@ -107,7 +111,7 @@ class Registry:
     def receiver_closed(self, half: ReceiverHalf) -> None:
         """CLOSE_RECEIVER was sent for it."""
         self._remove(half)
-        if ids.creator(half.channel) == self._shared.side:
+        if half.channel & ids.CREATOR == self._shared.side:
             self._forgetting.closed(half.channel, self._shared.now)
 
     def write_closes(self) -> None:
@@ -116,7 +120,7 @@ class Registry:
         closing, shared.closing = shared.closing, {}
         for half in closing:
             half.write_close()
-            if ids.creator(half.channel) == shared.side:
+            if half.channel & ids.CREATOR == shared.side:
                 self._forgetting.closed(half.channel, shared.now)
 
     def sender_closed(self, half: SenderHalf) -> None:
@@ -181,14 +185,14 @@ class Registry:
 
     def _remove(self, half: Half) -> None:
         self._live.pop(half.channel, None)
-        if ids.creator(half.channel) != self._shared.side:
+        if half.channel & ids.CREATOR != self._shared.side:
             self._destroyed.add(half.channel)
             if not half.given:
                 self._ended_early[half.channel] = half
 
     def _make(self, channel: int, *, accessible: bool, given: bool, assured: bool = False) -> Half:
         half: Half
-        if ids.sender(channel) == self._shared.side:
+        if channel >> 1 & 1 == self._shared.side:  # SENDER
             half = SenderHalf(self._shared, channel, accessible=accessible, given=given)
         else:
             half = ReceiverHalf(self._shared, channel, given=given, assured=assured)

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, Final, TypeAlias, cast
 
 from aqueduct._speedups import codec
+from aqueduct._speedups.alone import encode_alone
 from aqueduct._speedups.buffers import size_of
 from aqueduct._speedups.tracker import SentNumbers, UnreliableSent
 from aqueduct.errors import (
@@ -195,8 +196,12 @@ class SenderHalf:
             sent = self._send_datagram(payload, headers, attachments)
             if sent is not None:
                 return sent
-        frame = codec.encode_message(self._numbers.next, payload, headers, attachments)
-        size = size_of(frame)
+        if self._oneshot:
+            # The whole life of the channel in one sequence (AQ-R28).
+            frame, size = encode_alone(self.channel, payload, headers, attachments)
+        else:
+            frame = codec.encode_message(self._numbers.next, payload, headers, attachments)
+            size = size_of(frame)
         if size > self._shared.config.limits.frame_bytes:
             raise self._too_large(size)
         number = self._numbers.take()
@@ -205,9 +210,7 @@ class SenderHalf:
                 self.links = {}
             self.links[number] = tuple(channel for channel, _ in attachments)
         if self._oneshot:
-            # The whole life of the channel in one sequence (AQ-R28).
             self.state = SenderState.FINISHED
-            frame.append(codec.encode_finish_sender(1))
             self._write_alone(frame, at_once=bool(attachments))
         elif mode is Mode.ORDERED:
             if self._message_stream is None:
@@ -218,6 +221,7 @@ class SenderHalf:
             else:
                 self._shared.outgoing.append(self._message_stream, frame, size)
         else:
+            frame.insert(0, codec.encode_route_to(self.channel))
             self._write_alone(frame, at_once=bool(attachments))
         return number
 
@@ -299,6 +303,12 @@ class SenderHalf:
             self._shared.outgoing.reset(self._control, RESET_CANCELLED)
         self._end(None if success else ReceiverClosed("the peer closed the receiver"))
         return lost
+
+    def taken(self) -> None:
+        """``acked`` and ``receiver_closed`` of a oneshot channel where nothing hangs on either."""
+        self._numbers.ack_range(0, 1)
+        self._step(SenderInput.CLOSE_RECEIVED)
+        self._end(None)
 
     def lost(self) -> list[int]:
         """FORGET_CHANNEL, or the cascade: everything attached is lost too (AQ-R27.5)."""
@@ -466,14 +476,13 @@ class SenderHalf:
             buffers = [codec.encode_route_to(self.channel), *buffers]
         self._shared.outgoing.write(self._control, buffers, fin=fin)
 
-    def _write_alone(self, frame: list[Any], *, at_once: bool) -> None:
-        """A message on a stream of its own; ``at_once``: before its turn.
+    def _write_alone(self, buffers: list[Any], *, at_once: bool) -> None:
+        """A sequence with one message on a stream of its own; ``at_once``: before its turn.
 
         What carries channels goes before anything that is sent on them, or they could take every
         stream and wait for it for ever.
         """
         stream = OutStream(self, control=False)
-        buffers = [codec.encode_route_to(self.channel), *frame]
         full = len(self._unordered_open) >= self._shared.config.flow.unordered_streams
         if full and not at_once:
             self._shared.outgoing.hold_back(stream, buffers)

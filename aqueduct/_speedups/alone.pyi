@@ -1,0 +1,16 @@
+from collections.abc import Sequence
+from typing import Any
+
+from aqueduct._speedups.codec import Headers
+from aqueduct._speedups.decoder import Decoder
+from aqueduct._speedups.frames import Message
+
+__all__ = ["drained", "encode_alone", "is_taken", "message_of", "route_of"]
+
+def route_of(data: Any) -> int: ...
+def message_of(decoder: Decoder, data: Any, most: int) -> Message | None: ...
+def is_taken(data: Any) -> bool: ...
+def encode_alone(
+    channel: int, payload: Any, headers: Headers, attachments: Sequence[tuple[int, Headers]]
+) -> tuple[list[Any], int]: ...
+def drained(decoder: Decoder) -> bool: ...
