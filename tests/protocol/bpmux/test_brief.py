@@ -32,7 +32,8 @@ def told(side: Side) -> list[tuple[Any, ...]]:
     ]
 
 
-@pytest.mark.requirement("BP-R5", "BP-12")
+@pytest.mark.requirement("BP-R5")
+@pytest.mark.requirement("BP-12")
 @pytest.mark.parametrize("cut", range(1, len(WHOLE) // 2 + 1))
 def test_what_comes_whole_is_one_event_and_in_pieces_the_same_in_several(cut: int) -> None:
     data = bytes.fromhex(WHOLE)
@@ -79,7 +80,11 @@ def test_a_run_of_them_in_one_read() -> None:
         pytest.param("4201" + "00", {}, id="an end of nothing"),
     ],
 )
-@pytest.mark.requirement("BP-4", "BP-8", "BP-10", "BP-13", "BP-R12")
+@pytest.mark.requirement("BP-4")
+@pytest.mark.requirement("BP-8")
+@pytest.mark.requirement("BP-10")
+@pytest.mark.requirement("BP-13")
+@pytest.mark.requirement("BP-R12")
 def test_what_is_not_allowed_fails_in_the_same_words(text: str, limits: dict[str, int]) -> None:
     errors = []
     for brief in (True, False):
@@ -104,7 +109,8 @@ def test_nothing_arrives_after_the_top_level_has_ended() -> None:
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 300])
 @pytest.mark.parametrize("credit", [0, 10, 64, 73, 74, 1000])
 @pytest.mark.parametrize("limit", [1, 40, 1 << 20])
-@pytest.mark.requirement("BP-R5", "BP-10")
+@pytest.mark.requirement("BP-R5")
+@pytest.mark.requirement("BP-10")
 def test_what_is_opened_ended_leaves_as_if_opened_written_and_ended(
     size: int, credit: int, limit: int
 ) -> None:
@@ -135,7 +141,8 @@ def test_what_is_opened_ended_leaves_as_if_opened_written_and_ended(
     assert sent[0] == sent[1]
 
 
-@pytest.mark.requirement("BP-13", "BP-R8")
+@pytest.mark.requirement("BP-13")
+@pytest.mark.requirement("BP-R8")
 def test_an_acknowledgement_ends_it_and_its_number_is_free() -> None:
     side = Lone()
     side.receive("a80064")

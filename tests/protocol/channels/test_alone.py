@@ -121,7 +121,11 @@ SEQUENCES: list[tuple[Callable[[], tuple[Peer, Half]], list[bytes], bool]] = [
 ]
 
 
-@requirement("AQ-R28", "AQ-R19", "AQ-R24", "AQ-36", "AQ-45")
+@requirement("AQ-R28")
+@requirement("AQ-R19")
+@requirement("AQ-R24")
+@requirement("AQ-36")
+@requirement("AQ-45")
 @pytest.mark.parametrize(("make", "frames", "short"), SEQUENCES)
 def test_a_sequence_read_at_once_does_what_its_frames_do(
     make: Callable[[], tuple[Peer, Half]],
@@ -143,7 +147,8 @@ def test_a_sequence_read_at_once_does_what_its_frames_do(
     assert found[0] == found[1]
 
 
-@requirement("AQ-R13", "AQ-R28")
+@requirement("AQ-R13")
+@requirement("AQ-R28")
 def test_what_comes_twice_is_ignored_the_second_time() -> None:
     peer, half = attached(ONESHOT)
     for _ in range(2):
