@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from aqueduct._speedups.runs import Inlet
 from aqueduct.carriers import memory
 from aqueduct.carriers.contract import Buffer
 from aqueduct.carriers.pump import apply
@@ -69,6 +70,12 @@ class Side:
 
     def received(self, stream: int, size: int, more: Buffer = b"") -> None:
         self.core.landed(stream, size, self.clock.now(), more)
+
+    def inlet(self, stream: int) -> Inlet | None:
+        return self.core.inlet(stream)
+
+    def inlet_done(self, stream: int) -> None:
+        self.core.inlet_done(stream, self.clock.now())
 
     def stream_reset(self, stream: int, code: int) -> None:
         self.core.receive_reset(stream, code, self.clock.now())

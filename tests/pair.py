@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from aqueduct._speedups.runs import Inlet
 from aqueduct.carriers import memory
 from aqueduct.carriers.contract import Buffer
 from aqueduct.carriers.pump import apply
@@ -72,6 +73,12 @@ class Side:
         self.raw.setdefault(stream, bytearray()).extend(self.landing[:size])
         self.raw[stream].extend(more)
         self.core.landed(stream, size, self.pair.now, more)
+
+    def inlet(self, stream: int) -> Inlet | None:
+        return self.core.inlet(stream)
+
+    def inlet_done(self, stream: int) -> None:
+        self.core.inlet_done(stream, self.pair.now)
 
     def stream_reset(self, stream: int, code: int) -> None:
         self.core.receive_reset(stream, code, self.pair.now)

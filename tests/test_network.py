@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from aqueduct._speedups.runs import Inlet
 from aqueduct.config import DEFAULT, Config, Flow
 from aqueduct.errors import LocalProtocolError
 from tests.network import CLEAR, Network, NetworkCarrier, Weather
@@ -50,6 +51,12 @@ class Recorder:
     def received(self, stream: int, size: int, more: Any = b"") -> None:
         self.landed += size
         self.stream_data(stream, bytes(self.landing[:size]) + bytes(more), False)
+
+    def inlet(self, stream: int) -> Inlet | None:
+        return None
+
+    def inlet_done(self, stream: int) -> None:
+        raise AssertionError("no inlet was opened")
 
     def stream_reset(self, stream: int, code: int) -> None:
         self.said.append(("reset", stream, code))

@@ -17,6 +17,7 @@ from aqueduct._speedups.bpmux cimport (
     END_FLAG,
     HEAD,
     HEAD_MAX,
+    NOTHING,
     PAYLOAD_FLAG,
     ChunkDecoder,
     head_store,
@@ -69,13 +70,17 @@ cdef class Arrivals(Reading):
         self._entities = entities
         self._brief = brief
 
-    def run(self):
-        """As ``run_plain``, and on over brief streams and their acknowledgements."""
-        cdef int step
+    def run(self, int step=NOTHING):
+        """As ``run_plain``, and on over brief streams and their acknowledgements.
+
+        ``step`` is the decoder's first one, if it was taken already.
+        """
         while True:
-            step = self.run_plain()
+            if step == NOTHING:
+                step = self.run_plain()
             if step != HEAD or not self._at_once():
                 return step
+            step = NOTHING
 
     cdef bint _at_once(self) except -1:
         cdef int flags = self.decoder.flags

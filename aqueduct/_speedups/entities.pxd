@@ -56,3 +56,5 @@ cdef class Reading:
     cdef int _kind
     cdef bint _whole
     cdef bint _plain
+
+    cdef bint plain_head(self) except -1

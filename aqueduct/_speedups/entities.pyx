@@ -142,9 +142,7 @@ cdef class Reading:
         A plain payload is a whole one for a known stream, with credit, in a chunk with no more.
         """
         cdef ChunkDecoder decoder = self.decoder
-        cdef Entity entity
         cdef int step
-        cdef object found
         while True:
             step = decoder.step()
             if step == PIECE and self._plain:
@@ -154,27 +152,32 @@ cdef class Reading:
                 ))
             elif step == DONE and self._plain:
                 self._plain = False
-            elif step == HEAD:
-                if (
-                    self._whole or decoder.flags != PAYLOAD_FLAG or decoder.total
-                    or not decoder.payload
-                ):
-                    return step
-                if decoder.type == OUT_SINK:
-                    found = self._in.get(decoder.identifier)
-                elif decoder.type == IN_SINK:
-                    found = self._top_out.get(decoder.identifier)
-                else:
-                    return step
-                if found is None:
-                    return step
-                entity = found
-                if entity.end_in or entity.partial or decoder.payload > entity.credit_in:
-                    return step
-                entity.credit_in -= decoder.payload
-                self.entity = self.purse = entity
-                self.opening = False
-                self.last = True
-                self._plain = True
-            else:
+            elif step != HEAD or not self.plain_head():
                 return step
+
+    cdef bint plain_head(self) except -1:
+        """Whether the chunk that begins is plain, and if so takes its credit."""
+        cdef ChunkDecoder decoder = self.decoder
+        cdef Entity entity
+        cdef object found
+        if (
+            self._whole or decoder.flags != PAYLOAD_FLAG or decoder.total or not decoder.payload
+        ):
+            return False
+        if decoder.type == OUT_SINK:
+            found = self._in.get(decoder.identifier)
+        elif decoder.type == IN_SINK:
+            found = self._top_out.get(decoder.identifier)
+        else:
+            return False
+        if found is None:
+            return False
+        entity = found
+        if entity.end_in or entity.partial or decoder.payload > entity.credit_in:
+            return False
+        entity.credit_in -= decoder.payload
+        self.entity = self.purse = entity
+        self.opening = False
+        self.last = True
+        self._plain = True
+        return True

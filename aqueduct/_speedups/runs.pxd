@@ -1,6 +1,6 @@
 """Received messages, and runs of them read at once."""
 
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from aqueduct._speedups.decoder cimport Decoder
 from aqueduct._speedups.tracker cimport ReceivedNumbers
@@ -22,3 +22,25 @@ cdef class Run:
     cdef readonly Py_ssize_t admitted
     cdef readonly object follows
     cdef readonly bint full
+
+    cdef int take(
+        self, Decoder decoder, ReceivedNumbers numbers, Py_ssize_t overhead, int64_t room,
+        bytes asked
+    ) except -1
+
+cdef class Inlet:
+    cdef readonly Decoder decoder
+    cdef readonly Run run         # None: the payload under way lands, and nothing else
+    cdef readonly bint stopped
+    cdef readonly uint64_t size   # bytes given since it was opened
+    cdef bint large               # the last message that was admitted was
+    cdef ReceivedNumbers _numbers
+    cdef Py_ssize_t _overhead
+    cdef int64_t _room
+    cdef bytes _asked
+
+    cdef Py_ssize_t wanted(self) noexcept
+    cdef uint8_t *place(self) noexcept
+    cdef int fill(self, Py_ssize_t size) except -1
+    cdef int push(self, object data) except -1
+    cdef int _go_on(self) except -1

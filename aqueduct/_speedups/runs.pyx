@@ -5,14 +5,22 @@ for plain messages in a row these steps are taken here, and once in Python for t
 """
 
 cimport cython
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from aqueduct._speedups.blocks cimport headers_of
 from aqueduct._speedups.decoder cimport AT_PAYLOAD, Decoder
 from aqueduct._speedups.frames cimport Message, MessageHead
 from aqueduct._speedups.tracker cimport ReceivedNumbers
 
-__all__ = ["Received", "Run"]
+from aqueduct.errors import LocalProtocolError
+
+__all__ = ["Inlet", "Received", "Run"]
+
+cdef enum:
+    # Fewer bytes are not read straight to their place: a call for them costs more than their copy.
+    LANDING_FROM = 4096
+    # Where payloads are so large, the next one is not looked for in more bytes than need be.
+    LARGE = 32768
 
 
 @cython.final
@@ -106,12 +114,20 @@ cdef class Run:
         began to land before was charged beside the overhead; that is put right when it is whole.
         After an error the run holds what came before it.
         """
+        self.pending = pending
+        self.take(decoder, numbers, overhead, room, asked)
+        return self.follows
+
+    cdef int take(
+        self, Decoder decoder, ReceivedNumbers numbers, Py_ssize_t overhead, int64_t room,
+        bytes asked
+    ) except -1:
+        """As ``read``, which may be gone on with as long as nothing follows and it is not full."""
         cdef object frame
         cdef Message message
         cdef MessageHead head
         cdef Received received
         cdef int64_t size
-        self.pending = pending
         self.full = False
         self.follows = None
         while self.charge <= room:
@@ -156,9 +172,113 @@ cdef class Run:
             self.messages.append(received)
         else:
             self.full = True
-            return None
+            return 0
         self.follows = frame
-        return frame
+        return 0
+
+
+@cython.final
+@cython.auto_pickle(False)
+cdef class Inlet:
+    """Where a carrier puts the bytes of one stream of the peer without a step of Python for each.
+
+    The stream's owner opens it, and takes back what became of them (``close``). Between the two
+    nothing else may happen on the connection: neither a command nor an input. ``place`` (in C) and
+    ``room`` are memory for the next bytes of a large payload; ``push`` takes any that come next.
+    Plain messages in a row become a ``run``; ``stopped``: what comes next needs the owner first.
+    """
+
+    def __init__(self, Decoder decoder not None, Py_ssize_t overhead, ReceivedNumbers numbers):
+        self.decoder = decoder
+        self._overhead = overhead
+        self._numbers = numbers
+        self.stopped = True
+
+    def open(self, int64_t room, int64_t pending, bytes asked):
+        """Takes messages as ``Run.read`` does; with ``room`` below zero none but the payload that
+        is landing."""
+        self.run = None
+        if room >= 0:
+            self.run = Run.__new__(Run)
+            self.run.pending = pending
+        self._room = room
+        self._asked = asked
+        self.stopped = False
+        self.size = 0
+
+    def close(self):
+        """No more bytes are taken; returns the run, or None if there could be none."""
+        cdef Run run = self.run
+        self.run = None
+        self.stopped = True
+        return run
+
+    def room(self, Py_ssize_t most):
+        """A view of the memory for the next bytes, at most ``most``; None if they are to be fed."""
+        return None if self.wanted() == 0 else self.decoder.room(most)
+
+    def landed(self, Py_ssize_t size):
+        """``size`` bytes were written to ``room``."""
+        if not 0 <= size <= self.wanted():
+            raise LocalProtocolError(
+                f"landed({size}): {self.wanted()} bytes of a payload are missing"
+            )
+        self.fill(size)
+
+    def feed(self, data):
+        """Takes the next bytes, by reference."""
+        if self.stopped:
+            raise LocalProtocolError("feed: the inlet is stopped")
+        self.push(data)
+
+    cdef Py_ssize_t wanted(self) noexcept:
+        """How many bytes ``place`` has room for; 0 if it is not worth it."""
+        cdef Decoder decoder = self.decoder
+        if (
+            self.stopped or decoder._state != AT_PAYLOAD or decoder.payload is None
+            or decoder.missing < LANDING_FROM or decoder.left()
+        ):
+            return 0
+        return decoder.missing
+
+    cdef uint8_t *place(self) noexcept:
+        """Where the next bytes of the payload go."""
+        return self.decoder._land
+
+    cdef int fill(self, Py_ssize_t size) except -1:
+        """``size`` bytes, no more than are ``wanted``, were written to ``place``."""
+        cdef Decoder decoder = self.decoder
+        decoder._land += size
+        decoder.missing -= size
+        decoder.skip_outside(<uint64_t> size)
+        self.size += <uint64_t> size
+        if decoder.missing == 0:
+            self._go_on()
+        return 0
+
+    cdef int push(self, object data) except -1:
+        """Takes the next bytes, by reference."""
+        cdef uint64_t before = self.decoder._fed
+        self.decoder.push(data)
+        self.size += self.decoder._fed - before
+        self._go_on()
+        return 0
+
+    cdef int _go_on(self) except -1:
+        cdef Run run = self.run
+        if run is None:
+            self.stopped = self.decoder.left() > 0 or self.decoder.missing == 0
+            return 0
+        try:
+            run.take(self.decoder, self._numbers, self._overhead, self._room, self._asked)
+        except Exception:
+            # The decoder raises it again when its owner reads on.
+            self.stopped = True
+            return 0
+        if run.largest:
+            self.large = run.largest >= LARGE
+        self.stopped = run.full or run.follows is not None
+        return 0
 
 
 cdef bint is_plain(MessageHead head, bytes asked) except -1:

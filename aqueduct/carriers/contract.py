@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from aqueduct._speedups.runs import Inlet
 from aqueduct.address import Address
 from aqueduct.errors import ConnectionLost
 
@@ -87,6 +88,16 @@ class CarrierUser(Protocol):
 
         ``more`` are the bytes behind them, as if ``stream_data`` said them next.
         """
+
+    def inlet(self, stream: int) -> Inlet | None:
+        """Where the next bytes of the peer's stream go without a report for each read.
+
+        Open until ``inlet_done``, before which nothing else is reported and the event loop does
+        not turn. None: hand them to ``stream_data``. The end of the stream comes by that, too.
+        """
+
+    def inlet_done(self, stream: int) -> None:
+        """The inlet of the stream is closed; what came by it is looked at now."""
 
     def stream_reset(self, stream: int, code: int) -> None:
         """The peer gave up its stream; bytes not yet reported are gone."""

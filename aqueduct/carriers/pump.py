@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
+from aqueduct._speedups.runs import Inlet
 from aqueduct.carriers.contract import Buffer, Carrier
 from aqueduct.errors import ConnectionLost
 from aqueduct.protocol.channels import effects
@@ -82,6 +83,24 @@ class Pump:
         self.last_input = now = self._loop.time()
         try:
             self.core.landed(stream, size, now, more)
+        except Exception as error:  # as in stream_data
+            log.exception("a fault while reading from %s", self.carrier.peer)
+            self.core.fail_internal(error)
+
+    def inlet(self, stream: int) -> Inlet | None:
+        """See CarrierUser."""
+        try:
+            return self.core.inlet(stream)
+        except Exception as error:  # as in stream_data
+            log.exception("a fault while reading from %s", self.carrier.peer)
+            self.core.fail_internal(error)
+            return None
+
+    def inlet_done(self, stream: int) -> None:
+        """See CarrierUser."""
+        self.last_input = now = self._loop.time()
+        try:
+            self.core.inlet_done(stream, now)
         except Exception as error:  # as in stream_data
             log.exception("a fault while reading from %s", self.carrier.peer)
             self.core.fail_internal(error)

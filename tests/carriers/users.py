@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from aqueduct._speedups.runs import Inlet
 from aqueduct.address import Address
 from aqueduct.carriers import memory, quic, stream
 from aqueduct.carriers.contract import Buffer, Carrier
@@ -99,6 +100,12 @@ class Recorder:
         self.landing = -1, bytearray()
         self.landed += size
         self.stream_data(stream, memory[:size] + bytes(more), False)
+
+    def inlet(self, stream: int) -> Inlet | None:
+        return None
+
+    def inlet_done(self, stream: int) -> None:
+        raise AssertionError("no inlet was opened")
 
     def stream_reset(self, stream: int, code: int) -> None:
         self._alive()

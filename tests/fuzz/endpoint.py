@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
+from aqueduct._speedups.runs import Inlet
 from aqueduct.carriers.contract import Buffer
 from aqueduct.carriers.memory import MemoryCarrier
 from aqueduct.carriers.pump import apply
@@ -81,6 +82,12 @@ class Endpoint:
 
     def received(self, stream: int, size: int, more: Buffer = b"") -> None:
         self.core.landed(stream, size, self.clock.now, more)
+
+    def inlet(self, stream: int) -> Inlet | None:
+        return self.core.inlet(stream)
+
+    def inlet_done(self, stream: int) -> None:
+        self.core.inlet_done(stream, self.clock.now)
 
     def stream_reset(self, stream: int, code: int) -> None:
         self.core.receive_reset(stream, code, self.clock.now)

@@ -11,6 +11,7 @@ import dataclasses
 from typing import Any, Final
 
 from aqueduct._speedups import codec
+from aqueduct._speedups.runs import Inlet
 from aqueduct.carriers import memory
 from aqueduct.carriers.contract import Buffer
 from aqueduct.config import Calls, Config, Flow, Limits
@@ -132,6 +133,12 @@ class Hostile:
 
     def received(self, stream: int, size: int, more: Buffer = b"") -> None:
         pass
+
+    def inlet(self, stream: int) -> Inlet | None:
+        return None
+
+    def inlet_done(self, stream: int) -> None:
+        raise AssertionError("no inlet was opened")
 
     def stream_reset(self, stream: int, code: int) -> None:
         pass

@@ -26,7 +26,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from aqueduct._speedups.bpmux import decode_varu64, encode_varu64
-from aqueduct._speedups.buffers import fill
+from aqueduct._speedups.intake import Intake
+from aqueduct._speedups.runs import Inlet
 from aqueduct.carriers.contract import Buffer, CarrierUser
 from aqueduct.config import Config
 from aqueduct.errors import FrameError, LimitExceeded, LocalProtocolError, SequenceError
@@ -40,7 +41,6 @@ DATAGRAM: Final = b"\0"
 STREAMS: Final = b"\1"
 _DATAGRAM_LIMIT: Final = 16_000
 _DATAGRAM_QUEUE: Final = 64  # datagrams; it waits for credit and for the socket
-_ALL: Final = 1 << 62  # bytes: as many as there is memory for
 _CODE_SIZE: Final = 9  # the longest VarU64
 _RESERVE: Final = 1024  # of the top-level's credit, for its close and for limits of streams
 _REASON_LIMIT: Final = 256  # bytes of UTF-8
@@ -108,14 +108,14 @@ class Mapping(ABC):
         self._pings: deque[bool] = deque()
         """Of those on the way, in order: whether the user has asked for it."""
         self._reported = False
-        self._place: memoryview | None = None
-        """Where the payload under way belongs: all of it that was missing, over many chunks."""
-        self._place_of: Entity | None = None
-        """Whose bytes are landing, from ``_place_for`` to ``_report_landed``."""
-        self._filled = 0
-        """Bytes there that are not reported yet."""
+        self._inlet: Inlet | None = None
+        """Open, within a wake-up: bytes of its stream go there without a report for each read."""
+        self._inlet_of: Entity | None = None
         self._received = 0
         self._sent = 0
+
+    _intake: Intake
+    """Of the socket; set by who has it."""
 
     # what the contract promises
 
@@ -287,10 +287,6 @@ class Mapping(ABC):
             if self._over:
                 return
             kind = event[0]
-            if self._place_of is not None and (
-                kind != events.PAYLOAD or event[1] is not self._place_of
-            ):
-                self._report_landed()
             if kind == events.PAYLOAD:
                 entity, data, whole = event[1], event[2], event[3]
                 if entity is top:
@@ -302,8 +298,6 @@ class Mapping(ABC):
                     state.opening += len(data)
                     if whole and not last:
                         self._opening_complete(state)
-                if self._place_of is not None:
-                    data = self._land(data, last)
                 if data:
                     self._received += len(data)
                     self._reported = True
@@ -335,59 +329,30 @@ class Mapping(ABC):
             elif kind == events.FAILED:
                 raise event[1]
 
-    def _place_for(self, entity: Entity, missing: int) -> memoryview | None:
-        """Memory for at most ``missing`` bytes that come next for a stream; None: there is none.
-
-        The user is asked once for a payload, and told once of what has landed in one wake-up.
-        """
-        place, filled = self._place, self._filled
-        if place is None or self._place_of is not entity or filled == len(place):
-            self._report_landed()
-            assert self._user is not None
-            place = self._user.receive_buffer(entity.identifier - 1, _ALL)
-            if place is None:
-                return None
-            self._place, self._place_of = place, entity
-            filled = 0
-        if len(place) - filled > missing:
-            return place[filled : filled + missing]
-        return place[filled:] if filled else place
-
-    def _land(self, data: Any, last: bool) -> Any:
-        """Bytes that follow what has landed, of the same stream; returns those still to report."""
-        place = self._place
-        assert place is not None
-        if self._filled < len(place):
-            copied = fill(place, self._filled, data)
-            self._filled += copied
-            data = data[copied:]
-            if not data and not last:
-                return b""
-        if last:
-            self._report_landed()
-            return data
-        if data:
-            self._report_landed(data)
-        return b""
-
-    def _report_landed(self, more: Any = b"") -> None:
-        """Reports what was read to its place, and ``more`` bytes of the stream behind it."""
-        entity, size = self._place_of, self._filled
-        if entity is None:
-            return
-        self._place = self._place_of = None
-        self._filled = 0
-        if self._over:
-            return
+    def _open_inlet(self, entity: Entity) -> None:
+        """Opens the inlet of a stream, if its user has one to give."""
+        self._close_inlet()
+        state = entity.user
+        if self._over or state is None or state.waiting:
+            return  # of an opening payload the bytes are counted here
         assert self._user is not None
-        if size:
-            self._received += size + len(more)
+        inlet = self._user.inlet(entity.identifier - 1)
+        if inlet is not None:
+            self._inlet, self._inlet_of = inlet, entity
+            self._intake.use(entity, inlet)
+
+    def _close_inlet(self) -> None:
+        """What came by it is reported, before anything else is."""
+        inlet, entity = self._inlet, self._inlet_of
+        if inlet is None or entity is None:
+            return
+        self._inlet = self._inlet_of = None
+        self._intake.use(None, None)
+        if inlet.size and not self._over:
+            self._received += inlet.size
             self._reported = True
-            self._user.received(entity.identifier - 1, size, more)
-        elif more:
-            self._received += len(more)
-            self._reported = True
-            self._user.stream_data(entity.identifier - 1, more, False)
+            assert self._user is not None
+            self._user.inlet_done(entity.identifier - 1)
 
     def _top_message(self, data: Any, whole: bool, user: CarrierUser) -> None:
         """A message of the top-level, or a piece of one."""

@@ -12,6 +12,7 @@ import socket
 from abc import abstractmethod
 from typing import Final
 
+from aqueduct._speedups.intake import Intake, Outcome
 from aqueduct._speedups.turns import Outlet, write_out
 from aqueduct.carriers.stream.mapping import Mapping
 from aqueduct.carriers.stream.polling import Lookout, poller_of
@@ -23,8 +24,6 @@ from aqueduct.protocol.bpmux.state import Entity
 
 __all__ = ["Wire"]
 
-_LANDING: Final = 4096  # bytes of a payload from which they are read straight to their place
-_AHEAD: Final = 4096  # read beyond a large payload
 _TAKE: Final = 256 << 10  # bytes taken from the core at once
 _ROUNDS: Final = 4  # of answers and writing, before it is others' turn
 _FAREWELL: Final = 3.0  # seconds for the peer to take a close
@@ -47,7 +46,14 @@ class Wire(Mapping):
         # Reading.
         self._reading = False
         self._ahead = scratch("plain")[: config.stream.read_ahead]
-        self._after = self._ahead[:_AHEAD]
+        self._intake = Intake(
+            self._mux.reading,
+            self._fd,
+            None if tls is None else tls.recv_into,
+            self._ahead,
+            self._open_inlet,
+            self._close_inlet,
+        )
         self._last_input = self._loop.time()
         self._lookout: Lookout | None = None
         """For input that is expected; made when it is for the first time."""
@@ -149,7 +155,7 @@ class Wire(Mapping):
             except BlockingIOError:
                 pass
             finally:
-                self._report_landed()
+                self._close_inlet()
         except (RemoteProtocolError, OSError) as error:
             self._read_failed(error)
         finally:
@@ -162,56 +168,41 @@ class Wire(Mapping):
 
     def _read(self) -> None:
         """Reads and reports until nothing is there, or it is the turn of others."""
-        mux = self._mux
         budget = self._config.stream.wake_up
-        recv_into = self._sock.recv_into if self._tls is None else self._tls.recv_into
         while budget > 0 and self._reading:
-            target = None
-            expected = mux.expected() if self._begun else None
-            if expected is not None:
-                entity, missing = expected
-                if missing >= _LANDING and entity.identifier:
-                    target = self._place_for(entity, missing)
-            if target is None:
-                size = recv_into(self._ahead)
-                if not size:
-                    self._report_landed()
-                    self._end_of_stream()
-                    return
-                data = bytes(self._ahead[:size])
-                budget -= size
-                if not self._established and not self._hear(data):
-                    return
-                mux.receive_data(data)
-                self._take_events()
-                if size < len(self._ahead):
-                    return  # nothing more is there
+            if not self._begun or not self._established:
+                budget -= self._read_first()
                 continue
-            wanted = len(target)
-            if self._tls is None:
-                size = self._sock.recvmsg_into((target, self._after))[0]
-            else:
-                size = recv_into(target)
-            if not size:
-                self._report_landed()
-                self._end_of_stream()
-                return
+            outcome, size = self._intake.read(budget)
             budget -= size
-            landed = min(wanted, size)
-            state = entity.user
-            if state.waiting:
-                state.opening += landed
-            mux.landed(landed)
-            self._filled += landed
-            if size > wanted:
-                mux.receive_data(bytes(self._after[: size - wanted]))
+            if outcome == Outcome.CORE:
+                self._close_inlet()
+                self._mux.go_on(self._intake.step)
                 self._take_events()
-            elif landed == missing:
-                self._take_events()  # the payload is whole
-            if size < (wanted if self._tls is not None else wanted + _AHEAD):
+                if self._intake.drained:
+                    return
+            elif outcome == Outcome.DRAINED:
+                return
+            elif outcome == Outcome.END:
+                self._close_inlet()
+                self._end_of_stream()
                 return
         if self._tls is not None and self._reading:
             self._loop.call_soon(self._readable)  # what it holds makes no socket readable
+
+    def _read_first(self) -> int:
+        """Reads while the handshakes go on, or nobody is there to be told; the bytes read."""
+        recv_into = self._sock.recv_into if self._tls is None else self._tls.recv_into
+        size = recv_into(self._ahead)
+        if not size:
+            self._end_of_stream()
+            raise BlockingIOError
+        data = bytes(self._ahead[:size])
+        if not self._established and not self._hear(data):
+            raise BlockingIOError
+        self._mux.receive_data(data)
+        self._take_events()
+        return size
 
     def _discard(self) -> None:
         """Reads what the peer still sends: closing over it would reset what it has not read."""

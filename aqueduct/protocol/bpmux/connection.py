@@ -9,6 +9,7 @@ from typing import Any
 
 from aqueduct._speedups.brief import ended_sink
 from aqueduct._speedups.buffers import Scatter
+from aqueduct._speedups.entities import Reading
 from aqueduct._speedups.turns import Turns
 from aqueduct.config import Mux as Settings
 from aqueduct.errors import FrameError, LocalProtocolError, RemoteProtocolError
@@ -115,6 +116,20 @@ class Mux:
             self._receiving.receive(data)
         except RemoteProtocolError as error:
             self._fail(error)
+
+    def go_on(self, step: int) -> None:
+        """Takes what an ``Intake`` leaves to the core, from this step of its decoder on."""
+        if self.error is not None:
+            return
+        try:
+            self._receiving.go_on(step)
+        except RemoteProtocolError as error:
+            self._fail(error)
+
+    @property
+    def reading(self) -> Reading:
+        """For an ``Intake``, which feeds its decoder and takes what is plain."""
+        return self._receiving
 
     def expected(self) -> tuple[Entity, int] | None:
         """(entity, bytes): whose payload the next bytes are, and how many of them; else None."""

@@ -62,10 +62,13 @@ class Receiving(Arrivals):
 
     def receive(self, data: bytes | bytearray | memoryview) -> None:
         """The next bytes of the connection."""
-        decoder = self.decoder
-        decoder.feed(data)
+        self.decoder.feed(data)
+        self.go_on(Step.NOTHING)
+
+    def go_on(self, step: int) -> None:
+        """Takes this step of the decoder, if it is one, and all that follow."""
+        step = self.run(step)
         while True:
-            step = self.run()
             if step == Step.HEAD:
                 self._head()
             elif step == Step.PIECE:
@@ -75,9 +78,10 @@ class Receiving(Arrivals):
             elif step == Step.REST:
                 self._rest()
             elif step == Step.END_PIECE:
-                self.entity.join(decoder.data or b"")
+                self.entity.join(self.decoder.data or b"")
             else:
                 return
+            step = self.run(Step.NOTHING)
 
     def expected(self) -> tuple[Entity, int] | None:
         """Whose payload the next bytes are, and how many of them; None if they are not."""

@@ -14,6 +14,7 @@ from traceback import clear_frames
 from typing import Any, Final
 
 from aqueduct._speedups import codec
+from aqueduct._speedups.runs import Inlet
 from aqueduct.config import Config
 from aqueduct.errors import (
     ConnectionLost,
@@ -235,6 +236,25 @@ class ChannelConnection:
         self._shared.now = now
         try:
             self._reader.landed(number, size, more)
+        except RemoteProtocolError as error:
+            self._fail(error)
+        if self._shared.starved or self._shared.relieved:
+            self._use_room()
+
+    def inlet(self, number: int) -> Inlet | None:
+        """Where the next bytes of one of the peer's streams go without a step for each message.
+
+        None: give them to ``receive_stream``. Nothing else is told or asked until ``inlet_done``.
+        """
+        return None if self.error is not None else self._reader.inlet(number)
+
+    def inlet_done(self, number: int, now: float) -> None:
+        """The inlet of the stream has what there is; it is closed."""
+        if self.error is not None:
+            return
+        self._shared.now = now
+        try:
+            self._reader.inlet_done(number)
         except RemoteProtocolError as error:
             self._fail(error)
         if self._shared.starved or self._shared.relieved:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from aqueduct._speedups.codec import Decoder, MessageHead
+from aqueduct._speedups.runs import Inlet
 from aqueduct.config import Config
 from aqueduct.errors import LimitExceeded
 from aqueduct.protocol.channels import effects
@@ -47,6 +48,7 @@ class InStream:
         "head",
         "held",
         "ignoring",
+        "inlet",
         "limit",
         "number",
         "partial",
@@ -74,6 +76,8 @@ class InStream:
         """Read-ahead beyond the initial window, charged to the budget until the stream ends."""
         self.gathered = 0
         """Bytes of a block of headers or attachments that is not whole yet."""
+        self.inlet: Inlet | None = None
+        """For a carrier that reads straight to where bytes belong; made when one asks."""
         self.partial = -1
         """Payload bytes of the admitted message that is still landing; -1: none."""
 

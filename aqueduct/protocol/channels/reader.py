@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from aqueduct._speedups import codec
 from aqueduct._speedups.alone import drained
+from aqueduct._speedups.runs import Inlet
 from aqueduct.errors import LocalProtocolError, RemoteProtocolError, SequenceError
 from aqueduct.protocol.channels.events import Writable
 from aqueduct.protocol.channels.incoming import READ_AHEAD_FROM, SMALL, Handlers, Incoming, InStream
@@ -115,6 +116,46 @@ class Reader:
             self.incoming.credit(stream)
         else:
             self._read(stream)
+
+    def inlet(self, number: int) -> Inlet | None:
+        """Opens the inlet of a stream: for plain messages, or for the payload that is landing."""
+        stream = self.incoming.streams.get(number)
+        if stream is None or stream.ignoring or stream.head is not None or not stream.begun:
+            return None
+        half, decoder = stream.half, stream.decoder
+        if not isinstance(half, ReceiverHalf) or decoder.buffered:
+            return None
+        room = half.room - 2 * SMALL
+        if room < 0 or not half.open_for_runs or stream.handlers is not self._handlers:
+            room = -1
+            if decoder.remaining < LANDING_FROM:
+                return None
+        inlet = stream.inlet
+        if inlet is None:
+            inlet = stream.inlet = half.inlet(decoder)
+        if room >= 0:
+            decoder.auto_admit = SMALL if half.placement is None else -1
+        inlet.open(room, stream.partial, half.placement_key)
+        return inlet
+
+    def inlet_done(self, number: int) -> None:
+        """Takes what came by the inlet of a stream. Raises RemoteProtocolError."""
+        stream = self.incoming.streams[number]
+        inlet, half, decoder = stream.inlet, stream.half, stream.decoder
+        assert inlet is not None and isinstance(half, ReceiverHalf)
+        stopped, run = inlet.stopped, inlet.close()
+        follows = None
+        if run is not None:
+            half.take_run(stream, run)
+            if run.largest >= READ_AHEAD_FROM:
+                self.incoming.grant_read_ahead(stream, run.largest)
+            follows = run.follows
+        if stopped:
+            self._read(stream, follows)
+            return
+        if stream.partial < 0 and decoder.remaining:
+            self._charge_small(stream)
+        self.incoming.credit(stream)
 
     def feed_datagram(self, data: bytes) -> None:
         """One datagram: VERSION, ROUTE_TO, MESSAGEs (AQ-R11). Raises RemoteProtocolError."""
@@ -220,11 +261,14 @@ class Reader:
 
     # Reading a sequence
 
-    def _read(self, stream: InStream) -> None:
+    def _read(self, stream: InStream, frame: Any = None) -> None:
+        """Reads what has come; ``frame`` is the first of it, if it was read already."""
         decoder = stream.decoder
         while not stream.ignoring:
             half = stream.half
-            if isinstance(half, ReceiverHalf):
+            if frame is not None:
+                pass
+            elif isinstance(half, ReceiverHalf):
                 frame = self._next_for(stream, half)
             elif half is not None and half.state is SenderState.ENDED:
                 self._abandon(stream, half)
@@ -243,6 +287,7 @@ class Reader:
                 if not self.version_checked and frame.TAG != codec.Version.TAG:
                     raise SequenceError("a sequence began without VERSION (AQ-28)")
             stream.handlers[frame.TAG](stream, frame)
+            frame = None
             if stream.head is not None:
                 break
             if (

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias, cast
 
 from aqueduct._speedups import codec
 from aqueduct._speedups.codec import MessageHead
-from aqueduct._speedups.runs import Received, Run
+from aqueduct._speedups.runs import Inlet, Received, Run
 from aqueduct._speedups.tracker import ReceivedNumbers, UnreliableReceived
 from aqueduct.errors import (
     Cancelled,
@@ -278,30 +278,38 @@ class ReceiverHalf:
         room = self.room - 2 * SMALL
         if room < 0 or not self.open_for_runs:
             return None
-        run, shared, decoder = Run(), self._shared, stream.decoder
-        overhead = shared.config.flow.message_overhead
+        run, decoder = Run(), stream.decoder
+        overhead = self._shared.config.flow.message_overhead
         decoder.auto_admit = SMALL if self.placement is None else -1
         try:
             run.read(decoder, self._numbers, overhead, room, stream.partial, self.placement_key)
         finally:
-            stream.partial = run.pending
-            if run.admitted:
-                self._outstanding += run.admitted
-            if run.charge > 0:
-                self.charged += run.charge
-                shared.budget_used += run.charge
-            elif run.charge:
-                self._charge(run.charge)
-            if run.messages:
-                if self.queue is NO_MESSAGES:
-                    self.queue = deque(run.messages)
-                    if self.given:
-                        shared.events.append(Readable(self))
-                else:
-                    self.queue.extend(run.messages)
-                if not self._ack_scheduled:
-                    self._schedule_ack()
+            self.take_run(stream, run)
         return run
+
+    def inlet(self, decoder: codec.Decoder) -> Inlet:
+        """An inlet for one of the streams that are about this channel."""
+        return Inlet(decoder, self._shared.config.flow.message_overhead, self._numbers)
+
+    def take_run(self, stream: InStream, run: Run) -> None:
+        """Plain messages were read: they are charged, queued and soon acknowledged."""
+        stream.partial = run.pending
+        if run.admitted:
+            self._outstanding += run.admitted
+        if run.charge > 0:
+            self.charged += run.charge
+            self._shared.budget_used += run.charge
+        elif run.charge:
+            self._charge(run.charge)
+        if run.messages:
+            if self.queue is NO_MESSAGES:
+                self.queue = deque(run.messages)
+                if self.given:
+                    self._shared.events.append(Readable(self))
+            else:
+                self.queue.extend(run.messages)
+            if not self._ack_scheduled:
+                self._schedule_ack()
 
     def wants_datagram(self, number: int, size: int) -> bool:
         """Whether an unreliable message is new and finds room; charges it if so.

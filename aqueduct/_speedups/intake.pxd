@@ -1,0 +1,32 @@
+"""What a socket has, to where it belongs."""
+
+from libc.stdint cimport uint8_t
+
+from aqueduct._speedups.bpmux cimport ChunkDecoder
+from aqueduct._speedups.entities cimport Entity, Reading
+from aqueduct._speedups.runs cimport Inlet
+
+cdef class Intake:
+    cdef readonly Entity entity      # whose inlet is open
+    cdef readonly Inlet inlet
+    cdef readonly int step           # of the chunk decoder, for the core to go on with
+    cdef readonly bint drained       # the last read left nothing
+    cdef Reading _reading
+    cdef ChunkDecoder _chunks
+    cdef object _open
+    cdef object _close
+    cdef object _receive             # for TLS; None: the socket itself
+    cdef int _fd
+    cdef object _ahead
+    cdef uint8_t *_memory
+    cdef Py_ssize_t _size
+    cdef bint _looked                # little was read, for the head of a large payload
+    cdef Py_ssize_t _last            # bytes of the last read
+
+    cdef int _read_once(self) except -1
+    # These return -1 if nothing is there now, 0 at the end.
+    cdef Py_ssize_t _land(self, Py_ssize_t wanted) except -2
+    cdef Py_ssize_t _fetch(self, Py_ssize_t size) except -2
+    cdef Py_ssize_t _decrypt(self, object view, Py_ssize_t size) except -2
+    cdef Py_ssize_t _kernel(self, uint8_t *target, Py_ssize_t size, Py_ssize_t ahead) except -2
+    cdef int _run(self, object data) except -1

@@ -1,0 +1,35 @@
+from collections.abc import Callable
+from typing import Any, Final, final
+
+from aqueduct._speedups.entities import Entity, Reading
+from aqueduct._speedups.runs import Inlet
+
+__all__ = ["Intake", "Outcome"]
+
+class Outcome:
+    DRAINED: Final = 0
+    END: Final = 1
+    CORE: Final = 2
+    TURN: Final = 3
+
+@final
+class Intake:
+    @property
+    def entity(self) -> Entity | None: ...
+    @property
+    def inlet(self) -> Inlet | None: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def drained(self) -> bool: ...
+    def __init__(
+        self,
+        reading: Reading,
+        fd: int,
+        receive: Callable[[memoryview], int] | None,
+        ahead: memoryview,
+        open: Callable[[Entity], Any],
+        close: Callable[[], Any],
+    ) -> None: ...
+    def use(self, entity: Entity | None, inlet: Inlet | None) -> None: ...
+    def read(self, budget: int) -> tuple[int, int]: ...

@@ -1,0 +1,219 @@
+"""What a socket has, to where it belongs: plain payloads to the inlets of their streams.
+
+A step of Python for each read, chunk and message is what receiving would cost most. Here are those
+for the common case: a payload for a stream that is known, whose owner has opened an inlet. All
+else is left to the core and its events.
+"""
+
+cimport cython
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.exc cimport PyErr_CheckSignals, PyErr_SetFromErrno
+from cpython.memoryview cimport PyMemoryView_GET_BUFFER
+from libc.errno cimport EAGAIN, EINTR, errno
+from libc.stdint cimport uint8_t, uint64_t
+from libc.string cimport memset
+
+from aqueduct._speedups.bpmux cimport DONE, HEAD, NOTHING, PAYLOAD_FLAG, PIECE, ChunkDecoder
+from aqueduct._speedups.entities cimport Entity, Reading
+from aqueduct._speedups.runs cimport Inlet
+
+from aqueduct.errors import RemoteProtocolError
+
+__all__ = ["Intake", "Outcome"]
+
+cdef extern from "<sys/uio.h>" nogil:
+    cdef struct iovec:
+        void *iov_base
+        size_t iov_len
+
+cdef extern from "<sys/socket.h>" nogil:
+    cdef struct msghdr:
+        iovec *msg_iov
+        size_t msg_iovlen
+    ssize_t recvmsg(int socket, msghdr *message, int flags)
+
+cdef enum:
+    # Read beyond a large payload, and where the next large one is likely to begin.
+    AHEAD = 4096
+    # Read where a large payload goes on behind the head of its next chunk.
+    PEEK = 64
+    # Payloads of chunks from which a stream is asked for its inlet.
+    ASK_FROM = 1024
+
+    DRAINED = 0
+    END = 1
+    CORE = 2
+    TURN = 3
+
+
+class Outcome:
+    """Why ``Intake.read`` returned."""
+
+    DRAINED, END, CORE, TURN = range(4)
+
+
+@cython.final
+@cython.auto_pickle(False)
+cdef class Intake:
+    """Reads one connection for the core whose ``reading`` it is given.
+
+    ``open(entity)`` gives the inlet of a stream, or None, and sets ``entity`` and ``inlet`` by
+    ``use``; ``close()`` ends what is open and calls ``use(None, None)``. ``ahead`` is memory that
+    is read to and copied from at once. ``receive`` is what decrypts into a given view, None where
+    the socket ``fd`` is read as it is.
+    """
+
+    def __init__(self, Reading reading not None, int fd, receive, ahead not None, open, close):
+        self._reading = reading
+        self._chunks = reading.decoder
+        self._fd = fd
+        self._receive = receive
+        self._ahead = ahead
+        self._memory = <uint8_t *> PyMemoryView_GET_BUFFER(ahead).buf
+        self._size = PyMemoryView_GET_BUFFER(ahead).len
+        self._open = open
+        self._close = close
+
+    def use(self, Entity entity, Inlet inlet):
+        """This inlet is open; None: none is."""
+        self.entity = entity
+        self.inlet = inlet
+
+    def read(self, Py_ssize_t budget):
+        """Reads until nothing is there, about ``budget`` bytes were read, or the core is needed.
+
+        Returns (an ``Outcome``, bytes read). CORE: what was read is fed to the core's decoder, and
+        it goes on with ``step``. Raises OSError of the socket (BlockingIOError is an outcome).
+        """
+        cdef Py_ssize_t before = budget
+        cdef int outcome = TURN
+        cdef Entity last = self._reading.entity
+        self.drained = False
+        if (
+            self.inlet is None and last.identifier and not last.gone and not last.end_in
+            and self._chunks.flags == PAYLOAD_FLAG and self._chunks.payload >= ASK_FROM
+        ):
+            self._open(last)  # where there was much, more will come
+        while budget > 0:
+            outcome = self._read_once()
+            budget -= self._last
+            if outcome != TURN:
+                break
+            if self.drained:
+                outcome = DRAINED
+                break
+        return outcome, before - budget
+
+    cdef int _read_once(self) except -1:
+        """One read and what it leads to; TURN to go on."""
+        cdef ChunkDecoder chunks = self._chunks
+        cdef Reading reading = self._reading
+        cdef Inlet inlet = self.inlet
+        cdef Py_ssize_t wanted = 0 if inlet is None else inlet.wanted()
+        cdef Py_ssize_t size, landed
+        self._last = 0
+        if wanted and chunks.missing and reading._plain and reading.entity is self.entity:
+            if <uint64_t> wanted > chunks.missing:
+                wanted = <Py_ssize_t> chunks.missing
+            size = self._land(wanted)
+            if size <= 0:
+                return END if size == 0 else DRAINED
+            self._last = size
+            landed = min(size, wanted)
+            chunks.missing -= <uint64_t> landed
+            if chunks.missing == 0:
+                chunks.step()  # DONE, or the end of the bytes would look as if it cut the chunk
+                reading._plain = False
+            inlet.fill(landed)
+            if inlet.stopped:
+                self._close()
+            if size <= wanted:
+                return TURN
+            size -= wanted
+        else:
+            size = self._size
+            if wanted:
+                size = PEEK
+            elif inlet is not None and inlet.large and not self._looked:
+                size = AHEAD
+            self._looked = size == AHEAD
+            size = self._fetch(size)
+            if size <= 0:
+                return END if size == 0 else DRAINED
+            self._last = size
+        try:
+            self.step = self._run(PyBytes_FromStringAndSize(<char *> self._memory, size))
+        except RemoteProtocolError:
+            # The decoder raises it again when the core goes on, which knows what to do about it.
+            self.step = NOTHING
+            return CORE
+        return TURN if self.step == NOTHING else CORE
+
+    cdef Py_ssize_t _land(self, Py_ssize_t wanted) except -2:
+        """Reads to the inlet's place, and a little more; -1: nothing is there."""
+        if self._receive is None:
+            return self._kernel(self.inlet.place(), wanted, AHEAD)
+        return self._decrypt(self.inlet.decoder.room(wanted), wanted)
+
+    cdef Py_ssize_t _fetch(self, Py_ssize_t size) except -2:
+        """Reads to the memory ahead; -1: nothing is there."""
+        if self._receive is None:
+            return self._kernel(self._memory, size, 0)
+        return self._decrypt(self._ahead[:size], size)
+
+    cdef Py_ssize_t _decrypt(self, object view, Py_ssize_t size) except -2:
+        cdef Py_ssize_t count
+        try:
+            count = self._receive(view)
+        except BlockingIOError:
+            return -1
+        self.drained = count < size
+        return count
+
+    cdef Py_ssize_t _kernel(self, uint8_t *target, Py_ssize_t size, Py_ssize_t ahead) except -2:
+        cdef iovec[2] parts
+        cdef msghdr message
+        cdef ssize_t count
+        memset(&message, 0, sizeof(message))
+        parts[0].iov_base = target
+        parts[0].iov_len = <size_t> size
+        parts[1].iov_base = self._memory
+        parts[1].iov_len = <size_t> ahead
+        message.msg_iov = parts
+        message.msg_iovlen = 2 if ahead else 1
+        while True:
+            with nogil:
+                count = recvmsg(self._fd, &message, 0)
+            if count >= 0:
+                self.drained = count < size + ahead
+                return count
+            if errno == EAGAIN:
+                return -1
+            if errno != EINTR:
+                PyErr_SetFromErrno(OSError)
+            PyErr_CheckSignals()
+
+    cdef int _run(self, object data) except -1:
+        """Feeds the chunk decoder; the step that the core is to take, NOTHING if there is none."""
+        cdef ChunkDecoder chunks = self._chunks
+        cdef Reading reading = self._reading
+        cdef int step
+        chunks.push(data)
+        while True:
+            step = chunks.step()
+            if step == PIECE:
+                if not reading._plain or self.entity is not reading.entity:
+                    return step
+                self.inlet.push(chunks.data)
+                if self.inlet.stopped:
+                    self._close()
+            elif step == DONE and reading._plain:
+                reading._plain = False
+            elif step == HEAD and reading.plain_head():
+                if (
+                    self.entity is not reading.entity and reading.entity.identifier
+                    and chunks.payload >= ASK_FROM
+                ):
+                    self._open(reading.entity)
+            else:
+                return step
