@@ -1,0 +1,191 @@
+"""Reading a real socket: what goes by an inlet, and what is left to the core."""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from aqueduct._speedups import codec
+from aqueduct._speedups.bpmux import PAYLOAD, encode_head
+from aqueduct._speedups.buffers import bytes_copied
+from aqueduct._speedups.entities import Entity
+from aqueduct._speedups.intake import Intake, Outcome
+from aqueduct.config import DEFAULT, Config, Flow
+from aqueduct.errors import FrameError
+from aqueduct.protocol.bpmux import events
+from aqueduct.protocol.bpmux.connection import Mux
+from aqueduct.protocol.bpmux.state import STREAM_IN
+from tests.protocol.channels.test_landing import server, taken
+
+KiB = 1 << 10
+MiB = 1 << 20
+SINK = 2  # Out-Sink: what the peer writes to us
+PREFIX = codec.VERSION + codec.encode_route_to(0)
+WIDE = Config(flow=Flow(channel_receive_bytes=64 * MiB, receive_budget=256 * MiB))
+
+
+def chunk(payload: bytes, identifier: int = 1) -> bytes:
+    return encode_head(SINK, PAYLOAD, identifier, len(payload)) + payload
+
+
+def message(number: int, payload: bytes) -> bytes:
+    return b"".join(map(bytes, codec.encode_message(number, payload)))
+
+
+class Reader:
+    """One end of a socket pair: an Intake, its bpmux core, and the channels of stream 1."""
+
+    def __init__(self, config: Config = DEFAULT, *, decrypts: bool = False) -> None:
+        self.here, self.peer = socket.socketpair()
+        self.here.setblocking(False)
+        self.mux = Mux()
+        self.mux.credit(self.mux.top_stream, MiB)
+        self.mux.take(MiB)
+        self.core = server(config)
+        self.opened = self.closed = 0
+        self.intake = Intake(
+            self.mux.reading,
+            self.here.fileno(),
+            self.here.recv_into if decrypts else None,
+            memoryview(bytearray(64 * KiB)),
+            self.open,
+            self.close,
+        )
+        self.entity: Entity | None = None
+        self.payloads: list[bytes] = []
+        """Pieces that came by the core's events."""
+
+    def open(self, entity: Entity) -> None:
+        self.close()
+        inlet = self.core.inlet(9) if entity.identifier == 1 else None
+        if inlet is not None:
+            self.opened += 1
+            self.intake.use(entity, inlet)
+
+    def close(self) -> None:
+        if self.intake.inlet is not None:
+            self.closed += 1
+            self.intake.use(None, None)
+            self.core.inlet_done(9, 200.0)
+
+    def read(self, budget: int = 1 << 30) -> int:
+        """As a carrier does; the last outcome but CORE."""
+        while True:
+            outcome, _ = self.intake.read(budget)
+            if outcome != Outcome.CORE:
+                self.close()
+                return outcome
+            self.close()
+            self.mux.go_on(self.intake.step)
+            for event in self.mux.events_received():
+                if event[0] == events.PAYLOAD:
+                    self.payloads.append(bytes(event[2]))
+                    if event[1].identifier == 1:
+                        self.core.receive_stream(9, bytes(event[2]), False, 200.0)
+            if self.mux.error is not None or self.intake.drained:
+                return Outcome.DRAINED
+
+    def begin(self) -> None:
+        """Stream 1 is open, routed to a channel, with all the credit that there is."""
+        self.peer.sendall(chunk(PREFIX))
+        self.read()
+        entity = self.mux.find(STREAM_IN, 1)
+        assert entity is not None
+        self.mux.credit(entity, 1 << 40)
+        self.mux.take(MiB)
+        self.payloads.clear()
+
+
+@pytest.fixture(params=[False, True], ids=["socket", "decrypted"])
+def reader(request: pytest.FixtureRequest) -> Iterator[Reader]:
+    reader = Reader(WIDE, decrypts=request.param)
+    reader.begin()
+    yield reader
+    reader.here.close()
+    reader.peer.close()
+
+
+def test_messages_in_any_pieces(reader: Reader) -> None:
+    choices = random.Random(5)
+    sizes = [choices.choice([0, 1, 100, 4095, 4096, 20_000, 70_000, 300_000]) for _ in range(60)]
+    sent = [(number, choices.randbytes(size)) for number, size in enumerate(sizes)]
+    bytes_ = b"".join(message(*each) for each in sent)
+    wire, at = b"", 0
+    while at < len(bytes_):
+        size = choices.choice([1, 500, 5000, 65_536, 262_138])
+        wire += chunk(bytes_[at : at + size])
+        at += size
+    at = 0
+    found = []
+    while at < len(wire):
+        size = choices.randint(1, 100_000)
+        reader.peer.sendall(wire[at : at + size])
+        at += size
+        assert reader.read() == Outcome.DRAINED
+        if choices.random() < 0.3:
+            found += taken(reader.core, 200.0)
+    found += taken(reader.core, 200.0)
+    assert found == sent
+    assert reader.opened == reader.closed > 10
+    reader.mux.receive_eof()
+    assert reader.mux.error is None  # it stands between two chunks
+
+
+def test_large_payloads_are_hardly_copied() -> None:
+    reader = Reader(WIDE)
+    reader.begin()
+    before = 0
+    for number in range(9):
+        wire = message(number, bytes(MiB))
+        for at in range(0, len(wire), 262_138):
+            piece = chunk(wire[at : at + 262_138])
+            for part in range(0, len(piece), 50_000):
+                reader.peer.sendall(piece[part : part + 50_000])
+                reader.read()
+        assert len(taken(reader.core, 200.0)) == 1
+        if not number:
+            before = bytes_copied()  # of the first one the beginning came before it was known
+    assert bytes_copied() - before < 0.03 * 8 * MiB
+    assert not reader.payloads
+    reader.here.close()
+    reader.peer.close()
+
+
+def test_what_is_for_another_stream_comes_as_events_in_its_place(reader: Reader) -> None:
+    entity_2 = chunk(b"opens", 2)
+    wire = message(0, b"a" * 5000)
+    reader.peer.sendall(chunk(wire[:2000]) + entity_2 + chunk(wire[2000:]))
+    assert reader.read() == Outcome.DRAINED
+    assert taken(reader.core, 200.0) == [(0, b"a" * 5000)]
+    assert b"opens" in reader.payloads
+
+
+def test_the_outcomes(reader: Reader) -> None:
+    assert reader.intake.read(100) == (Outcome.DRAINED, 0)
+    wire = chunk(message(0, b"x" * 40_000))
+    reader.peer.sendall(wire)
+    outcome, size = reader.intake.read(1)  # one read, however little is wanted
+    assert outcome in (Outcome.TURN, Outcome.DRAINED) and 0 < size <= len(wire)
+    assert reader.read() == Outcome.DRAINED
+    assert len(taken(reader.core, 200.0)) == 1
+    reader.peer.close()
+    assert reader.intake.read(100) == (Outcome.END, 0)
+
+
+def test_the_core_is_told_of_what_the_peer_does_wrong(reader: Reader) -> None:
+    reader.peer.sendall(chunk(message(0, b"f" * 2000)) + b"\xe0\x00" + chunk(b"never"))
+    reader.read()
+    assert isinstance(reader.mux.error, FrameError)
+    assert "BP-16" in str(reader.mux.error)
+    assert taken(reader.core, 200.0) == [(0, b"f" * 2000)]
+
+
+def test_a_socket_that_is_gone_is_an_os_error() -> None:
+    reader = Reader()
+    reader.here.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        reader.intake.read(100)
+    reader.peer.close()
