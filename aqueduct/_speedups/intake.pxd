@@ -1,6 +1,6 @@
 """What a socket has, to where it belongs."""
 
-from libc.stdint cimport uint8_t
+from libc.stdint cimport uint8_t, uint64_t
 
 from aqueduct._speedups.bpmux cimport ChunkDecoder
 from aqueduct._speedups.entities cimport Entity, Reading
@@ -20,6 +20,7 @@ cdef class Intake:
     cdef object _ahead
     cdef uint8_t *_memory
     cdef Py_ssize_t _size
+    cdef uint64_t _latest            # identifier of the last entity with an inlet
     cdef bint _looked                # little was read, for the head of a large payload
     cdef Py_ssize_t _last            # bytes of the last read
 

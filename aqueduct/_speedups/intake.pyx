@@ -78,6 +78,8 @@ cdef class Intake:
         """This inlet is open; None: none is."""
         self.entity = entity
         self.inlet = inlet
+        if entity is not None:
+            self._latest = entity.identifier
 
     def read(self, Py_ssize_t budget):
         """Reads until nothing is there, about ``budget`` bytes were read, or the core is needed.
@@ -88,10 +90,11 @@ cdef class Intake:
         cdef Py_ssize_t before = budget
         cdef int outcome = TURN
         cdef Entity last = self._reading.entity
-        self.drained = False
+        self.drained = self._looked = False
         if (
             self.inlet is None and last.identifier and not last.gone and not last.end_in
-            and self._chunks.flags == PAYLOAD_FLAG and self._chunks.payload >= ASK_FROM
+            and self._chunks.flags == PAYLOAD_FLAG
+            and (self._chunks.payload >= ASK_FROM or last.identifier == self._latest)
         ):
             self._open(last)  # where there was much, more will come
         while budget > 0:
