@@ -16,10 +16,11 @@ from aqueduct.carriers.pump import apply
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import ConnectionLost
 from aqueduct.protocol.channels import effects
-from aqueduct.protocol.channels.connection import Attach, ChannelConnection
+from aqueduct.protocol.channels.connection import ChannelConnection
 from aqueduct.protocol.channels.events import Closed, Event, Headers, HeadersReceived
 from aqueduct.protocol.channels.outgoing import OutStream
 from aqueduct.protocol.channels.receiving import Received, ReceiverHalf
+from aqueduct.protocol.channels.registry import Attach
 from aqueduct.protocol.channels.sending import Mode, SenderHalf
 from tests.network import CLEAR, Network, NetworkCarrier, Weather
 

@@ -18,7 +18,6 @@ import pytest
 from aqueduct.config import DEFAULT, Config, Flow, Limits, Timing
 from aqueduct.errors import AqueductError
 from aqueduct.protocol.channels import ids
-from aqueduct.protocol.channels.connection import Attach
 from aqueduct.protocol.channels.events import (
     Headers,
     HeadersReceived,
@@ -27,7 +26,7 @@ from aqueduct.protocol.channels.events import (
     Writable,
 )
 from aqueduct.protocol.channels.receiving import Received, ReceiverHalf
-from aqueduct.protocol.channels.registry import Half
+from aqueduct.protocol.channels.registry import Attach, Half
 from aqueduct.protocol.channels.sending import Mode, SenderHalf
 from aqueduct.protocol.channels.state import ReceiverState, SenderState
 from tests import claims

@@ -18,7 +18,7 @@ from aqueduct.endpoint.handles import Attachment, Headers, Message, Receiver, Se
 from aqueduct.endpoint.local import Parcel, Pipe, queue_full
 from aqueduct.endpoint.snapshot import ConnectionSnapshot
 from aqueduct.errors import ConnectionLost
-from aqueduct.protocol.channels.connection import Attach, ChannelConnection
+from aqueduct.protocol.channels.connection import ChannelConnection
 from aqueduct.protocol.channels.events import (
     Closed,
     Event,
@@ -28,7 +28,7 @@ from aqueduct.protocol.channels.events import (
     Writable,
 )
 from aqueduct.protocol.channels.receiving import Received, ReceiverHalf
-from aqueduct.protocol.channels.registry import Half
+from aqueduct.protocol.channels.registry import Attach, Half
 from aqueduct.protocol.channels.sending import Mode, SenderHalf
 from aqueduct.protocol.channels.state import SenderState
 

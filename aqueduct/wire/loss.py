@@ -25,9 +25,10 @@ from aqueduct._speedups import codec
 from aqueduct.config import Config, Limits
 from aqueduct.errors import AqueductError, LostInTransit
 from aqueduct.protocol.channels import effects, ids
-from aqueduct.protocol.channels.connection import Attach, ChannelConnection
+from aqueduct.protocol.channels.connection import ChannelConnection
 from aqueduct.protocol.channels.events import HeadersReceived
 from aqueduct.protocol.channels.receiving import ReceiverHalf
+from aqueduct.protocol.channels.registry import Attach
 from aqueduct.protocol.channels.sending import Mode, SenderHalf
 from aqueduct.wire.values import HIGHEST, WireError, kind_of, list_of, number, one_of
 

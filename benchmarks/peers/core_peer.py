@@ -28,8 +28,8 @@ from aqueduct._speedups import codec
 from aqueduct._speedups.buffers import bytes_copied
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import Finished, LostInTransit
-from aqueduct.protocol.channels.connection import Attach
 from aqueduct.protocol.channels.receiving import ReceiverHalf
+from aqueduct.protocol.channels.registry import Attach
 from aqueduct.protocol.channels.sending import Mode, SenderHalf
 from benchmarks.cores import Ends, Pair
 

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from aqueduct._speedups import codec
-from aqueduct._speedups.runs import Inlet
 from aqueduct.address import Address
 from aqueduct.carriers import quic
 from aqueduct.carriers.contract import Buffer, Carrier
@@ -59,8 +58,8 @@ class Bare:
     def received(self, stream: int, size: int, more: Buffer = b"") -> None:
         pass
 
-    def inlet(self, stream: int) -> Inlet | None:
-        return None
+    def inlet(self, stream: int) -> None:
+        """Has none to give."""
 
     def inlet_done(self, stream: int) -> None:
         raise AssertionError("no inlet was opened")

@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from aqueduct._speedups.runs import Inlet
 from aqueduct.address import Address
 from aqueduct.carriers import memory, quic, stream
 from aqueduct.carriers.contract import Buffer, Carrier
@@ -101,8 +100,8 @@ class Recorder:
         self.landed += size
         self.stream_data(stream, memory[:size] + bytes(more), False)
 
-    def inlet(self, stream: int) -> Inlet | None:
-        return None
+    def inlet(self, stream: int) -> None:
+        """Has none to give."""
 
     def inlet_done(self, stream: int) -> None:
         raise AssertionError("no inlet was opened")

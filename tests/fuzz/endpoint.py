@@ -15,10 +15,10 @@ from aqueduct.carriers.pump import apply
 from aqueduct.config import Config
 from aqueduct.errors import ChannelError, ConnectionLost, LocalProtocolError
 from aqueduct.protocol.channels import effects
-from aqueduct.protocol.channels.connection import Attach, ChannelConnection
+from aqueduct.protocol.channels.connection import ChannelConnection
 from aqueduct.protocol.channels.events import Closed, Event, HeadersReceived
 from aqueduct.protocol.channels.receiving import Received, ReceiverHalf
-from aqueduct.protocol.channels.registry import Half
+from aqueduct.protocol.channels.registry import Attach, Half
 from aqueduct.protocol.channels.sending import Mode, SenderHalf
 from aqueduct.protocol.channels.state import ReceiverState, SenderState
 

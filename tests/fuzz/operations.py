@@ -21,9 +21,8 @@ from aqueduct.errors import (
     ReceiverClosed,
 )
 from aqueduct.protocol.channels import ids
-from aqueduct.protocol.channels.connection import Attach
 from aqueduct.protocol.channels.receiving import ReceiverHalf
-from aqueduct.protocol.channels.registry import Half
+from aqueduct.protocol.channels.registry import Attach, Half
 from aqueduct.protocol.channels.sending import Mode, SenderHalf
 from aqueduct.protocol.channels.state import ReceiverState, SenderState
 from tests.fuzz.endpoint import Clock, Endpoint

@@ -11,13 +11,12 @@ import dataclasses
 from typing import Any, Final
 
 from aqueduct._speedups import codec
-from aqueduct._speedups.runs import Inlet
 from aqueduct.carriers import memory
 from aqueduct.carriers.contract import Buffer
 from aqueduct.config import Calls, Config, Flow, Limits
 from aqueduct.errors import ConnectionLost, LocalProtocolError, RemoteProtocolError
-from aqueduct.protocol.channels.connection import Attach
 from aqueduct.protocol.channels.receiving import ReceiverHalf
+from aqueduct.protocol.channels.registry import Attach
 from aqueduct.protocol.channels.sending import Mode, SenderHalf
 from tests.fuzz.endpoint import Clock, Endpoint
 from tests.fuzz.source import Source
@@ -134,8 +133,8 @@ class Hostile:
     def received(self, stream: int, size: int, more: Buffer = b"") -> None:
         pass
 
-    def inlet(self, stream: int) -> Inlet | None:
-        return None
+    def inlet(self, stream: int) -> None:
+        """Has none to give."""
 
     def inlet_done(self, stream: int) -> None:
         raise AssertionError("no inlet was opened")

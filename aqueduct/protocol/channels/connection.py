@@ -32,30 +32,16 @@ from aqueduct.protocol.channels.incoming import InStream
 from aqueduct.protocol.channels.outgoing import OutStream
 from aqueduct.protocol.channels.reader import Reader
 from aqueduct.protocol.channels.receiving import Received, ReceiverHalf
-from aqueduct.protocol.channels.registry import Half, Registry
+from aqueduct.protocol.channels.registry import Attach, Half, Registry
 from aqueduct.protocol.channels.sending import Mode, SenderHalf
 from aqueduct.protocol.channels.shared import Shared
 from aqueduct.protocol.channels.view import CoreView, view_of
 
-__all__ = ["Attach", "ChannelConnection"]
+__all__ = ["ChannelConnection"]
 
 REASON_LIMIT: Final = 256
 STALLED_ALLOWANCE: Final = 4 << 20
 """Bytes of control frames that may wait beyond the connection's high-water mark."""
-
-
-class Attach:
-    """One attachment to a message to be sent: which half stays here, and its channel headers."""
-
-    __slots__ = ("half", "headers", "is_oneshot", "keep_sender")
-
-    def __init__(self, *, keep_sender: bool, is_oneshot: bool, headers: Headers = ()) -> None:
-        self.keep_sender = keep_sender
-        """True: the peer gets the receiver and we keep the sender; False: the reverse."""
-        self.is_oneshot = is_oneshot
-        self.headers = headers
-        self.half: Half | None = None
-        """The half that stays here, once the message is sent."""
 
 
 class ChannelConnection:
@@ -96,10 +82,8 @@ class ChannelConnection:
             },
         )
         self.receive_buffer = self._reader.receive_buffer
-        """(the peer's stream, hint) -> where its next bytes belong, ``hint`` of them at most.
-
-        None: give them to ``receive_stream``. What is written there is told to ``landed`` before
-        any other input or command."""
+        """(the peer's stream, hint) -> where its next bytes belong, ``hint`` of them at most, until
+        ``landed``. None: give them to ``receive_stream``."""
 
     # Getters
 
@@ -242,10 +226,7 @@ class ChannelConnection:
             self._use_room()
 
     def inlet(self, number: int) -> Inlet | None:
-        """Where the next bytes of one of the peer's streams go without a step for each message.
-
-        None: give them to ``receive_stream``. Nothing else is told or asked until ``inlet_done``.
-        """
+        """The same for any bytes that come next, until ``inlet_done`` and nothing else."""
         return None if self.error is not None else self._reader.inlet(number)
 
     def inlet_done(self, number: int, now: float) -> None:

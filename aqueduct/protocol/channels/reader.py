@@ -132,7 +132,8 @@ class Reader:
                 return None
         inlet = stream.inlet
         if inlet is None:
-            inlet = stream.inlet = half.inlet(decoder)
+            overhead = self.config.flow.message_overhead
+            inlet = stream.inlet = Inlet(decoder, overhead, half.numbers)
         if room >= 0:
             decoder.auto_admit = SMALL if half.placement is None else -1
         inlet.open(room, stream.partial, half.placement_key)

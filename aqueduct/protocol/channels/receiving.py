@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias, cast
 
 from aqueduct._speedups import codec
 from aqueduct._speedups.codec import MessageHead
-from aqueduct._speedups.runs import Inlet, Received, Run
+from aqueduct._speedups.runs import Received, Run
 from aqueduct._speedups.tracker import ReceivedNumbers, UnreliableReceived
 from aqueduct.errors import (
     Cancelled,
@@ -54,7 +54,6 @@ class ReceiverHalf:
         "_control",
         "_declared",
         "_dropped",
-        "_numbers",
         "_oneshot",
         "_outstanding",
         "_receipt",
@@ -70,6 +69,7 @@ class ReceiverHalf:
         "given",
         "handle",
         "nacked",
+        "numbers",
         "patient",
         "placement",
         "placement_key",
@@ -99,11 +99,9 @@ class ReceiverHalf:
         self.streams = NO_STREAMS
         """The peer's streams that are routed here, in order."""
         self.streams_in = 0
-        """How many they are."""
         self.evicted: Sequence[Received] = ()
         """Messages evicted by the last datagram, whose attachments are to be released."""
         self.evictions = 0
-        """How many there ever were."""
         self.nacked = 0
         """Unreliable messages that did not come in time."""
         self.patient = False
@@ -113,7 +111,7 @@ class ReceiverHalf:
         self.placement_key: bytes | None = None
         """If not None, ``placement`` is asked for messages with a header of this key alone."""
         self.handle: Any = None
-        self._numbers = ReceivedNumbers(shared.config.limits.received_ranges)
+        self.numbers = ReceivedNumbers(shared.config.limits.received_ranges)
         self._unreliable: UnreliableReceived | None = None  # most channels never need it
         self._unreliable_queue = NO_MESSAGES
         """Undelivered unreliable messages, oldest first: what eviction looks at (AQ-R31)."""
@@ -250,14 +248,14 @@ class ReceiverHalf:
             )
         if self._oneshot and self._unreliable is not None and self._unreliable.announced:
             raise SequenceError("a oneshot channel carries its message twice (AQ-R28)")
-        if number in self._numbers:
+        if number in self.numbers:
             raise SequenceError(
                 f"message {number} arrived twice on {ids.describe(self.channel)} (AQ-R13)"
             )
 
     def message(self, received: Received) -> None:
         """A whole message, admitted before, in the order of its stream (AQ-R34)."""
-        self._numbers.add(received.number)
+        self.numbers.add(received.number)
         self._deliver(received)
         if self._oneshot or (self._declared >= 0 and self._all_arrived):
             self._complete()
@@ -282,14 +280,10 @@ class ReceiverHalf:
         overhead = self._shared.config.flow.message_overhead
         decoder.auto_admit = SMALL if self.placement is None else -1
         try:
-            run.read(decoder, self._numbers, overhead, room, stream.partial, self.placement_key)
+            run.read(decoder, self.numbers, overhead, room, stream.partial, self.placement_key)
         finally:
             self.take_run(stream, run)
         return run
-
-    def inlet(self, decoder: codec.Decoder) -> Inlet:
-        """An inlet for one of the streams that are about this channel."""
-        return Inlet(decoder, self._shared.config.flow.message_overhead, self._numbers)
 
     def take_run(self, stream: InStream, run: Run) -> None:
         """Plain messages were read: they are charged, queued and soon acknowledged."""
@@ -392,10 +386,10 @@ class ReceiverHalf:
             self._step(ReceiverInput.CANCEL)
             self._close_now(Cancelled("the sender finished without sending its one message"))
             return
-        if count <= self._numbers.highest:
+        if count <= self.numbers.highest:
             raise SequenceError(
                 f"FINISH_SENDER counts {count} messages on {ids.describe(self.channel)}, but "
-                f"number {self._numbers.highest} was received (AQ-R21)"
+                f"number {self.numbers.highest} was received (AQ-R21)"
             )
         self._step(ReceiverInput.FINISH)
         self._declared = count
@@ -411,7 +405,7 @@ class ReceiverHalf:
         dropped = self._drop_queue()
         for received in dropped:
             if received.reliable:
-                self._numbers.withdraw(received.number)  # unacked, thus nacked by the close
+                self.numbers.withdraw(received.number)  # unacked, thus nacked by the close
             elif self._unreliable is not None:
                 self._unreliable.withdraw(received.number)
         return dropped
@@ -471,7 +465,7 @@ class ReceiverHalf:
         self._ack_scheduled = False
         if self.state is ReceiverState.CLOSED:
             return  # an end that is owed leaves with Shared.closing
-        ranges = self._numbers.take_ack()
+        ranges = self.numbers.take_ack()
         if ranges:
             self._write_control([codec.encode_ack_reliable(ranges)], fin=False)
         elif self._control is None and not self.given:
@@ -507,7 +501,7 @@ class ReceiverHalf:
     @property
     def _all_arrived(self) -> bool:
         """Whether what FINISH_SENDER counts is in, and every datagram settled (AQ-45)."""
-        return self._numbers.count == self._declared and (
+        return self.numbers.count == self._declared and (
             self._unreliable is None or self._unreliable.all_settled
         )
 
@@ -560,7 +554,7 @@ class ReceiverHalf:
     def write_close(self) -> None:
         """Everything received is acked, and CLOSE_RECEIVER ends the stream."""
         frames: list[Any] = []
-        ranges = self._numbers.take_ack()  # before CLOSE_RECEIVER, on the same stream (AQ-R22)
+        ranges = self.numbers.take_ack()  # before CLOSE_RECEIVER, on the same stream (AQ-R22)
         if ranges:
             frames.append(codec.encode_ack_reliable(ranges))
         if self._unreliable is not None:

@@ -14,9 +14,23 @@ from aqueduct.protocol.channels.receiving import Received, ReceiverHalf
 from aqueduct.protocol.channels.sending import SenderHalf
 from aqueduct.protocol.channels.shared import Shared
 
-__all__ = ["Half", "Registry"]
+__all__ = ["Attach", "Half", "Registry"]
 
 Half: TypeAlias = "ReceiverHalf | SenderHalf"
+
+
+class Attach:
+    """One attachment to a message to be sent: which half stays here, and its channel headers."""
+
+    __slots__ = ("half", "headers", "is_oneshot", "keep_sender")
+
+    def __init__(self, *, keep_sender: bool, is_oneshot: bool, headers: Headers = ()) -> None:
+        self.keep_sender = keep_sender
+        """True: the peer gets the receiver and we keep the sender; False: the reverse."""
+        self.is_oneshot = is_oneshot
+        self.headers = headers
+        self.half: Half | None = None
+        """The half that stays here, once the message is sent."""
 
 
 class Registry:

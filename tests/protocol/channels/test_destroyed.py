@@ -9,10 +9,9 @@ import pytest
 from aqueduct._speedups import codec
 from aqueduct.config import DEFAULT, Config, Flow, Limits
 from aqueduct.errors import Cancelled, Finished, LostInTransit, ReceiverClosed
-from aqueduct.protocol.channels.connection import Attach
 from aqueduct.protocol.channels.destroyed import Destroyed, Forgetting
 from aqueduct.protocol.channels.receiving import ReceiverHalf
-from aqueduct.protocol.channels.registry import Half
+from aqueduct.protocol.channels.registry import Attach, Half
 from aqueduct.protocol.channels.sending import Mode, SenderHalf
 from tests.protocol.channels.peer import CLOSE, FORGET, Peer, message, route
 

@@ -7,8 +7,8 @@ import pytest
 from aqueduct._speedups import codec
 from aqueduct.errors import Cancelled, Finished, LostInTransit, ReceiverClosed
 from aqueduct.protocol.channels import effects
-from aqueduct.protocol.channels.connection import Attach
 from aqueduct.protocol.channels.receiving import ReceiverHalf
+from aqueduct.protocol.channels.registry import Attach
 from aqueduct.protocol.channels.sending import Mode, SenderHalf
 from tests.pair import Pair
 from tests.protocol.channels.test_lifecycle import open_channel

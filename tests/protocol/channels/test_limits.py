@@ -11,8 +11,8 @@ from aqueduct import errors
 from aqueduct._speedups import codec
 from aqueduct.config import DEFAULT, Config, Flow, Limits, Timing
 from aqueduct.errors import Cancelled, ConfigError, Finished, LocalProtocolError
-from aqueduct.protocol.channels.connection import Attach
 from aqueduct.protocol.channels.receiving import ReceiverHalf
+from aqueduct.protocol.channels.registry import Attach
 from aqueduct.protocol.channels.sending import Mode, SenderHalf
 from tests.pair import Pair
 from tests.protocol.channels.peer import Peer, message, route

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from aqueduct.errors import Finished
-from aqueduct.protocol.channels.connection import Attach
 from aqueduct.protocol.channels.receiving import ReceiverHalf
+from aqueduct.protocol.channels.registry import Attach
 from tests.protocol.channels.peer import Peer, message, route
 from tests.protocol.channels.test_receiver_wire import ONESHOT, attached, finish, payloads
 

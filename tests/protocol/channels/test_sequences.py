@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from aqueduct._speedups import codec
-from aqueduct.protocol.channels.connection import Attach
 from aqueduct.protocol.channels.events import Readable
 from aqueduct.protocol.channels.receiving import ReceiverHalf
+from aqueduct.protocol.channels.registry import Attach
 from aqueduct.protocol.channels.sending import SenderHalf
 from tests.pair import Pair
 from tests.protocol.channels.peer import Peer, message, route

@@ -15,7 +15,8 @@ import pytest
 
 from aqueduct._speedups import codec
 from aqueduct.config import DEFAULT, Calls, Config, Flow, Limits
-from aqueduct.protocol.channels.connection import STALLED_ALLOWANCE, Attach
+from aqueduct.protocol.channels.connection import STALLED_ALLOWANCE
+from aqueduct.protocol.channels.registry import Attach
 from aqueduct.protocol.channels.sending import Mode, SenderHalf
 from tests.protocol.channels.attacker import ENTRY, Attacker, cost_of, message
 

@@ -10,8 +10,8 @@ from aqueduct._speedups import codec
 from aqueduct.config import DEFAULT, Flow, Limits
 from aqueduct.errors import Finished, LocalProtocolError, LostInTransit, MessageLost
 from aqueduct.protocol.channels import effects
-from aqueduct.protocol.channels.connection import Attach
 from aqueduct.protocol.channels.receiving import ReceiverHalf
+from aqueduct.protocol.channels.registry import Attach
 from aqueduct.protocol.channels.sending import Mode, SenderHalf
 from tests.pair import Pair, Side
 from tests.protocol.channels.test_lifecycle import open_channel

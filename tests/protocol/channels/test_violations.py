@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aqueduct._speedups import codec
-from aqueduct.protocol.channels.connection import Attach
+from aqueduct.protocol.channels.registry import Attach
 from tests.pair import Pair
 from tests.protocol.channels.test_lifecycle import open_channel
 
