@@ -9,10 +9,10 @@ import pytest
 
 from aqueduct._speedups import alone, codec
 from aqueduct.errors import Finished
-from aqueduct.protocol.channels.connection import Attach
 from aqueduct.protocol.channels.incoming import SMALL, Incoming
 from aqueduct.protocol.channels.oneshot import Oneshots
 from aqueduct.protocol.channels.receiving import ReceiverHalf
+from aqueduct.protocol.channels.registry import Attach
 from aqueduct.protocol.channels.sending import SenderHalf
 from tests.protocol.channels.peer import Peer, message, route
 from tests.protocol.channels.test_receiver_wire import ONESHOT, attached, finish
