@@ -104,7 +104,7 @@ def _region(lines: list[str], within: str) -> tuple[int, int]:
     """Where the body of a function or class stands; a dotted name leads from class to method."""
     first, stop = 0, len(lines)
     for name in within.split("."):
-        head = re.compile(rf"\s*(?:async def|c?p?def|cdef class|class)\b[^(=]*\b{name}\b")
+        head = re.compile(rf"\s*(?:async def|c?p?def|cdef class|class)\b[^(=]*\b{name}\b\s*[(:]")
         found = [at for at in range(first, stop) if head.match(lines[at])]
         if len(found) != 1:
             raise ChangeError(f"{len(found)} functions or classes are called {name!r}, not one")
