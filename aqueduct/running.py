@@ -265,11 +265,13 @@ class RunningCall:
 
     def _mark_idle(self, taken: int) -> None:
         self._marking = False
-        if self.waits_for_client and not self.concluded:
-            if self.taken == taken:
-                self.mark()
-            else:
-                self.mark_soon()
+        receiver = self.receiver
+        if receiver is None or not self.waits_for_client or self.concluded:
+            return
+        if self.taken != taken:
+            self.mark_soon()
+        elif not receiver.arriving:  # or the client does not wait for it: it is sending
+            self.mark()
 
     @property
     def answering(self) -> int:

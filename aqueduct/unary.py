@@ -199,6 +199,8 @@ class _Plan:
 class _Brought:
     """In place of a Receiver: the batch was brought with the call, and nothing else will come."""
 
+    arriving: Final = False
+
     __slots__ = ("error", "on_change", "placement")
 
     def __init__(self) -> None:

@@ -99,6 +99,39 @@ async def test_an_aqueduct_client_by_hand_a_byte_at_a_time(scheme: str, tmp_path
         assert bytes((await entry(connection).receive()).payload) == b"slowly"
 
 
+async def test_a_receiver_knows_that_more_is_arriving(scheme: str, tmp_path: Path) -> None:
+    async with met(scheme, tmp_path) as (client, connection):
+        receiver = entry(connection)
+        assert not receiver.arriving
+        data = ENTRY + message(0, b"first") + message(1, bytes(20_000))
+        await client.raw.say(client.stream(data[:-1], end=None))
+        assert bytes((await receiver.receive()).payload) == b"first"
+        await eventually(lambda: receiver.arriving)
+        await client.raw.say(chunk(Kind.OUT_SINK, client.opened, data[-1:]))
+        assert len((await receiver.receive()).payload) == 20_000
+        assert not receiver.arriving
+
+
+async def test_a_chunk_that_comes_slowly_is_no_silence(scheme: str, tmp_path: Path) -> None:
+    """Nobody is woken for a little of a chunk, but before that is taken for silence it counts."""
+    timing = replace(SMALL.timing, idle_timeout=0.5, ping_interval=0.2)
+    async with met(scheme, tmp_path, replace(SMALL, timing=timing)) as (client, connection):
+        payload = bytes(range(250)) * 160
+        data = ENTRY + message(0, payload)
+        await client.raw.say(client.stream(data[:5_000], end=None))
+        number = client.opened
+        await client.raw.until(lambda: client.raw.credit(Kind.IN_STREAM, number) > 40_000)
+        wire = chunk(Kind.OUT_SINK, number, data[5_000:])
+        await client.raw.say(wire[:20_000])
+        for at in range(20_000, 20_050, 2):  # five times as long as silence may last
+            await asyncio.sleep(0.1)
+            await client.raw.say(wire[at : at + 2])
+            assert connection.error is None
+        await client.raw.say(wire[20_050:30_000])
+        await connection.wait_closed()
+        assert "nothing was heard for 0.5 s" in str(connection.error)
+
+
 async def test_a_peer_that_grants_no_stream_anything(scheme: str, tmp_path: Path) -> None:
     """Sends wait at their mark, and the cancel leaves all the same, on the top level's credit."""
     async with met(scheme, tmp_path) as (client, connection):

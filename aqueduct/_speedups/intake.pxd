@@ -21,9 +21,11 @@ cdef class Intake:
     cdef uint8_t *_memory
     cdef Py_ssize_t _size
     cdef uint64_t _latest            # identifier of the last entity with an inlet
+    cdef int _threshold              # bytes that make the socket readable
     cdef bint _looked                # little was read, for the head of a large payload
     cdef Py_ssize_t _last            # bytes of the last read
 
+    cdef int _wake_from(self, int threshold) except -1
     cdef int _read_once(self) except -1
     # These return -1 if nothing is there now, 0 at the end.
     cdef Py_ssize_t _land(self, Py_ssize_t wanted) except -2

@@ -31,6 +31,9 @@ cdef extern from "<sys/socket.h>" nogil:
         iovec *msg_iov
         size_t msg_iovlen
     ssize_t recvmsg(int socket, msghdr *message, int flags)
+    int setsockopt(int socket, int level, int name, const void *value, unsigned int size)
+    int SOL_SOCKET
+    int SO_RCVLOWAT
 
 cdef enum:
     # Read beyond a large payload, and where the next large one is likely to begin.
@@ -39,6 +42,9 @@ cdef enum:
     PEEK = 64
     # Payloads of chunks from which a stream is asked for its inlet.
     ASK_FROM = 1024
+
+    # Of a chunk that is under way, so many bytes are worth waking up for.
+    PATIENCE = 131072
 
     DRAINED = 0
     END = 1
@@ -73,6 +79,7 @@ cdef class Intake:
         self._size = PyMemoryView_GET_BUFFER(ahead).len
         self._open = open
         self._close = close
+        self._threshold = 1
 
     def use(self, Entity entity, Inlet inlet):
         """This inlet is open; None: none is."""
@@ -105,7 +112,27 @@ cdef class Intake:
             if self.drained:
                 outcome = DRAINED
                 break
+        if self._receive is None:
+            # Nothing can be behind the rest of a chunk, so nobody is woken for less of it.
+            if outcome == DRAINED and self._reading._plain and self._chunks.missing > 1:
+                self._wake_from(<int> min(self._chunks.missing, <uint64_t> PATIENCE))
+            else:
+                self._wake_from(1)
         return outcome, before - budget
+
+    def relax(self):
+        """Any byte makes the socket readable again; returns whether that was different."""
+        if self._threshold == 1:
+            return False
+        self._wake_from(1)
+        return True
+
+    cdef int _wake_from(self, int threshold) except -1:
+        if threshold != self._threshold:
+            self._threshold = threshold
+            # Without effect where the system has no such thing, and that is as good.
+            setsockopt(self._fd, SOL_SOCKET, SO_RCVLOWAT, &threshold, sizeof(threshold))
+        return 0
 
     cdef int _read_once(self) except -1:
         """One read and what it leads to; TURN to go on."""

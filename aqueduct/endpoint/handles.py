@@ -425,6 +425,12 @@ class Receiver:
         while not self._readable():
             await self._wait()
 
+    @property
+    def arriving(self) -> bool:
+        """Whether a part of a message that is not whole is here: the sender has not stopped."""
+        half = self._half
+        return half is not None and any(stream.inside_message for stream in half.streams)
+
     def receive_nowait(self) -> Message | None:
         """The next message, or None if there is none now; raises like ``receive``."""
         if self._sent_away:

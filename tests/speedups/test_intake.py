@@ -183,6 +183,35 @@ def test_the_core_is_told_of_what_the_peer_does_wrong(reader: Reader) -> None:
     assert taken(reader.core, 200.0) == [(0, b"f" * 2000)]
 
 
+def test_nobody_is_woken_for_a_little_of_a_chunk_that_is_under_way() -> None:
+    """Nothing can be behind it that anybody waits for; where none is, any byte wakes."""
+    reader = Reader(WIDE)
+    reader.begin()
+
+    def threshold() -> int:
+        return reader.here.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT)
+
+    wire = chunk(message(0, b"x" * 300_000))
+    reader.peer.sendall(wire[:10_000])
+    reader.read()
+    assert threshold() == 128 * KiB
+    assert reader.intake.relax()
+    assert threshold() == 1
+    assert not reader.intake.relax()
+    reader.peer.sendall(wire[10_000:110_000])
+    reader.read()
+    assert threshold() == 128 * KiB
+    reader.peer.sendall(wire[110_000:210_000])
+    reader.read()
+    assert threshold() == len(wire) - 210_000
+    reader.peer.sendall(wire[210_000:] + chunk(b"")[:1])
+    reader.read()
+    assert threshold() == 1
+    assert [number for number, _ in taken(reader.core, 200.0)] == [0]
+    reader.here.close()
+    reader.peer.close()
+
+
 def test_a_socket_that_is_gone_is_an_os_error() -> None:
     reader = Reader()
     reader.here.close()

@@ -31,6 +31,7 @@ __all__ = ["Host", "StreamCarrier"]
 
 logger = logging.getLogger("aqueduct.stream")
 
+_A_LOOK: Final = 0.05  # seconds for the loop to read what is there
 _MEASURE_EVERY: Final = 5.0  # seconds between two measurements of the round trip, at least
 
 
@@ -412,6 +413,8 @@ class StreamCarrier(Wire):
         left = self._last_input + timeout - self._loop.time()
         if left > 0:
             self._idle_timer = self._loop.call_later(left, self._idle)
+        elif self._intake.relax():  # a little of a chunk may have come without waking anybody
+            self._idle_timer = self._loop.call_later(_A_LOOK, self._idle)
         else:
             reason = f"nothing was heard for {timeout:.3g} s"
             self.lose(ConnectionLost(f"{self.peer} is gone: {reason}", reason=reason))

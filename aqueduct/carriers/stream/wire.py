@@ -351,6 +351,7 @@ class Wire(Mapping):
         if self._released:
             return
         self._parting = True
+        self._intake.relax()
         if words:
             self._add_words(words)
         self._resume()
