@@ -216,7 +216,8 @@ class Stream:
     """About the most that one connection reads, or writes, before others have their turn. What is
     urgent waits for so much too, where both ends share an event loop."""
     read_ahead: int = 64 * KiB
-    """Read beyond what has a place of its own already, where small messages come."""
+    """Read beyond what has a place of its own already, where small messages come; at most 64 KiB
+    are."""
     notsent_lowat: int = 256 * KiB
     """Bytes that the kernel holds of a connection and has not sent: what an urgent frame may
     have before it. Where TCP_NOTSENT_LOWAT is missing the socket buffer bounds it."""
@@ -239,6 +240,11 @@ class Stream:
             raise ConfigError(
                 f"Stream.top_credit is {self.top_credit!r}; at least {64 * KiB} bytes are needed "
                 "for the largest datagram and a close"
+            )
+        if self.read_ahead < 64:
+            raise ConfigError(
+                f"Stream.read_ahead is {self.read_ahead!r}; at least 64 bytes are needed, for the "
+                "head of a chunk"
             )
 
 

@@ -1,12 +1,11 @@
 from collections.abc import Iterable
 from typing import final
 
-from _typeshed import ReadableBuffer, WriteableBuffer
+from _typeshed import ReadableBuffer
 
-__all__ = ["AlignedBuffer", "Scatter", "bytes_copied", "fill", "pooled_bytes", "size_of"]
+__all__ = ["AlignedBuffer", "Scatter", "bytes_copied", "pooled_bytes", "size_of"]
 
 def bytes_copied() -> int: ...
-def fill(target: WriteableBuffer, offset: int, data: ReadableBuffer) -> int: ...
 def pooled_bytes() -> int: ...
 def size_of(buffers: list[bytes | bytearray | memoryview]) -> int: ...
 

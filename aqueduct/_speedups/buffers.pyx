@@ -20,7 +20,7 @@ from libc.string cimport memcpy
 cdef extern from "<stdlib.h>" nogil:
     int posix_memalign(void **memory, size_t alignment, size_t size)
 
-__all__ = ["AlignedBuffer", "Scatter", "bytes_copied", "fill", "pooled_bytes", "size_of"]
+__all__ = ["AlignedBuffer", "Scatter", "bytes_copied", "pooled_bytes", "size_of"]
 
 cdef enum:
     # Blocks of these sizes are kept when they are released, up to POOL_LIMIT bytes in all: fresh
@@ -52,22 +52,6 @@ cdef char *BYTES_FORMAT = "B"
 def bytes_copied():
     """Payload bytes that the compiled modules copied since the process began."""
     return copied
-
-
-def fill(target not None, Py_ssize_t offset, data not None):
-    """Copies bytes into writable memory at ``offset``, as many as fit; returns their count."""
-    cdef object into = byte_view(target), source = byte_view(data)
-    cdef Py_buffer *place = PyMemoryView_GET_BUFFER(into)
-    cdef Py_buffer *given = PyMemoryView_GET_BUFFER(source)
-    cdef Py_ssize_t size
-    if place.readonly or not 0 <= offset <= place.len:
-        raise ValueError(
-            f"fill: the target has {place.len} bytes and is "
-            f"{'read-only' if place.readonly else 'writable'}; the offset is {offset}"
-        )
-    size = min(place.len - offset, given.len)
-    copy_bytes(<uint8_t *> place.buf + offset, <const uint8_t *> given.buf, size)
-    return size
 
 
 def size_of(list buffers not None):

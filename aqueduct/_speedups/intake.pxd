@@ -20,6 +20,7 @@ cdef class Intake:
     cdef object _ahead
     cdef uint8_t *_memory
     cdef Py_ssize_t _size
+    cdef Py_ssize_t _little
     cdef uint64_t _latest            # identifier of the last entity with an inlet
     cdef int _threshold              # bytes that make the socket readable
     cdef bint _looked                # little was read, for the head of a large payload

@@ -70,6 +70,8 @@ cdef class Intake:
     """
 
     def __init__(self, Reading reading not None, int fd, receive, ahead not None, open, close):
+        if type(ahead) is not memoryview or ahead.readonly or ahead.nbytes < PEEK:
+            raise ValueError(f"ahead: a writable memoryview of {PEEK} bytes or more is needed")
         self._reading = reading
         self._chunks = reading.decoder
         self._fd = fd
@@ -77,6 +79,7 @@ cdef class Intake:
         self._ahead = ahead
         self._memory = <uint8_t *> PyMemoryView_GET_BUFFER(ahead).buf
         self._size = PyMemoryView_GET_BUFFER(ahead).len
+        self._little = min(self._size, AHEAD)
         self._open = open
         self._close = close
         self._threshold = 1
@@ -165,8 +168,8 @@ cdef class Intake:
             if wanted:
                 size = PEEK
             elif inlet is not None and inlet.large and not self._looked:
-                size = AHEAD
-            self._looked = size == AHEAD
+                size = self._little
+            self._looked = not wanted and size < self._size
             size = self._fetch(size)
             if size <= 0:
                 return END if size == 0 else DRAINED
@@ -182,7 +185,7 @@ cdef class Intake:
     cdef Py_ssize_t _land(self, Py_ssize_t wanted) except -2:
         """Reads to the inlet's place, and a little more; -1: nothing is there."""
         if self._receive is None:
-            return self._kernel(self.inlet.place(), wanted, AHEAD)
+            return self._kernel(self.inlet.place(), wanted, self._little)
         return self._decrypt(self.inlet.decoder.room(wanted), wanted)
 
     cdef Py_ssize_t _fetch(self, Py_ssize_t size) except -2:

@@ -15,7 +15,6 @@ from aqueduct._speedups.buffers import (
     AlignedBuffer,
     Scatter,
     bytes_copied,
-    fill,
     pooled_bytes,
     size_of,
 )
@@ -216,24 +215,3 @@ def test_the_size_counts_bytes_and_not_items() -> None:
     assert size_of([memoryview(array("d", [1.0, 2.0, 3.0])), b"ab"]) == 26
     with pytest.raises(TypeError):
         size_of(None)  # type: ignore[arg-type]
-
-
-@given(st.integers(0, 5000), st.integers(0, 5000), st.binary(max_size=6000))
-def test_fill_copies_what_fits_and_counts_it(size: int, offset: int, data: bytes) -> None:
-    target = bytearray(size)
-    before = bytes_copied()
-    if offset > size:
-        with pytest.raises(ValueError, match=f"{size} bytes and is writable; the offset is"):
-            fill(target, offset, data)
-        assert bytes_copied() == before
-        return
-    count = fill(memoryview(target), offset, memoryview(data))
-    assert count == min(size - offset, len(data)) == bytes_copied() - before
-    assert target == bytes(offset) + data[:count] + bytes(size - offset - count)
-
-
-def test_fill_wants_memory_to_write_to() -> None:
-    with pytest.raises(ValueError, match="read-only"):
-        fill(b"abc", 0, b"d")
-    with pytest.raises(ValueError, match="offset is -1"):
-        fill(bytearray(3), -1, b"d")

@@ -13,8 +13,8 @@ from aqueduct._speedups.bpmux import PAYLOAD, encode_head
 from aqueduct._speedups.buffers import bytes_copied
 from aqueduct._speedups.entities import Entity
 from aqueduct._speedups.intake import Intake, Outcome
-from aqueduct.config import DEFAULT, Config, Flow
-from aqueduct.errors import FrameError
+from aqueduct.config import DEFAULT, Config, Flow, Stream
+from aqueduct.errors import ConfigError, FrameError
 from aqueduct.protocol.bpmux import events
 from aqueduct.protocol.bpmux.connection import Mux
 from aqueduct.protocol.bpmux.state import STREAM_IN
@@ -210,6 +210,42 @@ def test_nobody_is_woken_for_a_little_of_a_chunk_that_is_under_way() -> None:
     assert [number for number, _ in taken(reader.core, 200.0)] == [0]
     reader.here.close()
     reader.peer.close()
+
+
+@pytest.mark.parametrize("room", [64, 100, 5000])
+def test_little_memory_to_read_ahead_is_enough(room: int) -> None:
+    """And what is read stays in it, though a large payload leaves room for more."""
+    reader = Reader(WIDE)
+    reader.begin()
+    memory = bytearray(b"#" * 10_000)
+    reader.intake = Intake(
+        reader.mux.reading,
+        reader.here.fileno(),
+        None,
+        memoryview(memory)[:room],
+        reader.open,
+        reader.close,
+    )
+    sent = [(number, bytes([number]) * 40_000) for number in range(3)]
+    wire = b"".join(message(*each) for each in sent)
+    reader.peer.sendall(
+        b"".join(chunk(wire[at : at + 30_000]) for at in range(0, len(wire), 30_000))
+    )
+    for _ in range(5000):
+        reader.read()
+    assert taken(reader.core, 200.0) == sent
+    assert memory[room:] == b"#" * (10_000 - room)
+    for bad in (memoryview(bytearray(63)), memoryview(bytes(100)), bytearray(100)):
+        with pytest.raises(ValueError, match="a writable memoryview of 64 bytes"):
+            Intake(reader.mux.reading, 0, None, bad, reader.open, reader.close)  # type: ignore[arg-type]
+    reader.here.close()
+    reader.peer.close()
+
+
+def test_less_memory_than_a_head_needs_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"Stream.read_ahead is 63; at least 64 bytes"):
+        Stream(read_ahead=63)
+    assert Stream(read_ahead=64).read_ahead == 64
 
 
 def test_a_socket_that_is_gone_is_an_os_error() -> None:
