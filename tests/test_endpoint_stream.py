@@ -132,6 +132,27 @@ async def test_a_chunk_that_comes_slowly_is_no_silence(scheme: str, tmp_path: Pa
         assert "nothing was heard for 0.5 s" in str(connection.error)
 
 
+@pytest.mark.parametrize("reset", [False, True])
+async def test_a_client_that_goes_in_the_middle_of_a_large_chunk(
+    scheme: str, reset: bool, tmp_path: Path
+) -> None:
+    """Its end is seen though nobody is woken for less than the rest of the chunk."""
+    async with met(scheme, tmp_path) as (client, connection):
+        data = ENTRY + message(0, bytes(40_000))
+        await client.raw.say(client.stream(data[:5_000], end=None))
+        number = client.opened
+        await client.raw.until(lambda: client.raw.credit(Kind.IN_STREAM, number) > 40_000)
+        await client.raw.say(chunk(Kind.OUT_SINK, number, data[5_000:])[:20_000])
+        await eventually(lambda: entry(connection).arriving)
+        if reset:
+            client.raw.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.raw.close()
+        await connection.wait_closed()
+        assert "nothing was heard" not in str(connection.error)
+        with pytest.raises(ConnectionLost):
+            await entry(connection).receive()
+
+
 async def test_a_peer_that_grants_no_stream_anything(scheme: str, tmp_path: Path) -> None:
     """Sends wait at their mark, and the cancel leaves all the same, on the top level's credit."""
     async with met(scheme, tmp_path) as (client, connection):

@@ -108,7 +108,7 @@ cdef uint8_t *route_store(uint8_t *out, object channel) except NULL:
 
 
 cdef bint memory_of(object data, const uint8_t **start, const uint8_t **end) noexcept:
-    """The bytes of ``data``; False if they are not in one piece."""
+    """The bytes of ``data``; False if they are not in one piece. Nothing here can raise."""
     cdef Py_buffer *info
     if PyBytes_CheckExact(data):
         start[0] = <const uint8_t *> PyBytes_AS_STRING(data)

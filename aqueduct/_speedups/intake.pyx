@@ -69,7 +69,7 @@ cdef class Intake:
     the socket ``fd`` is read as it is.
     """
 
-    def __init__(self, Reading reading not None, int fd, receive, ahead not None, open, close):
+    def __cinit__(self, Reading reading not None, int fd, receive, ahead not None, open, close):
         if type(ahead) is not memoryview or ahead.readonly or ahead.nbytes < PEEK:
             raise ValueError(f"ahead: a writable memoryview of {PEEK} bytes or more is needed")
         self._reading = reading
@@ -86,6 +86,8 @@ cdef class Intake:
 
     def use(self, Entity entity, Inlet inlet):
         """This inlet is open; None: none is."""
+        if (entity is None) != (inlet is None):
+            raise ValueError("use: an entity and its inlet, or neither")
         self.entity = entity
         self.inlet = inlet
         if entity is not None:

@@ -188,7 +188,9 @@ cdef class Inlet:
     Plain messages in a row become a ``run``; ``stopped``: what comes next needs the owner first.
     """
 
-    def __init__(self, Decoder decoder not None, Py_ssize_t overhead, ReceivedNumbers numbers):
+    def __cinit__(
+        self, Decoder decoder not None, Py_ssize_t overhead, ReceivedNumbers numbers not None
+    ):
         self.decoder = decoder
         self._overhead = overhead
         self._numbers = numbers
@@ -232,7 +234,7 @@ cdef class Inlet:
         self.push(data)
 
     cdef Py_ssize_t wanted(self) noexcept:
-        """How many bytes ``place`` has room for; 0 if it is not worth it."""
+        """How many bytes ``place`` has room for; 0 if it is not worth it. Looks at fields alone."""
         cdef Decoder decoder = self.decoder
         if (
             self.stopped or decoder._state != AT_PAYLOAD or decoder.payload is None
@@ -242,7 +244,7 @@ cdef class Inlet:
         return decoder.missing
 
     cdef uint8_t *place(self) noexcept:
-        """Where the next bytes of the payload go."""
+        """Where the next bytes of the payload go. A field, as ``wanted``."""
         return self.decoder._land
 
     cdef int fill(self, Py_ssize_t size) except -1:

@@ -13,6 +13,7 @@ from aqueduct._speedups.bpmux import PAYLOAD, encode_head
 from aqueduct._speedups.buffers import bytes_copied
 from aqueduct._speedups.entities import Entity
 from aqueduct._speedups.intake import Intake, Outcome
+from aqueduct._speedups.runs import Inlet
 from aqueduct.config import DEFAULT, Config, Flow, Stream
 from aqueduct.errors import ConfigError, FrameError
 from aqueduct.protocol.bpmux import events
@@ -238,6 +239,21 @@ def test_little_memory_to_read_ahead_is_enough(room: int) -> None:
     for bad in (memoryview(bytearray(63)), memoryview(bytes(100)), bytearray(100)):
         with pytest.raises(ValueError, match="a writable memoryview of 64 bytes"):
             Intake(reader.mux.reading, 0, None, bad, reader.open, reader.close)  # type: ignore[arg-type]
+    reader.here.close()
+    reader.peer.close()
+
+
+def test_none_is_made_or_used_by_halves() -> None:
+    """Or the next byte would be written to nowhere."""
+    reader = Reader()
+    with pytest.raises(TypeError):
+        Inlet.__new__(Inlet)  # type: ignore[call-arg]
+    with pytest.raises(TypeError):
+        Intake.__new__(Intake)  # type: ignore[call-arg]
+    with pytest.raises(TypeError):
+        Inlet(codec.Decoder(from_server=True), 0, None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="or neither"):
+        reader.intake.use(reader.mux.top_stream, None)
     reader.here.close()
     reader.peer.close()
 
