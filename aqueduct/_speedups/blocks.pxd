@@ -18,6 +18,9 @@ cdef tuple attached_channels(
 )
 cdef tuple range_lengths(const uint8_t *pos, const uint8_t *end, bint paired)
 
+# Whether ``header_pairs`` would raise nothing.
+cdef bint are_headers(const uint8_t *pos, const uint8_t *end) noexcept
+
 # The same from the bytes of a block that was checked before.
 cdef tuple headers_of(bytes block)
 cdef tuple attachments_of(bytes block)

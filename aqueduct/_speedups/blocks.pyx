@@ -38,6 +38,26 @@ cdef tuple header_pairs(const uint8_t *pos, const uint8_t *end):
     return tuple(pairs)
 
 
+cdef bint are_headers(const uint8_t *pos, const uint8_t *end) noexcept:
+    cdef const uint8_t *next
+    cdef uint64_t length = 0
+    cdef bint is_key = False
+    cdef int size
+    while pos < end:
+        is_key = not is_key
+        size = varint_load(pos, end, &length)
+        if size <= 0 or length > <uint64_t> (end - pos - size) or (is_key and length == 0):
+            return False
+        pos += size
+        next = pos + length
+        while is_key and pos < next:
+            if pos[0] >= 0x80:
+                return False
+            pos += 1
+        pos = next
+    return not is_key
+
+
 cdef tuple attached_channels(
     const uint8_t *pos,
     const uint8_t *end,

@@ -52,7 +52,7 @@ cdef class Decoder(Landing):
     cdef Py_ssize_t _size        # of the block or payload at hand
 
     cdef uint64_t _num
-    cdef object _headers         # a tuple, or the bytes of a large block (see frames.Message)
+    cdef object _headers         # bytes that are known to parse, or () (see frames.Message)
     cdef object _attachments
     cdef Py_ssize_t _overhead
 
@@ -64,6 +64,7 @@ cdef class Decoder(Landing):
     cdef int _begin(self) except -1
     cdef int _varint(self) except -1
     cdef int _length(self, uint64_t limit, str name) except -1
+    cdef bytes _header_block(self, const uint8_t *block)
     cdef object _kept(self, const uint8_t *block, tuple parsed)
     cdef int _match_magic(self) except -1
     cdef object _version(self, const uint8_t *text)

@@ -5,13 +5,14 @@ The order of calls of a Decoder: ``feed`` what came, then ``next`` until it says
 """
 
 cimport cython
-from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from aqueduct._speedups.blocks cimport (
     CREATOR,
     ONESHOT,
     SENDER,
+    are_headers,
     attached_channels,
     header_pairs,
     range_lengths,
@@ -60,7 +61,7 @@ from aqueduct.errors import (
 __all__ = ["Decoder"]
 
 cdef enum:
-    # Larger blocks (headers, attachments) stay bytes until asked for: tuples take many times that.
+    # Larger blocks of attachments stay bytes until asked for: tuples take many times that.
     LARGE_BLOCK = 64
     # At most so many bytes of a peer's version are read (AQ-R5).
     VERSION_TEXT_LIMIT = 255
@@ -286,7 +287,7 @@ cdef class Decoder(Landing):
                 block = self.block(self._size)
                 if block == NULL:
                     return self._starved()
-                self._headers = self._kept(block, header_pairs(block, block + self._size))
+                self._headers = self._header_block(block)
                 self.release_block()
                 self._state = AT_ATTACHMENTS_LENGTH
 
@@ -478,8 +479,17 @@ cdef class Decoder(Landing):
         self._size = <Py_ssize_t> self._value
         return 0
 
+    cdef bytes _header_block(self, const uint8_t *block):
+        """What a message keeps of its headers: bytes that are known to parse."""
+        cdef bytes kept = block[:self._size]
+        cdef const uint8_t *start = <const uint8_t *> PyBytes_AS_STRING(kept)
+        if not are_headers(start, start + self._size):
+            header_pairs(start, start + self._size)  # says what is wrong
+        self._overhead += self._size
+        return kept
+
     cdef object _kept(self, const uint8_t *block, tuple parsed):
-        """What a message keeps of a block: the tuple, or the bytes if they are so much less."""
+        """What a message keeps of attachments: the tuple, or the bytes if they are so much less."""
         self._overhead += self._size
         return block[:self._size] if self._size > LARGE_BLOCK else parsed
 

@@ -32,7 +32,7 @@ cdef class RouteTo:
 
 cdef class Message:
     cdef readonly uint64_t num
-    cdef object _headers          # the tuple, or the bytes of a large block
+    cdef object _headers          # the tuple, or the bytes until they are asked for
     cdef object _attachments
     cdef readonly object payload
     cdef readonly Py_ssize_t size

@@ -132,8 +132,8 @@ cdef class Message:
     ``size`` is its length, ``overhead`` that of headers and attachments on the wire (0 if the
     message did not come from there), in bytes.
 
-    Large blocks of headers and attachments stay bytes until they are asked for, because as
-    tuples they take many times that.
+    Headers, and large blocks of attachments, stay bytes until they are asked for: as tuples they
+    take many times that, in time too.
     """
 
     TAG = MESSAGE_TAG

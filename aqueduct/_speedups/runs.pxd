@@ -7,7 +7,7 @@ from aqueduct._speedups.tracker cimport ReceivedNumbers
 
 cdef class Received:
     cdef readonly uint64_t number
-    cdef object _headers          # the tuple, or the bytes of a large block (see frames.Message)
+    cdef object _headers          # the tuple, or bytes (see frames.Message)
     cdef readonly tuple attachments
     cdef public object payload
     cdef readonly Py_ssize_t charge

@@ -285,14 +285,8 @@ cdef class Inlet:
 
 cdef bint is_plain(MessageHead head, bytes asked) except -1:
     """Whether nobody needs to look at a message before it is whole."""
-    cdef tuple pair
     if head._attachments:
         return False
-    if asked is None:
-        return True
-    if type(head._headers) is not tuple:
-        return False  # a large block, which is not parsed here
-    for pair in <tuple> head._headers:
-        if pair[0] == asked:
-            return False
-    return True
+    # Of a frame that was decoded the headers are bytes. A value may hold the key, too: then the
+    # message is looked at, and that is all.
+    return asked is None or not head._headers or asked not in <bytes?> head._headers
