@@ -212,7 +212,7 @@ class Stream:
 
     top_credit: int = 1 * MiB
     """What the peer may have under way of opening payloads and datagrams (BP-R5)."""
-    wake_up: int = 512 * KiB
+    wake_up: int = 2 * MiB
     """About the most that one connection reads, or writes, before others have their turn. What is
     urgent waits for so much too, where both ends share an event loop."""
     read_ahead: int = 64 * KiB

@@ -221,7 +221,11 @@ def late_bytes(carrier: Carrier, config: Config) -> int:
 @pytest.mark.requirement("AQ-35")
 async def test_a_cancel_overtakes_what_is_queued(carrier: Carrier, seed: int) -> None:
     """An upload runs, with MiBs in its queue: little of it arrives before the cancel does."""
-    config = replace(DEFAULT, quic=replace(DEFAULT.quic, transport_buffer=128 * KiB))
+    config = replace(
+        DEFAULT,
+        quic=replace(DEFAULT.quic, transport_buffer=128 * KiB),
+        stream=replace(DEFAULT.stream, wake_up=512 * KiB),
+    )
     # How much a kernel takes of a byte stream is its own affair: more is queued than it would.
     uploaded = 8 * MiB if carrier.late_turns is None else 32 * MiB
     body = bytes(32 * KiB)
