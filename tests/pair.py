@@ -96,8 +96,8 @@ class Side:
     def datagram_room_changed(self) -> None:
         self.core.datagram_room_changed(self.carrier.datagram_room, self.pair.now)
 
-    def written(self, stream: int, size: int) -> None:
-        self.core.written(stream, size)
+    def written(self, stream: int, size: int) -> bool:
+        return self.core.written(stream, size)
 
     def ponged(self) -> None:
         pass

@@ -72,8 +72,9 @@ class Recorder:
     def datagram_room_changed(self) -> None:
         self.said.append("datagram room")
 
-    def written(self, stream: int, size: int) -> None:
+    def written(self, stream: int, size: int) -> bool:
         self.written_sizes[stream] = self.written_sizes.get(stream, 0) + size
+        return True
 
     def ponged(self) -> None:
         self.said.append("pong")

@@ -114,11 +114,12 @@ class CarrierUser(Protocol):
     def datagram_room_changed(self) -> None:
         """``Carrier.datagram_room`` grew."""
 
-    def written(self, stream: int, size: int) -> None:
+    def written(self, stream: int, size: int) -> bool:
         """``size`` bytes of my stream left the carrier's queue; their buffers are released.
 
-        Over QUIC that is when the peer has acknowledged them: until then they may be needed again.
-        Bytes dropped by a reset, a stop or a lost connection are not reported.
+        Returns whether the user has something to do about it: only then ``end_of_input`` has to
+        follow. Over QUIC bytes have left when the peer has acknowledged them: until then they may
+        be needed again. Bytes dropped by a reset, a stop or a lost connection are not reported.
         """
 
     def ponged(self) -> None:

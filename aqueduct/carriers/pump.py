@@ -129,9 +129,9 @@ class Pump:
         )
         self.flush_soon()
 
-    def written(self, stream: int, size: int) -> None:
+    def written(self, stream: int, size: int) -> bool:
         """See CarrierUser."""
-        self.core.written(stream, size)
+        return self.core.written(stream, size)
 
     def ponged(self) -> None:
         """See CarrierUser."""

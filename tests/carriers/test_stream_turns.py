@@ -26,9 +26,9 @@ class Watcher(Recorder):
         self.passed: dict[int, int] = {}
         super().__init__(*arguments)
 
-    def written(self, stream: int, size: int) -> None:
+    def written(self, stream: int, size: int) -> bool:
         self.passed.setdefault(stream, self.written_by.get(0, 0))
-        super().written(stream, size)
+        return super().written(stream, size)
 
 
 @pytest.mark.parametrize("kind", STREAMS)

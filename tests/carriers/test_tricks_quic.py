@@ -79,8 +79,8 @@ class Bare:
     def datagram_room_changed(self) -> None:
         pass
 
-    def written(self, stream: int, size: int) -> None:
-        pass
+    def written(self, stream: int, size: int) -> bool:
+        return False
 
     def ponged(self) -> None:
         pass

@@ -129,11 +129,12 @@ class Recorder:
         self.rooms += 1
         self._changed.set()  # a flush may report it, without a burst
 
-    def written(self, stream: int, size: int) -> None:
+    def written(self, stream: int, size: int) -> bool:
         self._alive()
         self._check(size > 0, "an empty report")
         self.written_by[stream] = self.written_by.get(stream, 0) + size
         self._changed.set()  # a flush may report it, without a burst
+        return True
 
     def ponged(self) -> None:
         self._alive()

@@ -155,8 +155,8 @@ class Hostile:
     def datagram_room_changed(self) -> None:
         pass
 
-    def written(self, stream: int, size: int) -> None:
-        pass
+    def written(self, stream: int, size: int) -> bool:
+        return False
 
     def ponged(self) -> None:
         pass

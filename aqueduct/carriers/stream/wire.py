@@ -293,8 +293,8 @@ class Wire(Mapping):
         for entity, size in written:
             if entity.identifier:
                 self._sent += size
-                self._reported = True
-                user.written(entity.identifier - 1, size)
+                if user.written(entity.identifier - 1, size):
+                    self._reported = True
         if self._room_grew and not self._out.left:
             self._room_grew = False
             self._reported = True

@@ -186,17 +186,18 @@ class ChannelConnection:
         if was <= 0 < shared.datagram_room and shared.blocked and self.error is None:
             self._reader.unblock(list(shared.blocked))
 
-    def written(self, stream: int, size: int) -> None:
-        """Bytes of a stream of ours left the carrier."""
+    def written(self, stream: int, size: int) -> bool:
+        """Bytes of a stream of ours left the carrier. Returns ``waits``."""
         try:
             half = self._shared.outgoing.written(stream, size)
         except LocalProtocolError as error:  # in debug: a buffer changed
             self.fail_internal(error)
-            return
+            return True
         if half is not None and half in self._shared.blocked:
             self._reader.unblock((half,))
         if self._closing is not None:
             self._close_if_drained()
+        return self.waits
 
     def receive_stream(self, number: int, data: Any, fin: bool, now: float) -> None:
         """The next bytes of one of the peer's streams."""
