@@ -8,12 +8,12 @@ believed.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import pyarrow as pa
 
+from aqueduct._speedups.feeding import Feed, Window
 from aqueduct.arrow.call import CallHead, Hello
 from aqueduct.arrow.compression import compress
 from aqueduct.arrow.cut import Assembler, pieces
@@ -43,48 +43,7 @@ END: Final = object()
 """What ``Outgoing.take`` gives when the call has ended well."""
 
 
-class Window:
-    """How many batches, and bytes of them, may be sent and not yet answered or taken.
-
-    One side counts what it sends, the other what was settled; so it may be used by two threads.
-    """
-
-    __slots__ = ("_batches", "_bytes", "_sent_bytes", "_settled_bytes", "_sizes", "sent", "settled")
-
-    def __init__(self, batches: int, size: int) -> None:
-        self._batches = batches
-        self._bytes = size
-        self._sizes: deque[int] = deque()
-        self._sent_bytes = 0
-        self._settled_bytes = 0
-        self.sent = 0
-        """Batches sent: the next one's number."""
-        self.settled = 0
-        """Batches, from the first, of which the service needs no more."""
-
-    @property
-    def open(self) -> bool:
-        """Whether one more may be sent. One always may, if none is under way."""
-        under_way = self.sent - self.settled
-        return not under_way or (
-            under_way < self._batches and self._sent_bytes - self._settled_bytes < self._bytes
-        )
-
-    def send(self, size: int) -> int:
-        """Counts a batch of ``size`` bytes as sent; returns its number."""
-        self._sizes.append(size)
-        self._sent_bytes += size
-        self.sent += 1
-        return self.sent - 1
-
-    def settle(self, number: int) -> None:
-        """The batches up to ``number`` are answered, or taken."""
-        while self.settled <= number and self._sizes:
-            self._settled_bytes += self._sizes.popleft()
-            self.settled += 1
-
-
-class Outgoing:
+class Outgoing(Feed):
     """One call on the client's event loop. Made sent; ends by ``take`` or ``fail``."""
 
     def __init__(
@@ -108,31 +67,29 @@ class Outgoing:
         the hello of a call of one batch whose answers did not fit one message: they follow on its
         channels.
         """
+        calls_config = connection.config.calls
+        most = min(calls_config.cut, calls_config.batch_limit)
+        super().__init__(window, BATCH, most, connection.pump.flush_soon)
         self.loop = asyncio.get_running_loop()
         self.connection = connection
         self.config: Config = connection.config
         self._cut = self.config.calls.cut
         self.head = head
         self.peer = peer
-        self.window = window
         self.schema: pa.Schema | None = None
         """Of the answers, once the hello has come."""
         self.accepted = False
         """Whether the hello has come."""
-        self.over = False
         self.error: BaseException | None = None
         """Why the call failed, once it has."""
         self.counters: Mapping[str, int] = {}
         """What the service counted, once the call has ended."""
         self._agree = agree
         self.compression = compression
-        """What batches to the service may be compressed by; "" for nothing."""
         self.waiting = False
         """Whether the application waits for an answer."""
         self.supplying = False
         """Whether the service may be waiting for the application's next batch."""
-        self.moved = 0
-        """Grows with all that happens, for the progress deadline."""
         self._on_change = on_change
         self._calls = calls
         self._output_over = False
@@ -152,6 +109,7 @@ class Outgoing:
         self._output.on_change = self._status.on_change = on_change
         if self._input is not None:
             self._input.on_change = on_change
+            self.row = self._input.row
         self._watch = Watch(
             watches, deadline=head.deadline, moved=self._progress, expired=self._expired
         )
@@ -196,7 +154,7 @@ class Outgoing:
         return False
 
     def send(self, encoded: Encoded, number: int) -> None:
-        """Sends batch ``number``, whether or not there is room.
+        """Sends batch ``number``, whether or not there is room; ``feed`` does most without it.
 
         Without effect when the service reads no more: its status says why.
         """

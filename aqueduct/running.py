@@ -22,7 +22,7 @@ from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoded, Encoder
 from aqueduct.arrow.schema import check
 from aqueduct.arrow.status import OK, Status
-from aqueduct.arrow.wire import PIECE
+from aqueduct.arrow.wire import BATCH, PIECE
 from aqueduct.calls import Call
 from aqueduct.endpoint import Connection, Receiver, Sender
 from aqueduct.errors import (
@@ -101,6 +101,7 @@ class RunningCall:
         self.serving = serving
         self.connection = connection
         self.config = connection.config
+        self._cut = connection.config.calls.cut
         self.head = head
         self.receiver = receiver
         """The client's batches; None for a source."""
@@ -233,8 +234,11 @@ class RunningCall:
     def send(self, encoded: Encoded, number: int) -> None:
         """Sends an answer to input batch ``number``, whether or not there is room."""
         output = self.output
-        for headers, payload in pieces(encoded, number, self.config.calls.cut):
-            output.post(payload, headers)
+        if encoded.size <= self._cut:
+            output.post(encoded.buffers, ((BATCH, b"%d" % number),))
+        else:
+            for headers, payload in pieces(encoded, number, self._cut):
+                output.post(payload, headers)
         self.batches_out += 1
         self.bytes_out += encoded.size
         if number >= self._settled:

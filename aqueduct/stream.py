@@ -142,7 +142,7 @@ class Stream:
         try:
             if not hasattr(batches, "__aiter__"):
                 batches = iter(batches)
-                if _feed_now(call, source, batches):
+                if call.feed(source, batches, _SPINS):
                     return
         except BaseException:
             call.fail(abandoned(call.peer, call.head.handler))
@@ -189,32 +189,6 @@ def _drop(call: Outgoing, feeder: asyncio.Task[None] | None) -> None:
         feeder.cancel()
 
 
-def _feed_now(call: Outgoing, source: Batches, batches: Any) -> bool | None:
-    """Sends what there is room for. True: all of it, and the channel is finished.
-
-    None: there is room still, and it is others' turn.
-    """
-    window = call.window
-    assert window is not None
-    for _ in range(_SPINS):
-        if not (window.open and call.writable):
-            return False
-        try:
-            batch = next(batches)
-        except StopIteration:
-            call.finish()
-            return True
-        _send(call, source, batch)
-    return None
-
-
-def _send(call: Outgoing, source: Batches, batch: pa.RecordBatch) -> None:
-    source.compression = call.compression
-    encoded = source.encode(batch)
-    assert call.window is not None
-    call.send(encoded, call.window.send(encoded.size))
-
-
 async def _feed(call: Outgoing, source: Batches, batches: Any, feeding: _Feeding) -> None:
     """Sends batches as there is room. What the iterable raises becomes the error of the call."""
     try:
@@ -232,7 +206,7 @@ async def _feed(call: Outgoing, source: Batches, batches: Any, feeding: _Feeding
                         break
                     finally:
                         call.supplying = False
-                    _send(call, source, batch)
+                    call.give(source, batch)
             finally:
                 if hasattr(iterator, "aclose"):
                     await iterator.aclose()
@@ -242,7 +216,7 @@ async def _feed(call: Outgoing, source: Batches, batches: Any, feeding: _Feeding
             await feeding.room(call)
             if call.over:
                 return
-            done = _feed_now(call, source, batches)
+            done = call.feed(source, batches, _SPINS)
             if done:
                 return
             if done is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from aqueduct._speedups.buffers import Piece
 from aqueduct._speedups.runs import Inlet
 from aqueduct.carriers import memory
 from aqueduct.carriers.contract import Buffer
@@ -174,7 +175,7 @@ class Side:
             taken.append(received)
         return taken
 
-    def inject(self, *frames: Buffer, fin: bool = True) -> OutStream:
+    def inject(self, *frames: Buffer | Piece, fin: bool = True) -> OutStream:
         """Says something that this core would not say, on a stream of its own."""
         stream = OutStream(None, control=True)
         self.core._shared.outgoing.write(stream, list(frames), fin=fin)

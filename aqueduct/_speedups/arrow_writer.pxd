@@ -16,11 +16,23 @@ cdef struct Made:
 cdef class Source:
     cdef ArrowArray array           # keeps the columns alive
     cdef Made *made
-    cdef const uint8_t *_data       # what the next view shows
-    cdef Py_ssize_t _size
 
     cdef uint8_t *make(self, int64_t size) noexcept nogil
-    cdef object view(self, const uint8_t *data, Py_ssize_t size)
+
+cdef class Encoded:
+    cdef readonly list buffers
+    cdef readonly Py_ssize_t size
 
 cdef class BatchWriter:
     cdef Columns _columns
+
+    cdef Encoded encode(self, object batch)
+
+cdef class BatchEncoder:
+    cdef readonly object schema
+    cdef public object broken
+    cdef public BatchWriter _fast
+    cdef object _kind
+    cdef object _refusal
+
+    cpdef Encoded plain(self, object batch)

@@ -1,10 +1,34 @@
 from typing import Any, final
 
-from aqueduct._speedups.arrow_columns import Columns
+import pyarrow as pa
+from typing_extensions import disjoint_base
 
-__all__ = ["BatchWriter"]
+from aqueduct._speedups.arrow_columns import Columns
+from aqueduct._speedups.buffers import Piece
+
+__all__ = ["BatchEncoder", "BatchWriter", "Encoded"]
+
+@final
+class Encoded:
+    @property
+    def buffers(self) -> list[bytes | memoryview | Piece]: ...
+    @property
+    def size(self) -> int: ...
+    def __init__(self, buffers: list[bytes | memoryview | Piece], size: int) -> None: ...
+    def detached(self) -> Encoded: ...
+
+@disjoint_base
+class BatchEncoder:
+    @property
+    def schema(self) -> pa.Schema: ...
+    broken: str | None
+    _fast: BatchWriter | None
+    def __init__(
+        self, schema: pa.Schema, writer: BatchWriter | None, kind: type, refusal: type
+    ) -> None: ...
+    def plain(self, batch: Any) -> Encoded | None: ...
 
 @final
 class BatchWriter:
     def __new__(cls, columns: Columns) -> BatchWriter: ...
-    def write(self, batch: Any) -> tuple[list[bytes | memoryview], int] | None: ...
+    def write(self, batch: Any) -> tuple[list[bytes | memoryview | Piece], int] | None: ...

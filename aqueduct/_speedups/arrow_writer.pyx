@@ -1,14 +1,12 @@
 """Record batches of common types into payloads, without copying their columns.
 
-The batch gives its buffers by Arrow's C data interface, and keeps them until the last view of them
+The batch gives its buffers by Arrow's C data interface, and keeps them until the last Piece of them
 is gone. Slices are sent as Arrow's own writer sends them: cut to their rows, offsets counted from
 zero, bits moved to the beginning of a byte.
 """
 
 cimport cython
-from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES, PyBUF_WRITABLE
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from cpython.memoryview cimport PyMemoryView_FromObject
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
@@ -30,9 +28,9 @@ from aqueduct._speedups.arrow_columns cimport (
     Step,
     count_bits,
 )
-from aqueduct._speedups.buffers cimport count_copied
+from aqueduct._speedups.buffers cimport count_copied, new_piece
 
-__all__ = ["BatchWriter"]
+__all__ = ["BatchEncoder", "BatchWriter", "Encoded"]
 
 cdef enum:
     # Bodies below so many bytes are copied: that costs less than to keep their parts apart.
@@ -51,9 +49,55 @@ cdef struct Walk:
     uint8_t *buffers        # where the next buffer goes
     int64_t body            # bytes of the body so far
 
-cdef char *BYTES_FORMAT = "B"
 cdef uint64_t ZERO = 0
 cdef tuple PADS = tuple(bytes(size) for size in range(8))
+
+
+@cython.final
+@cython.freelist(32)
+@cython.auto_pickle(False)
+cdef class Encoded:
+    """One batch, ready to leave: ``buffers`` joined are its payload of ``size`` bytes.
+
+    The buffers are the batch's own memory; they must not change until they have left.
+    """
+
+    def __init__(self, list buffers not None, Py_ssize_t size):
+        self.buffers = buffers
+        self.size = size
+
+    def detached(self):
+        """The same payload in memory of its own: one copy."""
+        return Encoded([b"".join(self.buffers)], self.size)
+
+
+@cython.auto_pickle(False)
+cdef class BatchEncoder:
+    """Makes payloads of the batches of one schema as far as that is plain; the base of Encoder.
+
+    ``broken``: why it is of no use any more.
+    """
+
+    def __init__(self, schema, BatchWriter writer, type kind not None, type refusal not None):
+        """``kind``: the class of batches. ``refusal``: what Arrow raises; its own writer says why.
+        """
+        self.schema = schema
+        self._fast = writer
+        self._kind = kind
+        self._refusal = refusal
+
+    cpdef Encoded plain(self, object batch):
+        """The payload of a batch; None if it is not plain, or not right."""
+        cdef object schema
+        if self._fast is None or self.broken is not None or type(batch) is not self._kind:
+            return None
+        schema = batch.schema
+        if schema is not self.schema and not schema.equals(self.schema):
+            return None
+        try:
+            return self._fast.encode(batch)
+        except self._refusal:
+            return None
 
 
 @cython.final
@@ -71,8 +115,13 @@ cdef class BatchWriter:
         than a batch may have. The columns are in the buffers themselves, but for small ones: they
         must not change until these are gone.
         """
+        cdef Encoded encoded = self.encode(batch)
+        return None if encoded is None else (encoded.buffers, encoded.size)
+
+    cdef Encoded encode(self, object batch):
         cdef Source source = Source()
         cdef Columns columns = self._columns
+        cdef Encoded encoded
         cdef Part *parts
         cdef Walk walk
         cdef Outcome outcome
@@ -98,7 +147,10 @@ cdef class BatchWriter:
             if outcome != DONE:
                 return None
             store64(<uint8_t *> (parts + columns.buffers) + BODY_AT, walk.body)
-            return assemble(source, columns, parts, walk.body), columns.head_size + walk.body
+            encoded = Encoded.__new__(Encoded)
+            encoded.buffers = assemble(source, columns, parts, walk.body)
+            encoded.size = columns.head_size + walk.body
+            return encoded
         finally:
             free(parts)
 
@@ -128,31 +180,6 @@ cdef class Source:
         made.next = self.made
         self.made = made
         return <uint8_t *> (made + 1)
-
-    cdef object view(self, const uint8_t *data, Py_ssize_t size):
-        """A memoryview of memory that this keeps."""
-        self._data = data
-        self._size = size
-        try:
-            return PyMemoryView_FromObject(self)
-        finally:
-            self._data = NULL
-
-    def __getbuffer__(self, Py_buffer *view, int flags):
-        # Each view shows another part, so only ``view`` knows which.
-        if self._data == NULL or flags & PyBUF_WRITABLE:
-            raise BufferError("the columns of a batch are seen through its payload's views")
-        view.buf = <void *> self._data
-        view.obj = self
-        view.len = self._size
-        view.itemsize = 1
-        view.readonly = 1
-        view.ndim = 1
-        view.format = BYTES_FORMAT if flags & PyBUF_FORMAT else NULL
-        view.shape = &view.len if flags & PyBUF_ND else NULL
-        view.strides = &view.itemsize if (flags & PyBUF_STRIDES) == PyBUF_STRIDES else NULL
-        view.suboffsets = NULL
-        view.internal = NULL
 
 
 cdef Outcome gather_columns(Walk *walk, Source source) noexcept:
@@ -341,7 +368,7 @@ cdef list assemble(Source source, Columns columns, const Part *parts, int64_t bo
             memset(out + size, 0, -size & 7)
             out += size + (-size & 7)
             continue
-        buffers.append(source.view(parts[place].data, size))
+        buffers.append(new_piece(source, parts[place].data, size))
         if size & 7:
             buffers.append(PADS[-size & 7])
     if body < SMALL_BODY:

@@ -1,5 +1,7 @@
 """Owned aligned memory, buffers on their way out, and the count of copied bytes."""
 
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
+from cpython.memoryview cimport PyMemoryView_GET_BUFFER
 from libc.stdint cimport uint8_t
 
 cdef enum:
@@ -13,15 +15,33 @@ cdef class AlignedBuffer:
     cdef readonly Py_ssize_t size
     cdef readonly Py_ssize_t exports
 
+cdef class Piece:
+    cdef const uint8_t *start
+    cdef readonly Py_ssize_t size
+    cdef object _owner          # keeps the memory; it must not lead back here
+
 cdef class Scatter:
-    cdef list _items            # bytes, or one-dimensional memoryviews of bytes
+    cdef list _items            # bytes, Pieces, or one-dimensional memoryviews of bytes
     cdef Py_ssize_t _head       # index of the first item not taken
     cdef Py_ssize_t _offset     # bytes of that item that were taken
     cdef readonly Py_ssize_t nbytes
 
+    cdef int push(self, object buffer) except -1
     cdef int trim(self) except -1
 
 cdef AlignedBuffer new_aligned(Py_ssize_t size)
+cdef Piece new_piece(object owner, const uint8_t *start, Py_ssize_t size)
 cdef object byte_view(object buffer)
+
+cdef inline const uint8_t *memory_of(object item, Py_ssize_t *size) noexcept:
+    """Where the bytes of an item of a Scatter are, and how many."""
+    if PyBytes_CheckExact(item):
+        size[0] = PyBytes_GET_SIZE(item)
+        return <const uint8_t *> PyBytes_AS_STRING(item)
+    if type(item) is Piece:
+        size[0] = (<Piece> item).size
+        return (<Piece> item).start
+    size[0] = PyMemoryView_GET_BUFFER(item).len
+    return <const uint8_t *> PyMemoryView_GET_BUFFER(item).buf
 cdef void copy_bytes(uint8_t *target, const uint8_t *source, Py_ssize_t size) noexcept
 cdef void count_copied(Py_ssize_t size) noexcept

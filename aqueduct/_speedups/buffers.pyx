@@ -5,7 +5,13 @@ as a list of buffers. ``bytes_copied`` says how much was copied on the way never
 """
 
 cimport cython
-from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES, PyBuffer_IsContiguous
+from cpython.buffer cimport (
+    PyBUF_FORMAT,
+    PyBUF_ND,
+    PyBUF_STRIDES,
+    PyBUF_WRITABLE,
+    PyBuffer_IsContiguous,
+)
 from cpython.bytes cimport PyBytes_CheckExact, PyBytes_GET_SIZE
 from cpython.memoryview cimport (
     PyMemoryView_Check,
@@ -20,7 +26,7 @@ from libc.string cimport memcpy
 cdef extern from "<stdlib.h>" nogil:
     int posix_memalign(void **memory, size_t alignment, size_t size)
 
-__all__ = ["AlignedBuffer", "Scatter", "bytes_copied", "pooled_bytes", "size_of"]
+__all__ = ["AlignedBuffer", "Piece", "Scatter", "bytes_copied", "pooled_bytes", "size_of"]
 
 cdef enum:
     # Blocks of these sizes are kept when they are released, up to POOL_LIMIT bytes in all: fresh
@@ -55,12 +61,14 @@ def bytes_copied():
 
 
 def size_of(list buffers not None):
-    """Bytes of all ``buffers``: a list of bytes, bytearrays and memoryviews."""
+    """Bytes of all ``buffers``: a list of bytes, bytearrays, memoryviews and Pieces."""
     cdef Py_ssize_t total = 0
     cdef object buffer
     for buffer in buffers:
         if PyBytes_CheckExact(buffer):
             total += PyBytes_GET_SIZE(buffer)
+        elif type(buffer) is Piece:
+            total += (<Piece> buffer).size
         elif PyMemoryView_Check(buffer):
             total += PyMemoryView_GET_BUFFER(buffer).len
         else:
@@ -160,6 +168,43 @@ cdef class AlignedBuffer:
 
 
 @cython.final
+@cython.freelist(256)
+@cython.no_gc
+@cython.auto_pickle(False)
+cdef class Piece:
+    """Some bytes of a memory that it keeps; made by the compiled modules.
+
+    It is what a memoryview would be, without its cost. No collector looks at it: whose memory it
+    is has no way back to it.
+    """
+
+    def __len__(self):
+        return self.size
+
+    def __repr__(self):
+        return f"<Piece of {self.size} bytes>"
+
+    def __buffer__(self, flags, /):
+        """A view of the bytes; Python 3.11 has the name in stubs only (PEP 688)."""
+        return PyMemoryView_FromObject(self)
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        if flags & PyBUF_WRITABLE:
+            raise BufferError("a Piece is read-only")
+        view.buf = <void *> self.start
+        view.obj = self
+        view.len = self.size
+        view.itemsize = 1
+        view.readonly = 1
+        view.ndim = 1
+        view.format = BYTES_FORMAT if flags & PyBUF_FORMAT else NULL
+        view.shape = &self.size if flags & PyBUF_ND else NULL
+        view.strides = &view.itemsize if (flags & PyBUF_STRIDES) == PyBUF_STRIDES else NULL
+        view.suboffsets = NULL
+        view.internal = NULL
+
+
+@cython.final
 @cython.auto_pickle(False)
 cdef class Scatter:
     """A first-in-first-out list of buffers that wait to leave; nothing is copied.
@@ -176,20 +221,12 @@ cdef class Scatter:
 
         Raises TypeError without the buffer protocol, BufferError if it is not contiguous.
         """
-        cdef Py_ssize_t size
-        if not PyBytes_CheckExact(buffer):
-            buffer = byte_view(buffer)
-            size = PyMemoryView_GET_BUFFER(buffer).len
-        else:
-            size = PyBytes_GET_SIZE(buffer)
-        if size:
-            self._items.append(buffer)
-            self.nbytes += size
+        self.push(buffer)
 
     def extend(self, buffers):
         """Queues each of ``buffers``, in order."""
         for buffer in buffers:
-            self.append(buffer)
+            self.push(buffer)
 
     def __len__(self):
         return len(self._items) - self._head
@@ -214,6 +251,8 @@ cdef class Scatter:
             else:
                 if self._offset:
                     item = memoryview(item)[self._offset:]
+                elif type(item) is Piece:
+                    item = memoryview(item)
                 self._items[self._head] = None
                 self._head += 1
                 self._offset = 0
@@ -229,6 +268,16 @@ cdef class Scatter:
         self._head = 0
         self._offset = 0
         self.nbytes = 0
+
+    cdef int push(self, object buffer) except -1:
+        cdef Py_ssize_t size = 0
+        if not PyBytes_CheckExact(buffer) and type(buffer) is not Piece:
+            buffer = byte_view(buffer)
+        memory_of(buffer, &size)
+        if size:
+            self._items.append(buffer)
+            self.nbytes += size
+        return 0
 
     cdef int trim(self) except -1:
         """Cuts the list when half of it is spent, so that taking stays linear in all."""
@@ -300,6 +349,15 @@ cdef int size_class(Py_ssize_t *size) noexcept:
 cdef AlignedBuffer new_aligned(Py_ssize_t size):
     """AlignedBuffer(size) for the other compiled modules."""
     return AlignedBuffer(size)
+
+
+cdef Piece new_piece(object owner, const uint8_t *start, Py_ssize_t size):
+    """``size`` bytes of a memory that ``owner`` keeps."""
+    cdef Piece piece = Piece.__new__(Piece)
+    piece.start = start
+    piece.size = size
+    piece._owner = owner
+    return piece
 
 
 cdef object byte_view(object buffer):

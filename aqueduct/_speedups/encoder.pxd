@@ -9,3 +9,6 @@ cdef enum:
 cdef tuple normal_headers(object headers)
 cdef Py_ssize_t headers_size(tuple headers) except -1
 cdef uint8_t *headers_store(uint8_t *out, tuple headers, Py_ssize_t size) noexcept
+cdef list message_buffers(
+    uint64_t number, object payload, object headers, object attachments, Py_ssize_t *size
+)

@@ -3,6 +3,8 @@ from typing import Final, TypeAlias
 
 from _typeshed import ReadableBuffer
 
+from aqueduct._speedups.buffers import Piece
+
 __all__ = [
     "ACK_VERSION",
     "CANCEL_SENDER",
@@ -33,7 +35,7 @@ def encode_message(
     payload: ReadableBuffer | Iterable[ReadableBuffer] = b"",
     headers: _Pairs = (),
     attachments: Iterable[tuple[int, _Pairs]] = (),
-) -> list[bytes | bytearray | memoryview]: ...
+) -> list[bytes | bytearray | memoryview | Piece]: ...
 def encode_route_to(channel: int) -> bytes: ...
 def encode_connection_headers(headers: _Pairs) -> bytes: ...
 def encode_sent_unreliable(count: int) -> bytes: ...

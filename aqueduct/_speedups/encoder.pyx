@@ -1,12 +1,6 @@
 """Frames to bytes. Bad arguments are a LocalProtocolError, of a wrong type a TypeError."""
 
-from cpython.buffer cimport (
-    PyBUF_FULL_RO,
-    PyBuffer_IsContiguous,
-    PyBuffer_Release,
-    PyObject_CheckBuffer,
-    PyObject_GetBuffer,
-)
+from cpython.buffer cimport PyObject_CheckBuffer
 from cpython.bytes cimport (
     PyBytes_AS_STRING,
     PyBytes_CheckExact,
@@ -18,7 +12,7 @@ from libc.stdint cimport uint8_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from aqueduct._speedups.buffers cimport byte_view, copy_bytes, count_copied
+from aqueduct._speedups.buffers cimport Piece, byte_view, copy_bytes, count_copied, memory_of
 from aqueduct._speedups.frames cimport (
     ACK_NACK_UNRELIABLE_TAG,
     ACK_RELIABLE_TAG,
@@ -52,6 +46,11 @@ __all__ = [
     "encode_sent_unreliable",
 ]
 
+# A buffer of a payload.
+cdef struct Span:
+    const uint8_t *start
+    Py_ssize_t size
+
 cdef uint64_t HIGHEST = 0xFFFFFFFFFFFFFFFF
 
 COALESCE = COALESCE_BELOW
@@ -67,17 +66,25 @@ def encode_message(num, payload=b"", headers=(), attachments=()):
 
     ``payload`` is a buffer or a sequence of buffers. Those below COALESCE bytes are copied next
     to the head and to each other; the others are passed on as they are, or, unless they are bytes,
-    a bytearray or a memoryview of bytes, as a memoryview of the same memory. ``headers`` are
-    (key, value) pairs of bytes with ASCII keys, ``attachments`` (channel, headers) pairs.
+    a bytearray, a memoryview of bytes or a Piece, as a memoryview of the same memory. ``headers``
+    are (key, value) pairs of bytes with ASCII keys, ``attachments`` (channel, headers) pairs.
     """
     cdef uint64_t number = 0
+    cdef Py_ssize_t size = 0
+
+    # The highest number stays free, so that a count of all messages fits 64 bits (AQ-R13).
+    to_number(num, HIGHEST - 1, "the message number", &number)
+    return message_buffers(number, payload, headers, attachments, &size)
+
+
+cdef list message_buffers(
+    uint64_t number, object payload, object headers, object attachments, Py_ssize_t *size
+):
+    """``encode_message``, and in ``size`` the bytes of it all."""
     cdef Py_ssize_t headers_bytes = 0, attached_bytes = 0, payload_bytes, head_bytes
     cdef tuple pairs = (), attached = ()
     cdef bytes head
     cdef uint8_t *out
-
-    # The highest number stays free, so that a count of all messages fits 64 bits (AQ-R13).
-    to_number(num, HIGHEST - 1, "the message number", &number)
     if headers:
         pairs = normal_headers(headers)
         headers_bytes = headers_size(pairs)
@@ -91,9 +98,12 @@ def encode_message(num, payload=b"", headers=(), attachments=()):
     )
 
     if not PyBytes_CheckExact(payload):
-        return gather(number, pairs, headers_bytes, attached, attached_bytes, head_bytes, payload)
+        return gather(
+            number, pairs, headers_bytes, attached, attached_bytes, head_bytes, payload, size
+        )
     payload_bytes = PyBytes_GET_SIZE(payload)
     head_bytes += varint_size(<uint64_t> payload_bytes)
+    size[0] = head_bytes + payload_bytes
     if payload_bytes >= COALESCE_BELOW:
         head = PyBytes_FromStringAndSize(NULL, head_bytes)
         out = <uint8_t *> PyBytes_AS_STRING(head)
@@ -300,48 +310,48 @@ cdef list gather(
     Py_ssize_t attached_bytes,
     Py_ssize_t head_bytes,
     object payload,
+    Py_ssize_t *size,
 ):
     """The buffers of a message whose payload is not one bytes object."""
-    cdef tuple parts
-    cdef Py_buffer *views
-    cdef Py_ssize_t count, index, held = 0, payload_bytes = 0
+    cdef list parts, views = []
+    cdef Span *spans
+    cdef Py_ssize_t count, index, payload_bytes = 0
+    cdef object part
     if PyObject_CheckBuffer(payload):
-        parts = (payload,)
+        parts = [payload]
     else:
-        parts = tuple(payload)
+        parts = list(payload)
     count = len(parts)
-    views = <Py_buffer *> malloc(<size_t> max(count, 1) * sizeof(Py_buffer))
-    if views == NULL:
+    spans = <Span *> malloc(<size_t> max(count, 1) * sizeof(Span))
+    if spans == NULL:
         raise MemoryError()
     try:
         for index in range(count):
-            PyObject_GetBuffer(parts[index], &views[index], PyBUF_FULL_RO)
-            held += 1
-            if not PyBuffer_IsContiguous(&views[index], b"C"):
-                raise BufferError(
-                    f"payload buffer {index} is not contiguous; make a contiguous copy of it"
-                )
-            payload_bytes += views[index].len
+            part = parts[index]
+            if not PyBytes_CheckExact(part) and type(part) is not Piece:
+                part = byte_view(part)
+                views.append(part)  # nobody changes the size of what it shows
+            spans[index].start = memory_of(part, &spans[index].size)
+            payload_bytes += spans[index].size
         head_bytes += varint_size(<uint64_t> payload_bytes)
-        return gather_views(
+        size[0] = head_bytes + payload_bytes
+        return gather_spans(
             num, headers, headers_bytes, attachments, attached_bytes, head_bytes,
-            parts, views, payload_bytes,
+            parts, spans, payload_bytes,
         )
     finally:
-        for index in range(held):
-            PyBuffer_Release(&views[index])
-        free(views)
+        free(spans)
 
 
-cdef list gather_views(
+cdef list gather_spans(
     uint64_t num,
     tuple headers,
     Py_ssize_t headers_bytes,
     tuple attachments,
     Py_ssize_t attached_bytes,
     Py_ssize_t head_bytes,
-    tuple parts,
-    Py_buffer *views,
+    list parts,
+    const Span *spans,
     Py_ssize_t payload_bytes,
 ):
     """Runs of short buffers become one bytes object each; the first run begins with the head."""
@@ -351,8 +361,8 @@ cdef list gather_views(
     cdef Py_ssize_t index = 0, stop, size = head_bytes, each
     while True:
         stop = index
-        while stop < len(parts) and views[stop].len < COALESCE_BELOW:
-            size += views[stop].len
+        while stop < len(parts) and spans[stop].size < COALESCE_BELOW:
+            size += spans[stop].size
             stop += 1
         if size:
             run = PyBytes_FromStringAndSize(NULL, size)
@@ -363,8 +373,8 @@ cdef list gather_views(
                 )
                 out = varint_store(out, <uint64_t> payload_bytes)
             for each in range(index, stop):
-                copy_bytes(out, <const uint8_t *> views[each].buf, views[each].len)
-                out += views[each].len
+                copy_bytes(out, spans[each].start, spans[each].size)
+                out += spans[each].size
             result.append(run)
         if stop == len(parts):
             return result
@@ -380,6 +390,8 @@ cdef list gather_views(
 cdef bint is_plain(object buffer) except -1:
     """Whether length and slices of ``buffer`` count bytes."""
     cdef Py_buffer *view
+    if type(buffer) is Piece:
+        return True
     if PyMemoryView_Check(buffer):
         view = PyMemoryView_GET_BUFFER(buffer)
         return view.itemsize == 1 and view.ndim == 1

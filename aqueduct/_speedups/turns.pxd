@@ -18,7 +18,7 @@ cdef class Outlet:
     cdef Part *_parts
     cdef Py_ssize_t _count
     cdef Py_ssize_t _room
-    cdef list _owners           # of each part: bytes or a memoryview; None of the arena
+    cdef list _owners           # of each part: as in a Scatter; None of the arena
     cdef uint8_t *_arena        # short buffers
     cdef Py_ssize_t _filled
     cdef Py_ssize_t _arena_room

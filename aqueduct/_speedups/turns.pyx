@@ -8,21 +8,15 @@ import os
 from collections import deque
 
 cimport cython
-from cpython.bytes cimport (
-    PyBytes_AS_STRING,
-    PyBytes_CheckExact,
-    PyBytes_FromStringAndSize,
-    PyBytes_GET_SIZE,
-)
+from cpython.bytes cimport PyBytes_CheckExact, PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
-from cpython.memoryview cimport PyMemoryView_GET_BUFFER
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport uint8_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memset
 
 from aqueduct._speedups.bpmux cimport HEAD_MAX, PAYLOAD_FLAG, head_store
-from aqueduct._speedups.buffers cimport Scatter, byte_view, count_copied
+from aqueduct._speedups.buffers cimport Piece, Scatter, byte_view, count_copied, memory_of
 from aqueduct._speedups.entities cimport Entity, Item
 from aqueduct._speedups.records cimport Records
 from aqueduct._speedups.varu64 cimport varu64_store
@@ -76,15 +70,12 @@ cdef class Outlet:
 
     def add(self, buffer):
         """Appends a contiguous buffer."""
-        cdef Py_buffer *info
-        if PyBytes_CheckExact(buffer):
-            self.put(
-                buffer, <const uint8_t *> PyBytes_AS_STRING(buffer), PyBytes_GET_SIZE(buffer)
-            )
-            return
-        buffer = byte_view(buffer)
-        info = PyMemoryView_GET_BUFFER(buffer)
-        self.put(buffer, <const uint8_t *> info.buf, info.len)
+        cdef Py_ssize_t size = 0
+        cdef const uint8_t *start
+        if not PyBytes_CheckExact(buffer) and type(buffer) is not Piece:
+            buffer = byte_view(buffer)
+        start = memory_of(buffer, &size)
+        self.put(buffer, start, size)
 
     def extend(self, buffers):
         """Appends each of ``buffers``."""
@@ -93,8 +84,8 @@ cdef class Outlet:
 
     @property
     def buffers(self):
-        """All of it that has not left: what was joined as bytes, the rest as it was given."""
-        cdef Py_ssize_t index, offset = self._offset
+        """All of it that has not left, as bytes and memoryviews."""
+        cdef Py_ssize_t index, whole = 0, offset = self._offset
         cdef Part *part
         cdef list found = []
         cdef object owner
@@ -108,9 +99,9 @@ cdef class Outlet:
                     )
                 )
             elif not offset and part.size == len(owner):
-                found.append(owner)
+                found.append(memoryview(owner) if type(owner) is Piece else owner)
             else:
-                offset += part.start - start_of(owner)
+                offset += part.start - memory_of(owner, &whole)
                 found.append(memoryview(owner)[offset:offset + part.size])
             offset = 0
         return found
@@ -160,18 +151,13 @@ cdef class Outlet:
 
     cdef int put_run(self, Scatter scatter, Py_ssize_t size) except -1:
         """Appends the first ``size`` bytes that wait in ``scatter``, which has them."""
-        cdef Py_ssize_t length, part
+        cdef Py_ssize_t length = 0, part
         cdef const uint8_t *start
         cdef object item
         scatter.nbytes -= size
         while size > 0:
             item = scatter._items[scatter._head]
-            if PyBytes_CheckExact(item):
-                start = <const uint8_t *> PyBytes_AS_STRING(item)
-                length = PyBytes_GET_SIZE(item)
-            else:
-                start = <const uint8_t *> PyMemoryView_GET_BUFFER(item).buf
-                length = PyMemoryView_GET_BUFFER(item).len
+            start = memory_of(item, &length)
             part = min(length - scatter._offset, size)
             self.put(item, start + scatter._offset, part)
             size -= part
@@ -465,10 +451,3 @@ cdef int tell(list told, list written) except -1:
         told.append(entry)
     written.clear()
     return 0
-
-
-cdef const uint8_t *start_of(object owner) except NULL:
-    """Where the bytes of a part's owner begin."""
-    if PyBytes_CheckExact(owner):
-        return <const uint8_t *> PyBytes_AS_STRING(owner)
-    return <const uint8_t *> PyMemoryView_GET_BUFFER(owner).buf

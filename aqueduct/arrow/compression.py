@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from aqueduct.arrow.encode import Encoded
+from aqueduct.arrow.encode import Encoded, Part
 from aqueduct.arrow.ipc import ALIGNMENT
 from aqueduct.arrow.metadata import DICTIONARY, RECORD_BATCH, VERSION_5
 from aqueduct.config import COMPRESSIONS
@@ -92,7 +92,7 @@ class _Packer:
         self._codec = pa.Codec(codec)
         self._number = COMPRESSIONS.index(codec)
         self._unpacked = 0
-        self._out: list[bytes | memoryview] = []
+        self._out: list[Part] = []
         self._written = 0
 
     def pack(self) -> Encoded:
@@ -106,7 +106,7 @@ class _Packer:
         return Encoded(self._out, self._written)
 
     def _message(self, message: _Message, start: int, *, last: bool) -> None:
-        body: list[bytes | memoryview] = []
+        body: list[Part] = []
         size = 0
         buffers: list[tuple[int, int]] = []
         for offset, length in message.buffers:

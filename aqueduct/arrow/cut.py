@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, TypeAlias
 import pyarrow as pa
 
 from aqueduct._speedups.buffers import AlignedBuffer
-from aqueduct.arrow.encode import Encoded
+from aqueduct.arrow.encode import Encoded, Part
 from aqueduct.arrow.wire import BATCH, PIECE, Headers, number_of, one_each
 from aqueduct.config import DEFAULT
 from aqueduct.errors import BadCall, BatchTooLarge, LocalProtocolError
@@ -37,7 +37,7 @@ def batch_headers(number: int) -> Headers:
 
 def pieces(
     encoded: Encoded, number: int, cut: int = DEFAULT.calls.cut
-) -> Iterator[tuple[Headers, list[bytes | memoryview]]]:
+) -> Iterator[tuple[Headers, list[Part]]]:
     """The messages that carry a payload: headers and the payload's buffers, none copied.
 
     Raises LocalProtocolError if ``cut`` is not above zero.
@@ -49,12 +49,10 @@ def pieces(
     return _cut(encoded, number, cut)
 
 
-def _cut(
-    encoded: Encoded, number: int, cut: int
-) -> Iterator[tuple[Headers, list[bytes | memoryview]]]:
+def _cut(encoded: Encoded, number: int, cut: int) -> Iterator[tuple[Headers, list[Part]]]:
     name = b"%d" % number
     offset, room = 0, cut
-    piece: list[bytes | memoryview] = []
+    piece: list[Part] = []
     for buffer in encoded.buffers:
         rest = memoryview(buffer)
         while rest:

@@ -6,10 +6,12 @@ are the batch's own buffers, so they must not change until they have left.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeAlias
 
 import pyarrow as pa
 
+from aqueduct._speedups.arrow_writer import BatchEncoder, Encoded
+from aqueduct._speedups.buffers import Piece
 from aqueduct.arrow.ipc import (
     ALIGNMENT,
     ROWS_LIMIT,
@@ -22,7 +24,10 @@ from aqueduct.arrow.physical import plan
 from aqueduct.arrow.schema import check
 from aqueduct.errors import LocalProtocolError, SchemaMismatch
 
-__all__ = ["Encoded", "Encoder"]
+__all__ = ["Encoded", "Encoder", "Part"]
+
+Part: TypeAlias = bytes | memoryview | Piece
+"""A buffer of a payload."""
 
 SMALL: Final = 4 << 10
 """Columns of at most so many bytes are copied: that costs less than to keep them apart."""
@@ -30,24 +35,7 @@ _ZEROS: Final = bytes(ALIGNMENT)
 _PREFIX: Final = 8  # the continuation, ff ff ff ff, and the length of the metadata
 
 
-class Encoded:
-    """One batch, ready to leave: ``buffers`` joined are its payload of ``size`` bytes.
-
-    The buffers are the batch's own memory; they must not change until they have left.
-    """
-
-    __slots__ = ("buffers", "size")
-
-    def __init__(self, buffers: list[bytes | memoryview], size: int) -> None:
-        self.buffers = buffers
-        self.size = size
-
-    def detached(self) -> Encoded:
-        """The same payload in memory of its own: one copy."""
-        return Encoded([b"".join(self.buffers)], self.size)
-
-
-class Encoder:
+class Encoder(BatchEncoder):
     """Makes payloads of the batches of one stream, in their order.
 
     Dictionaries are sent once and again when they change (what was appended alone, if a dictionary
@@ -58,20 +46,18 @@ class Encoder:
     def __init__(
         self, schema: pa.Schema, *, where: str = "", peer: str = "", handler: str = ""
     ) -> None:
-        self.schema = schema
+        self._plan = plan(schema)
+        super().__init__(schema, self._plan.writer, pa.RecordBatch, pa.ArrowException)
         self._where = where or "the batch"
         self._peer = peer
         self._handler = handler
         self._parts: list[pa.Buffer | bytes] = []
-        self._broken: str | None = None
-        self._plan = plan(schema)
-        self._fast = self._plan.writer
         self._writer: pa.ipc.RecordBatchStreamWriter | None = None
 
     @property
     def independent(self) -> bool:
         """Whether each batch stands alone, so that other streams may use this encoder, too."""
-        return not self._plan.dictionaries and self._broken is None
+        return not self._plan.dictionaries and self.broken is None
 
     def encode(self, batch: pa.RecordBatch) -> Encoded:
         """The payload of ``batch``. Its column buffers are not copied.
@@ -81,8 +67,11 @@ class Encoder:
         schema is not the encoder's, and LocalProtocolError if Arrow cannot write it; after the
         latter the encoder is of no use any more.
         """
-        if self._broken is not None:
-            raise LocalProtocolError(f"{self._where}: an earlier one failed: {self._broken}")
+        written = self.plain(batch)
+        if written is not None:
+            return written
+        if self.broken is not None:
+            raise LocalProtocolError(f"{self._where}: an earlier one failed: {self.broken}")
         if not isinstance(batch, pa.RecordBatch):
             raise LocalProtocolError(
                 f"{self._where}: a pyarrow.RecordBatch is wanted, got {type(batch).__name__} "
@@ -102,13 +91,9 @@ class Encoder:
                 handler=self._handler,
             )
             batch = adopt(batch, self.schema)
-        if self._fast is not None:
-            try:
-                written = self._fast.write(batch)
-            except pa.ArrowException:
-                written = None  # Arrow's own writer says why
+            written = self.plain(batch)
             if written is not None:
-                return Encoded(*written)
+                return written
         found = forbidden_nulls(batch, self._plan.required)
         if found is not None:
             field, nulls = found
@@ -130,10 +115,10 @@ class Encoder:
             self._writer.write_batch(batch)
             return _align(self._parts)
         except Exception as error:
-            self._broken = first_line(error)
+            self.broken = first_line(error)
             if isinstance(error, MemoryError):
                 raise
-            text = f"{self._where}: Arrow cannot write it: {self._broken}"
+            text = f"{self._where}: Arrow cannot write it: {self.broken}"
             raise LocalProtocolError(text) from error
         finally:
             self._parts.clear()
@@ -184,7 +169,7 @@ def _align(parts: list[pa.Buffer | bytes]) -> Encoded:
     It knows the format and nothing of how the writer cuts it into parts, except that a body
     begins with a part of its own.
     """
-    buffers: list[bytes | memoryview] = []
+    buffers: list[Part] = []
     size = 0
     place, count = 0, len(parts)
     while place < count:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from aqueduct.arrow import wire
 from aqueduct.arrow.call import CallHead
-from aqueduct.arrow.encode import Encoded
+from aqueduct.arrow.encode import Encoded, Part
 from aqueduct.arrow.ipc import ALIGNMENT, deserialize_schema, serialize_schema
 from aqueduct.arrow.status import OK
 from aqueduct.arrow.wire import Headers, number_of, one_each
@@ -143,13 +143,11 @@ def schema_prefix(schema: pa.Schema) -> bytes:
     return _padded(message, len(message))
 
 
-def encode_answer(
-    prefix: bytes, answers: Sequence[Encoded]
-) -> tuple[Headers, list[bytes | memoryview]]:
+def encode_answer(prefix: bytes, answers: Sequence[Encoded]) -> tuple[Headers, list[Part]]:
     """The message of a call that ended well: its headers and the payload's buffers."""
     end = len(prefix)
     text = b"%d" % end
-    payload: list[bytes | memoryview] = [prefix]
+    payload: list[Part] = [prefix]
     for answer in answers:
         end += answer.size
         text = b"%b,%d" % (text, end)

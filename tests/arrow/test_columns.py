@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import io
 import mmap
 import random
 import struct
@@ -359,11 +360,14 @@ def test_a_batch_that_is_not_written_is_let_go():
 
 def test_the_views_of_a_batch_are_of_these_buffers_alone():
     _, batch = exporting(1000)
-    view = writer(batch.schema).write(batch)[0][1]
+    piece = writer(batch.schema).write(batch)[0][1]
+    view = memoryview(piece)
+    assert len(piece) == 8000 and repr(piece) == "<Piece of 8000 bytes>"
     assert view.readonly and view.contiguous and (view.format, view.shape) == ("B", (8000,))
-    assert bytes(memoryview(view)) == bytes(8000)
-    with pytest.raises(BufferError):
-        memoryview(view.obj)
+    assert bytes(view) == bytes(8000) and view.obj is piece
+    with pytest.raises(TypeError, match="read-write"):
+        io.BytesIO(b"other").readinto(piece)
+    assert bytes(piece) == bytes(8000)
 
 
 def landed(batch):

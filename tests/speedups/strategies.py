@@ -7,9 +7,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from hypothesis import strategies as st
 
 from aqueduct._speedups import codec
+from aqueduct._speedups.buffers import Piece
+from aqueduct.arrow.encode import Encoder
 from tests.reference.codec import Frame
 
 VECTORS = json.loads((Path(__file__).parent.parent / "vectors" / "aq.json").read_text())
@@ -213,3 +216,12 @@ def client_decoder(**options: Any) -> codec.Decoder:
 
 def message(num: int, payload: Any = b"", *args: Any) -> bytes:
     return b"".join(map(bytes, codec.encode_message(num, payload, *args)))
+
+
+def piece_of(data: bytes) -> Piece:
+    """``data``, in whole columns of 8 bytes, as a batch gives its columns to be sent."""
+    column = pa.Array.from_buffers(pa.int64(), len(data) // 8, [None, pa.py_buffer(data)])
+    batch = pa.record_batch([column], names=["column"])
+    buffers = Encoder(batch.schema).encode(batch).buffers
+    assert isinstance(buffers[1], Piece)
+    return buffers[1]

@@ -18,6 +18,7 @@ from aqueduct._speedups.buffers import (
     pooled_bytes,
     size_of,
 )
+from tests.speedups.strategies import piece_of
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 4096, 1 << 20])
@@ -215,3 +216,28 @@ def test_the_size_counts_bytes_and_not_items() -> None:
     assert size_of([memoryview(array("d", [1.0, 2.0, 3.0])), b"ab"]) == 26
     with pytest.raises(TypeError):
         size_of(None)  # type: ignore[arg-type]
+
+
+def test_pieces_in_a_scatter() -> None:
+    data = bytes(range(256)) * 8
+    piece = piece_of(data)
+    assert size_of([piece, b"ab"]) == len(data) + 2
+    scatter = Scatter()
+    scatter.extend([b"head", piece, piece])
+    assert scatter.nbytes == 4 + 2 * len(data)
+    taken = scatter.take(4 + len(data) + 100)
+    assert b"".join(taken) == b"head" + data + data[:100]
+    assert all(type(each) in (bytes, memoryview) for each in taken)
+    (rest,) = scatter.take(1 << 20)
+    assert type(rest) is memoryview and bytes(rest) == data[100:]
+    scatter.append(piece)
+    (whole,) = scatter.take(len(data))
+    assert type(whole) is memoryview and whole.obj is piece
+
+
+def test_a_piece_keeps_its_memory_and_nothing_else() -> None:
+    piece = piece_of(bytes(8000))
+    assert not gc.is_tracked(piece)
+    with memoryview(piece) as view:
+        del piece
+        assert bytes(view) == bytes(8000)

@@ -14,6 +14,7 @@ from aqueduct.config import Mux as Settings
 from aqueduct.protocol.bpmux.connection import Mux
 from aqueduct.protocol.bpmux.state import SINK_OUT, Entity
 from aqueduct.wire.bpmux import read_chunks
+from tests.speedups.strategies import piece_of
 
 KiB = 1 << 10
 MiB = 1 << 20
@@ -66,6 +67,21 @@ def test_small_buffers_are_joined_and_large_ones_stay() -> None:
     assert out.size == out.left == sum(len(each) for each in given)
     out.clear()
     assert (out.buffers, out.size, out.left) == ([], 0, 0)
+
+
+def test_pieces_of_a_batch_leave_like_other_buffers(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    out, data = Outlet(), content(3, 25 * LARGE)
+    out.extend([b"head", piece_of(data), piece_of(data[:2048])])
+    assert [type(each) for each in out.buffers] == [bytes, memoryview, bytes]
+    arrived = b""
+    while out.left:
+        out.send(ends[0].fileno())
+        arrived += read_all(ends[1])
+        assert len(arrived) + out.left == 4 + len(data) + 2048
+        assert b"".join(out.buffers) == (b"head" + data + data[:2048])[len(arrived) :]
+    assert arrived == b"head" + data + data[:2048]
 
 
 def test_what_is_given_lives_until_it_has_left() -> None:

@@ -10,16 +10,15 @@ from __future__ import annotations
 import zlib
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 from aqueduct._speedups import codec
 from aqueduct._speedups.buffers import size_of
-from aqueduct.config import Flow
+from aqueduct._speedups.posting import Ledger, OutStream
+from aqueduct.config import Config
 from aqueduct.errors import LocalProtocolError
 from aqueduct.protocol.channels import effects, ids
-
-if TYPE_CHECKING:
-    from aqueduct.protocol.channels.sending import SenderHalf
+from aqueduct.protocol.channels.state import SenderState
 
 __all__ = ["OutStream", "Outgoing"]
 
@@ -33,42 +32,12 @@ GUARDED_FROM = 4096
 """Smaller buffers are copied into the frame when they are sent."""
 
 
-class OutStream:
-    """One of my streams, opened or waiting for its turn."""
-
-    __slots__ = ("control", "dead", "fin", "guard", "half", "number", "queued", "waiting")
-
-    def __init__(self, half: SenderHalf | None, control: bool) -> None:
-        self.half = half
-        """The sender half that pays for the bytes; None for acks, closes and the prelude."""
-        self.control = control
-        self.number = -1
-        """The stream's number, -1 before it is open."""
-        self.queued = 0
-        """Bytes written here and not yet reported as gone."""
-        self.fin = False
-        self.dead = False
-        """Reset by us or stopped by the peer: later writes vanish."""
-        self.waiting = NOTHING
-        self.guard: _Guard | None = None
-        """Only in debug."""
-
-    @property
-    def unopened(self) -> bool:
-        """Whether it still waits above the transport."""
-        return self.number < 0 and not self.dead
-
-
-class Outgoing:
+class Outgoing(Ledger):
     """All of my streams, and the effects that concern them."""
 
-    def __init__(
-        self, flow: Flow, effects_out: list[effects.Effect], *, debug: bool = False
-    ) -> None:
-        self._flow = flow
-        self._debug = debug
-        self._effects = effects_out
-        self._open: dict[int, OutStream] = {}
+    def __init__(self, config: Config, effects_out: list[effects.Effect]) -> None:
+        super().__init__(effects_out, config.flow, config.limits, SenderState.OPEN, config.debug)
+        self._flow = config.flow
         self._next = 0
         self._openable = 0
         self._opened_since = 0
@@ -78,11 +47,6 @@ class Outgoing:
         self._message_waiting: OrderedDict[OutStream, None] = OrderedDict()
         self.version_acknowledged = False
         """Once true, sequences begin without VERSION (AQ-26)."""
-        self.queued = 0
-        """Bytes of all streams that have not left the carrier."""
-        self.fell = False
-        """Whether ``queued`` fell below the connection's mark since somebody looked."""
-        self._control_queued = 0
         self._held_back = 0
         self.connected = False
 
@@ -93,23 +57,6 @@ class Outgoing:
         self._openable = count - self._opened_since
         self._most_openable = max(self._most_openable, count)
         self._open_waiting()
-
-    def written(self, number: int, size: int) -> SenderHalf | None:
-        """``size`` bytes of a stream left. Returns the half that paid for them.
-
-        Raises LocalProtocolError in debug when a buffer changed meanwhile.
-        """
-        stream = self._open.get(number)
-        if stream is None:
-            return None
-        if stream.guard is not None:
-            stream.guard.check(stream, size)
-        self._release(stream, size)
-        if stream.fin and not stream.queued:
-            del self._open[number]
-            if stream.half is not None:
-                stream.half.stream_left(stream)
-        return stream.half
 
     def stopped(self, number: int) -> OutStream | None:
         """The peer reads no more of a stream; what was queued is gone."""
@@ -145,24 +92,6 @@ class Outgoing:
         if self._debug:
             self._guard(stream, buffers)
         self._emit(stream.number, buffers, fin)
-
-    def append(self, stream: OutStream, buffers: list[Any], size: int) -> None:
-        """``write`` without ceremony: one more message on a stream with a half, of ``size`` bytes.
-
-        What is done for each message of an ORDERED channel is done here.
-        """
-        half, written = stream.half, self._effects
-        if stream.number < 0 or stream.dead or self._debug or half is None or not written:
-            self.write(stream, buffers)
-            return
-        last = written[-1]
-        if last[0] != effects.WRITE or last[1] != stream.number:
-            written.append((effects.WRITE, stream.number, buffers, False))
-        else:
-            last[2].extend(buffers)
-        stream.queued += size
-        half.queued += size
-        self.queued += size
 
     def hold_back(self, stream: OutStream, buffers: list[Any]) -> None:
         """Queues a whole sequence that takes its turn with ``let_go``."""
@@ -262,26 +191,6 @@ class Outgoing:
                 self._effects.append((effects.WRITE, stream.number, buffers, stream.fin))
                 if stream.half is not None:
                     stream.half.stream_opened()
-
-    def _charge(self, stream: OutStream, size: int) -> None:
-        stream.queued += size
-        self.queued += size
-        if stream.half is not None:
-            stream.half.queued += size
-        else:
-            self._control_queued += size
-
-    def _release(self, stream: OutStream, size: int) -> None:
-        if size > stream.queued:
-            size = stream.queued
-        if self.queued >= self._flow.connection_high_water > self.queued - size:
-            self.fell = True
-        stream.queued -= size
-        self.queued -= size
-        if stream.half is not None:
-            stream.half.queued -= size
-        else:
-            self._control_queued -= size
 
     def _kill(self, stream: OutStream) -> None:
         stream.dead = True

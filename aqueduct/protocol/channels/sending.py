@@ -11,7 +11,8 @@ from typing import Any, Final, TypeAlias, cast
 from aqueduct._speedups import codec
 from aqueduct._speedups.alone import encode_alone
 from aqueduct._speedups.buffers import size_of
-from aqueduct._speedups.tracker import SentNumbers, UnreliableSent
+from aqueduct._speedups.posting import OutStream, Posting
+from aqueduct._speedups.tracker import UnreliableSent
 from aqueduct.errors import (
     Cancelled,
     LocalProtocolError,
@@ -21,7 +22,6 @@ from aqueduct.errors import (
 )
 from aqueduct.protocol.channels import effects, ids
 from aqueduct.protocol.channels.events import Headers, SenderEnded, Writable
-from aqueduct.protocol.channels.outgoing import OutStream
 from aqueduct.protocol.channels.shared import HalfError, Shared
 from aqueduct.protocol.channels.state import SENDER, SenderInput, SenderState
 
@@ -52,7 +52,7 @@ class Mode(Enum):
     """A datagram for each message, or a stream when it does not fit; it may be lost."""
 
 
-class SenderHalf:
+class SenderHalf(Posting):
     """One sender half. Made by the connection; its user sends, finishes or cancels."""
 
     is_sender: Final = True
@@ -61,23 +61,17 @@ class SenderHalf:
         "__weakref__",
         "_control",
         "_finish_waits",
-        "_message_stream",
-        "_numbers",
         "_oneshot",
         "_shared",
         "_unordered_open",
         "_unordered_waiting",
-        "_unreliable",
         "accessible",
         "acked_links",
         "channel",
-        "error",
         "given",
         "handle",
         "links",
         "nacked",
-        "queued",
-        "state",
         "streams_in",
         "unreliable_links",
         "waits_for_ample",
@@ -86,13 +80,10 @@ class SenderHalf:
     def __init__(self, shared: Shared, channel: int, *, accessible: bool, given: bool) -> None:
         self._shared = shared
         self.channel = channel
+        self._ledger = shared.outgoing
         self.state = SenderState.OPEN
-        self.error: HalfError | None = None
-        """How it ended; None while it lives and after success."""
         self.given = given
         """Whether the application got the handle, or will with the message that carries it."""
-        self.queued = 0
-        """Bytes that have not left the carrier."""
         self.waits_for_ample = False
         """Whether who waits for room waits for ``ample`` room."""
         self.nacked = 0
@@ -109,10 +100,7 @@ class SenderHalf:
         """The peer's streams that are routed here: acks, and what it should not send."""
         self.handle: Any = None
         """The endpoint's handle, for its wake-ups."""
-        self._numbers = SentNumbers()
-        self._unreliable: UnreliableSent | None = None  # most channels never need it
         self._oneshot = ids.oneshot(channel)
-        self._message_stream: OutStream | None = None
         self._control: OutStream | None = None
         self._unordered_open = NO_STREAMS
         self._unordered_waiting = NONE_WAITING
@@ -121,29 +109,11 @@ class SenderHalf:
 
     # What its user asks
 
-    @property
-    def writable(self) -> bool:
-        """Whether a send would stay below the high-water marks (design: Flow).
-
-        Not while the peer has stopped the stream: what is written vanishes without ever counting
-        as queued, so nothing would hold the sender until CLOSE_RECEIVER comes. Once it has ended
-        there is nothing to wait for: a send is refused.
-        """
-        return self.has_room(Mode.ORDERED)
-
     def has_room(self, mode: Mode) -> bool:
         """Whether a message need not wait: below the marks, and nothing of it would be dropped."""
-        shared, stream = self._shared, self._message_stream
-        config = shared.config
-        return (
-            self.queued < config.flow.channel_high_water
-            and shared.outgoing.queued < config.flow.connection_high_water
-            and (self._numbers.unacked if self._unreliable is None else self._unsettled)
-            < config.limits.unacknowledged
-            and (stream is None or not stream.dead or self.state is not SenderState.OPEN)
-            and (
-                mode is not Mode.UNRELIABLE or shared.datagram_room > 0 or not shared.datagram_limit
-            )
+        shared = self._shared
+        return self.writable and (
+            mode is not Mode.UNRELIABLE or shared.datagram_room > 0 or not shared.datagram_limit
         )
 
     @property
@@ -225,23 +195,10 @@ class SenderHalf:
             self._write_alone(frame, at_once=bool(attachments))
         return number
 
-    def post(self, payload: Any, headers: Headers) -> int:
-        """One more ORDERED message without attachments: what is done for each of a long row.
-
-        Raises as ``check_sendable`` and ``send`` do.
-        """
-        stream = self._message_stream
-        if stream is None or self.error is not None or self.state is not SenderState.OPEN:
-            self.check_sendable()
-            return self.send(payload, headers, (), Mode.ORDERED)
-        numbers = self._numbers
-        frame = codec.encode_message(numbers.next, payload, headers)
-        size = size_of(frame)
-        if size > self._shared.config.limits.frame_bytes:
-            raise self._too_large(size)
-        number = numbers.take()
-        self._shared.outgoing.append(stream, frame, size)
-        return number
+    def _post(self, payload: Any, headers: Headers) -> int:
+        """``post`` where there is no stream yet, or no use in it."""
+        self.check_sendable()
+        return self.send(payload, headers, (), Mode.ORDERED)
 
     def finish(self) -> None:
         """Queues FINISH_SENDER behind everything sent (AQ-34)."""

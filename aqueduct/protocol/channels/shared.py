@@ -57,7 +57,7 @@ class Shared:
         """The time of the input that is being worked on, seconds."""
         self.events: list[Event] = []
         self.effects: list[Effect] = []
-        self.outgoing = Outgoing(config.flow, self.effects, debug=config.debug)
+        self.outgoing = Outgoing(config, self.effects)
         self.budget_used = 0
         """Bytes admitted and not yet taken by the application, and read-ahead granted."""
         self.freed = False

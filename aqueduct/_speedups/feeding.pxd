@@ -1,0 +1,29 @@
+"""From the batches of an iterable to messages of a channel, as far as there is room."""
+
+from aqueduct._speedups.posting cimport Posting
+
+cdef class Window:
+    cdef Py_ssize_t _batches
+    cdef Py_ssize_t _bytes
+    cdef Py_ssize_t _sent_bytes
+    cdef Py_ssize_t _settled_bytes
+    cdef object _sizes
+    cdef readonly Py_ssize_t sent
+    cdef readonly Py_ssize_t settled
+
+    cdef bint is_open(self) noexcept
+    cpdef Py_ssize_t send(self, Py_ssize_t size) except -1
+
+cdef class Feed:
+    cdef readonly Window window
+    cdef public Posting row
+    cdef public str compression
+    cdef public bint over
+    cdef public Py_ssize_t moved
+    cdef bytes _key
+    cdef Py_ssize_t _most
+    cdef object _flush
+
+    cdef int _check(self) except -1
+    cdef bint ready(self) except -1
+    cdef bint push(self, object source, object batch) except -1

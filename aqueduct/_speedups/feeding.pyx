@@ -1,0 +1,141 @@
+"""From the batches of an iterable to messages of a channel, as far as there is room.
+
+It is what a caller who sends without end does for each batch; ``aqueduct.outgoing`` has the rest of
+a call.
+"""
+
+from collections import deque
+
+cimport cython
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF
+
+from aqueduct._speedups.arrow_writer cimport BatchEncoder, Encoded
+from aqueduct._speedups.posting cimport Posting
+
+
+cdef extern from "Python.h":
+    PyObject *PyIter_Next(object) except? NULL
+
+__all__ = ["Feed", "Window"]
+
+
+@cython.final
+@cython.auto_pickle(False)
+cdef class Window:
+    """How many batches, and bytes of them, may be sent and not yet answered or taken.
+
+    One side counts what it sends, the other what was settled; so it may be used by two threads.
+    ``sent``: the next batch's number. ``settled``: batches, from the first, of which the service
+    needs no more.
+    """
+
+    def __init__(self, Py_ssize_t batches, Py_ssize_t size):
+        self._batches = batches
+        self._bytes = size
+        self._sizes = deque()
+
+    @property
+    def open(self):
+        """Whether one more may be sent. One always may, if none is under way."""
+        return self.is_open()
+
+    cdef bint is_open(self) noexcept:
+        cdef Py_ssize_t under_way = self.sent - self.settled
+        return not under_way or (
+            under_way < self._batches and self._sent_bytes - self._settled_bytes < self._bytes
+        )
+
+    cpdef Py_ssize_t send(self, Py_ssize_t size) except -1:
+        """Counts a batch of ``size`` bytes as sent; returns its number."""
+        self._sizes.append(size)
+        self._sent_bytes += size
+        self.sent += 1
+        return self.sent - 1
+
+    def settle(self, Py_ssize_t number):
+        """The batches up to ``number`` are answered, or taken."""
+        while self.settled <= number and self._sizes:
+            self._settled_bytes += self._sizes.popleft()
+            self.settled += 1
+
+
+@cython.auto_pickle(False)
+cdef class Feed:
+    """The sending side of a call; the base of what has all of it.
+
+    ``row`` takes the messages, None if there is no channel for batches; ``flush`` is called once
+    some were queued. ``compression``: what batches may be compressed by, "" for nothing. ``over``:
+    the call has ended. ``moved`` grows with all that happens, for the progress deadline. The rest
+    is left to ``writable``, ``finish()``, and ``send(encoded, number)`` for what is not one plain
+    message.
+    """
+
+    def __init__(self, Window window, bytes key not None, Py_ssize_t most, flush):
+        """``key``: of the header with a batch's number. ``most``: bytes of one message."""
+        self.window = window
+        self.compression = ""
+        self._key = key
+        self._most = most
+        self._flush = flush
+
+    def feed(self, source not None, batches not None, Py_ssize_t count):
+        """Sends what there is room for, at most ``count`` batches of an iterator.
+
+        ``source`` encodes them. True: that were all, and the channel is finished. False: there is
+        no room. None: there is room still, and it is others' turn.
+        """
+        cdef PyObject *found
+        cdef object batch
+        cdef bint posted = False
+        self._check()
+        try:
+            for _ in range(count):
+                if not (self.window.is_open() and self.ready()):
+                    return False
+                found = PyIter_Next(batches)
+                if found == NULL:
+                    self.finish()
+                    return True
+                batch = <object> found
+                Py_DECREF(batch)
+                posted |= self.push(source, batch)
+        finally:
+            if posted:
+                self._flush()
+        return None
+
+    def give(self, source not None, batch):
+        """Sends one batch, whether or not there is room."""
+        self._check()
+        if self.push(source, batch):
+            self._flush()
+
+    cdef int _check(self) except -1:
+        if self.window is None:
+            raise TypeError("a call without a window sends no batches")
+        return 0
+
+    cdef bint ready(self) except -1:
+        """Whether the channel has room; otherwise the call hears of it."""
+        cdef Posting row = self.row
+        return row is not None and row.error is None and row.room() or self.writable
+
+    cdef bint push(self, object source, object batch) except -1:
+        """Sends one batch; whether it was queued for ``flush``."""
+        cdef BatchEncoder encoder = source.encoder
+        cdef Encoded encoded = None
+        cdef Py_ssize_t number
+        if not self.compression:
+            encoded = encoder.plain(batch)
+        if encoded is None or encoded.size > self._most:
+            source.compression = self.compression
+            encoded = source.encode(batch)
+        number = self.window.send(encoded.size)
+        # What the service does not want any more is dropped: its status says why.
+        if encoded.size > self._most or self.row is None or self.row.error is not None or self.over:
+            self.send(encoded, number)
+            return False
+        self.moved += 1
+        self.row.post(encoded.buffers, ((self._key, b"%d" % number),))
+        return True

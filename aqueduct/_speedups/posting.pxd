@@ -1,0 +1,42 @@
+"""What is done for each message of a long row, and for each run of bytes that has left."""
+
+from aqueduct._speedups.tracker cimport SentNumbers, UnreliableSent
+
+cdef class OutStream:
+    cdef public object half
+    cdef readonly bint control
+    cdef public Py_ssize_t number
+    cdef public Py_ssize_t queued
+    cdef public bint fin
+    cdef public bint dead
+    cdef public object waiting
+    cdef public object guard
+
+cdef class Ledger:
+    cdef readonly dict _open
+    cdef readonly list _effects
+    cdef readonly bint _debug
+    cdef public Py_ssize_t queued
+    cdef public bint fell
+    cdef public Py_ssize_t _control_queued
+    cdef Py_ssize_t _mark           # of the connection, bytes
+    cdef Py_ssize_t _channel_mark   # bytes
+    cdef Py_ssize_t _messages       # unacknowledged ones that a channel may have
+    cdef Py_ssize_t _frame          # bytes that one may have
+    cdef object _sending            # the state of a half that may send
+
+    cpdef int append(self, OutStream stream, list buffers, Py_ssize_t size) except -1
+    cpdef int _charge(self, OutStream stream, Py_ssize_t size) except -1
+    cpdef int _release(self, OutStream stream, Py_ssize_t size) except -1
+
+cdef class Posting:
+    cdef public Ledger _ledger
+    cdef public SentNumbers _numbers
+    cdef public UnreliableSent _unreliable
+    cdef public OutStream _message_stream
+    cdef public object error
+    cdef public Py_ssize_t queued
+    cdef public object state
+
+    cdef bint room(self) noexcept
+    cpdef object post(self, object payload, object headers)

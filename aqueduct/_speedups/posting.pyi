@@ -1,0 +1,52 @@
+from collections.abc import Iterable, Sequence
+from typing import Any, final
+
+from typing_extensions import disjoint_base
+
+from aqueduct._speedups.tracker import SentNumbers, UnreliableSent
+
+__all__ = ["Ledger", "OutStream", "Posting"]
+
+@final
+class OutStream:
+    half: Any
+    @property
+    def control(self) -> bool: ...
+    number: int
+    queued: int
+    fin: bool
+    dead: bool
+    waiting: Any
+    guard: Any
+    def __init__(self, half: Posting | None, control: bool) -> None: ...
+    @property
+    def unopened(self) -> bool: ...
+
+@disjoint_base
+class Ledger:
+    _open: dict[int, OutStream]
+    _effects: list[Any]
+    _debug: bool
+    _control_queued: int
+    queued: int
+    fell: bool
+    def __init__(
+        self, effects_out: list[Any], flow: Any, limits: Any, sending: object, debug: bool
+    ) -> None: ...
+    def append(self, stream: OutStream, buffers: list[Any], size: int) -> int: ...
+    def written(self, number: int, size: int) -> Any: ...
+    def _charge(self, stream: OutStream, size: int) -> int: ...
+    def _release(self, stream: OutStream, size: int) -> int: ...
+
+@disjoint_base
+class Posting:
+    _ledger: Ledger
+    _numbers: SentNumbers
+    _unreliable: UnreliableSent | None
+    _message_stream: OutStream | None
+    state: Any
+    error: Exception | None
+    queued: int
+    @property
+    def writable(self) -> bool: ...
+    def post(self, payload: Any, headers: Iterable[Sequence[bytes]]) -> int: ...

@@ -1,0 +1,181 @@
+"""What is done for each message of a long row, and for each run of bytes that has left.
+
+Which streams there are and what a channel's end means is decided by ``aqueduct.protocol.channels``,
+whose Outgoing and SenderHalf build on the classes here.
+"""
+
+cimport cython
+from libc.stdint cimport uint64_t
+
+from aqueduct._speedups.encoder cimport message_buffers
+from aqueduct._speedups.tracker cimport SentNumbers
+
+__all__ = ["Ledger", "OutStream", "Posting"]
+
+cdef uint64_t HIGHEST = 0xFFFFFFFFFFFFFFFF
+
+cdef enum:
+    WRITE = 0   # the kind of effect that writes to a stream
+
+
+@cython.final
+@cython.freelist(64)
+@cython.auto_pickle(False)
+cdef class OutStream:
+    """One of my streams, opened or waiting for its turn.
+
+    ``half`` is the sender half that pays for its bytes; None for acks, closes and the prelude
+    (``control``). ``number`` is -1 before it is open. ``queued``: bytes written here and not yet
+    reported as gone. ``dead``: reset by us or stopped by the peer, so that later writes vanish.
+    ``waiting``: buffers, while it is not open. ``guard``: only in debug.
+    """
+
+    def __init__(self, half, bint control):
+        self.half = half
+        self.control = control
+        self.number = -1
+        self.waiting = ()
+
+    @property
+    def unopened(self):
+        """Whether it still waits above the transport."""
+        return self.number < 0 and not self.dead
+
+
+@cython.auto_pickle(False)
+cdef class Ledger:
+    """Bytes that were written and have not left; the base of what has all streams of one side.
+
+    ``queued`` counts them; ``_control_queued`` those that no half pays for. ``fell``: whether
+    ``queued`` fell below the connection's mark since somebody looked.
+    """
+
+    def __init__(self, list effects_out not None, flow, limits, sending, bint debug):
+        """``sending``: the state of a half that may send."""
+        self._open = {}
+        self._effects = effects_out
+        self._debug = debug
+        self._mark = flow.connection_high_water
+        self._channel_mark = flow.channel_high_water
+        self._messages = limits.unacknowledged
+        self._frame = limits.frame_bytes
+        self._sending = sending
+
+    def written(self, number, Py_ssize_t size):
+        """``size`` bytes of a stream left. Returns the half that paid for them.
+
+        Raises LocalProtocolError in debug when a buffer changed meanwhile.
+        """
+        cdef object found = self._open.get(number)
+        cdef OutStream stream
+        if found is None:
+            return None
+        stream = found
+        if stream.guard is not None:
+            stream.guard.check(stream, size)
+        self._release(stream, size)
+        if stream.fin and not stream.queued:
+            del self._open[number]
+            if stream.half is not None:
+                stream.half.stream_left(stream)
+        return stream.half
+
+    cpdef int append(self, OutStream stream, list buffers, Py_ssize_t size) except -1:
+        """``write`` without ceremony: one more message of ``size`` bytes on a stream."""
+        cdef list effects = self._effects
+        cdef tuple last
+        if stream.number < 0 or stream.dead or self._debug:
+            self.write(stream, buffers)
+            return 0
+        if effects:
+            last = effects[len(effects) - 1]
+            if last[0] == WRITE and last[1] == stream.number:
+                (<list> last[2]).extend(buffers)
+                self._charge(stream, size)
+                return 0
+        effects.append((WRITE, stream.number, buffers, False))
+        self._charge(stream, size)
+        return 0
+
+    cpdef int _charge(self, OutStream stream, Py_ssize_t size) except -1:
+        stream.queued += size
+        self.queued += size
+        if stream.half is not None:
+            (<Posting?> stream.half).queued += size
+        else:
+            self._control_queued += size
+        return 0
+
+    cpdef int _release(self, OutStream stream, Py_ssize_t size) except -1:
+        if size > stream.queued:
+            size = stream.queued
+        if self.queued >= self._mark > self.queued - size:
+            self.fell = True
+        stream.queued -= size
+        self.queued -= size
+        if stream.half is not None:
+            (<Posting?> stream.half).queued -= size
+        else:
+            self._control_queued -= size
+        return 0
+
+
+@cython.auto_pickle(False)
+cdef class Posting:
+    """Who sends rows of messages: the base of the sender half.
+
+    ``state`` is of the tables of a channel's life; ``error``: how it ended, None while it lives and
+    after success. ``queued``: bytes that have not left the carrier. Who builds on it sets
+    ``_ledger`` and ``state``; what is not plain is left to its ``_post(payload, headers)``, and
+    ``_too_large(size)`` is what to raise.
+    """
+
+    def __cinit__(self):
+        self._numbers = SentNumbers.__new__(SentNumbers)
+
+    @property
+    def writable(self):
+        """Whether a send would stay below the high-water marks (design: Flow).
+
+        Not while the peer has stopped the stream: what is written vanishes without ever counting
+        as queued, so nothing would hold the sender until CLOSE_RECEIVER comes. Once it has ended
+        there is nothing to wait for: a send is refused.
+        """
+        return self.room()
+
+    cdef bint room(self) noexcept:
+        cdef Ledger ledger = self._ledger
+        cdef uint64_t unsettled = self._numbers._next - self._numbers._acked._covered
+        if self._unreliable is not None:
+            unsettled += self._unreliable._next - self._unreliable._settled
+        return (
+            self.queued < ledger._channel_mark
+            and ledger.queued < ledger._mark
+            and unsettled < <uint64_t> ledger._messages
+            and (
+                self._message_stream is None
+                or not self._message_stream.dead
+                or self.state is not ledger._sending
+            )
+        )
+
+    cpdef object post(self, object payload, object headers):
+        """One more ORDERED message without attachments: what is done for each of a long row.
+
+        Raises as ``check_sendable`` and ``send`` do.
+        """
+        cdef OutStream stream = self._message_stream
+        cdef Py_ssize_t size = 0
+        cdef list buffers
+        cdef uint64_t number
+        if stream is None or self.error is not None or self.state is not self._ledger._sending:
+            return self._post(payload, headers)
+        number = self._numbers._next
+        buffers = message_buffers(number, payload, headers, (), &size)
+        if size > self._ledger._frame:
+            raise self._too_large(size)
+        if number == HIGHEST:
+            self._numbers.take()  # says so
+        self._numbers._next = number + 1
+        self._ledger.append(stream, buffers, size)
+        return number
