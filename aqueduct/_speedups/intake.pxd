@@ -4,6 +4,7 @@ from libc.stdint cimport uint8_t, uint64_t
 
 from aqueduct._speedups.bpmux cimport ChunkDecoder
 from aqueduct._speedups.entities cimport Entity, Reading
+from aqueduct._speedups.records cimport Records
 from aqueduct._speedups.runs cimport Inlet
 
 cdef class Intake:
@@ -15,7 +16,7 @@ cdef class Intake:
     cdef ChunkDecoder _chunks
     cdef object _open
     cdef object _close
-    cdef object _receive             # for TLS; None: the socket itself
+    cdef Records _records            # for TLS; None: the socket itself
     cdef int _fd
     cdef object _ahead
     cdef uint8_t *_memory
@@ -31,6 +32,6 @@ cdef class Intake:
     # These return -1 if nothing is there now, 0 at the end.
     cdef Py_ssize_t _land(self, Py_ssize_t wanted) except -2
     cdef Py_ssize_t _fetch(self, Py_ssize_t size) except -2
-    cdef Py_ssize_t _decrypt(self, object view, Py_ssize_t size) except -2
+    cdef Py_ssize_t _decrypt(self, uint8_t *target, Py_ssize_t size) except -2
     cdef Py_ssize_t _kernel(self, uint8_t *target, Py_ssize_t size, Py_ssize_t ahead) except -2
     cdef int _run(self, object data) except -1

@@ -2,6 +2,7 @@ from collections.abc import Callable
 from typing import Any, Final, final
 
 from aqueduct._speedups.entities import Entity, Reading
+from aqueduct._speedups.records import Records
 from aqueduct._speedups.runs import Inlet
 
 __all__ = ["Intake", "Outcome"]
@@ -26,7 +27,7 @@ class Intake:
         cls,
         reading: Reading,
         fd: int,
-        receive: Callable[[memoryview], int] | None,
+        records: Records | None,
         ahead: memoryview,
         open: Callable[[Entity], Any],
         close: Callable[[], Any],

@@ -15,6 +15,7 @@ from libc.string cimport memset
 
 from aqueduct._speedups.bpmux cimport DONE, HEAD, NOTHING, PAYLOAD_FLAG, PIECE, ChunkDecoder
 from aqueduct._speedups.entities cimport Entity, Reading
+from aqueduct._speedups.records cimport Records
 from aqueduct._speedups.runs cimport Inlet
 
 from aqueduct.errors import RemoteProtocolError
@@ -45,6 +46,8 @@ cdef enum:
 
     # Of a chunk that is under way, so many bytes are worth waking up for.
     PATIENCE = 131072
+    # The most of them that may be here as a part of a record of TLS.
+    RECORD = 16645
 
     DRAINED = 0
     END = 1
@@ -65,17 +68,19 @@ cdef class Intake:
 
     ``open(entity)`` gives the inlet of a stream, or None, and sets ``entity`` and ``inlet`` by
     ``use``; ``close()`` ends what is open and calls ``use(None, None)``. ``ahead`` is memory that
-    is read to and copied from at once. ``receive`` is what decrypts into a given view, None where
-    the socket ``fd`` is read as it is.
+    is read to and copied from at once. ``records`` decrypt what the socket ``fd`` has; None: it is
+    read as it is.
     """
 
-    def __cinit__(self, Reading reading not None, int fd, receive, ahead not None, open, close):
+    def __cinit__(
+        self, Reading reading not None, int fd, Records records, ahead not None, open, close
+    ):
         if type(ahead) is not memoryview or ahead.readonly or ahead.nbytes < PEEK:
             raise ValueError(f"ahead: a writable memoryview of {PEEK} bytes or more is needed")
         self._reading = reading
         self._chunks = reading.decoder
         self._fd = fd
-        self._receive = receive
+        self._records = records
         self._ahead = ahead
         self._memory = <uint8_t *> PyMemoryView_GET_BUFFER(ahead).buf
         self._size = PyMemoryView_GET_BUFFER(ahead).len
@@ -101,6 +106,7 @@ cdef class Intake:
         """
         cdef Py_ssize_t before = budget
         cdef int outcome = TURN
+        cdef uint64_t least
         cdef Entity last = self._reading.entity
         self.drained = self._looked = False
         if (
@@ -117,12 +123,12 @@ cdef class Intake:
             if self.drained:
                 outcome = DRAINED
                 break
-        if self._receive is None:
-            # Nothing can be behind the rest of a chunk, so nobody is woken for less of it.
-            if outcome == DRAINED and self._reading._plain and self._chunks.missing > 1:
-                self._wake_from(<int> min(self._chunks.missing, <uint64_t> PATIENCE))
-            else:
-                self._wake_from(1)
+        # Nothing can be behind the rest of a chunk, so nobody is woken for less of it.
+        least = 0 if self._records is None else RECORD
+        if outcome == DRAINED and self._reading._plain and self._chunks.missing > least + 1:
+            self._wake_from(<int> min(self._chunks.missing - least, <uint64_t> PATIENCE))
+        else:
+            self._wake_from(1)
         return outcome, before - budget
 
     def relax(self):
@@ -186,23 +192,20 @@ cdef class Intake:
 
     cdef Py_ssize_t _land(self, Py_ssize_t wanted) except -2:
         """Reads to the inlet's place, and a little more; -1: nothing is there."""
-        if self._receive is None:
+        if self._records is None:
             return self._kernel(self.inlet.place(), wanted, self._little)
-        return self._decrypt(self.inlet.decoder.room(wanted), wanted)
+        return self._decrypt(self.inlet.place(), wanted)
 
     cdef Py_ssize_t _fetch(self, Py_ssize_t size) except -2:
         """Reads to the memory ahead; -1: nothing is there."""
-        if self._receive is None:
+        if self._records is None:
             return self._kernel(self._memory, size, 0)
-        return self._decrypt(self._ahead[:size], size)
+        return self._decrypt(self._memory, size)
 
-    cdef Py_ssize_t _decrypt(self, object view, Py_ssize_t size) except -2:
-        cdef Py_ssize_t count
-        try:
-            count = self._receive(view)
-        except BlockingIOError:
-            return -1
-        self.drained = count < size
+    cdef Py_ssize_t _decrypt(self, uint8_t *target, Py_ssize_t size) except -2:
+        cdef Py_ssize_t count = self._records.decrypt(<char *> target, size)
+        if count >= 0:
+            self.drained = count < size
         return count
 
     cdef Py_ssize_t _kernel(self, uint8_t *target, Py_ssize_t size, Py_ssize_t ahead) except -2:

@@ -5,11 +5,11 @@ cdef class Records:
     cdef void *_incoming        # BIO: ciphertext that the library has not read
     cdef void *_outgoing        # BIO: ciphertext that was not taken
     cdef object _owner
-    cdef object _receive
+    cdef int _fd
     cdef object _failure
     cdef object _scratch        # a memoryview
 
-    cdef Py_ssize_t decrypt(self, char *target, Py_ssize_t size) except -1
+    cdef Py_ssize_t decrypt(self, char *target, Py_ssize_t size) except -2
     cdef int fill(self) except -1
     cdef Py_ssize_t encrypt(self, const char *source, Py_ssize_t size, Py_ssize_t waiting,
                             list sealed) except -1

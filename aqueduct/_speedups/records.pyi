@@ -15,7 +15,7 @@ class Records:
         ssl: int,
         incoming: int,
         outgoing: int,
-        receive: Callable[[memoryview], int],
+        fd: int,
         failure: Callable[[], Exception],
         scratch: memoryview,
     ) -> None: ...

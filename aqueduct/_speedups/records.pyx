@@ -12,10 +12,15 @@ from cpython.buffer cimport (
     PyObject_GetBuffer,
 )
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.exc cimport PyErr_CheckSignals, PyErr_SetFromErrno
 from cpython.memoryview cimport PyMemoryView_GET_BUFFER
+from libc.errno cimport EAGAIN, EINTR, errno
 from libc.limits cimport INT_MAX
 from libc.stdint cimport uintptr_t
 from libc.string cimport memcpy
+
+cdef extern from "<sys/socket.h>" nogil:
+    ssize_t recv(int socket, void *buffer, size_t size, int flags)
 
 __all__ = ["Records", "use"]
 
@@ -67,19 +72,19 @@ def use(uintptr_t read, uintptr_t write, uintptr_t error, uintptr_t take, uintpt
 cdef class Records:
     """One connection whose handshake is over. ``owner`` keeps what the addresses name alive.
 
-    ``receive`` is recv_into of the socket; ``failure`` makes an exception of what the library
+    ``fd`` is its socket, which does not block; ``failure`` makes an exception of what the library
     says of an error. ``scratch`` is memory for ciphertext, used within a call alone.
     """
 
     def __init__(self, object owner, uintptr_t ssl, uintptr_t incoming, uintptr_t outgoing,
-                 object receive, object failure, object scratch not None):
+                 int fd, object failure, object scratch not None):
         if not (ssl and incoming and outgoing and ssl_read != NULL):
             raise ValueError("there is no connection, or no library")
         self._owner = owner
         self._ssl = <void *> ssl
         self._incoming = <void *> incoming
         self._outgoing = <void *> outgoing
-        self._receive = receive
+        self._fd = fd
         self._failure = failure
         self._scratch = scratch
 
@@ -89,13 +94,18 @@ cdef class Records:
         Fewer bytes than ``target`` has room for, and not none: there are no more now.
         """
         cdef Py_buffer view
+        cdef Py_ssize_t got
         PyObject_GetBuffer(target, &view, PyBUF_WRITABLE)
         try:
-            return self.decrypt(<char *> view.buf, view.len)
+            got = self.decrypt(<char *> view.buf, view.len)
         finally:
             PyBuffer_Release(&view)
+        if got < 0:
+            raise BlockingIOError
+        return got
 
-    cdef Py_ssize_t decrypt(self, char *target, Py_ssize_t size) except -1:
+    cdef Py_ssize_t decrypt(self, char *target, Py_ssize_t size) except -2:
+        """As ``recv_into``; -1: there is nothing now."""
         cdef Py_ssize_t got = 0
         cdef int count, error = 0, filled = FULL
         while True:
@@ -119,17 +129,23 @@ cdef class Records:
             # An end without a close of TLS is one, too: the protocol above has a close of its own.
             if got or filled == ENDED:
                 return got
-            raise BlockingIOError
+            return -1
 
     cdef int fill(self) except -1:
         """Reads ciphertext from the socket."""
         cdef Py_ssize_t count
         cdef int taken
         cdef Py_buffer *room = PyMemoryView_GET_BUFFER(self._scratch)
-        try:
-            count = self._receive(self._scratch)
-        except BlockingIOError:
-            return NONE
+        while True:
+            with nogil:
+                count = recv(self._fd, room.buf, <size_t> room.len, 0)
+            if count >= 0:
+                break
+            if errno == EAGAIN:
+                return NONE
+            if errno != EINTR:
+                PyErr_SetFromErrno(OSError)
+            PyErr_CheckSignals()
         if count == 0:
             return ENDED
         with nogil:

@@ -240,7 +240,7 @@ class Tls:
             _address(parts._ssl),
             _address(parts._into_ssl),
             _address(parts._from_ssl),
-            sock.recv_into,
+            sock.fileno(),
             _failure,
             self._buffer,
         )

@@ -49,7 +49,7 @@ class Wire(Mapping):
         self._intake = Intake(
             self._mux.reading,
             self._fd,
-            None if tls is None else tls.recv_into,
+            None if tls is None else tls.records,
             self._ahead,
             self._open_inlet,
             self._close_inlet,
