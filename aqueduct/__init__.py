@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from aqueduct.client import Client
     from aqueduct.config import Config
     from aqueduct.endpoint.connection import Connection
-    from aqueduct.endpoint.handles import Message, Mode, Receiver, Sender, channel
+    from aqueduct.endpoint.handles import Mode, Receiver, Sender, channel
+    from aqueduct.endpoint.message import Message
     from aqueduct.endpoint.serving import Server, connect, serve
     from aqueduct.errors import AqueductError
     from aqueduct.service import Service
@@ -62,7 +63,7 @@ _MODULES: Final = {
     "Config": "aqueduct.config",
     "Connection": "aqueduct.endpoint.connection",
     "Description": "aqueduct.arrow.describe",
-    "Message": "aqueduct.endpoint.handles",
+    "Message": "aqueduct.endpoint.message",
     "Mode": "aqueduct.endpoint.handles",
     "Partition": "aqueduct.arrow.call",
     "Receiver": "aqueduct.endpoint.handles",

@@ -99,25 +99,28 @@ class AsyncBatches:
             self._spins = 0
             running.mark_soon()
             await asyncio.sleep(0)
-        found = None if running.input_over else running.take()
-        if found is None and not running.input_over:
+        self._spins += 1
+        while (batch := running.next_batch()) is None:
             receiver = running.receiver
             assert receiver is not None
+            if running.input_over:
+                raise StopAsyncIteration
+            if running.holds_payload or receiver.readable:
+                found = running.take()
+                if found is not None:
+                    number, payload = found
+                    running.taken = number + 1
+                    return running.decode(number, payload)
+                if running.input_over:
+                    raise StopAsyncIteration
             running.waits_for_client = True
             running.mark_soon()
             try:
-                while found is None and not running.input_over:
-                    await receiver.wait_readable()
-                    found = running.take()
+                await receiver.wait_readable()
             finally:
                 running.waits_for_client = False
-            self._spins = 0
-        if found is None:
-            raise StopAsyncIteration
-        self._spins += 1
-        number, payload = found
-        running.taken = number + 1
-        return running.decode(number, payload)
+            self._spins = 1
+        return batch
 
 
 class EachBatch:

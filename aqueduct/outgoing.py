@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from aqueduct._speedups.arrivals import Answers
 from aqueduct._speedups.feeding import Feed, Window
 from aqueduct.arrow.call import CallHead, Hello
 from aqueduct.arrow.compression import compress
@@ -93,7 +94,8 @@ class Outgoing(Feed):
         self._on_change = on_change
         self._calls = calls
         self._output_over = False
-        self._partial = False  # whether a batch has come in part
+        self.answers = Answers(window)
+        """Those that are read without further ado; the others come by ``take``."""
         self._assembler = Assembler(
             self.config.calls.batch_limit,
             where=f"the answers of handler {head.handler!r}",
@@ -195,6 +197,9 @@ class Outgoing(Feed):
             raise
 
     def _take(self) -> Any:
+        payload = self.answers.take_whole()
+        if payload is not None:
+            return payload
         while not self._output_over:
             try:
                 message = self._output.receive_nowait()
@@ -211,7 +216,7 @@ class Outgoing(Feed):
                 self._hello(message.headers, message.payload)
                 continue
             found = self._assembler.add(message.headers, message.payload)
-            self._partial = found is None
+            self.answers.partial = found is None
             if found is None:
                 # The answer is on its way, so its batch is worked on no more: the next large one
                 # can go while this one comes.
@@ -238,7 +243,7 @@ class Outgoing(Feed):
         failed = status.to_exception(peer=self.peer, handler=self.head.handler)
         if failed is not None:
             raise failed
-        if self._partial or not self.accepted:
+        if self.answers.partial or not self.accepted:
             missing = "in the middle of a batch" if self.accepted else "without a hello"
             raise BadCall(
                 f"handler {self.head.handler!r} at {self.peer} ended well {missing}",
@@ -318,6 +323,9 @@ class Outgoing(Feed):
             self._agree(hello.compression)
         self.schema = hello.schema
         self.accepted = True
+        # A sink answers with marks alone.
+        limit = 0 if self.head.kind == "sink" else self.config.calls.batch_limit
+        self.answers.arrive_by(self._output.inbox, self.connection.room_came, BATCH, limit)
 
     def _decode_status(self, message: Any) -> Status:
         return Status.decode(
@@ -346,7 +354,7 @@ class Outgoing(Feed):
     def _progress(self) -> object:
         if self.supplying or not self.waiting:
             return object()  # an application that does not wait has all the time it wants
-        return self.moved, 0 if self._input is None else self._input.queued
+        return self.moved, self.answers.moved, 0 if self._input is None else self._input.queued
 
     def _expired(self, seconds: float) -> None:
         handler = self.head.handler

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from aqueduct._speedups.arrivals import Inputs
 from aqueduct.arrow.call import CallHead, Hello
 from aqueduct.arrow.compression import compress
 from aqueduct.arrow.cut import Assembler, batch_headers, pieces
@@ -56,32 +57,27 @@ _MARK_BYTES: Final = 4 << 20
 _PACKAGE: Final = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
-class RunningCall:
+class RunningCall(Inputs):
     """One call, from its message to its status. Lives on the service's event loop.
 
-    A driver takes payloads by ``take`` and sends batches by ``send``; see ``drivers`` and
+    A driver takes batches by ``next_batch``, and payloads by ``take``, which has those that
+    ``next_batch`` leaves to it, and their end. It sends batches by ``send``; see ``drivers`` and
     ``bridge`` for the two families.
     """
 
     # What a call begins with: most never change most of it.
     accepted = False
     """Whether the hello was sent."""
-    batches_in = rows_in = bytes_in = 0
     batches_out = rows_out = bytes_out = 0
-    taken = 0
-    """Batches that the handler took; the next one's number."""
     waits_for_client = False
     """Whether the handler can do nothing: it wants a batch, or room for one."""
     concluded = False
     _fault: AqueductError | None = None  # of the input, whatever the handler makes of it
     _handler: Handler | None = None
-    _received = 0  # batches that came whole
     _settled = 0  # inputs below this number are answered, or told to be taken
     _compression = ""  # agreed with the client
     _settled_bytes = 0
     _marking = False  # whether it is looked at soon if a mark is due
-    _partial = False  # whether a batch has come in part
-    _moved = 0
     _timer: asyncio.TimerHandle | None = None  # of the client's deadline
     _assembler: Assembler | None = None
     _is_over = False
@@ -143,6 +139,8 @@ class RunningCall:
             handler=self.head.handler,
         )
         receiver.placement, receiver.placement_key = self._assembler.place, PIECE
+        limit = self.config.calls.batch_limit
+        self.arrive_by(receiver.inbox, self.connection.room_came, BATCH, limit)
 
     # What drivers use
 
@@ -162,6 +160,9 @@ class RunningCall:
 
         Raises BadCall, and what ended the channel if not its finish.
         """
+        payload = self.take_whole()
+        if payload is not None:
+            return self.batches_in - 1, payload
         receiver, assembler = self.receiver, self._assembler
         assert receiver is not None and assembler is not None
         while True:
@@ -170,8 +171,8 @@ class RunningCall:
             except Finished as end:
                 end.__traceback__ = None  # its frames would keep batches until a collection
                 self.input_over = True
-                if self._partial:
-                    text = f"the input ended in the middle of batch {self._received}"
+                if self.partial:
+                    text = f"the input ended in the middle of batch {self.batches_in}"
                     raise self._bad(text) from None
                 return None
             except AqueductError as error:
@@ -180,20 +181,20 @@ class RunningCall:
                 raise
             if message is None:
                 return None
-            self._moved += 1
+            self.moved += 1
             try:
                 found = assembler.add(message.headers, message.payload)
             except CallError as error:
                 self._note(error)
                 raise
-            self._partial = found is None
+            self.partial = found is None
             if found is None:
                 continue
             number, payload = found
-            if number != self._received or not len(payload):
-                text = f"batch {number} of {len(payload)} bytes came where {self._received} was due"
+            if number != self.batches_in or not len(payload):
+                due = self.batches_in
+                text = f"batch {number} of {len(payload)} bytes came where {due} was due"
                 raise self._bad(text)
-            self._received += 1
             self.batches_in += 1
             self.bytes_in += len(payload)
             return found
@@ -262,6 +263,8 @@ class RunningCall:
         ):
             self.mark()
         elif self.waits_for_client and self.taken > self._settled and not self._marking:
+            if self.receiver is None or self.receiver.arriving:
+                return  # there will be more to take, and another wait
             self._marking = True
             # The loop reads what has come between the first turn and the second.
             loop = asyncio.get_running_loop()
@@ -308,7 +311,7 @@ class RunningCall:
     def alive(self) -> None:
         """The client's application is at work: a call that waits for it is not stuck."""
         if self.waits_for_client:
-            self._moved += 1
+            self.moved += 1
 
     # The life of a call
 
@@ -375,6 +378,7 @@ class RunningCall:
                 where=f"the input of {where}",
                 **names,
             )
+            self.read_by(self.decoder.reader)
         if call.output_schema is not None:
             self.encoder = Encoder(call.output_schema, where=f"the output of {where}", **names)
 
@@ -509,7 +513,7 @@ class RunningCall:
 
     def _progress(self) -> tuple[int, ...]:
         return (
-            self._moved,
+            self.moved,
             self.taken,
             self.rows_out,
             self.batches_out,

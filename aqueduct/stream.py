@@ -69,6 +69,13 @@ class Stream:
             await asyncio.sleep(0)
         # From here to the end nothing is awaited with a payload in hand: a reader that is
         # cancelled loses none.
+        call = self._call
+        if self._peeked is None:
+            batch = call.answers.next_batch()
+            if batch is not None:
+                self._spins += 1
+                self._feeding.wake()
+                return batch
         payload, self._peeked = self._peeked, None
         while payload is None:
             payload = await self._take()
@@ -80,11 +87,12 @@ class Stream:
             raise StopAsyncIteration
         self._spins += 1
         if self._decoder is None:
-            self._decoder = self._call.decoder()
+            self._decoder = call.decoder()
+            call.answers.read_by(self._decoder.reader)
         try:
             return self._decoder.decode(payload)
         except AqueductError as error:
-            self._call.fail(error)
+            call.fail(error)
             await self._stop_feeding()
             raise
 

@@ -76,8 +76,7 @@ class UnaryCall(RunningCall):
             )
             self._note(error)
             raise error
-        self._moved += 1
-        self._received = 1
+        self.moved += 1
         self.batches_in = 1
         self.bytes_in = len(payload)
         return 0, payload
@@ -200,6 +199,7 @@ class _Brought:
     """In place of a Receiver: the batch was brought with the call, and nothing else will come."""
 
     arriving: Final = False
+    readable: Final = True
 
     __slots__ = ("error", "on_change", "placement")
 

@@ -7,3 +7,5 @@ cdef class BatchReader:
     cdef object _schema
     cdef object _import
     cdef bint _inside
+
+    cpdef object read(self, object payload)

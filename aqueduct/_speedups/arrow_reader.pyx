@@ -91,7 +91,7 @@ cdef class BatchReader:
         self._schema = schema
         self._inside = inside
 
-    def read(self, payload):
+    cpdef object read(self, object payload):
         """The ``pyarrow.RecordBatch`` of a payload, whose memory it keeps; None if not for this.
 
         Raises BufferError if the payload is not contiguous.

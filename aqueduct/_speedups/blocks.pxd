@@ -18,8 +18,8 @@ cdef tuple attached_channels(
 )
 cdef tuple range_lengths(const uint8_t *pos, const uint8_t *end, bint paired)
 
-# Whether ``header_pairs`` would raise nothing.
-cdef bint are_headers(const uint8_t *pos, const uint8_t *end) noexcept
+# The bytes of header data; raises what ``header_pairs`` would.
+cdef bytes header_block(const uint8_t *block, Py_ssize_t size)
 
 # The same from the bytes of a block that was checked before.
 cdef tuple headers_of(bytes block)

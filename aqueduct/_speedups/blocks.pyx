@@ -38,6 +38,14 @@ cdef tuple header_pairs(const uint8_t *pos, const uint8_t *end):
     return tuple(pairs)
 
 
+cdef bytes header_block(const uint8_t *block, Py_ssize_t size):
+    cdef bytes kept = block[:size]
+    block = <const uint8_t *> PyBytes_AS_STRING(kept)
+    if not are_headers(block, block + size):
+        header_pairs(block, block + size)  # says what is wrong
+    return kept
+
+
 cdef bint are_headers(const uint8_t *pos, const uint8_t *end) noexcept:
     cdef const uint8_t *next
     cdef uint64_t length = 0

@@ -64,8 +64,6 @@ cdef class Decoder(Landing):
     cdef int _begin(self) except -1
     cdef int _varint(self) except -1
     cdef int _length(self, uint64_t limit, str name) except -1
-    cdef bytes _header_block(self, const uint8_t *block)
-    cdef object _kept(self, const uint8_t *block, tuple parsed)
     cdef int _match_magic(self) except -1
     cdef object _version(self, const uint8_t *text)
     cdef object _short_frame(self)

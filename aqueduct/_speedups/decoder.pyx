@@ -5,15 +5,15 @@ The order of calls of a Decoder: ``feed`` what came, then ``next`` until it says
 """
 
 cimport cython
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from aqueduct._speedups.blocks cimport (
     CREATOR,
     ONESHOT,
     SENDER,
-    are_headers,
     attached_channels,
+    header_block,
     header_pairs,
     range_lengths,
 )
@@ -287,7 +287,8 @@ cdef class Decoder(Landing):
                 block = self.block(self._size)
                 if block == NULL:
                     return self._starved()
-                self._headers = self._header_block(block)
+                self._headers = header_block(block, self._size)
+                self._overhead = self._size
                 self.release_block()
                 self._state = AT_ATTACHMENTS_LENGTH
 
@@ -301,10 +302,13 @@ cdef class Decoder(Landing):
                 block = self.block(self._size)
                 if block == NULL:
                     return self._starved()
-                self._attachments = self._kept(block, attached_channels(
+                self._attachments = attached_channels(
                     block, block + self._size, self.from_server,
                     self._header_limit, self._attachment_limit,
-                ))
+                )
+                if self._size > LARGE_BLOCK:
+                    self._attachments = block[:self._size]
+                self._overhead += self._size
                 self.release_block()
                 self._state = AT_PAYLOAD_LENGTH
 
@@ -478,20 +482,6 @@ cdef class Decoder(Landing):
             )
         self._size = <Py_ssize_t> self._value
         return 0
-
-    cdef bytes _header_block(self, const uint8_t *block):
-        """What a message keeps of its headers: bytes that are known to parse."""
-        cdef bytes kept = block[:self._size]
-        cdef const uint8_t *start = <const uint8_t *> PyBytes_AS_STRING(kept)
-        if not are_headers(start, start + self._size):
-            header_pairs(start, start + self._size)  # says what is wrong
-        self._overhead += self._size
-        return kept
-
-    cdef object _kept(self, const uint8_t *block, tuple parsed):
-        """What a message keeps of attachments: the tuple, or the bytes if they are so much less."""
-        self._overhead += self._size
-        return block[:self._size] if self._size > LARGE_BLOCK else parsed
 
     cdef int _match_magic(self) except -1:
         """Compares VERSION up to its text as far as bytes are there: 1, or 0 for more bytes."""

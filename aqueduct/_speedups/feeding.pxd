@@ -13,6 +13,7 @@ cdef class Window:
 
     cdef bint is_open(self) noexcept
     cpdef Py_ssize_t send(self, Py_ssize_t size) except -1
+    cpdef int settle(self, Py_ssize_t number) except -1
 
 cdef class Feed:
     cdef readonly Window window

@@ -53,11 +53,12 @@ cdef class Window:
         self.sent += 1
         return self.sent - 1
 
-    def settle(self, Py_ssize_t number):
+    cpdef int settle(self, Py_ssize_t number) except -1:
         """The batches up to ``number`` are answered, or taken."""
         while self.settled <= number and self._sizes:
             self._settled_bytes += self._sizes.popleft()
             self.settled += 1
+        return 0
 
 
 @cython.auto_pickle(False)

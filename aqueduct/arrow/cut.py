@@ -99,8 +99,6 @@ class Assembler:
         Raises BatchTooLarge above the limit, before memory is taken, and BadCall for headers
         that are not a batch's.
         """
-        if _whole(headers) is not None and size <= self._limit:
-            return None
         number, piece = self._read(headers, size)
         if piece is None:
             return None
@@ -124,11 +122,6 @@ class Assembler:
         A mark has an empty payload. Raises BatchTooLarge, BadCall for a message out of turn, and
         LocalProtocolError for one that is not where ``place`` wanted it.
         """
-        if self._current is None:
-            whole_number = _whole(headers)
-            size = payload.nbytes if type(payload) is memoryview else len(payload)
-            if whole_number is not None and size <= self._limit:
-                return whole_number, payload
         view = memoryview(payload).cast("B")
         number, piece = self._read(headers, len(view))
         whole = self._current
@@ -230,19 +223,6 @@ class _Whole:
             self.memory[start:end] = view
         self.added = end
         self.placed = max(self.placed, end)
-
-
-def _whole(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
-    """The number of a message that is a whole batch and says nothing else: nearly all are.
-
-    None: it is not, or not well said; ``_read`` tells.
-    """
-    if type(headers) is not tuple or len(headers) != 1:
-        return None
-    key, value = headers[0]
-    if key == BATCH and value.isdigit() and len(value) < 19 and (value[0] != 0x30 or value == b"0"):
-        return int(value)
-    return None
 
 
 def _read_piece(value: bytes) -> _Piece:

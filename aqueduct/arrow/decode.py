@@ -99,6 +99,14 @@ class Decoder:
         """Whether each batch stands alone, so that other streams may use this decoder, too."""
         return self._stream is None
 
+    @property
+    def reader(self) -> BatchReader | None:
+        """What reads most payloads as ``decode`` does; None if there are none it could read.
+
+        What it gives None for, or raises an error at, is for ``decode``.
+        """
+        return None if self._full else self._fast
+
     def decode(self, payload: ReadableBuffer, *, number: int | None = None) -> pa.RecordBatch:
         """The batch of ``payload``, whose memory it keeps and points into.
 

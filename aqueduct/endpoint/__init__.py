@@ -2,15 +2,8 @@
 
 from aqueduct.endpoint.asked import Asked
 from aqueduct.endpoint.connection import Connection
-from aqueduct.endpoint.handles import (
-    Attachment,
-    Headers,
-    Message,
-    Mode,
-    Receiver,
-    Sender,
-    channel,
-)
+from aqueduct.endpoint.handles import Mode, Receiver, Sender, channel
+from aqueduct.endpoint.message import Attachment, Headers, Message
 from aqueduct.endpoint.serving import Server, bind, connect, serve
 from aqueduct.endpoint.snapshot import ConnectionSnapshot
 

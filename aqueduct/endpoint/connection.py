@@ -14,8 +14,9 @@ from aqueduct.carriers.contract import Carrier
 from aqueduct.carriers.pump import Pump
 from aqueduct.config import Config
 from aqueduct.endpoint.asked import Asked
-from aqueduct.endpoint.handles import Attachment, Headers, Message, Receiver, Sender
+from aqueduct.endpoint.handles import Receiver, Sender
 from aqueduct.endpoint.local import Parcel, Pipe, queue_full
+from aqueduct.endpoint.message import Attachment, Headers, Message
 from aqueduct.endpoint.snapshot import ConnectionSnapshot
 from aqueduct.errors import ConnectionLost
 from aqueduct.protocol.channels.connection import ChannelConnection
@@ -308,6 +309,12 @@ class Connection:
         if self.core.waits:
             self.pump.flush_soon()  # room came back, and a credit is due
         return self.message(received)
+
+    def room_came(self) -> None:
+        """Messages were taken, and others wait for their room (see ``Receiver.inbox``)."""
+        self.core.use_room(self._loop.time())
+        if self.core.waits:
+            self.pump.flush_soon()  # a credit is due
 
     def close_receiver(self, half: ReceiverHalf, error: Exception | None = None) -> None:
         """See Receiver.close; ``error`` is what ended it instead of its owner."""

@@ -1,4 +1,4 @@
-"""What code holds: Sender, Receiver, Message, and ``channel()`` that makes a linked pair.
+"""What code holds: Sender, Receiver, and ``channel()`` that makes a linked pair.
 
 A pair works inside the process until one half is attached to a message; then the other half is
 networked, and the code that uses it cannot tell. A handle belongs to the event loop it is used on.
@@ -10,6 +10,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from aqueduct._speedups.inbox import Inbox
 from aqueduct._speedups.posting import Posting
 from aqueduct.endpoint.local import (
     LocalMessage,
@@ -22,6 +23,7 @@ from aqueduct.endpoint.local import (
     queue_full,
     release,
 )
+from aqueduct.endpoint.message import Attachment, Message
 from aqueduct.errors import Finished, LocalProtocolError, ReceiverClosed
 from aqueduct.protocol.channels import ids
 from aqueduct.protocol.channels.events import Headers
@@ -32,45 +34,10 @@ from aqueduct.protocol.channels.state import SenderState
 if TYPE_CHECKING:
     from aqueduct.endpoint.connection import Connection
 
-__all__ = ["Attachment", "Headers", "Message", "Mode", "Receiver", "Sender", "channel"]
+__all__ = ["Mode", "Receiver", "Sender", "channel"]
 
 Handle: TypeAlias = "Sender | Receiver"
 ToAttach: TypeAlias = "Handle | tuple[Handle, Headers]"
-
-
-class Attachment:
-    """A channel half that came with a message: ``handle`` and the channel's ``headers``."""
-
-    __slots__ = ("handle", "headers")
-
-    def __init__(self, handle: Handle, headers: Headers) -> None:
-        self.handle = handle
-        self.headers = headers
-
-
-class Message:
-    """One received message. ``payload`` is bytes or any object with the buffer protocol."""
-
-    __slots__ = ("attachments", "headers", "number", "payload")
-
-    def __init__(
-        self, payload: Any, headers: Headers, attachments: tuple[Attachment, ...], number: int
-    ) -> None:
-        self.payload = payload
-        self.headers = headers
-        self.attachments = attachments
-        self.number = number
-
-    @property
-    def size(self) -> int:
-        """Bytes of the payload."""
-        return len(self.payload)
-
-    def __repr__(self) -> str:
-        return (
-            f"<Message {self.number}: {self.size} bytes, {len(self.headers)} headers, "
-            f"{len(self.attachments)} attachments>"
-        )
 
 
 class Sender:
@@ -428,14 +395,27 @@ class Receiver:
 
     async def wait_readable(self) -> None:
         """Returns once ``receive_nowait`` gives a message or raises."""
-        while not self._readable():
+        while not self.readable:
             await self._wait()
 
     @property
     def arriving(self) -> bool:
         """Whether a part of a message that is not whole is here: the sender has not stopped."""
         half = self._half
-        return half is not None and any(stream.inside_message for stream in half.streams)
+        if half is not None:
+            for stream in half.streams:  # of ORDERED messages one, and this is asked often
+                if stream.inside_message:
+                    return True
+        return False
+
+    @property
+    def inbox(self) -> Inbox | None:
+        """Where messages wait for ``receive``; None as long as the channel is not networked.
+
+        For compiled modules that take very many: who takes one by itself tells
+        ``Connection.room_came`` when that makes room that others wait for.
+        """
+        return self._half
 
     def receive_nowait(self) -> Message | None:
         """The next message, or None if there is none now; raises like ``receive``."""
@@ -481,7 +461,9 @@ class Receiver:
             self._pipe.bind()
         await self._waiting.wait()
 
-    def _readable(self) -> bool:
+    @property
+    def readable(self) -> bool:
+        """Whether ``receive_nowait`` gives a message or raises."""
         if self._pipe is not None and self._pipe.queue:
             return True
         if self._half is not None and self._half.queue:

@@ -16,7 +16,7 @@ from aqueduct.carriers.contract import Bound, Carrier, Listener
 from aqueduct.carriers.tls import ClientTls, ServerTls
 from aqueduct.config import DEFAULT, Config
 from aqueduct.endpoint.connection import Connection, OnHeaders
-from aqueduct.endpoint.handles import Headers
+from aqueduct.endpoint.message import Headers
 from aqueduct.errors import ConfigError, ConnectFailed, ConnectionLost
 
 __all__ = ["Server", "bind", "connect", "serve"]

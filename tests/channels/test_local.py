@@ -28,7 +28,7 @@ Script: TypeAlias = Callable[[Sender, Receiver, list[Any]], Coroutine[Any, Any, 
 async def send_and_finish(sender: Sender, receiver: Receiver, seen: list[Any]) -> None:
     for index in range(5):
         await sender.send([b"%d" % index, b"!"], headers=((b"k", b"%d" % index),))
-    await eventually(lambda: receiver._readable())
+    await eventually(lambda: receiver.readable)
     sender.finish()
     seen += await outcomes(sender.finish, lambda: sender.send_nowait(b"late"), sender.cancel)
     seen += [(bytes(m.payload), m.size, m.headers, m.attachments) async for m in receiver]

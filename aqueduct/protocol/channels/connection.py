@@ -35,7 +35,7 @@ from aqueduct.protocol.channels.receiving import Received, ReceiverHalf
 from aqueduct.protocol.channels.registry import Attach, Half, Registry
 from aqueduct.protocol.channels.sending import Mode, SenderHalf
 from aqueduct.protocol.channels.shared import Shared
-from aqueduct.protocol.channels.view import CoreView, view_of
+from aqueduct.protocol.channels.view import CoreView, core_view
 
 __all__ = ["ChannelConnection"]
 
@@ -133,27 +133,7 @@ class ChannelConnection:
 
     def view(self, channels: int) -> CoreView:
         """The state of the connection for people, with at most that many of its channels."""
-        shared, incoming = self._shared, self._reader.incoming
-        halves = self._registry.lowest(channels) if channels else []
-        pending = self._registry.pending() if halves else set()
-        return CoreView(
-            channel_count=len(self._registry),
-            channels=tuple(view_of(half, pending) for half in halves),
-            streams_in=len(incoming.streams),
-            streams_held=incoming.held,
-            streams_out=shared.outgoing.open,
-            streams_waiting=shared.outgoing.waiting,
-            queued_bytes=shared.outgoing.queued,
-            stalled_control_bytes=shared.outgoing.stalled_control,
-            receive_budget=self.config.flow.receive_budget,
-            receive_budget_used=shared.budget_used,
-            receivers_starved=len(shared.starved),
-            senders_blocked=len(shared.blocked),
-            datagrams_dropped=shared.datagrams_dropped,
-            datagrams_nacked=shared.datagrams_nacked,
-            datagrams_missed=shared.datagrams_missed,
-            datagrams_evicted=shared.datagrams_evicted,
-        )
+        return core_view(self._shared, self._registry, self._reader.incoming, channels)
 
     # Inputs from the carrier
 
@@ -424,6 +404,11 @@ class ChannelConnection:
             if self._shared.starved or self._shared.relieved:
                 self._use_room()
         return received
+
+    def use_room(self, now: float) -> None:
+        """Messages were taken from an ``Inbox`` itself: held streams go on."""
+        self._shared.now = now
+        self._use_room()
 
     def close_receiver(self, half: ReceiverHalf, now: float, error: Any = None) -> None:
         """The application reads no more of this channel (AQ-43)."""

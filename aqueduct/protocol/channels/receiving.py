@@ -14,6 +14,7 @@ from typing import Any, Final, TypeAlias, cast
 
 from aqueduct._speedups import codec
 from aqueduct._speedups.codec import MessageHead
+from aqueduct._speedups.inbox import Inbox
 from aqueduct._speedups.runs import Received, Run
 from aqueduct._speedups.tracker import ReceivedNumbers, UnreliableReceived
 from aqueduct.errors import (
@@ -43,7 +44,7 @@ Placement: TypeAlias = Callable[[Headers, int], Any]
 """Given a message's headers and size in bytes: the writable buffer it is to land in, or None."""
 
 
-class ReceiverHalf:
+class ReceiverHalf(Inbox):
     """One receiver half. Made by the connection; its user takes messages, or closes."""
 
     is_sender: Final = False
@@ -53,16 +54,12 @@ class ReceiverHalf:
         "_ack_scheduled",
         "_control",
         "_declared",
-        "_dropped",
         "_oneshot",
-        "_outstanding",
         "_receipt",
         "_shared",
         "_unreliable",
-        "_unreliable_queue",
         "assured",
         "channel",
-        "charged",
         "error",
         "evicted",
         "evictions",
@@ -73,11 +70,9 @@ class ReceiverHalf:
         "patient",
         "placement",
         "placement_key",
-        "queue",
         "state",
         "streams",
         "streams_in",
-        "waiting",
     )
 
     def __init__(self, shared: Shared, channel: int, *, given: bool, assured: bool) -> None:
@@ -88,9 +83,6 @@ class ReceiverHalf:
         """What a read raises once the queue is empty; None while it lives."""
         self.given = given
         """Whether the application got the handle, or will with the message that carries it."""
-        self.queue = NO_MESSAGES
-        self.charged = 0
-        """Bytes admitted here and not yet taken."""
         self.assured = assured
         """Whether one message finds room whatever the connection's budget: the application has
         the handle, so it can make that room. What only waits for its handle has no such claim."""
@@ -113,10 +105,6 @@ class ReceiverHalf:
         self.handle: Any = None
         self.numbers = ReceivedNumbers(shared.config.limits.received_ranges)
         self._unreliable: UnreliableReceived | None = None  # most channels never need it
-        self._unreliable_queue = NO_MESSAGES
-        """Undelivered unreliable messages, oldest first: what eviction looks at (AQ-R31)."""
-        self._dropped = 0
-        """Evicted messages that are still in the queue."""
         self._oneshot = ids.oneshot(channel)
         self._control: OutStream | None = None
         self._ack_scheduled = False
@@ -124,8 +112,6 @@ class ReceiverHalf:
         """The last entry of ``Shared.receipt_due`` for this half, while it stands there."""
         self._declared = -1
         """SENT_RELIABLE, once FINISH_SENDER told it."""
-        self._outstanding = 0
-        """Messages admitted and not yet taken."""
 
     # Admission
 
@@ -433,24 +419,6 @@ class ReceiverHalf:
 
     # What its user asks
 
-    def take(self) -> Received | None:
-        """The next message, or None if there is none now."""
-        queue = self.queue
-        while queue:
-            received = queue.popleft()
-            if not queue:
-                self.queue = NO_MESSAGES
-            if received.dropped:
-                self._dropped -= 1
-                continue
-            if not received.reliable:
-                self._unreliable_queue.popleft()
-                self._unreliable_queue = self._unreliable_queue or NO_MESSAGES
-            self._charge(-received.charge)
-            self._outstanding -= 1
-            return received
-        return None
-
     def close(self, error: HalfError | None = None) -> list[Received]:
         """Closes; returns what is dropped undelivered. Everything received is acked (AQ-R22)."""
         dropped = self._drop_queue()
@@ -590,11 +558,3 @@ class ReceiverHalf:
 
     def _is_budget_used(self, charge: int) -> bool:
         return self._shared.budget_used + charge > self._shared.config.flow.receive_budget
-
-    def _charge(self, size: int) -> None:
-        self.charged += size
-        self._shared.budget_used += size
-        if size < 0:
-            self._shared.freed = True
-            if self.waiting:
-                self._shared.relieved[self] = None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from aqueduct._speedups.inbox import Budget
 from aqueduct.config import Config
 from aqueduct.protocol.channels.effects import Effect
 from aqueduct.protocol.channels.events import Event
@@ -20,14 +21,13 @@ HalfError: TypeAlias = Exception
 """How a half ended: a ChannelError, ConnectionLost, or what a placement hook raised."""
 
 
-class Shared:
+class Shared(Budget):
     """One object for each connection, known to all of its halves."""
 
     __slots__ = (
         "ack_due",
         "announce_due",
         "blocked",
-        "budget_used",
         "closing",
         "config",
         "datagram_limit",
@@ -39,14 +39,11 @@ class Shared:
         "datagrams_told",
         "effects",
         "events",
-        "freed",
         "now",
         "outgoing",
         "receipt_due",
-        "relieved",
         "rtt",
         "side",
-        "starved",
     )
 
     def __init__(self, config: Config, side: int) -> None:
@@ -58,10 +55,6 @@ class Shared:
         self.events: list[Event] = []
         self.effects: list[Effect] = []
         self.outgoing = Outgoing(config, self.effects)
-        self.budget_used = 0
-        """Bytes admitted and not yet taken by the application, and read-ahead granted."""
-        self.freed = False
-        """Whether ``budget_used`` fell since starved receivers were last looked at."""
         self.ack_due: deque[tuple[float, ReceiverHalf | SenderHalf]] = deque()
         """Who owes an ack, or the first frame of a control stream; the delay is constant, so
         the order of arrival is the order of deadlines."""
@@ -90,7 +83,3 @@ class Shared:
         """Smoothed round trip as the carrier last told it, seconds; 0.0 before the first."""
         self.blocked: dict[SenderHalf, Mode] = {}
         """Senders whose user waits for room, and for which mode."""
-        self.starved: OrderedDict[ReceiverHalf, None] = OrderedDict()
-        """Receivers whose next message waits for room in the connection's budget, in order."""
-        self.relieved: dict[ReceiverHalf, None] = {}
-        """Receivers that got room of their own while messages wait there."""

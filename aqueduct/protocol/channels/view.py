@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from aqueduct.protocol.channels import ids
+from aqueduct.protocol.channels.incoming import Incoming
 from aqueduct.protocol.channels.receiving import ReceiverHalf
+from aqueduct.protocol.channels.registry import Registry
 from aqueduct.protocol.channels.sending import SenderHalf
+from aqueduct.protocol.channels.shared import Shared
 
-__all__ = ["ChannelView", "CoreView", "ReceiverView", "SenderView", "view_of"]
+__all__ = ["ChannelView", "CoreView", "ReceiverView", "SenderView", "core_view", "view_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,30 @@ class CoreView:
     """Unreliable messages of the peer that did not come in time."""
     datagrams_evicted: int
     """Unreliable messages of the peer that gave way to later ones."""
+
+
+def core_view(shared: Shared, registry: Registry, incoming: Incoming, channels: int) -> CoreView:
+    """The state of a connection, with at most ``channels`` of its channels."""
+    halves = registry.lowest(channels) if channels else []
+    pending = registry.pending() if halves else set()
+    return CoreView(
+        channel_count=len(registry),
+        channels=tuple(view_of(half, pending) for half in halves),
+        streams_in=len(incoming.streams),
+        streams_held=incoming.held,
+        streams_out=shared.outgoing.open,
+        streams_waiting=shared.outgoing.waiting,
+        queued_bytes=shared.outgoing.queued,
+        stalled_control_bytes=shared.outgoing.stalled_control,
+        receive_budget=shared.config.flow.receive_budget,
+        receive_budget_used=shared.budget_used,
+        receivers_starved=len(shared.starved),
+        senders_blocked=len(shared.blocked),
+        datagrams_dropped=shared.datagrams_dropped,
+        datagrams_nacked=shared.datagrams_nacked,
+        datagrams_missed=shared.datagrams_missed,
+        datagrams_evicted=shared.datagrams_evicted,
+    )
 
 
 def view_of(half: SenderHalf | ReceiverHalf, pending: set[int]) -> ChannelView:

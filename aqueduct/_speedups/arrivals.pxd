@@ -1,0 +1,34 @@
+"""Batches as they come by the channel of a call."""
+
+from libc.stdint cimport int64_t
+
+from aqueduct._speedups.arrow_reader cimport BatchReader
+from aqueduct._speedups.feeding cimport Window
+from aqueduct._speedups.inbox cimport Inbox
+
+cdef class Arrivals:
+    cdef public bint partial
+    cdef public int64_t moved
+    cdef Inbox _inbox
+    cdef object _room_came
+    cdef bytes _said              # the headers of a whole batch, but for the number's text
+    cdef Py_ssize_t _limit
+    cdef BatchReader _reader
+    cdef object _held             # taken, and not read here
+
+    cdef Py_ssize_t _look(self, int64_t *number) except -2
+    cdef object _take(self)
+    cdef object _read(self, object payload)
+
+cdef class Inputs(Arrivals):
+    cdef public int64_t batches_in
+    cdef public int64_t rows_in
+    cdef public int64_t bytes_in
+    cdef public int64_t taken
+
+    cpdef object take_whole(self)
+
+cdef class Answers(Arrivals):
+    cdef Window _window
+
+    cpdef object take_whole(self)

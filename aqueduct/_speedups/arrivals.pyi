@@ -1,0 +1,38 @@
+from collections.abc import Callable
+from typing import Any
+
+from typing_extensions import disjoint_base
+
+from aqueduct._speedups.arrow_reader import BatchReader
+from aqueduct._speedups.feeding import Window
+from aqueduct._speedups.inbox import Inbox
+
+__all__ = ["Answers", "Arrivals", "Inputs"]
+
+@disjoint_base
+class Arrivals:
+    partial: bool
+    moved: int
+    def __new__(cls, *arguments: object, **options: object) -> Arrivals: ...
+    @property
+    def holds_payload(self) -> bool: ...
+    def arrive_by(
+        self, inbox: Inbox | None, room_came: Callable[[], None], key: bytes, limit: int
+    ) -> None: ...
+    def read_by(self, reader: BatchReader | None) -> None: ...
+
+@disjoint_base
+class Inputs(Arrivals):
+    batches_in: int
+    rows_in: int
+    bytes_in: int
+    taken: int
+    def __new__(cls, *arguments: object, **options: object) -> Inputs: ...
+    def take_whole(self) -> Any: ...
+    def next_batch(self) -> Any: ...
+
+@disjoint_base
+class Answers(Arrivals):
+    def __new__(cls, window: Window | None) -> Answers: ...
+    def take_whole(self) -> Any: ...
+    def next_batch(self) -> Any: ...

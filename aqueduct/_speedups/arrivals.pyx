@@ -1,0 +1,189 @@
+"""The next batch of a call in one step: taken from its channel, counted, and read.
+
+That is for what nearly every message is: a whole batch that says nothing but its number. Anything
+else is left where it is, for the general way of ``aqueduct.running`` and ``aqueduct.outgoing``.
+"""
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from libc.stdint cimport int64_t, uint8_t
+from libc.string cimport memcmp
+
+from aqueduct._speedups.arrow_reader cimport BatchReader
+from aqueduct._speedups.buffers cimport AlignedBuffer
+from aqueduct._speedups.feeding cimport Window
+from aqueduct._speedups.inbox cimport Inbox
+from aqueduct._speedups.runs cimport Received
+
+__all__ = ["Answers", "Arrivals", "Inputs"]
+
+cdef enum:
+    # Longer numbers might not fit 64 bits.
+    DIGITS = 18
+
+
+@cython.auto_pickle(False)
+cdef class Arrivals:
+    """What Inputs and Answers have in common.
+
+    ``moved`` grows with what is taken; ``partial``: the last message was part of a batch, and what
+    comes next is not taken here.
+    """
+
+    def arrive_by(self, Inbox inbox, room_came, bytes key not None, Py_ssize_t limit):
+        """Takes messages from ``inbox`` (None: from nowhere) from now on.
+
+        They are those with the one header ``key``, whose value is a number, and at most ``limit``
+        bytes of payload. ``room_came`` is called when that makes room others wait for.
+        """
+        if len(key) >= 0x80:
+            raise ValueError("arrive_by: a key of 127 bytes at most is wanted")
+        self._inbox = inbox
+        self._room_came = room_came
+        self._said = bytes((len(key),)) + key
+        self._limit = limit
+
+    @property
+    def holds_payload(self):
+        """Whether ``take_whole`` has a payload that ``next_batch`` could not read."""
+        return self._held is not None
+
+    def read_by(self, BatchReader reader):
+        """``next_batch`` has it read the payloads; None: it gives no batches."""
+        self._reader = reader
+
+    cdef Py_ssize_t _look(self, int64_t *number) except -2:
+        """The size of the next payload, and the batch's number; -1: there is none for us."""
+        cdef Inbox inbox = self._inbox
+        cdef Received received
+        cdef const uint8_t *said
+        cdef object payload, headers
+        cdef Py_ssize_t size, place
+        if inbox is None or self.partial or not inbox.queue:
+            return -1
+        received = <Received?> inbox.queue[0]
+        headers, payload = received._headers, received.payload
+        if type(payload) is AlignedBuffer:
+            size = (<AlignedBuffer> payload).size
+        elif type(payload) is bytes:
+            size = PyBytes_GET_SIZE(payload)
+        else:
+            return -1
+        if (
+            size > self._limit or type(headers) is not bytes or received.attachments
+            or received.dropped or not received.reliable
+        ):
+            return -1
+        place = PyBytes_GET_SIZE(self._said)
+        said = <const uint8_t *> PyBytes_AS_STRING(headers)
+        if (
+            PyBytes_GET_SIZE(headers) < place + 2
+            or memcmp(said, PyBytes_AS_STRING(self._said), <size_t> place) != 0
+        ):
+            return -1
+        number[0] = number_in(said + place, PyBytes_GET_SIZE(headers) - place)
+        return -1 if number[0] < 0 else size
+
+    cdef object _take(self):
+        """The payload that ``_look`` has found."""
+        cdef Inbox inbox = self._inbox
+        cdef Received received = inbox.pop()
+        self.moved += 1
+        if inbox._budget.is_awaited():
+            self._room_came()
+        return received.payload
+
+    cdef object _read(self, object payload):
+        """Its batch; None: somebody else has to read it, and takes it by ``take_whole``."""
+        try:
+            batch = self._reader.read(payload)
+        except Exception:
+            batch = None  # who reads it says what it is
+        if batch is None:
+            self._held = payload
+        return batch
+
+
+@cython.auto_pickle(False)
+cdef class Inputs(Arrivals):
+    """The batches of a call in the service, which come in the order of their numbers.
+
+    ``batches_in``, ``rows_in`` and ``bytes_in`` count them; ``taken`` those that the handler has.
+    """
+
+    cpdef object take_whole(self):
+        """The payload of the next batch, number ``batches_in - 1`` from then on; None: not here."""
+        cdef object payload = self._held
+        cdef int64_t number = -1
+        cdef Py_ssize_t size
+        if payload is not None:
+            self._held = None
+            return payload
+        size = self._look(&number)
+        if size <= 0 or number != self.batches_in:
+            return None
+        payload = self._take()
+        self.batches_in += 1
+        self.bytes_in += size
+        return payload
+
+    def next_batch(self):
+        """The next batch, for the handler; None: not here."""
+        cdef object payload, batch
+        if self._reader is None or self._held is not None:
+            return None
+        payload = self.take_whole()
+        if payload is None:
+            return None
+        batch = self._read(payload)
+        if batch is not None:
+            self.rows_in += <int64_t> batch.num_rows
+            self.taken = self.batches_in
+        return batch
+
+
+@cython.auto_pickle(False)
+cdef class Answers(Arrivals):
+    """The answers of a call in the client. They settle what ``window`` has sent, if not None."""
+
+    def __cinit__(self, Window window):
+        self._window = window
+
+    cpdef object take_whole(self):
+        """The payload of the next answer, past the marks before it; None: not here."""
+        cdef object payload = self._held
+        cdef int64_t number = -1
+        cdef Py_ssize_t size
+        if payload is not None:
+            self._held = None
+            return payload
+        while True:
+            size = self._look(&number)
+            if size < 0:
+                return None
+            payload = self._take()
+            if self._window is not None:
+                self._window.settle(number)
+            if size:
+                return payload
+
+    def next_batch(self):
+        """The batch of the next answer; None: not here."""
+        cdef object payload
+        if self._reader is None or self._held is not None:
+            return None
+        payload = self.take_whole()
+        return None if payload is None else self._read(payload)
+
+
+cdef int64_t number_in(const uint8_t *text, Py_ssize_t size) noexcept:
+    """The number that a header's value of so many bytes, its length before it, is; -1 if none."""
+    cdef int64_t number = 0
+    cdef Py_ssize_t place
+    if text[0] != size - 1 or size - 1 > DIGITS or (text[1] == 0x30 and size > 2):
+        return -1
+    for place in range(1, size):
+        if not 0x30 <= text[place] <= 0x39:
+            return -1
+        number = 10 * number + (text[place] - 0x30)
+    return number

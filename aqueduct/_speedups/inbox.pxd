@@ -1,0 +1,25 @@
+"""Messages that were admitted and not taken yet, and what they are charged."""
+
+from libc.stdint cimport int64_t
+
+from aqueduct._speedups.runs cimport Received
+
+cdef class Budget:
+    cdef public int64_t budget_used
+    cdef public bint freed
+    cdef public dict relieved
+    cdef public object starved    # an OrderedDict
+
+    cdef bint is_awaited(self) except -1
+
+cdef class Inbox:
+    cdef Budget _budget
+    cdef public object queue      # a deque, or () while there is none
+    cdef public int64_t charged
+    cdef public object waiting
+    cdef public Py_ssize_t _outstanding
+    cdef public Py_ssize_t _dropped
+    cdef public object _unreliable_queue
+
+    cdef int count(self, int64_t size) except -1
+    cdef Received pop(self)

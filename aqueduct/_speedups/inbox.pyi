@@ -1,0 +1,28 @@
+from collections import OrderedDict, deque
+from typing import Any
+
+from typing_extensions import disjoint_base
+
+from aqueduct._speedups.runs import Received
+
+__all__ = ["Budget", "Inbox"]
+
+@disjoint_base
+class Budget:
+    budget_used: int
+    freed: bool
+    relieved: dict[Any, None]
+    starved: OrderedDict[Any, None]
+    def __new__(cls, *arguments: object, **options: object) -> Budget: ...
+
+@disjoint_base
+class Inbox:
+    queue: deque[Received]
+    charged: int
+    waiting: OrderedDict[Any, None]
+    _outstanding: int
+    _dropped: int
+    _unreliable_queue: deque[Received]
+    def __new__(cls, budget: Budget, *arguments: object, **options: object) -> Inbox: ...
+    def take(self) -> Received | None: ...
+    def _charge(self, size: int) -> None: ...
