@@ -14,7 +14,7 @@ cdef struct Made:
     Made *next
 
 cdef class Source:
-    cdef ArrowArray array           # keeps the columns alive
+    cdef object batch               # keeps the columns alive
     cdef Made *made
 
     cdef uint8_t *make(self, int64_t size) noexcept nogil
@@ -27,6 +27,7 @@ cdef class BatchWriter:
     cdef Columns _columns
 
     cdef Encoded encode(self, object batch)
+    cdef Encoded _encode(self, object batch, const ArrowArray *exported)
 
 cdef class BatchEncoder:
     cdef readonly object schema

@@ -1,7 +1,7 @@
 """Record batches of common types into payloads, without copying their columns.
 
-The batch gives its buffers by Arrow's C data interface, and keeps them until the last Piece of them
-is gone. Slices are sent as Arrow's own writer sends them: cut to their rows, offsets counted from
+The batch gives its buffers by Arrow's C data interface. It is kept until the last Piece of them is
+gone. Slices are sent as Arrow's own writer sends them: cut to their rows, offsets counted from
 zero, bits moved to the beginning of a byte.
 """
 
@@ -119,29 +119,41 @@ cdef class BatchWriter:
         return None if encoded is None else (encoded.buffers, encoded.size)
 
     cdef Encoded encode(self, object batch):
-        cdef Source source = Source()
+        cdef ArrowArray exported
+        exported.release = NULL
+        batch._export_to_c(<uintptr_t> &exported)
+        try:
+            return self._encode(batch, &exported)
+        finally:
+            # Now, while it is at hand: the batch keeps its columns, and it is immutable.
+            if exported.release != NULL:
+                exported.release(&exported)
+
+    cdef Encoded _encode(self, object batch, const ArrowArray *exported):
+        cdef Source source
         cdef Columns columns = self._columns
         cdef Encoded encoded
         cdef Part *parts
         cdef Walk walk
         cdef Outcome outcome
-        batch._export_to_c(<uintptr_t> &source.array)
-        if source.array.n_children != columns.columns or source.array.length > VALUES_LIMIT:
+        if exported.n_children != columns.columns or exported.length > VALUES_LIMIT:
             return None
+        source = Source.__new__(Source)
+        source.batch = batch
         parts = <Part *> malloc(columns.buffers * sizeof(Part) + columns.head_size)
         if parts == NULL:
             raise MemoryError
         try:
             walk.nodes = <uint8_t *> (parts + columns.buffers)
             memcpy(walk.nodes, columns.head, columns.head_size)
-            store64(walk.nodes + ROWS_AT, source.array.length)
+            store64(walk.nodes + ROWS_AT, exported.length)
             walk.nodes += NODES_AT
             walk.buffers = walk.nodes + 16 * columns.nodes + 8
             walk.steps = columns.steps
             walk.place = 0
             walk.part = parts
             walk.body = 0
-            outcome = gather_columns(&walk, source)
+            outcome = gather_columns(&walk, source, exported)
             if outcome == NO_MEMORY:
                 raise MemoryError
             if outcome != DONE:
@@ -156,12 +168,11 @@ cdef class BatchWriter:
 
 
 @cython.final
+@cython.freelist(64)
+@cython.no_gc
 @cython.auto_pickle(False)
 cdef class Source:
-    """The exported batch behind the buffers of a payload; gone with the last of them."""
-
-    def __cinit__(self):
-        self.array.release = NULL
+    """The batch behind the buffers of a payload, and what was made for it; kept by each of them."""
 
     def __dealloc__(self):
         cdef Made *made = self.made
@@ -169,8 +180,6 @@ cdef class Source:
             self.made = made.next
             free(made)
             made = self.made
-        if self.array.release != NULL:
-            self.array.release(&self.array)
 
     cdef uint8_t *make(self, int64_t size) noexcept nogil:
         """Memory that lives as long as this; NULL: none."""
@@ -182,8 +191,7 @@ cdef class Source:
         return <uint8_t *> (made + 1)
 
 
-cdef Outcome gather_columns(Walk *walk, Source source) noexcept:
-    cdef ArrowArray *batch = &source.array
+cdef Outcome gather_columns(Walk *walk, Source source, const ArrowArray *batch) noexcept:
     cdef int64_t column
     cdef Outcome outcome
     for column in range(batch.n_children):
