@@ -1,5 +1,5 @@
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from typing_extensions import disjoint_base
@@ -19,6 +19,7 @@ class Arrivals(Reading):
         whole: bool,
         *,
         urgent: deque[Entity],
+        wake: Callable[[Entity], object],
         entities: int,
         brief: bool,
     ) -> None: ...

@@ -49,6 +49,8 @@ cdef int ARRIVED = 10
 cdef class Arrivals(Reading):
     """Reading that knows what is brief; ``urgent`` are those who have something to say at once.
 
+    ``wake(entity)`` is called where one has credit and something to send.
+
     ``brief``: what opens, is whole and ends is reported as one ARRIVED. ``entities``: so many the
     peer may have of a kind.
     """
@@ -61,12 +63,14 @@ cdef class Arrivals(Reading):
         bint whole,
         *,
         urgent,
+        wake,
         Py_ssize_t entities,
         bint brief,
     ):
         super().__init__(top, reported, maps, PAYLOAD, whole)
         self._maps = maps
         self._urgent = urgent
+        self._wake = wake
         self._entities = entities
         self._brief = brief
 

@@ -53,8 +53,12 @@ cdef class Reading:
     cdef list _reported
     cdef dict _top_out
     cdef dict _in
+    cdef dict _sinks
+    cdef object _wake                # called with who has credit, and something to send
     cdef int _kind
     cdef bint _whole
     cdef bint _plain
 
     cdef bint plain_head(self) except -1
+    cdef bint credit_head(self) except -1
+    cdef bint credit(self) except -1

@@ -9,17 +9,26 @@ from collections import deque
 cimport cython
 from libc.stdint cimport uint64_t
 
-from aqueduct._speedups.bpmux cimport DONE, HEAD, PAYLOAD_FLAG, PIECE, ChunkDecoder
+from aqueduct._speedups.bpmux cimport (
+    CREDIT_FLAG,
+    DONE,
+    HEAD,
+    PAYLOAD_FLAG,
+    PIECE,
+    ChunkDecoder,
+)
 from aqueduct._speedups.buffers cimport Scatter
 
 __all__ = ["Entity", "Item", "Reading"]
 
 cdef enum:
     # A place, which is the type of own chunks as well.
+    SINK_OUT = 2
     STREAM_OUT = 4
     # Types of received chunks.
     OUT_SINK = 2
     IN_SINK = 3
+    IN_STREAM = 5
 
 PLACES = ("req_out", "req_in", "sink_out", "sink_in", "stream_out", "stream_in")
 
@@ -133,6 +142,7 @@ cdef class Reading:
         self._reported = reported
         self._top_out = maps[STREAM_OUT]
         self._in = maps[5]
+        self._sinks = maps[SINK_OUT]
         self._kind = kind
         self._whole = whole
 
@@ -180,4 +190,34 @@ cdef class Reading:
         self.opening = False
         self.last = True
         self._plain = True
+        return True
+
+    cdef bint credit_head(self) except -1:
+        """Whether the chunk that begins is credit for a sink that we write to, and no more."""
+        cdef ChunkDecoder decoder = self.decoder
+        cdef object found
+        if decoder.flags != CREDIT_FLAG or decoder.type != IN_STREAM or not decoder.identifier:
+            return False
+        found = self._sinks.get(decoder.identifier)
+        if found is None or (<Entity> found).end_in:
+            return False
+        self.entity = found
+        self.opening = False
+        return True
+
+    cdef bint credit(self) except -1:
+        """At the rest of a chunk: whether it was such credit, which has been taken now.
+
+        It is not reported: what may leave now does. Too much of it is left to who says so.
+        """
+        cdef ChunkDecoder decoder = self.decoder
+        cdef Entity entity = self.entity
+        if (
+            decoder.flags != CREDIT_FLAG or entity.place != SINK_OUT or not entity.identifier
+            or decoder.credit > <uint64_t> 0xFFFFFFFFFFFFFFFF - entity.credit_out
+        ):
+            return False
+        entity.credit_out += decoder.credit
+        if entity.items or not entity.opened:
+            self._wake(entity)
         return True

@@ -13,7 +13,16 @@ from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memset
 
-from aqueduct._speedups.bpmux cimport DONE, HEAD, NOTHING, PAYLOAD_FLAG, PIECE, ChunkDecoder
+from aqueduct._speedups.bpmux cimport (
+    CREDIT_FLAG,
+    DONE,
+    HEAD,
+    NOTHING,
+    PAYLOAD_FLAG,
+    PIECE,
+    REST,
+    ChunkDecoder,
+)
 from aqueduct._speedups.entities cimport Entity, Reading
 from aqueduct._speedups.records cimport Records
 from aqueduct._speedups.runs cimport Inlet
@@ -247,6 +256,12 @@ cdef class Intake:
                     self._close()
             elif step == DONE and reading._plain:
                 reading._plain = False
+            elif step == HEAD and reading.credit_head():
+                pass
+            elif step == REST and reading.credit():
+                pass
+            elif step == DONE and chunks.flags == CREDIT_FLAG:
+                pass
             elif step == HEAD and reading.plain_head():
                 if (
                     self.entity is not reading.entity and reading.entity.identifier

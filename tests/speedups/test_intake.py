@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from aqueduct._speedups import codec
-from aqueduct._speedups.bpmux import PAYLOAD, encode_head
+from aqueduct._speedups.bpmux import CREDIT, PAYLOAD, encode_head, encode_rest
 from aqueduct._speedups.buffers import bytes_copied
 from aqueduct._speedups.entities import Entity
 from aqueduct._speedups.intake import Intake, Outcome
@@ -205,6 +205,60 @@ def test_the_core_is_told_of_what_the_peer_does_wrong(reader: Reader) -> None:
     assert isinstance(reader.mux.error, FrameError)
     assert "BP-16" in str(reader.mux.error)
     assert taken(reader.core, 200.0) == [(0, b"f" * 2000)]
+
+
+def credit(size: int, identifier: int = 1) -> bytes:
+    """The peer's, for a sink that we write to."""
+    return encode_head(5, CREDIT, identifier, 0) + encode_rest(CREDIT, size, 0)
+
+
+def written_to(reader: Reader, queued: int) -> Entity:
+    """A sink that is open, with so many bytes that wait for credit."""
+    sink = reader.mux.open_sink(identifier=1)
+    reader.peer.sendall(credit(MiB, identifier=0))
+    reader.read()
+    assert reader.mux.take(MiB)[1] > 0
+    reader.mux.write(sink, bytes(queued))
+    reader.mux.take(MiB)
+    reader.mux.events_received()
+    return sink
+
+
+def test_credit_needs_no_step_of_the_core(reader: Reader) -> None:
+    sink = written_to(reader, 0)
+    before = sink.credit_out
+    wire = credit(1) + credit(300_000)
+    for at in range(len(wire)):  # wherever a read ends
+        reader.peer.sendall(wire[at : at + 1])
+        assert reader.intake.read(1 << 20) == (Outcome.DRAINED, 1)
+    assert sink.credit_out == before + 300_001
+    assert reader.mux.idle and reader.mux.events_received() == []
+    wire = message(0, b"after")
+    reader.peer.sendall(chunk(wire))
+    reader.read()
+    assert reader.payloads == [wire]
+
+
+def test_credit_lets_go_what_waits_for_it(reader: Reader) -> None:
+    sink = written_to(reader, 500_000)
+    assert reader.mux.idle and sink.queued == 500_000
+    reader.peer.sendall(credit(200_000))
+    assert reader.intake.read(1 << 20)[0] == Outcome.DRAINED
+    assert not reader.mux.idle
+    assert sum(size for _, size in reader.mux.take(MiB)[2]) == 200_000
+
+
+@pytest.mark.parametrize(
+    ("identifier", "size", "wrong"),
+    [(1, 2**64 - 1, "BP-10"), (7, 1, "names nothing that this side has opened")],
+)
+def test_credit_that_may_not_be_is_left_to_the_core(
+    reader: Reader, identifier: int, size: int, wrong: str
+) -> None:
+    written_to(reader, 0)
+    reader.peer.sendall(credit(1) + credit(size, identifier))
+    reader.read()
+    assert wrong in str(reader.mux.error)
 
 
 @pytest.mark.parametrize("decrypts", [False, True])

@@ -50,6 +50,7 @@ class Receiving(Arrivals):
             state.maps,
             whole,
             urgent=scheduler.urgent,
+            wake=scheduler.wake,
             entities=settings.entities,
             brief=brief,
         )
