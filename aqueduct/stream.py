@@ -69,19 +69,21 @@ class Stream:
             await asyncio.sleep(0)
         # From here to the end nothing is awaited with a payload in hand: a reader that is
         # cancelled loses none.
-        call = self._call
-        if self._peeked is None:
-            batch = call.answers.next_batch()
-            if batch is not None:
-                self._spins += 1
+        call, answers = self._call, self._call.answers
+        while True:
+            if self._peeked is None:
+                batch = answers.next_batch()
                 self._feeding.wake()
-                return batch
-        payload, self._peeked = self._peeked, None
-        while payload is None:
-            payload = await self._take()
-            if payload is None:
-                await self._wait()
-                self._spins = 0
+                if batch is not None:
+                    self._spins += 1
+                    return batch
+            payload, self._peeked = self._peeked, None
+            if payload is None and (answers.holds_payload or call.over or call.readable.readable):
+                payload = await self._take()
+            if payload is not None:
+                break
+            await self._wait()
+            self._spins = 0
         if payload is END:
             await self._stop_feeding()
             raise StopAsyncIteration

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t
 
-from aqueduct._speedups.runs cimport Received
+from aqueduct._speedups.runs cimport Received, Run
 
 cdef class Budget:
     cdef public int64_t budget_used

@@ -3,7 +3,7 @@ from typing import Any
 
 from typing_extensions import disjoint_base
 
-from aqueduct._speedups.runs import Received
+from aqueduct._speedups.runs import Received, Run
 
 __all__ = ["Budget", "Inbox"]
 
@@ -24,5 +24,6 @@ class Inbox:
     _dropped: int
     _unreliable_queue: deque[Received]
     def __new__(cls, budget: Budget, *arguments: object, **options: object) -> Inbox: ...
+    def add(self, run: Run) -> bool: ...
     def take(self) -> Received | None: ...
     def _charge(self, size: int) -> None: ...

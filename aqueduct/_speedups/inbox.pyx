@@ -7,9 +7,9 @@ step of Python to take the next message.
 cimport cython
 from libc.stdint cimport int64_t
 
-from aqueduct._speedups.runs cimport Received
+from aqueduct._speedups.runs cimport Received, Run
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 
 __all__ = ["Budget", "Inbox"]
 
@@ -46,6 +46,20 @@ cdef class Inbox:
     def __cinit__(self, Budget budget not None, *arguments, **options):
         self._budget = budget
         self.queue = self._unreliable_queue = self.waiting = ()
+
+    def add(self, Run run not None):
+        """Queues and charges what was read; whether there was nothing to take before."""
+        cdef bint first = not self.queue
+        self._outstanding += run.admitted
+        if run.charge:
+            self.count(run.charge)
+        if not run.messages:
+            return False
+        if first:
+            self.queue = deque(run.messages)
+        else:
+            self.queue.extend(run.messages)
+        return first
 
     def take(self):
         """The next message, or None if there is none now."""

@@ -7,7 +7,7 @@ networked, and the code that uses it cannot tell. A handle belongs to the event 
 from __future__ import annotations
 
 import weakref
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from aqueduct._speedups.inbox import Inbox
@@ -456,10 +456,10 @@ class Receiver:
 
     # Within
 
-    async def _wait(self) -> None:
+    def _wait(self) -> Coroutine[Any, Any, None]:
         if self._half is None and self._pipe is not None:
             self._pipe.bind()
-        await self._waiting.wait()
+        return self._waiting.wait()
 
     @property
     def readable(self) -> bool:

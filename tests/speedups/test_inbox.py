@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aqueduct._speedups.inbox import Budget, Inbox
-from aqueduct._speedups.runs import Received
+from aqueduct._speedups.runs import Received, Run
+from aqueduct._speedups.tracker import ReceivedNumbers
+from tests.speedups.strategies import client_decoder, message
 
 
 def filled(charges: list[tuple[int, bool, bool]]) -> tuple[Budget, Inbox, list[Received]]:
@@ -65,6 +67,43 @@ def test_who_waits_is_told_of_room_of_its_own() -> None:
     budget.relieved.clear()
     inbox._charge(5)
     assert not budget.relieved
+
+
+def test_runs_are_queued_and_charged() -> None:
+    decoder, numbers = client_decoder(), ReceivedNumbers()
+    decoder.auto_admit = 1000
+    budget = Budget()
+    inbox = Inbox(budget)
+    pieces = [message(0, b"ab"), message(1, bytes(5000))[:100], message(1, bytes(5000))[100:]]
+    pending, seen = -1, []
+    for piece in pieces:
+        decoder.feed(piece)
+        run = Run()
+        run.read(decoder, numbers, 7, 1 << 20, pending)
+        pending = run.pending
+        seen.append((inbox.add(run), len(inbox.queue), inbox._outstanding, inbox.charged))
+        assert budget.budget_used == inbox.charged
+    assert seen == [(True, 1, 1, 9), (False, 1, 2, 5016), (False, 2, 2, 5016)]
+    assert [inbox.take().number for _ in range(2)] == [0, 1]  # type: ignore[union-attr]
+    assert (inbox.charged, inbox._outstanding) == (0, 0)
+    assert inbox.add(Run()) is False
+    assert inbox.queue == ()
+
+
+def test_a_run_may_return_what_was_charged_too_much() -> None:
+    decoder, numbers = client_decoder(), ReceivedNumbers()
+    decoder.auto_admit = 1000
+    budget = Budget()
+    inbox = Inbox(budget)
+    inbox._charge(1007)
+    inbox._outstanding = 1
+    decoder.feed(message(0, b"ab"))
+    run = Run()
+    run.read(decoder, numbers, 7, 1 << 20, 1000)
+    assert run.charge == -998
+    assert inbox.add(run) is True
+    assert (inbox.charged, inbox._outstanding, budget.budget_used) == (9, 1, 9)
+    assert budget.freed
 
 
 def test_two_inboxes_share_a_budget() -> None:

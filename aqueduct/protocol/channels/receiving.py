@@ -274,22 +274,10 @@ class ReceiverHalf(Inbox):
     def take_run(self, stream: InStream, run: Run) -> None:
         """Plain messages were read: they are charged, queued and soon acknowledged."""
         stream.partial = run.pending
-        if run.admitted:
-            self._outstanding += run.admitted
-        if run.charge > 0:
-            self.charged += run.charge
-            self._shared.budget_used += run.charge
-        elif run.charge:
-            self._charge(run.charge)
-        if run.messages:
-            if self.queue is NO_MESSAGES:
-                self.queue = deque(run.messages)
-                if self.given:
-                    self._shared.events.append(Readable(self))
-            else:
-                self.queue.extend(run.messages)
-            if not self._ack_scheduled:
-                self._schedule_ack()
+        if self.add(run) and self.given:
+            self._shared.events.append(Readable(self))
+        if run.messages and not self._ack_scheduled:
+            self._schedule_ack()
 
     def wants_datagram(self, number: int, size: int) -> bool:
         """Whether an unreliable message is new and finds room; charges it if so.
