@@ -57,8 +57,9 @@ async def drive_async_generator(running: RunningCall) -> None:
             if spins >= _SPINS:  # nothing else would run while there is always room
                 spins = 0
                 await asyncio.sleep(0)
-    finally:
+    except BaseException:  # one that has come to its end is closed
         await generator.aclose()
+        raise
 
 
 async def drive_coroutine_sink(running: RunningCall) -> Mapping[str, int] | None:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import traceback
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,7 +26,7 @@ from aqueduct.arrow.schema import check
 from aqueduct.arrow.status import OK, Status
 from aqueduct.arrow.wire import BATCH, PIECE
 from aqueduct.calls import Call
-from aqueduct.endpoint import Connection, Receiver, Sender
+from aqueduct.endpoint import Connection, Receiver, Replying, Sender
 from aqueduct.errors import (
     AqueductError,
     BadCall,
@@ -91,7 +92,7 @@ class RunningCall(Inputs):
         head: CallHead,
         receiver: Receiver | None,
         output: Sender,
-        status: Sender,
+        status: Sender | Replying,
         number: int,
     ) -> None:
         self.serving = serving
@@ -125,7 +126,7 @@ class RunningCall(Inputs):
         self.input_over = receiver is None
         self.stop: Callable[[], None] | None = None
         """How the driver ends the handler; None: by cancelling the task."""
-        self._status = status
+        self._status: Any = status
         if receiver is not None:
             self._assemble(receiver)
         status.on_change = self._status_changed
@@ -283,7 +284,7 @@ class RunningCall(Inputs):
     @property
     def answering(self) -> int:
         """The number of the input batch that an answer made now belongs to."""
-        return max(self.taken - 1, 0)
+        return self.taken - 1 if self.taken else 0
 
     # From outside
 
@@ -301,6 +302,18 @@ class RunningCall(Inputs):
     def counters(self) -> dict[str, int]:
         """What was moved so far."""
         return {name: getattr(self, name) for name in COUNTED}
+
+    def add_counters(self, counted: Counter[str]) -> None:
+        """Adds what was moved; most calls move one way, or little."""
+        if self.batches_in:
+            counted["batches_in"] += self.batches_in
+            counted["rows_in"] += self.rows_in
+            counted["bytes_in"] += self.bytes_in
+        if self.batches_out:
+            counted["batches_out"] += self.batches_out
+            counted["bytes_out"] += self.bytes_out
+        if self.rows_out:
+            counted["rows_out"] += self.rows_out
 
     def cancel_handler(self, error: BaseException) -> None:
         """The call failed while a handler is still at work in some thread: it is told."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aqueduct.arrow.call import PLACES, CallHead, check_attachments
 from aqueduct.arrow.status import CANCELLED, OK, Status
-from aqueduct.arrow.unary import Questions, is_question
+from aqueduct.arrow.unary import Questions, is_question, room_of
 from aqueduct.arrow.wire import ALIVE
 from aqueduct.bridge import Bridge
 from aqueduct.calls import Call
@@ -39,6 +39,7 @@ from aqueduct.unary import UnaryCall, drive_coroutine
 from aqueduct.watch import Watches
 
 if TYPE_CHECKING:
+    from aqueduct.protocol.channels.receiving import Received
     from aqueduct.service import Service
 
 __all__ = ["COUNTERS", "Serving"]
@@ -81,7 +82,10 @@ class Serving:
         self._number = 0
         self._draining = False
         self._idle = asyncio.Event()
-        self._idle.set()
+        """Nothing more is waited for; looked at while the service drains."""
+        self._handlers = service.handlers
+        self.room = room_of(self.config.calls)
+        """Bytes of a call's answers that go with its status."""
         loop = asyncio.get_running_loop()
         self._starter = Starter(loop)
         self.watches = Watches(loop, self.config.timing.progress_deadline)
@@ -177,13 +181,12 @@ class Serving:
         }
 
     async def _wait_idle(self, seconds: float) -> bool:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._idle.wait()
-        if not self.calls:
-            return True
-        self._idle.clear()
-        return False
+        if self.calls:
+            self._idle.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._idle.wait()
+        return not self.calls
 
     # Connections and the messages on their entrypoints
 
@@ -199,52 +202,50 @@ class Serving:
             connection.entrypoint.on_change = None
             del self._connections[connection]
 
-    def message(self, entrance: _Entrance, message: Message) -> None:
+    def message(self, entrance: _Entrance, received: Received) -> None:
         """One message on the entrypoint of a connection."""
         calls = entrance.calls
-        attachments = message.attachments
-        if not attachments and any(key == ALIVE for key, _ in message.headers):
+        headers = received.headers
+        if not received.attachments and any(key == ALIVE for key, _ in headers):
             for running in tuple(calls):
                 running.alive()
             return
-        handles = [attachment.handle for attachment in attachments]
-        status = handles[-1] if handles else None
+        message: Message | None = None
         try:
-            if is_question(message.headers):
-                running = self._answer(entrance, message, handles)
+            if is_question(headers):
+                running = self._answer(entrance, received)
             else:
-                running = self._begin(entrance.connection, calls, message, handles)
+                message = entrance.connection.message(received)
+                running = self._begin(entrance.connection, calls, message)
         except CallError as error:
             self._counted["refused"] += 1
             log.info("%s: a call was refused: %s", entrance.connection.peer, error)
-            _refuse(handles, status, error)
+            _refuse(message or entrance.connection.message(received), error)
             return
         calls.add(running)
         self.calls.add(running)
-        self._idle.clear()
         self._starter.start(running)
 
-    def _answer(self, entrance: _Entrance, message: Message, handles: list[Any]) -> RunningCall:
+    def _answer(self, entrance: _Entrance, received: Received) -> RunningCall:
         """A call of one batch."""
-        question, payload = entrance.questions.decode(message.headers, message.payload)
-        if len(handles) != 1 or not isinstance(handles[0], Sender) or not handles[0].oneshot:
+        connection = entrance.connection
+        question, payload = entrance.questions.decode(received.headers, received.payload)
+        replying = connection.replying(received)
+        if replying is None:
             raise BadCall(
                 "a call of the kind unary carries one channel, the sender of a oneshot; "
-                f"{len(handles)} came",
-                peer=entrance.connection.peer,
+                f"{len(received.attachments)} came",
+                peer=connection.peer,
             )
-        self._check_room(entrance.connection, entrance.calls, question.head)
+        self._check_room(connection, entrance.calls, question.head)
         self._number += 1
-        return UnaryCall(self, entrance.connection, question, payload, handles[0], self._number)
+        return UnaryCall(self, connection, question, payload, replying, self._number)
 
     def _begin(
-        self,
-        connection: Connection,
-        calls: set[RunningCall],
-        message: Message,
-        handles: list[Any],
+        self, connection: Connection, calls: set[RunningCall], message: Message
     ) -> RunningCall:
         peer = connection.peer
+        handles: list[Any] = [attachment.handle for attachment in message.attachments]
         head = CallHead.decode(message.headers, message.payload, peer=peer)
         check_attachments(head.kind, len(handles))
         places = PLACES[head.kind]
@@ -300,9 +301,9 @@ class Serving:
 
     def handler(self, call: Call) -> Handler:
         """The handler of a call, which holds one of its places from here on."""
-        handlers = self.service.handlers
-        names = {"peer": call.peer, "handler": call.handler}
+        handlers = self._handlers
         handler = handlers.get(call.handler)
+        names = {"peer": call.peer, "handler": call.handler}
         if handler is None:
             alike = difflib.get_close_matches(call.handler, handlers, n=1)
             hint = f"did you mean {alike[0]!r}?" if alike else _list_of(handlers)
@@ -337,12 +338,12 @@ class Serving:
     def driver_of(running: RunningCall) -> Drive:
         """What works on the call with its handler."""
         handler = running.handler
+        if handler.shape is Shape.ASYNC_GENERATOR:
+            return drive_async_generator
         if handler.one_to_one:
             if handler.shape is Shape.COROUTINE and isinstance(running, UnaryCall):
                 return drive_coroutine
             return lambda running: EachBatch(running).drive()
-        if handler.shape is Shape.ASYNC_GENERATOR:
-            return drive_async_generator
         if handler.shape is Shape.COROUTINE:
             return drive_coroutine_sink
         return lambda running: Bridge(running).drive()
@@ -364,18 +365,14 @@ class Serving:
     def call_ended(self, running: RunningCall) -> None:
         """A call is over, its handler too: its place is free."""
         self.calls.discard(running)
-        counted = self._counted
-        for name in COUNTED:
-            count = getattr(running, name)
-            if count:
-                counted[name] += count
+        running.add_counters(self._counted)
         connection_calls = self._connections.get(running.connection)
         if connection_calls is not None:
             connection_calls.discard(running)
         handler = running._handler
         if handler is not None:
             self._by_handler[handler.name] -= 1
-        if not self.calls:
+        if self._draining and not self.calls:
             self._idle.set()
 
 
@@ -397,13 +394,13 @@ class _Entrance:
         """Begins the calls that have come; a few at once, then others have the loop."""
         if self._later:
             return
-        entrypoint = self.connection.entrypoint
+        connection = self.connection
         try:
             for _ in range(_AT_ONCE):
-                message = entrypoint.receive_nowait()
-                if message is None:
+                received = connection.question()
+                if received is None:
                     return
-                self._serving.message(self, message)
+                self._serving.message(self, received)
         except ChannelError as error:  # the client will not call again, but reads its answers
             log.debug("%r: the entrypoint ended: %s", self.connection, error)
             return
@@ -417,13 +414,15 @@ class _Entrance:
         self.read()
 
 
-def _refuse(handles: list[Any], status: Any, error: CallError) -> None:
+def _refuse(message: Message, error: CallError) -> None:
     """Answers a call that never began; its channels are ended one by one."""
-    for handle in handles:
+    attachments = message.attachments
+    for attachment in attachments:
+        handle = attachment.handle
         with suppress(AqueductError):
             if isinstance(handle, Receiver):
                 handle.close()
-            elif handle is status:
+            elif attachment is attachments[-1]:
                 headers, payload = Status.from_exception(error).encode()
                 handle.send_nowait(payload, headers=headers, force=True)
             else:

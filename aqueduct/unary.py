@@ -7,14 +7,14 @@ in place of the answers, and carries the channels on which they follow.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from aqueduct.arrow.call import Hello
 from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoded, Encoder
 from aqueduct.arrow.status import OK, Status
-from aqueduct.arrow.unary import ANSWERS_LIMIT, Question, encode_answer, room_of, schema_prefix
-from aqueduct.endpoint import Connection, Sender, channel
+from aqueduct.arrow.unary import ANSWERS_LIMIT, Question, encode_answer, schema_prefix
+from aqueduct.endpoint import Connection, Replying, channel
 from aqueduct.errors import AqueductError, BatchTooLarge
 from aqueduct.handlers import Handler, Shape
 from aqueduct.running import RunningCall
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from aqueduct.endpoint import Receiver
+    from aqueduct.endpoint import Sender
     from aqueduct.serving import Serving
 
 __all__ = ["UnaryCall", "drive_coroutine"]
@@ -41,7 +41,7 @@ class UnaryCall(RunningCall):
         connection: Connection,
         question: Question,
         payload: memoryview,
-        status: Sender,
+        status: Replying,
         number: int,
     ) -> None:
         self._question = question
@@ -49,16 +49,9 @@ class UnaryCall(RunningCall):
         self._prefix = b""
         self._answers: list[Encoded] = []
         self._size = 0
-        self._gathered = _Gathered()
-        super().__init__(
-            serving,
-            connection,
-            question.head,
-            cast("Receiver", _Brought()),  # as much of one as drivers use
-            cast("Sender", self._gathered),
-            status,
-            number,
-        )
+        gathered: Any = _Gathered()
+        self._gathered: _Gathered = gathered
+        super().__init__(serving, connection, question.head, _BROUGHT, gathered, status, number)
 
     def take(self) -> tuple[int, Any] | None:
         """The one batch, once."""
@@ -86,7 +79,7 @@ class UnaryCall(RunningCall):
         if self._gathered.sender is None:
             answers = self._answers
             size = self._size + encoded.size
-            if size <= room_of(self.config.calls) and len(answers) < ANSWERS_LIMIT:
+            if size <= self.serving.room and len(answers) < ANSWERS_LIMIT:
                 answers.append(encoded)
                 self._size = size
                 self.batches_out += 1
@@ -142,8 +135,8 @@ class UnaryCall(RunningCall):
         output, to_client = channel()
         status, last = channel(oneshot=True)
         headers, payload = Hello(self.call.output_schema).encode()
-        oneshot, self._status = self._status, status
-        oneshot.on_change = None
+        oneshot = self.connection.sender(self._status)
+        self._status = status
         status.on_change = self._status_changed
         self._gathered.use(output)
         if oneshot.error is None:
@@ -196,20 +189,32 @@ class _Plan:
 
 
 class _Brought:
-    """In place of a Receiver: the batch was brought with the call, and nothing else will come."""
+    """In place of a Receiver: the batch was brought with the call, and nothing else will come.
+
+    It never changes, so one is enough, and nobody is told.
+    """
 
     arriving: Final = False
     readable: Final = True
+    error: Final = None
 
-    __slots__ = ("error", "on_change", "placement")
+    __slots__ = ()
 
-    def __init__(self) -> None:
-        self.error: Exception | None = None
-        self.placement: Any = None
-        self.on_change: Any = None
+    @property
+    def on_change(self) -> None:
+        """What would be called."""
+
+    @on_change.setter
+    def on_change(self, callback: object) -> None:
+        pass
+
+    placement = on_change
 
     def close(self) -> None:
         """There is nothing to close."""
+
+
+_BROUGHT: Final[Any] = _Brought()  # as much of a Receiver as drivers use
 
 
 class _Gathered:

@@ -12,8 +12,8 @@ import pytest
 
 import aqueduct
 from aqueduct.client import Client
-from aqueduct.endpoint import Asked, Connection, connect, serve
-from aqueduct.errors import ReceiverClosed
+from aqueduct.endpoint import Asked, Connection, channel, connect, serve
+from aqueduct.errors import ConnectionLost, ReceiverClosed
 from tests.calls import NUMBERS, numbers, serving
 
 
@@ -223,11 +223,12 @@ async def test_what_is_alone_leaves_before_the_rest_of_a_flush(alone: bool) -> N
         entrypoint = connection.entrypoint
 
         def answer() -> None:
-            message = entrypoint.receive_nowait()
-            if message is not None:
+            question = connection.question()
+            if question is not None:
                 before = connection.carrier.snapshot()["sent"]
-                (attachment,) = message.attachments
-                connection.reply(attachment.handle, [b"an answer"], (), now=alone)
+                replying = connection.replying(question)
+                assert replying is not None
+                connection.reply(replying, [b"an answer"], (), now=alone)
                 sent.append(connection.carrier.snapshot()["sent"] - before)  # type: ignore[operator]
 
         entrypoint.on_change = answer
@@ -258,3 +259,50 @@ async def test_an_answer_that_nobody_wants_any_more_wakes_nobody() -> None:
             await message.attachments[0].handle.wait_closed()
         assert not asked._woken
         assert asked.half is None
+
+
+async def test_where_an_answer_goes_is_known_without_a_handle() -> None:
+    """Not for what is no question; who abandons one is noticed, and a Sender can take its place."""
+    served: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
+    async with AsyncExitStack() as stack:
+        server = await serve(served.set_result, "aqueduct+tcp://127.0.0.1:0")
+        stack.push_async_callback(server.close)
+        client = await stack.enter_async_context(await connect(server.addresses[0]))
+        connection = await served
+        assert connection.question() is None
+        (lasting, _), (_, its) = channel(), channel(oneshot=True)
+        (first, _), (second, _) = channel(oneshot=True), channel(oneshot=True)
+        for attached in ([], [lasting], [its], [first, second]):
+            client.entrypoint.send_nowait(b"no question", attachments=attached)
+        asked = [Asked(asyncio.get_running_loop()) for _ in range(2)]
+        for each in asked:
+            client.ask(each, [b"a question"], (), asyncio.get_running_loop().time())
+        async with asyncio.timeout(20):
+            await client.ping()  # what was sent before it has come
+            for _ in range(4):
+                message = connection.question()
+                assert message is not None
+                assert connection.replying(message) is None
+            replies = []
+            for _ in range(2):
+                message = connection.question()
+                assert message is not None
+                replying = connection.replying(message)
+                assert replying is not None
+                assert replying.error is None
+                replies.append(replying)
+            gone = asyncio.Event()
+            replies[0].on_change = gone.set
+            client.forget(asked[0], close=True)
+            await gone.wait()
+            assert isinstance(replies[0].error, ReceiverClosed)
+            sender = connection.sender(replies[1])
+            sender.send_nowait(b"an answer")
+            while (found := client.answer(asked[1])) is None:
+                await asked[1]
+        assert bytes(found.payload) == b"an answer"
+        client.forget(asked[1], close=False)
+        await client.close()
+        await connection.wait_closed()
+        with pytest.raises(ConnectionLost):
+            connection.question()

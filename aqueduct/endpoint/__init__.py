@@ -1,6 +1,6 @@
 """The asyncio face of channels: ``connect``, ``serve``, ``channel`` and their handles."""
 
-from aqueduct.endpoint.asked import Asked
+from aqueduct.endpoint.asked import Asked, Replying
 from aqueduct.endpoint.connection import Connection
 from aqueduct.endpoint.handles import Mode, Receiver, Sender, channel
 from aqueduct.endpoint.message import Attachment, Headers, Message
@@ -16,6 +16,7 @@ __all__ = [
     "Message",
     "Mode",
     "Receiver",
+    "Replying",
     "Sender",
     "Server",
     "bind",

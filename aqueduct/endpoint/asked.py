@@ -1,6 +1,6 @@
-"""A question whose answer is awaited: the quick way to one message back, by one task.
+"""A question and its answer: the quick way to one message back, on both sides.
 
-What a Receiver of a oneshot channel gives as well, with three objects and a turn of the event loop
+What the handles of a oneshot channel give as well, with three objects and a turn of the event loop
 less: the task that waits is stepped where the answer is read.
 """
 
@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from aqueduct.protocol.channels.receiving import ReceiverHalf
+    from aqueduct.protocol.channels.sending import SenderHalf
 
-__all__ = ["Asked"]
+__all__ = ["Asked", "Replying"]
 
 
 class Asked:
@@ -112,3 +113,36 @@ class Asked:
         cancelled, self._cancelled = self._cancelled, None
         if cancelled is not None:
             raise cancelled
+
+
+class Replying:
+    """Where the answer to a question goes: ``Connection.replying`` gives it, ``reply`` uses it.
+
+    Or ``Connection.sender`` makes a Sender of it.
+    """
+
+    __slots__ = ("half", "on_change")
+
+    def __init__(self, half: SenderHalf) -> None:
+        self.half = half
+        self.on_change: Callable[[], None] | None = None
+        """Called on the loop when the channel ended; as that of a Sender."""
+        half.handle = self
+
+    def __call__(self) -> Replying:
+        """As of Asked."""
+        return self
+
+    @property
+    def error(self) -> Exception | None:
+        """How the channel ended; None while it lives."""
+        return self.half.error
+
+    def _changed(self) -> None:
+        if self.on_change is not None:
+            self.on_change()
+
+    def forget(self) -> None:
+        """``on_change`` is called no more."""
+        self.on_change = None
+        self.half.handle = None

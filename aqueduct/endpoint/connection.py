@@ -13,7 +13,7 @@ from typing import Any
 from aqueduct.carriers.contract import Carrier
 from aqueduct.carriers.pump import Pump
 from aqueduct.config import Config
-from aqueduct.endpoint.asked import Asked
+from aqueduct.endpoint.asked import Asked, Replying
 from aqueduct.endpoint.handles import Receiver, Sender
 from aqueduct.endpoint.local import Parcel, Pipe, queue_full
 from aqueduct.endpoint.message import Attachment, Headers, Message
@@ -253,17 +253,26 @@ class Connection:
 
         The halves that came with it become handles by ``message``.
         """
-        half = asked.half
-        assert half is not None
-        if half.queue:
-            received = self.core.receive(half, self._loop.time())
-            if self.core.waits:
-                self.pump.flush_soon()  # room came back, and a credit is due
-            if received is not None:
-                return received
-        if half.error is not None:
-            raise half.error.with_traceback(None)
+        assert asked.half is not None
+        return self._take(asked.half)
+
+    def question(self) -> Received | None:
+        """What has come on the entrypoint of a server, as by ``answer``."""
+        return self._take(self.entrypoint._half)
+
+    def replying(self, received: Received) -> Replying | None:
+        """Where the answer to a question goes; None if it came with something else."""
+        attachments = received.attachments
+        if len(attachments) == 1:
+            half = attachments[0][0]
+            if isinstance(half, SenderHalf) and half.oneshot:
+                return Replying(half)
         return None
+
+    def sender(self, replying: Replying) -> Sender:
+        """A Sender in its place, for what is more than one message."""
+        replying.on_change = None
+        return Sender(replying.half, self)
 
     def forget(self, asked: Asked, *, close: bool) -> None:
         """``asked`` is woken no more. ``close``: nobody wants the answer."""
@@ -273,15 +282,14 @@ class Connection:
             if close:
                 self.close_receiver(half)
 
-    def reply(self, sender: Sender, payload: Any, headers: Headers, *, now: bool) -> None:
+    def reply(self, replying: Replying, payload: Any, headers: Headers, *, now: bool) -> None:
         """The one message of a oneshot channel; its receiver often asks again soon.
 
         ``now`` lets it leave at once if input is being worked on: so it is on its way while what
         else there is to do is done here. Raises as Sender.send_nowait.
         """
-        half = sender._half
-        assert half is not None
-        self.core.send(half, payload, self._loop.time(), headers=headers)
+        replying.forget()
+        self.core.send(replying.half, payload, self._loop.time(), headers=headers)
         if now and self.pump.flushing:
             self.pump.flush_at_once()
         else:
@@ -301,14 +309,8 @@ class Connection:
 
     def receive(self, half: ReceiverHalf) -> Message | None:
         """See Receiver.receive_nowait."""
-        if not half.queue:
-            return None
-        received = self.core.receive(half, self._loop.time())
-        if received is None:
-            return None
-        if self.core.waits:
-            self.pump.flush_soon()  # room came back, and a credit is due
-        return self.message(received)
+        received = self._received(half) if half.queue else None
+        return None if received is None else self.message(received)
 
     def room_came(self) -> None:
         """Messages were taken, and others wait for their room (see ``Receiver.inbox``)."""
@@ -339,6 +341,22 @@ class Connection:
             self._loop.call_soon_threadsafe(self._drop, half)
 
     # Within
+
+    def _received(self, half: ReceiverHalf) -> Received | None:
+        core = self.core
+        received = core.receive(half, self._loop.time())
+        if core.waits:
+            self.pump.flush_soon()  # room came back, and a credit is due
+        return received
+
+    def _take(self, half: ReceiverHalf) -> Received | None:
+        if half.queue:
+            received = self._received(half)
+            if received is not None:
+                return received
+        if half.error is not None:
+            raise half.error.with_traceback(None)  # or each use would lengthen it
+        return None
 
     def _drop(self, half: Half) -> None:
         if not self.closed:

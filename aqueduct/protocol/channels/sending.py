@@ -131,6 +131,11 @@ class SenderHalf(Posting):
         )
 
     @property
+    def oneshot(self) -> bool:
+        """Whether the channel takes one message in all (AQ-R28)."""
+        return self._oneshot
+
+    @property
     def settled(self) -> bool:
         """Whether everything sent was acknowledged, or nacked if it went unreliably."""
         return self._unsettled == 0
