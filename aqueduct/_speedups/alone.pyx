@@ -12,7 +12,7 @@ from cpython.bytes cimport (
 )
 from cpython.memoryview cimport PyMemoryView_Check, PyMemoryView_GET_BUFFER
 from libc.stdint cimport uint8_t, uint64_t
-from libc.string cimport memcmp
+from libc.string cimport memcmp, memcpy
 
 from aqueduct._speedups.decoder cimport AT_TAG, Decoder
 from aqueduct._speedups.frames cimport (
@@ -29,7 +29,7 @@ from aqueduct._speedups.buffers import size_of
 from aqueduct._speedups.encoder import encode_message
 from aqueduct.errors import RemoteProtocolError
 
-__all__ = ["drained", "encode_alone", "is_taken", "message_of", "route_of"]
+__all__ = ["drained", "encode_alone", "encode_taken", "is_taken", "message_of", "route_of"]
 
 cdef uint64_t HIGHEST = 0xFFFFFFFFFFFFFFFF
 cdef enum:
@@ -93,6 +93,14 @@ def encode_alone(channel, payload, headers, attachments):
     buffers.insert(0, PyBytes_FromStringAndSize(<char *> out, end - out))
     buffers.append(FINISHED)
     return buffers, size
+
+
+def encode_taken(channel):
+    """The sequence that ``is_taken``."""
+    cdef uint8_t[1 + VARINT_MAX + TAKEN_SIZE] out
+    cdef uint8_t *end = route_store(out, channel)
+    memcpy(end, TAKEN, TAKEN_SIZE)
+    return PyBytes_FromStringAndSize(<char *> out, end - out + TAKEN_SIZE)
 
 
 def drained(Decoder decoder not None):

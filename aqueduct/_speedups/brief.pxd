@@ -1,6 +1,7 @@
 """Streams of bpmux/rel that come and go in one chunk."""
 
 from aqueduct._speedups.entities cimport Entity, Reading
+from aqueduct._speedups.turns cimport Outlet, Turns
 
 cdef class Arrivals(Reading):
     cdef tuple _maps
@@ -11,5 +12,15 @@ cdef class Arrivals(Reading):
     cdef bint _at_once(self) except -1
     cdef bint _acknowledged(self) except -1
     cdef bint _arrived(self) except -1
+
+cdef class Departures(Turns):
+    cdef tuple _maps
+    cdef dict _sinks
+    cdef Entity _top
+    cdef Py_ssize_t _most
+    cdef Py_ssize_t _entities
+    cdef readonly object _waiting
+
+    cdef int _acknowledge(self, Entity entity, Outlet out) except -1
 
 cdef int remove(Entity entity, tuple maps) except -1

@@ -1,13 +1,13 @@
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from typing_extensions import disjoint_base
 
 from aqueduct._speedups.entities import Entity, Reading
-from aqueduct._speedups.turns import Outlet
+from aqueduct._speedups.turns import Turns
 
-__all__ = ["Arrivals", "acknowledge", "ended_sink", "only_ended", "send_opening"]
+__all__ = ["Arrivals", "Departures"]
 
 @disjoint_base
 class Arrivals(Reading):
@@ -25,9 +25,25 @@ class Arrivals(Reading):
     ) -> None: ...
     def run(self, step: int = 0) -> int: ...
 
-def ended_sink(
-    identifier: int, buffers: Sequence[bytes | bytearray | memoryview], credit: int, keep: int
-) -> Entity: ...
-def send_opening(entity: Entity, room: int, top: Entity, most: int, out: Outlet) -> bool: ...
-def acknowledge(entity: Entity, out: Outlet, maps: tuple[dict[int, Entity], ...]) -> None: ...
-def only_ended(urgent: Iterable[Entity]) -> bool: ...
+@disjoint_base
+class Departures(Turns):
+    @property
+    def _waiting(self) -> OrderedDict[Entity, None]: ...
+    @property
+    def only_acks(self) -> bool: ...
+    def __init__(
+        self,
+        chunk: int,
+        top: Entity,
+        maps: tuple[dict[int, Entity], ...],
+        *,
+        most: int,
+        entities: int,
+    ) -> None: ...
+    def open_ended(
+        self,
+        identifier: int,
+        buffers: Sequence[bytes | bytearray | memoryview],
+        credit: int,
+        keep: int,
+    ) -> Entity | None: ...

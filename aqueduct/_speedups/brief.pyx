@@ -4,7 +4,7 @@ A call is two of them, and its close a third. What is done here is what the gene
 ``aqueduct.protocol.bpmux``, step by step; whatever is not this plain is left to it, untouched.
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 
 cimport cython
 from libc.stdint cimport uint8_t, uint64_t
@@ -23,16 +23,18 @@ from aqueduct._speedups.bpmux cimport (
     head_store,
 )
 from aqueduct._speedups.entities cimport Entity, Item, Reading
-from aqueduct._speedups.turns cimport Outlet
+from aqueduct._speedups.turns cimport Outlet, Turns
 from aqueduct._speedups.varu64 cimport VARU64_MAX, varu64_store
 
-__all__ = ["Arrivals", "acknowledge", "ended_sink", "only_ended", "send_opening"]
+__all__ = ["Arrivals", "Departures"]
 
 cdef enum:
     # Places; the first is the type of the chunks as well.
     SINK_OUT = 2
     STREAM_OUT = 4
     STREAM_IN = 5
+    # So many acknowledgements of ends may wait for company.
+    PATIENT = 16
 
 # The place that a received type names (BP-6).
 cdef int[6] MIRROR = [1, 0, 5, 4, 3, 2]
@@ -152,84 +154,129 @@ cdef class Arrivals(Reading):
         return True
 
 
-def ended_sink(uint64_t identifier, buffers, uint64_t credit, uint64_t keep):
-    """A sink that is to be opened with these bytes and ended behind them."""
-    cdef Entity entity = Entity(SINK_OUT, identifier)
-    cdef Item run = Item.__new__(Item), end = Item.__new__(Item)
-    run.scatter.extend(buffers)
-    end.whole = end.is_end = True
-    entity.opened = False
-    entity.ending = True
-    entity.grant = credit
-    entity.keep = keep
-    entity.items = deque((run, end) if run.scatter.nbytes else (end,))
-    return entity
+@cython.auto_pickle(False)
+cdef class Departures(Turns):
+    """Turns that know what is brief; the base of the scheduler.
 
-
-def send_opening(Entity entity not None, Py_ssize_t room, Entity top, Py_ssize_t most, Outlet out):
-    """The chunk that opens a sink, with all that waits and the end behind it; False: not so plain.
-
-    ``most`` bytes may leave with an opening chunk.
+    ``top`` is the sink of the top-level, whose credit opening chunks use, and ``most`` so many
+    bytes may leave with one. ``entities``: so many we may have of a kind. ``_waiting`` are those
+    whose opening payload waits for that credit, in order; the first one is tried.
     """
-    cdef Item item, end
-    cdef uint8_t[HEAD_MAX] head
-    cdef uint8_t *at
-    cdef Py_ssize_t size
-    cdef int flags = PAYLOAD_FLAG | END_FLAG
-    cdef object items = entity.items
-    if entity.open_type != SINK_OUT or entity.opened or entity.pings or entity.twin is not None:
-        return False
-    if top.gone or top.end_in or top.end_out or len(items) != 2:
-        return False
-    item = items[0]
-    end = items[1]
-    if item.whole or item.total or item.is_end or item.urgent:
-        return False
-    if not end.is_end or not end.whole or end.scatter.nbytes:
-        return False
-    size = item.scatter.nbytes
-    if size > room or size > most or <uint64_t> size + top.keep > top.credit_out:
-        return False
-    if entity.grant:
-        flags |= CREDIT_FLAG
-    at = varu64_store(head_store(head, SINK_OUT, flags, entity.identifier, 0), <uint64_t> size)
-    out.put_head(head, at - head)
-    if size:
-        out.put_run(item.scatter, size)
-        out.written.append((entity, size))
-    at = head
-    if entity.grant:
-        at = varu64_store(at, entity.grant)
-    at = varu64_store(at, 0)
-    out.put_head(head, at - head)
-    top.credit_out -= <uint64_t> size
-    entity.credit_in += entity.grant
-    entity.opened = entity.end_out = True
-    entity.items = ()
-    entity.grant = entity.pongs = 0
-    return True
 
+    def __init__(
+        self,
+        Py_ssize_t chunk,
+        Entity top not None,
+        tuple maps not None,
+        *,
+        Py_ssize_t most,
+        Py_ssize_t entities,
+    ):
+        super().__init__(chunk)
+        self._top = top
+        self._maps = maps
+        self._sinks = maps[SINK_OUT]
+        self._most = most
+        self._entities = entities
+        self._waiting = OrderedDict()
 
-def acknowledge(Entity entity not None, Outlet out, tuple maps not None):
-    """The acknowledgement of the peer's end: with it the entity is over (BP-R8)."""
-    cdef uint8_t[1 + VARU64_MAX] head
-    cdef uint8_t *at
-    cdef int type = entity.place
-    # The top-level is In-Sink 0 and In-Stream 0 from both sides (BP-R3).
-    if not entity.identifier and (type == SINK_OUT or type == STREAM_OUT):
-        type += 1
-    at = head_store(head, type, ACK_END_FLAG, entity.identifier, 0)
-    out.put_head(head, at - head)
-    remove(entity, maps)
-
-
-def only_ended(urgent):
-    """Whether the peer has ended all of these."""
-    cdef Entity entity
-    for entity in urgent:
-        if not entity.end_in:
+    @property
+    def only_acks(self):
+        """Whether all that can leave acknowledges ends, a few of them: nobody waits for that."""
+        cdef Entity entity
+        cdef Py_ssize_t count = len(self.urgent)
+        if not 0 < count <= PATIENT or self.fresh or self.bulky:
             return False
-    return True
+        for entity in self.urgent:
+            if not entity.end_in:
+                return False
+        return True
+
+    def open_ended(self, uint64_t identifier, buffers, uint64_t credit, uint64_t keep):
+        """A sink that is to be opened with these bytes and ended behind them.
+
+        None, with nothing done, if the identifier is in use or there is no room for one more.
+        """
+        cdef Entity entity
+        cdef Item run, end
+        cdef dict sinks = self._sinks
+        if not identifier or identifier in sinks or len(sinks) >= self._entities:
+            return None
+        entity = Entity(SINK_OUT, identifier)
+        run = Item.__new__(Item)
+        end = Item.__new__(Item)
+        run.scatter.extend(buffers)
+        end.whole = end.is_end = True
+        entity.opened = False
+        entity.ending = True
+        entity.grant = credit
+        entity.keep = keep
+        entity.items = deque((run, end) if run.scatter.nbytes else (end,))
+        sinks[identifier] = entity
+        self.freshen(entity)
+        return entity
+
+    cdef int hurried(self, Entity entity, Outlet out) except -1:
+        if not entity.end_in:
+            self._send_urgent(entity, out)
+        elif not entity.gone:
+            self._acknowledge(entity, out)
+        return 0
+
+    cdef int _acknowledge(self, Entity entity, Outlet out) except -1:
+        """The acknowledgement of the peer's end: with it the entity is over (BP-R8)."""
+        cdef uint8_t[1 + VARU64_MAX] head
+        cdef uint8_t *at
+        cdef int type = entity.place
+        # The top-level is In-Sink 0 and In-Stream 0 from both sides (BP-R3).
+        if not entity.identifier and (type == SINK_OUT or type == STREAM_OUT):
+            type += 1
+        at = head_store(head, type, ACK_END_FLAG, entity.identifier, 0)
+        out.put_head(head, at - head)
+        return remove(entity, self._maps)
+
+    cdef bint opening(self, Entity entity, Py_ssize_t room, Outlet out) except -1:
+        """The chunk that opens a sink, with all that waits and the end behind it."""
+        cdef Item item, end
+        cdef Entity top = self._top
+        cdef uint8_t[HEAD_MAX] head
+        cdef uint8_t *at
+        cdef Py_ssize_t size
+        cdef int flags = PAYLOAD_FLAG | END_FLAG
+        cdef object items = entity.items
+        if entity.open_type != SINK_OUT or entity.pings or entity.twin is not None:
+            return False
+        if top.gone or top.end_in or top.end_out or len(items) != 2:
+            return False
+        item = items[0]
+        end = items[1]
+        if item.whole or item.total or item.is_end or item.urgent:
+            return False
+        if not end.is_end or not end.whole or end.scatter.nbytes:
+            return False
+        size = item.scatter.nbytes
+        if size > room or size > self._most or <uint64_t> size + top.keep > top.credit_out:
+            return False
+        if entity.grant:
+            flags |= CREDIT_FLAG
+        at = varu64_store(head_store(head, SINK_OUT, flags, entity.identifier, 0), <uint64_t> size)
+        out.put_head(head, at - head)
+        if size:
+            out.put_run(item.scatter, size)
+            out.written.append((entity, size))
+        at = head
+        if entity.grant:
+            at = varu64_store(at, entity.grant)
+        at = varu64_store(at, 0)
+        out.put_head(head, at - head)
+        top.credit_out -= <uint64_t> size
+        entity.credit_in += entity.grant
+        entity.opened = entity.end_out = True
+        entity.items = ()
+        entity.grant = entity.pongs = 0
+        if self._waiting:
+            self._wait_no_more(entity)
+        return True
 
 
 cdef int remove(Entity entity, tuple maps) except -1:

@@ -24,8 +24,21 @@ cdef class Ledger:
     cdef Py_ssize_t _messages       # unacknowledged ones that a channel may have
     cdef Py_ssize_t _frame          # bytes that one may have
     cdef object _sending            # the state of a half that may send
+    cdef readonly object _control_waiting
+    cdef readonly object _message_waiting
+    cdef Py_ssize_t _next
+    cdef double _control_share
+    cdef public Py_ssize_t _openable
+    cdef public Py_ssize_t _most_openable
+    cdef public Py_ssize_t _opened_since
+    cdef public bint connected
+    cdef public bint version_acknowledged
 
+    cdef int _write(self, OutStream stream, list buffers, bint fin) except -1
     cpdef int append(self, OutStream stream, list buffers, Py_ssize_t size) except -1
+    cpdef bint _may_open(self, OutStream stream) except -1
+    cpdef bint _begin(self, OutStream stream) except -1
+    cdef int _emit(self, OutStream stream, list buffers, bint fin) except -1
     cpdef int _charge(self, OutStream stream, Py_ssize_t size) except -1
     cpdef int _release(self, OutStream stream, Py_ssize_t size) except -1
 

@@ -4,11 +4,16 @@ Which streams there are and what a channel's end means is decided by ``aqueduct.
 whose Outgoing and SenderHalf build on the classes here.
 """
 
+from collections import OrderedDict
+
 cimport cython
 from libc.stdint cimport uint64_t
 
 from aqueduct._speedups.encoder cimport message_buffers
 from aqueduct._speedups.tracker cimport SentNumbers
+
+from aqueduct._speedups.buffers import size_of
+from aqueduct._speedups.encoder import VERSION
 
 __all__ = ["Ledger", "OutStream", "Posting"]
 
@@ -16,6 +21,8 @@ cdef uint64_t HIGHEST = 0xFFFFFFFFFFFFFFFF
 
 cdef enum:
     WRITE = 0   # the kind of effect that writes to a stream
+    # What a stream that waits above the transport weighs beside its bytes.
+    STALLED_STREAM = 512
 
 
 @cython.final
@@ -25,9 +32,10 @@ cdef class OutStream:
     """One of my streams, opened or waiting for its turn.
 
     ``half`` is the sender half that pays for its bytes; None for acks, closes and the prelude
-    (``control``). ``number`` is -1 before it is open. ``queued``: bytes written here and not yet
-    reported as gone. ``dead``: reset by us or stopped by the peer, so that later writes vanish.
-    ``waiting``: buffers, while it is not open. ``guard``: only in debug.
+    (``control``), and once all of it has left. ``number`` is -1 before it is open. ``queued``:
+    bytes written here and not yet reported as gone. ``dead``: reset by us or stopped by the peer,
+    so that later writes vanish. ``waiting``: buffers, while it is not open. ``guard``: only in
+    debug.
     """
 
     def __init__(self, half, bint control):
@@ -47,7 +55,9 @@ cdef class Ledger:
     """Bytes that were written and have not left; the base of what has all streams of one side.
 
     ``queued`` counts them; ``_control_queued`` those that no half pays for. ``fell``: whether
-    ``queued`` fell below the connection's mark since somebody looked.
+    ``queued`` fell below the connection's mark since somebody looked. ``_openable`` streams may be
+    opened, of which ``_opened_since`` in effects that the carrier has not seen yet. Once
+    ``version_acknowledged``, sequences begin without VERSION (AQ-26).
     """
 
     def __init__(self, list effects_out not None, flow, limits, sending, bint debug):
@@ -60,6 +70,9 @@ cdef class Ledger:
         self._messages = limits.unacknowledged
         self._frame = limits.frame_bytes
         self._sending = sending
+        self._control_share = flow.control_share
+        self._control_waiting = OrderedDict()
+        self._message_waiting = OrderedDict()
 
     def written(self, number, Py_ssize_t size):
         """``size`` bytes of a stream left. Returns the half that paid for them.
@@ -68,33 +81,102 @@ cdef class Ledger:
         """
         cdef object found = self._open.get(number)
         cdef OutStream stream
+        cdef object half
         if found is None:
             return None
         stream = found
+        half = stream.half
         if stream.guard is not None:
             stream.guard.check(stream, size)
         self._release(stream, size)
         if stream.fin and not stream.queued:
             del self._open[number]
-            if stream.half is not None:
-                stream.half.stream_left(stream)
-        return stream.half
+            if half is not None:
+                stream.half = None  # which may keep it, and nothing is paid for any more
+                half.stream_left(stream)
+        return half
+
+    def effects_taken(self):
+        """The carrier sees the effects so far before it counts again."""
+        self._opened_since = 0
+
+    @property
+    def stalled_control(self):
+        """Bytes and streams of acks, closes and the like that the peer does not let leave.
+
+        Nobody waits before these are queued, so a peer that lets none of them out while it makes
+        us say ever more has to be stopped.
+        """
+        return self._control_queued + STALLED_STREAM * <Py_ssize_t> len(self._control_waiting)
+
+    def write(self, OutStream stream not None, list buffers not None, bint fin=False):
+        """Queues buffers; opens the stream if there is one to be had."""
+        self._write(stream, buffers, fin)
+
+    cdef int _write(self, OutStream stream, list buffers, bint fin) except -1:
+        cdef Py_ssize_t size
+        if stream.dead:
+            return 0
+        size = size_of(buffers)
+        if stream.number < 0:
+            if stream.waiting or not self._may_open(stream):
+                (self._control_waiting if stream.control else self._message_waiting)[stream] = None
+                if not stream.waiting:
+                    stream.waiting = []
+                (<list> stream.waiting).extend(buffers)
+                stream.fin = fin
+                return self._charge(stream, size)
+            if self._begin(stream):
+                buffers = [VERSION, *buffers]  # AQ-26, AQ-R6
+                size += len(VERSION)
+        stream.fin = fin
+        self._charge(stream, size)
+        if self._debug:
+            self._guard(stream, buffers)
+        return self._emit(stream, buffers, fin)
 
     cpdef int append(self, OutStream stream, list buffers, Py_ssize_t size) except -1:
         """``write`` without ceremony: one more message of ``size`` bytes on a stream."""
-        cdef list effects = self._effects
-        cdef tuple last
         if stream.number < 0 or stream.dead or self._debug:
             self.write(stream, buffers)
             return 0
-        if effects:
-            last = effects[len(effects) - 1]
+        self._charge(stream, size)
+        return self._emit(stream, buffers, False)
+
+    cpdef bint _may_open(self, OutStream stream) except -1:
+        cdef object waiting = self._control_waiting
+        cdef Py_ssize_t reserved
+        if not self.connected or self._openable <= 0:
+            return False
+        if not stream.control:
+            reserved = <Py_ssize_t> (self._most_openable * self._control_share)
+            if waiting or self._openable <= reserved:
+                return False
+            waiting = self._message_waiting
+        return not waiting or stream is next(iter(waiting))
+
+    cpdef bint _begin(self, OutStream stream) except -1:
+        """Opens the stream. Returns whether VERSION leads (AQ-26, AQ-R6)."""
+        stream.number = self._next
+        self._next += 1
+        self._openable -= 1
+        self._opened_since += 1
+        self._open[stream.number] = stream
+        return not self.version_acknowledged
+
+    cdef int _emit(self, OutStream stream, list buffers, bint fin) except -1:
+        """One WRITE for what goes to a stream at once: each costs a call of the carrier."""
+        cdef list effects = self._effects
+        cdef Py_ssize_t count = len(effects)
+        cdef tuple last
+        if count:
+            last = effects[count - 1]
             if last[0] == WRITE and last[1] == stream.number:
                 (<list> last[2]).extend(buffers)
-                self._charge(stream, size)
+                if fin:
+                    effects[count - 1] = (WRITE, last[1], last[2], True)
                 return 0
-        effects.append((WRITE, stream.number, buffers, False))
-        self._charge(stream, size)
+        effects.append((WRITE, stream.number, buffers, bool(fin)))
         return 0
 
     cpdef int _charge(self, OutStream stream, Py_ssize_t size) except -1:

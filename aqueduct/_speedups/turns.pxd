@@ -43,5 +43,8 @@ cdef class Turns:
     cdef Py_ssize_t _chunk
 
     cdef int fill(self, Outlet out, Py_ssize_t limit) except -1
+    cdef int freshen(self, Entity entity) except -1
+    cdef int hurried(self, Entity entity, Outlet out) except -1
+    cdef bint opening(self, Entity entity, Py_ssize_t room, Outlet out) except -1
     cdef int _move(self, object lane, int to) except -1
     cdef int _run(self, Entity entity, Py_ssize_t room, Outlet out) except -2

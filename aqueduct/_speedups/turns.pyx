@@ -300,9 +300,7 @@ cdef class Turns:
                 return True
             entity.add(last)
         if entity.lane == NOWHERE:
-            entity.lane = FRESH
-            entity.deficit = self._chunk
-            self.fresh.append(entity)
+            self.freshen(entity)
         return True
 
     cdef int fill(self, Outlet out, Py_ssize_t limit) except -1:
@@ -313,7 +311,7 @@ cdef class Turns:
         while self.urgent and out.size < limit:
             entity = self.urgent.popleft()
             entity.in_urgent = False
-            self._send_urgent(entity, out)
+            self.hurried(entity, out)
         while out.size < limit:
             lane = self.fresh or self.bulky
             if not lane:
@@ -325,7 +323,10 @@ cdef class Turns:
                 continue
             before = out.size
             room = min(entity.deficit, max(limit - before, CRUMB))
-            sent = self._run(entity, room, out)
+            if entity.opened:
+                sent = self._run(entity, room, out)
+            else:
+                sent = 1 if self.opening(entity, room, out) else -1
             if sent > 0 or (sent < 0 and not entity.gone and self._send(entity, room, out)):
                 entity.deficit -= out.size - before
                 if entity.items:
@@ -333,6 +334,22 @@ cdef class Turns:
             # It stays in turn once more, or its next bytes would overtake the bulky for ever.
             self._move(lane, BULKY if entity.lane == FRESH and self.bulky else NOWHERE)
         return 0
+
+    cdef int freshen(self, Entity entity) except -1:
+        """It was idle, and has something to send."""
+        entity.lane = FRESH
+        entity.deficit = self._chunk
+        self.fresh.append(entity)
+        return 0
+
+    cdef int hurried(self, Entity entity, Outlet out) except -1:
+        """What one of the urgent has to say."""
+        self._send_urgent(entity, out)
+        return 0
+
+    cdef bint opening(self, Entity entity, Py_ssize_t room, Outlet out) except -1:
+        """The chunk that opens an entity; False: it is left to ``_send``."""
+        return False
 
     cdef int _move(self, object lane, int to) except -1:
         cdef Entity entity = lane.popleft()

@@ -49,6 +49,8 @@ class Pump:
         self._flushing = self._again = False
         self._closed = False
         self.on_pong: Callable[[], None] | None = None
+        self.written = core.written
+        """See CarrierUser."""
 
     # The carrier calls
 
@@ -128,10 +130,6 @@ class Pump:
             self.core.datagram_room_changed, self.carrier.datagram_room, self._loop.time()
         )
         self.flush_soon()
-
-    def written(self, stream: int, size: int) -> bool:
-        """See CarrierUser."""
-        return self.core.written(stream, size)
 
     def ponged(self) -> None:
         """See CarrierUser."""

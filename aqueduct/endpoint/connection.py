@@ -309,7 +309,7 @@ class Connection:
 
     def receive(self, half: ReceiverHalf) -> Message | None:
         """See Receiver.receive_nowait."""
-        received = self._received(half) if half.queue else None
+        received = self._take(half)
         return None if received is None else self.message(received)
 
     def room_came(self) -> None:
@@ -342,16 +342,12 @@ class Connection:
 
     # Within
 
-    def _received(self, half: ReceiverHalf) -> Received | None:
-        core = self.core
-        received = core.receive(half, self._loop.time())
-        if core.waits:
-            self.pump.flush_soon()  # room came back, and a credit is due
-        return received
-
     def _take(self, half: ReceiverHalf) -> Received | None:
         if half.queue:
-            received = self._received(half)
+            core = self.core
+            received = core.receive(half, self._loop.time())
+            if core.waits:
+                self.pump.flush_soon()  # room came back, and a credit is due
             if received is not None:
                 return received
         if half.error is not None:

@@ -21,7 +21,7 @@ class Streams(Ledger):
         super().__init__(self.told, flow, limits, OPEN, debug=False)
         self.ceremonies: list[list[Any]] = []
 
-    def write(self, stream: OutStream, buffers: list[Any]) -> None:
+    def write(self, stream: OutStream, buffers: list[Any], fin: bool = False) -> None:
         self.ceremonies.append(buffers)
 
 

@@ -155,7 +155,8 @@ class Wire(Mapping):
             except BlockingIOError:
                 pass
             finally:
-                self._close_inlet()
+                if self._inlet is not None:
+                    self._close_inlet()
         except (RemoteProtocolError, OSError) as error:
             self._read_failed(error)
         finally:
@@ -176,7 +177,8 @@ class Wire(Mapping):
             outcome, size = self._intake.read(budget)
             budget -= size
             if outcome == Outcome.CORE:
-                self._close_inlet()
+                if self._inlet is not None:
+                    self._close_inlet()
                 self._mux.go_on(self._intake.step)
                 self._take_events()
                 if self._intake.drained:

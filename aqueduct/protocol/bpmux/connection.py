@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import Any
 
-from aqueduct._speedups.brief import ended_sink
 from aqueduct._speedups.buffers import Scatter
 from aqueduct._speedups.entities import Reading
 from aqueduct._speedups.turns import Turns
@@ -254,13 +253,11 @@ class Mux:
         self, payload: Sequence[Buffer], *, credit: int = 0, keep: int = 0, identifier: int
     ) -> Entity:
         """As ``open_sink``, and ``end`` behind the payload: most travel in one chunk."""
-        if self.error is not None or not 0 <= credit <= HIGHEST:
-            return self.open_sink(credit=credit, keep=keep, identifier=identifier)
-        self._require_room(SINK_OUT, identifier)
-        entity = ended_sink(identifier, payload, credit, keep)
-        self._state.maps[SINK_OUT][identifier] = entity
-        self._scheduler.wake(entity)
-        return entity
+        if self.error is None and 0 <= credit <= HIGHEST and 0 <= identifier <= HIGHEST:
+            entity = self._scheduler.open_ended(identifier, payload, credit, keep)
+            if entity is not None:
+                return entity
+        return self.open_sink(credit=credit, keep=keep, identifier=identifier)
 
     def open_stream(
         self,

@@ -8,7 +8,6 @@ was taken before, however much is queued elsewhere. The turns, and plain runs of
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import TypeAlias
 
 from aqueduct._speedups.bpmux import (
@@ -19,8 +18,8 @@ from aqueduct._speedups.bpmux import (
     encode_head,
     encode_rest,
 )
-from aqueduct._speedups.brief import acknowledge, only_ended, send_opening
-from aqueduct._speedups.turns import Outlet, Turns
+from aqueduct._speedups.brief import Departures
+from aqueduct._speedups.turns import Outlet
 from aqueduct.config import Mux as Settings
 from aqueduct.errors import LimitExceeded
 from aqueduct.protocol.bpmux import events
@@ -36,26 +35,22 @@ NOWHERE, FRESH = range(2)
 SMALL_END = 1024
 """An end payload up to this size is urgent if no payload waits before it."""
 UNLIMITED = 1 << 62
-PATIENT = 16
-"""So many acknowledgements of ends may wait for company."""
 
 
-class Scheduler(Turns):
+class Scheduler(Departures):
     """Everything that waits to leave."""
 
     def __init__(self, state: State, reported: list[events.Event], settings: Settings) -> None:
-        super().__init__(settings.chunk)
+        super().__init__(
+            settings.chunk,
+            state.top_sink,
+            state.maps,
+            most=settings.opening,
+            entities=settings.entities,
+        )
         self._state = state
         self._events = reported
         self._settings = settings
-        self._waiting: OrderedDict[Entity, None] = OrderedDict()
-        """Whose opening payload waits for top-level credit, in order; the first one is tried."""
-
-    @property
-    def only_acks(self) -> bool:
-        """Whether all that can leave acknowledges ends, a few of them: nobody waits for that."""
-        urgent = self.urgent
-        return 0 < len(urgent) <= PATIENT and not (self.fresh or self.bulky) and only_ended(urgent)
 
     def take(self, limit: int) -> Taken:
         """Commits and returns the next chunks, about ``limit`` bytes of them."""
@@ -156,11 +151,8 @@ class Scheduler(Turns):
     # Chunks.
 
     def _send_urgent(self, entity: Entity, out: Outlet) -> None:
-        """Acknowledgement, credit, pings and pongs, and what else may not wait."""
+        """Credit, pings and pongs, and what else may not wait."""
         if entity.gone:
-            return
-        if entity.end_in:
-            acknowledge(entity, out, self._state.maps)
             return
         if entity.end_out or not entity.opened:
             return  # credit and pings travel with the opening chunk
@@ -193,9 +185,6 @@ class Scheduler(Turns):
         if opening:
             if entity.twin is not None and entity.open_type != DUPLEX:
                 return False  # the other half of the Duplex opens both
-            if send_opening(entity, room, self._state.top_sink, self._settings.opening, out):
-                self._wait_no_more(entity)
-                return True
         elif not items or entity.end_out or entity.end_in:
             return False
         item = items[0] if items and not (opening and items[0].is_end) else None

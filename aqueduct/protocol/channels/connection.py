@@ -270,7 +270,7 @@ class ChannelConnection:
             return self.close_by if self._closing is not None else None
         shared = self._shared
         deadline = self._forgetting.deadline
-        for queue in (shared.ack_due, shared.announce_due, shared.receipt_due):
+        for queue in (shared.ack_due, shared.close_due, shared.announce_due, shared.receipt_due):
             if queue and (deadline is None or queue[0][0] < deadline):
                 deadline = queue[0][0]
         return deadline
@@ -291,7 +291,7 @@ class ChannelConnection:
             if self._closing is not None and now >= self.close_by:
                 self._close_now(*self._closing)
             return
-        if shared.closing and shared.ack_due and shared.ack_due[0][0] <= now:
+        if shared.close_due and shared.close_due[0][0] <= now:
             self._registry.write_closes()
         while shared.ack_due and shared.ack_due[0][0] <= now:
             shared.ack_due.popleft()[1].ack_due()
@@ -469,12 +469,12 @@ class ChannelConnection:
 
     def effects_to_apply(self) -> list[effects.Effect]:
         """What the carrier is to do, in order."""
+        shared = self._shared
         if self.error is None:
             if self._version_seen and not self._reader.version_checked:
                 self._send_prelude([])
-            if self._shared.outgoing.stalled_control > STALLED_ALLOWANCE:
+            if shared.outgoing.stalled_control > STALLED_ALLOWANCE:
                 self._check_stalled()
-        shared = self._shared
         wanted = shared.effects
         if not wanted:
             return []
@@ -577,9 +577,9 @@ class ChannelConnection:
         self._shared.announce_due.clear()
         self._shared.receipt_due.clear()
         self._shared.blocked.clear()
-        self._shared.closing.clear()
-        self._shared.starved.clear()
-        self._shared.relieved.clear()
+        for waiting in (self._shared.starved, self._shared.relieved, self._shared.closing):
+            waiting.clear()
+        self._shared.close_due.clear()
         if self._closing is None:
             self._shared.outgoing.clear()
         self._shared.events.append(Closed(error))

@@ -63,9 +63,12 @@ class Forgetting:
 
     def closed(self, channel: int, now: float) -> None:
         """We sent CLOSE_RECEIVER for a channel of ours, or will shortly and then say so again."""
-        self._expire(self._closed, now)
-        self._closed[channel] = now
-        self._closed.move_to_end(channel)
+        table = self._closed
+        if table and next(iter(table.values())) <= now - self._memory:
+            self._expire(table, now)
+        if channel in table:
+            table.move_to_end(channel)
+        table[channel] = now
 
     def ask(self, channel: int, now: float) -> bool:
         """Whether to send one now; otherwise it is kept for ``due``."""

@@ -12,6 +12,7 @@ __all__ = [
     "CREATOR",
     "ENTRYPOINT",
     "INDEX_LIMIT",
+    "ONESHOT",
     "Counters",
     "creator",
     "describe",
@@ -24,6 +25,8 @@ __all__ = [
 
 CREATOR: Final = 1
 """The bit of an id that names its creator, for those who ask for every message."""
+ONESHOT: Final = 4
+"""The bit of a channel with one message in total, for the same."""
 ENTRYPOINT: Final = 0
 INDEX_LIMIT: Final = 1 << 61
 

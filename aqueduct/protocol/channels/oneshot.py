@@ -7,6 +7,7 @@ one is done here in the same order; whatever needs a closer look is left untouch
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 from aqueduct._speedups.alone import is_taken, message_of, route_of
@@ -51,12 +52,19 @@ class Oneshots:
         if frame is None:
             return False
         size = frame.size + frame.overhead
-        half.admit_small(size)
         attachments = frame.attachments and self._registry.attached(frame.attachments)
-        half.message(Received.of(frame, attachments or (), half.cost(size)))
+        self._arrived(half, Received.of(frame, attachments or (), half.cost(size)))
         # What is behind the message in its sequence does not matter any more (AQ-R24).
         self._registry.receiver_closed(half)
         return True
+
+    def _arrived(self, half: ReceiverHalf, received: Received) -> None:
+        """Admission, arrival and end in one."""
+        half._charge(received.charge)
+        half._outstanding += 1
+        half.numbers.add(received.number)
+        half.queue = deque((received,))
+        half._complete()
 
 
 def _waits_for_one(half: ReceiverHalf) -> bool:
@@ -81,5 +89,6 @@ def _waits_for_close(half: SenderHalf) -> bool:
         and half._unreliable is None
         and half._control is None
         and not (half.links or half.acked_links)
-        and not (half._unordered_open or half._unordered_waiting)
+        and half._message_stream is not None
+        and not half._message_stream.queued
     )

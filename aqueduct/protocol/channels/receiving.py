@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import Any, Final, TypeAlias, cast
 
 from aqueduct._speedups import codec
-from aqueduct._speedups.codec import MessageHead
 from aqueduct._speedups.inbox import Inbox
 from aqueduct._speedups.runs import Received, Run
 from aqueduct._speedups.tracker import ReceivedNumbers, UnreliableReceived
@@ -94,8 +93,7 @@ class ReceiverHalf(Inbox):
         self.evicted: Sequence[Received] = ()
         """Messages evicted by the last datagram, whose attachments are to be released."""
         self.evictions = 0
-        self.nacked = 0
-        """Unreliable messages that did not come in time."""
+        self.nacked = 0  # unreliable messages that did not come in time
         self.patient = False
         """Of a oneshot channel: CLOSE_RECEIVER may leave with what is sent next, within the delay
         of acks, instead of causing a packet of its own (AQ-R33)."""
@@ -105,7 +103,7 @@ class ReceiverHalf(Inbox):
         self.handle: Any = None
         self.numbers = ReceivedNumbers(shared.config.limits.received_ranges)
         self._unreliable: UnreliableReceived | None = None  # most channels never need it
-        self._oneshot = ids.oneshot(channel)
+        self._oneshot = bool(channel & ids.ONESHOT)
         self._control: OutStream | None = None
         self._ack_scheduled = False
         self._receipt: list[Any] | None = None
@@ -118,10 +116,9 @@ class ReceiverHalf(Inbox):
     def admit(self, size: int) -> bool:
         """Charges a message of ``size`` bytes, headers included, if there is room or no other."""
         charge = size + self._shared.config.flow.message_overhead
-        if self._outstanding:
-            if self._is_full(charge) or self._is_budget_used(charge):
-                return False
-        elif not self.assured and self._is_budget_used(charge):
+        if self._outstanding and self._is_full(charge):
+            return False
+        if (self._outstanding or not self.assured) and self._is_budget_used(charge):
             return False
         self._charge(charge)
         self._outstanding += 1
@@ -143,7 +140,7 @@ class ReceiverHalf(Inbox):
         common = flow.receive_budget - shared.budget_used
         return min(common, own)  # min() would take longer than all the rest
 
-    def place(self, head: MessageHead) -> Any:
+    def place(self, head: codec.MessageHead) -> Any:
         """Where a message is to land; None: anywhere. Raises what the hook raises."""
         if self.placement is None:
             return None
@@ -151,7 +148,7 @@ class ReceiverHalf(Inbox):
             return None
         return self.placement(head.headers, head.size)
 
-    def wait(self, stream: InStream, head: MessageHead) -> None:
+    def wait(self, stream: InStream, head: codec.MessageHead) -> None:
         """A message finds no room: its stream is read on when there is some."""
         stream.head = head
         if self.waiting is NOBODY:
@@ -420,7 +417,7 @@ class ReceiverHalf(Inbox):
         """Sends the acks that are owed, or ROUTE_TO alone for an implicit channel (AQ-R25)."""
         self._ack_scheduled = False
         if self.state is ReceiverState.CLOSED:
-            return  # an end that is owed leaves with Shared.closing
+            return
         ranges = self.numbers.take_ack()
         if ranges:
             self._write_control([codec.encode_ack_reliable(ranges)], fin=False)
@@ -496,12 +493,15 @@ class ReceiverHalf(Inbox):
 
     def _complete(self) -> None:
         self._step(ReceiverInput.COMPLETE)
-        if self.patient:
-            self._shared.closing[self] = None
-            self._schedule_ack()
-            self._end(Finished("the sender finished and everything was delivered"))
+        end = Finished("the sender finished and everything was delivered")
+        if not self.patient:
+            self._close_now(end)
             return
-        self._close_now(Finished("the sender finished and everything was delivered"))
+        shared = self._shared
+        if not shared.closing:
+            shared.close_due.append((shared.now + shared.config.timing.ack_delay, self))
+        shared.closing[self] = None
+        self._end(end)
 
     def _close_now(self, error: HalfError) -> None:
         self.write_close()
@@ -538,8 +538,9 @@ class ReceiverHalf(Inbox):
     def _end(self, error: HalfError) -> None:
         if self.error is None:
             self.error = error
-        if self.given:
-            self._shared.events.append(Readable(self))
+        events, readable = self._shared.events, Readable(self)
+        if self.given and (not events or events[-1] != readable):
+            events.append(readable)
 
     def _is_full(self, charge: int) -> bool:
         return self.charged + charge > self._shared.config.flow.channel_receive_bytes

@@ -100,7 +100,7 @@ class SenderHalf(Posting):
         """The peer's streams that are routed here: acks, and what it should not send."""
         self.handle: Any = None
         """The endpoint's handle, for its wake-ups."""
-        self._oneshot = ids.oneshot(channel)
+        self._oneshot = bool(channel & ids.ONESHOT)
         self._control: OutStream | None = None
         self._unordered_open = NO_STREAMS
         self._unordered_waiting = NONE_WAITING
@@ -183,10 +183,11 @@ class SenderHalf(Posting):
         if attachments:
             if self.links is NO_LINKS:
                 self.links = {}
-            self.links[number] = tuple(channel for channel, _ in attachments)
+            self.links[number] = tuple([channel for channel, _ in attachments])
         if self._oneshot:
             self.state = SenderState.FINISHED
-            self._write_alone(frame, at_once=bool(attachments))
+            stream = self._message_stream = OutStream(self, False)
+            self._shared.outgoing.write(stream, frame, True)
         elif mode is Mode.ORDERED:
             if self._message_stream is None:
                 self._message_stream = OutStream(self, control=False)
@@ -322,7 +323,8 @@ class SenderHalf(Posting):
                 self._shared.outgoing.let_go(waiting)
             self._unordered_waiting = self._unordered_waiting or NONE_WAITING
             self._unordered_open = self._unordered_open or NO_STREAMS
-            self.stream_opened()
+            if self._finish_waits:
+                self.stream_opened()
 
     def stream_opened(self) -> None:
         """A message that waited has its stream: FINISH_SENDER may be due (AQ-34)."""

@@ -28,6 +28,7 @@ class Shared(Budget):
         "ack_due",
         "announce_due",
         "blocked",
+        "close_due",
         "closing",
         "config",
         "datagram_limit",
@@ -59,7 +60,9 @@ class Shared(Budget):
         """Who owes an ack, or the first frame of a control stream; the delay is constant, so
         the order of arrival is the order of deadlines."""
         self.closing: dict[ReceiverHalf, None] = {}
-        """Patient receivers that have ended and not said so; each stands in ``ack_due``, too."""
+        """Patient receivers that have ended and not said so."""
+        self.close_due: list[tuple[float, ReceiverHalf]] = []
+        """When they have to say so at the latest: one entry for the first of them."""
         self.announce_due: deque[tuple[float, SenderHalf]] = deque()
         """Who owes a SENT_UNRELIABLE, in order."""
         self.receipt_due: deque[list[Any]] = deque()

@@ -183,6 +183,7 @@ def test_before_versions_are_agreed_every_sequence_is_looked_at(streams: list[in
 @pytest.mark.parametrize("channel", [0, 1, 127, 128, 16383, 16384, 2**64 - 1])
 def test_what_answers_a_oneshot_is_known_by_its_bytes(channel: int) -> None:
     said = route(channel) + acked(0, 1) + CLOSE
+    assert alone.encode_taken(channel) == said
     for data in (said, memoryview(said)):
         assert alone.is_taken(data)
         assert alone.route_of(data) == channel
