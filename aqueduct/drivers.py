@@ -45,13 +45,14 @@ async def drive_async_generator(running: RunningCall) -> None:
     try:
         async for batch in generator:
             running.call.check()  # a handler may have swallowed its cancellation
-            encoded = running.encode(batch)
-            if not output.writable:
-                running.waits_for_client = True
-                await output.wait_writable(ample=True)
-                running.waits_for_client = False
-                spins = 0
-            running.send(encoded, running.answering if exchange else number)
+            if not running.give(batch, running.answering if exchange else number):
+                encoded = running.encode(batch)
+                if not output.writable:
+                    running.waits_for_client = True
+                    await output.wait_writable(ample=True)
+                    running.waits_for_client = False
+                    spins = 0
+                running.send(encoded, running.answering if exchange else number)
             number += 1
             spins += 1
             if spins >= _SPINS:  # nothing else would run while there is always room
@@ -203,7 +204,8 @@ class EachBatch:
             self._outstanding_bytes -= self._sizes.pop(number)
             if error is not None:
                 raise error
-            running.send(running.encode(batch), number)
+            if not running.give(batch, number):
+                running.send(running.encode(batch), number)
         return False
 
     def _wants_more(self) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from aqueduct._speedups.arrivals import Inputs
+from aqueduct._speedups.outputs import Outputs
 from aqueduct.arrow.call import CallHead, Hello
 from aqueduct.arrow.compression import compress
 from aqueduct.arrow.cut import Assembler, batch_headers, pieces
@@ -58,26 +58,23 @@ _MARK_BYTES: Final = 4 << 20
 _PACKAGE: Final = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
-class RunningCall(Inputs):
+class RunningCall(Outputs):
     """One call, from its message to its status. Lives on the service's event loop.
 
     A driver takes batches by ``next_batch``, and payloads by ``take``, which has those that
-    ``next_batch`` leaves to it, and their end. It sends batches by ``send``; see ``drivers`` and
-    ``bridge`` for the two families.
+    ``next_batch`` leaves to it, and their end. It sends batches by ``give``, or what that leaves to
+    it by ``send``; see ``drivers`` and ``bridge`` for the two families.
     """
 
     # What a call begins with: most never change most of it.
     accepted = False
     """Whether the hello was sent."""
-    batches_out = rows_out = bytes_out = 0
     waits_for_client = False
     """Whether the handler can do nothing: it wants a batch, or room for one."""
     concluded = False
     _fault: AqueductError | None = None  # of the input, whatever the handler makes of it
     _handler: Handler | None = None
-    _settled = 0  # inputs below this number are answered, or told to be taken
     _compression = ""  # agreed with the client
-    _settled_bytes = 0
     _marking = False  # whether it is looked at soon if a mark is due
     _timer: asyncio.TimerHandle | None = None  # of the client's deadline
     _assembler: Assembler | None = None
@@ -241,10 +238,7 @@ class RunningCall(Inputs):
         else:
             for headers, payload in pieces(encoded, number, self._cut):
                 output.post(payload, headers)
-        self.batches_out += 1
-        self.bytes_out += encoded.size
-        if number >= self._settled:
-            self._settled, self._settled_bytes = number + 1, self.bytes_in
+        self.count(number, encoded.size)
 
     def mark(self) -> None:
         """Tells the client what the handler took without answering, so that it may go on."""
@@ -399,6 +393,9 @@ class RunningCall(Inputs):
         """Tells the client what batches will come."""
         headers, payload = Hello(self.call.output_schema, self._compression).encode()
         self.output.send_nowait(payload, headers=headers, force=True)
+        if not self._compression:
+            most = min(self._cut, self.config.calls.batch_limit)
+            self.leave_by(self.output.row, BATCH, most, self.connection.pump.flush_soon)
 
     def conclude(
         self, error: BaseException | None, counters: Mapping[str, int] | None = None

@@ -1,0 +1,23 @@
+from collections.abc import Callable
+from typing import Any
+
+from typing_extensions import disjoint_base
+
+from aqueduct._speedups.arrivals import Inputs
+from aqueduct._speedups.posting import Posting
+
+__all__ = ["Outputs"]
+
+@disjoint_base
+class Outputs(Inputs):
+    batches_out: int
+    rows_out: int
+    bytes_out: int
+    _settled: int
+    _settled_bytes: int
+    encoder: Any
+    def leave_by(
+        self, row: Posting | None, key: bytes, most: int, flush: Callable[[], object]
+    ) -> None: ...
+    def give(self, batch: Any, number: int) -> bool: ...
+    def count(self, number: int, size: int) -> None: ...

@@ -1,0 +1,52 @@
+"""From what a handler makes to messages of a channel: what is done for each of many batches."""
+
+cimport cython
+from libc.stdint cimport int64_t
+
+from aqueduct._speedups.arrivals cimport Inputs
+from aqueduct._speedups.arrow_writer cimport Encoded
+from aqueduct._speedups.posting cimport Posting
+
+__all__ = ["Outputs"]
+
+
+@cython.auto_pickle(False)
+cdef class Outputs(Inputs):
+    """A call in the service: its batches, and what the handler makes of them.
+
+    ``batches_out``, ``rows_out`` and ``bytes_out`` count that. Inputs below ``_settled`` are
+    answered, or told to be taken; ``_settled_bytes`` had come when that was said.
+    """
+
+    def leave_by(self, Posting row, bytes key not None, Py_ssize_t most, flush):
+        """Answers of at most ``most`` bytes leave by ``row`` as they are, others by ``send``.
+
+        ``key``: of the header with a batch's number. ``flush`` is called after each message.
+        """
+        self._row = row
+        self._key = key
+        self._most = most
+        self._flush = flush
+
+    def give(self, batch, int64_t number):
+        """Sends an answer that is one plain message, if there is room; else False, and no more."""
+        cdef Posting row = self._row
+        cdef Encoded encoded
+        if row is None or row.error is not None or self.encoder is None or not row.room():
+            return False
+        encoded = self.encoder.plain(batch)
+        if encoded is None or encoded.size > self._most:
+            return False
+        self.rows_out += <int64_t> batch.num_rows
+        row.post(encoded.buffers, ((self._key, b"%d" % number),))
+        self._flush()
+        self.count(number, encoded.size)
+        return True
+
+    def count(self, int64_t number, int64_t size):
+        """An answer of ``size`` bytes to input ``number`` was sent."""
+        self.batches_out += 1
+        self.bytes_out += size
+        if number >= self._settled:
+            self._settled = number + 1
+            self._settled_bytes = self.bytes_in
