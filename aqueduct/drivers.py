@@ -117,6 +117,7 @@ class AsyncBatches:
                     raise StopAsyncIteration
             running.waits_for_client = True
             running.mark_soon()
+            running.expect_batch()
             try:
                 await receiver.wait_readable()
             finally:

@@ -40,6 +40,7 @@ from aqueduct.watch import Watch, Watches
 
 __all__ = ["END", "Batches", "Outgoing", "Window", "abandoned"]
 
+_SMALL: Final = 16 << 10  # bytes of a batch whose answer is looked for
 END: Final = object()
 """What ``Outgoing.take`` gives when the call has ended well."""
 
@@ -172,6 +173,11 @@ class Outgoing(Feed):
                 sender.post(payload, headers)
         except (ChannelError, ConnectionLost):
             pass  # reading says more
+
+    def expect_answer(self) -> None:
+        """Who reads may wait for the answer to one small batch, which often comes at once."""
+        if self.waiting and self.window is not None and self.window.is_one_below(_SMALL):
+            self.connection.await_answer()
 
     def finish(self) -> None:
         """No more batches will be sent."""

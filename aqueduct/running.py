@@ -53,6 +53,7 @@ COUNTED: Final = ("batches_in", "rows_in", "bytes_in", "batches_out", "rows_out"
 """What a call counts, and a service sums up."""
 
 _LINGER_FROM: Final = 64 << 10
+_SMALL: Final = 16 << 10
 _MARK_BATCHES: Final = 32
 _MARK_BYTES: Final = 4 << 20
 _PACKAGE: Final = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -75,6 +76,7 @@ class RunningCall(Outputs):
     _fault: AqueductError | None = None  # of the input, whatever the handler makes of it
     _handler: Handler | None = None
     _compression = ""  # agreed with the client
+    _waited = (0, 0)  # batches and bytes that had come when the handler waited last
     _marking = False  # whether it is looked at soon if a mark is due
     _timer: asyncio.TimerHandle | None = None  # of the client's deadline
     _assembler: Assembler | None = None
@@ -264,6 +266,19 @@ class RunningCall(Outputs):
             # The loop reads what has come between the first turn and the second.
             loop = asyncio.get_running_loop()
             loop.call_soon(loop.call_soon, self._mark_idle, self.taken)
+
+    def expect_batch(self) -> None:
+        """To be called when the handler waits for its input.
+
+        If that is one small batch after the other, each answered, the next one often comes at once.
+        """
+        (taken, size), self._waited = self._waited, (self.taken, self.bytes_in)
+        if (
+            self.taken - taken == 1
+            and self._settled == self.taken
+            and self.bytes_in - size <= _SMALL
+        ):
+            self.connection.await_answer()
 
     def _mark_idle(self, taken: int) -> None:
         self._marking = False

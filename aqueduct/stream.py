@@ -138,6 +138,7 @@ class Stream:
     async def _wait(self) -> None:
         call = self._call
         call.waiting = True
+        call.expect_answer()
         try:
             await call.readable.wait_readable()
         finally:
@@ -217,6 +218,7 @@ async def _feed(call: Outgoing, source: Batches, batches: Any, feeding: _Feeding
                     finally:
                         call.supplying = False
                     call.give(source, batch)
+                    call.expect_answer()
             finally:
                 if hasattr(iterator, "aclose"):
                     await iterator.aclose()
@@ -227,6 +229,7 @@ async def _feed(call: Outgoing, source: Batches, batches: Any, feeding: _Feeding
             if call.over:
                 return
             done = call.feed(source, batches, _SPINS)
+            call.expect_answer()
             if done:
                 return
             if done is None:

@@ -46,6 +46,10 @@ cdef class Window:
             under_way < self._batches and self._sent_bytes - self._settled_bytes < self._bytes
         )
 
+    def is_one_below(self, Py_ssize_t size):
+        """Whether one batch is under way, of at most ``size`` bytes."""
+        return self.sent - self.settled == 1 and self._sent_bytes - self._settled_bytes <= size
+
     cpdef Py_ssize_t send(self, Py_ssize_t size) except -1:
         """Counts a batch of ``size`` bytes as sent; returns its number."""
         self._sizes.append(size)

@@ -296,6 +296,11 @@ class Connection:
             self.pump.flush_soon()
         self.carrier.expect_input()
 
+    def await_answer(self) -> None:
+        """What was queued leaves at once: nothing else is to be sent before its answer is here."""
+        self.pump.flush_at_once()
+        self.carrier.expect_input()
+
     def finish(self, half: SenderHalf) -> None:
         """See Sender.finish."""
         self.core.finish(half, self._loop.time())
