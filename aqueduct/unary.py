@@ -260,10 +260,10 @@ class _Gathered:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.sender, name)  # what is used of a sender with something queued
 
-    def notify_writable(self) -> None:
+    def notify_writable(self, *, ample: bool = False) -> None:
         """As that of a Sender."""
         if self.sender is not None:
-            self.sender.notify_writable()
+            self.sender.notify_writable(ample=ample)
 
 
 async def drive_coroutine(running: RunningCall) -> None:
