@@ -535,8 +535,9 @@ class World:
             for event in events:
                 if isinstance(event, Readable):
                     channel = self.channels[event.half.channel]
-                    if event.half is channel.receiver:
-                        self.readable[event.half] = channel
+                    receiver = channel.receiver
+                    if receiver is not None and event.half is receiver:
+                        self.readable[receiver] = channel
                 elif isinstance(event, Writable):
                     self.blocked.pop(event.half, None)
                 elif isinstance(event, SenderEnded):

@@ -1,0 +1,4 @@
+"""Events of one half."""
+
+cdef class Signal:
+    cdef readonly object half
