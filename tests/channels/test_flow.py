@@ -120,6 +120,30 @@ async def test_a_sender_may_choose_not_to_wait(carrier: Carrier, seed: int) -> N
 
 
 @pytest.mark.requirement("AQ-R31")
+async def test_who_takes_from_the_inbox_itself_tells_of_the_room(
+    carrier: Carrier, seed: int
+) -> None:
+    size, config = windows(carrier)
+    config = replace(config, flow=replace(config.flow, channel_receive_bytes=4 * size))
+    async with joined(carrier, config, seed=seed) as peers:
+        sender, theirs = await peers.to_server()
+        count = 20
+        for index in range(count):
+            sender.send_nowait(index.to_bytes(4, "big") + bytes(size - 4))
+        inbox = theirs.inbox
+        assert inbox is not None
+        got: list[bytes] = []
+        while len(got) < count:
+            await eventually(lambda: bool(inbox.waiting) or len(got) + len(inbox.queue) == count)
+            assert inbox.charged <= 4 * size
+            while (received := inbox.take()) is not None:
+                got.append(bytes(memoryview(received.payload)[:4]))
+            peers.server.room_came()
+        assert got == [index.to_bytes(4, "big") for index in range(count)]
+    assert channel()[1].inbox is None
+
+
+@pytest.mark.requirement("AQ-R31")
 async def test_unreliable_messages_are_never_held_back_and_the_oldest_make_room(
     carrier: Carrier, seed: int
 ) -> None:
