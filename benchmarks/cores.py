@@ -65,12 +65,6 @@ class Side:
     def stream_data(self, stream: int, data: Buffer, fin: bool) -> None:
         self.core.receive_stream(stream, data, fin, self.clock.now())
 
-    def receive_buffer(self, stream: int, hint: int) -> memoryview | None:
-        return self.core.receive_buffer(stream, hint)
-
-    def received(self, stream: int, size: int, more: Buffer = b"") -> None:
-        self.core.landed(stream, size, self.clock.now(), more)
-
     def inlet(self, stream: int) -> Inlet | None:
         return self.core.inlet(stream)
 
@@ -180,11 +174,17 @@ class Ends:
             for buffer in effect[2]:
                 view, size = memoryview(buffer), len(buffer)
                 sizes[number] = sizes.get(number, 0) + size
-                while size and (room := target.receive_buffer(number, size)) is not None:
-                    room[:8] = view[:8]
-                    size, view = size - len(room), view[len(room) :]
-                    target.landed(number, len(room), now)
-                if size:
+                inlet = target.inlet(number)
+                if inlet is not None:
+                    if (room := inlet.room(size)) is not None:
+                        room[:8] = view[:8]  # the kernel brings the rest
+                        view = view[len(room) :]
+                        inlet.landed(len(room))
+                    if view and not inlet.stopped:
+                        inlet.feed(view)
+                        view = view[:0]
+                    target.inlet_done(number, now)
+                if view:
                     target.receive_stream(number, view, False, now)
             if effect[3]:
                 target.receive_stream(number, b"", True, now)

@@ -376,13 +376,21 @@ class NetworkCarrier:
                 return
 
     def _deliver(self, stream: int, data: bytes, ended: bool) -> None:
-        """Straight to its place where the user has one, as bytes of a socket are read."""
+        """By an inlet where the user has one, as bytes of a socket are read, in any pieces."""
         user, view = self._report(), memoryview(data)
-        while view and (room := user.receive_buffer(stream, len(view))) is not None:
-            size = self._network.piece(min(len(room), len(view)))
-            room[:size] = view[:size]
-            user.received(stream, size)
-            view = view[size:]
+        inlet = user.inlet(stream) if view else None
+        if inlet is not None:
+            while view and not inlet.stopped:
+                size = self._network.piece(len(view))
+                room = inlet.room(size)
+                if room is None:
+                    inlet.feed(bytes(view[:size]))
+                else:
+                    size = len(room)
+                    room[:] = view[:size]
+                    inlet.landed(size)
+                view = view[size:]
+            user.inlet_done(stream)
             if self.over:
                 return
         if view or ended:

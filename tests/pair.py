@@ -45,7 +45,6 @@ class Side:
         """Every effect so far, for tests that look at the wire."""
         self.raw: dict[int, bytearray] = {}
         """What the peer sent, by stream."""
-        self.landing: memoryview | None = None
         self.answer_headers: Headers | None = ((b"server-0", b""),)
         """What a server answers at once; None leaves it to the test."""
         self.lose_datagrams = False
@@ -65,16 +64,6 @@ class Side:
     def stream_data(self, stream: int, data: Buffer, fin: bool) -> None:
         self.raw.setdefault(stream, bytearray()).extend(data)
         self.core.receive_stream(stream, data, fin, self.pair.now)
-
-    def receive_buffer(self, stream: int, hint: int) -> memoryview | None:
-        self.landing = self.core.receive_buffer(stream, hint)
-        return self.landing
-
-    def received(self, stream: int, size: int, more: Buffer = b"") -> None:
-        assert self.landing is not None
-        self.raw.setdefault(stream, bytearray()).extend(self.landing[:size])
-        self.raw[stream].extend(more)
-        self.core.landed(stream, size, self.pair.now, more)
 
     def inlet(self, stream: int) -> Inlet | None:
         return self.core.inlet(stream)

@@ -26,9 +26,6 @@ class Recorder:
         self.written_sizes: dict[int, int] = {}
         self.bursts = 0
         self.generous = True
-        self.lands = False
-        self.landing = memoryview(b"")
-        self.landed = 0
         carrier.attach(self)
 
     def connected(self) -> None:
@@ -42,14 +39,6 @@ class Recorder:
             self.ended.add(stream)
         elif self.generous:
             self.carrier.credit(stream, len(self.data[stream]) + 1000)
-
-    def receive_buffer(self, stream: int, hint: int) -> memoryview | None:
-        self.landing = memoryview(bytearray(min(hint, 100)))
-        return self.landing if self.lands else None
-
-    def received(self, stream: int, size: int, more: Any = b"") -> None:
-        self.landed += size
-        self.stream_data(stream, bytes(self.landing[:size]) + bytes(more), False)
 
     def inlet(self, stream: int) -> None:
         """Has none to give."""
@@ -115,17 +104,6 @@ def test_streams_arrive_whole_and_in_order_whatever_the_weather(seed: int) -> No
     assert not net.client.sending and not net.server.receiving
     assert net.client.openable == 8  # every slot came back
     assert 0.1 < net.client.rtt < 1.5
-
-
-def test_a_user_with_memory_gets_its_bytes_there() -> None:
-    net, _, server = network(BAD, 3)
-    server.lands = True
-    payload = bytes(range(250)) * 20
-    net.client.write(0, [payload], True)
-    net.client.flush()
-    rest(net)
-    assert bytes(server.data[0]) == payload and server.ended == {0}
-    assert server.landed == len(payload)
 
 
 def test_streams_overtake_each_other() -> None:

@@ -74,21 +74,6 @@ class CarrierUser(Protocol):
     def stream_data(self, stream: int, data: Buffer, fin: bool) -> None:
         """The next bytes of the peer's stream, in order. ``data`` may be empty with ``fin``."""
 
-    def receive_buffer(self, stream: int, hint: int) -> memoryview | None:
-        """Memory where the next bytes of the peer's stream belong: at least 1, at most ``hint``.
-
-        None: hand them to ``stream_data``, for they are no part of a large payload, or too few to
-        be worth it. What is read there is reported by ``received`` before anything else of this
-        stream is, and before the event loop turns: the memory may not be written later. A carrier
-        may ask and then not use it. The end of the stream comes by ``stream_data``.
-        """
-
-    def received(self, stream: int, size: int, more: Buffer = b"") -> None:
-        """The next ``size`` bytes of the stream are in the memory of ``receive_buffer``.
-
-        ``more`` are the bytes behind them, as if ``stream_data`` said them next.
-        """
-
     def inlet(self, stream: int) -> Inlet | None:
         """Where the next bytes of the peer's stream go without a report for each read.
 

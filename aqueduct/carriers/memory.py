@@ -462,17 +462,11 @@ class MemoryCarrier:
         if stream not in self._incoming:
             return
         self._received += len(data)
-        user, rest = self._report(), data
-        while rest and (room := user.receive_buffer(stream, len(rest))) is not None:
-            size, view = len(room), memoryview(rest)
-            room[:], rest = view[:size], view[size:]
-            user.received(stream, size)
-            if self._over:
-                return
+        user = self._report()
         if fin:
             self._ended(stream)
-        if fin or rest:
-            user.stream_data(stream, rest, fin)
+        if fin or data:
+            user.stream_data(stream, data, fin)
 
     def _deliver_reset(self, stream: int, code: int) -> None:
         self._open_until(stream)

@@ -71,24 +71,6 @@ class Pump:
             log.exception("a fault while reading from %s", self.carrier.peer)
             self.core.fail_internal(error)
 
-    def receive_buffer(self, stream: int, hint: int) -> memoryview | None:
-        """See CarrierUser."""
-        try:
-            return self.core.receive_buffer(stream, hint)
-        except Exception as error:  # as in stream_data
-            log.exception("no memory for what comes from %s", self.carrier.peer)
-            self.core.fail_internal(error)
-            return None
-
-    def received(self, stream: int, size: int, more: Buffer = b"") -> None:
-        """See CarrierUser."""
-        self.last_input = now = self._loop.time()
-        try:
-            self.core.landed(stream, size, now, more)
-        except Exception as error:  # as in stream_data
-            log.exception("a fault while reading from %s", self.carrier.peer)
-            self.core.fail_internal(error)
-
     def inlet(self, stream: int) -> Inlet | None:
         """See CarrierUser."""
         try:

@@ -73,27 +73,6 @@ async def test_bytes_arrive_in_order_and_written_counts_them(kind: str) -> None:
             assert user.data == sent
 
 
-async def test_what_lands_straight_in_its_place_is_what_was_sent(kind: str) -> None:
-    """Users that have memory for some of it, at times, and users that never have."""
-    sent = {n: random.Random(n).randbytes(300_000 + n) for n in range(3)}
-    async with linked(kind) as pair:
-        pair.server.lands = False
-        await pair.client.until(lambda: pair.client.begun)
-        await pair.server.until(lambda: pair.server.begun)
-        for user in (pair.client, pair.server):
-            for number, data in sent.items():
-                cuts = [0, 99, 10_000, 10_050, len(data)]
-                for a, b in itertools.pairwise(cuts):
-                    user.carrier.write(number, [data[a:b]], b == len(data))
-            user.carrier.flush()
-        for user in (pair.client, pair.server):
-            await user.until_ended(*sent)
-            assert user.data == sent
-        assert pair.server.landed == 0
-        if kind.startswith("memory"):  # it reads nothing elsewhere first
-            assert pair.client.landed > 100_000
-
-
 async def test_the_end_of_an_empty_stream(kind: str) -> None:
     async with linked(kind) as pair:
         await pair.client.until(lambda: pair.client.begun)

@@ -38,7 +38,6 @@ async def test_a_small_message_waits_for_what_was_taken_and_no_more(kind: str) -
     block = memoryview(bytes(16 * MiB))
     async with stream_pair(kind, config) as (client, server, _):
         sender, reader = Watcher(client, config), Recorder(server, config, None)
-        reader.lands = False
         await sender.until(lambda: sender.begun)
         await reader.until(lambda: reader.begun)
         for _ in range(64):

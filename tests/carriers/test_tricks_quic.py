@@ -52,12 +52,6 @@ class Bare:
     def stream_data(self, stream: int, data: Buffer, fin: bool) -> None:
         pass
 
-    def receive_buffer(self, stream: int, hint: int) -> memoryview | None:
-        return None
-
-    def received(self, stream: int, size: int, more: Buffer = b"") -> None:
-        pass
-
     def inlet(self, stream: int) -> None:
         """Has none to give."""
 

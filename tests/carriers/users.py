@@ -20,8 +20,6 @@ from tests.carriers.relay import Relay
 DEADLINE = 40.0
 TLS = quic.dev_certificate()
 OVER = ConnectionLost("the test is over")
-SMALLEST_LANDING = 100
-LARGEST_LANDING = 10_000
 
 
 class Recorder:
@@ -37,12 +35,6 @@ class Recorder:
         self.begun = 0
         self.data: dict[int, bytearray] = {}
         self.pieces = 0
-        self.lands = True
-        """Whether ``receive_buffer`` has memory to give."""
-        self.asked = 0
-        self.landed = 0
-        """Bytes that came by ``received``."""
-        self.landing = -1, bytearray()
         self.limits: dict[int, int] = {}
         self.order: list[int] = []
         self.ended: set[int] = set()
@@ -81,24 +73,6 @@ class Recorder:
             self.ended.add(stream)
         elif self.window is not None:
             self.credit(stream, len(held) + self.window)
-
-    def receive_buffer(self, stream: int, hint: int) -> memoryview | None:
-        """Takes some of what comes this way, and some by ``stream_data``."""
-        self._alive()
-        self._check(hint > 0, "no bytes to come")
-        self._check(stream not in self.ended and stream not in self.resets, "data after the end")
-        self.asked += 1
-        if not self.lands or hint < SMALLEST_LANDING or self.asked % 3 == 0:
-            return None
-        self.landing = stream, bytearray(min(hint, LARGEST_LANDING))
-        return memoryview(self.landing[1])
-
-    def received(self, stream: int, size: int, more: Buffer = b"") -> None:
-        of, memory = self.landing
-        self._check(of == stream and 0 < size <= len(memory), "landed where there is no memory")
-        self.landing = -1, bytearray()
-        self.landed += size
-        self.stream_data(stream, memory[:size] + bytes(more), False)
 
     def inlet(self, stream: int) -> None:
         """Has none to give."""

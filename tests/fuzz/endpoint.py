@@ -77,12 +77,6 @@ class Endpoint:
     def stream_data(self, stream: int, data: Buffer, fin: bool) -> None:
         self.core.receive_stream(stream, data, fin, self.clock.now)
 
-    def receive_buffer(self, stream: int, hint: int) -> memoryview | None:
-        return self.core.receive_buffer(stream, hint)
-
-    def received(self, stream: int, size: int, more: Buffer = b"") -> None:
-        self.core.landed(stream, size, self.clock.now, more)
-
     def inlet(self, stream: int) -> Inlet | None:
         return self.core.inlet(stream)
 

@@ -127,12 +127,6 @@ class Hostile:
         if self.generous and not fin:
             self.carrier.credit(stream, self.seen[stream] + 4096)
 
-    def receive_buffer(self, stream: int, hint: int) -> memoryview | None:
-        return None
-
-    def received(self, stream: int, size: int, more: Buffer = b"") -> None:
-        pass
-
     def inlet(self, stream: int) -> None:
         """Has none to give."""
 

@@ -19,7 +19,7 @@ from aqueduct.errors import ConfigError, FrameError
 from aqueduct.protocol.bpmux import events
 from aqueduct.protocol.bpmux.connection import Mux
 from aqueduct.protocol.bpmux.state import STREAM_IN
-from tests.protocol.channels.test_landing import server, taken
+from tests.protocol.channels.arriving import server, taken
 from tests.speedups.test_records import Ends
 
 KiB = 1 << 10

@@ -81,9 +81,6 @@ class ChannelConnection:
                 codec.ConnectionHeaders.TAG: self._on_headers,
             },
         )
-        self.receive_buffer = self._reader.receive_buffer
-        """(the peer's stream, hint) -> where its next bytes belong, ``hint`` of them at most, until
-        ``landed``. None: give them to ``receive_stream``."""
 
     # Getters
 
@@ -191,23 +188,11 @@ class ChannelConnection:
         if self._shared.starved or self._shared.relieved:
             self._use_room()
 
-    def landed(self, number: int, size: int, now: float, more: Any = b"") -> None:
-        """The next bytes of one of the peer's streams are where ``receive_buffer`` said.
-
-        ``more`` follow them. Raises LocalProtocolError if they cannot be there.
-        """
-        if self.error is not None:
-            return
-        self._shared.now = now
-        try:
-            self._reader.landed(number, size, more)
-        except RemoteProtocolError as error:
-            self._fail(error)
-        if self._shared.starved or self._shared.relieved:
-            self._use_room()
-
     def inlet(self, number: int) -> Inlet | None:
-        """The same for any bytes that come next, until ``inlet_done`` and nothing else."""
+        """Where the next bytes of a stream go, until ``inlet_done`` and before anything else.
+
+        None: they go to ``receive_stream``.
+        """
         return None if self.error is not None else self._reader.inlet(number)
 
     def inlet_done(self, number: int, now: float) -> None:

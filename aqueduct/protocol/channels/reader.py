@@ -13,7 +13,7 @@ from typing import Any, Final
 from aqueduct._speedups import codec
 from aqueduct._speedups.alone import drained
 from aqueduct._speedups.runs import Inlet
-from aqueduct.errors import LocalProtocolError, RemoteProtocolError, SequenceError
+from aqueduct.errors import RemoteProtocolError, SequenceError
 from aqueduct.protocol.channels.events import Writable
 from aqueduct.protocol.channels.incoming import READ_AHEAD_FROM, SMALL, Handlers, Incoming, InStream
 from aqueduct.protocol.channels.oneshot import Oneshots
@@ -95,27 +95,6 @@ class Reader:
             stream.decoder.feed(data)
         stream.fin = stream.fin or fin
         self._read(stream)
-
-    def receive_buffer(self, number: int, hint: int) -> memoryview | None:
-        """Memory for the next bytes of a payload, if there are enough of them."""
-        stream = self.incoming.streams.get(number)
-        if stream is None or hint < LANDING_FROM or stream.decoder.remaining < LANDING_FROM:
-            return None
-        return stream.decoder.receive_buffer(hint)
-
-    def landed(self, number: int, size: int, more: Any) -> None:
-        """Bytes were written there. Raises RemoteProtocolError, or LocalProtocolError."""
-        stream = self.incoming.streams.get(number)
-        if stream is None:
-            raise LocalProtocolError(f"landed({number}, {size}): there is no such stream")
-        stream.decoder.received(size)
-        if len(more) and not stream.ignoring:
-            stream.decoder.feed(more)
-            self._read(stream)
-        elif stream.decoder.remaining:
-            self.incoming.credit(stream)
-        else:
-            self._read(stream)
 
     def inlet(self, number: int) -> Inlet | None:
         """Opens the inlet of a stream: for plain messages, or for the payload that is landing."""

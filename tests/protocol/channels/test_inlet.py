@@ -12,7 +12,7 @@ from aqueduct._speedups import codec
 from aqueduct.config import DEFAULT, Flow
 from aqueduct.errors import Finished, LocalProtocolError, SequenceError
 from aqueduct.protocol.channels.connection import ChannelConnection
-from tests.protocol.channels.test_landing import (
+from tests.protocol.channels.arriving import (
     ROUTE,
     SIZES,
     KiB,
@@ -130,6 +130,45 @@ def test_a_payload_in_flight_lands_though_there_is_no_room_for_another() -> None
     assert taken(core, 200.0) == [(0, bytes(range(250)) * 1200), (1, b"y" * 50)]
 
 
+def test_there_is_room_for_large_payloads_alone() -> None:
+    core = server()
+    wire = frames([100_000, 20], finish=False)
+    core.receive_stream(9, wire[:60], False, 200.0)
+    inlet = core.inlet(9)
+    assert inlet is not None
+    room = inlet.room(1 << 30)
+    assert room is not None
+    at = 60
+    assert len(room) == 100_000 - (at - wire.index(bytes(range(251))))
+    most = len(room) - 4095
+    room[:most] = wire[at : at + most]
+    inlet.landed(most)
+    at += most
+    assert inlet.room(1 << 30) is None  # so few are cheaper to copy
+    inlet.feed(wire[at:])
+    assert inlet.room(1 << 30) is None
+    core.inlet_done(9, 200.0)
+    assert [len(payload) for _, payload in taken(core, 200.0)] == [100_000, 20]
+
+
+def test_a_payload_that_waits_for_room_has_no_memory() -> None:
+    """It is taken by admission, never by declaration."""
+    size = 1 << 20
+    core = server(dataclasses.replace(DEFAULT, flow=Flow(channel_receive_bytes=size)))
+    first, second = message(0, bytes(size)), message(1, bytes(size))
+    core.receive_stream(9, PREFIX + first + second[:1000], False, 200.0)
+    assert core.inlet(9) is None
+    assert len(taken(core, 200.0)) == 1
+    inlet = core.inlet(9)
+    assert inlet is not None
+    room = inlet.room(size)
+    assert room is not None
+    room[:] = second[1000:]
+    inlet.landed(len(room))
+    core.inlet_done(9, 200.0)
+    assert taken(core, 200.0) == [(1, bytes(size))]
+
+
 def test_what_the_peer_does_wrong_is_found_when_the_inlet_is_done() -> None:
     core = server()
     core.receive_stream(9, PREFIX, False, 200.0)
@@ -154,3 +193,8 @@ def test_a_carrier_that_lies_is_told() -> None:
     with pytest.raises(LocalProtocolError, match=r"landed\(-1\)"):
         inlet.landed(-1)
     assert inlet.size == 0
+    core.inlet_done(9, 200.0)
+    core.close_receiver(entry(core), 200.0)
+    assert core.inlet(9) is None
+    core.close(now=200.0)
+    assert core.inlet(9) is None
