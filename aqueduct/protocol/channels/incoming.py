@@ -26,10 +26,6 @@ SMALL: Final = 16 << 10
 READ_AHEAD_FROM: Final = 32 << 10
 """Messages from this size on earn their stream read-ahead (see ``Incoming.grant_read_ahead``)."""
 
-FURTHER: Final = 512 << 10
-"""Read-ahead grows up to this by being used. What is under way delays others in a byte stream: a
-cancel, or the first message of another channel, waits behind it."""
-
 LASTING_STREAMS: Final = 2
 """Of a sender: the stream of ORDERED messages, and that of SENT_UNRELIABLE. Of a receiver: acks."""
 
@@ -193,8 +189,7 @@ class Incoming:
 
         Up to a quarter of the budget goes this way, so that others can still begin theirs.
         """
-        most = min(self._flow.read_ahead, FURTHER)
-        more = min(stream.granted, most - stream.granted)
+        more = min(stream.granted, self._flow.read_ahead - stream.granted)
         if more <= 0 or self._shared.budget_used + more > self._flow.receive_budget >> 2:
             return 0
         self._shared.budget_used += more
