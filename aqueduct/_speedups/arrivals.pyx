@@ -177,7 +177,10 @@ cdef class Answers(Arrivals):
 
 
 cdef int64_t number_in(const uint8_t *text, Py_ssize_t size) noexcept:
-    """The number that a header's value of so many bytes, its length before it, is; -1 if none."""
+    """The number that a header's value of so many bytes, its length before it, is; -1 if none.
+
+    It looks at bytes alone: nothing can raise.
+    """
     cdef int64_t number = 0
     cdef Py_ssize_t place
     if text[0] != size - 1 or size - 1 > DIGITS or (text[1] == 0x30 and size > 2):

@@ -192,6 +192,7 @@ cdef class Source:
 
 
 cdef Outcome gather_columns(Walk *walk, Source source, const ArrowArray *batch) noexcept:
+    """``gather`` of each; what fails is an Outcome, nothing can raise."""
     cdef int64_t column
     cdef Outcome outcome
     for column in range(batch.n_children):

@@ -47,6 +47,7 @@ cdef bytes header_block(const uint8_t *block, Py_ssize_t size):
 
 
 cdef bint are_headers(const uint8_t *pos, const uint8_t *end) noexcept:
+    # It looks at bytes alone: nothing can raise.
     cdef const uint8_t *next
     cdef uint64_t length = 0
     cdef bint is_key = False

@@ -34,7 +34,7 @@ cdef Piece new_piece(object owner, const uint8_t *start, Py_ssize_t size)
 cdef object byte_view(object buffer)
 
 cdef inline const uint8_t *memory_of(object item, Py_ssize_t *size) noexcept:
-    """Where the bytes of an item of a Scatter are, and how many."""
+    """Where the bytes of an item of a Scatter are, and how many. Nothing here can raise."""
     if PyBytes_CheckExact(item):
         size[0] = PyBytes_GET_SIZE(item)
         return <const uint8_t *> PyBytes_AS_STRING(item)

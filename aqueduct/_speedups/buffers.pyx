@@ -150,17 +150,8 @@ cdef class AlignedBuffer:
         return PyMemoryView_FromObject(self)
 
     def __getbuffer__(self, Py_buffer *view, int flags):
-        view.buf = self.data
         view.obj = self
-        view.len = self.size
-        view.itemsize = 1
-        view.readonly = 0
-        view.ndim = 1
-        view.format = BYTES_FORMAT if flags & PyBUF_FORMAT else NULL
-        view.shape = &self.size if flags & PyBUF_ND else NULL
-        view.strides = &view.itemsize if (flags & PyBUF_STRIDES) == PyBUF_STRIDES else NULL
-        view.suboffsets = NULL
-        view.internal = NULL
+        describe(view, self.data, &self.size, False, flags)
         self.exports += 1
 
     def __releasebuffer__(self, Py_buffer *view):
@@ -191,17 +182,25 @@ cdef class Piece:
     def __getbuffer__(self, Py_buffer *view, int flags):
         if flags & PyBUF_WRITABLE:
             raise BufferError("a Piece is read-only")
-        view.buf = <void *> self.start
         view.obj = self
-        view.len = self.size
-        view.itemsize = 1
-        view.readonly = 1
-        view.ndim = 1
-        view.format = BYTES_FORMAT if flags & PyBUF_FORMAT else NULL
-        view.shape = &self.size if flags & PyBUF_ND else NULL
-        view.strides = &view.itemsize if (flags & PyBUF_STRIDES) == PyBUF_STRIDES else NULL
-        view.suboffsets = NULL
-        view.internal = NULL
+        describe(view, self.start, &self.size, True, flags)
+
+
+cdef int describe(
+    Py_buffer *view, const void *start, Py_ssize_t *size, bint readonly, int flags
+) except -1:
+    """Bytes in a row, as much of it as ``flags`` ask for."""
+    view.buf = <void *> start
+    view.len = size[0]
+    view.itemsize = 1
+    view.readonly = readonly
+    view.ndim = 1
+    view.format = BYTES_FORMAT if flags & PyBUF_FORMAT else NULL
+    view.shape = size if flags & PyBUF_ND else NULL
+    view.strides = &view.itemsize if (flags & PyBUF_STRIDES) == PyBUF_STRIDES else NULL
+    view.suboffsets = NULL
+    view.internal = NULL
+    return 0
 
 
 @cython.final

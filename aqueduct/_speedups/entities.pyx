@@ -134,10 +134,17 @@ cdef class Reading:
     opens, ``last`` whether its payload ends what the application gets as one.
     """
 
-    def __init__(
-        self, Entity top, list reported not None, tuple maps not None, int kind, bint whole
-    ):
+    def __cinit__(self, *arguments, **options):
         self.decoder = ChunkDecoder()
+
+    def __init__(
+        self,
+        Entity top not None,
+        list reported not None,
+        tuple maps not None,
+        int kind,
+        bint whole,
+    ):
         self.entity = self.purse = top
         self._reported = reported
         self._top_out = maps[STREAM_OUT]

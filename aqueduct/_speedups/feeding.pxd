@@ -11,7 +11,7 @@ cdef class Window:
     cdef readonly Py_ssize_t sent
     cdef readonly Py_ssize_t settled
 
-    cdef bint is_open(self) noexcept
+    cdef bint is_open(self) except -1
     cpdef Py_ssize_t send(self, Py_ssize_t size) except -1
     cpdef int settle(self, Py_ssize_t number) except -1
 

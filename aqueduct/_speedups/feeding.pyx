@@ -40,7 +40,7 @@ cdef class Window:
         """Whether one more may be sent. One always may, if none is under way."""
         return self.is_open()
 
-    cdef bint is_open(self) noexcept:
+    cdef bint is_open(self) except -1:
         cdef Py_ssize_t under_way = self.sent - self.settled
         return not under_way or (
             under_way < self._batches and self._sent_bytes - self._settled_bytes < self._bytes

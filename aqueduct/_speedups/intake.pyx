@@ -86,6 +86,8 @@ cdef class Intake:
     ):
         if type(ahead) is not memoryview or ahead.readonly or ahead.nbytes < PEEK:
             raise ValueError(f"ahead: a writable memoryview of {PEEK} bytes or more is needed")
+        if reading.entity is None:
+            raise ValueError("reading: one that was made whole is needed")
         self._reading = reading
         self._chunks = reading.decoder
         self._fd = fd

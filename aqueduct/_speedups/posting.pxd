@@ -51,5 +51,5 @@ cdef class Posting:
     cdef public Py_ssize_t queued
     cdef public object state
 
-    cdef bint room(self) noexcept
+    cdef bint room(self) except -1
     cpdef object post(self, object payload, object headers)

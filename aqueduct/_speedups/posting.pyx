@@ -225,9 +225,12 @@ cdef class Posting:
         """
         return self.room()
 
-    cdef bint room(self) noexcept:
+    cdef bint room(self) except -1:
         cdef Ledger ledger = self._ledger
-        cdef uint64_t unsettled = self._numbers._next - self._numbers._acked._covered
+        cdef uint64_t unsettled
+        if ledger is None:
+            raise TypeError("a Posting without a Ledger has no room")
+        unsettled = self._numbers._next - self._numbers._acked._covered
         if self._unreliable is not None:
             unsettled += self._unreliable._next - self._unreliable._settled
         return (
@@ -250,7 +253,10 @@ cdef class Posting:
         cdef Py_ssize_t size = 0
         cdef list buffers
         cdef uint64_t number
-        if stream is None or self.error is not None or self.state is not self._ledger._sending:
+        if (
+            stream is None or self._ledger is None or self.error is not None
+            or self.state is not self._ledger._sending
+        ):
             return self._post(payload, headers)
         number = self._numbers._next
         buffers = message_buffers(number, payload, headers, (), &size)

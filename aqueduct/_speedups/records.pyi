@@ -9,8 +9,8 @@ def use(read: int, write: int, error: int, take: int, feed: int, data: int) -> N
 
 @final
 class Records:
-    def __init__(
-        self,
+    def __new__(
+        cls,
         owner: object,
         ssl: int,
         incoming: int,
@@ -18,6 +18,6 @@ class Records:
         fd: int,
         failure: Callable[[], Exception],
         scratch: memoryview,
-    ) -> None: ...
+    ) -> Records: ...
     def recv_into(self, target: WriteableBuffer) -> int: ...
     def seal(self, buffers: Iterable[ReadableBuffer]) -> list[bytes]: ...

@@ -76,8 +76,8 @@ cdef class Records:
     says of an error. ``scratch`` is memory for ciphertext, used within a call alone.
     """
 
-    def __init__(self, object owner, uintptr_t ssl, uintptr_t incoming, uintptr_t outgoing,
-                 int fd, object failure, object scratch not None):
+    def __cinit__(self, object owner, uintptr_t ssl, uintptr_t incoming, uintptr_t outgoing,
+                  int fd, object failure, object scratch not None):
         if not (ssl and incoming and outgoing and ssl_read != NULL):
             raise ValueError("there is no connection, or no library")
         self._owner = owner

@@ -11,7 +11,7 @@ import pytest
 from aqueduct._speedups import codec
 from aqueduct._speedups.bpmux import CREDIT, PAYLOAD, encode_head, encode_rest
 from aqueduct._speedups.buffers import bytes_copied
-from aqueduct._speedups.entities import Entity
+from aqueduct._speedups.entities import Entity, Reading
 from aqueduct._speedups.intake import Intake, Outcome
 from aqueduct._speedups.runs import Inlet
 from aqueduct.config import DEFAULT, Config, Flow, Stream
@@ -327,6 +327,9 @@ def test_none_is_made_or_used_by_halves() -> None:
     reader = Reader()
     with pytest.raises(TypeError):
         Inlet.__new__(Inlet)  # type: ignore[call-arg]
+    half = Reading.__new__(Reading)
+    with pytest.raises(ValueError, match="made whole"):
+        Intake(half, 0, None, memoryview(bytearray(100)), reader.open, reader.close)
     with pytest.raises(TypeError):
         Intake.__new__(Intake)  # type: ignore[call-arg]
     with pytest.raises(TypeError):

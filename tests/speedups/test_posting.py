@@ -125,3 +125,8 @@ def test_there_is_room_below_every_mark() -> None:
     assert not one.writable
     one.state = OVER
     assert one.writable
+
+
+def test_none_posts_without_a_ledger() -> None:
+    with pytest.raises(TypeError, match="without a Ledger"):
+        _ = Posting().writable

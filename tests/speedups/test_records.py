@@ -193,6 +193,8 @@ def test_nothing_is_read_into_what_cannot_be_written(ends: Ends) -> None:
 def test_addresses_that_lead_nowhere() -> None:
     with pytest.raises(ValueError, match="there is no connection"):
         Records(None, 0, 0, 0, 0, OSError, memoryview(b""))
+    with pytest.raises(TypeError):
+        Records.__new__(Records)  # type: ignore[call-arg]
     with pytest.raises(ValueError, match="a function has no address"):
         use(1, 2, 3, 4, 5, 0)
 
