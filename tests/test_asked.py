@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import Context, ContextVar, copy_context
 
 import pyarrow as pa
@@ -211,16 +211,22 @@ async def test_handlers_that_begin_at_once_may_ask_in_turn() -> None:
         assert [answer["id"].to_pylist() for answer in answers] == [[n + 2] for n in range(20)]
 
 
-@pytest.mark.parametrize("alone", [True, False])
-async def test_what_is_alone_leaves_before_the_rest_of_a_flush(alone: bool) -> None:
-    """A reply is on its way while its sender is still within the handler of an event."""
-    sent: list[int] = []
+@asynccontextmanager
+async def both() -> AsyncIterator[tuple[Connection, Connection]]:
+    """A connection as its client has it, and as its server has."""
     served: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
     async with AsyncExitStack() as stack:
         server = await serve(served.set_result, "aqueduct+tcp://127.0.0.1:0")
         stack.push_async_callback(server.close)
         client = await stack.enter_async_context(await connect(server.addresses[0]))
-        connection = await served
+        yield client, await served
+
+
+@pytest.mark.parametrize("alone", [True, False])
+async def test_what_is_alone_leaves_before_the_rest_of_a_flush(alone: bool) -> None:
+    """A reply is on its way while its sender is still within the handler of an event."""
+    sent: list[int] = []
+    async with both() as (client, connection):
         entrypoint = connection.entrypoint
 
         def answer() -> None:
@@ -246,12 +252,7 @@ async def test_what_is_alone_leaves_before_the_rest_of_a_flush(alone: bool) -> N
 
 
 async def test_an_answer_that_nobody_wants_any_more_wakes_nobody() -> None:
-    served: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
-    async with AsyncExitStack() as stack:
-        server = await serve(served.set_result, "aqueduct+tcp://127.0.0.1:0")
-        stack.push_async_callback(server.close)
-        client = await stack.enter_async_context(await connect(server.addresses[0]))
-        connection = await served
+    async with both() as (client, connection):
         asked = Asked(asyncio.get_running_loop())
         client.ask(asked, [b"a question"], (), asyncio.get_running_loop().time(), now=True)
         message = await connection.entrypoint.receive()
@@ -264,12 +265,7 @@ async def test_an_answer_that_nobody_wants_any_more_wakes_nobody() -> None:
 
 async def test_where_an_answer_goes_is_known_without_a_handle() -> None:
     """Not for what is no question; who abandons one is noticed, and a Sender can take its place."""
-    served: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
-    async with AsyncExitStack() as stack:
-        server = await serve(served.set_result, "aqueduct+tcp://127.0.0.1:0")
-        stack.push_async_callback(server.close)
-        client = await stack.enter_async_context(await connect(server.addresses[0]))
-        connection = await served
+    async with both() as (client, connection):
         assert connection.question() is None
         (lasting, _), (_, its) = channel(), channel(oneshot=True)
         (first, _), (second, _) = channel(oneshot=True), channel(oneshot=True)

@@ -18,7 +18,8 @@ cdef class Arrivals:
 
     cdef Py_ssize_t _look(self, int64_t *number) except -2
     cdef object _take(self)
-    cdef object _read(self, object payload)
+    cdef object _next_whole(self)
+    cdef object _next_batch(self)
 
 cdef class Inputs(Arrivals):
     cdef public int64_t batches_in
@@ -26,9 +27,5 @@ cdef class Inputs(Arrivals):
     cdef public int64_t bytes_in
     cdef public int64_t taken
 
-    cpdef object take_whole(self)
-
 cdef class Answers(Arrivals):
     cdef Window _window
-
-    cpdef object take_whole(self)

@@ -52,6 +52,37 @@ cdef class Arrivals:
         """``next_batch`` has it read the payloads; None: it gives no batches."""
         self._reader = reader
 
+    def take_whole(self):
+        """The payload of the next whole batch; None: not here.
+
+        First what ``next_batch`` could not read.
+        """
+        cdef object payload = self._held
+        if payload is None:
+            return self._next_whole()
+        self._held = None
+        return payload
+
+    cdef object _next_whole(self):
+        """The next payload of the inbox, counted."""
+        raise NotImplementedError
+
+    cdef object _next_batch(self):
+        """Its batch; None: not here, or somebody else has to read it by ``take_whole``."""
+        cdef object payload, batch
+        if self._reader is None or self._held is not None:
+            return None
+        payload = self._next_whole()
+        if payload is None:
+            return None
+        try:
+            batch = self._reader.read(payload)
+        except Exception:
+            batch = None  # who reads it says what it is
+        if batch is None:
+            self._held = payload
+        return batch
+
     cdef Py_ssize_t _look(self, int64_t *number) except -2:
         """The size of the next payload, and the batch's number; -1: there is none for us."""
         cdef Inbox inbox = self._inbox
@@ -93,16 +124,6 @@ cdef class Arrivals:
             self._room_came()
         return received.payload
 
-    cdef object _read(self, object payload):
-        """Its batch; None: somebody else has to read it, and takes it by ``take_whole``."""
-        try:
-            batch = self._reader.read(payload)
-        except Exception:
-            batch = None  # who reads it says what it is
-        if batch is None:
-            self._held = payload
-        return batch
-
 
 @cython.auto_pickle(False)
 cdef class Inputs(Arrivals):
@@ -111,15 +132,11 @@ cdef class Inputs(Arrivals):
     ``batches_in``, ``rows_in`` and ``bytes_in`` count them; ``taken`` those that the handler has.
     """
 
-    cpdef object take_whole(self):
-        """The payload of the next batch, number ``batches_in - 1`` from then on; None: not here."""
-        cdef object payload = self._held
+    cdef object _next_whole(self):
+        """It has number ``batches_in - 1`` from then on."""
+        cdef object payload
         cdef int64_t number = -1
-        cdef Py_ssize_t size
-        if payload is not None:
-            self._held = None
-            return payload
-        size = self._look(&number)
+        cdef Py_ssize_t size = self._look(&number)
         if size <= 0 or number != self.batches_in:
             return None
         payload = self._take()
@@ -129,13 +146,7 @@ cdef class Inputs(Arrivals):
 
     def next_batch(self):
         """The next batch, for the handler; None: not here."""
-        cdef object payload, batch
-        if self._reader is None or self._held is not None:
-            return None
-        payload = self.take_whole()
-        if payload is None:
-            return None
-        batch = self._read(payload)
+        cdef object batch = self._next_batch()
         if batch is not None:
             self.rows_in += <int64_t> batch.num_rows
             self.taken = self.batches_in
@@ -149,14 +160,11 @@ cdef class Answers(Arrivals):
     def __cinit__(self, Window window):
         self._window = window
 
-    cpdef object take_whole(self):
-        """The payload of the next answer, past the marks before it; None: not here."""
-        cdef object payload = self._held
+    cdef object _next_whole(self):
+        """Past the marks before it."""
+        cdef object payload
         cdef int64_t number = -1
         cdef Py_ssize_t size
-        if payload is not None:
-            self._held = None
-            return payload
         while True:
             size = self._look(&number)
             if size < 0:
@@ -169,11 +177,7 @@ cdef class Answers(Arrivals):
 
     def next_batch(self):
         """The batch of the next answer; None: not here."""
-        cdef object payload
-        if self._reader is None or self._held is not None:
-            return None
-        payload = self.take_whole()
-        return None if payload is None else self._read(payload)
+        return self._next_batch()
 
 
 cdef int64_t number_in(const uint8_t *text, Py_ssize_t size) noexcept:
