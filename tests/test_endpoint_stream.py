@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import struct
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,13 @@ import pytest
 
 from aqueduct import Connection, Sender, serve
 from aqueduct._speedups import codec
+from aqueduct.carriers.tls import dev_certificate
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import ConnectionLost
 from tests.carriers.chunks import Kind, RawPeer, chunk, varu64
+from tests.carriers.proxy import Place
 from tests.carriers.streams import eventually, listen_at, nothing_left, place_of
+from tests.carriers.users import DEADLINE
 from tests.protocol.channels.attacker import ENTRY, message
 
 KiB = 1 << 10
@@ -39,7 +43,8 @@ STREAMS = 1000
 SENDER_THERE = 1 << 3 | 1 << 1  # made by the client, the server sends, index 1 (AQ-6)
 HELLO = codec.VERSION + codec.ACK_VERSION + codec.encode_connection_headers(())
 
-pytestmark = pytest.mark.parametrize("scheme", ["tcp", "unix"])
+pytestmark = pytest.mark.parametrize("scheme", ["tcp", "unix", "tls"])
+TLS = dev_certificate()
 
 
 class Client:
@@ -69,14 +74,50 @@ async def met(
 ) -> AsyncIterator[tuple[Client, Connection]]:
     arrived: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
     listen = listen_at(scheme, folder)
-    async with await serve(arrived.set_result, listen, config=config) as server:
-        client = Client(await RawPeer.connect(place_of(server.addresses[0])))
+    tls = TLS if scheme == "tls" else None
+    async with (
+        await serve(arrived.set_result, listen, config=config, tls=tls) as server,
+        reached(place_of(server.addresses[0]), encrypted=tls is not None) as place,
+    ):
+        client = Client(await RawPeer.connect(place))
         await client.begin()
         try:
             async with asyncio.timeout(60):
                 yield client, await arrived
         finally:
             client.raw.close()
+
+
+@asynccontextmanager
+async def reached(place: Place, *, encrypted: bool) -> AsyncIterator[Place]:
+    """Where a peer by hand goes. If TLS is spoken there, to who makes records of what it says."""
+    if not encrypted:
+        yield place
+        return
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["aqueduct-bpmux"])
+    ways: set[asyncio.Task[None]] = set()
+
+    async def pass_on(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await source.read(64 * KiB):
+                sink.write(data)
+                await sink.drain()
+        sink.close()
+
+    async def meet(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        there = await asyncio.open_connection(*place, ssl=context)
+        for way in (pass_on(source, there[1]), pass_on(there[0], sink)):
+            ways.add(asyncio.create_task(way))
+
+    between = await asyncio.start_server(meet, "127.0.0.1", 0)
+    try:
+        yield between.sockets[0].getsockname()
+    finally:
+        between.close()
+        if ways:
+            await asyncio.wait(ways, timeout=DEADLINE)
 
 
 async def back_channel(client: Client, connection: Connection) -> Sender:

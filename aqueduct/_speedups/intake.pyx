@@ -55,8 +55,6 @@ cdef enum:
 
     # Of a chunk that is under way, so many bytes are worth waking up for.
     PATIENCE = 131072
-    # The most of them that may be here as a part of a record of TLS.
-    RECORD = 16645
 
     DRAINED = 0
     END = 1
@@ -117,7 +115,6 @@ cdef class Intake:
         """
         cdef Py_ssize_t before = budget
         cdef int outcome = TURN
-        cdef uint64_t least
         cdef Entity last = self._reading.entity
         self.drained = self._looked = False
         if (
@@ -134,12 +131,13 @@ cdef class Intake:
             if self.drained:
                 outcome = DRAINED
                 break
-        # Nothing can be behind the rest of a chunk, so nobody is woken for less of it.
-        least = 0 if self._records is None else RECORD
-        if outcome == DRAINED and self._reading._plain and self._chunks.missing > least + 1:
-            self._wake_from(<int> min(self._chunks.missing - least, <uint64_t> PATIENCE))
-        else:
-            self._wake_from(1)
+        # Nothing can be behind the rest of a chunk, so nobody is woken for less of it. Not so with
+        # TLS, which may say at any time that the peer has closed.
+        if self._records is None:
+            if outcome == DRAINED and self._reading._plain and self._chunks.missing > 1:
+                self._wake_from(<int> min(self._chunks.missing, <uint64_t> PATIENCE))
+            else:
+                self._wake_from(1)
         return outcome, before - budget
 
     def relax(self):
@@ -216,7 +214,7 @@ cdef class Intake:
     cdef Py_ssize_t _decrypt(self, uint8_t *target, Py_ssize_t size) except -2:
         cdef Py_ssize_t count = self._records.decrypt(<char *> target, size)
         if count >= 0:
-            self.drained = count < size
+            self.drained = count < size and not self._records.closed
         return count
 
     cdef Py_ssize_t _kernel(self, uint8_t *target, Py_ssize_t size, Py_ssize_t ahead) except -2:

@@ -7,6 +7,7 @@ cdef class Records:
     cdef object _owner
     cdef int _fd
     cdef object _failure
+    cdef bint closed            # the peer has closed TLS: no socket tells of that once more
     cdef object _scratch        # a memoryview
 
     cdef Py_ssize_t decrypt(self, char *target, Py_ssize_t size) except -2

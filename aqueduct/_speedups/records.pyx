@@ -117,7 +117,10 @@ cdef class Records:
                         error = ssl_error(self._ssl, count)
                         break
                     got += count
-            if count > 0 or error == ZERO_RETURN:
+            if count > 0:
+                return got
+            if error == ZERO_RETURN:
+                self.closed = True
                 return got
             if error != WANT_READ:
                 raise self._failure()

@@ -261,10 +261,9 @@ def test_credit_that_may_not_be_is_left_to_the_core(
     assert wrong in str(reader.mux.error)
 
 
-@pytest.mark.parametrize("decrypts", [False, True])
-def test_nobody_is_woken_for_a_little_of_a_chunk_that_is_under_way(decrypts: bool) -> None:
+def test_nobody_is_woken_for_a_little_of_a_chunk_that_is_under_way() -> None:
     """Nothing can be behind it that anybody waits for; where none is, any byte wakes."""
-    reader = Reader(WIDE, decrypts=decrypts)
+    reader = Reader(WIDE)
     reader.begin()
 
     def threshold() -> int:
@@ -282,12 +281,37 @@ def test_nobody_is_woken_for_a_little_of_a_chunk_that_is_under_way(decrypts: boo
     assert threshold() == 128 * KiB
     reader.peer.sendall(wire[110_000:210_000])
     reader.read()
-    record = 16_645 if decrypts else 0  # the most of what is missing that TLS may have already
-    assert threshold() == len(wire) - 210_000 - record
+    assert threshold() == len(wire) - 210_000
     reader.peer.sendall(wire[210_000:] + chunk(b"")[:1])
     reader.read()
     assert threshold() == 1
     assert [number for number, _ in taken(reader.core, 200.0)] == [0]
+    reader.here.close()
+    reader.peer.close()
+
+
+def test_with_tls_any_byte_wakes() -> None:
+    """The peer may close it in the middle of a chunk and wait for the answer."""
+    reader = Reader(WIDE, decrypts=True)
+    reader.begin()
+    reader.peer.sendall(chunk(message(0, b"x" * 300_000))[:10_000])
+    reader.read()
+    assert reader.here.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1
+    assert not reader.intake.relax()
+    reader.here.close()
+    reader.peer.close()
+
+
+def test_a_close_of_tls_behind_the_last_bytes_is_seen_with_them() -> None:
+    """It was read with them, so the socket says nothing of it any more."""
+    reader = Reader(WIDE, decrypts=True)
+    reader.begin()
+    peer = reader.peer
+    assert isinstance(peer, Sealing)
+    client, sock = peer.ends.client, peer.ends.sockets[0]
+    said = b"".join(client.seal([chunk(message(0, b"x" * 3_000))[:2_000]]))
+    sock.sendall(said + client.farewell())
+    assert reader.read() == Outcome.END
     reader.here.close()
     reader.peer.close()
 
