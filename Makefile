@@ -74,7 +74,7 @@ clean:          ## everything that is made, with the virtual environment
 .venv/.stamp-deps: .venv/.stamp-python pyproject.toml ci/constraints.txt
 	$(PIP) -c ci/constraints.txt pip
 	$(PIP) -c ci/constraints.txt --group build --group lint
-	$(PIP) -c ci/constraints.txt --no-build-isolation -e '.[spark,demo,test,bench]'
+	$(PIP) -c ci/constraints.txt --no-build-isolation -e '.[spark,demo,test,bench,connect,postgres,telemetry]'
 	touch $@
 
 .venv/.stamp-build: .venv/.stamp-deps setup.py $(CYTHON)
