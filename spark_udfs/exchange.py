@@ -12,23 +12,24 @@ Python worker process connects once (``pool.py``).
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import uuid
 from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import pyarrow as pa
 
 from aqueduct.address import Address
-from aqueduct.arrow.call import Partition
 from aqueduct.arrow.compression import codec_of
 from aqueduct.arrow.schema import check
 from aqueduct.carriers.tls import ClientTls
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import AqueductError, ConfigError, SchemaMismatch
-from spark_udfs.place import Place, Progress, here, locate
-from spark_udfs.pool import Peer, process_pool
+from spark_udfs.engine import Calling, run
+from spark_udfs.numbers import Numbers
+from spark_udfs.place import here, locate
 from spark_udfs.schemas import AnySchema, arrow_schema
 
 __all__ = ["Exchange", "PandasExchange", "exchange", "exchange_pandas"]
@@ -160,54 +161,24 @@ class Exchange:
         else:
             return  # an empty partition, of which not even the columns are known
         del first
-        place, progress = here(), Progress()
+        place, numbers = here(), Numbers()
         try:
             if self.input_schema is not None:
                 check(self.input_schema, schema, where="the batches of the partition")
-            yield from self._call(_counted(source, progress), schema, place, progress)
+            answers = run(self.calling, source, schema=schema, place=place, numbers=numbers)
+            with contextlib.closing(answers):
+                for answer in answers:
+                    yield answer.batch
         except AqueductError as error:
             raise locate(
-                error, peer=self.peer, handler=self.handler, place=place, progress=progress
+                error, peer=self.peer, handler=self.handler, place=place, numbers=numbers
             ) from error.__cause__  # what is raised is a copy of ``error`` itself
 
-    def _call(
-        self,
-        source: Iterator[pa.RecordBatch],
-        schema: pa.Schema,
-        place: Place,
-        progress: Progress,
-    ) -> Generator[pa.RecordBatch]:
-        peer = Peer(self.address, self.tls, self.connection_headers, self.config)
-        lease = process_pool().lease(peer, task=place.task)
-        failed = False
-        try:
-            stream = lease.client.exchange(
-                self.handler,
-                source,
-                schema=schema,
-                output_schema=self.schema,
-                in_flight=self.in_flight,
-                in_flight_bytes=self.in_flight_bytes,
-                deadline=self.deadline,
-                token=self.token,
-                compression=self.compression,
-                headers=dict(self.headers),
-                run=place.run_key(self.run),
-                attempt=place.attempt_key,
-                partition=None if place.partition is None else Partition(place.partition),
-            )
-            lease.on_end(stream.close)
-            with stream:
-                stream.opened()  # the service has compared the schemas; only now data flows
-                for answer in stream:
-                    progress.received += 1
-                    yield answer
-        except AqueductError:
-            failed = True
-            raise
-        finally:
-            # A Python worker ends with its failed task: let the service hear of it.
-            lease.release(close=failed and place.task is not None)
+    @property
+    def calling(self) -> Calling:
+        """What the engine is to know."""
+        names = [field.name for field in fields(Calling)]
+        return Calling(**{name: getattr(self, name) for name in names})
 
 
 @dataclass(frozen=True)
@@ -228,12 +199,6 @@ class PandasExchange:
                 yield answer.to_pandas()
         finally:
             answers.close()
-
-
-def _counted(batches: Iterator[pa.RecordBatch], progress: Progress) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        progress.sent += 1
-        yield batch
 
 
 def _batches(frames: Iterator[Any], schema: pa.Schema | None) -> Iterator[pa.RecordBatch]:

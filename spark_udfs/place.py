@@ -7,8 +7,9 @@ import sys
 from dataclasses import dataclass
 
 from aqueduct.errors import AqueductError, CallError, HandlerFailed, SchemaMismatch
+from spark_udfs.numbers import Numbers
 
-__all__ = ["NOWHERE", "Place", "Progress", "here", "locate"]
+__all__ = ["NOWHERE", "Place", "here", "locate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +43,6 @@ class Place:
 NOWHERE = Place()
 
 
-@dataclass(slots=True)
-class Progress:
-    """How far a call came, in record batches of this partition."""
-
-    sent: int = 0
-    received: int = 0
-
-
 def here() -> Place:
     """The place of the calling thread. To be called in the task's own thread as it starts."""
     if "pyspark" not in sys.modules:
@@ -68,7 +61,7 @@ def here() -> Place:
 
 
 def locate(
-    error: AqueductError, *, peer: str, handler: str, place: Place, progress: Progress
+    error: AqueductError, *, peer: str, handler: str, place: Place, numbers: Numbers
 ) -> AqueductError:
     """A copy of ``error`` whose text says where it happened.
 
@@ -85,7 +78,8 @@ def locate(
     batch = getattr(error, "batch", None)
     if batch is not None and f"batch {batch}" not in text:
         where.append(f"batch {batch}")
-    where.append(f"after {progress.sent} batches sent and {progress.received} received")
+    sent, received = numbers.batches_sent, numbers.batches_received
+    where.append(f"after {sent} batches sent and {received} received")
     if isinstance(error, SchemaMismatch) and error.column and error.column not in text:
         where.append(f"column {error.column!r}: wanted {error.wanted}, got {error.got}")
     lines = [f"{text} [{'; '.join(where)}]"]
