@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from spark_udfs.exchange import exchange, exchange_pandas
+from spark_udfs.exchange import exchange
+from spark_udfs.frames import exchange_pandas
 
 __all__ = ["exchange", "exchange_pandas"]
