@@ -27,7 +27,7 @@ from aqueduct.carriers.tls import ClientTls
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import AqueductError, ConfigError
 from spark_udfs.engine import Calling, run
-from spark_udfs.numbers import Numbers
+from spark_udfs.numbers import Numbers, Tally, Total
 from spark_udfs.place import here, locate
 from spark_udfs.schemas import AnySchema, arrow_schema
 
@@ -109,6 +109,8 @@ class Exchange:
     config: Config = DEFAULT
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Made once, on the driver: with stage and partition it names a unit of work."""
+    tally: Tally = field(default_factory=Tally, repr=False, compare=False)
+    """What the tasks of this function count; see ``summary``."""
 
     def __post_init__(self) -> None:
         Address.parse(self.address)
@@ -130,6 +132,15 @@ class Exchange:
     @property
     def __name__(self) -> str:  # Spark shows it in plans
         return f"exchange_{self.handler}"
+
+    @property
+    def numbers(self) -> Total:
+        """What the tasks counted that ended well so far; to be read on the driver."""
+        return self.tally.value
+
+    def summary(self) -> str:
+        """``numbers`` in a few lines for people."""
+        return f"{self.handler!r} at {self.peer}: {self.tally.summary()}"
 
     @property
     def peer(self) -> str:
@@ -163,6 +174,8 @@ class Exchange:
             raise locate(
                 error, peer=self.peer, handler=self.handler, place=place, numbers=numbers
             ) from error.__cause__  # what is raised is a copy of ``error`` itself
+        finally:
+            self.tally.add(numbers)
 
     @property
     def calling(self) -> Calling:

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from aqueduct.errors import SchemaMismatch
 from spark_udfs.exchange import Exchange, exchange
+from spark_udfs.numbers import Total
 
 __all__ = ["PandasExchange", "exchange_pandas"]
 
@@ -32,6 +33,15 @@ class PandasExchange:
     @property
     def __name__(self) -> str:
         return self.arrow.__name__
+
+    @property
+    def numbers(self) -> Total:
+        """What the tasks counted that ended well so far; to be read on the driver."""
+        return self.arrow.numbers
+
+    def summary(self) -> str:
+        """``numbers`` in a few lines for people."""
+        return self.arrow.summary()
 
     def __call__(self, frames: Iterator[Any]) -> Generator[Any]:
         """The handler's answers as data frames, in the order of ``frames``."""
