@@ -1,0 +1,336 @@
+"""Options by name: the same names as arguments, as Data Source options and as Spark settings.
+
+An explicit argument beats the setting ``spark.aqueduct.NAME`` of the active session, which beats
+the default. Settings are read on the driver, when ``exchange`` is called or a Data Source is made:
+what an executor does is fixed by then.
+
+Settings and Data Source options are text (``"8"``, ``"32m"``, ``"30s"``, ``"true"``), and names may
+be spelled as Spark's are: ``inFlight`` is ``in_flight``. Arguments take such text too.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+from aqueduct.address import Address
+from aqueduct.carriers.tls import ClientTls
+from aqueduct.config import COMPRESSIONS
+from aqueduct.errors import ConfigError
+
+__all__ = [
+    "HEADERS",
+    "OPTIONS",
+    "PREFIX",
+    "TLS",
+    "Option",
+    "choice",
+    "convert",
+    "defaults",
+    "flag",
+    "missing_address",
+    "seconds",
+    "size",
+    "text",
+    "tls_of",
+    "unknown",
+    "whole",
+    "words",
+]
+
+PREFIX: Final = "spark.aqueduct."
+"""What the names of settings begin with."""
+HEADERS: Final = MappingProxyType(
+    {"header.": "headers", "connection_header.": "connection_headers"}
+)
+"""Options ``header.NAME`` are one header each; together they are the argument ``headers``. Spark
+gives a Data Source the names of its options in lower case."""
+TLS: Final = (
+    "ca",
+    "certificate",
+    "fingerprint",
+    "key",
+    "key_password",
+    "server_name",
+    "verify",
+)
+"""The options that make a ``ClientTls``."""
+
+Reader = Callable[[Any], Any]
+"""Takes an option's text, or its value in Python; raises ValueError for what is neither."""
+
+_SIZE: Final = re.compile(r"(\d+)\s*(?:([kmgt])i?)?b?", re.IGNORECASE)
+_SECONDS: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|min|m|h|d)?", re.IGNORECASE)
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
+_PEM: Final = "-----BEGIN "
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option: what it must be, and how it is read."""
+
+    name: str
+    must: str
+    """What its value must be, for errors: "a whole number above zero"."""
+    read: Reader
+    setting: bool = True
+    """Whether ``spark.aqueduct.NAME`` gives it a default."""
+    secret: bool = False
+    """Its value is not for errors."""
+
+    def value(self, given: Any, where: str = "") -> Any:
+        """What was given, checked, and made of text if it was text.
+
+        Raises ConfigError that begins with ``where``, by default the option's name.
+        """
+        where = where or self.name
+        try:
+            return self.read(given)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
+        except (ValueError, TypeError, OverflowError):
+            shown = f"of the type {type(given).__name__}" if self.secret else repr(given)
+            raise ConfigError(f"{where} is {shown}; it must be {self.must}") from None
+
+
+def whole(least: int = 1) -> Reader:
+    """Reads whole numbers, ``least`` or more."""
+
+    def read(given: Any) -> int:
+        value = int(given) if isinstance(given, str) else given
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError
+        return value
+
+    return read
+
+
+def size(given: Any) -> int:
+    """Reads sizes above zero: 1024, ``"32m"``, ``"1 GiB"``; the units are powers of 1024."""
+    if isinstance(given, str):
+        found = _SIZE.fullmatch(given.strip())
+        if found is None:
+            raise ValueError
+        unit = (found[2] or "").lower()
+        given = int(found[1]) << (10 * " kmgt".index(unit) if unit else 0)
+    value: int = whole()(given)
+    return value
+
+
+def seconds(given: Any) -> float | None:
+    """Reads seconds above zero: 2.5, ``"30s"``, ``"500ms"``, ``"2min"``; None is ``"none"``."""
+    if isinstance(given, str):
+        if given.strip().lower() == "none":
+            return None
+        found = _SECONDS.fullmatch(given.strip())
+        if found is None:
+            raise ValueError
+        given = float(found[1]) * _UNITS[(found[2] or "s").lower()]
+    if isinstance(given, bool) or not isinstance(given, int | float):
+        raise ValueError
+    if not 0 < given < math.inf:
+        raise ValueError
+    return given
+
+
+def flag(given: Any) -> bool:
+    """Reads ``"true"`` and ``"false"``, and ``"on"`` and ``"off"``."""
+    if isinstance(given, bool):
+        return given
+    if isinstance(given, str) and given.strip().lower() in ("true", "on"):
+        return True
+    if isinstance(given, str) and given.strip().lower() in ("false", "off"):
+        return False
+    raise ValueError
+
+
+def choice(*values: str) -> Reader:
+    """Reads one of ``values``."""
+
+    def read(given: Any) -> str:
+        value = given.strip().lower() if isinstance(given, str) else given
+        if value not in values:
+            raise ValueError
+        return str(value)
+
+    return read
+
+
+def text(given: Any) -> str:
+    """Reads text that is not empty."""
+    if not isinstance(given, str) or not given:
+        raise ValueError
+    return given
+
+
+def words(given: Any) -> tuple[str, ...]:
+    """Reads ``"a, b"`` or a sequence of text: one text or more."""
+    parts = given.split(",") if isinstance(given, str) else given
+    found = tuple(part.strip() if isinstance(part, str) else "" for part in parts)
+    if not all(found) or not found:
+        raise ValueError
+    return found
+
+
+def _addresses(given: Any) -> tuple[str, ...]:
+    found = words(given)
+    for each in found:
+        Address.parse(each)
+    return found
+
+
+def _pem(given: Any) -> Any:
+    """PEM text is given by value, as bytes; any other text is a path, read on the executor."""
+    if isinstance(given, str) and given.lstrip().startswith(_PEM):
+        return given.encode()
+    if not given:
+        raise ValueError
+    return given
+
+
+def _token(given: Any) -> Any:
+    if not isinstance(given, str) and not callable(given):
+        raise ValueError
+    return given
+
+
+_ADDRESS: Final = (
+    "an address such as aqueduct://HOST:PORT, several as a list or as text with commas"
+)
+_PEM_MUST: Final = "PEM text (by value) or the path of a PEM file that every executor has"
+OPTIONS: Final[Mapping[str, Option]] = MappingProxyType(
+    {
+        option.name: option
+        for option in (
+            Option("address", _ADDRESS, _addresses),
+            Option("handler", "the name of a handler", text, setting=False),
+            Option("in_flight", "a whole number above zero", whole()),
+            Option("in_flight_bytes", "a size above zero, such as 32m", size),
+            Option("ordered", "true or false", flag),
+            Option("deadline", "seconds above zero, such as 30s, or none", seconds),
+            Option("batch_deadline", "seconds above zero, such as 30s, or none", seconds),
+            Option("retries", "a whole number, zero or above", whole(0)),
+            Option("backoff", "seconds above zero, such as 500ms", seconds),
+            Option("on_error", "fail, null or skip", choice("fail", "null", "skip")),
+            Option("error_column", "the name of a column", text, setting=False),
+            Option("columns", "names of columns", words, setting=False),
+            Option("columns_mode", "append or replace", choice("append", "replace"), setting=False),
+            Option("check_rows", "true or false", flag),
+            Option("merge_rows", "a whole number above zero", whole()),
+            Option("merge_bytes", "a size above zero, such as 1m", size),
+            Option("cast", "true or false", flag),
+            Option("token", "text, or a function without arguments", _token, secret=True),
+            Option("compression", "lz4, zstd or none", choice(*COMPRESSIONS, "none")),
+            Option("ca", _PEM_MUST, _pem),
+            Option("certificate", _PEM_MUST, _pem),
+            Option("key", _PEM_MUST, _pem, secret=True),
+            Option("key_password", "text", text, secret=True),
+            Option("fingerprint", "sha256: and 64 hexadecimal digits", text),
+            Option("server_name", "the name that the certificate carries", text),
+            Option("verify", "true or false", flag),
+        )
+    }
+)
+"""Every option that is common to ``exchange`` and its relatives, by name."""
+
+
+def convert(
+    given: Mapping[str, Any], known: Mapping[str, Option], *, what: str = "option", prefix: str = ""
+) -> dict[str, Any]:
+    """The values of ``given``, by their proper names; None counts as not given.
+
+    ``known`` says what there is; ``header.NAME`` and ``connection_header.NAME`` are gathered into
+    ``headers`` and ``connection_headers`` where ``known`` has an address. ``what`` and ``prefix``
+    are for errors: what is given, and what precedes its name.
+
+    Raises ConfigError: unknown, given twice, or not what it must be.
+    """
+    proper = {_squashed(name): option for name, option in known.items()}
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if value is None:
+            continue
+        header = _header(name) if "address" in known else None
+        if header is not None:
+            found.setdefault(HEADERS[header], {})[name[len(header) :]] = value
+            continue
+        option = proper.get(_squashed(name))
+        if option is None:
+            raise unknown(name, known, what=what, prefix=prefix)
+        if option.name in found:
+            raise ConfigError(f"{what} {prefix}{option.name} is given twice, once as {name!r}")
+        found[option.name] = option.value(value, f"{what} {prefix}{option.name}")
+    return found
+
+
+def defaults(*names: str) -> dict[str, Any]:
+    """The values that the settings of the active session give to the options ``names``.
+
+    Without names: all of them. Works on the driver, with classic and with Connect sessions; empty
+    where there is no session. Raises ConfigError: an unknown setting under ``spark.aqueduct.``, or
+    a value that it cannot have, also if it is none of ``names``.
+    """
+    known = {name: option for name, option in OPTIONS.items() if option.setting}
+    found = convert(_settings(), known, what="setting", prefix=PREFIX)
+    return {name: value for name, value in found.items() if not names or name in names}
+
+
+def unknown(
+    name: str, known: Iterable[str], *, what: str = "option", prefix: str = ""
+) -> ConfigError:
+    """The error for a name that is none of ``known``; it names the nearest one."""
+    proper = {_squashed(each): each for each in known}
+    near = difflib.get_close_matches(_squashed(name), proper, n=1, cutoff=0.7)
+    guess = f"did you mean {prefix}{proper[near[0]]}? " if near else ""
+    return ConfigError(
+        f"unknown {what} {prefix}{name}; {guess}there are {', '.join(sorted(proper.values()))}"
+    )
+
+
+def missing_address(how: str) -> ConfigError:
+    """The error for an address that nobody gave; ``how`` says how to give it here."""
+    return ConfigError(
+        f"no address: give {how}, or set {PREFIX}address on the session; "
+        "for example aqueduct://scores.example:4433"
+    )
+
+
+def tls_of(values: dict[str, Any]) -> ClientTls | None:
+    """Takes the options of ``TLS`` out of ``values``; None if there is none of them.
+
+    PEM text is by value: it travels to the executors. Paths are read on each executor.
+    """
+    given: dict[str, Any] = {name: values.pop(name) for name in TLS if name in values}
+    if "key_password" in given:
+        given["password"] = given.pop("key_password")
+    return ClientTls(**given) if given else None
+
+
+def _settings() -> dict[str, str]:
+    """Those of the active session that begin with ``PREFIX``, without it."""
+    if "pyspark" not in sys.modules:
+        return {}  # nobody can have made a session
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.getActiveSession()
+    if session is None:
+        return {}
+    pairs = session.conf.getAll.items()
+    return {name[len(PREFIX) :]: value for name, value in pairs if name.startswith(PREFIX)}
+
+
+def _header(name: str) -> str | None:
+    for start in HEADERS:
+        if name.lower().startswith(start) and len(name) > len(start):
+            return start
+    return None
+
+
+def _squashed(name: str) -> str:
+    return name.replace("_", "").lower()
