@@ -169,6 +169,7 @@ class Exchange:
             answers = run(self.calling, source, schema=schema, place=place, numbers=numbers)
             with contextlib.closing(answers):
                 for answer in answers:
+                    assert answer.batch is not None  # a failed batch ends the call
                     yield answer.batch
         except AqueductError as error:
             raise locate(
@@ -180,5 +181,6 @@ class Exchange:
     @property
     def calling(self) -> Calling:
         """What the engine is to know."""
-        names = [field.name for field in fields(Calling)]
-        return Calling(**{name: getattr(self, name) for name in names})
+        own = {field.name for field in fields(self)}
+        shared = [field.name for field in fields(Calling) if field.name in own]
+        return Calling(addresses=(self.address,), **{name: getattr(self, name) for name in shared})
