@@ -1,0 +1,73 @@
+"""The Data Source ``aqueduct``: tables of a service are read, and its sinks are written to.
+
+::
+
+    spark_udfs.register(spark)
+    trips = spark.read.format("aqueduct").option("address", ADDRESS).load("trips")
+
+Spark makes the source in processes of its own on the driver, which have no session: settings are
+those at the time of ``register``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pyspark.sql.datasource import DataSource
+
+from spark_udfs.datasource.options import SHARED, Settings, settings_of
+from spark_udfs.options import defaults
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter
+    from pyspark.sql.types import StructType
+
+__all__ = ["AqueductSource", "register"]
+
+
+class AqueductSource(DataSource):
+    """What ``format("aqueduct")`` is. See ``register``."""
+
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    """The values of settings ``spark.aqueduct.*`` at the time of ``register``."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return "aqueduct"
+
+    @functools.cached_property
+    def settings(self) -> Settings:
+        """The options. Raises ConfigError."""
+        return settings_of(self.options, self.defaults)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """What writes rows of ``schema``, on the driver and in tasks."""
+        from spark_udfs.datasource import writer
+
+        return writer.make_writer(self.settings, schema, overwrite)
+
+    def streamWriter(  # noqa: N802 - Spark's name
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamWriter:
+        """The same for the batches of a stream."""
+        from spark_udfs.datasource import writer
+
+        return writer.make_stream_writer(self.settings, schema, overwrite)
+
+
+def register(spark: SparkSession) -> None:
+    """Makes ``format("aqueduct")`` known to a session, classic or Connect.
+
+    Settings ``spark.aqueduct.*`` of the session become defaults of the options, as they are now:
+    register again after a change. Raises ConfigError for settings that cannot be.
+    """
+    found = {name: value for name, value in defaults().items() if name in SHARED}
+    source: type[AqueductSource] = AqueductSource
+    if found:
+        # A class that no module has travels by value, with what it holds.
+        source = type("AqueductSource", (AqueductSource,), {"defaults": found})
+    spark.dataSource.register(source)

@@ -1,0 +1,119 @@
+"""What ``option(...)`` of the Data Source may be, and what it becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final
+
+from aqueduct.carriers.tls import ClientTls
+from aqueduct.config import DEFAULT, Config
+from aqueduct.errors import ConfigError
+from spark_udfs.options import (
+    OPTIONS,
+    TLS,
+    Option,
+    convert,
+    missing_address,
+    size,
+    text,
+    tls_of,
+    whole,
+)
+from spark_udfs.pool import Peer
+
+__all__ = ["IGNORED", "KNOWN", "READING", "SHARED", "WRITING", "Settings", "settings_of"]
+
+SHARED: Final[Mapping[str, Option]] = MappingProxyType(
+    {
+        name: OPTIONS[name]
+        for name in (
+            "address",
+            "handler",
+            "deadline",
+            "retries",
+            "backoff",
+            "token",
+            "compression",
+            *TLS,
+        )
+    }
+    | {"path": Option("path", "the name of a table or a sink", text, setting=False)}
+)
+"""Those of reading and of writing. ``path`` is what ``load`` and ``save`` are called with: another
+way to say ``handler``."""
+READING: Final[Mapping[str, Option]] = MappingProxyType(
+    {
+        option.name: option
+        for option in (
+            OPTIONS["columns"],
+            Option("partitions", "a whole number above zero", whole(), setting=False),
+            Option("max_rows", "a whole number above zero", whole(), setting=False),
+            Option("max_bytes", "a size above zero, such as 32m", size, setting=False),
+            Option("max_files", "a whole number above zero", whole(), setting=False),
+        )
+    }
+)
+"""Those of reading alone."""
+WRITING: Final[Mapping[str, Option]] = MappingProxyType({})
+"""Those of writing alone."""
+KNOWN: Final[Mapping[str, Option]] = MappingProxyType({**SHARED, **READING, **WRITING})
+IGNORED: Final = frozenset({"checkpointlocation"})
+"""Spark's own, which it passes on."""
+
+_ADDRESS: Final = '.option("address", ...)'
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of one reading or writing. Picklable."""
+
+    addresses: tuple[str, ...]
+    handler: str
+    """The name of the table, or of the sink."""
+    deadline: float | None = None
+    """Seconds for one call."""
+    retries: int = 3
+    """Calls made again in a row, where that cannot do harm."""
+    backoff: float = 0.1
+    """Seconds of the pause before the first of them; doubles from one to the next."""
+    token: str | None = field(default=None, repr=False)
+    compression: str | None = None
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    connection_headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    tls: ClientTls | None = field(default=None, repr=False)
+    config: Config = DEFAULT
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """The values of ``READING`` and ``WRITING`` that were given."""
+
+    def peer(self, attempt: int = 0) -> Peer:
+        """Whom to ask at the ``attempt``-th time: the addresses take turns."""
+        address = self.addresses[attempt % len(self.addresses)]
+        return Peer(address, self.tls, self.connection_headers, self.config)
+
+
+def settings_of(given: Mapping[str, str], defaults: Mapping[str, Any]) -> Settings:
+    """What was given, over ``defaults`` (from the settings of the session when it was registered).
+
+    Raises ConfigError: unknown, missing, or not what it must be.
+    """
+    mine = {name: value for name, value in given.items() if name.lower() not in IGNORED}
+    values = {name: value for name, value in defaults.items() if name in SHARED}
+    values |= convert(mine, KNOWN)
+    path = values.pop("path", None)
+    handler = values.pop("handler", path)
+    if handler is None:
+        raise ConfigError(
+            'no handler: give .option("handler", NAME), the name of a table to read or of a sink '
+            "to write to"
+        )
+    if path is not None and path != handler:
+        raise ConfigError(f"handler is {handler!r}, and the path is {path!r}: give one of them")
+    if "address" not in values:
+        raise missing_address(_ADDRESS)
+    tls = tls_of(values)
+    more = {name: values.pop(name) for name in (*READING, *WRITING) if name in values}
+    for name in ("headers", "connection_headers"):
+        values[name] = tuple(values.get(name, {}).items())
+    return Settings(addresses=values.pop("address"), handler=handler, tls=tls, more=more, **values)
