@@ -91,8 +91,15 @@ def run(
     schema: pa.Schema,
     place: Place,
     numbers: Numbers,
+    opened: Callable[[pa.Schema], None] | None = None,
+    held: Callable[[], int] | None = None,
 ) -> Generator[Answer]:
     """Sends ``batches``, all of ``schema``, as there is room, and gives the answers.
+
+    - ``opened`` is told the schema of the answers once, before any data flows; what it raises
+      ends the call.
+    - ``held`` says how many bytes the caller keeps of batches without an answer: they count
+      against ``in_flight_bytes`` as what is sent does.
 
     Closing the generator cancels what is under way. Raises the errors of ``aqueduct.errors``.
     """
@@ -119,7 +126,9 @@ def run(
         )
         lease.on_end(stream.close)
         with stream:
-            stream.opened()  # the service has compared the schemas; only now data flows
+            found = stream.opened()  # the service has compared the schemas; only now data flows
+            if opened is not None and found is not None:
+                opened(found)
             for batch in stream:
                 number = numbers.batches_received
                 numbers.batches_received += 1
