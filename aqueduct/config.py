@@ -21,6 +21,7 @@ __all__ = [
     "Limits",
     "Mux",
     "Quic",
+    "Sinks",
     "Stream",
     "Timing",
 ]
@@ -281,6 +282,25 @@ class Calls:
 
 
 @dataclass(frozen=True, slots=True)
+class Sinks:
+    """Writes that are committed as a whole."""
+
+    receipt_bytes: int = 64 * KiB
+    """The receipt of one attempt, as JSON."""
+    document_bytes: int = 64 * MiB
+    """What one commit or abort says, as JSON: the receipts of all attempts of a run."""
+    attempts: int = 100_000
+    """Attempts of one sink that are open, or prepared and not committed; more are answered with
+    `busy`."""
+    time_to_live: float = 86_400.0
+    """What was prepared, and neither committed nor aborted, is aborted after this many seconds in
+    which nothing was heard of its run."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self)
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """All settings of one connection, client or service."""
 
@@ -291,6 +311,7 @@ class Config:
     mux: Mux = field(default_factory=Mux)
     stream: Stream = field(default_factory=Stream)
     calls: Calls = field(default_factory=Calls)
+    sinks: Sinks = field(default_factory=Sinks)
     debug: bool = field(default_factory=lambda: os.environ.get("AQUEDUCT_DEBUG") == "1")
     """Checks that a buffer does not change between its sending and its leaving; slow."""
 

@@ -52,6 +52,7 @@ from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import ConfigError
 from aqueduct.handlers import EXCHANGE, SOURCE, Handler, OutputSchema, make_handler
 from aqueduct.serving import COUNTERS, Serving
+from aqueduct.sinks import Sink
 
 __all__ = ["Service"]
 
@@ -88,6 +89,7 @@ class Service:
         self.config = config
         self.authorize = authorize
         self._handlers: dict[str, Handler] = {}
+        self._sinks: dict[str, Sink] = {}
         self._servings: list[Serving] = []
         self._ended: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -145,6 +147,38 @@ class Service:
             return function
 
         return register
+
+    def sink(
+        self,
+        name: str,
+        sink: Any,
+        *,
+        schema: pa.Schema | None = None,
+        time_to_live: float | None = None,
+        description: str = "",
+    ) -> Sink:
+        """Registers a sink whose rows are written exactly once; see ``aqueduct.sinks``.
+
+        - ``sink``: an object with ``open``, ``commit`` and ``abort``, or a class that makes one.
+        - ``schema``: of the batches that it takes; None: of any.
+        - ``time_to_live``: seconds after the last sign of a run, until what it prepared and nobody
+          committed is aborted; None: Sinks.time_to_live.
+        - ``description``: by default the first paragraph of the docstring.
+
+        Raises ConfigError for what cannot work.
+        """
+        if name in self._sinks:
+            raise ConfigError(f"the service {self.name!r} has a sink {name!r} already")
+        made = self._sinks[name] = Sink(
+            name,
+            sink,
+            schema=schema,
+            limits=self.config.sinks,
+            time_to_live=time_to_live,
+            description=description,
+        )
+        self._handlers.update({handler.name: handler for handler in made.handlers()})
+        return made
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
@@ -211,9 +245,12 @@ class Service:
         await serving.start(places)
         with self._lock:
             self._servings.append(serving)
+        keepers = [asyncio.create_task(sink.keep()) for sink in self._sinks.values()]
         try:
             yield serving
         finally:
+            for keeper in keepers:
+                keeper.cancel()
             try:
                 await serving.close(drain=drain)
             finally:
