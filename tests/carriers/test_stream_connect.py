@@ -247,6 +247,18 @@ async def test_who_is_at_the_other_end(tmp_path: Path) -> None:
         assert server.peer == client.local == f"process {os.getpid()}"
 
 
+async def test_the_buffer_of_a_unix_socket_is_the_mark_on_both_ends() -> None:
+    config = Config(stream=Stream(notsent_lowat=50_000))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+        usual = other.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 50_000)
+        wanted = other.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+    assert wanted != usual
+    async with stream_pair("unix", config) as (client, server, _):
+        for carrier in (client, server):
+            assert carrier._sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == wanted
+
+
 async def test_no_file(tmp_path: Path) -> None:
     text = await refusal(f"aqueduct+unix://{tmp_path}/none")
     assert f"there is no socket file '{tmp_path}/none'; is the server started" in text

@@ -46,7 +46,7 @@ async def connect(address: Address, config: Config, tls: ClientTls | None = None
             "aqueduct+tls:// or aqueduct://"
         )
     if address.scheme == UNIX:
-        sock = await _dial_unix(address, deadline)
+        sock = await _dial_unix(address, config, deadline)
     else:
         sock = await _dial(address, config, await _resolve(address, deadline), deadline)
     attempt = _Attempt(address, wanted)
@@ -226,13 +226,13 @@ def _close_late(task: asyncio.Task[socket.socket]) -> None:
         task.result().close()
 
 
-async def _dial_unix(address: Address, deadline: float) -> socket.socket:
+async def _dial_unix(address: Address, config: Config, deadline: float) -> socket.socket:
     """A socket connected to the path. Raises ConnectFailed, ConfigError."""
     check_path(address)
     loop = asyncio.get_running_loop()
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.setblocking(False)
     try:
+        tune(sock, config)
         while True:
             try:
                 sock.connect(address.path)
