@@ -15,123 +15,238 @@ from __future__ import annotations
 import contextlib
 import itertools
 import uuid
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
-from aqueduct.address import Address
-from aqueduct.arrow.compression import codec_of
 from aqueduct.arrow.schema import check
 from aqueduct.carriers.tls import ClientTls
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import AqueductError, ConfigError
-from spark_udfs.engine import Calling, run
+from spark_udfs.declared import declared_input, output_schema
+from spark_udfs.engine import Answer, Calling, run
 from spark_udfs.numbers import Numbers, Tally, Total
-from spark_udfs.place import here, locate
+from spark_udfs.options import OPTIONS, TLS, convert, defaults, missing_address, tls_of, unknown
+from spark_udfs.place import Place, here, locate
 from spark_udfs.schemas import AnySchema, arrow_schema
+from spark_udfs.shaping import PLAIN, Mode, Shape, Shaper
+from spark_udfs.travel import check_picklable, parcel
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
 __all__ = ["Exchange", "exchange"]
 
 MiB = 1 << 20
+_IN_FLIGHT = 8
+_IN_FLIGHT_BYTES = 32 * MiB
 
 
 def exchange(
-    address: str,
-    handler: str,
+    address: str | Sequence[str] | None = None,
+    handler: str | None = None,
     *,
     schema: AnySchema | None = None,
     input_schema: AnySchema | None = None,
-    in_flight: int = 8,
-    in_flight_bytes: int = 32 * MiB,
-    deadline: float | None = None,
-    token: str | None = None,
+    in_flight: int | str | None = None,
+    in_flight_bytes: int | str | None = None,
+    ordered: bool | None = None,
+    deadline: float | str | None = None,
+    batch_deadline: float | str | None = None,
+    retries: int | None = None,
+    backoff: float | str | None = None,
+    columns: Sequence[str] | None = None,
+    columns_mode: Mode | None = None,
+    check_rows: bool | None = None,
+    on_error: Literal["fail", "null", "skip"] | None = None,
+    error_column: str | None = None,
+    merge_rows: int | None = None,
+    merge_bytes: int | str | None = None,
+    cast: bool | None = None,
+    token: str | Callable[[], str] | None = None,
     headers: Mapping[str, str] | None = None,
     connection_headers: Mapping[str, str] | None = None,
     tls: ClientTls | None = None,
     compression: str | None = None,
     config: Config = DEFAULT,
+    **others: Any,
 ) -> Exchange:
     """A function for ``DataFrame.mapInArrow`` that calls an exchange handler for each partition.
 
-    - ``address``: the service, as seen from the executors, for example ``aqueduct://host:4433``.
+    What is not given (None) is taken from the setting ``spark.aqueduct.NAME`` of the active Spark
+    session, and else from the default in brackets. Sizes may be text (``"32m"``), and so may
+    seconds (``"30s"``). docs/cookbook/exchange.md has the table of all options.
+
+    - ``address``: the service, as seen from the executors, for example ``aqueduct://host:4433``;
+      several as a list or as text with commas. Batches for a function of one batch are spread
+      over them; other handlers get one address each.
     - ``handler``: the name of a handler of kind ``exchange``.
     - ``schema``: what the handler must answer with. Given, it is compared with the handler's
       before any data flows.
-    - ``input_schema``: what the partitions contain. Given, batches are compared with it before
-      anything is sent, and an empty partition calls the handler too; otherwise an empty partition
-      has no schema to send and yields nothing.
-    - ``in_flight``, ``in_flight_bytes``: how many batches, and bytes of them, may be sent and not
-      yet answered. One batch is always sent.
-    - ``deadline``: seconds for the call of one partition; None leaves the deadline on progress.
-    - ``token``: goes with each call, and is checked by the service's ``authorize``.
+    - ``input_schema``: what is sent. Given, batches are compared with it before anything is sent,
+      and an empty partition calls the handler too; otherwise an empty partition has no schema to
+      send and yields nothing.
+    - ``in_flight`` (8), ``in_flight_bytes`` (32m): how many batches, and bytes of them, may be
+      sent and not yet answered. One batch is always sent.
+    - ``ordered`` (true): false gives the answers of a function of one batch as they are made.
+    - ``deadline``: seconds for the work of one partition; ``batch_deadline``: from the sending of
+      a batch to its answer; none leaves the deadline on progress.
+    - ``retries`` (0), ``backoff`` (0.1 s): for handlers that are declared idempotent: how often a
+      broken call is made again, and the first pause before that, which doubles.
+    - ``columns``: only these columns travel, and the answer is joined to the rows, which stay.
+      ``columns_mode``: ``append`` puts the answer's columns behind the row's, ``replace`` puts
+      them into the places of those of the same name, and the others behind.
+    - ``check_rows`` (false; with ``columns`` always): each batch must be answered with as many
+      rows as it has.
+    - ``on_error`` (``fail``): what becomes of the rows of a batch that a function of one batch
+      failed on. ``null``: they stay, with nulls for the answer; ``skip``: they are left out.
+    - ``error_column``: with ``null``, the name of a text column for the reason, null elsewhere.
+    - ``merge_rows``, ``merge_bytes``: batches are put together up to this size before they are
+      sent. One waits until the next has come or the input has ended.
+    - ``cast`` (false): what is sent is cast to what the handler declares (or to ``input_schema``),
+      and what it answers to ``schema``, by casts that change no value.
+    - ``token``: goes with each call, and is checked by the service's ``authorize``. A function is
+      called in the executor, before each call.
     - ``headers``: user metadata of the call; ``connection_headers``: of the connection.
-    - ``tls``: certificates, beyond what the address's options say.
+    - ``tls``: certificates, beyond what the address's options say; or ``ca``, ``certificate``,
+      ``key``, ``key_password``, ``fingerprint``, ``server_name`` and ``verify`` one by one. PEM
+      bytes, or text that is PEM, travel with the function; a path is read on each executor.
     - ``compression``: ``lz4`` or ``zstd`` for the batches both ways, if the service agrees to it,
       or ``none``; by default what the address says.
 
     Raises ConfigError at once, on the driver, for arguments that cannot work. The function raises
     the errors of ``aqueduct.errors``; their text names peer, handler, partition, batch and column.
     """
-    return Exchange(
-        address=address,
-        handler=handler,
-        schema=None if schema is None else arrow_schema(schema, "schema"),
-        input_schema=None if input_schema is None else arrow_schema(input_schema, "input_schema"),
-        in_flight=in_flight,
-        in_flight_bytes=in_flight_bytes,
-        deadline=deadline,
-        token=token,
-        headers=tuple((headers or {}).items()),
-        connection_headers=tuple((connection_headers or {}).items()),
-        tls=tls,
-        compression=compression,
+    for name in others:
+        if name not in TLS:
+            raise unknown(
+                name,
+                [
+                    *OPTIONS,
+                    "headers",
+                    "connection_headers",
+                    "tls",
+                    "config",
+                    "schema",
+                    "input_schema",
+                ],
+            )
+    given = convert(
+        {
+            "address": address,
+            "handler": handler,
+            "in_flight": in_flight,
+            "in_flight_bytes": in_flight_bytes,
+            "ordered": ordered,
+            "deadline": deadline,
+            "batch_deadline": batch_deadline,
+            "retries": retries,
+            "backoff": backoff,
+            "columns": columns,
+            "columns_mode": columns_mode,
+            "check_rows": check_rows,
+            "on_error": on_error,
+            "error_column": error_column,
+            "merge_rows": merge_rows,
+            "merge_bytes": merge_bytes,
+            "cast": cast,
+            "token": token,
+            "compression": compression,
+            **others,
+        },
+        OPTIONS,
+    )
+    if tls is not None and any(name in given for name in TLS):
+        names = ", ".join(name for name in TLS if name in given)
+        raise ConfigError(f"tls and {names} are both given; put all of it into one ClientTls")
+    values = defaults()
+    if tls is not None or any(name in given for name in TLS):
+        tls_of(values)  # certificates are given as a whole, here or in settings
+    values |= given
+    if "address" not in values:
+        raise missing_address("exchange(ADDRESS, HANDLER)")
+    if "handler" not in values:
+        raise ConfigError("no handler: give its name, exchange(ADDRESS, HANDLER)")
+    if columns_mode is not None and columns is None:
+        raise ConfigError(f"columns_mode={columns_mode!r} needs columns=[...]")
+    answer = None if schema is None else arrow_schema(schema, "schema")
+    casting = values.get("cast", False)
+    shape = Shape(
+        columns=values.get("columns", ()),
+        mode=values.get("columns_mode", "append"),
+        on_error=values.get("on_error", "fail"),
+        error_column=values.get("error_column", ""),
+        check_rows=values.get("check_rows", False),
+        merge_rows=values.get("merge_rows"),
+        merge_bytes=values.get("merge_bytes"),
+        cast=casting,
+        schema=answer if casting else None,
+    )
+    shape.check(answer)
+    calling = Calling(
+        addresses=values["address"],
+        handler=values["handler"],
+        schema=None if casting else answer,
+        in_flight=values.get("in_flight", _IN_FLIGHT),
+        in_flight_bytes=values.get("in_flight_bytes", _IN_FLIGHT_BYTES),
+        ordered=values.get("ordered", True),
+        deadline=values.get("deadline"),
+        batch_deadline=values.get("batch_deadline"),
+        on_error="fail" if shape.on_error == "fail" else "report",
+        token=values.get("token"),
+        headers=_headers("headers", headers, values),
+        connection_headers=_headers("connection_headers", connection_headers, values),
+        tls=tls if tls is not None else tls_of(values),
+        compression=values.get("compression"),
         config=config,
+        run=uuid.uuid4().hex,
+        **{name: values[name] for name in ("retries", "backoff") if name in values},
+    )
+    check_picklable(
+        {entry.name: getattr(calling, entry.name) for entry in fields(calling)},
+    )
+    return Exchange(
+        calling=calling,
+        shape=shape,
+        schema=answer,
+        input_schema=None if input_schema is None else arrow_schema(input_schema, "input_schema"),
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Exchange:
     """What ``exchange`` returns: call it with an iterator of record batches."""
 
-    address: str
-    handler: str
+    calling: Calling
+    """Whom to call, and how."""
+    shape: Shape = PLAIN
+    """What is done to the batches beside."""
     schema: pa.Schema | None = None
+    """Of the answers, if it is declared."""
     input_schema: pa.Schema | None = None
-    in_flight: int = 8
-    in_flight_bytes: int = 32 * MiB
-    deadline: float | None = None
-    token: str | None = field(default=None, repr=False)
-    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    connection_headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    tls: ClientTls | None = None
-    compression: str | None = None
-    config: Config = DEFAULT
-    run: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Made once, on the driver: with stage and partition it names a unit of work."""
-    tally: Tally = field(default_factory=Tally, repr=False, compare=False)
+    """Of what is sent, if it is declared."""
+    tally: Tally = field(default_factory=Tally, compare=False)
     """What the tasks of this function count; see ``summary``."""
-
-    def __post_init__(self) -> None:
-        Address.parse(self.address)
-        if not self.handler or not isinstance(self.handler, str):
-            raise ConfigError(f"handler is {self.handler!r}; it must be the name of a handler")
-        for name in ("in_flight", "in_flight_bytes"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name} is {value!r}; it must be a whole number above zero")
-        if self.compression is not None:
-            codec_of(self.compression)
-        if self.deadline is not None and not self.deadline > 0:
-            raise ConfigError(f"deadline is {self.deadline!r}; it must be seconds above zero")
-        for name in ("headers", "connection_headers"):
-            for key, text in getattr(self, name):
-                if not (isinstance(key, str) and isinstance(text, str)):
-                    raise ConfigError(f"{name} has {key!r}: {text!r}; both must be text")
 
     @property
     def __name__(self) -> str:  # Spark shows it in plans
         return f"exchange_{self.handler}"
+
+    def __repr__(self) -> str:  # without what is secret
+        return f"<exchange with {self.handler!r} at {self.peer}>"
+
+    @property
+    def handler(self) -> str:
+        """The name of the handler."""
+        return self.calling.handler
+
+    @property
+    def run(self) -> str:
+        """Made once, on the driver: with stage and partition it names a unit of work."""
+        return self.calling.run
 
     @property
     def numbers(self) -> Total:
@@ -144,8 +259,8 @@ class Exchange:
 
     @property
     def peer(self) -> str:
-        """The address without its options, for errors."""
-        return self.address.partition("?")[0]
+        """The addresses without their options, for errors."""
+        return ", ".join(address.partition("?")[0] for address in self.calling.addresses)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Generator[pa.RecordBatch]:
         """The handler's answers in the order of ``batches``, which is read as there is room.
@@ -157,13 +272,16 @@ class Exchange:
         if first is not None:
             source = itertools.chain((first,), source)
             schema = first.schema
-        elif self.input_schema is not None:
+        elif self.input_schema is not None and not self.shape.columns:
             schema = self.input_schema
         else:
             return  # an empty partition, of which not even the columns are known
         del first
         place, numbers = here(), Numbers()
         try:
+            if not self.shape.plain:
+                yield from self._shaped(source, schema, place, numbers)
+                return
             if self.input_schema is not None:
                 check(self.input_schema, schema, where="the batches of the partition")
             answers = run(self.calling, source, schema=schema, place=place, numbers=numbers)
@@ -178,9 +296,62 @@ class Exchange:
         finally:
             self.tally.add(numbers)
 
-    @property
-    def calling(self) -> Calling:
-        """What the engine is to know."""
-        own = {field.name for field in fields(self)}
-        shared = [field.name for field in fields(Calling) if field.name in own]
-        return Calling(addresses=(self.address,), **{name: getattr(self, name) for name in shared})
+    def _shaped(
+        self, source: Iterator[pa.RecordBatch], schema: pa.Schema, place: Place, numbers: Numbers
+    ) -> Generator[pa.RecordBatch]:
+        """The same with all that ``shape`` asks for."""
+        shaper = Shaper(self.shape, schema, handler=self.handler)
+        wanted = None
+        if self.shape.cast:
+            wanted = self.input_schema or declared_input(self.calling, task=place.task)
+        elif self.input_schema is not None:
+            check(self.input_schema, shaper.sent, where="what is sent of the partition")
+
+        def call(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Generator[Answer]:
+            return run(
+                self.calling,
+                batches,
+                schema=schema,
+                place=place,
+                numbers=numbers,
+                opened=shaper.opened,
+                held=shaper.held,
+            )
+
+        yield from shaper.run(source, call, wanted=wanted)
+
+    def output_schema(self, rows: AnySchema | DataFrame) -> StructType:
+        """What comes of rows of this schema, to be declared to ``mapInArrow``.
+
+        Asks the service, from here, unless ``schema`` was given: so it also shows on the driver
+        what would not fit. ``rows``: a Spark or Arrow schema, DDL, or the data frame itself.
+        Raises SchemaMismatch, UnknownHandler, ConnectFailed, ConfigError.
+        """
+        return output_schema(
+            self.calling, self.shape, rows, answer=self.schema, input_schema=self.input_schema
+        )
+
+    def apply(self, frame: DataFrame) -> DataFrame:
+        """``frame.mapInArrow`` with this function and its ``output_schema``.
+
+        For ``frame.transform(score.apply)`` too.
+        """
+        return frame.mapInArrow(self, self.output_schema(frame))
+
+    def __reduce__(self) -> Any:
+        return parcel(_opened, self.calling, self.shape, self.schema, self.input_schema, self.tally)
+
+
+def _opened(*parts: Any) -> Exchange:
+    return Exchange(*parts)
+
+
+def _headers(
+    name: str, given: Mapping[str, str] | None, values: dict[str, Any]
+) -> tuple[tuple[str, str], ...]:
+    """Those of the settings, and over them those given. Raises ConfigError."""
+    joined = {**values.get(name, {}), **(given or {})}
+    for key, text in joined.items():
+        if not (isinstance(key, str) and isinstance(text, str)):
+            raise ConfigError(f"{name} has {key!r}: {text!r}; both must be text")
+    return tuple(joined.items())

@@ -226,7 +226,7 @@ OPTIONS: Final[Mapping[str, Option]] = MappingProxyType(
             Option("merge_bytes", "a size above zero, such as 1m", size),
             Option("cast", "true or false", flag),
             Option("token", "text, or a function without arguments", _token, secret=True),
-            Option("compression", "lz4, zstd or none", choice(*COMPRESSIONS, "none")),
+            Option("compression", "one of lz4, zstd, none", choice(*COMPRESSIONS, "none")),
             Option("ca", _PEM_MUST, _pem),
             Option("certificate", _PEM_MUST, _pem),
             Option("key", _PEM_MUST, _pem, secret=True),

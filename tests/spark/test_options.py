@@ -92,7 +92,7 @@ def test_what_is_given_becomes_a_value(name, given, value):
             b"s3cret",
             "option token is of the type bytes; it must be text, or a function without arguments",
         ),
-        ("compression", "gzip", "option compression is 'gzip'; it must be lz4, zstd or none"),
+        ("compression", "gzip", "option compression is 'gzip'; it must be one of lz4, zstd, none"),
         (
             "ca",
             "",
