@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pandas as pd
@@ -64,6 +65,26 @@ def test_tasks_of_a_worker_share_one_connection(spark, address, service, small_b
     counters = service.counters()
     assert counters["calls"] == 24
     assert 1 <= counters["connections"] <= 2  # local[2]: two worker processes at most
+
+
+def test_a_worker_does_not_walk_what_lives_for_good_after_each_task(spark, address):
+    call = exchange(address, "double")
+
+    def frozen(batches):
+        import gc
+
+        rows = sum(batch.num_rows for batch in call(batches))
+        found = {"pid": [os.getpid()], "frozen": [gc.get_freeze_count()], "rows": [rows]}
+        yield pa.record_batch(found)
+
+    frame = spark.range(0, 800, 1, numPartitions=8)
+    found = frame.mapInArrow(frozen, "pid long, frozen long, rows long").collect()
+    assert [row.rows for row in found] == [100] * 8
+    pids = [row.pid for row in found]
+    again = [pid for pid in pids if pids.count(pid) > 1]
+    assert again  # 8 tasks, 2 workers
+    for pid in again:
+        assert max(row.frozen for row in found if row.pid == pid) > 10_000
 
 
 def test_empty_partitions_and_frames_work(spark, address, service):
