@@ -19,7 +19,7 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 
 from aqueduct.address import Address
-from aqueduct.arrow.call import CallHead, Kind, Partition
+from aqueduct.arrow.call import AS_COMPLETED, FAILURES, CallHead, Kind, Partition
 from aqueduct.arrow.compression import codec_of
 from aqueduct.arrow.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
 from aqueduct.arrow.wire import ALIVE
@@ -40,6 +40,7 @@ __all__ = [
     "make_head",
     "plain",
     "window",
+    "wishes",
 ]
 
 ConnectionHeaders: TypeAlias = (
@@ -130,6 +131,8 @@ class Client:
         token: str | bytes | None = None,
         partition: Partition | None = None,
         compression: str | None = None,
+        ordered: bool = True,
+        report_failures: bool = False,
     ) -> Stream:
         """Calls an exchange handler: batches go in, and the Stream gives what comes out, in order.
 
@@ -149,6 +152,10 @@ class Client:
         - ``compression``: ``lz4`` or ``zstd`` for the batches both ways, if the service agrees
           to it, or ``none``; by default what the client's address says. The first batches of a
           connection's first such call leave before that is known, as they are.
+        - ``ordered=False``: the answers of a function of one batch come as they are made;
+          ``Stream.number`` says to which batch each belongs. Other handlers keep the order.
+        - ``report_failures``: a batch on which a function of one batch fails does not end the
+          call: reading raises its error, and may be gone on with; see Stream.
 
         Raises LocalProtocolError for arguments that cannot be sent, and ConnectionLost.
         """
@@ -169,6 +176,7 @@ class Client:
             token=token,
             partition=partition,
             compression=compression,
+            wishes=wishes(ordered, report_failures),
         )
 
     async def call(
@@ -521,6 +529,7 @@ def make_head(
     partition: Partition | None,
     compression: str | None,
     default_compression: str,
+    wishes: frozenset[str] = frozenset(),
 ) -> CallHead:
     """What a call says of itself. Raises ConfigError for a compression that is none."""
     name = default_compression if compression is None else codec_of(compression)
@@ -536,7 +545,14 @@ def make_head(
         partition=partition,
         metadata=headers or {},
         compressions=(name,) if name else (),
+        wishes=wishes,
     )
+
+
+def wishes(ordered: bool, report_failures: bool) -> frozenset[str]:
+    """What a call wishes for beyond the usual."""
+    wished = {AS_COMPLETED: not ordered, FAILURES: report_failures}
+    return frozenset(word for word, wish in wished.items() if wish)
 
 
 def window(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from queue import Empty, SimpleQueue
 from typing import Any, Final
@@ -49,10 +50,14 @@ class Crossing:
         self._client = client
         self._window = window
         self._waking = False
-        # To the thread: payloads, END, Failed, or NEWS.
+        # To the thread: numbers with payloads or Failures, END, Failed, or NEWS.
         self._inbox: SimpleQueue[Any] = SimpleQueue()
         self._handed = self._handed_bytes = 0  # of the loop
-        self._consumed = self._consumed_bytes = 0  # of the thread
+        self._consumed = 0  # of the thread
+        self.consumed_bytes = 0
+        """Bytes of the answers' payloads that the thread has taken."""
+        self.waited = 0.0
+        """Seconds that the thread has waited in ``wait``."""
         self._paused = False  # of the loop: it hands over no more for now
         self._wants_room = self._wants_acceptance = False
         # To the loop.
@@ -85,11 +90,18 @@ class Crossing:
         assert self._window is not None
         return self._window.open and not self._blocked
 
-    def send(self, encoded: Encoded) -> None:
-        """Hands a batch to the loop."""
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of the payloads that were sent."""
+        return 0 if self._window is None else self._window.sent_bytes
+
+    def send(self, encoded: Encoded) -> int:
+        """Hands a batch to the loop; returns its number."""
         assert self._window is not None
-        self._outbox.append((encoded, self._window.send(encoded.size)))
+        number = self._window.send(encoded.size)
+        self._outbox.append((encoded, number))
         self.wake()
+        return number
 
     def finish(self) -> None:
         """No more batches come."""
@@ -112,6 +124,7 @@ class Crossing:
         if (room and self.room) or (acceptance and self.accepted):
             return NEWS
         self._set_waiting(True)
+        began = time.perf_counter()
         try:
             while True:
                 try:
@@ -119,6 +132,7 @@ class Crossing:
                 except Empty:
                     self._thread.check()  # nobody would answer from a loop that is gone
         finally:
+            self.waited += time.perf_counter() - began
             self._set_waiting(False)
 
     def abandon(self, error: BaseException) -> None:
@@ -140,9 +154,9 @@ class Crossing:
                 self._inbox.put(Failed(ConnectionLost(f"{self._client!r} is closed")))
 
     def _taken(self, found: Any) -> Any:
-        if not (found is NEWS or found is END or type(found) is Failed):
+        if type(found) is tuple:
             self._consumed += 1
-            self._consumed_bytes += len(found)
+            self.consumed_bytes += len(found[1])
             if self._paused and self._handed - self._consumed <= _AHEAD // 2:
                 self.wake()
         return found
@@ -199,7 +213,7 @@ class Crossing:
             self._paused = True
             ahead = self._handed - self._consumed
             if ahead and (
-                ahead >= _AHEAD or self._handed_bytes - self._consumed_bytes >= _AHEAD_BYTES
+                ahead >= _AHEAD or self._handed_bytes - self.consumed_bytes >= _AHEAD_BYTES
             ):
                 return
             self._paused = False
@@ -212,4 +226,4 @@ class Crossing:
                 return
             self._handed += 1
             self._handed_bytes += len(found)
-            self._inbox.put(found)
+            self._inbox.put((call.answers.number, found))

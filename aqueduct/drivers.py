@@ -2,7 +2,8 @@
 
 Async generators and coroutines run in the task of their call. Functions of one batch run in
 threads, coroutine functions of one batch in tasks, several at once if they may, and their answers
-are put in order. Handlers that are plain generators have ``bridge``.
+are put in order unless the client takes them as they are made. Handlers that are plain generators
+have ``bridge``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
+from aqueduct.errors import AqueductError
 from aqueduct.handlers import Handler, Shape
 from aqueduct.running import RunningCall
 from aqueduct.watch import Signal
@@ -150,6 +152,7 @@ class EachBatch:
         self._answers: dict[int, tuple[Any, BaseException | None]] = {}
         self._sizes: dict[int, int] = {}
         self._outstanding_bytes = 0
+        self._done = 0  # batches that were answered
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def drive(self) -> None:
@@ -184,18 +187,18 @@ class EachBatch:
             if found is None:
                 break
             self._hand_out(*found)
-        if running.input_over and running.batches_in == running.batches_out:
+        if running.input_over and running.batches_in == self._done:
             return True
         if blocked:
             running.output.notify_writable(ample=True)
-        running.waits_for_client = blocked or running.batches_in == running.batches_out
+        running.waits_for_client = blocked or running.batches_in == self._done
         return False
 
     def _send_answers(self) -> bool:
-        """Sends what is next in order. True: the next one is there and has no room."""
+        """Sends what is next, in order if so wished. True: it is there and has no room."""
         running = self._running
         while self._answers:
-            number = running.batches_out
+            number = next(iter(self._answers)) if running.as_completed else self._done
             if number not in self._answers:
                 return False
             if not running.output.writable:
@@ -203,17 +206,30 @@ class EachBatch:
             batch, error = self._answers.pop(number)
             running.taken = number + 1
             self._outstanding_bytes -= self._sizes.pop(number)
+            self._done += 1
             if error is not None:
-                raise error
-            if not running.give(batch, number):
-                running.send(running.encode(batch), number)
+                if not running.report(error, number):
+                    raise error
+            elif not running.give(batch, number):
+                self._send(batch, number)
         return False
+
+    def _send(self, batch: Any, number: int) -> None:
+        running = self._running
+        try:
+            encoded = running.encode(batch)
+        except AqueductError as error:  # the handler made what cannot be sent
+            # With dictionaries, later answers may stand on what does not leave now.
+            if not (running.encoder.independent and running.report(error, number)):
+                raise
+        else:
+            running.send(encoded, number)
 
     def _wants_more(self) -> bool:
         running = self._running
         if running.input_over:
             return False
-        outstanding = running.batches_in - running.batches_out
+        outstanding = running.batches_in - self._done
         concurrency = running.handler.concurrency
         if outstanding < 2 * concurrency:
             return True

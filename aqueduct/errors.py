@@ -191,9 +191,14 @@ class MessageLost(ChannelError):
 
 
 class CallError(AqueductError):
-    """One Arrow call failed. ``peer`` is an address, ``handler`` a name."""
+    """One Arrow call failed, or one batch of it.
+
+    ``peer`` is an address, ``handler`` a name, ``batch`` the number of the input batch that the
+    handler was at, None if there is none.
+    """
 
     status = "error"
+    batch: int | None = None
 
     def __init__(self, message: str, *, peer: str = "", handler: str = "") -> None:
         super().__init__(message)
@@ -256,9 +261,18 @@ class Busy(CallError):
 
 
 class Refused(CallError):
-    """The service refused the call: a token it does not accept, or it is draining."""
+    """The service refused the call: a token it does not accept, or it is ``draining``.
+
+    A service that drains takes no new calls; another one, or the same after its restart, may.
+    """
 
     status = "refused"
+
+    def __init__(
+        self, message: str, *, peer: str = "", handler: str = "", draining: bool = False
+    ) -> None:
+        super().__init__(message, peer=peer, handler=handler)
+        self.draining = draining
 
 
 class BatchTooLarge(CallError):

@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import pyarrow as pa
 
 from aqueduct._speedups.arrivals import Answers
 from aqueduct._speedups.feeding import Feed, Window
-from aqueduct.arrow.call import CallHead, Hello
+from aqueduct.arrow.call import AS_COMPLETED, FAILURES, CallHead, Hello
 from aqueduct.arrow.compression import compress
 from aqueduct.arrow.cut import Assembler, pieces
 from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoded, Encoder
 from aqueduct.arrow.schema import check
 from aqueduct.arrow.status import Status
-from aqueduct.arrow.wire import BATCH, PIECE
+from aqueduct.arrow.wire import BATCH, PIECE, STATUS, number_of, one_each
 from aqueduct.config import Config
 from aqueduct.endpoint import Connection, Message, Receiver, Sender, channel
 from aqueduct.errors import (
@@ -38,11 +39,27 @@ from aqueduct.errors import (
 )
 from aqueduct.watch import Watch, Watches
 
-__all__ = ["END", "Batches", "Outgoing", "Window", "abandoned"]
+__all__ = ["END", "Batches", "Failure", "Outgoing", "Window", "abandoned"]
 
+_BATCH_ALONE: Final = frozenset({BATCH})
 _SMALL: Final = 16 << 10  # bytes of a batch whose answer is looked for
 END: Final = object()
 """What ``Outgoing.take`` gives when the call has ended well."""
+
+
+class Failure:
+    """What ``Outgoing.take`` gives for a batch on which the handler failed, in a call that goes on.
+
+    ``error`` is a CallError, or Cancelled, whose text names the batch.
+    """
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: AqueductError) -> None:
+        self.error = error
+
+    def __len__(self) -> int:
+        return 0  # bytes of a payload
 
 
 class Outgoing(Feed):
@@ -82,6 +99,8 @@ class Outgoing(Feed):
         """Of the answers, once the hello has come."""
         self.accepted = False
         """Whether the hello has come."""
+        self.traits: frozenset[str] = frozenset()
+        """What the hello says of the handler, and which wishes of the call are granted."""
         self.error: BaseException | None = None
         """Why the call failed, once it has."""
         self.counters: Mapping[str, int] = {}
@@ -95,8 +114,10 @@ class Outgoing(Feed):
         self._on_change = on_change
         self._calls = calls
         self._output_over = False
+        self._loose = False  # the answers come in any order
         self.answers = Answers(window)
-        """Those that are read without further ado; the others come by ``take``."""
+        """Those that are read without further ado; the others come by ``take``. Its ``number`` is
+        that of the last, of both kinds."""
         self._assembler = Assembler(
             self.config.calls.batch_limit,
             where=f"the answers of handler {head.handler!r}",
@@ -188,9 +209,9 @@ class Outgoing(Feed):
     # Receiving
 
     def take(self) -> Any:
-        """The payload of the next answer, None if there is none now, or END.
+        """The payload of the next answer, a Failure, None if there is none now, or END.
 
-        Raises how the call failed, now and ever after.
+        ``answers.number`` is that of its batch. Raises how the call failed, now and ever after.
         """
         if self.error is not None:
             raise self.error
@@ -221,17 +242,22 @@ class Outgoing(Feed):
             if not self.accepted:
                 self._hello(message.headers, message.payload)
                 continue
+            if FAILURES in self.traits and (failure := self._failure(message)) is not None:
+                return failure
             found = self._assembler.add(message.headers, message.payload)
             self.answers.partial = found is None
             if found is None:
                 # The answer is on its way, so its batch is worked on no more: the next large one
                 # can go while this one comes.
-                self._settle(_number(message.headers))
+                if not self._loose:
+                    self._settle(_number(message.headers))
                 continue
             number, payload = found
-            self._settle(number)
             if not len(payload):
+                if not self._loose:
+                    self._settle(number)
                 continue  # a mark: these inputs are taken
+            self._answered(number)
             if self.head.kind == "sink":
                 raise BadCall(
                     f"the sink {self.head.handler!r} at {self.peer} answered with a batch",
@@ -304,6 +330,40 @@ class Outgoing(Feed):
 
     # Within
 
+    def _answered(self, number: int) -> None:
+        """An answer, or a failure, to batch ``number``. Raises BadCall if it cannot be."""
+        window = self.window
+        if self._loose:
+            assert window is not None
+            if not window.settle_one(number):
+                raise self._bad(f"batch {number} was answered, which was not sent, or is already")
+        else:
+            if number < self.answers.number:
+                last = self.answers.number
+                raise self._bad(f"an answer to batch {number} came behind one to batch {last}")
+            if window is not None and number >= window.sent:
+                raise self._bad(f"batch {number} was answered and {window.sent} were sent")
+            self._settle(number)
+        self.answers.number = number
+
+    def _failure(self, message: Message) -> Failure | None:
+        """What a message tells of a failed batch, if that is what it is."""
+        headers = message.headers
+        if not any(key == STATUS for key, _ in headers):
+            return None
+        number = number_of(one_each(headers, _BATCH_ALONE).get(BATCH, b""), BATCH)
+        status = replace(self._decode_status(message), batch=number)
+        error = status.to_exception(peer=self.peer, handler=self.head.handler)
+        if error is None or self.answers.partial:
+            raise self._bad(f"batch {number} failed with the status {status.code!r} out of turn")
+        self._answered(number)
+        return Failure(error)
+
+    def _bad(self, text: str) -> BadCall:
+        handler = self.head.handler
+        text = f"the answers of handler {handler!r} at {self.peer}: {text}"
+        return BadCall(text, peer=self.peer, handler=handler)
+
     def _settle(self, number: int) -> None:
         if self.window is not None:
             self.window.settle(number)
@@ -328,10 +388,14 @@ class Outgoing(Feed):
         if hello.compression:
             self._agree(hello.compression)
         self.schema = hello.schema
+        # What was not asked for is not granted.
+        self.traits = hello.traits - ({AS_COMPLETED, FAILURES} - self.head.wishes)
+        self._loose = AS_COMPLETED in self.traits and self.window is not None
         self.accepted = True
         # A sink answers with marks alone.
         limit = 0 if self.head.kind == "sink" else self.config.calls.batch_limit
-        self.answers.arrive_by(self._output.inbox, self.connection.room_came, BATCH, limit)
+        if not self._loose:
+            self.answers.arrive_by(self._output.inbox, self.connection.room_came, BATCH, limit)
 
     def _decode_status(self, message: Any) -> Status:
         return Status.decode(

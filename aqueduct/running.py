@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -17,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from aqueduct._speedups.outputs import Outputs
-from aqueduct.arrow.call import CallHead, Hello
+from aqueduct.arrow.call import AS_COMPLETED, FAILURES, IDEMPOTENT, ONE_TO_ONE, CallHead, Hello
 from aqueduct.arrow.compression import compress
 from aqueduct.arrow.cut import Assembler, batch_headers, pieces
 from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoded, Encoder
 from aqueduct.arrow.schema import check
-from aqueduct.arrow.status import OK, Status
+from aqueduct.arrow.status import CANCELLED, OK, Status
 from aqueduct.arrow.wire import BATCH, PIECE
 from aqueduct.calls import Call
 from aqueduct.endpoint import Connection, Receiver, Replying, Sender
@@ -40,6 +38,7 @@ from aqueduct.errors import (
     HandlerFailed,
     Refused,
 )
+from aqueduct.failures import handler_failed
 from aqueduct.handlers import Handler
 
 if TYPE_CHECKING:
@@ -56,7 +55,6 @@ _LINGER_FROM: Final = 64 << 10
 _SMALL: Final = 16 << 10
 _MARK_BATCHES: Final = 32
 _MARK_BYTES: Final = 4 << 20
-_PACKAGE: Final = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 class RunningCall(Outputs):
@@ -73,6 +71,9 @@ class RunningCall(Outputs):
     waits_for_client = False
     """Whether the handler can do nothing: it wants a batch, or room for one."""
     concluded = False
+    as_completed = False
+    """Whether the answers go as they are made: the client wishes it and the handler can."""
+    _failures = False  # whether a failed batch is answered, and the call goes on
     _fault: AqueductError | None = None  # of the input, whatever the handler makes of it
     _handler: Handler | None = None
     _compression = ""  # agreed with the client
@@ -242,6 +243,22 @@ class RunningCall(Outputs):
                 output.post(payload, headers)
         self.count(number, encoded.size)
 
+    def report(self, error: BaseException, number: int) -> bool:
+        """Answers input batch ``number`` with a failure, if the client wishes; else False.
+
+        And if it is that batch alone that failed.
+        """
+        if not self._failures or self.call.cancelled:
+            return False
+        status = self._failure(error, number)
+        if status.code == CANCELLED:
+            return False
+        log.info("%r: batch %d failed: %s", self.call, number, status.message)
+        (said,), payload = status.encode()
+        self.output.post(b"".join(payload), (*batch_headers(number), said))
+        self.moved += 1
+        return True
+
     def mark(self) -> None:
         """Tells the client what the handler took without answering, so that it may go on."""
         taken = self.taken  # a thread may take the next one meanwhile
@@ -348,7 +365,8 @@ class RunningCall(Outputs):
             error = self.call.reason
             if error is None and self.task.cancelling():
                 text = f"the service {self.serving.service.name!r} is ending"
-                error = Refused(text, peer=self.call.peer, handler=self.call.handler)
+                names = {"peer": self.call.peer, "handler": self.call.handler}
+                error = Refused(text, draining=True, **names)
             error = error or caught  # some task of the handler's own was cancelled
         except BaseException as caught:  # noqa: BLE001  a handler may raise anything
             error = caught
@@ -387,7 +405,7 @@ class RunningCall(Outputs):
         except CallError:
             raise
         except Exception as error:
-            raise self._handler_failed(error, "could not tell its output schema:") from error
+            raise handler_failed(error, "could not tell its output schema:") from error
         if head.expected is not None and call.output_schema is not None:
             check(head.expected, call.output_schema, where=f"the output of {where}", **names)
         known = self.config.calls.compressions
@@ -406,11 +424,24 @@ class RunningCall(Outputs):
 
     def _accept(self) -> None:
         """Tells the client what batches will come."""
-        headers, payload = Hello(self.call.output_schema, self._compression).encode()
+        traits = self._traits()
+        headers, payload = Hello(self.call.output_schema, self._compression, traits).encode()
         self.output.send_nowait(payload, headers=headers, force=True)
         if not self._compression:
             most = min(self._cut, self.config.calls.batch_limit)
             self.leave_by(self.output.row, BATCH, most, self.connection.pump.flush_soon)
+
+    def _traits(self) -> frozenset[str]:
+        """What the hello says of the handler; the wishes are granted."""
+        handler, traits = self.handler, set()
+        if handler.idempotent:
+            traits.add(IDEMPOTENT)
+        if handler.one_to_one:
+            granted = self.head.wishes & {AS_COMPLETED, FAILURES}
+            self.as_completed = AS_COMPLETED in granted
+            self._failures = FAILURES in granted
+            traits |= {ONE_TO_ONE, *granted}
+        return frozenset(traits)
 
     def conclude(
         self, error: BaseException | None, counters: Mapping[str, int] | None = None
@@ -478,7 +509,9 @@ class RunningCall(Outputs):
     def _status_of(self, error: BaseException | None, counters: Mapping[str, int] | None) -> Status:
         if error is None:
             return Status(OK, counters={**self.counters(), **(counters or {})})
-        batch = self.taken - 1 if self.taken else None
+        return self._failure(error, self.taken - 1 if self.taken else None)
+
+    def _failure(self, error: BaseException, batch: int | None) -> Status:
         known = (self.call.reason, self.connection.error)
         if isinstance(error, CallError) or any(error is reason for reason in known):
             return Status.from_exception(error, batch=batch)
@@ -486,27 +519,7 @@ class RunningCall(Outputs):
             self.output.error or (self.receiver is not None and self.receiver.error)
         ):
             return Status.from_exception(error, batch=batch)  # the client gave up a channel
-        return Status.from_exception(self._handler_failed(error), batch=batch)
-
-    def _handler_failed(self, error: BaseException, what: str = "raised") -> HandlerFailed:
-        """``error`` as the client is to see it, its traceback without this library's frames."""
-        frame = error.__traceback__
-        while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_PACKAGE):
-            frame = frame.tb_next
-        error = error.with_traceback(frame or error.__traceback__)
-        kind = type(error).__qualname__
-        if type(error).__module__ not in ("builtins", "__main__"):
-            kind = f"{type(error).__module__}.{kind}"
-        try:
-            detail = str(error)
-        except Exception as second:  # noqa: BLE001  an exception's own __str__ may fail
-            detail = f"(its text cannot be had: {type(second).__name__})"
-        return HandlerFailed(
-            f"{what} {kind}: {detail}" if detail else f"{what} {kind}",
-            kind=kind,
-            detail=detail,
-            remote_traceback="".join(traceback.format_exception(error)),
-        )
+        return Status.from_exception(handler_failed(error), batch=batch)
 
     def _bad(self, text: str) -> BadCall:
         error = BadCall(text, peer=self.call.peer, handler=self.call.handler)

@@ -150,7 +150,8 @@ class Serving:
             for running in tuple(self.calls):
                 call = running.call
                 text = f"the service {self.service.name!r} is ending"
-                running.abort(Refused(text, peer=call.peer, handler=call.handler))
+                ending = Refused(text, peer=call.peer, handler=call.handler, draining=True)
+                running.abort(ending)
             await self._wait_idle(_AFTER_DRAIN)
         await server.close(reason="the service has ended")
         for running in tuple(self.calls):  # handlers that do not let go
@@ -265,7 +266,8 @@ class Serving:
         """Raises Refused and Busy."""
         names = {"peer": connection.peer, "handler": head.handler}
         if self._draining:
-            raise Refused(f"the service {self.service.name!r} is ending", **names)
+            text = f"the service {self.service.name!r} is ending"
+            raise Refused(text, draining=True, **names)
         limits = self.config.calls
         if len(calls) >= limits.max_calls_connection:
             raise Busy(

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from aqueduct.arrow.decode import Decoder
 from aqueduct.errors import AqueductError
-from aqueduct.outgoing import END, Batches, Outgoing, abandoned
+from aqueduct.outgoing import END, Batches, Failure, Outgoing, abandoned
 
 __all__ = ["Stream"]
 
@@ -21,7 +21,9 @@ _SPINS: Final = 32
 class Stream:
     """The answers of one call: an async iterator of record batches, to be closed if left early.
 
-    ``async with`` closes it. One task at a time may read from it.
+    ``async with`` closes it. One task at a time may read from it. What reading raises is the end
+    of the call, unless failures are reported: one raised while the stream is not ``over`` is of
+    the batch ``number`` alone, and the next answer may be asked for.
     """
 
     def __init__(
@@ -48,6 +50,25 @@ class Stream:
     def counters(self) -> Mapping[str, int]:
         """What the service counted; empty before the end."""
         return self._call.counters
+
+    @property
+    def number(self) -> int:
+        """Of the input batch that the last answer, or failure, belongs to; -1 before the first."""
+        return self._call.answers.number
+
+    @property
+    def traits(self) -> frozenset[str]:
+        """What the handler is, of ``one-to-one`` and ``idempotent``; empty before ``opened``.
+
+        And which wishes the service grants, of ``as-completed`` (``ordered=False``) and
+        ``failures`` (``report_failures=True``).
+        """
+        return self._call.traits
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more comes: the call has ended, or failed as a whole."""
+        return self._call.over
 
     async def opened(self) -> pa.Schema | None:
         """Waits until the service has accepted the call; returns ``schema``.
@@ -88,6 +109,8 @@ class Stream:
             await self._stop_feeding()
             raise StopAsyncIteration
         self._spins += 1
+        if type(payload) is Failure:
+            raise payload.error
         if self._decoder is None:
             self._decoder = call.decoder()
             call.answers.read_by(self._decoder.reader)

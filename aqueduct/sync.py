@@ -32,11 +32,12 @@ from aqueduct.client import (
     make_head,
     plain,
     window,
+    wishes,
 )
 from aqueduct.config import DEFAULT, Config
 from aqueduct.crossing import NEWS, Crossing, Failed
 from aqueduct.errors import AqueductError, ConnectionLost, LocalProtocolError
-from aqueduct.outgoing import END, Batches, Window
+from aqueduct.outgoing import END, Batches, Failure, Window
 from aqueduct.threads import LoopThread
 
 __all__ = ["SyncClient", "SyncStream"]
@@ -101,6 +102,8 @@ class SyncClient:
         token: str | bytes | None = None,
         partition: Partition | None = None,
         compression: str | None = None,
+        ordered: bool = True,
+        report_failures: bool = False,
     ) -> SyncStream:
         """Calls an exchange handler; the arguments are those of ``Client.exchange``.
 
@@ -119,6 +122,7 @@ class SyncClient:
             token=token,
             partition=partition,
             compression=compression,
+            wishes=wishes(ordered, report_failures),
         )
 
     def call(
@@ -310,7 +314,9 @@ class SyncClient:
 class SyncStream:
     """The answers of one call: an iterator of record batches, to be closed if left early.
 
-    ``with`` closes it. For one thread at a time.
+    ``with`` closes it. For one thread at a time. What iterating raises is the end of the call,
+    unless failures are reported: one raised while the stream is not ``over`` is of the batch
+    ``number`` alone, and the next answer may be asked for.
     """
 
     def __init__(self, crossing: Crossing, source: Batches | None) -> None:
@@ -321,6 +327,8 @@ class SyncStream:
         self._peeked: Any = None
         self._over = False
         self._error: BaseException | None = None
+        self.number = -1
+        """Of the input batch that the last answer, or failure, belongs to; -1 before the first."""
         if source is not None:
             self._input = iter(source.batches)
         crossing.wake()
@@ -340,6 +348,36 @@ class SyncStream:
         """What the service counted; empty before the end."""
         call = self._crossing.call
         return {} if call is None else call.counters
+
+    @property
+    def traits(self) -> frozenset[str]:
+        """What the handler is, of ``one-to-one`` and ``idempotent``; empty before ``opened``.
+
+        And which wishes the service grants, of ``as-completed`` (``ordered=False``) and
+        ``failures`` (``report_failures=True``).
+        """
+        call = self._crossing.call
+        return frozenset() if call is None else call.traits
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more comes: the call has ended, or failed as a whole."""
+        return self._over or self._error is not None
+
+    @property
+    def bytes_sent(self) -> int:
+        """Of the batches that were sent, encoded."""
+        return self._crossing.sent_bytes
+
+    @property
+    def bytes_received(self) -> int:
+        """Of the answers so far, encoded."""
+        return self._crossing.consumed_bytes
+
+    @property
+    def waited(self) -> float:
+        """Seconds spent waiting for the service: neither an answer nor room to send."""
+        return self._crossing.waited
 
     def opened(self) -> pa.Schema | None:
         """Waits until the service has accepted the call; returns ``schema``.
@@ -384,7 +422,10 @@ class SyncStream:
                 self._error = found.error
                 self._input = None
             else:
-                return self._decode(found)
+                self.number, payload = found
+                if type(payload) is Failure:
+                    raise payload.error
+                return self._decode(payload)
 
     def close(self) -> None:
         """Abandons the call, unless it is over: the handler is told to stop."""

@@ -288,6 +288,20 @@ def test_the_window():
     assert window.open
 
 
+def test_the_window_of_answers_in_any_order():
+    window = Window(3, 100)
+    for size in (10, 50, 30):
+        window.send(size)
+    assert not window.open and window.sent_bytes == 90
+    assert window.settle_one(1) and window.open
+    assert window.send(90) == 3
+    assert not window.open  # by number and by bytes
+    assert window.settle_one(2) and not window.open  # by bytes: 10 and 90 are under way
+    assert not window.settle_one(2) and not window.settle_one(4) and not window.settle_one(-1)
+    assert window.settle_one(3) and window.settle_one(0)
+    assert window.settled == 4 and window.is_one_below(0) is False and window.open
+
+
 async def test_signs_of_life_are_sent_only_while_there_are_calls():
     impatient = config(timing={"progress_deadline": 0.15})
     service = aqueduct.Service("test")

@@ -28,4 +28,5 @@ cdef class Inputs(Arrivals):
     cdef public int64_t taken
 
 cdef class Answers(Arrivals):
+    cdef public int64_t number
     cdef Window _window

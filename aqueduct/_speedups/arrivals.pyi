@@ -33,5 +33,6 @@ class Inputs(Arrivals):
 
 @disjoint_base
 class Answers(Arrivals):
+    number: int
     def __new__(cls, window: Window | None) -> Answers: ...
     def next_batch(self) -> Any: ...

@@ -155,10 +155,15 @@ cdef class Inputs(Arrivals):
 
 @cython.auto_pickle(False)
 cdef class Answers(Arrivals):
-    """The answers of a call in the client. They settle what ``window`` has sent, if not None."""
+    """The answers of a call in the client. They settle what ``window`` has sent, if not None.
+
+    ``number``: of the last one, which is that of its input batch; -1 before the first. Numbers
+    never fall here.
+    """
 
     def __cinit__(self, Window window):
         self._window = window
+        self.number = -1
 
     cdef object _next_whole(self):
         """Past the marks before it."""
@@ -167,12 +172,13 @@ cdef class Answers(Arrivals):
         cdef Py_ssize_t size
         while True:
             size = self._look(&number)
-            if size < 0:
+            if size < 0 or (size and number < self.number):
                 return None
             payload = self._take()
             if self._window is not None:
                 self._window.settle(number)
             if size:
+                self.number = number
                 return payload
 
     def next_batch(self):

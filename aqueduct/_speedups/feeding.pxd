@@ -7,7 +7,7 @@ cdef class Window:
     cdef Py_ssize_t _bytes
     cdef Py_ssize_t _sent_bytes
     cdef Py_ssize_t _settled_bytes
-    cdef object _sizes
+    cdef dict _sizes
     cdef readonly Py_ssize_t sent
     cdef readonly Py_ssize_t settled
 

@@ -4,8 +4,6 @@ It is what a caller who sends without end does for each batch; ``aqueduct.outgoi
 a call.
 """
 
-from collections import deque
-
 cimport cython
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
@@ -26,14 +24,14 @@ cdef class Window:
     """How many batches, and bytes of them, may be sent and not yet answered or taken.
 
     One side counts what it sends, the other what was settled; so it may be used by two threads.
-    ``sent``: the next batch's number. ``settled``: batches, from the first, of which the service
-    needs no more.
+    ``sent``: the next batch's number. ``settled``: of how many batches the service needs no more.
+    Those are the first ones, unless ``settle_one`` has been used, and then nothing else is.
     """
 
     def __init__(self, Py_ssize_t batches, Py_ssize_t size):
         self._batches = batches
         self._bytes = size
-        self._sizes = deque()
+        self._sizes = {}
 
     @property
     def open(self):
@@ -50,19 +48,34 @@ cdef class Window:
         """Whether one batch is under way, of at most ``size`` bytes."""
         return self.sent - self.settled == 1 and self._sent_bytes - self._settled_bytes <= size
 
+    @property
+    def sent_bytes(self):
+        """The sizes of all batches that were sent, in sum."""
+        return self._sent_bytes
+
     cpdef Py_ssize_t send(self, Py_ssize_t size) except -1:
         """Counts a batch of ``size`` bytes as sent; returns its number."""
-        self._sizes.append(size)
+        cdef Py_ssize_t number = self.sent
+        self._sizes[number] = size
         self._sent_bytes += size
-        self.sent += 1
-        return self.sent - 1
+        self.sent = number + 1
+        return number
 
     cpdef int settle(self, Py_ssize_t number) except -1:
         """The batches up to ``number`` are answered, or taken."""
         while self.settled <= number and self._sizes:
-            self._settled_bytes += self._sizes.popleft()
+            self._settled_bytes += self._sizes.pop(self.settled)
             self.settled += 1
         return 0
+
+    def settle_one(self, Py_ssize_t number):
+        """Batch ``number`` is answered, whatever became of others. False: it was not due."""
+        cdef object size = self._sizes.pop(number, None)
+        if size is None:
+            return False
+        self._settled_bytes += size
+        self.settled += 1
+        return True
 
 
 @cython.auto_pickle(False)

@@ -24,7 +24,11 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 __all__ = [
+    "AS_COMPLETED",
+    "FAILURES",
+    "IDEMPOTENT",
     "KINDS",
+    "ONE_TO_ONE",
     "PLACES",
     "CallHead",
     "Hello",
@@ -38,6 +42,16 @@ Kind: TypeAlias = Literal["exchange", "source", "sink"]
 """Batches both ways, to the client alone, or to the server alone."""
 
 KINDS: Final[tuple[Kind, ...]] = ("exchange", "source", "sink")
+
+
+AS_COMPLETED: Final = "as-completed"
+"""A wish: the answers come as they are made, each with the number of its batch."""
+FAILURES: Final = "failures"
+"""A wish: a batch on which the handler fails is answered with the failure; the call goes on."""
+ONE_TO_ONE: Final = "one-to-one"
+"""A trait: each batch has one answer, which depends on no other batch."""
+IDEMPOTENT: Final = "idempotent"
+"""A trait: a batch may be handed to the handler again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +94,10 @@ _CALL_KEYS: Final = frozenset(
         wire.METADATA,
         wire.EXPECTED,
         wire.COMPRESSION,
+        wire.WISHES,
     }
 )
-_HELLO_KEYS: Final = frozenset({wire.HELLO, wire.COMPRESSION})
+_HELLO_KEYS: Final = frozenset({wire.HELLO, wire.COMPRESSION, wire.TRAITS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +137,8 @@ class CallHead:
     """The user's own headers."""
     compressions: tuple[str, ...] = ()
     """What the caller reads and wishes the batches to be compressed by, the dearest first."""
+    wishes: frozenset[str] = frozenset()
+    """Of AS_COMPLETED and FAILURES; words that a service does not know are not granted."""
 
     def encode(self) -> tuple[Headers, list[bytes]]:
         """The headers and the payload's buffers. Raises LocalProtocolError for what cannot be."""
@@ -145,6 +162,8 @@ class CallHead:
             headers.append((wire.METADATA, _metadata_value(self.metadata)))
         if self.compressions:
             headers.append((wire.COMPRESSION, ",".join(self.compressions).encode()))
+        if self.wishes:
+            headers.append((wire.WISHES, ",".join(sorted(self.wishes)).encode()))
         payload = [] if self.schema is None else [serialize_schema(self.schema)]
         if self.expected is not None:
             headers.append((wire.EXPECTED, b"%d" % sum(map(len, payload))))
@@ -185,7 +204,8 @@ class CallHead:
                 token=_decode_token(values.get(wire.TOKEN)),
                 partition=_decode_partition(values.get(wire.PARTITION)),
                 metadata=_decode_metadata(values.get(wire.METADATA)),
-                compressions=_decode_compressions(values.get(wire.COMPRESSION)),
+                compressions=_decode_words(values.get(wire.COMPRESSION), wire.COMPRESSION),
+                wishes=frozenset(_decode_words(values.get(wire.WISHES), wire.WISHES)),
             )
         except BadCall as error:
             raise BadCall(str(error), peer=peer, handler=handler) from error.__cause__
@@ -200,6 +220,8 @@ class CallHead:
             raise LocalProtocolError(f"a call of the kind {self.kind} {which}")
         if self.expected is not None and self.kind == "sink":
             raise LocalProtocolError("a call of the kind sink expects no output schema")
+        if self.wishes and self.kind != "exchange":
+            raise LocalProtocolError(f"a call of the kind {self.kind} has no wishes")
         if self.token is not None and len(self.token) > _TOKEN_LIMIT:
             raise LocalProtocolError(
                 f"the token of a call has {len(self.token)} bytes, above the limit of "
@@ -219,6 +241,8 @@ class Hello:
     """Of the batches to the client; None says that a sink is ready."""
     compression: str = ""
     """Which of the caller's compressions is used from now on, both ways; "" for none."""
+    traits: frozenset[str] = frozenset()
+    """What the handler is (ONE_TO_ONE, IDEMPOTENT), and which of the call's wishes are granted."""
 
     def encode(self) -> tuple[Headers, list[bytes]]:
         """The headers and the payload's buffers."""
@@ -226,6 +250,8 @@ class Hello:
         headers = [(wire.HELLO, b"%d" % wire.VERSION)]
         if self.compression:
             headers.append((wire.COMPRESSION, self.compression.encode()))
+        if self.traits:
+            headers.append((wire.TRAITS, ",".join(sorted(self.traits)).encode()))
         return tuple(headers), payload
 
     @classmethod
@@ -244,14 +270,16 @@ class Hello:
             _check_version(values.get(wire.HELLO), wire.HELLO, "hello")
             chosen = values.get(wire.COMPRESSION, b"")
             compression = text_of(chosen, wire.COMPRESSION, limit=_NAME_LIMIT)
+            traits = frozenset(_decode_words(values.get(wire.TRAITS), wire.TRAITS))
             size = memoryview(payload).nbytes
             if kind == "sink":
                 if size:
                     raise BadCall(f"the hello of a sink is empty, and {size} bytes came")
-                return cls(None, compression)
+                return cls(None, compression, traits)
             if not size:
                 raise BadCall(f"the hello of a call of the kind {kind} has no output schema")
-            return cls(deserialize_schema(payload, where="the output schema"), compression)
+            schema = deserialize_schema(payload, where="the output schema")
+            return cls(schema, compression, traits)
         except BadCall as error:
             raise BadCall(str(error), peer=peer, handler=handler) from error.__cause__
 
@@ -348,11 +376,11 @@ def _decode_partition(value: bytes | None) -> Partition | None:
     return Partition(number_of(index, wire.PARTITION, most=total - 1), total)
 
 
-def _decode_compressions(value: bytes | None) -> tuple[str, ...]:
+def _decode_words(value: bytes | None, key: bytes) -> tuple[str, ...]:
     if value is None:
         return ()
     # Words that are unknown here are for others.
-    return tuple(text_of(value, wire.COMPRESSION, limit=_NAME_LIMIT).split(","))
+    return tuple(text_of(value, key, limit=_NAME_LIMIT).split(","))
 
 
 def _metadata_value(metadata: Mapping[str, str]) -> bytes:

@@ -19,6 +19,7 @@ from aqueduct.errors import (
     Cancelled,
     HandlerFailed,
     ReceiverClosed,
+    Refused,
     SchemaMismatch,
 )
 
@@ -65,6 +66,8 @@ class Status:
     """What was declared for it."""
     got: str = ""
     """What came instead."""
+    draining: bool = False
+    """Whether a service refuses because it is ending: another one may take the call."""
     counters: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """What was done: numbers of batches, rows, bytes."""
 
@@ -96,7 +99,8 @@ class Status:
                 got=_cut(error.got),
             )
         if isinstance(error, CallError):
-            return cls(error.status, message=_text(error), batch=batch)
+            draining = isinstance(error, Refused) and error.draining
+            return cls(error.status, message=_text(error), batch=batch, draining=draining)
         kind = _name(type(error))
         detail = _text(error)
         lines = "".join(traceback.format_exception(error))
@@ -123,9 +127,16 @@ class Status:
         text = f"{where}: {message}" if where else message
         if self.code == CANCELLED:
             return Cancelled(text)
+        error = self._call_error(text, peer, handler)
+        error.batch = self.batch
+        return error
+
+    def _call_error(self, text: str, peer: str, handler: str) -> CallError:
         kind = _ERRORS.get(self.code)
         if kind is None:
             return CallError(f"{text} (status {self.code!r})", peer=peer, handler=handler)
+        if issubclass(kind, Refused):
+            return kind(text, peer=peer, handler=handler, draining=self.draining)
         if issubclass(kind, SchemaMismatch):
             return kind(
                 text,
@@ -156,7 +167,12 @@ class Status:
             for entry in fields(self)
             if entry.name not in ("code", "counters")
         }
-        said = {name: value for name, value in said.items() if value not in ("", None)}
+        # By identity: batch 0 is said.
+        said = {
+            name: value
+            for name, value in said.items()
+            if value != "" and value is not None and value is not False
+        }
         if self.counters:
             said["counters"] = dict(self.counters)
         text = json.dumps(said, ensure_ascii=False, separators=(",", ":"))
@@ -201,6 +217,8 @@ def _decode_body(payload: bytes) -> dict[str, Any]:
         elif entry.name == "counters":
             good = isinstance(value, dict) and all(map(_is_number, value.values()))
             value = MappingProxyType(value) if good else value
+        elif entry.name == "draining":
+            good = isinstance(value, bool)
         else:
             good = isinstance(value, str)
         if not good:

@@ -32,8 +32,10 @@ __all__ = [
     "RUN",
     "STATUS",
     "TOKEN",
+    "TRAITS",
     "UNARY",
     "VERSION",
+    "WISHES",
     "Headers",
     "number_of",
     "one_each",
@@ -75,6 +77,11 @@ METADATA: Final = b"arrow-metadata-9772af"
 COMPRESSION: Final = b"arrow-compression-4e9d17"
 """On a call: the compressions that the client reads and wishes for, the dearest first, with commas
 between them. On the hello: the one that both sides may use from now on."""
+WISHES: Final = b"arrow-wishes-58c0d3"
+"""On an exchange: words with commas between them, for what the client would like to have."""
+TRAITS: Final = b"arrow-traits-e61b07"
+"""On the hello: words with commas between them, for what the handler is and which wishes of the
+call are granted."""
 EXPECTED: Final = b"arrow-expected-bc4eec"
 """Where in the payload the schema begins that the caller expects back, decimal."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any, cast
 
 import pyarrow as pa
@@ -11,7 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aqueduct.arrow import wire
-from aqueduct.arrow.call import PLACES, CallHead, Hello, Partition, check_attachments
+from aqueduct.arrow.call import (
+    AS_COMPLETED,
+    FAILURES,
+    IDEMPOTENT,
+    ONE_TO_ONE,
+    PLACES,
+    CallHead,
+    Hello,
+    Partition,
+    check_attachments,
+)
 from aqueduct.arrow.ipc import serialize_schema
 from aqueduct.errors import BadCall, LocalProtocolError
 from tests.arrow.strategies import schemas
@@ -51,6 +62,7 @@ def test_the_bytes_of_a_full_call():
         partition=Partition(3, 16),
         metadata={"tenant": "é", "a": "b"},
     )
+    head = replace(head, wishes=frozenset({"failures", "as-completed"}))
     headers, payload = joined(head)
     size = len(serialize_schema(INPUT))
     assert headers == (
@@ -63,6 +75,7 @@ def test_the_bytes_of_a_full_call():
         (b"arrow-token-9132e0", b"s\xffcret"),
         (b"arrow-partition-cf36d2", b"3/16"),
         (b"arrow-metadata-9772af", '{"tenant":"é","a":"b"}'.encode()),
+        (b"arrow-wishes-58c0d3", b"as-completed,failures"),
         (b"arrow-expected-bc4eec", b"%d" % size),
     )
     assert payload == serialize_schema(INPUT) + serialize_schema(OUTPUT)
@@ -105,9 +118,10 @@ names = st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_size=
     st.none() | st.binary(max_size=40),
     st.none() | st.builds(Partition, st.integers(0, 9), st.none() | st.integers(10, 1 << 62)),
     st.dictionaries(st.text(max_size=9), st.text(max_size=9), max_size=4),
+    st.frozensets(st.sampled_from([AS_COMPLETED, FAILURES, "of-later-versions"])),
 )
 def test_calls_survive(
-    kind, handler, schema, expected, milliseconds, run, token, partition, metadata
+    kind, handler, schema, expected, milliseconds, run, token, partition, metadata, wishes
 ):
     head = CallHead(
         handler=handler,
@@ -120,6 +134,7 @@ def test_calls_survive(
         token=token,
         partition=partition,
         metadata=metadata,
+        wishes=wishes if kind == "exchange" else frozenset(),
     )
     assert CallHead.decode(*joined(head)) == head
 
@@ -150,6 +165,10 @@ def test_a_token_is_not_shown():
         (CallHead("h", "source", INPUT), "a call of the kind source has no input schema"),
         (CallHead("h", "exchange"), "a call of the kind exchange needs an input schema"),
         (CallHead("h", "sink", INPUT, OUTPUT), "a call of the kind sink expects no output schema"),
+        (
+            CallHead("h", "sink", INPUT, wishes=frozenset({FAILURES})),
+            "a call of the kind sink has no wishes",
+        ),
         (CallHead("h", "source", deadline=0), "the deadline of a call is 0 s; it must be above 0"),
         (CallHead("h", "source", deadline=float("nan")), "the deadline of a call is nan s; it mus"),
         (CallHead("h", "source", deadline=1e12), "at most 316224000 s"),
@@ -240,6 +259,12 @@ WRONG = {
     "a long run": (wire.RUN, b"r" * 257, "the header arrow-run-abde1f has 257 bytes, above"),
     "a long attempt": (wire.ATTEMPT, b"r" * 257, "the header arrow-attempt-4d8599 has 257 bytes,"),
     "a long token": (wire.TOKEN, bytes(16385), "the token has 16385 bytes, above the limit of"),
+    "many wishes": (wire.WISHES, b"a," * 200, "the header arrow-wishes-58c0d3 has 400 bytes, abo"),
+    "wishes in other letters": (
+        wire.WISHES,
+        b"\xff",
+        "the header arrow-wishes-58c0d3 is not UTF-8",
+    ),
     "a share beyond": (
         wire.PARTITION,
         b"3/3",
@@ -333,9 +358,28 @@ def test_the_bytes_of_a_hello():
     assert Hello().encode() == (headers, [])
 
 
+def test_the_bytes_of_traits():
+    traits = frozenset({ONE_TO_ONE, IDEMPOTENT, AS_COMPLETED, FAILURES})
+    headers, _ = Hello(OUTPUT, "lz4", traits).encode()
+    assert headers == (
+        (b"arrow-hello-e42c4c", b"1"),
+        (b"arrow-compression-4e9d17", b"lz4"),
+        (b"arrow-traits-e61b07", b"as-completed,failures,idempotent,one-to-one"),
+    )
+
+
+def test_wishes_that_nobody_knows_are_left_alone():
+    headers, payload = joined(CallHead("h", "exchange", INPUT))
+    for value in (b"", b"faster", b"as-completed,faster", b",,"):
+        head = CallHead.decode([*headers, (wire.WISHES, value)], payload)
+        assert (AS_COMPLETED in head.wishes) == (b"as-completed" in value)
+        assert FAILURES not in head.wishes
+
+
 @pytest.mark.parametrize("kind", ["exchange", "source", "sink"])
-def test_hellos_survive(kind):
-    hello = Hello(None if kind == "sink" else OUTPUT)
+@pytest.mark.parametrize("traits", [frozenset(), frozenset({IDEMPOTENT, "of-later-versions"})])
+def test_hellos_survive(kind, traits):
+    hello = Hello(None if kind == "sink" else OUTPUT, traits=traits)
     headers, payload = hello.encode()
     assert Hello.decode(headers, b"".join(payload), kind=kind) == hello
 
@@ -345,6 +389,24 @@ def test_hellos_survive(kind):
     [
         ("sink", (), b"", "not an Arrow hello: it has no header arrow-hello-e42c4c"),
         ("sink", ((wire.HELLO, b"1"),) * 2, b"", "the header arrow-hello-e42c4c is there twice"),
+        (
+            "sink",
+            ((wire.HELLO, b"1"), (wire.TRAITS, b"a"), (wire.TRAITS, b"a")),
+            b"",
+            "the header arrow-traits-e61b07 is there twice",
+        ),
+        (
+            "sink",
+            ((wire.HELLO, b"1"), (wire.TRAITS, b"\xff")),
+            b"",
+            "the header arrow-traits-e61b07 is not UTF-8",
+        ),
+        (
+            "sink",
+            ((wire.HELLO, b"1"), (wire.TRAITS, b"t" * 257)),
+            b"",
+            "the header arrow-traits-e61b07 has 257 bytes, above the limit of 256",
+        ),
         ("sink", ((wire.HELLO, b"2"),), b"", "the hello follows version 2 of the Arrow call conv"),
         ("sink", ((wire.HELLO, b"1"),), b"x", "the hello of a sink is empty, and 1 bytes came"),
         (

@@ -30,6 +30,8 @@ KEYS = {
     "PIECE": b"arrow-piece-99faef",
     "BODY": b"arrow-body-7f0c2e",
     "ANSWERS": b"arrow-answers-91d3b6",
+    "WISHES": b"arrow-wishes-58c0d3",
+    "TRAITS": b"arrow-traits-e61b07",
 }
 
 

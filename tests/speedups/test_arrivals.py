@@ -184,6 +184,17 @@ def test_answers_settle_batches_and_marks_are_passed_over() -> None:
     assert Room(*received((batch_headers(5), b"x"))).answers().take_whole() == b"x"
 
 
+def test_answers_keep_the_number_of_their_batch() -> None:
+    sent = [(0, b"a"), (2, b"b"), (2, b"c"), (3, b""), (1, b"d")]
+    room = Room(*received(*((batch_headers(number), payload) for number, payload in sent)))
+    answers = room.answers()
+    found = [answers.number]
+    while answers.take_whole() is not None:
+        found.append(answers.number)
+    assert found == [-1, 0, 2, 2]
+    assert len(room.inbox.queue) == 1  # one that falls is left to the general way
+
+
 def test_room_that_others_wait_for_is_told_of() -> None:
     room = Room(*received((batch_headers(0), b"a"), (batch_headers(1), b"b")))
     inputs = room.inputs()
