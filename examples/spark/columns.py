@@ -48,7 +48,7 @@ def job(spark: SparkSession, address: str) -> None:
         "count_if(shout) as shouts",
         "sum(length(picture)) as bytes",
     )
-    assert sums.first().asDict() == wanted, sums.first()
+    assert [row.asDict() for row in sums.collect()] == [wanted], sums.collect()
     print(f"ok: {wanted['words']:,} words in {wanted['rows']:,} texts")
 
 
