@@ -42,6 +42,8 @@ cdef enum:
     BULKY = 2
     # A chunk is not cut to fewer bytes than this for the sake of the limit of one take.
     CRUMB = 1024
+    # What is left of a turn is not worth a chunk if it is this power of two less than the whole.
+    LITTLE = 8
     # Places of entities that are written to.
     SINK_OUT = 2
     SINK_IN = 3
@@ -317,8 +319,8 @@ cdef class Turns:
             if not lane:
                 break
             entity = lane[0]
-            if entity.deficit <= 0:
-                entity.deficit += self._chunk
+            if entity.deficit <= self._chunk >> LITTLE:
+                entity.deficit = min(entity.deficit, 0) + self._chunk
                 self._move(lane, BULKY)
                 continue
             before = out.size

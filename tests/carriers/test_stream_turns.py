@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from aqueduct.carriers.stream.sockets import take_of
 from aqueduct.config import DEFAULT, Config, Flow, Mux, Stream
 from tests.carriers.users import STREAMS, Recorder, met, stream_pair
 
@@ -86,3 +87,39 @@ async def test_the_kernel_holds_little_that_is_not_sent() -> None:
         assert 0 < unsent(client._sock) <= mark + 256 * KiB
         server._resume()
         await reader.until_ended(0)
+
+
+async def test_what_leaves_over_tcp_is_whole_segments() -> None:
+    """What is left over of a take would be a packet of its own, each time."""
+    config = Config(flow=Flow(initial_window=64 * MiB))
+    async with stream_pair("tcp", config) as (client, server, _):
+        sender, reader = Recorder(client, config), Recorder(server, config, None)
+        await sender.until(lambda: sender.begun)
+        await reader.until(lambda: reader.begun)
+        client.write(0, [b"x"], False)
+        client.flush()
+        await met(lambda: client._senders[0].credit_out > 60 * MiB)
+        server._pause()  # the peer's kernel fills up, then this one's
+        client.write(0, [bytes(60 * MiB)], True)
+        client.flush()
+        await met(lambda: client._writing and client._out.left)
+        segment = client._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
+        assert 0 < client._out.size - client._take <= 16  # the head
+        assert client._take == take_of(client._sock, config.mux.chunk)
+        assert (client._take + 16) % segment == 0
+        assert config.mux.chunk - segment - 16 < client._take <= config.mux.chunk - 16
+        server._resume()
+        await reader.until_ended(0)
+
+
+def test_where_nothing_is_known_of_segments_a_take_is_what_it_may_be() -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        assert take_of(one, 100_000) == 100_000
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        sock = socket.create_connection(server.getsockname())
+        segment = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
+        assert take_of(sock, 3 * segment + 5) == 3 * segment - 16
+        assert take_of(sock, segment - 1) == segment - 1
+        sock.close()
+        assert take_of(sock, 100_000) == 100_000

@@ -203,6 +203,40 @@ def test_write_out_ends_with_its_budget_and_takes_nothing_without_a_limit(
     assert read_all(reader) == b"words"
 
 
+def test_what_little_is_left_of_a_turn_is_no_chunk_of_its_own(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    """Takes may be a little less than the chunk, for whole segments: each is one chunk still."""
+    sender, reader = ends
+    chunk, limit = 16 * KiB, 16 * KiB - 40
+    mux, entities = sinks(2, chunk)
+    for entity in entities:
+        mux.write_run(entity, [bytes(100 * limit)])
+    out = Outlet()
+    data = b""
+    for _ in range(200):
+        write_out(mux.turns, out, sender.fileno(), limit, limit, [])
+        data += read_all(reader)
+    assert mux.idle
+    chunks = list(read_chunks(data))
+    assert {len(each.payload) for each in chunks} == {limit}
+    # And they are taken in turns.
+    assert [each.identifier for each in chunks] == [entity.identifier for entity in entities] * 100
+
+
+def test_more_than_a_little_of_a_turn_is_used(ends: tuple[socket.socket, socket.socket]) -> None:
+    sender, reader = ends
+    mux, (first, second) = sinks(2, 16 * KiB)
+    for entity in (first, second):
+        mux.write_run(entity, [bytes(32 * KiB)])
+    out = Outlet()
+    write_out(mux.turns, out, sender.fileno(), 16 * KiB - 100, MiB, [])
+    sizes = [(each.identifier, len(each.payload)) for each in read_chunks(read_all(reader))]
+    one, other = first.identifier, second.identifier
+    assert sizes[:2] == [(one, 16 * KiB - 100), (one, 100 - 5)]
+    assert sizes[2][0] == other  # in what is left of the same take
+
+
 def test_a_plain_run_is_queued_and_all_else_refused_unchanged() -> None:
     mux, (first, second) = sinks(2, KiB)
     turns = mux.turns

@@ -16,7 +16,7 @@ from aqueduct._speedups.intake import Intake, Outcome
 from aqueduct._speedups.turns import Outlet, write_out
 from aqueduct.carriers.stream.mapping import Mapping
 from aqueduct.carriers.stream.polling import Lookout, poller_of
-from aqueduct.carriers.stream.sockets import scratch
+from aqueduct.carriers.stream.sockets import scratch, take_of
 from aqueduct.carriers.stream.tls import Tls
 from aqueduct.config import Config
 from aqueduct.errors import RemoteProtocolError
@@ -24,7 +24,7 @@ from aqueduct.protocol.bpmux.state import Entity
 
 __all__ = ["Wire"]
 
-_TAKE: Final = 256 << 10  # bytes taken from the core at once
+_TAKE: Final = 256 << 10  # bytes taken from the core at once, at most
 _ROUNDS: Final = 4  # of answers and writing, before it is others' turn
 _FAREWELL: Final = 3.0  # seconds for the peer to take a close
 _ACK_DELAY: Final = 0.005  # seconds that acknowledgements of ends wait for company
@@ -65,6 +65,7 @@ class Wire(Mapping):
         self._processing = False
         self._secure = tls is None
         """Chunks may be sent: there is no TLS, or it is up."""
+        self._take = _TAKE
         self._out = Outlet()
         """What was taken from the core and the kernel has not taken."""
         self._measure_at = 0.0
@@ -247,7 +248,7 @@ class Wire(Mapping):
             if goes_on and self._dirty and self._established and not out.left:
                 self._collect()
             # Datagrams that wait for a place in the core are looked at after each take.
-            limit = _TAKE if goes_on else 0
+            limit = self._take if goes_on else 0
             most = 1 if self._dirty else budget
             sent = write_out(mux.turns, out, self._fd, limit, most, written, records)
             budget -= sent
@@ -308,6 +309,7 @@ class Wire(Mapping):
 
     def _wait_writable(self) -> None:
         self._writing = True
+        self._take = take_of(self._sock, _TAKE)  # segments grow with the window
         if not self._watching:
             self._watching = True
             self._loop.add_writer(self._fd, self._writable)
