@@ -90,7 +90,8 @@ class Call:
         self.schema = schema
         """Of the batches that come; None for a source."""
         self.output_schema = output_schema
-        """Of the batches to yield; None for a sink, and while ``authorize`` looks at the call."""
+        """Of the batches to yield; None for a sink, and while ``authorize`` looks at the call.
+        While ``output=`` is called: what the client expects, None if it did not say."""
         self.run = run
         """The same for every attempt at one piece of work, and for no other; "" if not given."""
         self.attempt = attempt

@@ -284,6 +284,11 @@ def _describe(args: argparse.Namespace) -> int:
             _print_schema("input", handler.input, "any")
         if handler.kind != "sink":
             _print_schema("output", handler.output, "depends on the call")
+    for table in description.tables:
+        print(f"\n{table.name}  (table{', stream' if table.streams else ''})")
+        if table.summary:
+            print(f"  {table.summary}")
+        _print_schema("columns", table.schema, "depend on the call")
     return 0
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "Quic",
     "Sinks",
     "Stream",
+    "Tables",
     "Timing",
 ]
 
@@ -301,6 +302,29 @@ class Sinks:
 
 
 @dataclass(frozen=True, slots=True)
+class Tables:
+    """Tables: how they are planned, on both sides."""
+
+    question_bytes: int = 1 * MiB
+    """The largest question to a table: columns and filters."""
+    answer_bytes: int = 16 * MiB
+    """The largest answer: schema, splits, offsets."""
+    filters: int = 1000
+    """Filters in one question."""
+    splits: int = 100_000
+    """Splits in one answer."""
+    split_bytes: int = 8 * KiB
+    """The largest split, as JSON: it says where rows are, and travels among a call's headers."""
+    filter_bytes: int = 8 * KiB
+    """The filters that go with the reading of a split, as JSON; larger ones are not pushed."""
+    offset_bytes: int = 64 * KiB
+    """The largest offset of a stream, as JSON."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self)
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """All settings of one connection, client or service."""
 
@@ -312,6 +336,7 @@ class Config:
     stream: Stream = field(default_factory=Stream)
     calls: Calls = field(default_factory=Calls)
     sinks: Sinks = field(default_factory=Sinks)
+    tables: Tables = field(default_factory=Tables)
     debug: bool = field(default_factory=lambda: os.environ.get("AQUEDUCT_DEBUG") == "1")
     """Checks that a buffer does not change between its sending and its leaving; slow."""
 

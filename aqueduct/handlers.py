@@ -36,6 +36,7 @@ __all__ = [
     "OutputSchema",
     "Shape",
     "make_handler",
+    "shape_of",
 ]
 
 EXCHANGE: Final[Kind] = "exchange"
@@ -145,7 +146,7 @@ def make_handler(
         raise ConfigError(f"{where}: kind is {kind!r}; known kinds: {known}")
     if not callable(function):
         raise ConfigError(f"{where}: a function is wanted, got {type(function).__name__}")
-    shape = _shape_of(function)
+    shape = shape_of(function)
     if shape not in _SHAPES[kind]:
         wanted = " or ".join(sorted(f"{fit.value}" for fit in _SHAPES[kind]))
         raise ConfigError(f"{where}: a {kind} must be written as {wanted}, not as {shape.value}")
@@ -193,7 +194,8 @@ def make_handler(
     )
 
 
-def _shape_of(function: Callable[..., Any]) -> Shape:
+def shape_of(function: Callable[..., Any]) -> Shape:
+    """How a function is written, seen through ``functools.partial`` and callable objects."""
     while isinstance(function, functools.partial):
         function = function.func
     candidates = [function]

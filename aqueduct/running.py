@@ -400,6 +400,7 @@ class RunningCall(Outputs):
         if handler.input is not None and head.schema is not None:
             check(handler.input, head.schema, where=f"the input of {where}", **names)
             call.schema = handler.input
+        call.output_schema = head.expected  # for an output= that follows the client's wish
         try:
             call.output_schema = handler.output_schema(call)
         except CallError:

@@ -44,6 +44,7 @@ from aqueduct.arrow.describe import (
     RESERVED_PREFIX,
     Description,
     HandlerDescription,
+    TableDescription,
 )
 from aqueduct.calls import Call
 from aqueduct.carriers.contract import Bound
@@ -53,6 +54,7 @@ from aqueduct.errors import ConfigError
 from aqueduct.handlers import EXCHANGE, SOURCE, Handler, OutputSchema, make_handler
 from aqueduct.serving import COUNTERS, Serving
 from aqueduct.sinks import Sink
+from aqueduct.tables import Filters, Table, TableSchema, make_table
 
 __all__ = ["Service"]
 
@@ -90,6 +92,7 @@ class Service:
         self.authorize = authorize
         self._handlers: dict[str, Handler] = {}
         self._sinks: dict[str, Sink] = {}
+        self._tables: dict[str, Table] = {}
         self._servings: list[Serving] = []
         self._ended: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -180,6 +183,55 @@ class Service:
         self._handlers.update({handler.name: handler for handler in made.handlers()})
         return made
 
+    def table(
+        self,
+        name: str,
+        table: Any = None,
+        *,
+        schema: TableSchema | None = None,
+        splits: Any = None,
+        filters: Filters = None,
+        max_calls: int | None = None,
+        description: str = "",
+    ) -> Any:
+        """Registers a table, which is read in parts: the decorated generator, or ``table``.
+
+        ``aqueduct.tables`` shows both forms. Returns what was registered, unchanged.
+
+        - ``table``: an object with the methods of a table; without it this is a decorator.
+        - ``schema``: of all columns; a callable makes it of the Call, for example by its headers.
+          An object may have it as an attribute.
+        - ``splits``: a list of JSON values, or a function that makes it of the ``Request``. Without
+          it there is one split.
+        - ``filters``: ``"applied"``: what Arrow can tell is applied to what is yielded; a function
+          says of each ``Filter`` whether the table takes it (True, "partly", False), and the
+          table applies it. Without it none is.
+        - ``max_calls``: splits read, and questions answered, at once; more get ``busy``.
+        - ``description``: for ``describe``; by default the first paragraph of the docstring.
+
+        The calls are to the handlers ``aqueduct.table.plan.NAME`` and ``aqueduct.table.read.NAME``,
+        which is what ``authorize`` sees. Raises ConfigError for what cannot work.
+        """
+
+        def register(table: Any) -> Any:
+            if name in self._tables:
+                raise ConfigError(f"the service {self.name!r} has a table {name!r} already")
+            made, handlers = make_table(
+                name,
+                table,
+                schema=schema,
+                splits=splits,
+                filters=filters,
+                limits=self.config.tables,
+                max_calls=max_calls,
+                description=description,
+            )
+            self._tables[name] = made
+            self._handlers.update((handler.name, handler) for handler in handlers)
+            return table
+
+        return register if table is None else register(table)
+
     @property
     def handlers(self) -> Mapping[str, Handler]:
         """The registered handlers by name."""
@@ -203,6 +255,15 @@ class Service:
                 )
                 for handler in self._handlers.values()
                 if not handler.name.startswith(RESERVED_PREFIX)
+            ),
+            tables=tuple(
+                TableDescription(
+                    name=table.name,
+                    schema=table.schema if isinstance(table.schema, pa.Schema) else None,
+                    streams=table.streams,
+                    summary=table.description,
+                )
+                for table in self._tables.values()
             ),
         )
 

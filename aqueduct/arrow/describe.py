@@ -26,6 +26,7 @@ __all__ = [
     "RESERVED_PREFIX",
     "Description",
     "HandlerDescription",
+    "TableDescription",
 ]
 
 RESERVED_PREFIX: Final = "aqueduct."
@@ -55,8 +56,20 @@ class HandlerDescription:
 
 
 @dataclass(frozen=True, slots=True)
+class TableDescription:
+    """One table. A schema of None depends on the call."""
+
+    name: str
+    schema: pa.Schema | None = None
+    streams: bool = False
+    """Whether it can be read as a stream."""
+    summary: str = ""
+    """The first line of its docstring."""
+
+
+@dataclass(frozen=True, slots=True)
 class Description:
-    """A service and its handlers."""
+    """A service, its handlers and its tables."""
 
     service: str
     """The service's name."""
@@ -67,6 +80,7 @@ class Description:
     handlers: tuple[HandlerDescription, ...] = ()
     summary: str = ""
     """What it is for, in a line or two."""
+    tables: tuple[TableDescription, ...] = ()
 
     def to_json(self) -> str:
         """The document; schemas are there for programs (base64 of IPC) and as text for people."""
@@ -87,6 +101,15 @@ class Description:
                 }
                 for handler in self.handlers
             ],
+            "tables": [
+                {
+                    "name": table.name,
+                    "schema": _schema_to_json(table.schema),
+                    "streams": table.streams,
+                    "summary": table.summary,
+                }
+                for table in self.tables
+            ],
         }
         return json.dumps(document, ensure_ascii=False)
 
@@ -103,6 +126,9 @@ class Description:
                 convention=_of_type(document, "convention", int),
                 handlers=tuple(map(_handler_from_json, _of_type(document, "handlers", list))),
                 summary=_of_type({"summary": "", **document}, "summary", str),
+                tables=tuple(
+                    map(_table_from_json, _of_type({"tables": [], **document}, "tables", list))
+                ),
             )
         except (ValueError, RecursionError, BadCall) as error:
             text = f"the description of the service cannot be read: {error}"
@@ -156,6 +182,15 @@ def _handler_from_json(document: Any) -> HandlerDescription:
                 summary=_of_type(document, "summary", str),
             )
     raise BadCall(f"{kind!r} is no kind of handler")
+
+
+def _table_from_json(document: Any) -> TableDescription:
+    return TableDescription(
+        name=_of_type(document, "name", str),
+        schema=_schema_from_json(document, "schema"),
+        streams=_of_type(document, "streams", bool),
+        summary=_of_type(document, "summary", str),
+    )
 
 
 def _of_type(document: Any, name: str, kind: type[Any]) -> Any:
