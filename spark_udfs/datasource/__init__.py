@@ -22,7 +22,12 @@ from spark_udfs.options import defaults
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
     from pyspark.sql.types import StructType
 
 __all__ = ["AqueductSource", "register"]
@@ -44,13 +49,31 @@ class AqueductSource(DataSource):
         """The options. Raises ConfigError."""
         return settings_of(self.options, self.defaults)
 
+    def schema(self) -> StructType:
+        """What the service says of the table."""
+        from spark_udfs.datasource import reader
+
+        return reader.schema_of(self.settings)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """What reads a table as ``schema``: the driver plans, tasks read."""
+        from spark_udfs.datasource import reader
+
+        return reader.TableReader(self.settings, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """The same for streams."""
+        from spark_udfs.datasource import stream
+
+        return stream.TableStreamReader(self.settings, schema)
+
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """What writes rows of ``schema``, on the driver and in tasks."""
         from spark_udfs.datasource import writer
 
         return writer.make_writer(self.settings, schema, overwrite)
 
-    def streamWriter(  # noqa: N802 - Spark's name
+    def streamWriter(  # noqa: N802 - Spark's names
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
         """The same for the batches of a stream."""

@@ -6,6 +6,7 @@ import datetime
 import json
 import math
 from decimal import Decimal
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -252,11 +253,11 @@ def test_a_value_without_a_form():
         Filter("equal", ("a",), [1]).to_json()
 
 
-LEAF = {"op": "is_null", "column": ["a"]}
+LEAF: dict[str, Any] = {"op": "is_null", "column": ["a"]}
 
 
 def nested(depth):
-    document = LEAF
+    document: dict[str, Any] = LEAF
     for _ in range(depth):
         document = {"op": "not", "of": [document]}
     return document

@@ -1,0 +1,108 @@
+"""A table is asked, on the driver: for its schema, its splits and its offsets."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import random
+import time
+from typing import Final
+
+from aqueduct.arrow.plan import ANSWER, PLAN, Answer, Limit, Offset, Question
+from aqueduct.errors import (
+    AqueductError,
+    Busy,
+    CallError,
+    ConnectFailed,
+    ConnectionLost,
+    UnknownHandler,
+)
+from aqueduct.sync import SyncClient
+from spark_udfs.datasource.options import Settings
+from spark_udfs.pool import process_pool
+
+__all__ = ["PASSING", "Limit", "Offset", "ask", "pause", "tries"]
+
+PASSING: Final = (ConnectionLost, Busy)
+"""After these another try may do better, later or at another address."""
+_LONGEST: Final = 5.0
+
+
+def ask(settings: Settings, question: Question, *, keep: bool = False) -> Answer:
+    """What the table ``settings.handler`` answers.
+
+    It is asked again, at the addresses in turn, after errors that may pass: no question changes
+    anything at the table, but for a commit, which may be repeated. ``keep``: more will be asked
+    soon, so the connection stays open for a while. Raises the errors of ``aqueduct.errors``, which
+    name table and address.
+    """
+    limits = settings.config.tables
+    batch = question.encode(limits)
+    most = tries(settings)
+    for attempt in range(most):
+        peer = settings.peer(attempt)
+        try:
+            lease = process_pool().lease(peer)
+            try:
+                answer = lease.client.call(
+                    PLAN + settings.handler,
+                    batch,
+                    output_schema=ANSWER,
+                    deadline=settings.deadline,
+                    token=settings.token,
+                    headers=dict(settings.headers),
+                )
+                return Answer.decode(answer, limits)
+            except UnknownHandler as error:
+                raise _unknown(lease.client, settings.handler) from error
+            finally:
+                lease.release(close=not keep)
+        except AqueductError as error:
+            if isinstance(error, PASSING) and attempt + 1 < most:
+                time.sleep(pause(settings, attempt))
+                continue
+            raise _located(error, settings, peer.address, attempt + 1) from error.__cause__
+    raise AssertionError("one try at least")
+
+
+def tries(settings: Settings) -> int:
+    """How often a call is made at most: each address once at least."""
+    return max(1 + settings.retries, len(settings.addresses))
+
+
+def pause(settings: Settings, attempt: int) -> float:
+    """Seconds before the next try after the ``attempt``-th, counted from 0.
+
+    With jitter, so that many tasks do not come back at the same moment.
+    """
+    longest: float = min(settings.backoff * 2 ** min(attempt, 30), _LONGEST)
+    return longest * random.uniform(0.5, 1.0)
+
+
+def _unknown(client: SyncClient, table: str) -> CallError:
+    """The error for a table that there is not: it names those that there are."""
+    description = client.describe()
+    names = [each.name for each in description.tables]
+    service = f"the service {description.service!r}"
+    if table in names:  # it was registered meanwhile, or another process answered
+        return Busy(f"{service} has a table {table!r} now: try again")
+    if not names:
+        return UnknownHandler(f"{service} has no table {table!r}, and no table at all")
+    alike = difflib.get_close_matches(table, names, n=1)
+    guess = f"did you mean {alike[0]!r}? " if alike else ""
+    listed = ", ".join(map(repr, names))
+    return UnknownHandler(f"{service} has no table {table!r}; {guess}its tables are {listed}")
+
+
+def _located(error: AqueductError, settings: Settings, address: str, made: int) -> AqueductError:
+    """A copy whose text says where it happened: Spark carries an error to the user as text."""
+    error = copy.copy(error)
+    place = f"table {settings.handler!r} at {address.partition('?')[0]}"
+    if made > 1:
+        place += f", asked {made} times"
+        if len(settings.addresses) > 1:
+            place += f" at {len(settings.addresses)} addresses"
+    if isinstance(error, ConnectFailed):
+        place += "; the driver must reach it as well as the executors"
+    error.args = (f"{error} [{place}]", *error.args[1:])
+    return error

@@ -1,0 +1,279 @@
+"""``spark.read.format("aqueduct")``: planned on the driver, read split by split in the tasks.
+
+What Spark 4.3 offers a Python source: filters that are compared with literals, if the session has
+``spark.sql.python.filterPushdown.enabled``, and no columns: it asks for all of the schema. So the
+columns that are wanted are given by the option ``columns``, or by ``.schema(...)``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+
+from aqueduct.arrow.call import Partition
+from aqueduct.arrow.filters import filters_to_json
+from aqueduct.arrow.plan import READ, READING, Answer, Question, Reading
+from aqueduct.arrow.schema import difference, shorten
+from aqueduct.errors import AqueductError, BadCall, ConfigError, SchemaMismatch
+from spark_udfs.datasource.asking import PASSING, ask, pause, tries
+from spark_udfs.datasource.options import Settings
+from spark_udfs.datasource.pushing import filter_of
+from spark_udfs.datasource.types import arrow_of, check_declared, fit, spark_schema
+from spark_udfs.numbers import Numbers
+from spark_udfs.place import Place, here, locate
+from spark_udfs.pool import process_pool
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from aqueduct.arrow.filters import Filter as Condition
+
+__all__ = [
+    "Split",
+    "TableReader",
+    "Wanted",
+    "check_same",
+    "given_schema",
+    "read_split",
+    "schema_of",
+    "splits_of",
+    "wanted_columns",
+    "where",
+]
+
+log = logging.getLogger(__name__)
+
+
+def schema_of(settings: Settings) -> StructType:
+    """What Spark calls the columns of the table, or those of the option ``columns``."""
+    answer = ask(settings, Question("schema", columns=settings.more.get("columns")))
+    return spark_schema(_schema(settings, answer), where(settings))
+
+
+@dataclass(frozen=True)
+class Split(InputPartition):
+    """One task's share."""
+
+    value: Any
+    """What the table said of it."""
+    number: int
+    of: int
+    run: str
+    """The same for all splits of one plan, and for every attempt at them."""
+
+    def __str__(self) -> str:
+        return f"split {self.number} of {self.of}, {shorten(json.dumps(self.value))}"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """All that a task needs beside its split."""
+
+    settings: Settings
+    given: pa.Schema
+    """What the table has promised to give."""
+    made: pa.Schema
+    """What Spark is to get."""
+    filters: tuple[Condition, ...] = ()
+
+
+class TableReader(DataSourceReader):
+    """Reads a table. Made on the driver for each query; its ``read`` runs in tasks."""
+
+    def __init__(self, settings: Settings, schema: StructType) -> None:
+        self.settings = settings
+        self.columns = wanted_columns(settings, schema)
+        # Spark pickles the reader for its tasks before it asks for partitions, so that what tasks
+        # are to know must be known by then.
+        self.given = given_schema(
+            settings, ask(settings, Question("schema", columns=self.columns), keep=True), schema
+        )
+        self.made = arrow_of(schema)
+        self.filters: tuple[Condition, ...] = ()
+        self.answer: Answer | None = None
+
+    @property
+    def pushFilters(self) -> _Pushing:  # noqa: N802 - Spark's name
+        """See ``_Pushing``."""
+        return _Pushing(self)
+
+    def push(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Offers ``filters`` to the table, and gives back those that Spark has to apply."""
+        offered: list[tuple[Filter, Condition]] = []
+        left: list[Filter] = []
+        room = self.settings.config.tables.filter_bytes
+        for each in filters:
+            condition = filter_of(each)
+            size = room + 1
+            if condition is not None:
+                # What travels with a split is JSON in JSON, whose quotes take two bytes.
+                size = len(json.dumps(json.dumps(filters_to_json([condition]))))
+            if condition is None or size > room:
+                left.append(each)
+                continue
+            room -= size
+            offered.append((each, condition))
+        answer = self._plan(tuple(condition for _, condition in offered))
+        taken = answer.taken + ("no",) * (len(offered) - len(answer.taken))
+        pairs = list(zip(offered, taken, strict=False))
+        self.filters = tuple(condition for (_, condition), word in pairs if word != "no")
+        return [*left, *(each for (each, _), word in pairs if word != "yes")]
+
+    def partitions(self) -> list[InputPartition]:
+        """The splits, as the table gives them."""
+        answer = self.answer or self._plan(())
+        return splits_of(answer)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The batches of a split."""
+        if not isinstance(partition, Split):
+            return iter(())  # Spark makes one partition where there are no splits
+        return read_split(Wanted(self.settings, self.given, self.made, self.filters), partition)
+
+    def _plan(self, filters: tuple[Condition, ...]) -> Answer:
+        question = Question(
+            "plan",
+            columns=self.columns,
+            filters=filters,
+            partitions=self.settings.more.get("partitions"),
+        )
+        self.answer = answer = ask(self.settings, question)
+        check_same(self.settings, answer, self.given)
+        return answer
+
+
+class _Pushing:
+    """A reader's ``pushFilters``.
+
+    Spark refuses to plan, while its setting for filters is off, if a reader has a ``pushFilters``
+    other than the base class's, and tells by ``__func__``. Those who want no filters pushed should
+    be able to read all the same.
+    """
+
+    __func__ = staticmethod(DataSourceReader.pushFilters)
+
+    def __init__(self, reader: TableReader) -> None:
+        self.reader = reader
+
+    def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
+        return self.reader.push(filters)
+
+
+def wanted_columns(settings: Settings, schema: StructType) -> tuple[str, ...]:
+    """The columns to ask for. Raises ConfigError if option and schema say different things."""
+    names = tuple(schema.names)
+    columns = settings.more.get("columns")
+    if columns is not None and columns != names:
+        raise ConfigError(
+            f"{where(settings)}: the option columns is {', '.join(columns)}, and .schema(...) "
+            f"has {', '.join(names)}: give one of them"
+        )
+    return names
+
+
+def given_schema(settings: Settings, answer: Answer, declared: StructType) -> pa.Schema:
+    """What the table gives, which can be read as ``declared``, or SchemaMismatch is raised."""
+    check_declared(declared, _schema(settings, answer), where(settings))
+    return _schema(settings, answer)
+
+
+def check_same(settings: Settings, answer: Answer, given: pa.Schema) -> None:
+    """Raises SchemaMismatch if the table gives something else by now."""
+    found = difference(given, _schema(settings, answer))
+    if found is not None:
+        raise SchemaMismatch(
+            f"{where(settings)} has changed since it was looked at: {found}",
+            column=found.column,
+            wanted=found.wanted,
+            got=found.got,
+        )
+
+
+def splits_of(answer: Answer) -> list[InputPartition]:
+    """Each split with its number."""
+    count, run = len(answer.splits), uuid.uuid4().hex
+    return [Split(value, number, count, run) for number, value in enumerate(answer.splits)]
+
+
+def read_split(wanted: Wanted, split: Split) -> Iterator[pa.RecordBatch]:
+    """The batches of a split, of ``wanted.made``.
+
+    A call that broke before its first batch is made again, at the next address. Closing the
+    iterator cancels the call. Raises the errors of ``aqueduct.errors``.
+    """
+    settings, place, numbers = wanted.settings, here(), Numbers()
+    most = tries(settings)
+    for attempt in range(most):
+        peer = settings.peer(split.number + attempt)
+        try:
+            yield from _read(wanted, split, attempt, place, numbers)
+        except AqueductError as error:
+            again = isinstance(error, PASSING) and not numbers.batches_received
+            if again and attempt + 1 < most:
+                numbers.retries += 1
+                log.info("%s of %r is read again: %s", split, settings.handler, error)
+                time.sleep(pause(settings, attempt))
+                continue
+            located = locate(
+                error,
+                peer=peer.address.partition("?")[0],
+                handler=settings.handler,
+                place=place,
+                numbers=numbers,
+            )
+            located.args = (f"{split}: {located}", *located.args[1:])
+            raise located from error.__cause__
+        return
+
+
+def _read(
+    wanted: Wanted, split: Split, attempt: int, place: Place, numbers: Numbers
+) -> Iterator[pa.RecordBatch]:
+    settings = wanted.settings
+    lease = process_pool().lease(settings.peer(split.number + attempt), task=place.task)
+    failed = False
+    reading = Reading(split.value, wanted.filters).encode()
+    try:
+        stream = lease.client.source(
+            READ + settings.handler,
+            output_schema=wanted.given,
+            deadline=settings.deadline,
+            headers={**dict(settings.headers), READING: reading},
+            run=f"{split.run}/{split.number}",
+            attempt=place.attempt_key,
+            token=settings.token,
+            partition=Partition(split.number, split.of),
+            compression=settings.compression,
+        )
+        lease.on_end(stream.close)
+        with stream:
+            for batch in stream:
+                made = fit(batch, wanted.made)
+                numbers.batches_received += 1
+                numbers.rows_received += batch.num_rows
+                yield made
+    except AqueductError:
+        failed = True
+        raise
+    finally:
+        # A Python worker ends with its failed task: let the service hear of it.
+        lease.release(close=failed and place.task is not None)
+
+
+def where(settings: Settings) -> str:
+    """The table and its address, for errors."""
+    return f"table {settings.handler!r} at {settings.peer().address.partition('?')[0]}"
+
+
+def _schema(settings: Settings, answer: Answer) -> pa.Schema:
+    if answer.schema is None:
+        raise BadCall(f"{where(settings)} was asked for its schema and gave none")
+    return answer.schema
