@@ -14,7 +14,7 @@ from aqueduct.errors import AqueductError, ConnectionLost
 from aqueduct.outgoing import END, Outgoing, Window, abandoned
 from aqueduct.threads import LoopThread
 
-__all__ = ["NEWS", "Crossing", "Failed"]
+__all__ = ["NEWS", "Crossing", "Failed", "Mailbox"]
 
 _AHEAD: Final = 16
 _AHEAD_BYTES: Final = 8 << 20
@@ -33,6 +33,20 @@ class Failed:
         self.error = error
 
 
+class Mailbox:
+    """In place of a call's own queue: what is put into it goes on to another, with a tag."""
+
+    __slots__ = ("_queue", "_tag")
+
+    def __init__(self, queue: SimpleQueue[Any], tag: object) -> None:
+        self._queue = queue
+        self._tag = tag
+
+    def put(self, found: Any) -> None:
+        """Passes it on."""
+        self._queue.put((self._tag, found))
+
+
 class Crossing:
     """One call between a thread and the event loop.
 
@@ -42,8 +56,14 @@ class Crossing:
     """
 
     def __init__(
-        self, thread: LoopThread, client: Client, head: CallHead, window: Window | None
+        self,
+        thread: LoopThread,
+        client: Client,
+        head: CallHead,
+        window: Window | None,
+        mailbox: Mailbox | None = None,
     ) -> None:
+        """With a ``mailbox`` the thread does not ``wait`` here, but for what comes out of that."""
         self.head = head
         self.call: Outgoing | None = None  # of the loop
         self._thread = thread
@@ -52,6 +72,7 @@ class Crossing:
         self._waking = False
         # To the thread: numbers with payloads or Failures, END, Failed, or NEWS.
         self._inbox: SimpleQueue[Any] = SimpleQueue()
+        self._mailbox = mailbox or self._inbox
         self._handed = self._handed_bytes = 0  # of the loop
         self._consumed = 0  # of the thread
         self.consumed_bytes = 0
@@ -91,9 +112,19 @@ class Crossing:
         return self._window.open and not self._blocked
 
     @property
+    def settled(self) -> int:
+        """Of how many batches the service needs no more."""
+        return 0 if self._window is None else self._window.settled
+
+    @property
     def sent_bytes(self) -> int:
         """Bytes of the payloads that were sent."""
         return 0 if self._window is None else self._window.sent_bytes
+
+    def hold(self, size: int) -> None:
+        """The thread keeps so many bytes besides: they count against the window."""
+        assert self._window is not None
+        self._window.held = size
 
     def send(self, encoded: Encoded) -> int:
         """Hands a batch to the loop; returns its number."""
@@ -111,7 +142,7 @@ class Crossing:
     def take_nowait(self) -> Any:
         """What the loop has for the thread, or None."""
         try:
-            return self._taken(self._inbox.get_nowait())
+            return self.taken(self._inbox.get_nowait())
         except Empty:
             return None
 
@@ -120,20 +151,28 @@ class Crossing:
 
         Bounded by the deadlines of the call, which the loop keeps.
         """
-        self._wants_room, self._wants_acceptance = room, acceptance
-        if (room and self.room) or (acceptance and self.accepted):
+        if self.expect(room, acceptance):
             return NEWS
-        self._set_waiting(True)
+        self.set_waiting(True)
         began = time.perf_counter()
         try:
             while True:
                 try:
-                    return self._taken(self._inbox.get(timeout=_GLANCE))
+                    return self.taken(self._inbox.get(timeout=_GLANCE))
                 except Empty:
-                    self._thread.check()  # nobody would answer from a loop that is gone
+                    self.check()
         finally:
             self.waited += time.perf_counter() - began
-            self._set_waiting(False)
+            self.set_waiting(False)
+
+    def expect(self, room: bool, acceptance: bool) -> bool:
+        """Asks for NEWS of room, or of acceptance. True: there it is already."""
+        self._wants_room, self._wants_acceptance = room, acceptance
+        return (room and self.room) or (acceptance and self.accepted)
+
+    def check(self) -> None:
+        """Raises LocalProtocolError if nobody would answer: the loop is gone."""
+        self._thread.check()
 
     def abandon(self, error: BaseException) -> None:
         """The thread reads no more."""
@@ -151,9 +190,10 @@ class Crossing:
             try:
                 self._thread.loop.call_soon_threadsafe(self._woken)
             except RuntimeError:
-                self._inbox.put(Failed(ConnectionLost(f"{self._client!r} is closed")))
+                self._mailbox.put(Failed(ConnectionLost(f"{self._client!r} is closed")))
 
-    def _taken(self, found: Any) -> Any:
+    def taken(self, found: Any) -> Any:
+        """Counts what comes out of the queue; returns it."""
         if type(found) is tuple:
             self._consumed += 1
             self.consumed_bytes += len(found[1])
@@ -161,7 +201,8 @@ class Crossing:
                 self.wake()
         return found
 
-    def _set_waiting(self, waiting: bool) -> None:
+    def set_waiting(self, waiting: bool) -> None:
+        """Whether the thread waits for the service: the deadline on progress runs then."""
         self._waiting = waiting
         if self.call is not None:
             self.call.waiting = waiting
@@ -181,7 +222,7 @@ class Crossing:
             self._pump()
         except BaseException as error:  # noqa: BLE001  it belongs to the thread
             self._over = True
-            self._inbox.put(Failed(error))
+            self._mailbox.put(Failed(error))
         finally:
             self._pumping = False
 
@@ -206,7 +247,7 @@ class Crossing:
         news = (self._wants_room and self.room) or (self._wants_acceptance and call.accepted)
         if news and not self._over:
             self._wants_room = self._wants_acceptance = False
-            self._inbox.put(NEWS)
+            self._mailbox.put(NEWS)
 
     def _hand_over(self, call: Outgoing) -> None:
         while True:
@@ -222,8 +263,8 @@ class Crossing:
                 return
             if found is END:
                 self._over = True
-                self._inbox.put(END)
+                self._mailbox.put(END)
                 return
             self._handed += 1
             self._handed_bytes += len(found)
-            self._inbox.put((call.answers.number, found))
+            self._mailbox.put((call.answers.number, found))

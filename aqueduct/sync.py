@@ -15,7 +15,7 @@ that answers at the end.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -35,8 +35,9 @@ from aqueduct.client import (
     wishes,
 )
 from aqueduct.config import DEFAULT, Config
-from aqueduct.crossing import NEWS, Crossing, Failed
+from aqueduct.crossing import NEWS, Crossing, Failed, Mailbox
 from aqueduct.errors import AqueductError, ConnectionLost, LocalProtocolError
+from aqueduct.lane import Lane, News
 from aqueduct.outgoing import END, Batches, Failure, Window
 from aqueduct.threads import LoopThread
 
@@ -104,12 +105,15 @@ class SyncClient:
         compression: str | None = None,
         ordered: bool = True,
         report_failures: bool = False,
+        held: Callable[[], int] | None = None,
     ) -> SyncStream:
         """Calls an exchange handler; the arguments are those of ``Client.exchange``.
 
         ``batches`` is read by the thread that iterates over the answers, as there is room.
+        ``held`` says how many bytes more the caller keeps of batches under way: they count
+        against ``in_flight_bytes`` as what is sent does.
         """
-        return self._stream(
+        stream = self._stream(
             "exchange",
             handler,
             self._batches(handler, batches, schema),
@@ -124,6 +128,52 @@ class SyncClient:
             compression=compression,
             wishes=wishes(ordered, report_failures),
         )
+        stream._held = held
+        return stream
+
+    def lane(
+        self,
+        handler: str,
+        news: News,
+        tag: object,
+        *,
+        schema: pa.Schema,
+        output_schema: pa.Schema | None = None,
+        in_flight: int | None = None,
+        in_flight_bytes: int | None = None,
+        deadline: float | None = None,
+        headers: Mapping[str, str] | None = None,
+        run: str = "",
+        attempt: str = "",
+        token: str | bytes | None = None,
+        partition: Partition | None = None,
+        compression: str | None = None,
+        ordered: bool = True,
+        report_failures: bool = False,
+    ) -> Lane:
+        """An exchange for a thread that drives several at once: all put their news into one queue.
+
+        Each piece of news is there a pair of ``tag`` and what ``Lane.taken`` is to be given. The
+        other arguments are those of ``exchange``.
+        """
+        source = self._batches(handler, (), schema)
+        crossing = self._crossing(
+            "exchange",
+            handler,
+            source,
+            window(self.config, in_flight, in_flight_bytes),
+            mailbox=Mailbox(news, tag),
+            expected=output_schema,
+            deadline=deadline,
+            headers=headers,
+            run=run,
+            attempt=attempt,
+            token=token,
+            partition=partition,
+            compression=compression,
+            wishes=wishes(ordered, report_failures),
+        )
+        return Lane(crossing, source)
 
     def call(
         self,
@@ -296,6 +346,18 @@ class SyncClient:
     def _stream(
         self, kind: Any, handler: str, source: Batches | None, window: Window | None, **head: Any
     ) -> SyncStream:
+        return SyncStream(self._crossing(kind, handler, source, window, **head), source)
+
+    def _crossing(
+        self,
+        kind: Any,
+        handler: str,
+        source: Batches | None,
+        window: Window | None,
+        *,
+        mailbox: Mailbox | None = None,
+        **head: Any,
+    ) -> Crossing:
         self._thread.check()
         if self._client.closed:
             raise self._client.connection.error or ConnectionLost(f"{self!r} is closed")
@@ -308,7 +370,7 @@ class SyncClient:
             **head,
         )
         call_head.encode()  # errors belong here rather than into the other thread
-        return SyncStream(Crossing(self._thread, self._client, call_head, window), source)
+        return Crossing(self._thread, self._client, call_head, window, mailbox)
 
 
 class SyncStream:
@@ -329,6 +391,7 @@ class SyncStream:
         self._error: BaseException | None = None
         self.number = -1
         """Of the input batch that the last answer, or failure, belongs to; -1 before the first."""
+        self._held: Callable[[], int] | None = None
         if source is not None:
             self._input = iter(source.batches)
         crossing.wake()
@@ -409,6 +472,8 @@ class SyncStream:
             if found is None:
                 found = crossing.take_nowait()
             if found is None:
+                if self._input is not None and self._held is not None:
+                    crossing.hold(self._held())
                 if self._input is not None and crossing.room:
                     self._send_next(self._input)
                     continue

@@ -8,6 +8,7 @@ cdef class Window:
     cdef Py_ssize_t _sent_bytes
     cdef Py_ssize_t _settled_bytes
     cdef dict _sizes
+    cdef public Py_ssize_t held
     cdef readonly Py_ssize_t sent
     cdef readonly Py_ssize_t settled
 

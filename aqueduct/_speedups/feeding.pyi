@@ -9,6 +9,7 @@ __all__ = ["Feed", "Window"]
 
 @final
 class Window:
+    held: int
     @property
     def sent(self) -> int: ...
     @property

@@ -26,6 +26,7 @@ cdef class Window:
     One side counts what it sends, the other what was settled; so it may be used by two threads.
     ``sent``: the next batch's number. ``settled``: of how many batches the service needs no more.
     Those are the first ones, unless ``settle_one`` has been used, and then nothing else is.
+    ``held``: bytes that the sender keeps besides; they count as what is under way does.
     """
 
     def __init__(self, Py_ssize_t batches, Py_ssize_t size):
@@ -41,7 +42,8 @@ cdef class Window:
     cdef bint is_open(self) except -1:
         cdef Py_ssize_t under_way = self.sent - self.settled
         return not under_way or (
-            under_way < self._batches and self._sent_bytes - self._settled_bytes < self._bytes
+            under_way < self._batches
+            and self._sent_bytes - self._settled_bytes + self.held < self._bytes
         )
 
     def is_one_below(self, Py_ssize_t size):

@@ -15,6 +15,7 @@ import pytest
 
 import aqueduct
 from spark_udfs.pool import process_pool
+from tests.spark.callees import Neighbour
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -112,6 +113,14 @@ def child() -> Iterator[type[Child]]:
         each.kill()
         if each.process.stdout is not None:
             each.process.stdout.close()
+
+
+@pytest.fixture
+def neighbour() -> Iterator[Neighbour]:
+    """A callee in a process of its own, to be started and killed by the test."""
+    each = Neighbour()
+    yield each
+    each.kill()
 
 
 @pytest.fixture(scope="session")

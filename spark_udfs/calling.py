@@ -1,0 +1,98 @@
+"""What a partition's calls are asked for, and what comes of each batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import pyarrow as pa
+
+from aqueduct.carriers.tls import ClientTls
+from aqueduct.config import DEFAULT, Config
+from aqueduct.errors import CallError, ConfigError
+
+__all__ = ["Answer", "Calling", "OnError"]
+
+OnError: TypeAlias = Literal["fail", "report"]
+"""What becomes of a batch that its handler fails on: it ends the work, or it is an ``Answer``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the service made of one batch: a batch, or an error."""
+
+    number: int
+    """Of the input batch that it belongs to, from 0."""
+    batch: pa.RecordBatch | None
+    error: CallError | None = None
+    """Why there is no batch: HandlerFailed, for example. Only with ``on_error="report"``."""
+
+
+@dataclass(frozen=True)
+class Calling:
+    """Whom to call, and how. ``spark_udfs.exchange`` has the meaning of each."""
+
+    addresses: tuple[str, ...]
+    """Batches for a function of one batch are spread over them; other handlers get one each."""
+    handler: str
+    schema: pa.Schema | None
+    in_flight: int
+    in_flight_bytes: int
+    ordered: bool = True
+    """False: the answers of a function of one batch come as they are made."""
+    deadline: float | None = None
+    """Seconds for the whole partition, with all that is done again."""
+    batch_deadline: float | None = None
+    """Seconds from the sending of a batch to its answer."""
+    retries: int = 0
+    """Calls made again in a row, without an answer between them, before an error is raised."""
+    backoff: float = 0.1
+    """Seconds of the pause before the first of them; doubles from one to the next, with jitter."""
+    backoff_limit: float = 30.0
+    """Seconds of the longest pause."""
+    on_error: OnError = "fail"
+    token: str | Callable[[], str] | None = field(default=None, repr=False)
+    """A callable is asked for each call."""
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    connection_headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    tls: ClientTls | None = None
+    compression: str | None = None
+    config: Config = DEFAULT
+    run: str = ""
+    """The same for every attempt of the job."""
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether the service is to put the answers in order.
+
+        Not where they come by several calls, nor where one that is late must not hold back others.
+        """
+        reports_late = self.batch_deadline is not None and self.on_error == "report"
+        return self.ordered and len(self.addresses) == 1 and not reports_late
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether one call does, of which nothing is kept."""
+        return (
+            self.keeps_order
+            and not self.retries
+            and self.batch_deadline is None
+            and self.on_error == "fail"
+        )
+
+    def fresh_token(self) -> str | None:
+        """What the next call shows. Raises ConfigError for what a callable raises."""
+        if not callable(self.token):
+            return self.token
+        try:
+            token = self.token()
+        except Exception as error:
+            raise ConfigError(
+                f"token, which is asked for each call, raised {type(error).__name__}: {error}"
+            ) from error
+        if not isinstance(token, str):
+            raise ConfigError(
+                f"token, which is asked for each call, gave a {type(token).__name__}, not text"
+            )
+        return token
