@@ -5,10 +5,14 @@ from __future__ import annotations
 import copy
 import random
 import time
+from typing import TypeVar
 
 from aqueduct.errors import AqueductError, Busy, CallError, ConnectionLost, HeadersRejected, Refused
 
 __all__ = ["Backoff", "may_pass", "renumbered", "with_note"]
+
+
+Error = TypeVar("Error", bound=AqueductError)
 
 
 def may_pass(error: BaseException) -> bool:
@@ -48,7 +52,7 @@ class Backoff:
         self.failures = 0
 
 
-def with_note(error: AqueductError, text: str) -> AqueductError:
+def with_note(error: Error, text: str) -> Error:
     """A copy of ``error`` that says more. A copy, as one lost connection is many calls' error."""
     copied = copy.copy(error)
     said = str(error) or type(error).__name__
@@ -57,7 +61,7 @@ def with_note(error: AqueductError, text: str) -> AqueductError:
     return copied
 
 
-def renumbered(error: AqueductError, batch: int) -> AqueductError:
+def renumbered(error: Error, batch: int) -> Error:
     """A copy of an error of one batch that names it by its number in the partition.
 
     A call counts its own batches, and the partition may be on its second call.

@@ -35,7 +35,7 @@ def batch(value: int, rows: int = 1) -> pa.RecordBatch:
 
 def value_of(found: pa.RecordBatch | None) -> int:
     assert found is not None
-    return found["id"][0].as_py()
+    return int(found["id"][0].as_py())
 
 
 class Callee:
@@ -145,7 +145,7 @@ def until(condition: Any, seconds: float = 20) -> None:
 def free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
+        return int(sock.getsockname()[1])
 
 
 class Neighbour:

@@ -202,7 +202,6 @@ def test_two_services_that_are_not_the_same(running):
 def test_one_of_two_dies_and_comes_back(several, neighbour, ordered):
     (callee,), (there,) = several(1)
     neighbour.start()
-    options = {"retries": 5, "backoff": 0.02, "backoff_limit": 0.1}
     numbers = Numbers()
     given: list[int] = []
     end = time.monotonic() + 40
@@ -217,7 +216,9 @@ def test_one_of_two_dies_and_comes_back(several, neighbour, ordered):
             yield batch(given[-1], 100)
             assert time.monotonic() < end
 
-    call = calling(neighbour.address, there, ordered=ordered, **options)
+    call = calling(
+        neighbour.address, there, ordered=ordered, retries=5, backoff=0.02, backoff_limit=0.1
+    )
     found = list(answers(call, source(), numbers=numbers))
     check_squares(found, len(given), ordered=ordered)
     assert numbers.retries >= 1 and numbers.reconnects == 1

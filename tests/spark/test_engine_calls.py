@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -28,7 +29,7 @@ from tests.spark.callees import (
     value_of,
 )
 
-WAYS = {
+WAYS: dict[str, dict[str, Any]] = {
     "plain": {},
     "retries": {"retries": 2},
     "as completed": {"ordered": False},
