@@ -50,6 +50,13 @@ class Casting:
                 array = self._cast(array, field, number)
             if not field.nullable and array.null_count:
                 raise self._null(array, field, number)
+            if casts and _null_inside(array):
+                raise self._mismatch(
+                    f"column {field.name!r}: wanted {field.type}, and batch {number} holds a null "
+                    "inside where none may be",
+                    field,
+                    batch.column(place).type,
+                )
             arrays.append(array)
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
@@ -108,6 +115,27 @@ def _places(wanted: pa.Schema, got: pa.Schema, where: str) -> list[int]:
     if len(set(found)) != len(names):
         check(wanted, got, where=where)
     return found
+
+
+def _null_inside(array: pa.Array) -> bool:
+    """Whether a value in a list or a map is null whose field says that it is not.
+
+    Arrow looks at the fields of structs when it casts, and not at those.
+    """
+    kind = array.type
+    inner: list[tuple[pa.Field, pa.Array]] = []
+    if pa.types.is_struct(kind):
+        whole = array.filter(array.is_valid()) if array.null_count else array
+        inner = list(zip(kind, whole.flatten(), strict=True))
+    elif pa.types.is_map(kind):
+        whole = array.filter(array.is_valid()) if array.null_count else array
+        inner = [(kind.key_field, whole.keys), (kind.item_field, whole.items)]
+    elif pa.types.is_nested(kind) and not pa.types.is_union(kind):
+        inner = [(kind.value_field, array.flatten())]
+    return any(
+        (not field.nullable and values.null_count > 0) or _null_inside(values)
+        for field, values in inner
+    )
 
 
 def _first_bad(array: pa.Array, kind: pa.DataType) -> int:

@@ -7,7 +7,9 @@ batch of the one schema can then be read as the other without touching its buffe
 
 from __future__ import annotations
 
+import difflib
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -107,14 +109,20 @@ def _names(wanted: pa.Schema, got: pa.Schema) -> Difference:
     for field in wanted:
         if field.name in lacking:
             remedy = f"the columns that came are {came}"
-            alike = [name for name in surplus if name.lower() == field.name.lower()]
-            if alike:
-                remedy = f"did you mean it by {alike[0]!r}? then rename it: batch.rename_columns"
+            alike = _nearest(field.name, surplus)
+            if alike is not None:
+                remedy = (
+                    f"did you mean it by {alike!r}? then rename it: batch.rename_columns, or in "
+                    f"Spark .withColumnRenamed({alike!r}, {field.name!r})"
+                )
             return Difference("missing", field.name, _text(field), "", remedy)
     columns = shorten(repr(wanted.names))
     for field in got:
         if field.name in surplus:
-            remedy = f"leave it out: batch.select({columns})"
+            remedy = f"leave it out: batch.select({columns}), or in Spark .select({columns})"
+            if field.name in wanted.names:
+                came, right = got.names.count(field.name), wanted.names.count(field.name)
+                remedy = f"{came} columns of that name came, and {right} is wanted: rename or drop"
             return Difference("extra", field.name, "", _text(field), remedy)
     place = next(i for i, name in enumerate(wanted.names) if name != got.names[i])
     return Difference(
@@ -122,14 +130,23 @@ def _names(wanted: pa.Schema, got: pa.Schema) -> Difference:
         wanted.names[place],
         f"it at position {place}",
         f"{got.names[place]!r} there",
-        f"put them in order: batch.select({columns})",
+        f"put them in order: batch.select({columns}), or in Spark .select({columns})",
     )
+
+
+def _nearest(name: str, others: Iterable[str]) -> str | None:
+    """The one of ``others`` that is most like ``name``, if one is; case counts for nothing."""
+    lower = {other.lower(): other for other in others}
+    near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.75)
+    return lower[near[0]] if near else None
 
 
 def _field(path: str, wanted: pa.Field, got: pa.Field) -> Difference | None:
     found = _type(path, wanted.type, got.type)
     if found is None and got.nullable and not wanted.nullable:
         remedy = "declare it nullable, or if it holds no null: batch.cast(schema)"
+        if "." not in path:
+            remedy += ", or in Spark exchange(..., cast=True)"
         return Difference("nullable", path, _text(wanted), f"{_text(got)} (nullable)", remedy)
     return found
 
@@ -211,7 +228,7 @@ def _remedy(path: str, wanted: pa.DataType, got: pa.DataType) -> str:
         pa.nulls(0, got).cast(wanted)
     except pa.ArrowException:
         return f"no cast leads there: build it as {_short(wanted)}, or change what is declared"
-    text = f"cast to {_short(wanted)}: batch.cast(schema)"
+    text = f"{_fields(wanted, got)}cast to {_short(wanted)}: batch.cast(schema)"
     names = str(wanted), str(got)
     if _LARGE.get(names[0]) == names[1]:
         return text + ", or in Spark set spark.sql.execution.arrow.useLargeVarTypes=false"
@@ -220,7 +237,19 @@ def _remedy(path: str, wanted: pa.DataType, got: pa.DataType) -> str:
     spark = _spark_type(wanted)
     if spark and "." not in path:
         return text + f", or in Spark col({path!r}).cast({spark!r})"
-    return text
+    return text + ", or in Spark exchange(..., cast=True)"
+
+
+def _fields(wanted: pa.DataType, got: pa.DataType) -> str:
+    """Which fields of a struct make the difference."""
+    if not (pa.types.is_struct(wanted) and pa.types.is_struct(got)):
+        return ""
+    mine, theirs = ([field.name for field in kind] for kind in (wanted, got))
+    lacking = [repr(name) for name in mine if name not in theirs]
+    surplus = [repr(name) for name in theirs if name not in mine]
+    said = [f"it lacks the field {', '.join(lacking)}"] if lacking else []
+    said += [f"the field {', '.join(surplus)} is not wanted"] if surplus else []
+    return (shorten(", and ".join(said)) or "its fields are in another order") + "; "
 
 
 def _spark_type(wanted: pa.DataType) -> str:

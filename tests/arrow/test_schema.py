@@ -155,7 +155,7 @@ TYPES = {
         pa.timestamp("us"),
         (
             "column 'x' has another type: wanted timestamp[ns], got timestamp[us]; cast to "
-            "timestamp[ns]: batch.cast(schema)"
+            "timestamp[ns]: batch.cast(schema), or in Spark exchange(..., cast=True)"
         ),
     ),
     "no cast": (
@@ -188,7 +188,7 @@ TYPES = {
         list_of(pa.int64()),
         (
             "column 'x.item' has another type: wanted int32, got int64; cast to int32: "
-            "batch.cast(schema)"
+            "batch.cast(schema), or in Spark exchange(..., cast=True)"
         ),
     ),
     "in a list of structs": (
@@ -204,20 +204,23 @@ TYPES = {
         pa.map_(pa.string(), pa.int16()),
         (
             "column 'x.value' has another type: wanted int8, got int16; cast to int8: "
-            "batch.cast(schema)"
+            "batch.cast(schema), or in Spark exchange(..., cast=True)"
         ),
     ),
     "a map's keys": (
         pa.map_(pa.int8(), pa.int8()),
         pa.map_(pa.int16(), pa.int8()),
-        "column 'x.key' has another type: wanted int8, got int16; cast to int8: batch.cast(schema)",
+        (
+            "column 'x.key' has another type: wanted int8, got int16; cast to int8: "
+            "batch.cast(schema), or in Spark exchange(..., cast=True)"
+        ),
     ),
     "in a dictionary": (
         pa.dictionary(pa.int8(), pa.string()),
         pa.dictionary(pa.int32(), pa.string()),
         (
             "column 'x.indices' has another type: wanted int8, got int32; cast to int8: "
-            "batch.cast(schema)"
+            "batch.cast(schema), or in Spark exchange(..., cast=True)"
         ),
     ),
     "a dictionary's values": (
@@ -225,7 +228,7 @@ TYPES = {
         pa.dictionary(pa.int8(), pa.int16()),
         (
             "column 'x.dictionary' has another type: wanted int8, got int16; cast to int8: "
-            "batch.cast(schema)"
+            "batch.cast(schema), or in Spark exchange(..., cast=True)"
         ),
     ),
     "in runs": (
@@ -233,13 +236,16 @@ TYPES = {
         pa.run_end_encoded(pa.int16(), pa.int8()),
         (
             "column 'x.run_ends' has another type: wanted int32, got int16; cast to int32: "
-            "batch.cast(schema)"
+            "batch.cast(schema), or in Spark exchange(..., cast=True)"
         ),
     ),
     "in a union": (
         pa.sparse_union([pa.field("a", pa.int8()), pa.field("b", pa.int8())]),
         pa.sparse_union([pa.field("a", pa.int8()), pa.field("b", pa.int16())]),
-        "column 'x.b' has another type: wanted int8, got int16; cast to int8: batch.cast(schema)",
+        (
+            "column 'x.b' has another type: wanted int8, got int16; cast to int8: "
+            "batch.cast(schema), or in Spark exchange(..., cast=True)"
+        ),
     ),
     "names of a struct": (
         pa.struct([("a", pa.int8())]),
@@ -284,7 +290,8 @@ def test_nulls_where_none_are_wanted():
     found = difference(one(pa.int8(), nullable=False), one(pa.int8()))
     assert str(found) == (
         "column 'x' may hold nulls: wanted int8 not null, got int8 (nullable); "
-        "declare it nullable, or if it holds no null: batch.cast(schema)"
+        "declare it nullable, or if it holds no null: batch.cast(schema), or in Spark "
+        "exchange(..., cast=True)"
     )
     inside = difference(one(list_of(pa.int8(), nullable=False)), one(list_of(pa.int8())))
     assert inside is not None and (inside.problem, inside.column) == ("nullable", "x.item")
@@ -307,14 +314,16 @@ def test_a_column_in_other_case_is_found():
     found = difference(ABC, pa.schema([("a", pa.int8()), ("B", pa.string()), ("c", pa.float64())]))
     assert str(found) == (
         "column 'b' is missing: wanted string, and no such column came; "
-        "did you mean it by 'B'? then rename it: batch.rename_columns"
+        "did you mean it by 'B'? then rename it: batch.rename_columns, or in Spark "
+        ".withColumnRenamed('B', 'b')"
     )
 
 
 def test_an_extra_column():
     found = difference(pa.schema(list(ABC)[:2]), ABC)
     assert str(found) == (
-        "column 'c' is not wanted: double came; leave it out: batch.select(['a', 'b'])"
+        "column 'c' is not wanted: double came; leave it out: batch.select(['a', 'b']), or in "
+        "Spark .select(['a', 'b'])"
     )
 
 
@@ -322,7 +331,7 @@ def test_columns_out_of_order():
     found = difference(ABC, pa.schema([ABC.field(0), ABC.field(2), ABC.field(1)]))
     assert str(found) == (
         "column 'b' is out of order: wanted it at position 1, got 'c' there; "
-        "put them in order: batch.select(['a', 'b', 'c'])"
+        "put them in order: batch.select(['a', 'b', 'c']), or in Spark .select(['a', 'b', 'c'])"
     )
 
 

@@ -213,6 +213,36 @@ def test_a_null_where_none_may_be_is_named(address):
     )
 
 
+@pytest.mark.parametrize(
+    ("got", "wanted", "values"),
+    [
+        (
+            pa.list_(pa.int64()),
+            pa.list_(pa.field("item", pa.int64(), nullable=False)),
+            [[1], None, [2, None]],
+        ),
+        (
+            pa.struct([("x", pa.list_(pa.int64()))]),
+            pa.struct([("x", pa.list_(pa.field("item", pa.int64(), nullable=False)))]),
+            [None, {"x": [1]}, {"x": [None]}],
+        ),
+        (
+            pa.map_(pa.string(), pa.int64()),
+            pa.map_(pa.string(), pa.field("value", pa.int64(), nullable=False)),
+            [None, [("a", 1)], [("b", None)]],
+        ),
+    ],
+    ids=["list", "struct", "map"],
+)
+def test_a_null_inside_where_none_may_be_is_named(got, wanted, values):
+    loose = pa.array(values, got)
+    casting = Casting(pa.schema([("a", wanted)]), pa.schema([("a", got)]), where="here")
+    good = pa.record_batch({"a": loose.slice(0, 2)})
+    assert casting.one(good, 0)["a"].to_pylist() == good["a"].to_pylist()
+    with pytest.raises(SchemaMismatch, match=r"^here: column 'a': .* holds a null inside where"):
+        casting.one(pa.record_batch({"a": loose}), 1)
+
+
 def test_where_no_cast_leads_nothing_is_sent(address, service):
     batch = pa.record_batch({"id": pa.array([[1]])})
     with pytest.raises(SchemaMismatch) as caught:
