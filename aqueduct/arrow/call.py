@@ -307,10 +307,13 @@ def _check_version(value: bytes | None, key: bytes, name: str) -> None:
         )
     version = number_of(value, key)
     if version != wire.VERSION:
-        older = "at the peer" if version < wire.VERSION else "on this side"
+        # A service reads calls, and its error is read by the caller: the text must hold for both.
+        sides = ("the caller", "the service")
+        writer, reader = sides if name == "call" else sides[::-1]
         raise BadCall(
-            f"the {name} follows version {version} of the Arrow call convention, and this side "
-            f"knows version {wire.VERSION} only; update aqueduct-arrow {older}"
+            f"the {name} follows version {version} of the Arrow call convention, and {reader} "
+            f"knows version {wire.VERSION} only; update the aqueduct-arrow of "
+            f"{writer if version < wire.VERSION else reader}"
         )
 
 

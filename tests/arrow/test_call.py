@@ -218,16 +218,16 @@ WRONG = {
         wire.CALL,
         b"2",
         (
-            "the call follows version 2 of the Arrow call convention, and this side knows "
-            "version 1 only; update aqueduct-arrow on this side"
+            "the call follows version 2 of the Arrow call convention, and the service knows "
+            "version 1 only; update the aqueduct-arrow of the service"
         ),
     ),
     "an earlier version": (
         wire.CALL,
         b"0",
         (
-            "the call follows version 0 of the Arrow call convention, and this side knows "
-            "version 1 only; update aqueduct-arrow at the peer"
+            "the call follows version 0 of the Arrow call convention, and the service knows "
+            "version 1 only; update the aqueduct-arrow of the caller"
         ),
     ),
     "no number": (wire.CALL, b"x", "the header arrow-call-405c16 is b'x', which is not a number"),

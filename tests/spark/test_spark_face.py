@@ -21,7 +21,7 @@ from aqueduct.errors import (
 )
 from spark_udfs import exchange
 from spark_udfs.options import PREFIX
-from spark_udfs.travel import library_version, unpacked
+from spark_udfs.travel import library_version
 from tests.spark.services import make
 
 ROOT = Path(__file__).parent.parent.parent
@@ -207,7 +207,7 @@ def test_the_schema_to_declare_is_asked_for(spark, address):
     append = exchange(address, "hundredfold", columns=["id"])
     with pytest.raises(ConfigError, match="'id' has the name of a column of the rows"):
         append.output_schema(frame)
-    mode = {"columns": ["id"], "columns_mode": "replace"}
+    mode: dict = {"columns": ["id"], "columns_mode": "replace"}
     call = exchange(address, "certain", **mode, on_error="null", error_column="why")
     wanted = "struct<key:bigint,id:bigint,more:string,why:string>"
     assert call.output_schema(frame).simpleString() == wanted
@@ -289,18 +289,6 @@ def test_a_worker_of_another_version_says_so(spark, python, tmp_path):
         f"Python ({sys.executable}) has 7.5.1; the first two numbers must be the same: "
         f"pip install aqueduct-arrow=={library_version()} there"
     ) in text
-
-
-def test_versions_that_differ_at_the_end_are_a_line_in_the_log(caplog):
-    own = library_version()
-    data = pickle.dumps((list, ()))
-    near = ".".join([*own.split(".")[:2], "999"])
-    assert unpacked(near, data) == []
-    assert [record.getMessage() for record in caplog.records] == [
-        f"aqueduct-arrow is {near} on the driver and {own} here"
-    ]
-    with pytest.raises(ConfigError, match=r"the driver has aqueduct-arrow 99\.0\.0, and"):
-        unpacked("99.0.0", data)
 
 
 def test_the_function_pickles_without_spark_too():
