@@ -9,17 +9,22 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Collection
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from aqueduct.arrow.writing import Attempt, Prepared, Run
 from aqueduct.errors import BadCall, Busy, Refused
 
 __all__ = ["Attempts", "Known", "Turns"]
+
+_COMMITTED: Final = "its run is committed without it"
+_ENDED_LIMIT: Final = 4096
+"""Executions that are known to be over; a late attempt of an older one waits for its time to live.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,11 +59,19 @@ class Attempts:
         self._limit = limit
         self._runs: dict[str, _KnownRun] = {}
         self._count = 0
+        self._ended: OrderedDict[tuple[str, str], str] = OrderedDict()
         self._lock = threading.Lock()
 
     def begin(self, attempt: Attempt) -> Known:
-        """A new attempt is open. Raises Busy above the limit, BadCall for one that is known."""
+        """A new attempt is open.
+
+        Raises Busy above the limit, BadCall for one that is known, and Refused for one whose
+        execution is over: Spark may start a task while it gives up the others of its job.
+        """
         with self._lock:
+            why = self._ended.get((attempt.run.key, attempt.execution))
+            if why is not None:
+                raise Refused(f"{attempt} comes too late: {why}")
             if self._count >= self._limit:
                 raise Busy(
                     f"the sink {self._sink!r} has {self._count} attempts that are open, or "
@@ -86,18 +99,27 @@ class Attempts:
         with self._lock:
             self._remove(known)
 
-    def committed(self, run: Run, ids: Collection[str]) -> list[Prepared]:
-        """The run is committed with the attempts of these ids; gives the others, prepared too.
+    def committed(self, run: Run, prepared: Sequence[Prepared]) -> list[Prepared]:
+        """The run is committed with these; gives its others that are prepared, and forgets them.
 
-        None of them is remembered any more. Open ones are left alone: they will not be committed,
-        but may belong to a new execution, whose commit will then have nothing to do.
+        What is open in the same execution has lost, and is told. Other executions may write on:
+        their commit will have nothing to do.
         """
+        ids = {each.attempt.id for each in prepared}
+        executions = {each.attempt.execution for each in prepared}
+        others = []
         with self._lock:
-            ended = [known for known in self._of(run) if not known.open]
-            for known in ended:
+            for known in self._of(run):
+                if known.open:
+                    if known.attempt.execution in executions:
+                        known.over = _COMMITTED
+                    continue
                 self._remove(known)
-        others = [known for known in ended if known.attempt.id not in ids]
-        return [Prepared(known.attempt, known.receipt) for known in others]
+                if known.attempt.id not in ids:
+                    others.append(Prepared(known.attempt, known.receipt))
+            for execution in executions:
+                self._end(run, execution, _COMMITTED)
+        return others
 
     def aborted(self, run: Run, execution: str | None, why: str) -> list[Prepared]:
         """The run, or an execution of it, is aborted: gives the prepared ones, and forgets them.
@@ -114,6 +136,8 @@ class Attempts:
                 else:
                     self._remove(known)
                     ended.append(Prepared(known.attempt, known.receipt))
+            if execution is not None:
+                self._end(run, execution, why)
         return ended
 
     def expired(self, seconds: float) -> list[Run]:
@@ -160,6 +184,12 @@ class Attempts:
             del self._runs[known.attempt.run.key]
         else:
             self._hear(known.attempt.run)
+
+    def _end(self, run: Run, execution: str, why: str) -> None:
+        if execution:  # else nobody tells executions apart
+            self._ended[run.key, execution] = why
+            while len(self._ended) > _ENDED_LIMIT:
+                self._ended.popitem(last=False)
 
     def _hear(self, run: Run) -> None:
         entry = self._runs.get(run.key)

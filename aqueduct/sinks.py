@@ -29,8 +29,9 @@ What holds, and what the author of a sink must do:
   partition. It makes all of them visible at once or, if it raises, none.
 - ``commit`` comes again for the same run when its answer was lost, or the work was done again
   because of that, then with other attempts. The sink keeps a durable note of ``run.key``, made
-  in the same stroke as the rows, and does nothing but return when it finds it. Settlements of one
-  run never overlap within a process.
+  in the same stroke as the rows. When it finds it, it does nothing and returns a dict with
+  ``"repeated": True``; what this commit named is then aborted, as far as it is not committed.
+  Settlements of one run never overlap within a process.
 - The process may die between any two steps. What ``prepare`` returned, and what it left behind,
   must do for a ``commit`` in another process; and ``commit`` must refuse as a whole if anything of
   what it is to commit is gone.
@@ -47,7 +48,7 @@ import asyncio
 import inspect
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -268,7 +269,9 @@ class Sink:
             call.check()  # who gave up meanwhile may have asked for something else since
             prepared = list(settlement.prepared)
             result = await self._run(lambda: commit(run, prepared), commit)
-            others = self.attempts.committed(run, {each.attempt.id for each in prepared})
+            others = self.attempts.committed(run, prepared)
+            if isinstance(result, Mapping) and result.get("repeated") is True:
+                others = [*prepared, *others]
             if others:
                 try:
                     await self._run(lambda: abort(run, others), abort)

@@ -87,8 +87,11 @@ def test_a_repeated_commit_reaches_the_sink_which_does_nothing(
     sink.commit(RUN, prepared)
     assert sink.commit(RUN, prepared) == {"repeated": True}
     again = [write(sink, attempt(0, 7, execution="another"), 1)]
+    assert shelf.staged
     assert sink.commit(RUN, again) == {"repeated": True}
     assert shelf.rows == [1]
+    assert shelf.asked[-1] == ("abort run", "run 1", [(0, 7)])
+    assert shelf.staged == {}
 
 
 def test_a_run_without_attempts_is_committed(shelf: Shelf, sink: RemoteSink) -> None:
@@ -238,7 +241,7 @@ def test_attempts_have_a_limit(shelf: Shelf) -> None:
         with pytest.raises(Busy, match=r"2 attempts .* the limit \(Sinks.attempts\)"):
             write(sink, attempt(2), 2)
         sink.commit(RUN, prepared)
-        write(sink, attempt(2), 2)
+        write(sink, attempt(2, execution="another"), 2)
 
 
 def test_an_attempt_is_made_once(sink: RemoteSink) -> None:
@@ -285,6 +288,32 @@ def test_an_abort_stops_attempts_that_are_open(shelf: Shelf, sink: RemoteSink) -
     assert shelf.asked_for("write", "prepare", "abort") == [("write", 0, 0, 1), ("abort", 0, 0)]
 
 
+@pytest.mark.parametrize("end", ["commit", "abort"])
+def test_a_late_attempt_of_an_execution_that_is_over_is_refused(
+    shelf: Shelf, sink: RemoteSink, end: str
+) -> None:
+    """A speculative one, or one that Spark started while it gave up the job."""
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield numbers(1)
+        wait_for(lambda: ("write", 0, 2, 1) in shelf.asked)
+        sink.commit(RUN, prepared) if end == "commit" else sink.abort(RUN, execution="e")
+        yield numbers(2)
+
+    prepared = [write(sink, attempt(0, 1), 1)]
+    with pytest.raises(Refused, match=f"writes no more: its run is {end}"):
+        sink.write(attempt(0, 2), batches(), schema=NUMBERS)
+    with pytest.raises(Refused, match=f"comes too late: its run is {end}"):
+        write(sink, attempt(0, 3), 1)
+    write(sink, attempt(0, 3, execution="another"), 1)
+    assert shelf.rows == ([1] if end == "commit" else [])
+
+
+def test_an_execution_without_a_name_is_not_over(shelf: Shelf, sink: RemoteSink) -> None:
+    sink.commit(RUN, [write(sink, attempt(0, 1, execution=""), 1)])
+    write(sink, attempt(0, 2, execution=""), 1)
+
+
 def test_a_commit_that_raises_commits_nothing_and_may_be_repeated(
     shelf: Shelf, sink: RemoteSink
 ) -> None:
@@ -310,7 +339,7 @@ def test_losers_that_cannot_be_aborted_do_not_undo_a_commit(
     assert "attempts that lost were not aborted" in caplog.text
     del shelf.fail["abort run"]
     sink.commit(RUN, prepared)  # they are not forgotten
-    assert shelf.asked[-1] == ("abort run", "run 1", [(0, 2)])
+    assert shelf.asked[-1] == ("abort run", "run 1", [(0, 0), (0, 2)])
 
 
 async def test_a_commit_goes_on_when_its_client_goes(shelf: Shelf) -> None:
