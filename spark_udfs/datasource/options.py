@@ -16,6 +16,7 @@ from spark_udfs.options import (
     Option,
     convert,
     missing_address,
+    seconds,
     size,
     text,
     tls_of,
@@ -56,7 +57,16 @@ READING: Final[Mapping[str, Option]] = MappingProxyType(
     }
 )
 """Those of reading alone."""
-WRITING: Final[Mapping[str, Option]] = MappingProxyType({})
+WRITING: Final[Mapping[str, Option]] = MappingProxyType(
+    {
+        option.name: option
+        for option in (
+            OPTIONS["cast"],
+            Option("commit_deadline", "seconds above zero, such as 10min, or none", seconds),
+            Option("run", "the name of what is written, the same when it is done again", text),
+        )
+    }
+)
 """Those of writing alone."""
 KNOWN: Final[Mapping[str, Option]] = MappingProxyType({**SHARED, **READING, **WRITING})
 IGNORED: Final = frozenset({"checkpointlocation"})

@@ -1,26 +1,373 @@
-"""``df.write.format("aqueduct")`` and ``df.writeStream.format("aqueduct")``."""
+"""``df.write.format("aqueduct")`` and ``df.writeStream.format("aqueduct")``: exactly once.
+
+Each task is an attempt: it streams its partition to the sink, and its commit message is the
+receipt. The driver commits exactly the attempts whose messages reached it, and repeats that until
+the service answers. ``aqueduct.sinks`` says what the sink makes of it.
+
+A run is named by the option ``run``, or else: a job by a name of its own, a batch of a stream by
+the query's id, which its checkpoint keeps, and the batch's number.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import copy
+import itertools
+import logging
+import random
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
-from aqueduct.errors import ConfigError
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+
+from aqueduct.arrow.schema import check
+from aqueduct.arrow.writing import ABORT, COMMIT, LOOK, WRITE
+from aqueduct.errors import (
+    AqueductError,
+    Busy,
+    ConfigError,
+    ConnectFailed,
+    ConnectionLost,
+    Refused,
+    UnknownHandler,
+)
+from aqueduct.sinks import Attempt, Prepared, Run
+from aqueduct.sync import SyncClient
+from aqueduct.writes import RemoteSink
+from spark_udfs.casting import Casting
 from spark_udfs.datasource.options import Settings
+from spark_udfs.numbers import Numbers
+from spark_udfs.place import Place, here, locate
+from spark_udfs.pool import process_pool
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter
     from pyspark.sql.types import StructType
 
-__all__ = ["make_stream_writer", "make_writer"]
+__all__ = [
+    "COMMIT_DEADLINE",
+    "Message",
+    "SinkStreamWriter",
+    "SinkWriter",
+    "Writing",
+    "make_stream_writer",
+    "make_writer",
+]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+COMMIT_DEADLINE: Final = 600.0
+"""Seconds for which a commit without an answer is repeated, unless the option of that name says
+else."""
+_PAUSE_LIMIT: Final = 5.0
+_REFUSED_SECONDS: Final = 10.0
+"""A service that is ending refuses calls until another one listens in its place."""
+_QUERY: Final = "sql.streaming.queryId"
+_BATCH: Final = "streaming.sql.batchId"
 
 
-def make_writer(settings: Settings, schema: StructType, overwrite: bool) -> DataSourceWriter:
-    """What writes rows of ``schema`` to the sink ``settings.handler``."""
-    raise ConfigError(f"{settings.handler!r} cannot be written to: aqueduct has no sinks yet")
+@dataclass(frozen=True)
+class Message(WriterCommitMessage):
+    """What a task tells the driver."""
+
+    run: Run
+    execution: str
+    prepared: Prepared | None
+    """None: its partition was empty, so there was nothing to write."""
 
 
-def make_stream_writer(
-    settings: Settings, schema: StructType, overwrite: bool
-) -> DataSourceStreamWriter:
-    """The same for the batches of a stream."""
-    raise ConfigError(f"{settings.handler!r} cannot be written to: aqueduct has no sinks yet")
+def make_writer(settings: Settings, schema: StructType, overwrite: bool) -> SinkWriter:
+    """What writes rows of ``schema`` to the sink ``settings.handler``.
+
+    Raises what ``Writing.look`` raises.
+    """
+    writing = Writing(settings, overwrite, uuid.uuid4().hex)
+    writing.look(schema)
+    return SinkWriter(writing, settings.more.get("run") or uuid.uuid4().hex)
+
+
+def make_stream_writer(settings: Settings, schema: StructType, overwrite: bool) -> SinkStreamWriter:
+    """The same for one batch of a stream. Spark makes another one for its commit."""
+    writing = Writing(settings, overwrite, uuid.uuid4().hex)
+    writing.look(schema)
+    return SinkStreamWriter(writing, settings.more.get("run") or "")
+
+
+class SinkWriter(DataSourceArrowWriter):
+    """One job. A copy travels to each task, another one to the commit."""
+
+    def __init__(self, writing: Writing, run: str) -> None:
+        self.writing = writing
+        self.run = Run(run, writing.overwrite)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Message:
+        """In a task: writes its partition."""
+        return self.writing.write(self.run, iterator, here())
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """On the driver, when every partition has a message."""
+        self.writing.commit(self.run, _said(messages))
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """On the driver, when the job has failed."""
+        self.writing.abort(self.run, _said(messages), self.writing.execution)
+
+
+class SinkStreamWriter(DataSourceStreamArrowWriter):
+    """One batch of a streaming query. The one that commits is not the one that travels to tasks."""
+
+    def __init__(self, writing: Writing, run: str) -> None:
+        self.writing = writing
+        self.run = run
+        """What stands for the query; "" for its id, which only tasks know."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Message:
+        """In a task: writes its partition."""
+        query = self.run or _local_property(_QUERY)
+        run = Run(f"{query}/{_local_property(_BATCH)}", self.writing.overwrite)
+        return self.writing.write(run, iterator, here())
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """On the driver, when every partition has a message."""
+        said = _said(messages)
+        self.writing.commit(self._run(said, batchId), said)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """On the driver, when the batch has failed."""
+        said = _said(messages)
+        if said or self.run:
+            execution = said[0].execution if said else None
+            self.writing.abort(self._run(said, batchId), said, execution)
+        # Else no task has told which query it was: the batch's next commit throws away what was
+        # prepared, or its time to live ends.
+
+    def _run(self, said: list[Message], batch: int) -> Run:
+        if said:
+            return said[0].run
+        if not self.run:
+            raise ConfigError(
+                "no partition told which streaming query it belongs to; name it by "
+                '.option("run", NAME)'
+            )
+        return Run(f"{self.run}/{batch}", self.writing.overwrite)
+
+
+class Writing:
+    """How a sink is written to, on the driver and in tasks. Picklable."""
+
+    def __init__(self, settings: Settings, overwrite: bool, execution: str) -> None:
+        self.settings = settings
+        self.overwrite = overwrite
+        self.execution = execution
+        """Tells this try at the run from others, whose attempts Spark numbers from zero again."""
+        self.schema: pa.Schema | None = None
+        """What the sink takes; None: anything."""
+
+    def look(self, schema: StructType) -> None:
+        """On the driver, before anything runs: asks for the sink's schema and compares.
+
+        Raises SchemaMismatch, UnknownHandler, and what connecting raises.
+        """
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        settings = self.settings
+        found = self._patiently(lambda sink: sink.look(deadline=settings.deadline))
+        self.schema = found.schema
+        if self.schema is None:
+            return
+        rows, where = to_arrow_schema(schema, timezone="UTC"), self._where
+        if self.cast:
+            Casting(self.schema, rows, where=where)
+        else:
+            check(self.schema, rows, where=where, handler=settings.handler)
+
+    @property
+    def cast(self) -> bool:
+        """Whether rows are cast to what the sink takes."""
+        return bool(self.settings.more.get("cast", False))
+
+    @property
+    def _where(self) -> str:
+        return f"the rows to be written into the sink {self.settings.handler!r}"
+
+    def write(self, run: Run, batches: Iterator[pa.RecordBatch], place: Place) -> Message:
+        """In a task: one attempt. Raises the errors of ``aqueduct.errors``, told where."""
+        source = iter(batches)
+        first = next(source, None)
+        if first is None:
+            return Message(run, self.execution, None)
+        attempt = Attempt(
+            run,
+            execution=self.execution,
+            stage=place.stage or 0,
+            partition=place.partition or 0,
+            task=place.task or 0,
+        )
+        settings, numbers = self.settings, Numbers()
+        try:
+            schema = first.schema
+            rows = _counted(itertools.chain((first,), source), numbers)
+            del first
+            if self.cast and self.schema is not None:
+                casting = Casting(self.schema, schema, where=self._where)
+                schema, rows = casting.schema, casting.all(rows)
+            for tries in itertools.count():
+                try:
+                    return Message(
+                        run, self.execution, self._attempt(attempt, rows, schema, place, tries)
+                    )
+                except (Busy, ConnectFailed):
+                    if tries >= settings.retries or numbers.batches_sent:
+                        raise
+                numbers.retries += 1
+                _pause(settings, tries)
+            raise AssertionError("unreachable")
+        except AqueductError as error:
+            raise locate(
+                _plainly(error),
+                peer=settings.peer().address.partition("?")[0],
+                handler=settings.handler,
+                place=place,
+                numbers=numbers,
+            ) from error.__cause__
+
+    def commit(self, run: Run, messages: Sequence[Message]) -> None:
+        """On the driver: commits what the messages tell of, and nothing else.
+
+        Raises how the sink failed, or why there was no answer for ``commit_deadline``.
+        """
+        prepared = [each.prepared for each in messages if each.prepared is not None]
+        seconds = self.settings.more.get("commit_deadline", COMMIT_DEADLINE)
+        until = None if seconds is None else time.monotonic() + seconds
+
+        def commit(sink: RemoteSink) -> Any:
+            left = None if until is None else max(until - time.monotonic(), 0.001)
+            return sink.commit(run, prepared, deadline=left)
+
+        result = self._patiently(commit, until=until)
+        log.info("%r: run %r is committed: %s", self.settings.handler, run.key, result)
+
+    def abort(self, run: Run, messages: Sequence[Message], execution: str | None) -> None:
+        """On the driver: aborts all attempts of the run, or of this execution of it."""
+        prepared = [each.prepared for each in messages if each.prepared is not None]
+        deadline = self.settings.deadline
+        self._patiently(
+            lambda sink: sink.abort(run, prepared, execution=execution, deadline=deadline)
+        )
+
+    def _attempt(
+        self,
+        attempt: Attempt,
+        rows: Iterator[pa.RecordBatch],
+        schema: pa.Schema,
+        place: Place,
+        tries: int,
+    ) -> Prepared:
+        settings = self.settings
+        lease = process_pool().lease(settings.peer(attempt.partition + tries), task=place.task)
+        failed = True
+        try:
+            prepared = self._sink(lease.client).write(
+                attempt,
+                rows,
+                schema=schema,
+                deadline=settings.deadline,
+                compression=settings.compression,
+                on_open=lambda stream: lease.on_end(stream.close),
+            )
+            failed = False
+            return prepared
+        finally:
+            # A Python worker ends with its failed task: let the service hear of it.
+            lease.release(close=failed and place.task is not None)
+
+    def _patiently(
+        self,
+        ask: Callable[[RemoteSink], T],
+        *,
+        until: float | Literal["retries"] | None = "retries",
+    ) -> T:
+        """What the sink answers, to be asked again where there was no answer.
+
+        Until that time (None: for ever), or ``retries`` times. Raises how it failed, also at once
+        if that is an answer.
+        """
+        settings = self.settings
+        refused: float | None = None
+        for tries in itertools.count():
+            try:
+                # The processes in which Spark has this done are not used for long.
+                lease = process_pool().lease(settings.peer(tries))
+                try:
+                    return ask(self._sink(lease.client))
+                finally:
+                    lease.release(close=True)
+            except (Busy, ConnectionLost, Refused) as error:
+                now = time.monotonic()
+                if isinstance(error, Refused):
+                    refused = now if refused is None else refused
+                if until == "retries":
+                    over = tries >= settings.retries
+                else:
+                    over = until is not None and now >= until
+                if over or (refused is not None and now - refused >= _REFUSED_SECONDS):
+                    raise
+                log.warning("%r: no answer, asked again: %s", settings.handler, error)
+            except AqueductError as error:
+                raise _plainly(error) from error.__cause__
+            _pause(settings, tries)
+        raise AssertionError("unreachable")
+
+    def _sink(self, client: SyncClient) -> RemoteSink:
+        settings = self.settings
+        return RemoteSink(
+            client, settings.handler, token=settings.token, headers=dict(settings.headers)
+        )
+
+
+def _counted(batches: Iterator[pa.RecordBatch], numbers: Numbers) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        numbers.batches_sent += 1
+        numbers.rows_sent += batch.num_rows
+        yield batch
+
+
+def _pause(settings: Settings, tries: int) -> None:
+    seconds = min(settings.backoff * 2.0 ** min(tries, 30), _PAUSE_LIMIT)
+    time.sleep(seconds * random.uniform(0.5, 1.0))
+
+
+def _plainly(error: AqueductError) -> AqueductError:
+    """``error`` with the sink's name in its text, instead of those of its handlers."""
+    if isinstance(error, UnknownHandler):
+        error = copy.copy(error)
+        text = str(error).replace("no handler", "no sink")
+        for prefix in (WRITE, COMMIT, ABORT, LOOK):
+            text = text.replace(prefix, "")
+        error.args = (text, *error.args[1:])
+    return error
+
+
+def _said(messages: Sequence[WriterCommitMessage | None]) -> list[Message]:
+    return [each for each in messages if isinstance(each, Message)]
+
+
+def _local_property(name: str) -> str:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    value = None if context is None else context.getLocalProperty(name)
+    if not value:
+        raise ConfigError(
+            f"the task has no {name}: a streaming query sets it; name the query by "
+            '.option("run", NAME)'
+        )
+    return str(value)
