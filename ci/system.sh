@@ -4,6 +4,7 @@
 #   ci/system.sh python    a Python >= 3.11 with venv and headers, and a C compiler
 #   ci/system.sh java      the home of a Java >= 17
 #   ci/system.sh clang     a clang that compiles for a fuzzer
+#   ci/system.sh postgres  the folder with the programs of a PostgreSQL >= 13
 #
 # What is missing is installed where that is possible (root on Debian), unless
 # AQUEDUCT_NO_INSTALL is set; else the error names the command to type.
@@ -73,6 +74,23 @@ find_clang() {
     return 1
 }
 
+find_postgres() {
+    initdb=$(command -v initdb || true)
+    initdb=${initdb:+$(readlink -f "$initdb")}
+    for folder in "${PG_BIN:-}" "${initdb%/*}" /usr/lib/postgresql/*/bin; do
+        for program in initdb postgres psql pg_isready; do
+            [ -x "$folder/$program" ] || continue 2
+        done
+        version=$("$folder/postgres" --version | sed 's/[^0-9]*\([0-9]*\).*/\1/')
+        if [ "${version:-0}" -ge 13 ]; then
+            echo "$folder"
+            return
+        fi
+        say "$folder has PostgreSQL ${version:-of no known version}; 13 or later is needed"
+    done
+    return 1
+}
+
 case ${1:-} in
 python)
     if ! command -v "${CC:-cc}" >/dev/null; then
@@ -96,8 +114,14 @@ clang)
         find_clang || { say "still no clang that has it; set CLANG"; exit 1; }
     fi
     ;;
+postgres)
+    if ! find_postgres; then
+        install "no PostgreSQL >= 13 by PG_BIN, on PATH or in /usr/lib/postgresql" postgresql
+        find_postgres || { say "still no PostgreSQL >= 13; set PG_BIN"; exit 1; }
+    fi
+    ;;
 *)
-    say "say 'python', 'java' or 'clang'"
+    say "say 'python', 'java', 'clang' or 'postgres'"
     exit 2
     ;;
 esac

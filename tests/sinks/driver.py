@@ -1,0 +1,82 @@
+"""What a driver of Spark does with a sink, as far as a sink can tell: tasks, retries, the end."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import pyarrow as pa
+
+from aqueduct import SyncClient
+from aqueduct.errors import AqueductError, CallError, ConnectionLost
+from aqueduct.sinks import Attempt, Prepared, Run
+from aqueduct.writes import RemoteSink
+from tests.sinks.killing import IDS, Deathbed
+
+__all__ = ["Driver", "JobFailed"]
+
+T = TypeVar("T")
+
+
+class JobFailed(Exception):
+    """A task failed too often, or the commit did."""
+
+
+class Driver:
+    """Plays one job after the other. Tasks have numbers of their own, as in one application."""
+
+    def __init__(self, bed: Deathbed) -> None:
+        self.bed = bed
+        self._tasks = itertools.count()
+        self._client: SyncClient | None = None
+
+    def write(
+        self, run: Run, execution: str, partition: int, ids: Sequence[int], *, failures: int = 4
+    ) -> Prepared:
+        """A task: its attempts until one has a receipt. Raises JobFailed."""
+        for _ in range(failures):
+            attempt = Attempt(
+                run, execution=execution, stage=2, partition=partition, task=next(self._tasks)
+            )
+            try:
+                return self.sink().write(attempt, _batches(ids), schema=IDS)
+            except AqueductError:
+                continue
+        raise JobFailed(f"partition {partition} failed {failures} times")
+
+    def commit(self, run: Run, prepared: Sequence[Prepared]) -> None:
+        """Until there is an answer. Raises JobFailed if that is an error."""
+        self._until_answered(lambda sink: sink.commit(run, prepared, deadline=60))
+
+    def abort(self, run: Run, prepared: Sequence[Prepared], execution: str | None = None) -> None:
+        """Until there is an answer."""
+        self._until_answered(
+            lambda sink: sink.abort(run, prepared, execution=execution, deadline=60)
+        )
+
+    def sink(self) -> RemoteSink:
+        """On a connection that lives, as far as that is known."""
+        if self._client is None or self._client.closed:
+            if self._client is not None:
+                self._client.close()
+            self._client = self.bed.connect()
+        return RemoteSink(self._client, "sink")
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+
+    def _until_answered(self, ask: Callable[[RemoteSink], T]) -> T:
+        while True:
+            try:
+                return ask(self.sink())
+            except ConnectionLost:
+                continue
+            except CallError as error:
+                raise JobFailed(str(error)) from error
+
+
+def _batches(ids: Sequence[int]) -> Iterator[pa.RecordBatch]:
+    for first in range(0, len(ids), 2):
+        yield pa.record_batch({"id": pa.array(ids[first : first + 2], pa.int64())}, schema=IDS)
