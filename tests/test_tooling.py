@@ -205,6 +205,44 @@ def test_without_clang_the_error_says_what_to_type(bare_path: Path) -> None:
     assert re.search(r"Type: |Install it", answer.stderr)
 
 
+def postgres(folder: Path, version: str) -> Path:
+    """A folder with programs that say they are of this version."""
+    folder.mkdir()
+    for name in ("initdb", "postgres", "psql", "pg_isready"):
+        (folder / name).write_text(f"#!/bin/sh\necho '{name} (PostgreSQL) {version} (Debian)'\n")
+        (folder / name).chmod(0o755)
+    return folder
+
+
+def test_postgres_is_where_its_programs_are(tmp_path: Path, bare_path: Path) -> None:
+    """A link to one program on the path is not where the others are."""
+    (bare_path / "readlink").symlink_to("/usr/bin/readlink")
+    (bare_path / "initdb").symlink_to(postgres(tmp_path / "new", "15.14") / "initdb")
+    answer = ask("postgres", bare_path)
+    assert (answer.returncode, answer.stdout.strip()) == (0, str(tmp_path / "new"))
+    other = postgres(tmp_path / "other", "17.1")
+    assert ask("postgres", bare_path, PG_BIN=str(other)).stdout.strip() == str(other)
+    old = postgres(tmp_path / "old", "12.3")
+    answer = ask("postgres", bare_path, PG_BIN=str(old))
+    assert answer.stdout.strip() == str(tmp_path / "new")
+    assert "PostgreSQL 12; 13 or later is needed" in answer.stderr
+
+
+def test_without_postgres_the_error_says_what_to_type(tmp_path: Path, bare_path: Path) -> None:
+    script = (ROOT / "ci" / "system.sh").read_text().replace(" /usr/lib/postgresql/*/bin", "")
+    (tmp_path / "system.sh").write_text(script)
+    answer = subprocess.run(
+        ["/bin/sh", str(tmp_path / "system.sh"), "postgres"],
+        env={"PATH": str(bare_path), "AQUEDUCT_NO_INSTALL": "1"},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert (answer.returncode, answer.stdout) == (1, "")
+    assert "no PostgreSQL >= 13" in answer.stderr
+    assert re.search(r"Type: |Install it", answer.stderr)
+
+
 def test_a_compiler_that_cannot_count_edges_gives_way(tmp_path: Path, bare_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
