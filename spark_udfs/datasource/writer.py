@@ -68,8 +68,6 @@ COMMIT_DEADLINE: Final = 600.0
 """Seconds for which a commit without an answer is repeated, unless the option of that name says
 else."""
 _PAUSE_LIMIT: Final = 5.0
-_REFUSED_SECONDS: Final = 10.0
-"""A service that is ending refuses calls until another one listens in its place."""
 _QUERY: Final = "sql.streaming.queryId"
 _BATCH: Final = "streaming.sql.batchId"
 
@@ -95,9 +93,16 @@ def make_writer(settings: Settings, schema: StructType, overwrite: bool) -> Sink
 
 
 def make_stream_writer(settings: Settings, schema: StructType, overwrite: bool) -> SinkStreamWriter:
-    """The same for one batch of a stream. Spark makes another one for its commit."""
+    """The same for one batch of a stream.
+
+    Spark makes another one for its commit, which has to wait for a service that is not there for
+    longer than this. So such a service is left to the tasks and to ``commit``.
+    """
     writing = Writing(settings, overwrite, uuid.uuid4().hex)
-    writing.look(schema)
+    try:
+        writing.look(schema)
+    except (Busy, ConnectionLost) as error:
+        log.warning("%r cannot be looked at before it is written to: %s", settings.handler, error)
     return SinkStreamWriter(writing, settings.more.get("run") or "")
 
 
@@ -301,7 +306,6 @@ class Writing:
         if that is an answer.
         """
         settings = self.settings
-        refused: float | None = None
         for tries in itertools.count():
             try:
                 # The processes in which Spark has this done are not used for long.
@@ -311,14 +315,13 @@ class Writing:
                 finally:
                     lease.release(close=True)
             except (Busy, ConnectionLost, Refused) as error:
-                now = time.monotonic()
-                if isinstance(error, Refused):
-                    refused = now if refused is None else refused
+                if isinstance(error, Refused) and not error.draining:
+                    raise
                 if until == "retries":
                     over = tries >= settings.retries
                 else:
-                    over = until is not None and now >= until
-                if over or (refused is not None and now - refused >= _REFUSED_SECONDS):
+                    over = until is not None and time.monotonic() >= until
+                if over:
                     raise
                 log.warning("%r: no answer, asked again: %s", settings.handler, error)
             except AqueductError as error:
