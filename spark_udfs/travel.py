@@ -11,6 +11,7 @@ ConfigError. The service's version does not matter: that of the Arrow call conve
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import pickle
@@ -65,6 +66,7 @@ def unpacked(driver: str, data: bytes) -> Any:
     return rebuild(*parts)
 
 
+@functools.cache
 def library_version() -> str:
     """The version of this library; "" if it runs from files that were never installed."""
     try:
@@ -101,9 +103,12 @@ class _Opener:
         return eval, (_EXPRESSION,)
 
 
+# A worker that has unpickled such a function before has what it needs.
 _EXPRESSION: Final = (
-    f"(lambda names: (exec({inspect.getsource(open_parcel)!r}, names), names['open_parcel'])[1])"
-    "({})"
+    "(lambda modules, names: modules['spark_udfs.travel'].unpacked "
+    "if 'spark_udfs.travel' in modules "
+    f"else (exec({inspect.getsource(open_parcel)!r}, names), names['open_parcel'])[1])"
+    "(__import__('sys').modules, {})"
 )
 
 
