@@ -12,10 +12,12 @@ from aqueduct.carriers.tls import ClientTls
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import CallError, ConfigError
 
-__all__ = ["Answer", "Calling", "OnError"]
+__all__ = ["Answer", "Calling", "OnError", "Opened"]
 
 OnError: TypeAlias = Literal["fail", "report"]
 """What becomes of a batch that its handler fails on: it ends the work, or it is an ``Answer``."""
+Opened: TypeAlias = Callable[[pa.Schema, frozenset[str]], None]
+"""Hears what the answers' schema is, and the handler's traits, before data flows."""
 
 
 @dataclass(frozen=True, slots=True)

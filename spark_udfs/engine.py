@@ -9,7 +9,7 @@ import pyarrow as pa
 from aqueduct.arrow.call import Partition
 from aqueduct.errors import AqueductError
 from aqueduct.sync import SyncStream
-from spark_udfs.calling import Answer, Calling, OnError
+from spark_udfs.calling import Answer, Calling, OnError, Opened
 from spark_udfs.numbers import Numbers
 from spark_udfs.place import Place
 from spark_udfs.pool import Peer, process_pool
@@ -25,13 +25,13 @@ def run(
     schema: pa.Schema,
     place: Place,
     numbers: Numbers,
-    opened: Callable[[pa.Schema], None] | None = None,
+    opened: Opened | None = None,
     held: Callable[[], int] | None = None,
 ) -> Generator[Answer]:
     """Sends ``batches``, all of ``schema``, as there is room, and gives the answers.
 
-    - ``opened`` is told the schema of the answers once, before any data flows; what it raises
-      ends the call.
+    - ``opened`` is told the schema of the answers and what the handler is (``ONE_TO_ONE``,
+      ``IDEMPOTENT``), once, before any data flows; what it raises ends the call.
     - ``held`` says how many bytes the caller keeps of batches without an answer: they count
       against ``in_flight_bytes`` as what is sent does.
 
@@ -51,7 +51,7 @@ def _one_call(
     schema: pa.Schema,
     place: Place,
     numbers: Numbers,
-    opened: Callable[[pa.Schema], None] | None,
+    opened: Opened | None,
     held: Callable[[], int] | None,
 ) -> Generator[Answer]:
     """The usual: one call on one address, put in order by the service. Nothing is kept here."""
@@ -81,7 +81,7 @@ def _one_call(
         with stream:
             found = stream.opened()  # the service has compared the schemas; only now data flows
             if opened is not None and found is not None:
-                opened(found)
+                opened(found, stream.traits)
             for batch in stream:
                 numbers.batches_received += 1
                 numbers.rows_received += batch.num_rows

@@ -19,6 +19,7 @@ from typing import Final, Literal, TypeAlias
 
 import pyarrow as pa
 
+from aqueduct.arrow.call import ONE_TO_ONE
 from aqueduct.arrow.schema import shorten
 from aqueduct.errors import BadCall, ConfigError
 from spark_udfs.casting import Casting
@@ -57,6 +58,15 @@ class Shape:
     def plain(self) -> bool:
         """Whether there is nothing to do."""
         return self == PLAIN
+
+    @property
+    def by_batch(self) -> str:
+        """Which option needs the answer to each batch by itself; empty: none does."""
+        if self.columns:
+            return "columns=[...]"
+        if self.on_error != "fail":
+            return f"on_error={self.on_error!r}"
+        return "check_rows=True" if self.check_rows else ""
 
     def check(self, schema: pa.Schema | None) -> None:
         """Raises ConfigError for what cannot go together; ``schema``: of the answers, declared."""
@@ -101,18 +111,24 @@ class Shaper:
         self._answer: pa.Schema | None = None
         self._output: pa.Schema | None = None
         self._answer_cast: Casting | None = None
-        self._failures: list[Answer] = []  # before the schema of the answers was known
 
     def held(self) -> int:
         """The bytes of the rows that wait for their answers."""
         return self._bytes
 
-    def opened(self, schema: pa.Schema) -> None:
+    def opened(self, schema: pa.Schema, traits: frozenset[str]) -> None:
         """The service accepted the call and will answer with batches of ``schema``.
 
-        Raises ConfigError or SchemaMismatch for what cannot be joined or cast.
+        ``traits``: what the handler is. Raises ConfigError or SchemaMismatch for what cannot be
+        joined or cast.
         """
         shape = self.shape
+        if shape.by_batch and ONE_TO_ONE not in traits:
+            raise ConfigError(
+                f"{shape.by_batch} needs one answer for each batch, and handler {self.handler!r} "
+                "is no function of one batch: a generator may answer when it likes. Write it as a "
+                "function of one batch, or call it without"
+            )
         if shape.schema is not None:
             where = f"the output of handler {self.handler!r}"
             self._answer_cast = Casting(shape.schema, schema, where=where)
@@ -138,8 +154,6 @@ class Shaper:
         try:
             for answer in answers:
                 yield from self._rows(answer)
-            for answer in self._failures:  # nothing but failures came
-                yield self._null(answer)
             self._check_end()
         finally:
             answers.close()
@@ -153,12 +167,13 @@ class Shaper:
 
     def _kept(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Remembers each batch, and gives what of it travels."""
-        places = self._places
+        places, by_batch = self._places, self.shape.by_batch
         for number, batch in enumerate(batches):
             keep = batch if places else None
             if keep is not None:
                 self._bytes += keep.nbytes
-            self._waiting[number] = batch.num_rows, keep
+            if by_batch:
+                self._waiting[number] = batch.num_rows, keep
             yield batch.select(places) if places else batch
 
     def _rows(self, answer: Answer) -> Iterator[pa.RecordBatch]:
@@ -167,22 +182,14 @@ class Shaper:
             self._tell(answer)
             if shape.on_error == "skip":
                 self._settle(answer.number)
-            elif self._answer is None:
-                self._failures.append(answer)
             else:
                 yield self._null(answer)
             return
         batch = answer.batch
         assert batch is not None
-        if self._answer is None:
-            self.opened(batch.schema)
-        for failure in self._failures:
-            yield self._null(failure)
-        self._failures.clear()
         if self._answer_cast is not None:
             batch = self._answer_cast.one(batch, answer.number)
-        if not (shape.columns or shape.check_rows or shape.on_error != "fail"):
-            self._waiting.pop(answer.number, None)
+        if not shape.by_batch:
             yield batch
             return
         rows, original = self._settle(answer.number)
@@ -194,8 +201,7 @@ class Shaper:
     def _null(self, answer: Answer) -> pa.RecordBatch:
         """The rows of a batch that failed, with nulls for an answer."""
         rows, original = self._settle(answer.number)
-        if self._answer is None:
-            raise self._no_schema(answer)
+        assert self._answer is not None  # the service tells it before it answers
         columns = [pa.nulls(rows, field.type) for field in self._answer]
         error = answer.error
         reason = shorten(f"{type(error).__name__}: {error}", _REASON)
@@ -226,11 +232,6 @@ class Shaper:
 
     def _settle(self, number: int) -> tuple[int, pa.RecordBatch | None]:
         """What waited for answer ``number``."""
-        if number not in self._waiting:
-            raise BadCall(
-                f"handler {self.handler!r} gave more answers than it had batches ({number + 1} "
-                f"answers); rows and answers are joined by batch, so it must give one for each"
-            )
         rows, original = self._waiting.pop(number)
         if original is not None:
             self._bytes -= original.nbytes
@@ -244,21 +245,13 @@ class Shaper:
         )
 
     def _check_end(self) -> None:
-        one_each = self.shape.columns or self.shape.check_rows or self.shape.on_error != "fail"
-        if self._waiting and one_each:
+        if self._waiting:
             number = min(self._waiting)
             raise BadCall(
-                f"handler {self.handler!r} ended and gave no answer to {len(self._waiting)} of "
-                f"its batches, the first of them batch {number} of {self._waiting[number][0]} "
-                "rows; rows and answers are joined by batch, so it must give one for each"
+                f"the service ended the call of handler {self.handler!r} and gave no answer to "
+                f"{len(self._waiting)} of its batches, the first of them batch {number} of "
+                f"{self._waiting[number][0]} rows"
             )
-
-    def _no_schema(self, answer: Answer) -> ConfigError:
-        return ConfigError(
-            f"on_error='null': handler {self.handler!r} failed on every batch of the partition, "
-            f"and what it answers with is not known here; give schema=. The first failure: "
-            f"{answer.error}"
-        )
 
     def _tell(self, answer: Answer) -> None:
         self._failed += 1

@@ -33,7 +33,7 @@ from aqueduct.errors import (
     LocalProtocolError,
 )
 from aqueduct.outgoing import END, Failure
-from spark_udfs.calling import Answer, Calling
+from spark_udfs.calling import Answer, Calling, Opened
 from spark_udfs.lanes import Addresses, Call, Service, Waiting
 from spark_udfs.numbers import Numbers
 from spark_udfs.place import Place
@@ -59,7 +59,7 @@ class Spread:
         schema: pa.Schema,
         place: Place,
         numbers: Numbers,
-        opened: Callable[[pa.Schema], None] | None,
+        opened: Opened | None,
         held: Callable[[], int] | None,
     ) -> None:
         self._calling = calling
@@ -349,7 +349,7 @@ class Spread:
                 if other is not call:  # begun because this one took its time
                     self._addresses.drop(other)
         if first and self._opened is not None:
-            self._opened(call.lane.schema)
+            self._opened(call.lane.schema, call.lane.traits)
 
     def _answered(self, call: Call, number: int, payload: Any) -> None:
         call.service.backoff.succeeded()

@@ -49,6 +49,13 @@ def job(spark: SparkSession, address: str) -> None:
         "sum(length(picture)) as bytes",
     )
     assert [row.asDict() for row in sums.collect()] == [wanted], sums.collect()
+
+    # A batch that the handler fails on: its rows stay, without an answer and with the reason.
+    some = rows.withColumn("text", rows.text.substr(1, 100)).coalesce(1).limit(10)
+    holes = some.selectExpr("id", "if(id = 3, '', text) as text")
+    tolerant = exchange(address, "look", columns="text", on_error="null", error_column="why")
+    answers = holes.transform(tolerant.apply).collect()
+    assert all(row.words is None and "an empty text" in row.why for row in answers), answers
     print(f"ok: {wanted['words']:,} words in {wanted['rows']:,} texts")
 
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from aqueduct.errors import BadCall, ConfigError
+from aqueduct.errors import BadCall, ConfigError, HandlerFailed
 from spark_udfs import exchange
 from tests.spark.services import make
 
@@ -43,17 +43,14 @@ def service():
     def even(batch):
         return batch.filter(pa.array([i % 2 == 0 for i in batch["id"].to_pylist()]))
 
-    @service.handler("twice", input=numbers, output=numbers)
-    def twice(batches, call):
+    @service.handler("lagging", output=numbers)
+    def lagging(batches, call):
+        held = None
         for batch in batches:
-            yield batch
-            yield batch
-
-    @service.handler("first", input=numbers, output=numbers)
-    def first(batches, call):
-        for number, batch in enumerate(batches):
-            if number == 0:
-                yield batch
+            if held is not None:
+                yield held
+            held = batch.select(["id"])
+        yield held
 
     @service.handler("upper", output=pa.schema([("TEXT", pa.string())]))
     def upper(batch):
@@ -122,6 +119,57 @@ def test_rows_are_not_kept_after_their_answer(address):
     assert pa.total_allocated_bytes() - before < 1 << 20
 
 
+def test_rows_that_wait_count_against_the_bytes_in_flight(address):
+    read = []
+
+    def source():
+        for number, batch in enumerate(rows(*[1] * 40, width=1 << 20)):
+            read.append(number)
+            yield batch
+
+    options: dict = {"columns": ["id"], "columns_mode": "replace", "in_flight_bytes": "2m"}
+    ways: list[dict] = [{}, {"retries": 1}]
+    for way in ways:
+        read.clear()
+        for number, _ in enumerate(exchange(address, "square", **options, **way)(source())):
+            # Two wait, one is looked at, and one was read when the room was asked for.
+            assert len(read) <= number + 1 + 2 + 2
+        assert len(read) == 40
+
+
+@pytest.mark.parametrize("columns", [["id"], None], ids=["joined", "plain"])
+def test_rows_of_a_failed_batch_stay_with_nulls(address, columns):
+    mode = None if columns is None else "replace"
+    batches = rows(20, 20, 20, 20) if columns else [b.select(["id"]) for b in rows(20, 20, 20, 20)]
+    options = {"columns": columns, "columns_mode": mode, "on_error": "null", "error_column": "why"}
+    found = pa.Table.from_batches(exchange(address, "fail", **options)(iter(batches)))
+    wanted = [*range(40), *[None] * 20, *range(60, 80)]
+    assert found["id"].to_pylist() == wanted
+    assert [why is not None for why in found["why"].to_pylist()] == [i is None for i in wanted]
+    assert found["why"][40].as_py() == (
+        f"HandlerFailed: handler 'fail' at {address}, batch 2: raised ValueError: 42 is not to my "
+        "taste"
+    )
+    if columns:
+        assert found["text"].to_pylist() == [str(i) for i in range(80)]
+
+
+def test_rows_of_a_failed_batch_are_left_out_and_counted(address):
+    call = exchange(address, "fail", columns="id", columns_mode="replace", on_error="skip")
+    found = pa.Table.from_batches(call(iter(rows(20, 20, 20, 20))))
+    assert found["text"].to_pylist() == [str(i) for i in (*range(40), *range(60, 80))]
+    assert call.numbers.failed_batches == 1
+    with pytest.raises(HandlerFailed, match="batch 2"):
+        list(exchange(address, "fail", columns="id", columns_mode="replace")(iter(rows(*[20] * 4))))
+
+
+def test_where_every_batch_fails_the_schema_is_known_all_the_same(address):
+    call = exchange(address, "fail", on_error="null", error_column="why")
+    (found,) = call(iter([pa.record_batch({"id": [42, 43]})]))
+    assert found.schema.names == ["id", "why"]
+    assert found["id"].to_pylist() == [None, None]
+
+
 def test_another_number_of_rows_names_the_batch_and_both(address):
     call = exchange(address, "even", columns=["id"], columns_mode="replace")
     with pytest.raises(BadCall) as caught:
@@ -133,13 +181,30 @@ def test_another_number_of_rows_names_the_batch_and_both(address):
     assert address in str(caught.value)
 
 
-def test_more_and_fewer_answers_than_batches_are_errors(address):
-    call = exchange(address, "twice", columns=["id"], columns_mode="replace", in_flight=1)
-    with pytest.raises(BadCall, match="gave more answers than it had batches"):
-        list(call(iter(rows(2))))
-    call = exchange(address, "first", columns=["id"], columns_mode="replace")
-    with pytest.raises(BadCall, match=r"gave no answer to 2 of its batches, .* batch 1 of 3 rows"):
-        list(call(iter(rows(2, 3, 4))))
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"columns": ["id"], "columns_mode": "replace"}, "columns=[...]"),
+        ({"check_rows": True}, "check_rows=True"),
+    ],
+)
+def test_a_generator_may_answer_out_of_step(address, service, options, named):
+    with pytest.raises(ConfigError) as caught:
+        list(exchange(address, "lagging", **options)(iter(rows(2, 2))))
+    assert str(caught.value).startswith(
+        f"{named} needs one answer for each batch, and handler 'lagging' is no function of one "
+        "batch: a generator may answer when it likes. Write it as a function of one batch, or "
+        "call it without ["
+    )
+    assert service.counters()["rows_in"] == 0
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_answers_that_overtake_are_joined_to_their_rows(address, ordered):
+    call = exchange(address, "square", columns="id", columns_mode="replace", ordered=ordered)
+    answers = pa.Table.from_batches(call(iter(rows(*[3] * 40)))).sort_by("id")
+    assert answers["text"].to_pylist() == [str(i) for i in range(120)]
+    assert answers["square"].to_pylist() == [float(i * i) for i in range(120)]
 
 
 def test_rows_are_counted_where_asked_for(address):

@@ -306,10 +306,14 @@ def test_the_caller_hears_of_the_schema_before_data_flows(running, way):
     callee = Callee()
     with running(callee.service) as address:
         seen: list[pa.Schema] = []
-        list(answers(calling(address, **WAYS[way]), [batch(1)], opened=seen.append))
+
+        def opened(schema, traits):
+            seen.append(schema)
+
+        list(answers(calling(address, **WAYS[way]), [batch(1)], opened=opened))
         assert seen == [NUMBERS] and callee.asked == {1: 1}
 
-        def refuse(schema):
+        def refuse(schema, traits):
             raise SchemaMismatch("not this")
 
         with pytest.raises(SchemaMismatch, match="not this"):

@@ -9,6 +9,7 @@ import logging
 import pyarrow as pa
 import pytest
 
+from aqueduct.arrow.call import ONE_TO_ONE
 from aqueduct.errors import BadCall, ConfigError, HandlerFailed, SchemaMismatch
 from spark_udfs import exchange
 from spark_udfs.casting import Casting
@@ -277,14 +278,13 @@ def failed(number):
     return Answer(number, None, HandlerFailed(f"batch {number}: ValueError: no", kind="ValueError"))
 
 
-def shaped(shape, answers, rows, *, opened=None):
+def shaped(shape, answers, rows, *, opened):
     """What comes of ``answers`` to ``rows``."""
     shaper = Shaper(shape, rows[0].schema, handler="h")
 
     def call(batches, schema):
         assert len(list(batches)) == len(rows)
-        if opened is not None:
-            shaper.opened(opened)
+        shaper.opened(opened, frozenset({ONE_TO_ONE}))
         yield from answers
 
     return list(shaper.run(iter(rows), call))
@@ -339,13 +339,18 @@ def test_rows_of_a_failed_batch_are_left_out(caplog):
 
 def test_not_every_failure_is_told(caplog):
     with caplog.at_level(logging.WARNING):
-        shaped(Shape(on_error="skip"), [failed(n) for n in range(30)], numbers(*[1] * 30))
+        shaped(
+            Shape(on_error="skip"),
+            [failed(n) for n in range(30)],
+            numbers(*[1] * 30),
+            opened=SCORES,
+        )
     assert len(caplog.records) == 11
 
 
 def test_a_batch_without_an_answer_is_an_error_too():
     with pytest.raises(BadCall, match="gave no answer to 1 of its batches, the first of them"):
-        shaped(Shape(on_error="skip"), [failed(0)], numbers(1, 1))
+        shaped(Shape(on_error="skip"), [failed(0)], numbers(1, 1), opened=SCORES)
 
 
 @pytest.mark.parametrize(
