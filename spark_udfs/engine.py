@@ -7,12 +7,13 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 import pyarrow as pa
 
 from aqueduct.arrow.call import Partition
-from aqueduct.errors import AqueductError
+from aqueduct.errors import AqueductError, ConnectFailed
 from aqueduct.sync import SyncStream
 from spark_udfs.calling import Answer, Calling, OnError, Opened
 from spark_udfs.numbers import Numbers
 from spark_udfs.place import Place
 from spark_udfs.pool import Peer, process_pool
+from spark_udfs.retrying import with_note
 from spark_udfs.spreading import Spread
 
 __all__ = ["Answer", "Calling", "OnError", "run"]
@@ -57,7 +58,10 @@ def _one_call(
     """The usual: one call on one address, put in order by the service. Nothing is kept here."""
     (address,) = calling.addresses
     peer = Peer(address, calling.tls, calling.connection_headers, calling.config)
-    lease = process_pool().lease(peer, task=place.task)
+    try:
+        lease = process_pool().lease(peer, task=place.task)
+    except ConnectFailed as error:
+        raise with_note(error, "tried once (retries=0)") from error.__cause__
     stream: SyncStream | None = None
     failed = False
     try:

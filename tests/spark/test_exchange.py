@@ -238,6 +238,35 @@ def test_a_service_that_is_down_fails_in_time():
     assert "'double'" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("addresses", "options", "tried"),
+    [
+        (["aqueduct+tcp://127.0.0.1:9"], {}, "tried once (retries=0)"),
+        (
+            ["aqueduct+tcp://127.0.0.1:9"],
+            {"retries": 2, "backoff": "10ms"},
+            "tried 3 times without an answer at aqueduct+tcp://127.0.0.1:9 (retries=2)",
+        ),
+        (
+            ["aqueduct+tcp://127.0.0.1:10", "aqueduct+tcp://127.0.0.1:9"],
+            {},
+            (
+                "tried once without an answer at aqueduct+tcp://127.0.0.1:10 and "
+                "aqueduct+tcp://127.0.0.1:9 (retries=0)"
+            ),
+        ),
+    ],
+    ids=["one", "retries", "several"],
+)
+def test_a_service_that_is_down_says_where_how_often_and_what_to_check(addresses, options, tried):
+    with pytest.raises(ConnectFailed) as caught:
+        list(exchange(addresses, "double", **options)(iter(numbers(1))))
+    assert str(caught.value).startswith(
+        "aqueduct+tcp://127.0.0.1:9: 127.0.0.1:9: connection refused: no program listens there; "
+        f"is the server started, and is this its port?; {tried} ['double' at "
+    )
+
+
 def test_a_service_killed_on_the_way_ends_the_call(child):
     killed = child("2")
     answers = exchange(killed.address, "stall", config=QUICK)(iter(numbers(*[1] * 10)))
