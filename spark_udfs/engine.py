@@ -83,7 +83,10 @@ def _one_call(
         )
         lease.on_end(stream.close)
         with stream:
-            found = stream.opened()  # the service has compared the schemas; only now data flows
+            # The service compares the schemas; only then does data flow. What this connection has
+            # heard of an earlier task is not waited for again: that would be a round trip.
+            about = calling.handler, schema, calling.schema
+            found = lease.accepted(about, stream.opened)
             if opened is not None and found is not None:
                 opened(found, stream.traits)
             for batch in stream:

@@ -22,7 +22,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -37,6 +37,8 @@ IDLE: Final = 30.0
 """Seconds after which an unused connection closes."""
 _TRUSTED: Final = 1.0
 _CHECK: Final = 5.0
+_KNOWN: Final = 64
+"""Acceptances of calls that a connection remembers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,18 @@ class Lease:
     def on_end(self, cancel: Callable[[], object]) -> None:
         """What ends the call that runs under this lease, should the task leave it behind."""
         self._cancel = cancel
+
+    def accepted(self, about: Hashable, ask: Callable[[], Any]) -> Any:
+        """What ``ask`` gave for the same thing before, on this connection, or gives now."""
+        known = self._entry.accepted
+        try:
+            return known[about]
+        except KeyError:
+            found = ask()
+        if len(known) >= _KNOWN:
+            known.clear()
+        known[about] = found
+        return found
 
     def release(self, *, close: bool = False) -> None:
         """Gives the lease back. Repeated calls are without effect.
@@ -195,11 +209,13 @@ class _Entry:
         self.connected = 0
         self.client: SyncClient | None = None
         self.connecting = threading.Lock()
+        self.accepted: dict[Hashable, Any] = {}
 
     def open_client(self) -> SyncClient:
         if self.client is not None and not self._answers(self.client):
             self.close()
         if self.client is None:
+            self.accepted = {}
             # An idle connection is the pool's to close; silence means that the worker is gone.
             self.client = SyncClient(
                 self.peer.address,
