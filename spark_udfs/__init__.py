@@ -2,15 +2,45 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Any, Final
 
 from spark_udfs.exchange import exchange
-from spark_udfs.frames import exchange_pandas
+from spark_udfs.frames import exchange_column, exchange_pandas
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["exchange", "exchange_pandas", "register"]
+    from spark_udfs.files import exchange_files, send_files
+    from spark_udfs.groups import exchange_by_key, exchange_grouped
+    from spark_udfs.listing import list_files
+
+__all__ = [
+    "exchange",
+    "exchange_by_key",
+    "exchange_column",
+    "exchange_files",
+    "exchange_grouped",
+    "exchange_pandas",
+    "list_files",
+    "register",
+    "send_files",
+]
+
+# Imported when first used: few workers need what reads Parquet or compares keys.
+_LATER: Final = {
+    "exchange_by_key": "spark_udfs.groups",
+    "exchange_files": "spark_udfs.files",
+    "exchange_grouped": "spark_udfs.groups",
+    "list_files": "spark_udfs.listing",
+    "send_files": "spark_udfs.files",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_LATER[name]), name)
 
 
 def register(spark: SparkSession) -> None:

@@ -1,18 +1,31 @@
-"""``exchange`` for data frames of pandas: a function for ``mapInPandas``."""
+"""``exchange`` in other shapes: for data frames of pandas, and for single columns.
+
+::
+
+    frame.mapInPandas(exchange_pandas(ADDRESS, "score"), "id long, points double")
+
+    score = exchange_column(ADDRESS, "score", "double", columns=["points"])
+    frame.select("id", score("points"))
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+import contextlib
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from aqueduct.errors import SchemaMismatch
+from aqueduct.errors import ConfigError, SchemaMismatch
 from spark_udfs.exchange import Exchange, exchange
+from spark_udfs.schemas import arrow_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType
 from spark_udfs.numbers import Total
 
-__all__ = ["PandasExchange", "exchange_pandas"]
+__all__ = ["ColumnExchange", "PandasExchange", "exchange_column", "exchange_pandas"]
 
 
 def exchange_pandas(address: str, handler: str, **options: Any) -> PandasExchange:
@@ -22,6 +35,103 @@ def exchange_pandas(address: str, handler: str, **options: Any) -> PandasExchang
     first frame. Give it when a column may be all null in the first frame, or holds nested values.
     """
     return PandasExchange(exchange(address, handler, **options))
+
+
+def exchange_column(
+    address: str | Sequence[str],
+    handler: str,
+    returns: str | DataType,
+    *,
+    columns: Sequence[str] = ("value",),
+    **options: Any,
+) -> Any:
+    """A user-defined function of columns: some go to an exchange handler, one comes back.
+
+    It is a scalar iterator ``arrow_udf``: one call for each partition, several batches in flight.
+
+    - ``returns``: Spark's type of what comes back, as DDL or a DataType. The handler's answers must
+      have one column; its name does not matter, its type must be this one.
+    - ``columns``: how the handler knows the columns that the function is given, in their order.
+    - ``options``: those of ``exchange``. As many rows must come back as were sent, which is
+      checked; ``on_error="skip"`` and what else changes the rows has no place here.
+
+    Needs Spark 4.1 or newer and an active session, as ``arrow_udf`` does. Raises ConfigError.
+    """
+    if isinstance(columns, str) or not columns or len(set(columns)) < len(columns):
+        raise ConfigError(f"columns={columns!r}; it must be a list of names, each once")
+    for name in ("columns_mode", "error_column", "schema", "input_schema", "ordered"):
+        if options.get(name) is not None:
+            raise ConfigError(f"{name} has no place here: a column goes, a column comes")
+    if options.get("on_error") in ("skip", "null"):
+        raise ConfigError(
+            f"on_error={options['on_error']!r} has no place here; it is for exchange(columns=[...])"
+        )
+    wanted = arrow_schema(_struct_of(returns), "returns").field(0).type
+    call = exchange(address, handler, **{**options, "check_rows": True})
+    column = ColumnExchange(call, tuple(columns), wanted)
+
+    def of_one(arrays: Iterator[pa.Array]) -> Iterator[pa.Array]:
+        return column((array,) for array in arrays)
+
+    def of_several(arrays: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+        return column(arrays)
+
+    from pyspark.sql import functions as sql
+
+    arrow_udf: Any = getattr(sql, "arrow_udf", None)
+    if arrow_udf is None:
+        raise ConfigError("exchange_column needs PySpark 4.1 or newer, for arrow_udf")
+    function = of_one if len(columns) == 1 else of_several
+    function.__name__ = f"exchange_{handler}"  # Spark shows it in plans, and names the column
+    return arrow_udf(function, returns)
+
+
+@dataclass(frozen=True)
+class ColumnExchange:
+    """What runs inside ``exchange_column``: call it with an iterator of tuples of arrays."""
+
+    call: Exchange
+    columns: tuple[str, ...]
+    returns: pa.DataType
+
+    def __call__(self, arrays: Iterator[tuple[pa.Array, ...]]) -> Generator[pa.Array]:
+        """The one column of the handler's answers, as many rows as were given."""
+        with contextlib.closing(self.call(self._batches(arrays))) as answers:
+            for number, answer in enumerate(answers):
+                if answer.num_columns != 1 or not _same(answer.schema.types[0], self.returns):
+                    found = ", ".join(f"{field.name} {field.type}" for field in answer.schema)
+                    raise SchemaMismatch(
+                        f"{self.call.handler!r} at {self.call.peer} answered batch {number} with "
+                        f"({found}); a function of columns that returns {self.returns} needs one "
+                        "column of that type",
+                        wanted=str(self.returns),
+                        got=found,
+                    )
+                yield answer.column(0)
+
+    def _batches(self, arrays: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.RecordBatch]:
+        for given in arrays:
+            if len(given) != len(self.columns):
+                raise ConfigError(
+                    f"the function was given {len(given)} columns; columns= has "
+                    f"{len(self.columns)}: {', '.join(self.columns)}"
+                )
+            yield pa.RecordBatch.from_arrays(list(given), names=list(self.columns))
+
+
+def _same(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether Spark takes one for the other: of timestamps with zones the zone's name is free."""
+    if pa.types.is_timestamp(found) and pa.types.is_timestamp(wanted):
+        return bool(found.unit == wanted.unit and (found.tz is None) == (wanted.tz is None))
+    return bool(found.equals(wanted))
+
+
+def _struct_of(returns: str | DataType) -> Any:
+    from pyspark.sql.types import StructType
+
+    if isinstance(returns, str):
+        return f"value {returns}"
+    return StructType().add("value", returns)
 
 
 @dataclass(frozen=True)

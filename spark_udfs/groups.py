@@ -1,0 +1,275 @@
+"""Groups of rows to a service: for ``applyInArrow``, and for many small groups at once.
+
+::
+
+    fit = exchange_grouped("aqueduct://models.example", "fit")
+    frame.groupBy("city").applyInArrow(fit, "city string, slope double")
+
+    fit = exchange_by_key("aqueduct://models.example", "fit", ["city"])
+    fit.apply(frame)
+
+Spark gives a function for ``applyInArrow`` one group after the other and waits for what becomes of
+each. So each group is a call; a small one is a single message and its answer. ``exchange_by_key``
+has the rows of a partition sorted by their key, and sends its groups as the batches of one call,
+several in flight: that is the way for thousands of groups of a few rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from aqueduct.arrow.call import Partition
+from aqueduct.errors import AqueductError, BatchTooLarge, ConfigError
+from spark_udfs.exchange import Exchange, exchange
+from spark_udfs.numbers import Numbers
+from spark_udfs.options import size as size_of
+from spark_udfs.place import here, locate
+from spark_udfs.pool import Peer, process_pool
+from spark_udfs.schemas import AnySchema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["KEY", "KeyedExchange", "exchange_by_key", "exchange_grouped"]
+
+KEY: Final = "group-key"
+"""The header of a call that has the group's key, as a list in JSON."""
+MiB: Final = 1 << 20
+_SMALL: Final = 1 * MiB
+"""Bytes of a group that is sent as one message, with the call."""
+
+
+def exchange_grouped(
+    address: str | Sequence[str],
+    handler: str,
+    *,
+    form: Literal["table", "key_table", "batches", "key_batches"] = "table",
+    **options: Any,
+) -> Callable[..., Any]:
+    """A function for ``groupBy(...).applyInArrow``: each group is one call of an exchange handler.
+
+    The handler gets the group's rows, a small group as one batch, and its answers are what becomes
+    of the group. ``options`` are those of ``exchange``.
+
+    - ``form``: what Spark hands over: the group as a ``table``, or as ``batches``, an iterator, for
+      groups that need not fit into memory. ``key_table`` and ``key_batches`` have its key too,
+      which then goes with the call as the header ``group-key``: a list in JSON.
+
+    The columns of the answers must be those of the schema that ``applyInArrow`` is given.
+    """
+    call = exchange(address, handler, **options)
+
+    def of_table(table: pa.Table) -> pa.Table:
+        return _whole(call, table)
+
+    def of_key_and_table(key: tuple[pa.Scalar, ...], table: pa.Table) -> pa.Table:
+        return _whole(_keyed(call, key), table)
+
+    def of_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return call(batches)
+
+    def of_key_and_batches(
+        key: tuple[pa.Scalar, ...], batches: Iterator[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        return _keyed(call, key)(batches)
+
+    forms: dict[str, Callable[..., Any]] = {
+        "table": of_table,
+        "key_table": of_key_and_table,
+        "batches": of_batches,
+        "key_batches": of_key_and_batches,
+    }
+    if form not in forms:
+        raise ConfigError(f"form={form!r}; it must be one of {', '.join(map(repr, forms))}")
+    function = forms[form]
+    function.__name__ = f"exchange_{handler}"  # Spark shows it in plans
+    return function
+
+
+def _keyed(call: Exchange, key: tuple[pa.Scalar, ...]) -> Exchange:
+    text = json.dumps([scalar.as_py() for scalar in key], default=str)
+    headers = (*call.calling.headers, (KEY, text))
+    return replace(call, calling=replace(call.calling, headers=headers))
+
+
+def _whole(call: Exchange, table: pa.Table) -> pa.Table:
+    """What a handler makes of a group that is in memory."""
+    batches = table.combine_chunks().to_batches()
+    plain = call.shape.plain and call.input_schema is None and not call.calling.retries
+    if plain and len(batches) == 1 and table.nbytes <= _SMALL:
+        return _small(call, batches[0])
+    answers = list(call(iter(batches)))
+    if answers:
+        return pa.Table.from_batches(answers)
+    return pa.schema([]).empty_table() if call.schema is None else call.schema.empty_table()
+
+
+def _small(call: Exchange, batch: pa.RecordBatch) -> pa.Table:
+    """The same as one message: the least that a call can cost."""
+    calling, place, numbers = call.calling, here(), Numbers()
+    address = calling.addresses[(place.partition or 0) % len(calling.addresses)]
+    peer = Peer(address, calling.tls, calling.connection_headers, calling.config)
+    lease, failed = None, False
+    try:
+        lease = process_pool().lease(peer, task=place.task)
+        numbers.batches_sent, numbers.rows_sent = 1, batch.num_rows
+        answer = lease.client.call_table(
+            calling.handler,
+            batch,
+            output_schema=calling.schema,
+            deadline=calling.deadline,
+            headers=dict(calling.headers),
+            run=place.run_key(calling.run),
+            attempt=place.attempt_key,
+            token=calling.fresh_token(),
+            partition=None if place.partition is None else Partition(place.partition),
+        )
+        numbers.batches_received = len(answer.to_batches())
+        numbers.rows_received = answer.num_rows
+        return answer
+    except AqueductError as error:
+        failed = True
+        raise locate(
+            error, peer=call.peer, handler=call.handler, place=place, numbers=numbers
+        ) from error.__cause__
+    finally:
+        if lease is not None:
+            lease.release(close=failed and place.task is not None)
+        call.tally.add(numbers)
+
+
+def exchange_by_key(
+    address: str | Sequence[str],
+    handler: str,
+    keys: Sequence[str],
+    *,
+    group_bytes: int | str = 64 * MiB,
+    **options: Any,
+) -> KeyedExchange:
+    """Sends each group of rows as one batch, many of them in one call, several in flight.
+
+    The handler is a function of one batch: it gets all rows of a group, and what it answers is what
+    becomes of the group. ``options`` are those of ``exchange``, but for the merging of batches.
+
+    - ``keys``: the columns that make a group.
+    - ``group_bytes`` (64m): of the largest group; a larger one raises BatchTooLarge.
+
+    ``apply`` of what is returned sorts a frame and maps it; as a function for ``mapInArrow`` it
+    needs rows whose keys are together: ``frame.repartition(*keys).sortWithinPartitions(*keys)``.
+    """
+    if isinstance(keys, str) or not keys or not all(isinstance(name, str) for name in keys):
+        raise ConfigError(f"keys={keys!r}; it must be a list of at least one column's name")
+    for name in ("merge_rows", "merge_bytes"):
+        if options.get(name) is not None:
+            raise ConfigError(f"{name} has no place here: a batch is one group")
+    try:
+        limit = size_of(group_bytes)
+    except ValueError as error:
+        raise ConfigError(
+            f"group_bytes={group_bytes!r}; it must be a size above zero, such as 67108864 or '64m'"
+        ) from error
+    return KeyedExchange(exchange(address, handler, **options), tuple(keys), limit)
+
+
+@dataclass(frozen=True)
+class KeyedExchange:
+    """What ``exchange_by_key`` returns: call it with batches in which equal keys are together."""
+
+    call: Exchange
+    keys: tuple[str, ...]
+    group_bytes: int
+
+    @property
+    def __name__(self) -> str:  # Spark shows it in plans
+        return f"exchange_by_key_{self.call.handler}"
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Generator[pa.RecordBatch]:
+        """The handler's answers, group by group."""
+        with contextlib.closing(self.call(self._groups(batches))) as answers:
+            yield from answers
+
+    def apply(self, frame: DataFrame, schema: AnySchema | None = None) -> DataFrame:
+        """``frame`` with its groups together, through the service.
+
+        ``schema``: of the answers; None asks the service (see ``Exchange.output_schema``).
+        """
+        declared = self.call.output_schema(frame) if schema is None else schema
+        together = frame.repartition(*self.keys).sortWithinPartitions(*self.keys)
+        return together.mapInArrow(self, declared)
+
+    def summary(self) -> str:
+        """What was counted, in a few lines; a batch is a group."""
+        return self.call.summary()
+
+    def _groups(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        kept: list[pa.RecordBatch] = []  # the beginning of a group whose end has not come
+        size = 0
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            begins = self._begins(kept[-1] if kept else None, batch)
+            bounds = [0, *sorted(begins - {0}), batch.num_rows]
+            for begin, end in itertools.pairwise(bounds):
+                if kept and begin in begins:
+                    yield _joined(kept)
+                    kept, size = [], 0
+                kept.append(batch.slice(begin, end - begin))
+                size += kept[-1].nbytes
+                if size > self.group_bytes:
+                    raise self._too_large(kept[-1])
+        if kept:
+            yield _joined(kept)
+
+    def _begins(self, before: pa.RecordBatch | None, batch: pa.RecordBatch) -> set[int]:
+        """The rows of ``batch`` that begin a group; the first does if ``before`` ends another."""
+        changed = None
+        for name in self.keys:
+            if name not in batch.schema.names:
+                raise ConfigError(
+                    f"keys has {name!r}; the rows have the columns {', '.join(batch.schema.names)}"
+                )
+            column = batch.column(name)
+            if before is not None:
+                last = before.column(name).slice(before.num_rows - 1)
+                column = pa.concat_arrays([last, column])
+            differs = _differs(column[:-1], column[1:], name)
+            changed = differs if changed is None else pc.or_(changed, differs)
+        assert changed is not None
+        rows = pc.indices_nonzero(changed).to_pylist()
+        return set(rows) if before is not None else {0, *(row + 1 for row in rows)}
+
+    def _too_large(self, piece: pa.RecordBatch) -> BatchTooLarge:
+        key = {name: piece.column(name)[0].as_py() for name in self.keys}
+        return BatchTooLarge(
+            f"the group {key} has more than {self.group_bytes} bytes (group_bytes); raise it, or "
+            "use groupBy and exchange_grouped(..., form='batches')"
+        )
+
+
+def _differs(before: pa.Array, after: pa.Array, name: str) -> pa.Array:
+    """Row by row, as Spark groups: nulls are equal, and so are values that are not a number."""
+    try:
+        differs = pc.fill_null(pc.not_equal(before, after), False)
+    except pa.ArrowNotImplementedError as error:
+        raise ConfigError(
+            f"keys has {name!r}, of type {before.type}, whose values Arrow does not compare"
+        ) from error
+    if pa.types.is_floating(before.type):
+        numbers = (pc.fill_null(pc.is_nan(each), False) for each in (before, after))
+        differs = pc.and_not(differs, pc.and_(*numbers))
+    return pc.or_(differs, pc.xor(pc.is_null(before), pc.is_null(after)))
+
+
+def _joined(pieces: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(pieces) == 1:
+        return pieces[0]
+    (batch,) = pa.Table.from_batches(pieces).combine_chunks().to_batches()
+    return batch
