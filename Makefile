@@ -8,7 +8,7 @@ PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check
 CYTHON := $(wildcard aqueduct/_speedups/*.pyx aqueduct/_speedups/*.pxd)
 COMPILED := $(patsubst %.pyi,%,$(subst /,.,$(wildcard aqueduct/_speedups/*.pyi)))
 
-.PHONY: help demo test test-long fuzz requirements sabotage bench bench-check wheel wheels lint format setup clean
+.PHONY: help demo test test-long fuzz requirements sabotage bench bench-spark bench-check wheel wheels lint format setup clean
 
 help:           ## these lines
 	@sed -nE 's/^([a-z-]+):.*## /\1\t/p' Makefile | expand -t 14
@@ -54,8 +54,13 @@ bench: setup    ## modules, core, transfers (table and plot in benchmarks), memo
 	ci/env python -m benchmarks.publish benchmarks/results/loopback.json
 	ci/env python -m benchmarks.backpressure --json benchmarks/results/backpressure.json
 
-bench-check: bench ## the same, against benchmarks/floors.toml
-	ci/env python -m benchmarks.check benchmarks/results/loopback.json benchmarks/results/channels.json
+bench-spark: setup ## jobs of Spark beside Flight and identity, against the floors; ONLY=plain,tasks for some
+	ci/env python -m benchmarks.spark --json benchmarks/results/spark.json $(addprefix --only ,$(ONLY))
+	ci/env python -m benchmarks.spark.publish benchmarks/results/spark.json
+	ci/env python -m benchmarks.check --only spark- benchmarks/results/spark.json
+
+bench-check: bench bench-spark ## both, against benchmarks/floors.toml
+	ci/env python -m benchmarks.check $(patsubst %,benchmarks/results/%.json,loopback channels spark)
 
 wheel: setup    ## sdist, wheel from it, repaired, and tried in a fresh environment
 	ci/wheel.sh

@@ -1,6 +1,6 @@
 """Compares runs of loopback.py and of pytest-benchmark with the numbers in floors.toml.
 
-    python benchmarks/check.py RUN.json ... [--floors FILE]
+    python benchmarks/check.py RUN.json ... [--floors FILE] [--only TEXT]
 
 The exit status is 0 if every floor holds, 1 if one does not (each miss is named), and 2 if a file
 cannot be used. A floor whose case is not in the run, or failed in it, is missed.
@@ -132,9 +132,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("run", type=Path, nargs="+", help="what --json wrote")
     parser.add_argument("--floors", type=Path, default=FLOORS)
+    parser.add_argument("--only", default="", help="floors of cases whose names begin with this")
     args = parser.parse_args(arguments)
     try:
         floors, run = load(args.floors), results.Run.load_all(args.run)
+        floors = [floor for floor in floors if floor.case.startswith(args.only)]
+        if not floors:
+            raise BadFloors(f"--only {args.only}: no floor is of such a case")
     except (BadFloors, results.BadRun) as error:
         print(f"check.py: {error}", file=sys.stderr)
         return 2

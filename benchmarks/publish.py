@@ -132,13 +132,13 @@ def _trip(run: results.Run, floors: list[check.Floor], case: str, carrier: str) 
     ]
 
 
-def put(readme: str, text: str) -> str:
+def put(readme: str, text: str, opening: str = BEGIN, closing: str = END) -> str:
     """The README with ``text`` between its marks. Raises BadRun if it does not have them."""
-    before, begin, rest = readme.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end or BEGIN in after:
-        raise BadRun(f"the README must have {BEGIN!r} and {END!r}, once and in this order")
-    return f"{before}{BEGIN}\n\n{text}\n\n{END}{after}"
+    before, begin, rest = readme.partition(opening)
+    _, end, after = rest.partition(closing)
+    if not begin or not end or opening in after:
+        raise BadRun(f"the README must have {opening!r} and {closing!r}, once and in this order")
+    return f"{before}{opening}\n\n{text}\n\n{closing}{after}"
 
 
 # ----------------------------------------------------------------- the plot

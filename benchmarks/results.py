@@ -54,6 +54,9 @@ UNITS: Final = {
     "channel_us": "us a channel",
     "channel_cpu_us": "CPU us a channel",
     "channel_core_us": "without the collector",
+    "job_s": "s, the whole job",
+    "handshakes_worker": "hand-shakes for each worker process",
+    "settled_mib": "MiB between least and most, server, after the first GiB",
 }
 """The metrics a row may have."""
 MORE_IS_BETTER: Final = frozenset(
@@ -151,6 +154,11 @@ class Run:
         """Contestant over ``against``, each repeat with its own neighbour in time."""
         ours, theirs = (self.values(case, name, metric) for name in (contestant, against))
         return [ours[k] / theirs[k] for k in ours if theirs.get(k)]
+
+    def differences(self, case: str, contestant: str, against: str, metric: str) -> list[float]:
+        """Contestant minus ``against``, each repeat with its own neighbour in time."""
+        ours, theirs = (self.values(case, name, metric) for name in (contestant, against))
+        return [ours[k] - theirs[k] for k in ours if k in theirs]
 
     def _of(self, case: str, contestant: str) -> list[dict[str, Any]]:
         return [r for r in self.rows if r["case"] == case and r["contestant"] == contestant]

@@ -16,6 +16,7 @@ import pytest
 
 from benchmarks import certificate, channels, check, compare, loopback, plan, processes, results
 from benchmarks.peers import common, core_peer
+from benchmarks.spark import plan as spark_plan
 
 pytestmark = pytest.mark.checkout
 
@@ -202,6 +203,7 @@ def test_floors_that_demand_nothing_are_refused(tmp_path: Path, text: str):
 def test_every_floor_is_of_a_case_that_the_plan_has():
     planned = {(case.name, c.name) for case in plan.PLAN for c in case.contestants}
     planned |= {(case.name, c.name) for case in channels.PLAN for c in case.contestants}
+    planned |= {(case.name, c.name) for case in spark_plan.PLAN for c in case.contestants}
     for floor in FLOORS:
         assert (floor.case, floor.contestant) in planned
         if floor.against.endswith("*"):
