@@ -64,13 +64,19 @@ class ParquetSink:
                     )
                 names.append(str(path.relative_to(self.data)))
             rows = sum(int(each.receipt["rows"]) for each in prepared)
-            replaced = [path.stem for path in self.runs.glob("*.json")] if run.overwrite else []
-            content = {"run": run.key, "rows": rows, "files": names, "replaces": replaced}
+            gone = replaced_runs(self.runs) if run.overwrite else set()
+            there = {path.stem for path in self.runs.glob("*.json")} if run.overwrite else set()
+            content = {
+                "run": run.key,
+                "rows": rows,
+                "files": names,
+                "replaces": sorted(there - gone),
+            }
             self.publish(note, json.dumps(content))
             for each in prepared:
                 self.place(each.attempt).with_suffix(".json").unlink(missing_ok=True)
-            if run.overwrite:
-                self.remove_replaced(keep=set(replaced))
+            for former in gone:  # not those replaced now: somebody may be reading them
+                self.remove_files(former)
             return {"repeated": False, "rows": rows}
 
     def publish(self, note: Path, content: str) -> None:
@@ -110,12 +116,11 @@ class ParquetSink:
         """Where the attempt's rows are. Made of ids alone: nothing that a client says is a path."""
         return self.data / attempt.run.id / f"{attempt.id}.parquet"
 
-    def remove_replaced(self, keep: set[str]) -> None:
-        """Removes the files of runs that were replaced before ``keep`` were, and not the notes."""
-        for run in replaced_runs(self.runs) - keep:
-            for path in (self.data / run).glob("*.parquet"):
-                path.unlink(missing_ok=True)
-            self.remove_if_empty(self.data / run)
+    def remove_files(self, run: str) -> None:
+        """Removes the files of a run that was replaced; its note stays, as it may come again."""
+        for path in (self.data / run).glob("*.parquet"):
+            path.unlink(missing_ok=True)
+        self.remove_if_empty(self.data / run)
 
     def remove_if_empty(self, folder: Path) -> None:
         """With the lock held: an attempt that opens makes the folder and its note under it."""
@@ -177,6 +182,9 @@ class ParquetAttempt:
     def abort(self) -> None:
         """Nothing of it stays."""
         self.waiting.clear()
+        with contextlib.suppress(OSError, ValueError, pa.ArrowException):
+            self.writer.close()  # else it would write its end later, into a file that is closed
+        self.writer.is_open = False
         self.file.close()
         for suffix in (".part", ".parquet", ".json"):
             self.path.with_suffix(suffix).unlink(missing_ok=True)

@@ -13,6 +13,7 @@ is made as the first attempt's rows are, unless it is there. Needs ``adbc-driver
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -34,8 +35,8 @@ CREATE TABLE IF NOT EXISTS aqueduct.ledger (
     sink text, run text, rows bigint NOT NULL, at timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (sink, run));
 CREATE TABLE IF NOT EXISTS aqueduct.prepared (
-    id text PRIMARY KEY, sink text NOT NULL, attempt text NOT NULL, receipt text NOT NULL,
-    at timestamptz NOT NULL DEFAULT now());
+    sink text, id text, attempt text NOT NULL, receipt text NOT NULL,
+    at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (sink, id));
 """
 
 
@@ -47,6 +48,8 @@ class PostgresSink:
     """
 
     def __init__(self, uri: str, table: str) -> None:
+        if not 1 <= len(table.encode()) <= 63:
+            raise ValueError(f"the table {table!r} must have a name of 1 to 63 bytes")
         self.uri = uri
         self.table = table
         with self.transaction() as cursor:
@@ -83,7 +86,8 @@ class PostgresSink:
     def move(self, cursor: Any, each: Prepared) -> int:
         """The rows of one attempt; how many there were. Raises if anything of it is missing."""
         cursor.execute(
-            "DELETE FROM aqueduct.prepared WHERE id = $1 RETURNING receipt", (each.attempt.id,)
+            "DELETE FROM aqueduct.prepared WHERE sink = $1 AND id = $2 RETURNING receipt",
+            (self.table, each.attempt.id),
         )
         found = cursor.fetchone()
         if found is None or json.loads(found[0]) != each.receipt:
@@ -91,11 +95,12 @@ class PostgresSink:
                 f"{each.attempt} is not there as it was prepared (it was aborted, or nobody "
                 "committed it in time), so nothing of the run is committed"
             )
-        staged = f"aqueduct.{staging(each.attempt)}"
+        name = self.staging(each.attempt)
+        staged = f"aqueduct.{name}"
         target = quoted(self.table)
         if not self.exists(cursor, self.table):
             cursor.execute(f"CREATE TABLE {target} (LIKE {staged} INCLUDING ALL)")
-        columns = ", ".join(quoted(name) for name in self.columns(cursor, staging(each.attempt)))
+        columns = ", ".join(quoted(name) for name in self.columns(cursor, name))
         cursor.execute(f"INSERT INTO {target} ({columns}) SELECT {columns} FROM {staged}")
         cursor.execute(f"DROP TABLE {staged}")
         return int(each.receipt["rows"])
@@ -104,8 +109,11 @@ class PostgresSink:
         """Drops the staging tables of these attempts; one that was committed has none."""
         with self.transaction() as cursor:
             for each in prepared:
-                cursor.execute("DELETE FROM aqueduct.prepared WHERE id = $1", (each.attempt.id,))
-                cursor.execute(f"DROP TABLE IF EXISTS aqueduct.{staging(each.attempt)}")
+                cursor.execute(
+                    "DELETE FROM aqueduct.prepared WHERE sink = $1 AND id = $2",
+                    (self.table, each.attempt.id),
+                )
+                cursor.execute(f"DROP TABLE IF EXISTS aqueduct.{self.staging(each.attempt)}")
 
     def leftovers(self) -> Iterator[tuple[Prepared, float]]:
         """What is prepared and neither committed nor aborted."""
@@ -129,6 +137,10 @@ class PostgresSink:
                 connection.rollback()
                 raise
             connection.commit()
+
+    def staging(self, attempt: Attempt) -> str:
+        """The name of its table. Made of ids alone: nothing that a client says is SQL."""
+        return f"staged_{attempt.id}_{hashlib.sha256(self.table.encode()).hexdigest()[:8]}"
 
     def rows_of(self, cursor: Any, run: Run) -> int:
         """What the ledger says of a run that is committed."""
@@ -170,7 +182,9 @@ class PostgresAttempt:
 
     def copy(self, rows: pa.Table, *, mode: str = "append") -> None:
         """COPY into the staging table."""
-        self.cursor.adbc_ingest(staging(self.attempt), rows, mode=mode, db_schema_name="aqueduct")
+        self.cursor.adbc_ingest(
+            self.sink.staging(self.attempt), rows, mode=mode, db_schema_name="aqueduct"
+        )
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Batches are gathered into fewer COPYs."""
@@ -193,8 +207,8 @@ class PostgresAttempt:
         self.flush()
         receipt = {"rows": self.rows}
         self.cursor.execute(
-            "INSERT INTO aqueduct.prepared (id, sink, attempt, receipt) VALUES ($1, $2, $3, $4)",
-            (self.attempt.id, self.sink.table, self.attempt.to_json(), json.dumps(receipt)),
+            "INSERT INTO aqueduct.prepared (sink, id, attempt, receipt) VALUES ($1, $2, $3, $4)",
+            (self.sink.table, self.attempt.id, self.attempt.to_json(), json.dumps(receipt)),
         )
         self.connection.commit()
         self.close()
@@ -210,11 +224,6 @@ class PostgresAttempt:
         """Ends the connection; what is not committed is gone."""
         self.cursor.close()
         self.connection.close()
-
-
-def staging(attempt: Attempt) -> str:
-    """The name of its table. Made of its id alone: nothing that a client says is SQL."""
-    return f"staged_{attempt.id}"
 
 
 def quoted(name: str) -> str:

@@ -27,7 +27,6 @@ from aqueduct.arrow.writing import WRITE, Attempt, Prepared, Run
 from aqueduct.calls import Call
 from aqueduct.config import Config, Timing
 from aqueduct.errors import AqueductError
-from examples.sinks.parquet import ParquetAttempt, ParquetSink
 
 ROOT = Path(__file__).parent.parent.parent
 IDS = pa.schema([("id", pa.int64())])
@@ -152,8 +151,8 @@ class DeadlyAttempt:
 
     def prepare(self) -> Any:
         self.at("prepare begins")
-        if isinstance(self.writer, ParquetAttempt):
-            self.writer.writer.close()  # complete, and not yet by its name
+        if hasattr(self.writer, "writer"):  # of Parquet: complete, and not yet by its name
+            self.writer.writer.close()
         self.at("prepare middle")
         receipt = self.writer.prepare()
         self.at("prepare ends")
@@ -207,6 +206,8 @@ def main(address: str, folder: str, kind: str, place: str) -> None:
 
         made = deadly(PostgresSink, plans)
     else:
+        from examples.sinks.parquet import ParquetSink
+
         made = deadly(ParquetSink, plans)
     asyncio.run(load(f"{address}-load"))
     ending = False

@@ -1,0 +1,242 @@
+"""The sinks of the examples, one by one: what they leave behind, and what they refuse."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from aqueduct.sinks import Attempt, Prepared, Run
+from tests.sinks.conftest import Server
+
+pytestmark = pytest.mark.checkout
+
+ROWS = pa.schema([("id", pa.int64()), ("te xt", pa.string()), ("x", pa.list_(pa.float64()))])
+RUN = Run("run/../../1")
+TABLES = itertools.count()
+
+
+def batch(*ids: int) -> pa.RecordBatch:
+    columns = {"id": ids, "te xt": [f"'{i};" for i in ids], "x": [[i / 2] for i in ids]}
+    return pa.record_batch(columns, schema=ROWS)
+
+
+def write(
+    sink: Any, task: int, *ids: int, run: Run = RUN, partition: int | None = None
+) -> Prepared:
+    attempt = Attempt(
+        run, execution="e", partition=task if partition is None else partition, task=task
+    )
+    writer = sink.open(attempt, SimpleNamespace(schema=ROWS))
+    for value in ids:
+        writer.write(batch(value))
+    return Prepared(attempt, writer.prepare())
+
+
+def at_once(*works: Callable[[], Any]) -> list[Any]:
+    """What they return, run at the same time."""
+    results: list[Any] = []
+    begin = threading.Barrier(len(works))
+
+    def run(work: Callable[[], Any]) -> None:
+        begin.wait(20)
+        results.append(work())
+
+    threads = [threading.Thread(target=run, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return results
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+@pytest.fixture(params=["parquet", "postgres"])
+def made(request: pytest.FixtureRequest, folder: Path) -> tuple[Any, Callable[[], list[int]]]:
+    """A sink, and what reads it."""
+    if request.param == "parquet":
+        from examples.sinks.parquet import ParquetSink, files
+
+        def read() -> list[int]:
+            return sorted(
+                i for name in files(folder) for i in pq.read_table(name)["id"].to_pylist()
+            )
+
+        return ParquetSink(folder), read
+    from examples.sinks.postgres import PostgresSink
+
+    server: Server = request.getfixturevalue("postgres")
+    table = f"target {next(TABLES)}"
+    return PostgresSink(server.uri, table), lambda: sorted(server.ids(table).elements())
+
+
+def test_a_run_is_there_after_its_commit(made: Any) -> None:
+    sink, read = made
+    prepared = [write(sink, 0, 1, 2), write(sink, 1), write(sink, 2, 3)]
+    assert sink.commit(RUN, prepared) == {"repeated": False, "rows": 3}
+    assert read() == [1, 2, 3]
+    assert sink.commit(RUN, prepared) == {"repeated": True, "rows": 3}
+    assert sink.commit(RUN, [write(sink, 9, 7)]) == {"repeated": True, "rows": 3}
+    assert read() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("receipt", [None, {}, [], {"rows": "x"}, {"rows": 9, "bytes": -1}, "a"])
+def test_a_receipt_that_is_not_the_one_that_was_given_commits_nothing(
+    made: Any, receipt: Any
+) -> None:
+    sink, read = made
+    sink.commit(Run("before"), [write(sink, 5, 0, run=Run("before"))])
+    good, other = write(sink, 0, 1), write(sink, 1, 2)
+    with pytest.raises(RuntimeError, match="nothing of the run is committed"):
+        sink.commit(RUN, [good, Prepared(other.attempt, receipt)])
+    assert read() == [0]
+    sink.commit(RUN, [good, other])
+    assert read() == [0, 1, 2]
+
+
+def test_an_attempt_that_nobody_made_commits_nothing(made: Any) -> None:
+    sink, read = made
+    sink.commit(Run("before"), [write(sink, 5, 0, run=Run("before"))])
+    good = write(sink, 0, 1)
+    unknown = Prepared(Attempt(RUN, execution="e", partition=8, task=8), good.receipt)
+    with pytest.raises(RuntimeError, match="nothing of the run is committed"):
+        sink.commit(RUN, [good, unknown])
+    assert read() == [0]
+
+
+def test_what_is_aborted_is_gone_and_what_is_committed_stays(made: Any) -> None:
+    sink, read = made
+    winner, loser = write(sink, 0, 1), write(sink, 1, 1, partition=0)
+    sink.commit(RUN, [winner])
+    for _ in range(2):
+        sink.abort(RUN, [winner, loser])
+        assert read() == [1]
+        assert list(sink.leftovers()) == []
+
+
+def test_an_attempt_that_is_given_up_leaves_nothing(made: Any) -> None:
+    sink, read = made
+    sink.commit(Run("before"), [write(sink, 5, 0, run=Run("before"))])
+    attempt = Attempt(RUN, task=1)
+    writer = sink.open(attempt, SimpleNamespace(schema=ROWS))
+    writer.write(batch(1))
+    writer.abort()
+    writer = sink.open(attempt, SimpleNamespace(schema=ROWS))
+    writer.prepare()
+    writer.abort()
+    assert list(sink.leftovers()) == []
+    assert read() == [0]
+
+
+def test_what_is_prepared_is_known_to_the_next_process(made: Any, folder: Path) -> None:
+    sink, read = made
+    prepared = [write(sink, 0, 1), write(sink, 1, 2)]
+    found = sorted(sink.leftovers(), key=lambda pair: pair[0].attempt.task)
+    assert [pair[0].attempt for pair in found] == [each.attempt for each in prepared]
+    assert all(0 <= seconds < 60 for _, seconds in found)
+    sink.commit(RUN, prepared)
+    assert list(sink.leftovers()) == []
+    assert read() == [1, 2]
+
+
+def test_a_run_is_committed_once_by_two_at_once(made: Any) -> None:
+    sink, read = made
+    sink.commit(Run("before"), [write(sink, 5, 0, run=Run("before"))])
+    prepared = [write(sink, 0, 1), write(sink, 1, 2)]
+    again = [write(sink, 2, 1, partition=0), write(sink, 3, 2, partition=1)]
+    works = [lambda: sink.commit(RUN, prepared), lambda: sink.commit(RUN, again)]
+    assert sorted(result["repeated"] for result in at_once(*works)) == [False, True]
+    assert read() == [0, 1, 2]
+
+
+def test_two_runs_are_committed_at_once(made: Any) -> None:
+    sink, read = made
+    runs = [Run("a"), Run("b")]
+    prepared = [write(sink, i, i, run=run) for i, run in enumerate(runs)]
+    commit: Callable[[Run, Sequence[Prepared]], Any] = sink.commit
+    at_once(lambda: commit(runs[0], prepared[:1]), lambda: commit(runs[1], prepared[1:]))
+    assert read() == [0, 1]
+
+
+def test_overwriting_runs(made: Any) -> None:
+    sink, read = made
+    for number in range(4):
+        run = Run(f"run {number}", overwrite=number > 1)
+        sink.commit(run, [write(sink, number, number, run=run)])
+        assert read() == [[0], [0, 1], [2], [3]][number]
+    old = Run("run 1")
+    assert sink.commit(old, [write(sink, 9, 9, run=old)])["repeated"]
+    assert read() == [3]
+
+
+def test_files_of_replaced_runs_are_removed_one_run_later(folder: Path) -> None:
+    from examples.sinks.parquet import ParquetSink
+
+    sink = ParquetSink(folder)
+    there = []
+    for number in range(4):
+        run = Run(f"run {number}", overwrite=True)
+        sink.commit(run, [write(sink, number, number, run=run)])
+        paths = sorted((folder / "data").glob("*/*"), key=lambda path: path.stat().st_mtime_ns)
+        there.append([pq.read_table(path)["id"].to_pylist() for path in paths])
+    assert there == [[[0]], [[0], [1]], [[1], [2]], [[2], [3]]]
+
+
+def test_batches_are_gathered_into_row_groups(folder: Path) -> None:
+    from examples.sinks.parquet import ParquetSink, files
+
+    sink = ParquetSink(folder)
+    sink.commit(RUN, [write(sink, 0, *range(100))])
+    (name,) = files(folder)
+    assert pq.ParquetFile(name).metadata.num_row_groups == 1
+    assert pq.ParquetFile(name).read().equals(pa.Table.from_batches([batch(*range(100))]))
+    assert Path(name).parent.parent == folder / "data"  # whatever the key of the run says
+
+
+def test_a_table_is_as_its_first_rows_are(postgres: Server) -> None:
+    from examples.sinks.postgres import PostgresSink
+
+    table = 'it"s new'
+    sink = PostgresSink(postgres.uri, table)
+    sink.commit(RUN, [write(sink, 0, 7, 8)])
+    rows = postgres.sql('SELECT id, "te xt", x FROM "it""s new" ORDER BY id')
+    assert rows == ["7|'7;|{3.5}", "8|'8;|{4}"]
+    left = "SELECT count(*) FROM pg_tables WHERE tablename LIKE 'staged%'"
+    assert write(sink, 1, 9, run=Run("more")).receipt == {"rows": 1}
+    assert int(postgres.sql(left)[0]) >= 1
+    for each, _ in list(sink.leftovers()):
+        sink.abort(each.attempt.run, [each])
+    sink.abort(RUN, [])
+    assert postgres.sql(f"{left} AND tableowner = 'nobody'") == ["0"]
+
+
+@pytest.mark.parametrize("name", ["", "x" * 64])
+def test_a_name_that_no_table_can_have(name: str) -> None:
+    from examples.sinks.postgres import PostgresSink
+
+    with pytest.raises(ValueError, match="must have a name of 1 to 63 bytes"):
+        PostgresSink("postgresql:///nowhere", name)
+
+
+def test_a_row_that_the_table_refuses_commits_nothing(postgres: Server) -> None:
+    from examples.sinks.postgres import PostgresSink
+
+    postgres.sql('CREATE TABLE narrow (id bigint CHECK (id < 5), "te xt" text, x float8[])')
+    sink = PostgresSink(postgres.uri, "narrow")
+    prepared = [write(sink, 0, 1), write(sink, 1, 9)]
+    with pytest.raises(Exception, match="narrow_id_check"):
+        sink.commit(RUN, prepared)
+    assert postgres.sql("SELECT id FROM narrow") == []
+    postgres.sql("ALTER TABLE narrow DROP CONSTRAINT narrow_id_check")
+    assert sink.commit(RUN, prepared) == {"repeated": False, "rows": 2}
