@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import aqueduct
-from spark_udfs.datasource import register
+from spark_udfs import register
 from tests.sinks.shelf import Shelf
 
 pytestmark = pytest.mark.spark

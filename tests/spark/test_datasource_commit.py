@@ -1,0 +1,193 @@
+"""What the writer does about a service that is away, full or unwilling; real services, no JVM."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aqueduct
+from aqueduct.errors import Busy, ConnectFailed, HandlerFailed, Refused, UnknownHandler
+from aqueduct.sinks import Run
+from spark_udfs.place import Place
+from tests.calls import NUMBERS, config, numbers
+from tests.sinks.shelf import Shelf, service_with
+
+pytestmark = pytest.mark.spark
+
+RUN = Run("run 1")
+PLACE = Place(partition=2, stage=1, attempt=0, task=77)
+
+
+@pytest.fixture
+def shelf() -> Shelf:
+    return Shelf()
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    return f"aqueduct+unix://{tmp_path}/s"
+
+
+@pytest.fixture
+def writing(address: str) -> Callable[..., Any]:
+    """Makes what a writer has, with these options."""
+
+    def make(**options: str) -> Any:
+        from spark_udfs.datasource.options import settings_of
+        from spark_udfs.datasource.writer import Writing
+
+        given = {"address": address, "handler": "shelf", "backoff": "10ms", **options}
+        return Writing(settings_of(given, {}), False, "e")
+
+    return make
+
+
+def messages(shelf: Shelf, writing: Any) -> list[Any]:
+    return [writing.write(RUN, iter([numbers(1), numbers(2)]), PLACE)]
+
+
+def test_a_partition_is_an_attempt_with_the_ids_of_its_task(
+    shelf: Shelf, address: str, running: Any, writing: Any
+) -> None:
+    with running(service_with(shelf), address, dev_cert=False):
+        (message,) = messages(shelf, writing())
+        attempt = message.prepared.attempt
+        found = (attempt.run, attempt.execution, attempt.stage, attempt.partition, attempt.task)
+        assert found == (RUN, "e", 1, 2, 77)
+        writing().commit(RUN, [message])
+    assert shelf.rows == [1, 2]
+
+
+def test_a_commit_waits_for_a_service_that_is_away(
+    shelf: Shelf, address: str, running: Any, writing: Any
+) -> None:
+    with running(service_with(shelf), address, dev_cert=False):
+        told = messages(shelf, writing())
+    failed: list[BaseException] = []
+
+    def commit() -> None:
+        try:
+            writing(retries="0").commit(RUN, told)
+        except BaseException as error:  # noqa: BLE001  it is looked at below
+            failed.append(error)
+
+    thread = threading.Thread(target=commit)
+    thread.start()
+    thread.join(0.2)
+    assert thread.is_alive() and shelf.rows == []
+    with running(service_with(shelf), address, dev_cert=False):
+        thread.join(60)
+    assert not thread.is_alive() and failed == []
+    assert shelf.rows == [1, 2]
+
+
+def test_a_commit_that_nobody_answers_fails_after_its_deadline(address: str, writing: Any) -> None:
+    began = time.monotonic()
+    with pytest.raises(ConnectFailed):
+        writing(commitDeadline="300ms").commit(RUN, [])
+    assert time.monotonic() - began >= 0.3
+
+
+def test_looking_and_aborting_give_up_after_some_tries(address: str, writing: Any) -> None:
+    from pyspark.sql.types import StructType
+
+    with pytest.raises(ConnectFailed):
+        writing(retries="2").look(StructType())
+    with pytest.raises(ConnectFailed):
+        writing(retries="2").abort(RUN, [], "e")
+
+
+def test_an_answer_that_says_no_is_not_asked_for_again(
+    shelf: Shelf, address: str, running: Any, writing: Any
+) -> None:
+    asked = []
+
+    def authorize(call: aqueduct.Call) -> None:
+        asked.append(call.handler)
+        raise Refused("you may not")
+
+    service = aqueduct.Service("test", authorize=authorize)
+    service.sink("shelf", shelf, schema=NUMBERS)
+    with running(service, address, dev_cert=False):
+        with pytest.raises(Refused, match="you may not"):
+            writing().commit(RUN, [])
+        with pytest.raises(Refused, match="you may not"):
+            writing().abort(RUN, [], "e")
+    assert asked == ["aqueduct.sink.commit.shelf", "aqueduct.sink.abort.shelf"]
+
+
+def test_a_commit_that_the_sink_cannot_make_is_not_repeated(
+    shelf: Shelf, address: str, running: Any, writing: Any
+) -> None:
+    shelf.fail["commit"] = OSError("no room")
+    with running(service_with(shelf), address, dev_cert=False):
+        with pytest.raises(HandlerFailed, match="no room"):
+            writing().commit(RUN, [])
+    assert len(shelf.asked_for("commit")) == 1
+
+
+def test_a_sink_that_is_full_is_asked_again_before_an_attempt_begins(
+    shelf: Shelf, address: str, running: Any, writing: Any
+) -> None:
+    settings = config(calls={"max_calls_process": 1})
+    with running(service_with(shelf, settings), address, dev_cert=False):
+        first, second = threading.Event(), threading.Event()
+
+        def slow() -> Iterator[Any]:
+            yield numbers(1)
+            first.set()
+            assert second.wait(20)
+            yield numbers(2)
+
+        other = Place(partition=0, stage=1, attempt=0, task=None)
+        thread = threading.Thread(target=lambda: writing().write(RUN, slow(), other))
+        thread.start()
+        assert first.wait(20)
+        with pytest.raises(Busy, match=r"partition 2 \(stage 1, attempt 0, task 77\)"):
+            writing(retries="0").write(RUN, iter([numbers(3)]), PLACE)
+        waiting = threading.Timer(0.3, second.set)
+        waiting.start()
+        message = writing(retries="100").write(RUN, iter([numbers(3), numbers(4)]), PLACE)
+        thread.join(20)
+        assert message.prepared.receipt["rows"] == 2  # none was lost in the tries
+    assert shelf.asked_for("open") == [("open", 0, 0), ("open", 2, 77)]
+
+
+def test_an_attempt_that_has_sent_rows_is_not_made_again(
+    shelf: Shelf, address: str, running: Any, writing: Any
+) -> None:
+    """Its rows are gone; Spark tries the task again."""
+    shelf.fail["write"] = Busy("not today")
+    with running(service_with(shelf), address, dev_cert=False):
+        with pytest.raises(Busy, match="not today"):
+            writing(retries="5").write(RUN, iter([numbers(3)]), PLACE)
+    assert len(shelf.asked_for("open")) == 1
+
+
+def test_several_addresses_take_turns(
+    shelf: Shelf, address: str, running: Any, writing: Any, tmp_path: Path
+) -> None:
+    nobody = f"aqueduct+unix://{tmp_path}/nobody"
+    with running(service_with(shelf), address, dev_cert=False):
+        both = writing(address=f"{nobody},{address}", retries="1")
+        told = messages(shelf, both)
+        both.commit(RUN, told)
+    assert shelf.rows == [1, 2]
+
+
+def test_a_partition_without_rows_says_so(writing: Any) -> None:
+    message = writing().write(RUN, iter([]), PLACE)  # and asks nobody
+    assert message.prepared is None and message.run == RUN
+
+
+def test_a_sink_that_is_not_there_is_called_by_its_name(
+    shelf: Shelf, address: str, running: Any, writing: Any
+) -> None:
+    with running(service_with(shelf), address, dev_cert=False):
+        with pytest.raises(UnknownHandler, match=r"has no sink 'shelv'; did you mean 'shelf'\?"):
+            writing(handler="shelv").commit(RUN, [])
