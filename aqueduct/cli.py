@@ -289,6 +289,11 @@ def _describe(args: argparse.Namespace) -> int:
         if table.summary:
             print(f"  {table.summary}")
         _print_schema("columns", table.schema, "depend on the call")
+    for sink in description.sinks:
+        print(f"\n{sink.name}  (sink, exactly once)")
+        if sink.summary:
+            print(f"  {sink.summary}")
+        _print_schema("takes", sink.schema, "any")
     return 0
 
 

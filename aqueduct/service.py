@@ -44,6 +44,7 @@ from aqueduct.arrow.describe import (
     RESERVED_PREFIX,
     Description,
     HandlerDescription,
+    SinkSummary,
     TableDescription,
 )
 from aqueduct.calls import Call
@@ -264,6 +265,10 @@ class Service:
                     summary=table.description,
                 )
                 for table in self._tables.values()
+            ),
+            sinks=tuple(
+                SinkSummary(name=sink.name, schema=sink.schema, summary=sink.description)
+                for sink in self._sinks.values()
             ),
         )
 

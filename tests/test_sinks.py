@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import logging
 import threading
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 import aqueduct
+from aqueduct import cli
 from aqueduct.arrow.writing import ABORT, ATTEMPT_HEADER, COMMIT, WRITE, Settlement, to_batch
 from aqueduct.errors import (
     BadCall,
@@ -128,6 +130,18 @@ def test_what_a_sink_tells_of_itself(sink: RemoteSink) -> None:
     found = sink.look()
     assert found.schema is not None and found.schema.equals(NUMBERS)
     assert found.time_to_live == 86_400
+
+
+def test_a_service_names_its_sinks(
+    sink: RemoteSink, shelf: Shelf, capsys: pytest.CaptureFixture[str]
+) -> None:
+    description = sink.client.describe()
+    (found,) = description.sinks
+    assert (found.name, found.schema) == ("shelf", NUMBERS)
+    assert found.summary == inspect.getdoc(type(shelf)).split("\n")[0]  # type: ignore[union-attr]
+    assert description.handlers == ()
+    assert cli.main(["describe", sink.client.address + "?verify=off"]) == 0
+    assert f"shelf  (sink, exactly once)\n  {found.summary}\n  takes" in capsys.readouterr().out
 
 
 # Attempts that come to nothing

@@ -26,6 +26,7 @@ __all__ = [
     "RESERVED_PREFIX",
     "Description",
     "HandlerDescription",
+    "SinkSummary",
     "TableDescription",
 ]
 
@@ -68,8 +69,18 @@ class TableDescription:
 
 
 @dataclass(frozen=True, slots=True)
+class SinkSummary:
+    """One sink that writes exactly once. A schema of None: it takes any rows."""
+
+    name: str
+    schema: pa.Schema | None = None
+    summary: str = ""
+    """The first line of its docstring."""
+
+
+@dataclass(frozen=True, slots=True)
 class Description:
-    """A service, its handlers and its tables."""
+    """A service, its handlers, its tables and its sinks."""
 
     service: str
     """The service's name."""
@@ -81,6 +92,7 @@ class Description:
     summary: str = ""
     """What it is for, in a line or two."""
     tables: tuple[TableDescription, ...] = ()
+    sinks: tuple[SinkSummary, ...] = ()
 
     def to_json(self) -> str:
         """The document; schemas are there for programs (base64 of IPC) and as text for people."""
@@ -110,6 +122,10 @@ class Description:
                 }
                 for table in self.tables
             ],
+            "sinks": [
+                {"name": sink.name, "schema": _schema_to_json(sink.schema), "summary": sink.summary}
+                for sink in self.sinks
+            ],
         }
         return json.dumps(document, ensure_ascii=False)
 
@@ -128,6 +144,9 @@ class Description:
                 summary=_of_type({"summary": "", **document}, "summary", str),
                 tables=tuple(
                     map(_table_from_json, _of_type({"tables": [], **document}, "tables", list))
+                ),
+                sinks=tuple(
+                    map(_sink_from_json, _of_type({"sinks": [], **document}, "sinks", list))
                 ),
             )
         except (ValueError, RecursionError, BadCall) as error:
@@ -189,6 +208,14 @@ def _table_from_json(document: Any) -> TableDescription:
         name=_of_type(document, "name", str),
         schema=_schema_from_json(document, "schema"),
         streams=_of_type(document, "streams", bool),
+        summary=_of_type(document, "summary", str),
+    )
+
+
+def _sink_from_json(document: Any) -> SinkSummary:
+    return SinkSummary(
+        name=_of_type(document, "name", str),
+        schema=_schema_from_json(document, "schema"),
         summary=_of_type(document, "summary", str),
     )
 
