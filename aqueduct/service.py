@@ -32,7 +32,7 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from os import PathLike
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import pyarrow as pa
 
@@ -61,6 +61,7 @@ __all__ = ["Service"]
 
 Authorize = Callable[[Call], Awaitable[None] | None]
 Function = TypeVar("Function", bound=Callable[..., Any])
+Declared = TypeVar("Declared")
 File = str | PathLike[str] | bytes
 
 
@@ -183,6 +184,32 @@ class Service:
         )
         self._handlers.update({handler.name: handler for handler in made.handlers()})
         return made
+
+    @overload
+    def table(
+        self,
+        name: str,
+        table: None = None,
+        *,
+        schema: TableSchema | None = None,
+        splits: Any = None,
+        filters: Filters = None,
+        max_calls: int | None = None,
+        description: str = "",
+    ) -> Callable[[Function], Function]: ...
+
+    @overload
+    def table(
+        self,
+        name: str,
+        table: Declared,
+        *,
+        schema: TableSchema | None = None,
+        splits: Any = None,
+        filters: Filters = None,
+        max_calls: int | None = None,
+        description: str = "",
+    ) -> Declared: ...
 
     def table(
         self,

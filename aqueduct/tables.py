@@ -315,7 +315,7 @@ def make_table(
             "that gives True, 'partly' or False"
         )
     fixed = _fixed_splits(where, splits, limits)
-    alone = not any(key in given for key in ("splits", *_STREAM)) and splits is None
+    alone = given.get("read") is declared and "splits" not in given and splits is None
     _check_methods(where, given)
     table = Table(
         name=name,

@@ -556,6 +556,20 @@ def test_one_table_of_a_name(service):
         service.handler("aqueduct.table.plan.more")(lambda batch: batch)
 
 
+async def test_an_object_of_one_split(service):
+    class Words:
+        schema = SCHEMA
+
+        def read(self, split):
+            assert split is None
+            yield rows(0, 1)
+
+    service.table("words", Words())
+    async with connected(service) as client:
+        assert (await ask(client, "words", Question("plan"))).splits == (None,)
+        assert await read(client, "words") == [rows(0, 1)]
+
+
 @pytest.mark.parametrize(
     "function",
     [
