@@ -264,6 +264,8 @@ class Addresses:
 
     def _connect(self, service: Service) -> None:
         found: Lease | Failed
+        if self._closed:
+            return  # to lease for a task that is over would end what the next one has
         try:
             found = process_pool().lease(service.peer, task=self._place.task)
         except BaseException as error:  # noqa: BLE001  it belongs to the thread of the task

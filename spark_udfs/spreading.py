@@ -432,6 +432,8 @@ class Spread:
         addresses = self._addresses
         addresses.ended(call)
         waiting = [each for each in call.waiting.values() if each.batch is not None]
+        if self._spreads and call.finished and not waiting:
+            return  # it has done what it was to do
         if not may_pass(error):
             number = getattr(error, "batch", None)
             if self._spreads and number in call.waiting and isinstance(error, AqueductError):
@@ -444,8 +446,6 @@ class Spread:
                 raise self._final(error, "is no function of one batch")
         elif waiting and not call.idempotent:
             raise self._final(error, "is not declared idempotent")
-        if call.finished and not waiting:
-            return  # it has done what it was to do
         addresses.failed(call.service, unreachable=False)
         for each in waiting:
             heappush(self._again, (each.number, each))

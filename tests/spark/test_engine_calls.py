@@ -150,6 +150,28 @@ def test_what_the_caller_keeps_counts_as_under_way(running):
             assert len(most) == 30 and 2 <= max(most) <= 8
 
 
+@pytest.mark.parametrize("way", ["plain", "retries"])
+def test_what_the_caller_keeps_does_not_stop_a_handler_that_answers_at_the_end(running, way):
+    """It takes batches and answers none, so what the caller keeps of them only grows."""
+    callee = Callee()
+
+    @callee.service.handler("later", input=NUMBERS, output=NUMBERS)
+    def later(batches, call):
+        yield from list(batches)
+
+    kept: list[int] = []
+
+    def source():
+        for value in range(60):
+            kept.append(400)
+            yield batch(value)
+
+    with running(callee.service) as address:
+        call = calling(address, handler="later", in_flight_bytes=3000, **WAYS[way])
+        found = list(answers(call, source(), held=lambda: sum(kept)))
+        assert [value_of(answer.batch) for answer in found] == list(range(60))
+
+
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("more", [{}, {"retries": 3}, {"batch_deadline": 30.0}])
 def test_failed_batches_are_reported_and_the_rest_is_answered(running, ordered, more):
