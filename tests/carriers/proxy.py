@@ -139,7 +139,13 @@ class Proxy:
         client.setblocking(False)
         task = self._loop.create_task(self._join(client))
         self._accepting.add(task)
-        task.add_done_callback(self._accepting.discard)
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._accepting.discard(task)
+            if task.cancelled():  # maybe before its first step
+                client.close()
+
+        task.add_done_callback(done)
 
     async def _join(self, client: socket.socket) -> None:
         server = self._socket(self._target)
