@@ -57,15 +57,15 @@ def test_the_news_of_all_come_by_one_queue(service):
         for lane in lanes.values():
             lane.waiting(True)
             lane.finish()
-        found: dict[str, list[Any]] = {"a": [], "b": []}
-        while any(not each or each[-1] is not END for each in found.values()):
+        come: dict[str, list[Any]] = {"a": [], "b": []}
+        while any(not each or each[-1] is not END for each in come.values()):
             tag, what = news.get(timeout=20)
-            found[tag].append(lanes[tag].taken(what))
-        assert [number for number, _ in found["a"][:-1]] == [0, 1]
-        assert values([lanes["a"].decode(found["a"][0][1])]) == [[1]]
-        failure = found["a"][1][1]
+            come[tag].append(lanes[tag].taken(what))
+        assert [number for number, _ in come["a"][:-1]] == [0, 1]
+        assert values([lanes["a"].decode(come["a"][0][1])]) == [[1]]
+        failure = come["a"][1][1]
         assert type(failure) is Failure and isinstance(failure.error, HandlerFailed)
-        assert values([lanes["b"].decode(found["b"][0][1])]) == [[2]]
+        assert values([lanes["b"].decode(come["b"][0][1])]) == [[2]]
         assert lanes["a"].settled == 2 and lanes["a"].sent_bytes > lanes["b"].sent_bytes > 0
         with pytest.raises(SchemaMismatch):
             lanes["a"].send(pa.record_batch({"other": [1]}))
