@@ -341,7 +341,8 @@ class Outgoing(Feed):
             if number < self.answers.number:
                 last = self.answers.number
                 raise self._bad(f"an answer to batch {number} came behind one to batch {last}")
-            if window is not None and number >= window.sent:
+            # A handler that was given no batch answers with the number 0.
+            if window is not None and number >= max(window.sent, 1):
                 raise self._bad(f"batch {number} was answered and {window.sent} were sent")
             self._settle(number)
         self.answers.number = number

@@ -86,9 +86,9 @@ def _one_call(
             # The service compares the schemas; only then does data flow. What this connection has
             # heard of an earlier task is not waited for again: that would be a round trip.
             about = calling.handler, schema, calling.schema
-            found = lease.accepted(about, stream.opened)
+            found, traits = lease.accepted(about, lambda: (stream.opened(), stream.traits))
             if opened is not None and found is not None:
-                opened(found, stream.traits)
+                opened(found, traits)
             for batch in stream:
                 numbers.batches_received += 1
                 numbers.rows_received += batch.num_rows

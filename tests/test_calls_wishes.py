@@ -368,6 +368,14 @@ HOSTILE = {
 }
 
 
+async def test_an_answer_to_no_batch_has_the_number_0():
+    for cut in (40, 1 << 20):  # by the general way, and by the quick one
+        server, address = await other(*answer(0, cut=cut))
+        async with server, await Client.connect(address) as client:
+            stream = client.exchange("any", [], schema=NUMBERS)
+            assert values(await everything(stream)) == [[1]] and stream.number == 0
+
+
 @pytest.mark.parametrize(("traits", "messages", "text"), HOSTILE.values(), ids=HOSTILE)
 async def test_services_that_do_not_keep_to_it(traits, messages, text):
     server, address = await other(*messages, traits=traits)

@@ -327,20 +327,22 @@ def test_what_a_service_refuses_is_not_asked_again(running):
 def test_the_caller_hears_of_the_schema_before_data_flows(running, way):
     callee = Callee()
     with running(callee.service) as address:
-        seen: list[pa.Schema] = []
+        seen: list[tuple[pa.Schema, bool]] = []
 
         def opened(schema, traits):
-            seen.append(schema)
+            seen.append((schema, {"one-to-one", "idempotent"} <= traits))
 
-        list(answers(calling(address, **WAYS[way]), [batch(1)], opened=opened))
-        assert seen == [NUMBERS] and callee.asked == {1: 1}
+        # The second time the connection knows it, and nothing is waited for.
+        for count in (1, 2):
+            list(answers(calling(address, **WAYS[way]), [batch(1)], opened=opened))
+            assert seen == [(NUMBERS, True)] * count and callee.asked == {1: count}
 
         def refuse(schema, traits):
             raise SchemaMismatch("not this")
 
         with pytest.raises(SchemaMismatch, match="not this"):
             list(answers(calling(address, **WAYS[way]), [batch(2)], opened=refuse))
-        assert callee.asked == {1: 1}
+        assert callee.asked == {1: 2}
 
 
 @pytest.mark.parametrize("way", ["plain", "retries", "as completed"])
