@@ -70,6 +70,9 @@ def running():
 def empty_pool() -> Iterator[None]:
     """No connection of this process outlives its test."""
     yield
+    for thread in threading.enumerate():
+        if thread.name == "aqueduct-connect":  # what it makes goes to the pool
+            thread.join(20)
     process_pool().close()
 
 

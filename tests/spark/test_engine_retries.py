@@ -262,9 +262,8 @@ def test_retries_are_counted_from_the_last_answer(running):
 
 def test_nobody_there_is_an_error_in_the_end():
     address = f"aqueduct+tcp://127.0.0.1:{free_port()}"
-    with pytest.raises(ConnectFailed) as caught:
+    with pytest.raises(ConnectFailed, match=r"; tried once \(retries=0\)"):
         list(answers(calling(address), [batch(1)]))
-    assert "tried" not in str(caught.value)
     numbers = Numbers()
     with pytest.raises(ConnectFailed, match="tried 4 times without an answer at") as caught:
         list(answers(calling(address, retries=3), [batch(1)], numbers=numbers))
