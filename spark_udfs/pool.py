@@ -101,6 +101,7 @@ class Pool:
         self._entries: dict[Peer, _Entry] = {}
         self._leases: set[Lease] = set()
         self._task: int | None = None
+        self._frozen = False
 
     def lease(self, peer: Peer, *, task: int | None = None) -> Lease:
         """A lease on the connection to ``peer``, made now if there is none.
@@ -115,9 +116,11 @@ class Pool:
                 for lease in self._leases
                 if task is not None and lease.task is not None and lease.task != task
             ]
-            first, self._task = self._task, task if self._task is None else self._task
-            if first is not None and task not in (None, first):
-                _freeze()
+            if task is not None and not self._frozen:
+                self._frozen = self._task not in (None, task)
+                self._task = task
+                if self._frozen:
+                    _freeze()
         for lease in left_behind:
             lease._end()
         with self._lock:
@@ -261,7 +264,7 @@ def _freeze() -> None:
     module: 50 ms, and a small task takes less. The collection after the first task left no garbage.
     """
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
-    if main is not None and main.name == "pyspark.daemon" and not gc.get_freeze_count():
+    if main is not None and main.name == "pyspark.daemon":
         gc.freeze()
 
 
