@@ -232,6 +232,7 @@ class Crossing:
             self._over = True
             if call is not None:
                 call.fail(self._abandoned)
+            self._inbox.put(Failed(self._abandoned))  # a thread may wait that another one ends
             return
         if call is None:
             call = self._client.begin(self.head, self._window, self.pump)

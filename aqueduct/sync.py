@@ -305,6 +305,10 @@ class SyncClient:
         """The seconds of a round trip; see ``Client.ping``."""
         return self._thread.run(self._client.ping(timeout=timeout))
 
+    def disown(self) -> None:
+        """In the child of a fork: lets go of the parent's connection, which stays as it is."""
+        self._thread.disown()
+
     def close(self) -> None:
         """Closes the connection and ends its thread. Open calls fail with ConnectionLost."""
         with self._lock:

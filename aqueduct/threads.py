@@ -173,6 +173,24 @@ class LoopThread:
             future.cancel()
             raise
 
+    def disown(self) -> None:
+        """In the child of a fork: lets go of the loop's sockets, which are the parent's.
+
+        Otherwise they would stay open as long as either process lives, and a peer would not learn
+        of the parent's death. Nothing is closed: the numbers lead to nowhere from here on, so that
+        objects which think that they own them do no harm.
+        """
+        selector = getattr(self.loop, "_selector", None)
+        if self.pid == os.getpid() or selector is None:
+            return
+        nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            # Nothing is unregistered: the kernel's list is shared with the parent's loop.
+            for descriptor in (*(key.fd for key in selector.get_map().values()), selector.fileno()):
+                os.dup2(nowhere, descriptor, inheritable=False)
+        finally:
+            os.close(nowhere)
+
     def stop(self) -> None:
         """Ends the loop and its thread; what still runs on it is cancelled."""
         if self.alive:

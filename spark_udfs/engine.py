@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 import pyarrow as pa
 
 from aqueduct.arrow.call import Partition
-from aqueduct.errors import AqueductError, ConnectFailed
+from aqueduct.errors import ConnectFailed
 from aqueduct.sync import SyncStream
 from spark_udfs.calling import Answer, Calling, OnError, Opened
 from spark_udfs.numbers import Numbers
@@ -62,8 +62,9 @@ def _one_call(
         lease = process_pool().lease(peer, task=place.task)
     except ConnectFailed as error:
         raise with_note(error, "tried once (retries=0)") from error.__cause__
+    numbers.reconnects += lease.reconnected
     stream: SyncStream | None = None
-    failed = False
+    well = False
     try:
         stream = lease.client.exchange(
             calling.handler,
@@ -93,16 +94,14 @@ def _one_call(
                 numbers.batches_received += 1
                 numbers.rows_received += batch.num_rows
                 yield Answer(stream.number, batch)
-    except AqueductError:
-        failed = True
-        raise
+        well = True
     finally:
         if stream is not None:
             numbers.bytes_sent += stream.bytes_sent
             numbers.bytes_received += stream.bytes_received
             numbers.waiting_seconds += stream.waited
-        # A Python worker ends with its failed task: let the service hear of it.
-        lease.release(close=failed and place.task is not None)
+        # A Python worker ends with a task that failed or was left early: let the service hear.
+        lease.release(close=not well and place.task is not None)
 
 
 def _counted(batches: Iterable[pa.RecordBatch], numbers: Numbers) -> Iterator[pa.RecordBatch]:

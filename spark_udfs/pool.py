@@ -9,9 +9,15 @@ A worker may be killed between two instructions, and a generator that Spark drop
 some traceback. So nothing here relies on one clean-up alone (in this order):
 
 1. ``exchange`` gives its lease back in a ``finally``;
-2. a lease that a task left behind is ended when the next task of this process takes one;
-3. a connection that nobody used for ``idle`` seconds closes, before Spark evicts its worker (60 s);
-4. a worker that was killed is silent, which its service takes for departure.
+2. when the executor hangs up on this process (``vigil.py``) every call is cancelled and every
+   connection closed, as the process may wait for a service and not notice;
+3. a lease that a task left behind is ended when the next task of this process takes one;
+4. a connection that nobody used for ``idle`` seconds closes, before Spark evicts its worker (60 s);
+5. of a worker that was killed the kernel closes the sockets, and over QUIC it is silent, which its
+   service takes for departure after its idle timeout.
+
+A process that is forked from a worker lets go of the connections at once: a socket is closed when
+nobody has it any more, and their service shall hear of the worker's end, not of its child's.
 """
 
 from __future__ import annotations
@@ -28,14 +34,15 @@ from typing import Any, Final
 
 from aqueduct.carriers.tls import ClientTls
 from aqueduct.config import DEFAULT, Config
-from aqueduct.errors import AqueductError
+from aqueduct.errors import AqueductError, Cancelled
 from aqueduct.sync import SyncClient
+from spark_udfs.vigil import executor_socket, watch
 
 __all__ = ["IDLE", "Lease", "Peer", "Pool", "process_pool"]
 
 IDLE: Final = 30.0
 """Seconds after which an unused connection closes."""
-_TRUSTED: Final = 1.0
+_TRUSTED: Final = 0.25
 _CHECK: Final = 5.0
 _KNOWN: Final = 64
 """Acceptances of calls that a connection remembers."""
@@ -54,12 +61,16 @@ class Peer:
 class Lease:
     """The right to use a connection, until ``release``."""
 
-    def __init__(self, pool: Pool, entry: _Entry, task: int | None, client: SyncClient) -> None:
+    def __init__(
+        self, pool: Pool, entry: _Entry, task: int | None, client: SyncClient, reconnected: bool
+    ) -> None:
         self._pool = pool
         self._entry = entry
         self._cancel: Callable[[], object] | None = None
         self.task = task
         self.client = client
+        self.reconnected = reconnected
+        """Whether the connection was made for this lease, and is not the first to its peer."""
 
     def on_end(self, cancel: Callable[[], object]) -> None:
         """What ends the call that runs under this lease, should the task leave it behind."""
@@ -80,7 +91,8 @@ class Lease:
     def release(self, *, close: bool = False) -> None:
         """Gives the lease back. Repeated calls are without effect.
 
-        ``close``: the connection closes now, unless others use it: the process is about to end.
+        ``close``: the connection closes now, unless others use it: the process is about to end,
+        as it does after each task that did not end well. Returns when that has been said.
         """
         self._pool._release(self, close)
 
@@ -102,15 +114,23 @@ class Pool:
         self._leases: set[Lease] = set()
         self._task: int | None = None
         self._frozen = False
+        self._connected: set[Peer] = set()  # ever
+        self._watching = False
+        self._hung_up = False
+        self._closing = threading.RLock()  # held while connections close
 
     def lease(self, peer: Peer, *, task: int | None = None) -> Lease:
         """A lease on the connection to ``peer``, made now if there is none.
 
         ``task`` is Spark's ``taskAttemptId``: leases of other tasks are ended, because one
         process runs one task at a time. None (no task: tests, plain programs) ends nothing.
-        Raises what connecting raises (``ConnectFailed``, ``ConfigError``).
+        Raises what connecting raises (``ConnectFailed``, ``ConfigError``), and Cancelled when the
+        executor wants no more of this process.
         """
+        if task is not None:
+            self._watch()
         with self._lock:
+            self._check(task)
             left_behind = [
                 lease
                 for lease in self._leases
@@ -129,15 +149,21 @@ class Pool:
             entry.stop_timer()
         try:
             with entry.connecting:
-                client = entry.open_client()
+                client, made = entry.open_client()
         except BaseException:
             with self._lock:
                 entry.users -= 1
                 self._idle_from_now(entry)
             raise
-        lease = Lease(self, entry, task, client)
         with self._lock:
+            lease = Lease(self, entry, task, client, made and peer in self._connected)
+            self._connected.add(peer)
             self._leases.add(lease)
+        try:
+            self._check(task)  # the executor may have left meanwhile
+        except Cancelled:
+            lease.release(close=True)
+            raise
         return lease
 
     def snapshot(self) -> dict[str, Any]:
@@ -151,18 +177,53 @@ class Pool:
 
     def close(self) -> None:
         """Ends every lease and closes every connection. The pool can be used again."""
+        with self._closing:
+            with self._lock:
+                leases = list(self._leases)
+            for lease in leases:
+                lease._end()
+            with self._lock:
+                entries = list(self._entries.values())
+                self._entries.clear()
+            for entry in entries:
+                entry.stop_timer()
+                entry.close()
+
+    def disown(self) -> None:
+        """In the child of a fork: lets go of the parent's connections."""
+        for entry in self._entries.values():  # the only thread of this process
+            if entry.client is not None:
+                entry.client.disown()
+
+    def _check(self, task: int | None) -> None:
+        if self._hung_up and task is not None:
+            raise Cancelled(f"the executor has left task {task}: there is nobody to work for")
+
+    def _watch(self) -> None:
+        """Has the executor looked after, from the first task on."""
         with self._lock:
-            leases = list(self._leases)
-        for lease in leases:
-            lease._end()
-        with self._lock:
-            entries = list(self._entries.values())
-            self._entries.clear()
-        for entry in entries:
-            entry.stop_timer()
-            entry.close()
+            if self._watching:
+                return
+            self._watching = True
+        descriptor = executor_socket()
+        if descriptor is not None:
+            watch(descriptor, self._gone)
+
+    def _gone(self) -> None:
+        """The executor has hung up: the process ends as soon as its task notices."""
+        with self._closing:
+            with self._lock:
+                self._hung_up = True
+            self.close()
 
     def _release(self, lease: Lease, close: bool) -> None:
+        if close:  # the process ends behind this, so it waits for whoever says so to the peers
+            with self._closing:
+                self._give_back(lease, close)
+        else:
+            self._give_back(lease, close)
+
+    def _give_back(self, lease: Lease, close: bool) -> None:
         entry = lease._entry
         with self._lock:
             if lease not in self._leases:
@@ -214,7 +275,9 @@ class _Entry:
         self.connecting = threading.Lock()
         self.accepted: dict[Hashable, Any] = {}
 
-    def open_client(self) -> SyncClient:
+    def open_client(self) -> tuple[SyncClient, bool]:
+        """The connection, and whether it was made just now."""
+        made = False
         if self.client is not None and not self._answers(self.client):
             self.close()
         if self.client is None:
@@ -228,7 +291,8 @@ class _Entry:
                 keep_alive=False,
             )
             self.connected += 1
-        return self.client
+            made = True
+        return self.client, made
 
     def _answers(self, client: SyncClient) -> bool:
         """Whether a connection from an earlier task still leads anywhere.
@@ -277,19 +341,20 @@ def process_pool() -> Pool:
     """This process's pool, made on the first call."""
     global _pool
     with _pool_lock:
-        if _pool is not None and _pool.pid != os.getpid():
-            # Made before a fork: its threads and sockets are the parent's. It is kept from the
-            # garbage collector, whose finalisers would close the parent's sockets.
-            _inherited.append(_pool)
-            _pool = None
         if _pool is None:
             _pool = Pool()
         return _pool
 
 
 def _after_fork() -> None:
-    global _pool_lock
+    global _pool, _pool_lock
     _pool_lock = threading.Lock()  # another thread of the parent may have held it
+    if _pool is not None:
+        # Its threads stayed with the parent. It is kept from the garbage collector, whose
+        # finalisers would speak for the parent.
+        _inherited.append(_pool)
+        _pool.disown()
+        _pool = None
 
 
 os.register_at_fork(after_in_child=_after_fork)

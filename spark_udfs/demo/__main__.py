@@ -86,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace, directory: Path, stack: contextlib.ExitStack) -> int:
     import pyspark
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     from spark_udfs.demo import job
