@@ -43,6 +43,7 @@ from aqueduct.handlers import Handler
 
 if TYPE_CHECKING:
     from aqueduct.serving import Serving
+    from aqueduct.telemetry import Observation
 
 __all__ = ["COUNTED", "RunningCall"]
 
@@ -74,6 +75,8 @@ class RunningCall(Outputs):
     as_completed = False
     """Whether the answers go as they are made: the client wishes it and the handler can."""
     _failures = False  # whether a failed batch is answered, and the call goes on
+    observation: Observation | None = None
+    """What the service's telemetry keeps of the call, once it is accepted."""
     _fault: AqueductError | None = None  # of the input, whatever the handler makes of it
     _handler: Handler | None = None
     _compression = ""  # agreed with the client

@@ -32,7 +32,7 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from os import PathLike
 from types import MappingProxyType
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import pyarrow as pa
 
@@ -57,6 +57,9 @@ from aqueduct.serving import COUNTERS, Serving
 from aqueduct.sinks import Sink
 from aqueduct.tables import Filters, Table, TableSchema, make_table
 
+if TYPE_CHECKING:
+    from aqueduct.telemetry import Observer
+
 __all__ = ["Service"]
 
 Authorize = Callable[[Call], Awaitable[None] | None]
@@ -74,6 +77,8 @@ class Service:
       ``token``, ``headers``, ``peer_identity`` or ``peer_credentials``, and raises ``Refused`` to
       turn the call away. It may be a coroutine function; it runs on the event loop, so it must
       not block.
+    - ``telemetry``: told of each call's beginning and end; ``aqueduct.telemetry.OpenTelemetry()``
+      makes spans and metrics of them.
 
     A service may be served more than once at a time, by ``serving`` or ``run``.
     """
@@ -85,6 +90,7 @@ class Service:
         description: str = "",
         config: Config = DEFAULT,
         authorize: Authorize | None = None,
+        telemetry: Observer | None = None,
     ) -> None:
         if not isinstance(name, str) or not name.isprintable() or not name:
             raise ConfigError(f"a service's name is {name!r}; it must be printable text")
@@ -92,6 +98,7 @@ class Service:
         self.description = description
         self.config = config
         self.authorize = authorize
+        self.telemetry = telemetry
         self._handlers: dict[str, Handler] = {}
         self._sinks: dict[str, Sink] = {}
         self._tables: dict[str, Table] = {}

@@ -9,6 +9,8 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from contextvars import copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from aqueduct.arrow.call import PLACES, CallHead, check_attachments
@@ -41,6 +43,7 @@ from aqueduct.watch import Watches
 if TYPE_CHECKING:
     from aqueduct.protocol.channels.receiving import Received
     from aqueduct.service import Service
+    from aqueduct.telemetry import Observer
 
 __all__ = ["COUNTERS", "Serving"]
 
@@ -331,14 +334,17 @@ class Serving:
 
     def start_thread(self, work: Callable[[], None]) -> None:
         """A thread for ``work``. Raises Busy when the system has none."""
+        if self.service.telemetry is not None:  # what the handler tells belongs to the call's span
+            work = partial(copy_context().run, work)
         try:
             self._bench.start(work)
         except RuntimeError as error:
             raise Busy(f"the service {self.service.name!r} can start no thread: {error}") from error
 
-    @staticmethod
-    def driver_of(running: RunningCall) -> Drive:
-        """What works on the call with its handler."""
+    def driver_of(self, running: RunningCall) -> Drive:
+        """What works on the call, which was accepted, with its handler."""
+        if self.service.telemetry is not None:
+            self._observe(running, self.service.telemetry)
         handler = running.handler
         if handler.shape is Shape.ASYNC_GENERATOR:
             return drive_async_generator
@@ -352,6 +358,11 @@ class Serving:
 
     def count_end(self, running: RunningCall, status: Status, error: BaseException | None) -> None:
         """A call has its status."""
+        if running.observation is not None:
+            try:
+                running.observation.ended(status.code, status.message, running.counters())
+            except Exception:
+                log.exception("telemetry raised at the end of %r", running.call)
         if status.code == OK:
             return
         if status.code == CANCELLED or isinstance(error, ConnectionLost):
@@ -363,6 +374,13 @@ class Serving:
             self._counted["failed"] += 1
             level = logging.INFO if isinstance(error, CallError) else logging.WARNING
             log.log(level, "%r failed: %s\n%s", running.call, status.message, status.traceback)
+
+    def _observe(self, running: RunningCall, telemetry: Observer) -> None:
+        """A call that nobody can observe is a call nevertheless."""
+        try:
+            running.observation = telemetry.began(running.call)
+        except Exception:
+            log.exception("telemetry raised at the beginning of %r", running.call)
 
     def call_ended(self, running: RunningCall) -> None:
         """A call is over, its handler too: its place is free."""

@@ -32,6 +32,7 @@ from spark_udfs.options import OPTIONS, TLS, convert, defaults, missing_address,
 from spark_udfs.place import Place, here, locate
 from spark_udfs.schemas import AnySchema, arrow_schema
 from spark_udfs.shaping import PLAIN, Mode, Shape, Shaper
+from spark_udfs.telemetry import Setup, Trace, working
 from spark_udfs.travel import check_picklable, parcel
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ def exchange(
     tls: ClientTls | None = None,
     compression: str | None = None,
     config: Config = DEFAULT,
+    telemetry: Setup | None = None,
     **others: Any,
 ) -> Exchange:
     """A function for ``DataFrame.mapInArrow`` that calls an exchange handler for each partition.
@@ -116,6 +118,8 @@ def exchange(
       bytes, or text that is PEM, travel with the function; a path is read on each executor.
     - ``compression``: ``lz4`` or ``zstd`` for the batches both ways, if the service agrees to it,
       or ``none``; by default what the address says.
+    - ``telemetry``: a function that sets OpenTelemetry up, called once in each Python worker; see
+      docs/cookbook/numbers.md.
 
     Raises ConfigError at once, on the driver, for arguments that cannot work. The function raises
     the errors of ``aqueduct.errors``; their text names peer, handler, partition, batch and column.
@@ -130,6 +134,7 @@ def exchange(
                     "connection_headers",
                     "tls",
                     "config",
+                    "telemetry",
                     "schema",
                     "input_schema",
                 ],
@@ -206,13 +211,17 @@ def exchange(
         **{name: values[name] for name in ("retries", "backoff") if name in values},
     )
     check_picklable(
-        {entry.name: getattr(calling, entry.name) for entry in fields(calling)},
+        {
+            **{entry.name: getattr(calling, entry.name) for entry in fields(calling)},
+            "telemetry": telemetry,
+        },
     )
     return Exchange(
         calling=calling,
         shape=shape,
         schema=answer,
         input_schema=None if input_schema is None else arrow_schema(input_schema, "input_schema"),
+        trace=Trace(telemetry),
     )
 
 
@@ -230,6 +239,8 @@ class Exchange:
     """Of what is sent, if it is declared."""
     tally: Tally = field(default_factory=Tally, compare=False)
     """What the tasks of this function count; see ``summary``."""
+    trace: Trace = field(default_factory=Trace, compare=False)
+    """The driver's span, and how OpenTelemetry is set up in workers."""
 
     @property
     def __name__(self) -> str:  # Spark shows it in plans
@@ -279,25 +290,41 @@ class Exchange:
         del first
         place, numbers = here(), Numbers()
         try:
-            if not self.shape.plain:
-                yield from self._shaped(source, schema, place, numbers)
-                return
-            if self.input_schema is not None:
-                check(self.input_schema, schema, where="the batches of the partition")
-            answers = run(self.calling, source, schema=schema, place=place, numbers=numbers)
-            with contextlib.closing(answers):
-                for answer in answers:
-                    assert answer.batch is not None  # a failed batch ends the call
-                    yield answer.batch
+            with working(
+                self.calling, tally=self.tally, trace=self.trace, place=place, numbers=numbers
+            ) as calling:
+                yield from self._work(calling, source, schema, place, numbers)
         except AqueductError as error:
             raise locate(
                 error, peer=self.peer, handler=self.handler, place=place, numbers=numbers
             ) from error.__cause__  # what is raised is a copy of ``error`` itself
-        finally:
-            self.tally.add(numbers)
+
+    def _work(
+        self,
+        calling: Calling,
+        source: Iterator[pa.RecordBatch],
+        schema: pa.Schema,
+        place: Place,
+        numbers: Numbers,
+    ) -> Generator[pa.RecordBatch]:
+        if not self.shape.plain:
+            yield from self._shaped(calling, source, schema, place, numbers)
+            return
+        if self.input_schema is not None:
+            check(self.input_schema, schema, where="the batches of the partition")
+        answers = run(calling, source, schema=schema, place=place, numbers=numbers)
+        with contextlib.closing(answers):
+            for answer in answers:
+                assert answer.batch is not None  # a failed batch ends the call
+                yield answer.batch
 
     def _shaped(
-        self, source: Iterator[pa.RecordBatch], schema: pa.Schema, place: Place, numbers: Numbers
+        self,
+        calling: Calling,
+        source: Iterator[pa.RecordBatch],
+        schema: pa.Schema,
+        place: Place,
+        numbers: Numbers,
     ) -> Generator[pa.RecordBatch]:
         """The same with all that ``shape`` asks for."""
         shaper = Shaper(self.shape, schema, handler=self.handler)
@@ -309,7 +336,7 @@ class Exchange:
 
         def call(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Generator[Answer]:
             return run(
-                self.calling,
+                calling,
                 batches,
                 schema=schema,
                 place=place,
@@ -339,7 +366,8 @@ class Exchange:
         return frame.mapInArrow(self, self.output_schema(frame))
 
     def __reduce__(self) -> Any:
-        return parcel(_opened, self.calling, self.shape, self.schema, self.input_schema, self.tally)
+        parts = (self.schema, self.input_schema, self.tally, self.trace)
+        return parcel(_opened, self.calling, self.shape, *parts)
 
 
 def _opened(*parts: Any) -> Exchange:
