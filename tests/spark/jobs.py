@@ -1,0 +1,53 @@
+"""What the drivers of ``engines`` do: functions of a session and of plain values, by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spark_udfs import exchange
+
+
+def through(
+    spark: Any,
+    *,
+    address: str,
+    handler: str = "echo",
+    rows: int = 2000,
+    partitions: int = 4,
+    options: dict[str, Any] | None = None,
+    settings: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    """All rows through a handler; what tells whether each came back once, and what was counted."""
+    for name, value in (settings or {}).items():
+        spark.conf.set(name, value)
+    score = exchange(address, handler, **(options or {}))
+    frame = spark.range(0, rows, 1, numPartitions=partitions).mapInArrow(score, "id long")
+    row = frame.selectExpr("count(id) rows", "sum(id) sum", "sum(id * id) squares").first()
+    for name in settings or {}:
+        spark.conf.unset(name)
+    return {
+        "rows": row.rows,
+        "sum": row.sum,
+        "squares": row.squares,
+        "tasks": score.numbers.tasks,
+        "summary": score.summary(),
+    }
+
+
+def limited(spark: Any, *, address: str, headers: dict[str, str], rows: int) -> list[int]:
+    """The first rows of a handler's answers."""
+    name = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    before = spark.conf.get(name)
+    spark.conf.set(name, "20000")  # a worker gives its executor what fills its buffer
+    score = exchange(address, "hold", headers=headers)
+    frame = spark.range(0, 100_000, 1, numPartitions=1).mapInArrow(score, "id long")
+    found = [row.id for row in frame.limit(rows).collect()]
+    spark.conf.set(name, before)
+    return found
+
+
+def interrupt(spark: Any) -> int:
+    """Ends all jobs; how many there were."""
+    if hasattr(spark, "sparkContext"):
+        raise TypeError("for Spark Connect")
+    return len(spark.interruptAll())

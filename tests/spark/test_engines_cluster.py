@@ -1,0 +1,148 @@
+"""Jobs on a cluster of Spark's whose parts are killed, with a service of their own.
+
+Executors and Python workers are processes that end by SIGKILL in the middle of a task, and the
+service is one, too. After each the job has ended, each row came back once, the service holds no
+call, and no process is left.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from tests.spark.engines import Engine
+from tests.spark.witness import Witness
+
+pytestmark = pytest.mark.spark
+
+ROWS = 2000
+WHOLE = {
+    "rows": ROWS,
+    "sum": sum(range(ROWS)),
+    "squares": sum(number * number for number in range(ROWS)),
+}
+PROMISE = 1.0
+"""Seconds from the death of a process to the end of its calls; the kernel closes its sockets."""
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    engine = Engine("cluster", tmp_path_factory.mktemp("engine") / "spark.log")
+    yield engine
+    assert engine.close() == {}
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts services at one address, one after the other; the last ends with the test."""
+    path = tmp_path / "service"
+    started = []
+
+    def start(**options):
+        path.unlink(missing_ok=True)  # of one that was killed
+        started.append(Witness(f"aqueduct+unix://{path}", **options))
+        return started[-1]
+
+    yield start
+    for witness in started:
+        if witness.process.poll() is None:
+            witness.settled()
+        witness.close()
+
+
+def whole(result):
+    return {name: result[name] for name in WHOLE}
+
+
+def test_as_many_connections_as_workers(engine, start):
+    witness = start(free=True)
+    address = witness.addresses[0]
+    for _ in range(3):
+        result = engine.run("through", address=address, handler="hold", partitions=12)
+        assert whole(result) == WHOLE
+        assert result["tasks"] == 12
+    begun = witness.seen("begun")
+    workers = {event["owner"] for event in begun}
+    assert len(begun) == 36
+    assert len(workers) == 2  # one for each executor, which has one core
+    assert witness.counters()["connections"] == len(workers)
+    kinds = engine.processes()
+    assert sorted(kinds.values()).count("executor") == 2
+    assert {kinds[worker] for worker in workers} == {"worker"}
+
+
+def test_a_second_attempt_overtakes_a_slow_one(engine, start):
+    witness = start()
+    job = engine.start(
+        "through",
+        address=witness.addresses[0],
+        handler="hold",
+        options={"headers": {"hold": "3", "answers": "1"}},
+    )
+    assert whole(job.result(120)) == WHOLE
+    first, second = witness.wait("begun", count=2, partition=3)
+    assert first["run"] == second["run"]
+    assert first["attempt"] != second["attempt"]
+    assert first["owner"] != second["owner"]
+    witness.wait("ended", attempt=second["attempt"])
+    witness.wait("cancelled", attempt=first["attempt"])
+    assert witness.seen("ended", attempt=first["attempt"]) == []
+
+
+def test_a_worker_killed_in_the_middle(engine, start):
+    witness = start()
+    job = engine.start(
+        "through",
+        address=witness.addresses[0],
+        handler="hold",
+        options={"headers": {"hold": "1", "answers": "2"}},
+    )
+    (held,) = witness.wait("holding")
+    assert engine.processes()[held["owner"]] == "worker"
+    killed = time.monotonic()
+    os.kill(held["owner"], signal.SIGKILL)
+    (cancelled,) = witness.wait("cancelled", attempt=held["attempt"])
+    assert cancelled["at"] - killed < PROMISE
+    result = job.result(120)
+    assert whole(result) == WHOLE
+    assert result["tasks"] == 4  # the attempt that was killed is not counted
+    again = witness.wait("begun", count=2, partition=1)
+    assert again[0]["run"] == again[1]["run"]
+    assert again[0]["attempt"] != again[1]["attempt"]
+
+
+def test_an_executor_killed_in_the_middle(engine, start):
+    witness = start()
+    job = engine.start(
+        "through",
+        address=witness.addresses[0],
+        handler="hold",
+        options={"headers": {"hold": "1", "answers": "2"}},
+    )
+    (held,) = witness.wait("holding")
+    executor = engine.executor_of(held["owner"])
+    assert engine.processes()[executor] == "executor"
+    killed = time.monotonic()
+    os.kill(executor, signal.SIGKILL)
+    (cancelled,) = witness.wait("cancelled", attempt=held["attempt"])
+    assert cancelled["at"] - killed < PROMISE  # its workers end with it
+    assert whole(job.result(120)) == WHOLE
+
+
+def test_a_service_killed_and_restarted_in_the_middle(engine, start):
+    witness = start()
+    job = engine.start(
+        "through",
+        address=witness.addresses[0],
+        handler="hold",
+        options={"headers": {"hold": "1", "answers": "2"}},
+    )
+    witness.wait("holding")
+    witness.kill()
+    after = start(free=True)
+    result = job.result(120)
+    assert whole(result) == WHOLE
+    after.wait("ended", partition=1)

@@ -1,0 +1,68 @@
+"""Spark Connect: a client without a Java process of its own, and a server."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.spark.engines import Engine, Failed
+from tests.spark.test_engines_cluster import PROMISE, WHOLE, whole
+from tests.spark.witness import Witness
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    engine = Engine("connect", tmp_path_factory.mktemp("engine") / "spark.log")
+    yield engine
+    assert engine.close() == {}
+
+
+@pytest.fixture
+def witness(tmp_path):
+    witness = Witness(f"aqueduct+unix://{tmp_path / 'service'}")
+    yield witness
+    witness.settled()
+    witness.close()
+
+
+def test_an_exchange_over_connect(engine, witness):
+    result = engine.run("through", address=witness.addresses[0], partitions=6)
+    assert whole(result) == WHOLE
+    counters = witness.settled()
+    assert counters["calls"] == 6
+    assert 1 <= counters["connections"] <= 2
+
+
+def test_the_summary_says_where_the_numbers_are(engine, witness):
+    result = engine.run("through", address=witness.addresses[0])
+    assert result["tasks"] == 0
+    assert "no numbers: Spark Connect has no accumulators" in result["summary"]
+    assert "spark.sql.pyspark.worker.logging.enabled" in result["summary"]
+
+
+def test_an_address_that_refuses_is_named(engine):
+    with pytest.raises(Failed, match="ConnectFailed") as caught:
+        engine.run("through", address="aqueduct+tcp://127.0.0.1:9", partitions=2)
+    assert "127.0.0.1:9" in str(caught.value)
+
+
+def test_limit_cancels(engine, witness):
+    headers = {"hold": "all", "answers": "1"}
+    rows = engine.run("limited", address=witness.addresses[0], headers=headers, rows=3)
+    ended = time.monotonic()
+    assert rows == [0, 1, 2]
+    (cancelled,) = witness.wait("cancelled")
+    assert cancelled["at"] - ended < PROMISE
+
+
+def test_an_interrupted_job_cancels(engine, witness):
+    options = {"headers": {"hold": "all", "answers": "1"}}
+    job = engine.start("through", address=witness.addresses[0], handler="hold", options=options)
+    witness.wait("holding", count=2)
+    assert engine.run("interrupt") >= 1
+    with pytest.raises(Failed, match=r"INTERRUPTED|OPERATION_CANCELED|cancel"):
+        job.result(60)
+    witness.wait("cancelled", count=2)
