@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 from pyspark.errors import PythonException
 
+from aqueduct.config import Config, Timing
 from spark_udfs import exchange, exchange_pandas
 from tests.spark.services import make
+from tests.spark.spans import until
 
 pytestmark = pytest.mark.spark
 
@@ -69,3 +71,25 @@ def test_tasks_that_failed_are_not_in_the_sum(spark, address):
         spark.range(42, 43, 1, numPartitions=1).mapInArrow(score, "id long").collect()
     assert score.numbers.tasks == 0
     assert "no numbers yet" in score.summary()
+
+
+def test_tasks_that_were_left_early_are_not_in_the_sum(spark, address):
+    score = exchange(address, "hundredfold", in_flight=1)
+    frame = spark.range(0, 100_000, 1, numPartitions=1).mapInArrow(score, "id long")
+    assert len(frame.take(3)) == 3
+    assert score.numbers.tasks == 0
+
+
+def test_an_idle_connection_closes_and_the_next_one_is_a_reconnect(spark, address, service):
+    config = Config(timing=Timing(idle_timeout=1.0, ping_interval=0.3))
+    score = exchange(address, "double", config=config)
+    frame = spark.range(0, 100, 1, numPartitions=2).mapInArrow(score, "id long")
+    frame.collect()
+    assert score.numbers.reconnects == 0
+    until(lambda: service.counters()["open_connections"] == 0)
+
+    def reconnected():
+        frame.collect()  # perhaps by workers that had no connection
+        return score.numbers.reconnects > 0
+
+    until(reconnected)
