@@ -93,7 +93,10 @@ class Lane:
         self._crossing.finish()
 
     def abandon(self) -> None:
-        """Gives up the call, unless it is over: the handler is told to stop. Nothing more comes."""
+        """Gives up the call, unless it is over: the handler is told to stop.
+
+        Nothing more comes but a Failed, for a thread that waits while another one gives up.
+        """
         self._crossing.abandon(self._crossing.abandoned())
 
     def expect(self, *, room: bool = False, acceptance: bool = False) -> bool:

@@ -19,7 +19,6 @@ import pyarrow as pa
 from aqueduct.arrow.call import IDEMPOTENT, ONE_TO_ONE, Partition
 from aqueduct.crossing import Failed
 from aqueduct.lane import Lane, News
-from aqueduct.sync import SyncClient
 from spark_udfs.calling import Calling
 from spark_udfs.numbers import Numbers
 from spark_udfs.place import Place
@@ -53,8 +52,6 @@ class Service:
     """Since when a connection is being made."""
     call: Call | None = None
     """That takes batches, or will once it is accepted."""
-    client: SyncClient | None = None
-    """Of the last lease."""
 
     @property
     def address(self) -> str:
@@ -194,9 +191,7 @@ class Addresses:
         calling, place = self._calling, self._place
         service.connecting = None
         _troubled.pop(service.peer, None)
-        if service.client not in (None, lease.client):
-            self._numbers.reconnects += 1
-        service.client = lease.client
+        self._numbers.reconnects += lease.reconnected
         attempt = place.attempt_key
         if self._repeated:
             attempt = f"{attempt or '0'}.{self._repeated}"
@@ -248,12 +243,12 @@ class Addresses:
         if unreachable:
             _troubled[service.peer] = time.monotonic() + _TROUBLE
 
-    def close(self, *, failed: bool) -> None:
+    def close(self, *, well: bool) -> None:
         """Gives up everything that is open. Connections on their way go to the pool."""
         with self._lock:
             self._closed = True
-        # A Python worker ends with its failed task: let the services hear of it.
-        close = failed and self._place.task is not None
+        # A Python worker ends with a task that failed or was left early: let the services hear.
+        close = not well and self._place.task is not None
         for call in tuple(self.calls):
             self.drop(call, close=close)
         with contextlib.suppress(Empty):

@@ -94,7 +94,7 @@ class Spread:
 
     def answers(self) -> Generator[Answer]:
         """The answers, as they come or in order. Closing it gives up all calls."""
-        failed, numbers = False, self._numbers
+        well, numbers = False, self._numbers
         try:
             while True:
                 while self._line:
@@ -108,11 +108,9 @@ class Spread:
                 if self._is_over():
                     break
                 self._step()
-        except AqueductError:
-            failed = True
-            raise
+            well = True
         finally:
-            self._addresses.close(failed=failed)
+            self._addresses.close(well=well)
 
     # What there is to do
 

@@ -68,7 +68,7 @@ class Engine:
         self.log = log
         self._numbers = itertools.count()
         self._waiting: dict[int, Future[Any]] = {}
-        self._reader = threading.Thread(target=self._read, name="engine-reader")
+        self._reader = threading.Thread(target=self._read, name="engine-reader", daemon=True)
         self._reader.start()
 
     def start(self, job: str, **arguments: Any) -> Future[Any]:

@@ -10,7 +10,7 @@ from spark_udfs import exchange
 def through(
     spark: Any,
     *,
-    address: str,
+    address: str | list[str],
     handler: str = "echo",
     rows: int = 2000,
     partitions: int = 4,
@@ -30,6 +30,7 @@ def through(
         "sum": row.sum,
         "squares": row.squares,
         "tasks": score.numbers.tasks,
+        "retries": score.numbers.retries,
         "summary": score.summary(),
     }
 

@@ -47,10 +47,13 @@ def start(tmp_path):
         return started[-1]
 
     yield start
-    for witness in started:
-        if witness.process.poll() is None:
-            witness.settled()
-        witness.close()
+    try:
+        for witness in started:
+            if witness.process.poll() is None:
+                witness.settled()
+    finally:
+        for witness in started:
+            witness.close()
 
 
 def whole(result):
@@ -137,12 +140,41 @@ def test_a_service_killed_and_restarted_in_the_middle(engine, start):
     job = engine.start(
         "through",
         address=witness.addresses[0],
+        handler="careful",
+        options={"headers": {"at": "700"}, "retries": 100},
+    )
+    witness.wait("holding")
+    witness.kill()
+    start(free=True)
+    result = job.result(120)
+    assert whole(result) == WHOLE
+    assert result["retries"] >= 1
+    assert result["tasks"] == 4
+
+
+def test_a_service_killed_and_restarted_under_a_handler_that_cannot_go_on(engine, start):
+    witness = start()
+    job = engine.start(
+        "through",
+        address=witness.addresses[0],
         handler="hold",
         options={"headers": {"hold": "1", "answers": "2"}},
     )
     witness.wait("holding")
     witness.kill()
     after = start(free=True)
-    result = job.result(120)
-    assert whole(result) == WHOLE
+    assert whole(job.result(120)) == WHOLE  # by Spark, which tries the task again
     after.wait("ended", partition=1)
+
+
+def test_an_address_that_refuses_is_left_for_another(engine, start, tmp_path):
+    witness = start(free=True)
+    addresses = [f"aqueduct+unix://{tmp_path / 'nobody'}", witness.addresses[0]]
+    result = engine.run(
+        "through",
+        address=addresses,
+        handler="careful",
+        options={"headers": {"at": ""}, "retries": 100},
+    )
+    assert whole(result) == WHOLE
+    assert result["tasks"] == 4

@@ -24,8 +24,10 @@ def engine(tmp_path_factory):
 def witness(tmp_path):
     witness = Witness(f"aqueduct+unix://{tmp_path / 'service'}")
     yield witness
-    witness.settled()
-    witness.close()
+    try:
+        witness.settled()
+    finally:
+        witness.close()
 
 
 def test_an_exchange_over_connect(engine, witness):

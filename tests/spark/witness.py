@@ -8,8 +8,9 @@ spans of its calls there.
 
 The handler ``hold`` answers each batch with itself. With the header ``hold`` it stops: ``all`` for
 every call, a partition's number for the first attempt at it that the service sees; from the batch
-on that the header ``answers`` names, until the call is cancelled or ``release`` comes. Started
-with ``--free`` it never stops.
+on that the header ``answers`` names, until the call is cancelled or ``release`` comes. ``careful``
+is a function of one batch, idempotent, and stops at the batch that begins with the number in the
+header ``at``. Started with ``--free`` neither ever stops.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Witness:
         self.events: list[dict[str, Any]] = []
         self._news = threading.Condition()
         self._over = False
-        self._reader = threading.Thread(target=self._read, name="witness-reader")
+        self._reader = threading.Thread(target=self._read, name="witness-reader", daemon=True)
         self._reader.start()
         self.addresses: list[str] = self.wait("ready")[0]["addresses"]
 
@@ -164,19 +165,22 @@ def say(event: str, **values: Any) -> None:
     os.write(1, (json.dumps({"event": event, "at": time.monotonic(), **values}) + "\n").encode())
 
 
+def describe(call: aqueduct.Call) -> dict[str, Any]:
+    return {
+        "run": call.run,
+        "attempt": call.attempt,
+        "partition": None if call.partition is None else call.partition.index,
+        "pid": call.headers.get("pid"),
+        "owner": None if call.peer_credentials is None else call.peer_credentials.pid,
+    }
+
+
 def make(stage: Stage, telemetry: Observer | None = None) -> aqueduct.Service:
     service = aqueduct.Service("witness", config=_CONFIG, telemetry=telemetry)
 
     @service.handler("hold")
     def hold(batches, call):
-        who = {
-            "run": call.run,
-            "attempt": call.attempt,
-            "partition": None if call.partition is None else call.partition.index,
-            "pid": call.headers.get("pid"),
-            "owner": None if call.peer_credentials is None else call.peer_credentials.pid,
-            "name": call.headers.get("name"),
-        }
+        who = describe(call)
         holds = stage.holds(call)
         say("begun", **who)
         call.on_cancel(lambda: say("cancelled", **who))
@@ -187,6 +191,14 @@ def make(stage: Stage, telemetry: Observer | None = None) -> aqueduct.Service:
                     return
             yield batch
         say("ended", **who)
+
+    @service.handler("careful", idempotent=True)
+    def careful(batch, call):
+        if str(batch["id"][0].as_py()) == call.headers["at"] and not stage.free.is_set():
+            say("holding", **describe(call))
+            if not stage.wait(call):
+                call.check()
+        return batch
 
     @service.handler("echo", idempotent=True)
     def echo(batch):
