@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import copy
 import difflib
-import random
 import time
 from typing import Final
 
+from aqueduct.arrow.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
 from aqueduct.arrow.plan import ANSWER, PLAN, Answer, Limit, Offset, Question
 from aqueduct.errors import (
     AqueductError,
     Busy,
     CallError,
     ConnectFailed,
-    ConnectionLost,
     UnknownHandler,
 )
 from aqueduct.sync import SyncClient
 from spark_udfs.datasource.options import Settings
 from spark_udfs.pool import process_pool
+from spark_udfs.retrying import Backoff, may_pass
 
-__all__ = ["PASSING", "Limit", "Offset", "ask", "pause", "tries"]
+__all__ = ["Limit", "Offset", "ask", "patience", "rest", "tries"]
 
-PASSING: Final = (ConnectionLost, Busy)
-"""After these another try may do better, later or at another address."""
 _LONGEST: Final = 5.0
+"""Seconds of the longest pause."""
 
 
 def ask(settings: Settings, question: Question, *, keep: bool = False) -> Answer:
@@ -38,7 +37,7 @@ def ask(settings: Settings, question: Question, *, keep: bool = False) -> Answer
     """
     limits = settings.config.tables
     batch = question.encode(limits)
-    most = tries(settings)
+    most, backoff = tries(settings), patience(settings)
     for attempt in range(most):
         peer = settings.peer(attempt)
         try:
@@ -54,12 +53,12 @@ def ask(settings: Settings, question: Question, *, keep: bool = False) -> Answer
                 )
                 return Answer.decode(answer, limits)
             except UnknownHandler as error:
-                raise _unknown(lease.client, settings.handler) from error
+                raise _unknown(lease.client, settings, error) from error
             finally:
                 lease.release(close=not keep)
         except AqueductError as error:
-            if isinstance(error, PASSING) and attempt + 1 < most:
-                time.sleep(pause(settings, attempt))
+            if may_pass(error) and attempt + 1 < most:
+                rest(backoff)
                 continue
             raise _located(error, settings, peer.address, attempt + 1) from error.__cause__
     raise AssertionError("one try at least")
@@ -70,18 +69,30 @@ def tries(settings: Settings) -> int:
     return max(1 + settings.retries, len(settings.addresses))
 
 
-def pause(settings: Settings, attempt: int) -> float:
-    """Seconds before the next try after the ``attempt``-th, counted from 0.
-
-    With jitter, so that many tasks do not come back at the same moment.
-    """
-    longest: float = min(settings.backoff * 2 ** min(attempt, 30), _LONGEST)
-    return longest * random.uniform(0.5, 1.0)
+def patience(settings: Settings) -> Backoff:
+    """The pauses between the tries."""
+    return Backoff(settings.backoff, _LONGEST)
 
 
-def _unknown(client: SyncClient, table: str) -> CallError:
+def rest(backoff: Backoff) -> None:
+    """Waits before the next try."""
+    backoff.failed()
+    time.sleep(max(0.0, backoff.until - time.monotonic()))
+
+
+def _unknown(client: SyncClient, settings: Settings, error: UnknownHandler) -> CallError:
     """The error for a table that there is not: it names those that there are."""
-    description = client.describe()
+    table = settings.handler
+    try:
+        answer = client.source(
+            DESCRIBE,
+            output_schema=DESCRIBE_SCHEMA,
+            token=settings.token,
+            headers=dict(settings.headers),
+        )
+        description = Description.from_batches(list(answer), peer=client.address)
+    except CallError:  # not everybody may ask
+        return error
     names = [each.name for each in description.tables]
     service = f"the service {description.service!r}"
     if table in names:  # it was registered meanwhile, or another process answered

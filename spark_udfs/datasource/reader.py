@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -23,13 +22,14 @@ from aqueduct.arrow.filters import filters_to_json
 from aqueduct.arrow.plan import READ, READING, Answer, Question, Reading
 from aqueduct.arrow.schema import difference, shorten
 from aqueduct.errors import AqueductError, BadCall, ConfigError, SchemaMismatch
-from spark_udfs.datasource.asking import PASSING, ask, pause, tries
+from spark_udfs.datasource.asking import ask, patience, rest, tries
 from spark_udfs.datasource.options import Settings
 from spark_udfs.datasource.pushing import filter_of
 from spark_udfs.datasource.types import arrow_of, check_declared, fit, spark_schema
 from spark_udfs.numbers import Numbers
 from spark_udfs.place import Place, here, locate
 from spark_udfs.pool import process_pool
+from spark_udfs.retrying import may_pass
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -210,17 +210,17 @@ def read_split(wanted: Wanted, split: Split) -> Iterator[pa.RecordBatch]:
     iterator cancels the call. Raises the errors of ``aqueduct.errors``.
     """
     settings, place, numbers = wanted.settings, here(), Numbers()
-    most = tries(settings)
+    most, backoff = tries(settings), patience(settings)
     for attempt in range(most):
         peer = settings.peer(split.number + attempt)
         try:
             yield from _read(wanted, split, attempt, place, numbers)
         except AqueductError as error:
-            again = isinstance(error, PASSING) and not numbers.batches_received
+            again = may_pass(error) and not numbers.batches_received
             if again and attempt + 1 < most:
                 numbers.retries += 1
                 log.info("%s of %r is read again: %s", split, settings.handler, error)
-                time.sleep(pause(settings, attempt))
+                rest(backoff)
                 continue
             located = locate(
                 error,
