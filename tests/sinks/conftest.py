@@ -64,7 +64,8 @@ def postgres() -> Iterator[Server]:
         data = str(folder / "data")
         server.run("initdb", "-D", data, "-A", "trust", "--no-sync", "-U", "tester", "--locale=C")
         process = subprocess.Popen(
-            [server.programs / "postgres", "-D", data, "-k", folder, "-h", ""],
+            # It is not killed itself, so it need not wait for disks.
+            [server.programs / "postgres", "-D", data, "-k", folder, "-h", "", "-F"],
             user=user,
             cwd="/",
             stderr=subprocess.DEVNULL,

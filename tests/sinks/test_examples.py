@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import threading
 from collections.abc import Callable, Sequence
@@ -13,7 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import aqueduct
 from aqueduct.sinks import Attempt, Prepared, Run
+from aqueduct.writes import RemoteSink
+from tests.calls import sync_client, until
 from tests.sinks.conftest import Server
 
 pytestmark = pytest.mark.checkout
@@ -167,6 +171,32 @@ def test_two_runs_are_committed_at_once(made: Any) -> None:
     commit: Callable[[Run, Sequence[Prepared]], Any] = sink.commit
     at_once(lambda: commit(runs[0], prepared[:1]), lambda: commit(runs[1], prepared[1:]))
     assert read() == [0, 1]
+
+
+def test_another_process_commits_and_the_first_one_lets_it_be(made: Any) -> None:
+    """A service of several processes: what one has prepared reaches its end in another."""
+    sink, read = made
+    sink.commit(Run("before"), [write(sink, 5, 0, run=Run("before"))])
+    services = [aqueduct.Service("one"), aqueduct.Service("other")]
+    # The first looks every 50 ms at what is too old; nobody tells it of the commit.
+    first = services[0].sink("sink", sink, schema=ROWS, time_to_live=0.2)
+    services[1].sink("sink", type(sink)(*made_of(sink)), schema=ROWS)
+    with sync_client(services[0]) as one, sync_client(services[1]) as other:
+        prepared = [
+            RemoteSink(one, "sink").write(
+                Attempt(RUN, execution="e", partition=number), [batch(number)], schema=ROWS
+            )
+            for number in (1, 2)
+        ]
+        assert RemoteSink(other, "sink").commit(RUN, prepared) == {"repeated": False, "rows": 2}
+        asyncio.run(until(lambda: first.attempts.counts() == (0, 0)))
+    assert read() == [0, 1, 2]
+    assert list(sink.leftovers()) == []
+
+
+def made_of(sink: Any) -> tuple[Any, ...]:
+    """What makes another sink of the same rows."""
+    return (sink.folder,) if hasattr(sink, "folder") else (sink.uri, sink.table)
 
 
 def test_overwriting_runs(made: Any) -> None:
