@@ -33,7 +33,7 @@ from spark_udfs.place import Place, here, locate
 from spark_udfs.schemas import AnySchema, arrow_schema
 from spark_udfs.shaping import PLAIN, Mode, Shape, Shaper
 from spark_udfs.telemetry import Setup, Trace, working
-from spark_udfs.travel import check_picklable, parcel
+from spark_udfs.travel import Parcel, check_picklable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -226,7 +226,7 @@ def exchange(
 
 
 @dataclass(frozen=True, repr=False)
-class Exchange:
+class Exchange(Parcel):
     """What ``exchange`` returns: call it with an iterator of record batches."""
 
     calling: Calling
@@ -364,14 +364,6 @@ class Exchange:
         For ``frame.transform(score.apply)`` too.
         """
         return frame.mapInArrow(self, self.output_schema(frame))
-
-    def __reduce__(self) -> Any:
-        parts = (self.schema, self.input_schema, self.tally, self.trace)
-        return parcel(_opened, self.calling, self.shape, *parts)
-
-
-def _opened(*parts: Any) -> Exchange:
-    return Exchange(*parts)
 
 
 def _headers(

@@ -32,6 +32,7 @@ from spark_udfs.options import unknown
 from spark_udfs.place import here, locate
 from spark_udfs.pool import Peer, process_pool
 from spark_udfs.reading import Ahead, FileFailed, Part, Piece, read
+from spark_udfs.travel import Parcel
 from spark_udfs.writing import Written, key_of
 
 __all__ = [
@@ -269,7 +270,7 @@ class _Input:
 
 
 @dataclass(frozen=True)
-class _Files:
+class _Files(Parcel):
     """What functions over files have in common."""
 
     call: Exchange

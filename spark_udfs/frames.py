@@ -19,11 +19,12 @@ import pyarrow as pa
 
 from aqueduct.errors import ConfigError, SchemaMismatch
 from spark_udfs.exchange import Exchange, exchange
+from spark_udfs.numbers import Total
 from spark_udfs.schemas import arrow_schema
+from spark_udfs.travel import Parcel
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType
-from spark_udfs.numbers import Total
 
 __all__ = ["ColumnExchange", "PandasExchange", "exchange_column", "exchange_pandas"]
 
@@ -87,7 +88,7 @@ def exchange_column(
 
 
 @dataclass(frozen=True)
-class ColumnExchange:
+class ColumnExchange(Parcel):
     """What runs inside ``exchange_column``: call it with an iterator of tuples of arrays."""
 
     call: Exchange
@@ -135,7 +136,7 @@ def _struct_of(returns: str | DataType) -> Any:
 
 
 @dataclass(frozen=True)
-class PandasExchange:
+class PandasExchange(Parcel):
     """What ``exchange_pandas`` returns: call it with an iterator of data frames."""
 
     arrow: Exchange

@@ -34,6 +34,7 @@ from spark_udfs.options import size as size_of
 from spark_udfs.place import here, locate
 from spark_udfs.pool import Peer, process_pool
 from spark_udfs.schemas import AnySchema
+from spark_udfs.travel import Parcel
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -180,7 +181,7 @@ def exchange_by_key(
 
 
 @dataclass(frozen=True)
-class KeyedExchange:
+class KeyedExchange(Parcel):
     """What ``exchange_by_key`` returns: call it with batches in which equal keys are together."""
 
     call: Exchange

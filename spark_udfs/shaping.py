@@ -108,6 +108,9 @@ class Shaper:
         self._waiting: dict[int, tuple[int, pa.RecordBatch | None]] = {}
         self._bytes = 0
         self._failed = 0
+        self._in_turn = False
+        """Whether answers are counted, because the handler is no function of one batch."""
+        self._turn = 0
         self._answer: pa.Schema | None = None
         self._output: pa.Schema | None = None
         self._answer_cast: Casting | None = None
@@ -123,7 +126,8 @@ class Shaper:
         joined or cast.
         """
         shape = self.shape
-        if shape.by_batch and ONE_TO_ONE not in traits:
+        self._in_turn = ONE_TO_ONE not in traits
+        if self._in_turn and (shape.columns or shape.on_error != "fail"):
             raise ConfigError(
                 f"{shape.by_batch} needs one answer for each batch, and handler {self.handler!r} "
                 "is no function of one batch: a generator may answer when it likes. Write it as a "
@@ -192,10 +196,13 @@ class Shaper:
         if not shape.by_batch:
             yield batch
             return
-        rows, original = self._settle(answer.number)
+        number = answer.number
+        if self._in_turn:  # whose numbers say only what was taken before
+            number, self._turn = self._turn, self._turn + 1
+        rows, original = self._settle(number)
         one_each = shape.columns or shape.check_rows
         if one_each and rows != batch.num_rows:
-            raise self._mismatch(answer.number, rows, batch.num_rows)
+            raise self._mismatch(number, rows, batch.num_rows)
         yield self._joined(original, batch.columns, None, batch.num_rows)
 
     def _null(self, answer: Answer) -> pa.RecordBatch:
@@ -232,6 +239,11 @@ class Shaper:
 
     def _settle(self, number: int) -> tuple[int, pa.RecordBatch | None]:
         """What waited for answer ``number``."""
+        if number not in self._waiting:
+            raise BadCall(
+                f"handler {self.handler!r} gave {number + 1} answers to {number} batches; "
+                f"{self.shape.by_batch} needs one answer for each"
+            )
         rows, original = self._waiting.pop(number)
         if original is not None:
             self._bytes -= original.nbytes

@@ -16,21 +16,25 @@ import inspect
 import logging
 import pickle
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 from aqueduct.errors import ConfigError
 
-__all__ = ["check_picklable", "library_version", "open_parcel", "parcel", "unpacked"]
+__all__ = ["Parcel", "check_picklable", "library_version", "open_parcel", "unpacked"]
 
 _DISTRIBUTION: Final = "aqueduct-arrow"
 _log = logging.getLogger("spark_udfs")
 
 
-def parcel(rebuild: Callable[..., Any], *parts: Any) -> tuple[Any, tuple[str, bytes]]:
-    """What ``__reduce__`` returns for something that ``rebuild(*parts)`` makes again."""
-    return _Opener(), (library_version(), _dumps((rebuild, parts)))
+class Parcel:
+    """A dataclass that travels so: what is given to Spark as a function."""
+
+    def __reduce__(self) -> tuple[Any, tuple[str, bytes]]:
+        parts = [getattr(self, entry.name) for entry in fields(self)]  # type: ignore[arg-type]
+        return _Opener(), (library_version(), _dumps((type(self), parts)))
 
 
 def open_parcel(version: str, data: bytes):  # type: ignore[no-untyped-def]

@@ -43,6 +43,20 @@ def service():
     def even(batch):
         return batch.filter(pa.array([i % 2 == 0 for i in batch["id"].to_pylist()]))
 
+    @service.handler("but the last", output=numbers)
+    def but_the_last(batches, call):
+        held = None
+        for batch in batches:
+            if held is not None:
+                yield held
+            held = batch.select(["id"])
+
+    @service.handler("once more", output=numbers)
+    def once_more(batches, call):
+        for batch in batches:
+            yield batch.select(["id"])
+        yield batch.select(["id"])
+
     @service.handler("lagging", output=numbers)
     def lagging(batches, call):
         held = None
@@ -181,22 +195,27 @@ def test_another_number_of_rows_names_the_batch_and_both(address):
     assert address in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"columns": ["id"], "columns_mode": "replace"}, "columns=[...]"),
-        ({"check_rows": True}, "check_rows=True"),
-    ],
-)
-def test_a_generator_may_answer_out_of_step(address, service, options, named):
+def test_a_generator_may_answer_out_of_step(address, service):
     with pytest.raises(ConfigError) as caught:
-        list(exchange(address, "lagging", **options)(iter(rows(2, 2))))
+        call = exchange(address, "lagging", columns=["id"], columns_mode="replace")
+        list(call(iter(rows(2, 2))))
     assert str(caught.value).startswith(
-        f"{named} needs one answer for each batch, and handler 'lagging' is no function of one "
-        "batch: a generator may answer when it likes. Write it as a function of one batch, or "
+        "columns=[...] needs one answer for each batch, and handler 'lagging' is no function of "
+        "one batch: a generator may answer when it likes. Write it as a function of one batch, or "
         "call it without ["
     )
     assert service.counters()["rows_in"] == 0
+
+
+def test_the_answers_of_a_generator_are_counted_in_turn(address):
+    def call(handler, *counts):
+        return list(exchange(address, handler, check_rows=True)(iter(rows(*counts))))
+
+    assert [batch.num_rows for batch in call("lagging", 2, 3, 4)] == [2, 3, 4]
+    with pytest.raises(BadCall, match=r"gave no answer to 1 of its batches, .* batch 2 of 4 rows"):
+        call("but the last", 2, 3, 4)
+    with pytest.raises(BadCall, match=r"gave 4 answers to 3 batches; check_rows=True needs one"):
+        call("once more", 2, 3, 4)
 
 
 @pytest.mark.parametrize("ordered", [True, False])

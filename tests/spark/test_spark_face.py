@@ -19,7 +19,7 @@ from aqueduct.errors import (
     SchemaMismatch,
     UnknownHandler,
 )
-from spark_udfs import exchange
+from spark_udfs import exchange, exchange_pandas
 from spark_udfs.options import PREFIX
 from spark_udfs.travel import library_version
 from tests.spark.services import make
@@ -269,7 +269,10 @@ def test_a_worker_without_the_package_says_so(spark, python):
     site = next(path for path in sys.path if path.endswith("site-packages"))
     # Without site packages there is no hook of an editable installation.
     python("cd /", f'export PYTHONPATH="{site}"', 'set -- -S "$@"')
-    text = failure(spark.range(1).mapInArrow(exchange(NOBODY, "x"), "id long"))
+    frame = spark.range(1)
+    text = failure(frame.mapInArrow(exchange(NOBODY, "x"), "id long"))
+    pandas = failure(frame.mapInPandas(exchange_pandas(NOBODY, "x"), "id long"))
+    assert "ModuleNotFoundError: the Python worker of this executor cannot import" in pandas
     assert (
         "ModuleNotFoundError: the Python worker of this executor cannot import aqueduct-arrow "
         "(No module named 'spark_udfs'). It is "
