@@ -165,6 +165,19 @@ class Crossing:
             self.waited += time.perf_counter() - began
             self.set_waiting(False)
 
+    def glance(self, seconds: float) -> Any:
+        """What the loop has for the thread by then, or None."""
+        self._wants_room = self._wants_acceptance = False
+        self.set_waiting(True)
+        began = time.perf_counter()
+        try:
+            return self.taken(self._inbox.get(timeout=seconds))
+        except Empty:
+            return None
+        finally:
+            self.waited += time.perf_counter() - began
+            self.set_waiting(False)
+
     def expect(self, room: bool, acceptance: bool) -> bool:
         """Asks for NEWS of room, or of acceptance. True: there it is already."""
         self._wants_room, self._wants_acceptance = room, acceptance

@@ -17,7 +17,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -42,6 +42,11 @@ from aqueduct.outgoing import END, Batches, Failure, Window
 from aqueduct.threads import LoopThread
 
 __all__ = ["SyncClient", "SyncStream"]
+
+_SMALL: Final = 16 << 10
+"""Bytes of a first batch whose answer is looked for before the second batch is read."""
+_EARLY: Final = 0.002
+"""Seconds to look."""
 
 
 class SyncClient:
@@ -396,6 +401,7 @@ class SyncStream:
         self.number = -1
         """Of the input batch that the last answer, or failure, belongs to; -1 before the first."""
         self._held: Callable[[], int] | None = None
+        self._first = True
         if source is not None:
             self._input = iter(source.batches)
         crossing.wake()
@@ -480,6 +486,9 @@ class SyncStream:
                     crossing.hold(self._held())
                 if self._input is not None and crossing.room:
                     self._send_next(self._input)
+                    if self._first:
+                        self._first = False
+                        self._peeked = self._early()
                     continue
                 found = crossing.wait(room=self._input is not None)
             if found is NEWS:
@@ -517,6 +526,16 @@ class SyncStream:
             self._crossing.abandon(self._crossing.abandoned())
 
     # Within
+
+    def _early(self) -> Any:
+        """The answer to the first batch, if that is small and it comes at once.
+
+        Where the second batch comes from may make its reader wait, and a first answer with it.
+        """
+        crossing = self._crossing
+        if self._input is None or not 0 < crossing.sent_bytes <= _SMALL:
+            return None
+        return crossing.glance(_EARLY)
 
     def _decode(self, payload: Any) -> pa.RecordBatch:
         if self._decoder is None:

@@ -78,6 +78,35 @@ def test_a_sync_client_pings_and_describes(service):
     assert repr(client).endswith("closed>")
 
 
+def test_a_first_answer_is_given_before_the_second_batch_is_read(service, monkeypatch):
+    monkeypatch.setattr("aqueduct.sync._EARLY", 20)
+    seen = []
+
+    def slowly():
+        yield numbers(1)
+        seen.append("asked for the second")
+        yield numbers(2)
+
+    with sync_client(service) as client:
+        stream = client.exchange("echo", slowly(), schema=NUMBERS)
+        assert next(stream) == numbers(1)
+        assert seen == []
+        assert list(stream) == [numbers(2)]
+        assert seen == ["asked for the second"]
+
+
+def test_a_first_answer_that_takes_its_time_holds_up_nothing(service, monkeypatch):
+    monkeypatch.setattr("aqueduct.sync._EARLY", 0.001)
+
+    @service.handler("count")
+    def count(batches, call):
+        yield numbers(sum(batch.num_rows for batch in batches))
+
+    with sync_client(service) as client:
+        batches = [numbers(1), numbers(2)]
+        assert list(client.exchange("count", batches, schema=NUMBERS)) == [numbers(2)]
+
+
 async def test_a_client_may_be_made_of_a_connection(service):
     async with serving(service) as running:
         connection = await connect(running.addresses[0], headers=((b"who", b"me"),))
