@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from typing import Any
 
 import pyarrow as pa
@@ -170,6 +171,38 @@ def test_what_the_caller_keeps_does_not_stop_a_handler_that_answers_at_the_end(r
         call = calling(address, handler="later", in_flight_bytes=3000, **WAYS[way])
         found = list(answers(call, source(), held=lambda: sum(kept)))
         assert [value_of(answer.batch) for answer in found] == list(range(60))
+
+
+@pytest.mark.parametrize("way", ["plain", "retries", "as completed"])
+def test_only_waiting_for_the_service_is_counted(running, way):
+    """The service takes 0.3 s for one batch; before that the input takes as long for another."""
+    callee = Callee()
+    with running(callee.service) as address:
+        callee.gate(0).set()
+        upstream = threading.Event()
+        counted: list[float] = []
+        numbers = Numbers()
+
+        def source():
+            yield batch(0)
+            began = time.monotonic()
+            threading.Timer(0.3, upstream.set).start()
+            assert upstream.wait(20)
+            counted.append(time.monotonic() - began)
+            threading.Thread(target=answer_late).start()
+            yield batch(1)
+
+        def answer_late():
+            until(lambda: callee.asked[1])
+            threading.Event().wait(0.3)  # nothing sets it
+            callee.gate(1).set()
+
+        call = calling(address, handler="gated", **WAYS[way])
+        began = time.monotonic()
+        assert len(list(answers(call, source(), numbers=numbers))) == 2
+        took = time.monotonic() - began
+        # The thread may be late to its wait, by a third of it.
+        assert 0.2 <= numbers.waiting_seconds <= took - counted[0]
 
 
 @pytest.mark.parametrize("ordered", [True, False])
