@@ -22,14 +22,16 @@ from aqueduct.arrow.filters import filters_to_json
 from aqueduct.arrow.plan import READ, READING, Answer, Question, Reading
 from aqueduct.arrow.schema import difference, shorten
 from aqueduct.errors import AqueductError, BadCall, ConfigError, SchemaMismatch
+from spark_udfs.calling import Calling
 from spark_udfs.datasource.asking import ask, patience, rest, tries
 from spark_udfs.datasource.options import Settings
 from spark_udfs.datasource.pushing import filter_of
 from spark_udfs.datasource.types import arrow_of, check_declared, fit, spark_schema
-from spark_udfs.numbers import Numbers
+from spark_udfs.numbers import Numbers, Tally
 from spark_udfs.place import Place, here, locate
 from spark_udfs.pool import process_pool
 from spark_udfs.retrying import may_pass
+from spark_udfs.telemetry import Trace, working
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -209,7 +211,17 @@ def read_split(wanted: Wanted, split: Split) -> Iterator[pa.RecordBatch]:
     A call that broke before its first batch is made again, at the next address. Closing the
     iterator cancels the call. Raises the errors of ``aqueduct.errors``.
     """
-    settings, place, numbers = wanted.settings, here(), Numbers()
+    place, numbers = here(), Numbers()
+    calling = Calling(wanted.settings.addresses, wanted.settings.handler, wanted.given, 1, 1)
+    # A source has no accumulator, as it is made where there is no session: its log tells instead.
+    with working(calling, tally=Tally(), trace=Trace(), place=place, numbers=numbers):
+        yield from _tried(wanted, split, place, numbers)
+
+
+def _tried(
+    wanted: Wanted, split: Split, place: Place, numbers: Numbers
+) -> Iterator[pa.RecordBatch]:
+    settings = wanted.settings
     most, backoff = tries(settings), patience(settings)
     for attempt in range(most):
         peer = settings.peer(split.number + attempt)
@@ -254,12 +266,16 @@ def _read(
             compression=settings.compression,
         )
         lease.on_end(stream.close)
-        with stream:
-            for batch in stream:
-                made = fit(batch, wanted.made)
-                numbers.batches_received += 1
-                numbers.rows_received += batch.num_rows
-                yield made
+        try:
+            with stream:
+                for batch in stream:
+                    made = fit(batch, wanted.made)
+                    numbers.batches_received += 1
+                    numbers.rows_received += batch.num_rows
+                    yield made
+        finally:
+            numbers.bytes_received += stream.bytes_received
+            numbers.waiting_seconds += stream.waited
     except AqueductError:
         failed = True
         raise

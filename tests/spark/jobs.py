@@ -56,6 +56,29 @@ def limited(spark: Any, *, address: str, headers: dict[str, str], rows: int) -> 
     return found
 
 
+def read_tables(spark: Any, *, address: str, checkpoint: str) -> dict[str, Any]:
+    """The table ``log`` of ``tests.spark.tables``: all of it, some of it, and as a stream."""
+    settings = {
+        "spark.aqueduct.address": address,
+        "spark.sql.python.filterPushdown.enabled": "true",
+    }
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    register(spark)
+    frame = spark.read.format("aqueduct").option("columns", "row").load("log")
+    some = sorted(row.row for row in frame.where("row > 3 and row < 9").collect())
+    stream = spark.readStream.format("aqueduct").option("max_rows", 4).load("log")
+    writer = stream.writeStream.format("memory").queryName("read_tables")
+    writer = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True)
+    query = writer.start()
+    if not query.awaitTermination(100):
+        raise TimeoutError("the query did not end")
+    rows = sorted(row.row for row in spark.table("read_tables").collect())
+    for name in settings:
+        spark.conf.unset(name)
+    return {"count": frame.count(), "some": some, "rows": rows}
+
+
 def interrupt(spark: Any) -> int:
     """Ends all jobs; how many there were."""
     if hasattr(spark, "sparkContext"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import subprocess
 import sys
 import threading
@@ -242,6 +243,17 @@ def test_what_spark_asks_is_asked_of_the_table(running, log):
         reader.stop()
     limits = [limit for what, limit in log.asked if what == "latest"]
     assert limits == [Limit(rows=6), Limit(), Limit(), Limit(rows=50, until={"row": 20})]
+
+
+def test_what_a_split_took_is_in_the_log(running, log, caplog):
+    with running(make(log), TCP) as address, caplog.at_level(logging.INFO, "spark_udfs"):
+        reader = reader_of(address)
+        (split,) = reader.partitions({"row": 0}, {"row": 4})
+        assert sum(batch.num_rows for batch in reader.read(split)) == 4
+    (record,) = [each for each in caplog.records if each.name == "spark_udfs"]
+    assert record.getMessage().startswith("'log', without a task: well; 0 batches and 0 rows sent")
+    assert (record.context["batches_received"], record.context["rows_received"]) == ("2", "4")
+    assert int(record.context["bytes_received"]) > 4 * 8
 
 
 def test_limits_are_options(running, log):

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from tests.spark.engines import Engine, Failed
+from tests.spark.tables import Log, make
 from tests.spark.test_engines_cluster import PROMISE, WHOLE, whole
 from tests.spark.witness import Witness
 
@@ -49,6 +50,16 @@ def test_an_address_that_refuses_is_named(engine):
     with pytest.raises(Failed, match="ConnectFailed") as caught:
         engine.run("through", address="aqueduct+tcp://127.0.0.1:9", partitions=2)
     assert "127.0.0.1:9" in str(caught.value)
+
+
+def test_tables_are_read_over_connect(engine, running, tmp_path):
+    log = Log(tmp_path)
+    log.newest = 10
+    checkpoint = str(tmp_path / "checkpoint")
+    with running(make(log), "aqueduct+tcp://127.0.0.1:0") as address:
+        result = engine.run("read_tables", address=address, checkpoint=checkpoint)
+    assert result == {"count": 10, "some": [4, 5, 6, 7, 8], "rows": list(range(10))}
+    assert log.commits == [{"row": 4}, {"row": 8}]
 
 
 def test_limit_cancels(engine, witness):
