@@ -17,12 +17,15 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from aqueduct.address import Address
 from aqueduct.carriers.tls import ClientTls
 from aqueduct.config import COMPRESSIONS
 from aqueduct.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 __all__ = [
     "HEADERS",
@@ -269,15 +272,16 @@ def convert(
     return found
 
 
-def defaults(*names: str) -> dict[str, Any]:
-    """The values that the settings of the active session give to the options ``names``.
+def defaults(*names: str, session: SparkSession | None = None) -> dict[str, Any]:
+    """The values that the settings of ``session`` give to the options ``names``.
 
-    Without names: all of them. Works on the driver, with classic and with Connect sessions; empty
-    where there is no session. Raises ConfigError: an unknown setting under ``spark.aqueduct.``, or
-    a value that it cannot have, also if it is none of ``names``.
+    Without a session: of the active one, which is one of each thread; empty where there is none.
+    Without names: all of them. Works on the driver, with classic and with Connect sessions. Raises
+    ConfigError: an unknown setting under ``spark.aqueduct.``, or a value that it cannot have, also
+    if it is none of ``names``.
     """
     known = {name: option for name, option in OPTIONS.items() if option.setting}
-    found = convert(_settings(), known, what="setting", prefix=PREFIX)
+    found = convert(_settings(session), known, what="setting", prefix=PREFIX)
     return {name: value for name, value in found.items() if not names or name in names}
 
 
@@ -312,13 +316,14 @@ def tls_of(values: dict[str, Any]) -> ClientTls | None:
     return ClientTls(**given) if given else None
 
 
-def _settings() -> dict[str, str]:
-    """Those of the active session that begin with ``PREFIX``, without it."""
-    if "pyspark" not in sys.modules:
-        return {}  # nobody can have made a session
-    from pyspark.sql import SparkSession
+def _settings(session: SparkSession | None) -> dict[str, str]:
+    """Those that begin with ``PREFIX``, without it; None: of the active session."""
+    if session is None:
+        if "pyspark" not in sys.modules:
+            return {}  # nobody can have made a session
+        from pyspark.sql import SparkSession
 
-    session = SparkSession.getActiveSession()
+        session = SparkSession.getActiveSession()
     if session is None:
         return {}
     pairs = session.conf.getAll.items()

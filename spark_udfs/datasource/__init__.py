@@ -88,7 +88,7 @@ def register(spark: SparkSession) -> None:
     Settings ``spark.aqueduct.*`` of the session become defaults of the options, as they are now:
     register again after a change. Raises ConfigError for settings that cannot be.
     """
-    found = {name: value for name, value in defaults().items() if name in SHARED}
+    found = {name: value for name, value in defaults(session=spark).items() if name in SHARED}
     source: type[AqueductSource] = AqueductSource
     if found:
         # A class that no module has travels by value, with what it holds.
