@@ -53,6 +53,9 @@ class Calling:
     """Seconds of the pause before the first of them; doubles from one to the next, with jitter."""
     backoff_limit: float = 30.0
     """Seconds of the longest pause."""
+    hedge: float = 0.5
+    """Seconds after which a call that is not accepted is not waited for alone: the next address is
+    called, too."""
     on_error: OnError = "fail"
     token: str | Callable[[], str] | None = field(default=None, repr=False)
     """A callable is asked for each call."""

@@ -186,6 +186,12 @@ class Addresses:
             name = "aqueduct-connect"
             threading.Thread(target=self._connect, args=(service,), name=name, daemon=True).start()
 
+    def slow(self, before: float) -> None:
+        """Other tasks begin elsewhere for a while: who was called before that says nothing yet."""
+        for service in self.services:
+            if service.connecting is not None and service.connecting <= before:
+                _troubled[service.peer] = time.monotonic() + _TROUBLE
+
     def call(self, service: Service, lease: Lease, *, deadline: float | None) -> Call:
         """A call on a connection that is there. Raises ConnectionLost and ConfigError."""
         calling, place = self._calling, self._place

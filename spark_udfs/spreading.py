@@ -44,8 +44,6 @@ __all__ = ["Spread"]
 
 _GLANCE: Final = 5.0
 """Seconds after which a thread that waits looks whether anybody is left to answer."""
-_HEDGE: Final = 0.25
-"""Seconds after which a call that is not accepted is not waited for any more, but another begun."""
 
 
 class Spread:
@@ -217,8 +215,10 @@ class Spread:
 
     def _begin(self, now: float, *, urgent: bool) -> None:
         """Begins one more call, unless one is on its way that may well do."""
-        if any(not urgent or now - since < _HEDGE for since in self._addresses.opening):
+        hedge = self._calling.hedge
+        if any(not urgent or now - since < hedge for since in self._addresses.opening):
             return
+        self._addresses.slow(now - hedge)
         service = self._addresses.free(now)
         if service is not None:
             self._addresses.begin(service)
@@ -257,7 +257,8 @@ class Spread:
             times.append(self._end)
         if self._due:
             times.append(self._due[0][0])
-        times += [since + _HEDGE for since in self._addresses.opening if since + _HEDGE > now]
+        hedged = (since + self._calling.hedge for since in self._addresses.opening)
+        times += [due for due in hedged if due > now]
         times += [
             service.backoff.until
             for service in self._addresses.services

@@ -108,7 +108,9 @@ class Callee:
 
 
 def calling(*addresses: str, handler: str = "square", **options: Any) -> Calling:
-    given = {"schema": None, "in_flight": 8, "in_flight_bytes": 1 << 20, "backoff": 0.01, **options}
+    """The engine's arguments. On a busy machine no call is so slow that another is begun."""
+    usual = {"schema": None, "in_flight": 8, "in_flight_bytes": 1 << 20}
+    given = {**usual, "backoff": 0.01, "hedge": 60.0, **options}
     return Calling(addresses=addresses, handler=handler, **given)
 
 

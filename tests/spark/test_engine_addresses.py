@@ -139,11 +139,13 @@ def test_one_of_two_says_nothing(several):
         nowhere = f"aqueduct+tcp://127.0.0.1:{silent.getsockname()[1]}"
         config = Config(timing=Timing(connect_timeout=30))
         began = time.monotonic()
-        check_squares(
-            list(answers(calling(nowhere, there, config=config), map(batch, range(50)))), 50
-        )
+        call = calling(nowhere, there, config=config, hedge=0.1)
+        check_squares(list(answers(call, map(batch, range(50)))), 50)
+        # The next task does not begin where this one heard nothing.
+        call = calling(nowhere, there, config=config)
+        check_squares(list(answers(call, [batch(0)])), 1)
         assert time.monotonic() - began < 20  # connecting may take 30 s
-        assert sum(callee.asked.values()) == 50
+        assert sum(callee.asked.values()) == 51
 
 
 def test_all_of_them_are_gone():
