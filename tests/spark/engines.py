@@ -40,9 +40,10 @@ CLUSTER = {
     "spark.executor.memory": "512m",
     "spark.executor.cores": "1",
     "spark.task.maxFailures": "50",  # how often is not what is tested
+    "spark.speculation": "true",
     "spark.speculation.interval": "100ms",
     "spark.speculation.quantile": "0.5",
-    "spark.speculation.minTaskRuntime": "100ms",
+    "spark.speculation.minTaskRuntime": "5s",  # what takes less is only a busy machine's
 }
 
 

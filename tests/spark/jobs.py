@@ -7,6 +7,11 @@ from typing import Any
 from spark_udfs import exchange, register
 
 
+def ready(spark: Any) -> str:
+    """Says that there is a Spark."""
+    return str(spark.version)
+
+
 def through(
     spark: Any,
     *,

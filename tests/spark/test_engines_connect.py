@@ -17,8 +17,12 @@ pytestmark = pytest.mark.spark
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory):
     engine = Engine("connect", tmp_path_factory.mktemp("engine") / "spark.log")
-    yield engine
-    assert engine.close() == {}
+    try:
+        engine.run("ready", timeout=200)
+        yield engine
+    finally:
+        left = engine.close()
+    assert left == {}
 
 
 @pytest.fixture
