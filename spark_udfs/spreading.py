@@ -11,6 +11,7 @@ than until the next thing is due.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
@@ -41,6 +42,8 @@ from spark_udfs.pool import Lease
 from spark_udfs.retrying import may_pass, renumbered, with_note
 
 __all__ = ["Spread"]
+
+log = logging.getLogger("spark_udfs")
 
 _GLANCE: Final = 5.0
 """Seconds after which a thread that waits looks whether anybody is left to answer."""
@@ -425,6 +428,7 @@ class Spread:
         unreachable = isinstance(error, ConnectFailed)
         self._addresses.failed(service, unreachable=unreachable)
         self._count(error, lost=False)
+        self._warn(service, error)
 
     def _broke(self, call: Call, error: BaseException) -> None:
         """A call is over before its end."""
@@ -449,6 +453,19 @@ class Spread:
         for each in waiting:
             heappush(self._again, (each.number, each))
         self._count(error, lost=bool(waiting))
+        self._warn(call.service, error)
+
+    def _warn(self, service: Service, error: AqueductError) -> None:
+        """Somebody should know that it did not go smoothly."""
+        pause = max(0.0, service.backoff.until - time.monotonic())
+        log.warning(
+            "%r at %s: %s: %s; what has no answer is asked again, there not before %.1f s",
+            self._calling.handler,
+            service.address,
+            type(error).__name__,
+            error,
+            pause,
+        )
 
     def _count(self, error: AqueductError, *, lost: bool) -> None:
         """Raises ``error`` if that was one too many since the last answer.

@@ -95,3 +95,15 @@ def test_what_fails_or_is_left_early_counts_once(running):
     assert failing.numbers.tasks == 1
     assert failing.numbers.batches_sent == 2
     assert left.numbers.tasks == left.numbers.batches_received == 1
+
+
+def test_what_is_asked_again_is_in_the_log(running, caplog):
+    with running(make()) as address:
+        score = exchange(["aqueduct+tcp://127.0.0.1:9", address], "double", retries=3)
+        with caplog.at_level("WARNING", "spark_udfs"):
+            assert len(list(score(batches(1, 2, 3)))) == 3
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    said = record.getMessage()
+    assert said.startswith("'double' at aqueduct+tcp://127.0.0.1:9: ConnectFailed: ")
+    assert "is asked again, there not before 0." in said
