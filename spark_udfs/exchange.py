@@ -59,6 +59,7 @@ def exchange(
     batch_deadline: float | str | None = None,
     retries: int | None = None,
     backoff: float | str | None = None,
+    backoff_limit: float | str | None = None,
     columns: Sequence[str] | None = None,
     columns_mode: Mode | None = None,
     check_rows: bool | None = None,
@@ -97,7 +98,8 @@ def exchange(
     - ``deadline``: seconds for the work of one partition; ``batch_deadline``: from the sending of
       a batch to its answer; none leaves the deadline on progress.
     - ``retries`` (0), ``backoff`` (0.1 s): for handlers that are declared idempotent: how often a
-      broken call is made again, and the first pause before that, which doubles.
+      broken call is made again, and the first pause before that, which doubles, up to
+      ``backoff_limit`` (30 s).
     - ``columns``: only these columns travel, and the answer is joined to the rows, which stay.
       ``columns_mode``: ``append`` puts the answer's columns behind the row's, ``replace`` puts
       them into the places of those of the same name, and the others behind.
@@ -150,6 +152,7 @@ def exchange(
             "batch_deadline": batch_deadline,
             "retries": retries,
             "backoff": backoff,
+            "backoff_limit": backoff_limit,
             "columns": columns,
             "columns_mode": columns_mode,
             "check_rows": check_rows,
@@ -208,7 +211,9 @@ def exchange(
         compression=values.get("compression"),
         config=config,
         run=uuid.uuid4().hex,
-        **{name: values[name] for name in ("retries", "backoff") if name in values},
+        **{
+            name: values[name] for name in ("retries", "backoff", "backoff_limit") if name in values
+        },
     )
     check_picklable(
         {

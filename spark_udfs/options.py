@@ -220,6 +220,7 @@ OPTIONS: Final[Mapping[str, Option]] = MappingProxyType(
             Option("batch_deadline", "seconds above zero, such as 30s, or none", seconds),
             Option("retries", "a whole number, zero or above", whole(0)),
             Option("backoff", "seconds above zero, such as 500ms", seconds),
+            Option("backoff_limit", "seconds above zero, such as 30s", seconds),
             Option("on_error", "fail, null or skip", choice("fail", "null", "skip")),
             Option("error_column", "the name of a column", text, setting=False),
             Option("columns", "names of columns", words, setting=False),

@@ -14,8 +14,16 @@ from hypothesis import strategies as st
 
 import aqueduct
 from aqueduct.config import Config, Timing
-from aqueduct.errors import Busy, ConnectFailed, ConnectionLost, DeadlineExceeded, Refused
+from aqueduct.errors import (
+    Busy,
+    ConfigError,
+    ConnectFailed,
+    ConnectionLost,
+    DeadlineExceeded,
+    Refused,
+)
 from aqueduct.threads import LoopThread
+from spark_udfs import exchange
 from spark_udfs.numbers import Numbers
 from spark_udfs.place import Place
 from spark_udfs.pool import process_pool
@@ -370,6 +378,14 @@ def test_pauses_double_up_to_their_limit():
     before = time.monotonic()
     backoff.failed()
     assert backoff.until - before >= 0.05
+
+
+def test_pauses_are_options():
+    call = exchange("aqueduct://a", "h", retries=3, backoff="20ms", backoff_limit="2s").calling
+    assert (call.retries, call.backoff, call.backoff_limit) == (3, 0.02, 2.0)
+    assert exchange("aqueduct://a", "h").calling.backoff_limit == 30.0
+    with pytest.raises(ConfigError, match="backoff_limit"):
+        exchange("aqueduct://a", "h", backoff_limit="soon")
 
 
 def test_errors_are_copied_before_they_say_more():
