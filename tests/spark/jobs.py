@@ -84,6 +84,14 @@ def read_tables(spark: Any, *, address: str, checkpoint: str) -> dict[str, Any]:
     return {"count": frame.count(), "some": some, "rows": rows}
 
 
+def read_numbers(spark: Any, *, address: str) -> dict[str, Any]:
+    """The table ``numbers`` of a service; what tells whether each row came once."""
+    register(spark)
+    frame = spark.read.format("aqueduct").option("address", address).load("numbers")
+    row = frame.selectExpr("count(id) rows", "sum(id) sum", "sum(id * id) squares").first()
+    return {"rows": row.rows, "sum": row.sum, "squares": row.squares}
+
+
 def interrupt(spark: Any) -> int:
     """Ends all jobs; how many there were."""
     if hasattr(spark, "sparkContext"):

@@ -8,11 +8,15 @@ call, and no process is left.
 from __future__ import annotations
 
 import os
+import queue
 import signal
+import threading
 import time
 
+import pyarrow as pa
 import pytest
 
+import aqueduct
 from tests.spark.engines import Engine
 from tests.spark.witness import Witness
 
@@ -146,6 +150,37 @@ def test_an_executor_killed_in_the_middle(engine, start):
     witness.release()
     assert whole(job.result(120)) == WHOLE
     again(witness, call)
+
+
+def test_an_executor_killed_while_it_reads_a_table(engine, running, tmp_path):
+    schema = pa.schema([("id", pa.int64())])
+    service = aqueduct.Service("numbers")
+    held: queue.Queue[int] = queue.Queue()
+    left = threading.Event()
+    attempts = []
+
+    @service.table("numbers", schema=schema, splits=[[n, n + 500] for n in range(0, ROWS, 500)])
+    def numbers(split, request):
+        first, end = split
+        yield pa.record_batch([pa.array(range(first, first + 250), pa.int64())], schema=schema)
+        if first == 500:
+            attempts.append((request.call.run, request.call.attempt))
+            if len(attempts) == 1:
+                request.call.on_cancel(left.set)
+                held.put(request.call.peer_credentials.pid)
+                left.wait(100)
+                request.call.check()
+        yield pa.record_batch([pa.array(range(first + 250, end), pa.int64())], schema=schema)
+
+    with running(service, f"aqueduct+unix://{tmp_path / 'tables'}") as address:
+        job = engine.start("read_numbers", address=address)
+        executor = engine.executor_of(held.get(timeout=100))
+        assert engine.processes()[executor] == "executor"
+        os.kill(executor, signal.SIGKILL)
+        assert left.wait(30)
+        assert job.result(120) == WHOLE
+    (first, second) = attempts
+    assert first[0] == second[0] and first[1] != second[1]  # one piece of work, tried twice
 
 
 def test_a_service_killed_and_restarted_in_the_middle(engine, start):
