@@ -32,6 +32,7 @@ from spark_udfs.options import unknown
 from spark_udfs.place import here, locate
 from spark_udfs.pool import Peer, process_pool
 from spark_udfs.reading import Ahead, FileFailed, Part, Piece, read
+from spark_udfs.telemetry import working
 from spark_udfs.travel import Parcel
 from spark_udfs.writing import Written, key_of
 
@@ -366,37 +367,39 @@ class FilesSink(_Files):
         first = next(source, None)
         if first is None:
             return
-        place, numbers, calling = here(), Numbers(), self._calling(receipt.part)
-        address = calling.addresses[(place.partition or 0) % len(calling.addresses)]
-        peer = Peer(address, calling.tls, calling.connection_headers, calling.config)
-        lease, failed = None, False
-        try:
-            lease = process_pool().lease(peer, task=place.task)
-            lease.client.sink(
-                calling.handler,
-                itertools.chain((first,), source),
-                schema=first.schema,
-                in_flight=calling.in_flight,
-                in_flight_bytes=calling.in_flight_bytes,
-                deadline=calling.deadline,
-                token=calling.fresh_token(),
-                compression=calling.compression,
-                headers=dict(calling.headers),
-                run=place.run_key(calling.run),
-                attempt=place.attempt_key,
-                partition=None if place.partition is None else Partition(place.partition),
-            )
-        except AqueductError as error:
-            failed = True
-            numbers.batches_sent = receipt.batches_in
-            raise locate(
-                error, peer=peer.address, handler=calling.handler, place=place, numbers=numbers
-            ) from error.__cause__
-        finally:
-            if lease is not None:
-                lease.release(close=failed and place.task is not None)
-            numbers.batches_sent, numbers.rows_sent = receipt.batches_in, receipt.rows_in
-            self.call.tally.add(numbers)
+        place, numbers = here(), Numbers()
+        own = self._calling(receipt.part)
+        tally, trace = self.call.tally, self.call.trace
+        with working(own, tally=tally, trace=trace, place=place, numbers=numbers) as calling:
+            address = calling.addresses[(place.partition or 0) % len(calling.addresses)]
+            peer = Peer(address, calling.tls, calling.connection_headers, calling.config)
+            lease, failed = None, False
+            try:
+                lease = process_pool().lease(peer, task=place.task)
+                lease.client.sink(
+                    calling.handler,
+                    itertools.chain((first,), source),
+                    schema=first.schema,
+                    in_flight=calling.in_flight,
+                    in_flight_bytes=calling.in_flight_bytes,
+                    deadline=calling.deadline,
+                    token=calling.fresh_token(),
+                    compression=calling.compression,
+                    headers=dict(calling.headers),
+                    run=place.run_key(calling.run),
+                    attempt=place.attempt_key,
+                    partition=None if place.partition is None else Partition(place.partition),
+                )
+            except AqueductError as error:
+                failed = True
+                numbers.batches_sent = receipt.batches_in
+                raise locate(
+                    error, peer=peer.address, handler=calling.handler, place=place, numbers=numbers
+                ) from error.__cause__
+            finally:
+                if lease is not None:
+                    lease.release(close=failed and place.task is not None)
+                numbers.batches_sent, numbers.rows_sent = receipt.batches_in, receipt.rows_in
 
 
 def _parts(rows: Iterator[pa.RecordBatch]) -> list[Part]:

@@ -78,7 +78,7 @@ def job(spark: SparkSession, address: str, directory: Path) -> None:
     calls = [span for span in spans if span["parent_id"] in inside]
     assert (len(tasks), len(calls)) == (4, 4), spans
     assert {span["context"]["trace_id"] for span in spans} == {whole["context"]["trace_id"]}
-    print(f"ok: one trace of {len(spans)} spans in four processes or fewer")
+    print(f"ok: one trace of {len(spans)} spans, from the driver over the tasks to the handler")
 
 
 @contextmanager

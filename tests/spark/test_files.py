@@ -336,6 +336,16 @@ def test_a_sink_is_sent_each_part_under_a_run_of_its_own(address, folder, sums):
     assert {run for run, _ in sums} == runs  # an attempt later
 
 
+def test_each_part_that_is_sent_is_a_record_in_the_log(address, folder, caplog):
+    function = send_files(address, "keep", columns=["id"])
+    with caplog.at_level("INFO", "spark_udfs"):
+        receipts(function, (folder / "1.parquet", None))
+    (record,) = [record for record in caplog.records if record.name == "spark_udfs"]
+    context = vars(record)["context"]
+    assert (context["handler"], context["outcome"]) == ("keep", "well")
+    assert context["rows_sent"] == str(ROWS)
+
+
 def test_closing_early_ends_the_call_and_the_reading(address, folder, service):
     before = set(threading.enumerate())
     function = exchange_files(address, "echo", returns="answers", batch_bytes=4096)
