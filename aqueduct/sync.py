@@ -111,18 +111,21 @@ class SyncClient:
         ordered: bool = True,
         report_failures: bool = False,
         held: Callable[[], int] | None = None,
+        together: bool = False,
     ) -> SyncStream:
         """Calls an exchange handler; the arguments are those of ``Client.exchange``.
 
         ``batches`` is read by the thread that iterates over the answers, as there is room.
         ``held`` says how many bytes more the caller keeps of batches under way: they count
-        against ``in_flight_bytes`` as what is sent does.
+        against ``in_flight_bytes`` as what is sent does. ``together``: the call is not sent now,
+        but with its first batch, in one flight, or when ``opened`` is asked for.
         """
         stream = self._stream(
             "exchange",
             handler,
             self._batches(handler, batches, schema),
             window(self.config, in_flight, in_flight_bytes),
+            begin=not together,
             expected=output_schema,
             deadline=deadline,
             headers=headers,
@@ -353,9 +356,19 @@ class SyncClient:
         return Batches(batches, schema, handler=handler, peer=self.address, limit=limit)
 
     def _stream(
-        self, kind: Any, handler: str, source: Batches | None, window: Window | None, **head: Any
+        self,
+        kind: Any,
+        handler: str,
+        source: Batches | None,
+        window: Window | None,
+        *,
+        begin: bool = True,
+        **head: Any,
     ) -> SyncStream:
-        return SyncStream(self._crossing(kind, handler, source, window, **head), source)
+        stream = SyncStream(self._crossing(kind, handler, source, window, **head), source)
+        if begin:
+            stream._crossing.wake()
+        return stream
 
     def _crossing(
         self,
@@ -404,7 +417,6 @@ class SyncStream:
         self._first = True
         if source is not None:
             self._input = iter(source.batches)
-        crossing.wake()
 
     @property
     def schema(self) -> pa.Schema | None:
@@ -458,6 +470,8 @@ class SyncStream:
         Raises how the call failed.
         """
         crossing = self._crossing
+        if crossing.call is None:
+            crossing.wake()
         while not crossing.accepted:
             if self._error is not None:
                 raise self._error

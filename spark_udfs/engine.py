@@ -81,6 +81,7 @@ def _one_call(
             attempt=place.attempt_key,
             partition=None if place.partition is None else Partition(place.partition),
             held=held,
+            together=True,
         )
         lease.on_end(stream.close)
         with stream:

@@ -107,6 +107,30 @@ def test_a_first_answer_that_takes_its_time_holds_up_nothing(service, monkeypatc
         assert list(client.exchange("count", batches, schema=NUMBERS)) == [numbers(2)]
 
 
+def test_a_call_may_go_together_with_its_first_batch(service):
+    with sync_client(service) as client:
+
+        def batches():
+            client.ping()  # whatever was sent before has come
+            seen.append(service.counters()["calls"])
+            yield numbers(1)
+
+        for ask, calls in ((False, 0), (True, 1)):
+            seen: list[int] = []
+            before = service.counters()["calls"]
+            stream = client.exchange("echo", batches(), schema=NUMBERS, together=True)
+            if ask:
+                assert stream.opened() == NUMBERS
+            assert list(stream) == [numbers(1)]
+            assert seen == [before + calls]
+        before = service.counters()["calls"]
+        assert list(client.exchange("echo", [], schema=NUMBERS, together=True)) == []
+        assert service.counters()["calls"] == before + 1
+        client.exchange("echo", batches(), schema=NUMBERS, together=True).close()
+        client.ping()
+        assert service.counters()["calls"] == before + 1
+
+
 async def test_a_client_may_be_made_of_a_connection(service):
     async with serving(service) as running:
         connection = await connect(running.addresses[0], headers=((b"who", b"me"),))
