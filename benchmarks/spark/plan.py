@@ -79,7 +79,7 @@ PLAN: Final = (
     ),
     Case("spark-plain-unix", "plain", "local[1]", 7, ROWS, (IDENTITY, UNIX, PIPELINED_UNIX)),
     Case("spark-plain-quic", "plain", "local[1]", 5, ROWS, (IDENTITY, QUIC)),
-    Case("spark-slow", "slow", "local[1]", 3, 400, (IN_FLIGHT, WAITING, ONE_BY_ONE)),
+    Case("spark-slow", "slow", "local[1]", 3, 600, (IN_FLIGHT, WAITING, ONE_BY_ONE)),
     Case("spark-tasks", "tasks", "local[2]", 2, TASKS, (IDENTITY, TCP, PER_TASK), "unix"),
     Case("spark-workers", "workers", "local[2]", 1, TASKS, (TCP,), "unix"),
     Case("spark-files-tcp", "files", "local[1]", 5, DECODED, (TCP, PIPELINED, READING)),
