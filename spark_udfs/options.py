@@ -13,7 +13,6 @@ from __future__ import annotations
 import difflib
 import math
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -23,6 +22,7 @@ from aqueduct.address import Address
 from aqueduct.carriers.tls import ClientTls
 from aqueduct.config import COMPRESSIONS
 from aqueduct.errors import ConfigError
+from spark_udfs.schemas import active_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -319,12 +319,7 @@ def tls_of(values: dict[str, Any]) -> ClientTls | None:
 
 def _settings(session: SparkSession | None) -> dict[str, str]:
     """Those that begin with ``PREFIX``, without it; None: of the active session."""
-    if session is None:
-        if "pyspark" not in sys.modules:
-            return {}  # nobody can have made a session
-        from pyspark.sql import SparkSession
-
-        session = SparkSession.getActiveSession()
+    session = session or active_session()
     if session is None:
         return {}
     pairs = session.conf.getAll.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
@@ -9,12 +10,29 @@ import pyarrow as pa
 from aqueduct.errors import ConfigError
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = ["AnySchema", "arrow_schema"]
+__all__ = ["AnySchema", "active_session", "arrow_schema"]
 
 AnySchema: TypeAlias = "pa.Schema | StructType | str"
 """An Arrow schema, a Spark schema, or Spark's DDL, for example ``"id long, name string"``."""
+
+
+def active_session() -> SparkSession | None:
+    """The session of this thread, or else the one that the program has; None: there is none.
+
+    Only the thread that made a session has it as its own, and jobs are begun in others too.
+    """
+    if "pyspark" not in sys.modules:
+        return None  # nobody can have made one
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    try:
+        return SparkSession.active()
+    except PySparkException:
+        return None
 
 
 def arrow_schema(schema: AnySchema, argument: str) -> pa.Schema:
@@ -26,11 +44,10 @@ def arrow_schema(schema: AnySchema, argument: str) -> pa.Schema:
     if isinstance(schema, pa.Schema):
         return schema
     from pyspark.errors import PySparkException
-    from pyspark.sql import SparkSession
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StructType
 
-    session = SparkSession.getActiveSession()
+    session = active_session()
     if isinstance(schema, str):
         if session is None:
             raise ConfigError(

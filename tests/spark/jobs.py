@@ -49,6 +49,23 @@ def save(spark: Any, *, address: str, rows: int, partitions: int) -> None:
     frame.write.format("aqueduct").options(address=address, handler="shelf").mode("append").save()
 
 
+def joined(spark: Any, *, settings: dict[str, str], rows: int) -> dict[str, Any]:
+    """Rows with answers joined to them; all that there is to say stands in settings."""
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    score = exchange(handler="echo", columns=["id"], columns_mode="replace")
+    frame = spark.range(0, rows, 1, numPartitions=2).selectExpr("id", "'x' as more")
+    found = frame.transform(score.apply)
+    result = {
+        "columns": found.columns,
+        "rows": found.where("more = 'x'").count(),
+        "in_flight": score.calling.in_flight,
+    }
+    for name in settings:
+        spark.conf.unset(name)
+    return result
+
+
 def limited(spark: Any, *, address: str, headers: dict[str, str], rows: int) -> list[int]:
     """The first rows of a handler's answers."""
     name = "spark.sql.execution.arrow.maxRecordsPerBatch"

@@ -43,6 +43,14 @@ def test_an_exchange_over_connect(engine, witness):
     assert 1 <= counters["connections"] <= 2
 
 
+def test_settings_and_schemas_over_connect(engine, witness):
+    settings = {"spark.aqueduct.address": witness.addresses[0], "spark.aqueduct.inFlight": "3"}
+    result = engine.run("joined", settings=settings, rows=100)
+    assert result == {"columns": ["id", "more"], "rows": 100, "in_flight": 3}
+    with pytest.raises(Failed, match="no address: give exchange"):
+        engine.run("joined", settings={}, rows=1)
+
+
 def test_the_summary_says_where_the_numbers_are(engine, witness):
     result = engine.run("through", address=witness.addresses[0])
     assert result["tasks"] == 0
