@@ -68,7 +68,9 @@ def exchange_column(
             f"on_error={options['on_error']!r} has no place here; it is for exchange(columns=[...])"
         )
     wanted = arrow_schema(_struct_of(returns), "returns").field(0).type
-    call = exchange(address, handler, **{**options, "check_rows": True})
+    # What settings of the session say of these is for others, and would mix up the rows here.
+    fixed = {"check_rows": True, "ordered": True, "on_error": "fail"}
+    call = exchange(address, handler, **{**options, **fixed})
     column = ColumnExchange(call, tuple(columns), wanted)
 
     def of_one(arrays: Iterator[pa.Array]) -> Iterator[pa.Array]:

@@ -177,7 +177,10 @@ def exchange_by_key(
         raise ConfigError(
             f"group_bytes={group_bytes!r}; it must be a size above zero, such as 67108864 or '64m'"
         ) from error
-    return KeyedExchange(exchange(address, handler, **options), tuple(keys), limit)
+    call = exchange(address, handler, **options)
+    # A setting of the session that merges batches would put groups together.
+    shape = replace(call.shape, merge_rows=None, merge_bytes=None)
+    return KeyedExchange(replace(call, shape=shape), tuple(keys), limit)
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,27 @@ def test_columns_in_a_query(spark, address, service):
 
 
 @pytest.mark.spark
+def test_settings_that_would_mix_up_rows_are_for_others(spark, address):
+    settings = {"ordered": "false", "onError": "skip", "mergeRows": "100"}
+    for name, value in settings.items():
+        spark.conf.set(f"spark.aqueduct.{name}", value)
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", 7)
+    try:
+        # Of this handler the first batches take longest: as made, answers come in another order.
+        double = exchange_column(address, "double", "long", columns=["id"])
+        frame = spark.range(0, 200, 1, 2)
+        wrong = frame.select("id", double("id").alias("twice")).where("twice != 2 * id")
+        assert wrong.count() == 0
+        failing = exchange_column(address, "fail", "long", columns=["id"])
+        with pytest.raises(Exception, match="42 is not to my taste"):
+            frame.select(failing("id")).collect()
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+        for name in settings:
+            spark.conf.unset(f"spark.aqueduct.{name}")
+
+
+@pytest.mark.spark
 def test_filters_and_sql_may_use_it(spark, address):
     spark.udf.register("twice", exchange_column(address, "double", "long", columns=["id"]))
     assert spark.sql("select sum(twice(id)) from range(100)").collect()[0][0] == 9900

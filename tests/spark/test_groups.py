@@ -211,6 +211,18 @@ def test_a_form_that_there_is_not_is_refused():
 
 
 @pytest.mark.spark
+def test_a_setting_that_merges_batches_leaves_groups_apart(spark, address, seen):
+    spark.conf.set("spark.aqueduct.mergeRows", "1000")
+    try:
+        trend = exchange_by_key(address, "sum", ["k"])
+    finally:
+        spark.conf.unset("spark.aqueduct.mergeRows")
+    table = rows(("a", 3), ("b", 2))
+    answers = pa.Table.from_batches(list(trend(iter(cut(table, 2)))))
+    assert answers["rows"].to_pylist() == [3, 2]
+
+
+@pytest.mark.spark
 @pytest.mark.parametrize("form", ["table", "key_table", "batches", "key_batches"])
 def test_spark_hands_over_groups_in_every_form(form, spark, address, service, seen):
     frame = spark.range(0, 300, 1, 3).selectExpr("string(id % 7) k", "id v")
