@@ -1,7 +1,7 @@
 """A Spark of its own whose tasks are tried four times: jobs come in by lines, outcomes go out.
 
-``python -m tests.sinks.sparkjobs ADDRESS`` reads a JSON object a line, the arguments of ``write``
-or, with ``checkpoint``, of ``stream``, and answers with one.
+``python -m tests.sinks.sparkjobs`` reads a JSON object a line, the arguments of ``write`` or, with
+``checkpoint``, of ``stream``, and answers with one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent.parent
 
 
-def main(address: str) -> None:
+def main() -> None:
     from pyspark.sql import SparkSession
 
     from spark_udfs.datasource import register
@@ -31,20 +31,23 @@ def main(address: str) -> None:
         .getOrCreate()
     )
     register(spark)
-    options = {"address": address, "handler": "sink", "backoff": "50ms", "retries": "10"}
+    options = {"handler": "sink", "backoff": "50ms", "retries": "10"}
 
     def write(first: int, *, fail: bool = False, mode: str = "append", **more: str) -> None:
-        """15 rows in three partitions; one of them cannot be made, if so wished."""
+        """15 rows in three partitions; one of them cannot be made, if so wished.
+
+        The rest, of which the address is one, are options.
+        """
         text = f"if({str(fail).lower()} and id = {first + 7}, raise_error('no more'), 'x')"
         frame = spark.range(first, first + 15, 1, 3)
         if fail:
             frame = frame.where(f"{text} = 'x'")
         frame.write.format("aqueduct").options(**options, **more).mode(mode).save()
 
-    def stream(files: str, checkpoint: str) -> None:
+    def stream(files: str, checkpoint: str, address: str) -> None:
         """What is in the folder of Parquet files, a file in each batch."""
         frames = spark.readStream.schema("id long").option("maxFilesPerTrigger", 1).parquet(files)
-        writer = frames.writeStream.format("aqueduct").options(**options)
+        writer = frames.writeStream.format("aqueduct").options(**options, address=address)
         query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
         query.awaitTermination()
 
@@ -63,11 +66,11 @@ def main(address: str) -> None:
 class Spark:
     """That process, for tests."""
 
-    def __init__(self, address: str, log: Path) -> None:
+    def __init__(self, log: Path) -> None:
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         with log.open("wb") as stderr:
             self.process = subprocess.Popen(
-                [sys.executable, "-u", "-m", "tests.sinks.sparkjobs", address],
+                [sys.executable, "-u", "-m", "tests.sinks.sparkjobs"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -104,4 +107,4 @@ class Spark:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -18,7 +18,7 @@ import aqueduct
 from aqueduct.sinks import Attempt, Prepared, Run
 from aqueduct.writes import RemoteSink
 from tests.calls import sync_client, until
-from tests.sinks.conftest import Server
+from tests.sinks.servers import Server
 
 pytestmark = pytest.mark.checkout
 

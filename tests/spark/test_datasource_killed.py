@@ -1,15 +1,20 @@
 """Spark writes into a sink whose service, or whose own worker, is killed at every step.
 
 A reader that is not the sink counts the rows: after a job that succeeded each is there once, after
-one that failed none is.
+one that failed none is. Every step is here with Parquet; with PostgreSQL those at which its
+transactions stand differently (``tests/sinks/test_killed.py`` has all of them, with a stand-in for
+Spark).
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,42 +22,66 @@ import pytest
 
 from tests.sinks.killing import ATTEMPT_STEPS, COMMIT_STEPS, IDS, Deathbed
 from tests.sinks.readers import parquet_rows
+from tests.sinks.servers import running
 from tests.sinks.sparkjobs import Spark
 
 pytestmark = [pytest.mark.spark, pytest.mark.checkout]
 
+Rows = Callable[[], Counter[int]]
 FIRST = itertools.count(1000, 1000)
+
+
+def steps(parquet: Sequence[str], postgres: Sequence[str]) -> pytest.MarkDecorator:
+    """A test with each sink, killed at each of its steps."""
+    cases = [("parquet", step) for step in parquet] + [("postgres", step) for step in postgres]
+    return pytest.mark.parametrize(("stage", "step"), cases, indirect=["stage"])
 
 
 class Stage:
     """A service that dies on demand, and a Spark that writes into it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, bed: Deathbed, spark: Spark, folder: Path, read: Rows) -> None:
+        self.bed = bed
+        self.spark = spark
         self.folder = folder
-        self.bed = Deathbed(folder, "parquet", str(folder / "out"))
-        try:
-            self.spark = Spark(self.bed.address, folder / "spark.log")
-        except BaseException:
-            self.bed.end()
-            raise
+        self.read = read
+
+    def run(self, **arguments: Any) -> str | None:
+        """One job; what it failed with, or None."""
+        return self.spark.run(address=self.bed.address, **arguments)
 
     def rows(self, first: int) -> Counter[int]:
         """Of one job: those of its thousand."""
-        found = parquet_rows(self.folder / "out")
-        return Counter({i: n for i, n in found.items() if i // 1000 == first // 1000})
-
-    def close(self) -> None:
-        try:
-            self.spark.close()
-        finally:
-            self.bed.end()
+        return Counter({i: n for i, n in self.read().items() if i // 1000 == first // 1000})
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    made = Stage(tmp_path_factory.mktemp("killed"))
-    yield made
-    made.close()
+def stages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Stage]]:
+    """By the kind of the sink, each made once, when it is first asked for; all have one Spark."""
+    with ExitStack() as stack:
+        spark = Spark(tmp_path_factory.mktemp("jobs") / "spark.log")
+        stack.callback(spark.close)
+
+        @cache
+        def stage(kind: str) -> Stage:
+            folder = tmp_path_factory.mktemp(kind)
+            read: Rows
+            if kind == "parquet":
+                place, read = str(folder / "out"), lambda: parquet_rows(folder / "out")
+            else:
+                server = stack.enter_context(running())
+                server.sql("CREATE TABLE target (id bigint)")
+                place, read = f"{server.uri} target", lambda: server.ids("target")
+            bed = Deathbed(folder, kind, place)
+            stack.callback(bed.end)
+            return Stage(bed, spark, folder, read)
+
+        yield stage
+
+
+@pytest.fixture
+def stage(request: pytest.FixtureRequest, stages: Callable[[str], Stage]) -> Stage:
+    return stages(request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -66,64 +95,84 @@ def once(first: int) -> Counter[int]:
     return Counter(range(first, first + 15))
 
 
-@pytest.mark.parametrize("step", [*ATTEMPT_STEPS, *COMMIT_STEPS])
+@steps(
+    parquet=[*ATTEMPT_STEPS, *COMMIT_STEPS],
+    postgres=[
+        "open ends",
+        "write 0",
+        "write 1",
+        "prepare begins",
+        "prepare ends",
+        "commit begins",
+        "commit middle",
+        "commit ends",
+    ],
+)
 def test_the_service_dies_and_each_row_is_there_once(stage: Stage, step: str) -> None:
     first, before = next(FIRST), len(stage.bed.plans.killed())
     stage.bed.plans.set(step)
-    assert stage.spark.run(first=first) is None
+    assert stage.run(first=first) is None
     assert stage.bed.plans.killed()[before:] == [step]
     assert stage.rows(first) == once(first)
 
 
-@pytest.mark.parametrize("step", ATTEMPT_STEPS)
+@steps(parquet=ATTEMPT_STEPS, postgres=["open ends", "write 1", "prepare begins", "receipt leaves"])
 def test_the_worker_dies_and_each_row_is_there_once(stage: Stage, step: str) -> None:
     first, before = next(FIRST), len(stage.bed.plans.killed())
     stage.bed.plans.set(step, "client")
-    assert stage.spark.run(first=first) is None
+    assert stage.run(first=first) is None
     assert stage.bed.plans.killed()[before:] == [step]
     assert stage.rows(first) == once(first)
 
 
-@pytest.mark.parametrize("step", ["open ends", "write 1", "prepare ends", "abort begins"])
+@steps(
+    parquet=["open ends", "write 1", "prepare ends", "abort begins"],
+    postgres=["prepare ends", "abort begins"],
+)
 def test_the_service_dies_and_the_job_fails_and_no_row_is_there(stage: Stage, step: str) -> None:
     first, before = next(FIRST), len(stage.bed.plans.killed())
     stage.bed.plans.set(step)
-    error = stage.spark.run(first=first, fail=True)
+    error = stage.run(first=first, fail=True)
     assert error is not None and "no more" in error
     assert stage.bed.plans.killed()[before:] == [step]
     assert stage.rows(first) == Counter()
 
 
-@pytest.mark.parametrize("step", COMMIT_STEPS)
+@steps(parquet=COMMIT_STEPS, postgres=["commit middle", "answer leaves"])
 def test_the_process_that_commits_dies_and_the_job_is_done_again(stage: Stage, step: str) -> None:
     """Nobody can tell then what became of it; a run with a name may be written again."""
     first, before = next(FIRST), len(stage.bed.plans.killed())
     stage.bed.plans.set(step, "client")
-    assert stage.spark.run(first=first, run=f"job {first}") is not None
+    assert stage.run(first=first, run=f"job {first}") is not None
     assert stage.bed.plans.killed()[before:] == [step]
     assert stage.rows(first) in (once(first), Counter())
-    assert stage.spark.run(first=first, run=f"job {first}") is None
+    assert stage.run(first=first, run=f"job {first}") is None
     assert stage.rows(first) == once(first)
 
 
+@pytest.mark.parametrize("stage", ["parquet", "postgres"], indirect=True)
 def test_an_overwriting_job_whose_commit_is_cut_replaces_all_or_nothing(stage: Stage) -> None:
     first, second = next(FIRST), next(FIRST)
-    assert stage.spark.run(first=first) is None
+    assert stage.run(first=first) is None
     stage.bed.plans.set("commit middle")
-    assert stage.spark.run(first=second, mode="overwrite") is None
-    assert parquet_rows(stage.folder / "out") == once(second)
+    assert stage.run(first=second, mode="overwrite") is None
+    assert stage.read() == once(second)
 
 
 @pytest.mark.parametrize(
-    ("step", "victim"),
+    ("stage", "step", "victim"),
     [
-        ("write 0", "service"),
-        ("receipt leaves", "client"),
-        ("commit middle", "service"),
-        ("commit ends", "service"),
-        ("commit begins", "client"),
-        ("answer leaves", "client"),
+        ("parquet", "write 0", "service"),
+        ("parquet", "receipt leaves", "client"),
+        ("parquet", "commit middle", "service"),
+        ("parquet", "commit ends", "service"),
+        ("parquet", "commit begins", "client"),
+        ("parquet", "answer leaves", "client"),
+        ("postgres", "receipt leaves", "client"),
+        ("postgres", "commit middle", "service"),
+        ("postgres", "answer leaves", "client"),
     ],
+    indirect=["stage"],
 )
 def test_a_stream_writes_each_batch_once(stage: Stage, step: str, victim: str) -> None:
     """A query that fails is started again from its checkpoint, and replays its batch."""
@@ -135,9 +184,9 @@ def test_a_stream_writes_each_batch_once(stage: Stage, step: str, victim: str) -
         pq.write_table(table, files / f"{start}.parquet")
     arguments = {"files": str(files), "checkpoint": str(stage.folder / f"checkpoint {first}")}
     stage.bed.plans.set(step, victim)
-    failed = stage.spark.run(**arguments)
+    failed = stage.run(**arguments)
     assert stage.bed.plans.killed()[before:] == [step]
     assert (failed is not None) is (victim == "client" and step != "receipt leaves")
     if failed is not None:
-        assert stage.spark.run(**arguments) is None
+        assert stage.run(**arguments) is None
     assert stage.rows(first) == once(first)
