@@ -18,6 +18,8 @@ from xdist.scheduler import LoadScopeScheduling
 # Spark's workers run the interpreter of the tests, whatever `python3` is.
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+# The many JVMs of these tests end before their best compiler would have paid for itself.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 NO_SKIPS = os.environ.get("AQUEDUCT_NO_SKIPS") == "1" or os.environ.get("CI") == "true"
 """A test that is skipped or expected to fail proves nothing: there it counts as failed."""
@@ -120,13 +122,26 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+SPARK_USERS = frozenset(
+    f"test_{name}.py"
+    for name in (
+        *("addresses", "datasource_read", "datasource_stream", "datasource_write"),
+        *("files", "frames", "groups", "options"),
+    )
+)
+"""Files, beside `test_spark_*`, with tests that take the fixture `spark`."""
+
+
 def _scope(nodeid: str) -> str:
-    """What a test is sent to a worker with: one Spark session serves `test_spark_*`, and what has
-    a Spark of its own goes by the file, so that no two of them compete for the time of one worker.
+    """What a test is sent to a worker with. Two workers have a Spark session, for all who want
+    one; what has a Spark of its own goes by the file, so that no two compete for one worker.
     """
     path = nodeid.partition("::")[0]
-    if "/test_spark_" in path or path.startswith("test_spark_"):
-        return "the Spark session"
+    name = path.rpartition("/")[2]
+    if name.startswith("test_spark_"):
+        return "the first Spark session"
+    if "spark/" in path and name in SPARK_USERS:
+        return "the second Spark session"
     return path if "spark/" in path else nodeid
 
 

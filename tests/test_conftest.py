@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
+
+from tests.conftest import SPARK_USERS
 
 CONFTEST = Path(__file__).with_name("conftest.py").read_text()
 MARKED = """
@@ -182,3 +185,17 @@ def test_some(n):
     result = run(pytester, crash, "-n", "2", *options)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["*crashed while running*test_some?5?*"])
+
+
+def test_whoever_takes_the_spark_session_shares_a_worker() -> None:
+    takers = set()
+    for path in Path(__file__).parent.glob("spark/test_*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                names = [argument.arg for argument in node.args.args]
+                if "spark" in names and not path.name.startswith("test_spark_"):
+                    is_test = node.name.startswith("test_")
+                    fixtures = [ast.unparse(each) for each in node.decorator_list]
+                    if is_test or any("fixture" in text for text in fixtures):
+                        takers.add(path.name)
+    assert takers == SPARK_USERS

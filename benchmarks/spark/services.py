@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, Final
 
 import pyarrow as pa
@@ -93,8 +93,9 @@ def make() -> Service:
     service = Service("benchmark")
 
     @service.handler("echo")
-    def echo(batch: pa.RecordBatch) -> pa.RecordBatch:
-        return batch
+    async def echo(batches: AsyncIterator[pa.RecordBatch]) -> AsyncIterator[pa.RecordBatch]:
+        async for batch in batches:
+            yield batch
 
     @service.handler("slow", concurrency=16)
     def slow(batch: pa.RecordBatch) -> pa.RecordBatch:

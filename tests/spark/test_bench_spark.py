@@ -101,6 +101,7 @@ def test_the_services_answer_and_count(tmp_path: Path):
         flight.close()
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_a_real_run_checks_its_answers_and_writes_its_rows(tmp_path: Path):
     path = tmp_path / "results" / "spark.json"

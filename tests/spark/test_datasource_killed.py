@@ -31,10 +31,25 @@ Rows = Callable[[], Counter[int]]
 FIRST = itertools.count(1000, 1000)
 
 
-def steps(parquet: Sequence[str], postgres: Sequence[str]) -> pytest.MarkDecorator:
-    """A test with each sink, killed at each of its steps."""
+def steps(
+    parquet: Sequence[str],
+    postgres: Sequence[str],
+    *,
+    brief: Sequence[str] | None = None,
+    brief_postgres: Sequence[str],
+) -> pytest.MarkDecorator:
+    """A test with each sink, killed at each of its steps; those that are not brief are long.
+
+    Without Spark both sinks are killed at every step in every run (tests/sinks/test_killed.py).
+    """
+    usual = {("parquet", step) for step in (parquet if brief is None else brief)}
+    usual |= {("postgres", step) for step in brief_postgres}
     cases = [("parquet", step) for step in parquet] + [("postgres", step) for step in postgres]
-    return pytest.mark.parametrize(("stage", "step"), cases, indirect=["stage"])
+    assert usual <= set(cases)
+    marked = [
+        pytest.param(*case, marks=() if case in usual else pytest.mark.long) for case in cases
+    ]
+    return pytest.mark.parametrize(("stage", "step"), marked, indirect=["stage"])
 
 
 class Stage:
@@ -107,6 +122,7 @@ def once(first: int) -> Counter[int]:
         "commit middle",
         "commit ends",
     ],
+    brief_postgres=["write 1", "prepare ends", "commit middle", "commit ends"],
 )
 def test_the_service_dies_and_each_row_is_there_once(stage: Stage, step: str) -> None:
     first, before = next(FIRST), len(stage.bed.plans.killed())
@@ -116,7 +132,12 @@ def test_the_service_dies_and_each_row_is_there_once(stage: Stage, step: str) ->
     assert stage.rows(first) == once(first)
 
 
-@steps(parquet=ATTEMPT_STEPS, postgres=["open ends", "write 1", "prepare begins", "receipt leaves"])
+@steps(
+    parquet=ATTEMPT_STEPS,
+    postgres=["open ends", "write 1", "prepare begins", "receipt leaves"],
+    brief=["write 1", "prepare ends", "receipt leaves"],
+    brief_postgres=["prepare begins"],
+)
 def test_the_worker_dies_and_each_row_is_there_once(stage: Stage, step: str) -> None:
     first, before = next(FIRST), len(stage.bed.plans.killed())
     stage.bed.plans.set(step, "client")
@@ -128,6 +149,8 @@ def test_the_worker_dies_and_each_row_is_there_once(stage: Stage, step: str) -> 
 @steps(
     parquet=["open ends", "write 1", "prepare ends", "abort begins"],
     postgres=["prepare ends", "abort begins"],
+    brief=["write 1", "prepare ends"],
+    brief_postgres=["prepare ends"],
 )
 def test_the_service_dies_and_the_job_fails_and_no_row_is_there(stage: Stage, step: str) -> None:
     first, before = next(FIRST), len(stage.bed.plans.killed())
@@ -138,7 +161,12 @@ def test_the_service_dies_and_the_job_fails_and_no_row_is_there(stage: Stage, st
     assert stage.rows(first) == Counter()
 
 
-@steps(parquet=COMMIT_STEPS, postgres=["commit middle", "answer leaves"])
+@steps(
+    parquet=COMMIT_STEPS,
+    postgres=["commit middle", "answer leaves"],
+    brief=["commit middle", "answer leaves"],
+    brief_postgres=["commit middle"],
+)
 def test_the_process_that_commits_dies_and_the_job_is_done_again(stage: Stage, step: str) -> None:
     """Nobody can tell then what became of it; a run with a name may be written again."""
     first, before = next(FIRST), len(stage.bed.plans.killed())
@@ -162,15 +190,15 @@ def test_an_overwriting_job_whose_commit_is_cut_replaces_all_or_nothing(stage: S
 @pytest.mark.parametrize(
     ("stage", "step", "victim"),
     [
-        ("parquet", "write 0", "service"),
+        pytest.param("parquet", "write 0", "service", marks=pytest.mark.long),
         ("parquet", "receipt leaves", "client"),
         ("parquet", "commit middle", "service"),
-        ("parquet", "commit ends", "service"),
-        ("parquet", "commit begins", "client"),
+        pytest.param("parquet", "commit ends", "service", marks=pytest.mark.long),
+        pytest.param("parquet", "commit begins", "client", marks=pytest.mark.long),
         ("parquet", "answer leaves", "client"),
-        ("postgres", "receipt leaves", "client"),
+        pytest.param("postgres", "receipt leaves", "client", marks=pytest.mark.long),
         ("postgres", "commit middle", "service"),
-        ("postgres", "answer leaves", "client"),
+        pytest.param("postgres", "answer leaves", "client", marks=pytest.mark.long),
     ],
     indirect=["stage"],
 )
