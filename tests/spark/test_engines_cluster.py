@@ -77,7 +77,8 @@ def test_as_many_connections_as_workers(engine, start):
         assert result["tasks"] == 12
     begun = witness.seen("begun")
     workers = {event["owner"] for event in begun}
-    assert len(begun) == 36
+    # By what is the same for all attempts: on a busy machine one may be made a second time.
+    assert len({event["run"] for event in begun}) == 36
     assert len(workers) == 2  # one for each executor, which has one core
     assert witness.counters()["connections"] == len(workers)
     kinds = engine.processes()

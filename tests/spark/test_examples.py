@@ -47,12 +47,13 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=210,
+        timeout=560,
         check=False,
     )
     return done.stdout
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs(path: Path, said: str) -> None:
     _, begun, rest = said.partition(f"BEGIN {path.name}\n")
