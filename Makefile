@@ -18,7 +18,7 @@ setup: .venv/.stamp-build ## the virtual environment in .venv, with everything c
 demo: setup     ## flights scored by a service from inside Spark, with checks; SCHEME=tls, tcp or unix; ADDRESS of a running one
 	ci/env python -m spark_udfs.demo $(addprefix --scheme ,$(SCHEME)) $(addprefix --address ,$(ADDRESS))
 
-test: lint      ## lint, and every test that is not long; at most 12 minutes
+test: lint      ## lint, and every test that is not long; about 15 minutes
 	$(PYTEST) -m "not long" tests
 
 test-long: setup ## the tests that are too long for every run

@@ -122,7 +122,16 @@ def once(first: int) -> Counter[int]:
         "commit middle",
         "commit ends",
     ],
-    brief_postgres=["write 1", "prepare ends", "commit middle", "commit ends"],
+    brief=[
+        "open ends",
+        "write 1",
+        "prepare ends",
+        "receipt leaves",
+        "commit begins",
+        "commit middle",
+        "commit ends",
+    ],
+    brief_postgres=["prepare ends", "commit middle"],
 )
 def test_the_service_dies_and_each_row_is_there_once(stage: Stage, step: str) -> None:
     first, before = next(FIRST), len(stage.bed.plans.killed())

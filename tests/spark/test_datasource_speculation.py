@@ -38,6 +38,7 @@ class Twin(Book):
         return receipt
 
 
+@pytest.mark.long  # a cluster of its own
 @pytest.mark.timeout(240)
 def test_two_attempts_are_prepared_and_one_counts(
     running: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
