@@ -94,7 +94,7 @@ def test_workers_show_a_certificate(spark, running):
     assert [identity.fingerprint for identity in seen] == [theirs.fingerprint] * 2
 
 
-@pytest.mark.parametrize("chosen", ["tls", "unix"])
+@pytest.mark.parametrize("chosen", [pytest.param("tls", marks=pytest.mark.long), "unix"])
 def test_the_demo_takes_any_scheme(chosen):
     ended = demo("--rows", "20000", "--scheme", chosen)
     assert ended.returncode == 0, ended.stderr
