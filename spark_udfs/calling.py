@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 
+from aqueduct.arrow.call import Partition
 from aqueduct.carriers.tls import ClientTls
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import CallError, ConfigError
+from spark_udfs.place import Place
+from spark_udfs.pool import Peer
 
 __all__ = ["Answer", "Calling", "OnError", "Opened"]
 
@@ -85,6 +88,25 @@ class Calling:
             and self.batch_deadline is None
             and self.on_error == "fail"
         )
+
+    def peer(self, address: str) -> Peer:
+        """Whom a lease is taken on, for one of the addresses."""
+        return Peer(address, self.tls, self.connection_headers, self.config)
+
+    def peer_of(self, place: Place) -> Peer:
+        """The one that a partition calls alone: they take turns."""
+        return self.peer(self.addresses[(place.partition or 0) % len(self.addresses)])
+
+    def head(self, place: Place) -> dict[str, Any]:
+        """What every call of a task says, whatever its kind. Asks for a token; see there."""
+        return {
+            "deadline": self.deadline,
+            "headers": dict(self.headers),
+            "run": place.run_key(self.run),
+            "attempt": place.attempt_key,
+            "token": self.fresh_token(),
+            "partition": None if place.partition is None else Partition(place.partition),
+        }
 
     def fresh_token(self) -> str | None:
         """What the next call shows. Raises ConfigError for what a callable raises."""

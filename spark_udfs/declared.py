@@ -20,7 +20,7 @@ from aqueduct.errors import ConfigError, ConnectFailed, UnknownHandler
 from aqueduct.sync import SyncClient
 from spark_udfs.casting import Casting
 from spark_udfs.engine import Calling
-from spark_udfs.pool import Peer, process_pool
+from spark_udfs.pool import process_pool
 from spark_udfs.schemas import AnySchema, arrow_schema
 from spark_udfs.shaping import Shape, Shaper, joined_schema
 
@@ -140,9 +140,8 @@ def _describe(client: SyncClient, calling: Calling) -> Description:
 def _ask(calling: Calling, task: int | None, ask: Callable[[SyncClient], Found]) -> Found:
     """Asks the first of the addresses that is there."""
     for place, address in enumerate(calling.addresses, 1):
-        peer = Peer(address, calling.tls, calling.connection_headers, calling.config)
         try:
-            lease = process_pool().lease(peer, task=task)
+            lease = process_pool().lease(calling.peer(address), task=task)
         except ConnectFailed:
             if place == len(calling.addresses):
                 raise

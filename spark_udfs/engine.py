@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Generator, Iterable, Iterator
 
 import pyarrow as pa
 
-from aqueduct.arrow.call import Partition
-from aqueduct.errors import ConnectFailed
-from aqueduct.sync import SyncStream
+from aqueduct.errors import AqueductError, ConnectFailed
+from aqueduct.sync import SyncClient, SyncStream
 from spark_udfs.calling import Answer, Calling, OnError, Opened
 from spark_udfs.numbers import Numbers
-from spark_udfs.place import Place
-from spark_udfs.pool import Peer, process_pool
+from spark_udfs.place import Place, locate
+from spark_udfs.pool import Lease, process_pool
 from spark_udfs.retrying import with_note
 from spark_udfs.spreading import Spread
 
-__all__ = ["Answer", "Calling", "OnError", "run"]
+__all__ = ["Answer", "Calling", "OnError", "leased", "run"]
 
 
 def run(
@@ -46,6 +46,31 @@ def run(
     return spread.answers()
 
 
+@contextlib.contextmanager
+def leased(calling: Calling, *, place: Place, numbers: Numbers) -> Generator[SyncClient]:
+    """The connection for one call of another kind than ``run`` makes, on the partition's address.
+
+    What the call raises leaves with its place in the text, as what ``run`` raises does in
+    ``exchange``.
+    """
+    peer, well = calling.peer_of(place), False
+    lease: Lease | None = None
+    try:
+        lease = process_pool().lease(peer, task=place.task)
+        numbers.reconnects += lease.reconnected
+        yield lease.client
+        well = True
+    except AqueductError as error:
+        where = peer.address.partition("?")[0]
+        raise locate(
+            error, peer=where, handler=calling.handler, place=place, numbers=numbers
+        ) from error.__cause__
+    finally:
+        if lease is not None:
+            # A Python worker ends with a task that failed: let the service hear.
+            lease.release(close=not well and place.task is not None)
+
+
 def _one_call(
     calling: Calling,
     batches: Iterable[pa.RecordBatch],
@@ -56,10 +81,8 @@ def _one_call(
     held: Callable[[], int] | None,
 ) -> Generator[Answer]:
     """The usual: one call on one address, put in order by the service. Nothing is kept here."""
-    (address,) = calling.addresses
-    peer = Peer(address, calling.tls, calling.connection_headers, calling.config)
     try:
-        lease = process_pool().lease(peer, task=place.task)
+        lease = process_pool().lease(calling.peer_of(place), task=place.task)
     except ConnectFailed as error:
         raise with_note(error, "tried once (retries=0)") from error.__cause__
     numbers.reconnects += lease.reconnected
@@ -73,15 +96,10 @@ def _one_call(
             output_schema=calling.schema,
             in_flight=calling.in_flight,
             in_flight_bytes=calling.in_flight_bytes,
-            deadline=calling.deadline,
-            token=calling.fresh_token(),
             compression=calling.compression,
-            headers=dict(calling.headers),
-            run=place.run_key(calling.run),
-            attempt=place.attempt_key,
-            partition=None if place.partition is None else Partition(place.partition),
             held=held,
             together=True,
+            **calling.head(place),
         )
         lease.on_end(stream.close)
         with stream:

@@ -16,21 +16,20 @@ import contextlib
 import copy
 import itertools
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypeAlias
 
 import pyarrow as pa
 
-from aqueduct.arrow.call import Partition
 from aqueduct.errors import AqueductError, ConfigError
-from spark_udfs.engine import Calling
+from spark_udfs.engine import Calling, leased
 from spark_udfs.exchange import Exchange, exchange
 from spark_udfs.numbers import Numbers
 from spark_udfs.options import size as size_of
 from spark_udfs.options import unknown
-from spark_udfs.place import here, locate
-from spark_udfs.pool import Peer, process_pool
+from spark_udfs.place import here
 from spark_udfs.reading import Ahead, FileFailed, Part, Piece, read
 from spark_udfs.telemetry import working
 from spark_udfs.travel import Parcel
@@ -271,7 +270,7 @@ class _Input:
 
 
 @dataclass(frozen=True)
-class _Files(Parcel):
+class _Files(Parcel, ABC):
     """What functions over files have in common."""
 
     call: Exchange
@@ -308,9 +307,9 @@ class _Files(Parcel):
     def _receipts(self) -> bool:
         return True
 
+    @abstractmethod
     def _work(self, entry: _Input, receipt: Receipt) -> Generator[pa.RecordBatch]:
         """Sends one part, and yields what is to be given to Spark besides its receipt."""
-        raise NotImplementedError
 
     def _calling(self, part: Part) -> Calling:
         """With a run of the part's own: its attempts are those of one unit of work."""
@@ -371,35 +370,19 @@ class FilesSink(_Files):
         own = self._calling(receipt.part)
         tally, trace = self.call.tally, self.call.trace
         with working(own, tally=tally, trace=trace, place=place, numbers=numbers) as calling:
-            address = calling.addresses[(place.partition or 0) % len(calling.addresses)]
-            peer = Peer(address, calling.tls, calling.connection_headers, calling.config)
-            lease, failed = None, False
-            try:
-                lease = process_pool().lease(peer, task=place.task)
-                lease.client.sink(
-                    calling.handler,
-                    itertools.chain((first,), source),
-                    schema=first.schema,
-                    in_flight=calling.in_flight,
-                    in_flight_bytes=calling.in_flight_bytes,
-                    deadline=calling.deadline,
-                    token=calling.fresh_token(),
-                    compression=calling.compression,
-                    headers=dict(calling.headers),
-                    run=place.run_key(calling.run),
-                    attempt=place.attempt_key,
-                    partition=None if place.partition is None else Partition(place.partition),
-                )
-            except AqueductError as error:
-                failed = True
-                numbers.batches_sent = receipt.batches_in
-                raise locate(
-                    error, peer=peer.address, handler=calling.handler, place=place, numbers=numbers
-                ) from error.__cause__
-            finally:
-                if lease is not None:
-                    lease.release(close=failed and place.task is not None)
-                numbers.batches_sent, numbers.rows_sent = receipt.batches_in, receipt.rows_in
+            with leased(calling, place=place, numbers=numbers) as client:
+                try:
+                    client.sink(
+                        calling.handler,
+                        itertools.chain((first,), source),
+                        schema=first.schema,
+                        in_flight=calling.in_flight,
+                        in_flight_bytes=calling.in_flight_bytes,
+                        compression=calling.compression,
+                        **calling.head(place),
+                    )
+                finally:
+                    numbers.batches_sent, numbers.rows_sent = receipt.batches_in, receipt.rows_in
 
 
 def _parts(rows: Iterator[pa.RecordBatch]) -> list[Part]:

@@ -26,14 +26,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from aqueduct.arrow.call import Partition
-from aqueduct.errors import AqueductError, BatchTooLarge, ConfigError
+from aqueduct.errors import BatchTooLarge, ConfigError
+from spark_udfs.engine import leased
 from spark_udfs.exchange import Exchange, exchange
 from spark_udfs.numbers import Numbers
 from spark_udfs.options import size as size_of
-from spark_udfs.place import here, locate
-from spark_udfs.pool import Peer, process_pool
+from spark_udfs.place import here
 from spark_udfs.schemas import AnySchema
+from spark_udfs.telemetry import working
 from spark_udfs.travel import Parcel
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _keyed(call: Exchange, key: tuple[pa.Scalar, ...]) -> Exchange:
 def _whole(call: Exchange, table: pa.Table) -> pa.Table:
     """What a handler makes of a group that is in memory."""
     batches = table.combine_chunks().to_batches()
-    plain = call.shape.plain and call.input_schema is None and not call.calling.retries
+    plain = call.shape.plain and call.input_schema is None and call.calling.is_plain
     if plain and len(batches) == 1 and table.nbytes <= _SMALL:
         return _small(call, batches[0])
     answers = list(call(iter(batches)))
@@ -115,36 +115,20 @@ def _whole(call: Exchange, table: pa.Table) -> pa.Table:
 
 def _small(call: Exchange, batch: pa.RecordBatch) -> pa.Table:
     """The same as one message: the least that a call can cost."""
-    calling, place, numbers = call.calling, here(), Numbers()
-    address = calling.addresses[(place.partition or 0) % len(calling.addresses)]
-    peer = Peer(address, calling.tls, calling.connection_headers, calling.config)
-    lease, failed = None, False
-    try:
-        lease = process_pool().lease(peer, task=place.task)
+    place, numbers = here(), Numbers()
+    with (
+        working(
+            call.calling, tally=call.tally, trace=call.trace, place=place, numbers=numbers
+        ) as calling,
+        leased(calling, place=place, numbers=numbers) as client,
+    ):
         numbers.batches_sent, numbers.rows_sent = 1, batch.num_rows
-        answer = lease.client.call_table(
-            calling.handler,
-            batch,
-            output_schema=calling.schema,
-            deadline=calling.deadline,
-            headers=dict(calling.headers),
-            run=place.run_key(calling.run),
-            attempt=place.attempt_key,
-            token=calling.fresh_token(),
-            partition=None if place.partition is None else Partition(place.partition),
+        answer = client.call_table(
+            calling.handler, batch, output_schema=calling.schema, **calling.head(place)
         )
         numbers.batches_received = len(answer.to_batches())
         numbers.rows_received = answer.num_rows
         return answer
-    except AqueductError as error:
-        failed = True
-        raise locate(
-            error, peer=call.peer, handler=call.handler, place=place, numbers=numbers
-        ) from error.__cause__
-    finally:
-        if lease is not None:
-            lease.release(close=failed and place.task is not None)
-        call.tally.add(numbers)
 
 
 def exchange_by_key(

@@ -16,7 +16,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from aqueduct.arrow.call import IDEMPOTENT, ONE_TO_ONE, Partition
+from aqueduct.arrow.call import IDEMPOTENT, ONE_TO_ONE
 from aqueduct.crossing import Failed
 from aqueduct.lane import Lane, News
 from spark_udfs.calling import Calling
@@ -139,7 +139,7 @@ class Addresses:
         backoff, limit = calling.backoff, calling.backoff_limit
         services = [
             Service(
-                Peer(address, calling.tls, calling.connection_headers, calling.config),
+                calling.peer(address),
                 Backoff(backoff, limit),
             )
             for address in calling.addresses
@@ -198,11 +198,11 @@ class Addresses:
         service.connecting = None
         _troubled.pop(service.peer, None)
         self._numbers.reconnects += lease.reconnected
-        attempt = place.attempt_key
-        if self._repeated:
-            attempt = f"{attempt or '0'}.{self._repeated}"
         call = Call(service, lease)
         try:
+            head = {**calling.head(place), "deadline": deadline}
+            if self._repeated:
+                head["attempt"] = f"{head['attempt'] or '0'}.{self._repeated}"
             call.lane = lease.client.lane(
                 calling.handler,
                 self.news,
@@ -211,15 +211,10 @@ class Addresses:
                 output_schema=calling.schema,
                 in_flight=calling.in_flight,
                 in_flight_bytes=calling.in_flight_bytes,
-                deadline=deadline,
-                headers=dict(calling.headers),
-                run=place.run_key(calling.run),
-                attempt=attempt,
-                token=calling.fresh_token(),
-                partition=None if place.partition is None else Partition(place.partition),
                 compression=calling.compression,
                 ordered=calling.keeps_order,
                 report_failures=calling.on_error == "report",
+                **head,
             )
         except BaseException:
             lease.release()

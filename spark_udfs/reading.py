@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 import pyarrow.fs as fs
@@ -120,14 +120,15 @@ def _read_part(
         raise FileFailed(f"{where}: {type(error).__name__}: {error}") from error
 
 
-class _Opened:
+class _Opened(Protocol):
     """One open file: its schema, what it is divided into, and the batches of that."""
 
     schema: pa.Schema
-    groups: Iterable[int | None]
 
-    def batches(self, group: int | None, batch_bytes: int) -> Iterator[pa.RecordBatch]:
-        raise NotImplementedError
+    @property
+    def groups(self) -> Iterable[int | None]: ...
+
+    def batches(self, group: int | None, batch_bytes: int) -> Iterator[pa.RecordBatch]: ...
 
 
 def _open(source: Any, part: Part, columns: Sequence[str] | None) -> _Opened:
@@ -143,7 +144,7 @@ def _open(source: Any, part: Part, columns: Sequence[str] | None) -> _Opened:
     raise FileFailed(f"{part.path}: neither Parquet nor Arrow IPC; it begins with {magic!r}")
 
 
-class _Parquet(_Opened):
+class _Parquet:
     def __init__(self, source: Any, part: Part, columns: Sequence[str] | None) -> None:
         self.file = pq.ParquetFile(source)
         self.names, self.schema = _projected(self.file.schema_arrow, columns, part.path)
@@ -163,7 +164,7 @@ class _Parquet(_Opened):
             yield from _cut(_as(batch, self.schema), batch_bytes)
 
 
-class _ArrowFile(_Opened):
+class _ArrowFile:
     def __init__(self, source: Any, part: Part, columns: Sequence[str] | None) -> None:
         whole = pa.ipc.open_file(source)
         names, self.schema = _projected(whole.schema, columns, part.path)
@@ -179,7 +180,7 @@ class _ArrowFile(_Opened):
         yield from _cut(_as(self.file.get_batch(group), self.schema), batch_bytes)
 
 
-class _ArrowStream(_Opened):
+class _ArrowStream:
     def __init__(self, source: Any, part: Part, columns: Sequence[str] | None) -> None:
         if part.groups is not None:
             raise FileFailed(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from aqueduct.errors import BatchTooLarge, ConfigError, HandlerFailed
+from aqueduct.errors import BatchTooLarge, ConfigError, DeadlineExceeded, HandlerFailed
 from spark_udfs import exchange_by_key, exchange_grouped
 from tests.spark.services import make
 
@@ -203,6 +204,28 @@ def test_a_group_that_fails_names_the_service(address):
     with pytest.raises(HandlerFailed, match="this group is not to my taste") as caught:
         exchange_grouped(address, "sum")(rows(("bad", 2)))
     assert address.partition("?")[0].partition("://")[2] in str(caught.value)
+
+
+def test_a_small_group_is_a_record_in_the_log(address, caplog):
+    with caplog.at_level("INFO", "spark_udfs"):
+        exchange_grouped(address, "sum")(rows(("a", 5)))
+    (record,) = [record for record in caplog.records if record.name == "spark_udfs"]
+    assert "'sum', without a task: well; 1 batches and 5 rows sent" in record.getMessage()
+
+
+def test_a_small_group_has_the_deadline_of_a_batch(service, running):
+    waiting = threading.Event()
+
+    @service.handler("late", input=ROWS, output=SUMS)
+    def late(batch, call):
+        call.on_cancel(waiting.set)
+        waiting.wait(60)
+
+    with running(service) as address:
+        function = exchange_grouped(address, "late", batch_deadline=0.2)
+        with pytest.raises(DeadlineExceeded, match=r"no answer within 0\.2 s \(batch_deadline\)"):
+            function(rows(("a", 1)))
+        assert waiting.wait(20)
 
 
 def test_a_form_that_there_is_not_is_refused():
