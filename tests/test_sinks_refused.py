@@ -90,7 +90,7 @@ HEADER = json.loads(attempt().to_json())
         ("", "no JSON"),
         ("[]", "is a list, not an object"),
         ("{}", "no 'version'"),
-        (json.dumps(HEADER | {"version": 2}), "version 2; known: 1"),
+        (json.dumps(HEADER | {"version": 2}), "is of version 2, and this side knows 1"),
         (json.dumps(HEADER | {"run": ""}), "1 to 256 bytes"),
         (json.dumps(HEADER | {"run": "x" * 257}), "1 to 256 bytes"),
         (json.dumps(HEADER | {"run": "a\nb"}), "printable"),

@@ -7,7 +7,6 @@ service answers at all, over every carrier.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,7 +16,8 @@ import pyarrow as pa
 
 from aqueduct.arrow import wire
 from aqueduct.arrow.call import KINDS, Kind
-from aqueduct.arrow.ipc import deserialize_schema, serialize_schema
+from aqueduct.arrow.documents import schema_of
+from aqueduct.arrow.ipc import serialize_schema
 from aqueduct.errors import BadCall
 
 __all__ = [
@@ -180,11 +180,7 @@ def _schema_to_json(schema: pa.Schema | None) -> dict[str, str] | None:
 def _schema_from_json(document: Any, name: str) -> pa.Schema | None:
     if document.get(name) is None:
         return None
-    try:
-        ipc = base64.b64decode(_of_type(_of_type(document, name, dict), "ipc", str), validate=True)
-    except binascii.Error as error:
-        raise BadCall(f"{name!r} is not base64") from error
-    return deserialize_schema(ipc, where=f"{name!r}")
+    return schema_of(_of_type(_of_type(document, name, dict), "ipc", str), f"{name!r}")
 
 
 def _handler_from_json(document: Any) -> HandlerDescription:

@@ -16,8 +16,9 @@ from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
 import pyarrow as pa
 
+from aqueduct.arrow.documents import object_of, schema_of, text_of
 from aqueduct.arrow.filters import Filter, filters_from_json, filters_to_json
-from aqueduct.arrow.ipc import deserialize_schema, serialize_schema
+from aqueduct.arrow.ipc import serialize_schema
 from aqueduct.config import Tables
 from aqueduct.errors import BadCall, ConfigError
 
@@ -226,7 +227,7 @@ class Reading:
         """Raises BadCall for what is none. The call's headers bound its size."""
         if text is None:
             raise BadCall(f"the call has no {READING!r} in its metadata: which split?")
-        document = _json(text, "the reading of a split")
+        document = object_of(text, "the reading of a split", version=VERSION)
         filters = filters_from_json(document.get("filters", []), limits.filters)
         split = document.get("split")
         split_text(split, limits, "the split")
@@ -263,35 +264,8 @@ def _text(document: Any) -> str:
 
 
 def _document(batch: pa.RecordBatch, limit: int, what: str, name: str) -> dict[str, Any]:
-    if batch.num_rows != 1 or batch.num_columns != 1:
-        raise BadCall(f"{batch.num_rows} rows came where the one {what} was due")
-    size = batch.column(0).nbytes
-    if size > limit + 64:
-        raise BadCall(f"the {what} has {size} bytes, above the limit of {limit} ({name})")
-    try:
-        text = batch.column(0)[0].as_py()
-    except UnicodeDecodeError as error:
-        raise BadCall(f"the {what} is no text: {error}") from error
-    return _json(text, f"the {what}")
-
-
-def _json(text: str, what: str) -> dict[str, Any]:
-    try:
-        document = json.loads(text, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise BadCall(f"{what} is no JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise BadCall(f"{what} is a JSON object, not {type(document).__name__}")
-    if document.get("version") != VERSION:
-        raise BadCall(
-            f"{what} is of version {document.get('version')!r}, and this side knows {VERSION}: "
-            "give both sides the same aqueduct-arrow"
-        )
-    return document
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    text = text_of([batch], f"the {what}", limit=limit, name=name)
+    return object_of(text, f"the {what}", version=VERSION)
 
 
 def _of(document: Mapping[str, Any], name: str, kind: type[Any]) -> Any:
@@ -322,8 +296,4 @@ def _schema(document: Mapping[str, Any]) -> pa.Schema | None:
     text = found.get("ipc")
     if not isinstance(text, str):
         raise BadCall("the schema of the answer has no 'ipc'")
-    try:
-        ipc = base64.b64decode(text, validate=True)
-    except ValueError as error:
-        raise BadCall("the schema of the answer is not base64") from error
-    return deserialize_schema(ipc, where="the table's schema")
+    return schema_of(text, "the schema of the answer")

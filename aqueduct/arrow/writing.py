@@ -9,7 +9,6 @@ some of them, or aborts it. All documents are JSON, in a batch of one row and on
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,8 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from aqueduct.arrow.ipc import deserialize_schema, serialize_schema
+from aqueduct.arrow.documents import check_size, object_of, schema_of, text_of
+from aqueduct.arrow.ipc import serialize_schema
 from aqueduct.errors import BadCall
 
 __all__ = [
@@ -240,11 +240,7 @@ class SinkDescription:
         if not isinstance(seconds, int | float):
             raise BadCall(f"{where} has no number 'time_to_live'")
         if schema is not None:
-            try:
-                ipc = base64.b64decode(_member(document, "schema", str, where), validate=True)
-            except (binascii.Error, ValueError) as error:
-                raise BadCall(f"{where}: its schema is not base64") from error
-            schema = deserialize_schema(ipc, where=f"{where}: its schema")
+            schema = schema_of(_member(document, "schema", str, where), f"{where}: its schema")
         return cls(schema, float(seconds))
 
 
@@ -258,33 +254,11 @@ def document_of(source: Source, where: str, *, limit: int) -> Mapping[str, Any]:
 
     Raises BadCall, whose text begins with ``where``.
     """
-    if not isinstance(source, str):
-        source = _text_of(source, where)
-    if len(source) > limit:
-        raise BadCall(f"{where} has {len(source)} characters, above the limit of {limit}")
-    try:
-        document = json.loads(source, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise BadCall(f"{where} is no JSON: {error!s:.200}") from error
-    if not isinstance(document, dict):
-        raise BadCall(f"{where} is a {type(document).__name__}, not an object")
-    version = _member(document, "version", int, where)
-    if version != VERSION:
-        raise BadCall(f"{where} is of version {version!r:.40}; known: {VERSION}")
-    return document
-
-
-def _text_of(batches: Sequence[pa.RecordBatch], where: str) -> str:
-    rows = sum(batch.num_rows for batch in batches)
-    if rows != 1:
-        raise BadCall(f"{where} is one text, and {rows} came")
-    for batch in batches:
-        if batch.num_rows:
-            try:
-                return str(batch.column(0)[0].as_py())
-            except UnicodeDecodeError as error:
-                raise BadCall(f"{where} is not UTF-8") from error
-    raise AssertionError("unreachable")
+    if isinstance(source, str):
+        check_size(len(source.encode("utf-8", "surrogatepass")), where, limit=limit)
+    else:
+        source = text_of(source, where, limit=limit)
+    return object_of(source, where, version=VERSION)
 
 
 def _run_from_json(document: Mapping[str, Any], where: str) -> Run:
@@ -335,7 +309,3 @@ def _dumps(value: Any, what: str) -> str:
         return json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise BadCall(f"{what} cannot be written as JSON: {error}") from error
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
