@@ -37,6 +37,7 @@ __all__ = [
     "Shape",
     "make_handler",
     "shape_of",
+    "takes_last",
 ]
 
 EXCHANGE: Final[Kind] = "exchange"
@@ -151,7 +152,7 @@ def make_handler(
         wanted = " or ".join(sorted(f"{fit.value}" for fit in _SHAPES[kind]))
         raise ConfigError(f"{where}: a {kind} must be written as {wanted}, not as {shape.value}")
     called_with = _CALLED_WITH[kind][shape]
-    takes_call = _takes_call(where, function, called_with)
+    takes_call = takes_last(f"{where}: it", function, called_with)
     if input is not None and not isinstance(input, pa.Schema):
         raise ConfigError(f"{where}: input must be a pyarrow.Schema, not {type(input).__name__}")
     if output is not None and not isinstance(output, pa.Schema) and not callable(output):
@@ -211,8 +212,13 @@ def shape_of(function: Callable[..., Any]) -> Shape:
     return Shape.FUNCTION
 
 
-def _takes_call(where: str, function: Callable[..., Any], called_with: str) -> bool:
-    """Whether the signature has the last place of ``called_with``. Raises ConfigError."""
+def takes_last(
+    what: str, function: Callable[..., Any], called_with: str, *, last: str = "call"
+) -> bool:
+    """Whether the signature has the last place of ``called_with``, which may be left out.
+
+    Raises ConfigError that begins with ``what``.
+    """
     wanted = called_with.count(",") + 1
     try:
         signature = inspect.signature(function)
@@ -223,14 +229,14 @@ def _takes_call(where: str, function: Callable[..., Any], called_with: str) -> b
             signature.bind(*range(count))
         except TypeError:
             continue
-        # A default in the place of the call is meant for something else.
+        # A default in that place is meant for something else.
         places = list(signature.parameters.values())
         if count == wanted and len(places) >= count:
             place = places[count - 1]
-            if place.default is not inspect.Parameter.empty and place.name != "call":
+            if place.default is not inspect.Parameter.empty and place.name != last:
                 continue
         return count == wanted
     raise ConfigError(
-        f"{where}: it is called with {called_with}, where call may be left out; "
+        f"{what} is called with {called_with}, where {last} may be left out; "
         f"its signature is {signature}"
     )

@@ -67,7 +67,15 @@ from aqueduct.arrow.schema import shorten
 from aqueduct.calls import Call
 from aqueduct.config import Tables
 from aqueduct.errors import BadCall, ConfigError, SchemaMismatch
-from aqueduct.handlers import EXCHANGE, SOURCE, Handler, Shape, make_handler, shape_of
+from aqueduct.handlers import (
+    EXCHANGE,
+    SOURCE,
+    Handler,
+    Shape,
+    make_handler,
+    shape_of,
+    takes_last,
+)
 
 __all__ = ["APPLIED", "Filters", "Limit", "Request", "Table", "TableSchema", "make_table"]
 
@@ -476,28 +484,11 @@ def _called(where: str, key: str, method: Callable[..., Any], *, alone: bool) ->
     dropped = key == "read" and alone  # it has but one split
     if dropped:
         called_with = "(request)"
-    wanted = called_with.count(",") + 1
-    try:
-        signature = inspect.signature(method)
-    except (TypeError, ValueError):  # some builtins have none
-        return lambda *arguments: method(*arguments[: wanted - 1])
-    for count in (wanted, wanted - 1):
-        try:
-            signature.bind(*range(count))
-        except TypeError:
-            continue
-        places = list(signature.parameters.values())
-        if count == wanted and len(places) >= count:
-            place = places[count - 1]
-            if place.default is not inspect.Parameter.empty and place.name != "request":
-                continue  # meant for something else
-        if dropped:
-            return lambda split, request: method(*(request,)[:count])
-        return lambda *arguments: method(*arguments[:count])
-    raise ConfigError(
-        f"{where}: {key} is called with {called_with}, where request may be left out; its "
-        f"signature is {signature}"
-    )
+    takes_request = takes_last(f"{where}: {key}", method, called_with, last="request")
+    count = called_with.count(",") + takes_request
+    if dropped:
+        return lambda split, request: method(*(request,)[:count])
+    return lambda *arguments: method(*arguments[:count])
 
 
 def _described(declared: Any) -> str:
