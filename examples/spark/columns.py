@@ -7,16 +7,12 @@ python examples/spark/columns.py ADDRESS      the job alone
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 import aqueduct
+from program import run
 from spark_udfs import exchange
 
 TEXTS = pa.schema([("text", pa.string())])
@@ -59,30 +55,5 @@ def job(spark: SparkSession, address: str) -> None:
     print(f"ok: {wanted['words']:,} words in {wanted['rows']:,} texts")
 
 
-@contextmanager
-def serving() -> Iterator[str]:
-    """The service in a process of its own; gives its address."""
-    command = [sys.executable, "-u", __file__, "serve"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            yield process.stdout.readline().strip()
-        finally:
-            process.terminate()
-
-
-def main(arguments: list[str]) -> None:
-    """See above."""
-    if arguments == ["serve"]:
-        service.run("aqueduct+tcp://127.0.0.1:0")
-        return
-    with SparkSession.builder.master("local[2]").getOrCreate() as spark:
-        if arguments:
-            job(spark, arguments[0])
-        else:
-            with serving() as address:
-                job(spark, address)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run(__file__, service, job)

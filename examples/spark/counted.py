@@ -7,11 +7,8 @@ python examples/spark/counted.py serve FILE   the service alone; its spans go to
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +21,7 @@ from pyspark.sql import SparkSession
 
 import aqueduct
 from aqueduct.telemetry import OpenTelemetry
+from program import serving
 from spark_udfs import exchange
 
 NUMBERS = pa.schema([("id", pa.int64())])
@@ -81,18 +79,6 @@ def job(spark: SparkSession, address: str, directory: Path) -> None:
     print(f"ok: one trace of {len(spans)} spans, from the driver over the tasks to the handler")
 
 
-@contextmanager
-def serving(file: Path) -> Iterator[str]:
-    """The service in a process of its own; gives its address."""
-    command = [sys.executable, "-u", __file__, "serve", str(file)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            yield process.stdout.readline().strip()
-        finally:
-            process.terminate()
-
-
 def main(arguments: list[str]) -> None:
     """See above."""
     if arguments[:1] == ["serve"]:
@@ -100,7 +86,7 @@ def main(arguments: list[str]) -> None:
         return
     with tempfile.TemporaryDirectory() as directory:
         with SparkSession.builder.master("local[2]").getOrCreate() as spark:
-            with serving(Path(directory) / "service") as address:
+            with serving(__file__, f"{directory}/service") as (address, _):
                 job(spark, address, Path(directory))
 
 

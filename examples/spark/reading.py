@@ -7,10 +7,7 @@ python examples/spark/reading.py ADDRESS      the job alone
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -18,6 +15,7 @@ from pyspark.sql import SparkSession
 import aqueduct
 import spark_udfs
 from aqueduct.tables import Request
+from program import run
 
 READINGS = pa.schema(
     [
@@ -81,30 +79,5 @@ def job(spark: SparkSession, address: str) -> None:
     print(f"ok: {HOURS * len(STATIONS):,} hours of {len(means)} stations")
 
 
-@contextmanager
-def serving() -> Iterator[str]:
-    """The service in a process of its own; gives its address."""
-    command = [sys.executable, "-u", __file__, "serve"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            yield process.stdout.readline().strip()
-        finally:
-            process.terminate()
-
-
-def main(arguments: list[str]) -> None:
-    """See above."""
-    if arguments == ["serve"]:
-        service.run("aqueduct+tcp://127.0.0.1:0")
-        return
-    with SparkSession.builder.master("local[2]").getOrCreate() as spark:
-        if arguments:
-            job(spark, arguments[0])
-        else:
-            with serving() as address:
-                job(spark, address)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run(__file__, service, job)

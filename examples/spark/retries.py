@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import itertools
 import os
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 import aqueduct
+from program import serving
 from spark_udfs import exchange
 
 IDS = pa.schema([("id", pa.int64())])
@@ -68,18 +66,6 @@ def job(spark: SparkSession, addresses: str) -> int:
     return scored.numbers.retries
 
 
-@contextmanager
-def serving(*arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """A service in a process of its own; gives its address."""
-    command = [sys.executable, "-u", __file__, "serve", *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            yield process.stdout.readline().strip(), process
-        finally:
-            process.terminate()
-
-
 def main(arguments: list[str]) -> None:
     """See above."""
     if arguments[:1] == ["serve"]:
@@ -90,7 +76,7 @@ def main(arguments: list[str]) -> None:
         if arguments:
             print(f"ok: {job(spark, arguments[0])} retries")
             return
-        with serving("30") as (mortal, process), serving() as (other, _):
+        with serving(__file__, "30") as (mortal, process), serving(__file__) as (other, _):
             retries = job(spark, f"{mortal},{other}")
             assert process.wait(10) == 1, "the first service is still there"
             assert retries, "nothing was retried"

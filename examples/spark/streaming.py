@@ -7,11 +7,8 @@ python examples/spark/streaming.py ADDRESS      the job alone
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -19,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 import aqueduct
 import spark_udfs
 from aqueduct.tables import Limit
+from program import run
 
 EVENTS = pa.schema([("number", pa.int64()), ("kind", pa.string())])
 SPLIT = 500
@@ -67,7 +65,7 @@ service = aqueduct.Service("events", description="What happened.")
 service.table("events", Events())
 
 
-def run(spark: SparkSession, address: str, checkpoint: str) -> list[list[int]]:
+def until_now(spark: SparkSession, address: str, checkpoint: str) -> list[list[int]]:
     """Runs the query until it has all events of now; gives the numbers in each batch."""
     batches: list[list[int]] = []
 
@@ -86,8 +84,8 @@ def job(spark: SparkSession, address: str) -> None:
     """Two queries with one checkpoint: each event once, in batches of a thousand at most."""
     spark_udfs.register(spark)
     with tempfile.TemporaryDirectory() as checkpoint:
-        first = run(spark, address, checkpoint)
-        second = run(spark, address, checkpoint)
+        first = until_now(spark, address, checkpoint)
+        second = until_now(spark, address, checkpoint)
     assert first[0] == list(range(1000)), first
     assert second, "no event came between the two"
     batches = first + second
@@ -97,30 +95,5 @@ def job(spark: SparkSession, address: str) -> None:
     print(f"ok: {len(numbers):,} events in {len(batches)} batches, each once")
 
 
-@contextmanager
-def serving() -> Iterator[str]:
-    """The service in a process of its own; gives its address."""
-    command = [sys.executable, "-u", __file__, "serve"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            yield process.stdout.readline().strip()
-        finally:
-            process.terminate()
-
-
-def main(arguments: list[str]) -> None:
-    """See above."""
-    if arguments == ["serve"]:
-        service.run("aqueduct+tcp://127.0.0.1:0")
-        return
-    with SparkSession.builder.master("local[2]").getOrCreate() as spark:
-        if arguments:
-            job(spark, arguments[0])
-        else:
-            with serving() as address:
-                job(spark, address)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run(__file__, service, job)

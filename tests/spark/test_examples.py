@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-EXAMPLES = sorted((ROOT / "examples" / "spark").glob("*.py"))
+FOLDER = ROOT / "examples" / "spark"
+EXAMPLES = sorted(path for path in FOLDER.glob("*.py") if path.stem != "program")
 PAGES = sorted((ROOT / "docs" / "cookbook").glob("*.md"))
 
 pytestmark = [pytest.mark.spark, pytest.mark.checkout]
@@ -20,6 +21,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.checkout]
 # One after the other in one process: they share a JVM, whose start is most of their time.
 RUNNER = """
 import os, runpy, sys, traceback
+sys.path.insert(0, os.path.dirname(sys.argv[1]))  # as python does for a program
 for path in sys.argv[1:]:
     name = os.path.basename(path)
     folder = os.path.join(os.getcwd(), name + ".d")
