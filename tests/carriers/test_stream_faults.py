@@ -408,8 +408,11 @@ async def test_a_network_that_cuts_at_any_byte(end: End) -> None:
 
 async def test_a_network_that_stalls() -> None:
     config = timing(idle_timeout=0.5, ping_interval=0.2)
-    async with through(Proxy(up=Fate(limit=50_000)), config) as pair:
+    proxy = Proxy(up=Fate(limit=50_000))
+    async with through(proxy, config) as pair:
         await pair.client.until(lambda: pair.client.begun)
+        # Nor does the close of whoever is the first to notice pass.
+        proxy.link.down.stall()
         pair.client.send(0, bytes(MiB), fin=True)
         for user in (pair.client, pair.server):
             await user.until(lambda: user.lost)  # noqa: B023
