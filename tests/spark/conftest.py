@@ -16,6 +16,7 @@ import pytest
 import aqueduct
 from spark_udfs.pool import process_pool
 from tests.spark.callees import Neighbour
+from tests.spark.services import make
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -64,6 +65,19 @@ def _running(service: aqueduct.Service, address: str = "aqueduct://127.0.0.1:0",
 def running():
     """``with running(service) as address``: a service on an event loop of its own."""
     return _running
+
+
+@pytest.fixture
+def service() -> aqueduct.Service:
+    """All handlers of ``tests.spark.services``; files that need others have their own."""
+    return make()
+
+
+@pytest.fixture
+def address(service: aqueduct.Service) -> Iterator[str]:
+    """Where ``service`` is."""
+    with _running(service) as address:
+        yield address
 
 
 @pytest.fixture(autouse=True)
@@ -148,3 +162,12 @@ def spark(tmp_path_factory):
     )
     yield session
     session.stop()
+
+
+@pytest.fixture
+def small_batches(spark):
+    """Spark cuts its rows into batches of 100."""
+    name = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    spark.conf.set(name, "100")
+    yield
+    spark.conf.unset(name)

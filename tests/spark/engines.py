@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,18 @@ class Engine:
                     future.set_result(answer["result"])
         for future in self._waiting.values():
             future.set_exception(Failed(f"the driver has ended:\n{self.log.read_text()[-8000:]}"))
+
+
+@contextlib.contextmanager
+def started(kind: str, folder: Path) -> Iterator[Engine]:
+    """An engine that is ready; it is asserted that no process of it is left behind."""
+    engine = Engine(kind, folder / "spark.log")
+    try:
+        engine.run("ready", timeout=200)
+        yield engine
+    finally:
+        left = engine.close()
+    assert left == {}
 
 
 def _python_path() -> str:

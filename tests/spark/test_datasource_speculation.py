@@ -12,7 +12,7 @@ import pytest
 from aqueduct.calls import Call
 from aqueduct.sinks import Attempt
 from tests.sinks.shelf import Book, Shelf, service_with
-from tests.spark.engines import Engine
+from tests.spark.engines import started
 
 pytestmark = [pytest.mark.spark, pytest.mark.checkout]
 
@@ -46,11 +46,8 @@ def test_two_attempts_are_prepared_and_one_counts(
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--conf spark.speculation=true pyspark-shell")
     shelf = Twins()
     with running(service_with(shelf), f"aqueduct+unix://{tmp_path}/s", dev_cert=False) as address:
-        engine = Engine("cluster", tmp_path / "engine.log")
-        try:
+        with started("cluster", tmp_path) as engine:
             engine.run("save", timeout=200, address=address, rows=200, partitions=4)
-        finally:
-            engine.close()
     assert Counter(shelf.rows) == Counter(range(200))
     prepared = [(partition, task) for _, partition, task in shelf.asked_for("prepare")]
     twins = {task for partition, task in prepared if partition == 0}

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 import aqueduct
-from tests.spark.engines import Engine
+from tests.spark.engines import started
 from tests.spark.witness import Witness
 
 pytestmark = pytest.mark.spark
@@ -34,13 +34,8 @@ PROMISE = 1.0
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory):
-    engine = Engine("cluster", tmp_path_factory.mktemp("engine") / "spark.log")
-    try:
-        engine.run("ready", timeout=200)
+    with started("cluster", tmp_path_factory.mktemp("engine")) as engine:
         yield engine
-    finally:
-        left = engine.close()
-    assert left == {}
 
 
 @pytest.fixture

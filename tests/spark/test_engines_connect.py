@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.spark.engines import Engine, Failed
+from tests.spark.engines import Failed, started
 from tests.spark.tables import Log, make
 from tests.spark.test_engines_cluster import PROMISE, WHOLE, whole
 from tests.spark.witness import Witness
@@ -16,13 +16,8 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory):
-    engine = Engine("connect", tmp_path_factory.mktemp("engine") / "spark.log")
-    try:
-        engine.run("ready", timeout=200)
+    with started("connect", tmp_path_factory.mktemp("engine")) as engine:
         yield engine
-    finally:
-        left = engine.close()
-    assert left == {}
 
 
 @pytest.fixture

@@ -41,17 +41,6 @@ def ids(batches):
     return [value for batch in batches for value in batch["id"].to_pylist()]
 
 
-@pytest.fixture
-def service():
-    return make()
-
-
-@pytest.fixture
-def address(service, running):
-    with running(service) as address:
-        yield address
-
-
 def test_answers_come_in_the_order_of_the_input(address):
     batches = numbers(*range(40), start=1)
     answers = list(exchange(address, "double", in_flight=8)(iter(batches)))

@@ -58,12 +58,6 @@ def service(sums):
     return service
 
 
-@pytest.fixture
-def address(service, running):
-    with running(service) as address:
-        yield address
-
-
 def frame(*parts) -> list[pa.RecordBatch]:
     rows = [{"path": str(path), "row_groups": groups} for path, groups in parts]
     schema = pa.schema([("path", pa.string()), ("row_groups", pa.list_(pa.int32()))])

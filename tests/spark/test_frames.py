@@ -33,12 +33,6 @@ def service():
     return service
 
 
-@pytest.fixture
-def address(service, running):
-    with running(service) as address:
-        yield address
-
-
 def column(address, handler, returns, *names) -> ColumnExchange:
     return ColumnExchange(exchange(address, handler, check_rows=True), names, returns)
 

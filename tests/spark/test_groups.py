@@ -52,12 +52,6 @@ def service(seen):
     return service
 
 
-@pytest.fixture
-def address(service, running):
-    with running(service) as address:
-        yield address
-
-
 def rows(*groups: tuple[str | None, int]) -> pa.Table:
     keys = [key for key, count in groups for _ in range(count)]
     return pa.table({"k": keys, "v": list(range(len(keys)))}, schema=ROWS)

@@ -10,12 +10,7 @@ import pytest
 
 from aqueduct.errors import ConnectFailed
 from spark_udfs.pool import Peer, Pool, process_pool
-from tests.spark.services import NUMBERS, make
-
-
-@pytest.fixture
-def service():
-    return make()
+from tests.spark.services import NUMBERS
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from spark_udfs import exchange
 from spark_udfs.casting import Casting
 from spark_udfs.engine import Answer
 from spark_udfs.shaping import Shape, Shaper, merged
-from tests.spark.services import NUMBERS, WORDS, make
+from tests.spark.services import NUMBERS, WORDS
 
 NOBODY = "aqueduct://127.0.0.1:9"
 
@@ -26,11 +26,6 @@ def numbers(*counts):
         batches.append(pa.record_batch({"id": range(start, start + count)}, schema=NUMBERS))
         start += count
     return batches
-
-
-@pytest.fixture
-def service():
-    return make()
 
 
 @pytest.fixture

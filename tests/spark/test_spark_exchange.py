@@ -12,30 +12,10 @@ import pytest
 from aqueduct.config import Config, Timing
 from aqueduct.errors import ConfigError, SchemaMismatch
 from spark_udfs import exchange, exchange_pandas
-from tests.spark.services import make
 
 pytestmark = pytest.mark.spark
 
 QUICK = Config(timing=Timing(connect_timeout=3.0, idle_timeout=3.0, ping_interval=0.5))
-
-
-@pytest.fixture
-def service():
-    return make()
-
-
-@pytest.fixture
-def address(service, running):
-    with running(service) as address:
-        yield address
-
-
-@pytest.fixture
-def small_batches(spark):
-    name = "spark.sql.execution.arrow.maxRecordsPerBatch"
-    spark.conf.set(name, "100")
-    yield
-    spark.conf.unset(name)
 
 
 def failure(frame):

@@ -31,11 +31,6 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.fixture
-def service():
-    return make()
-
-
-@pytest.fixture
 def address(service, running):
     with running(service, "aqueduct+tcp://127.0.0.1:0", dev_cert=False) as address:
         yield address

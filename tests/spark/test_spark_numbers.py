@@ -7,29 +7,9 @@ from pyspark.errors import PythonException
 
 from aqueduct.config import Config, Timing
 from spark_udfs import exchange, exchange_pandas
-from tests.spark.services import make
 from tests.spark.spans import until
 
 pytestmark = pytest.mark.spark
-
-
-@pytest.fixture
-def service():
-    return make()
-
-
-@pytest.fixture
-def address(service, running):
-    with running(service) as address:
-        yield address
-
-
-@pytest.fixture
-def small_batches(spark):
-    name = "spark.sql.execution.arrow.maxRecordsPerBatch"
-    spark.conf.set(name, "100")
-    yield
-    spark.conf.unset(name)
 
 
 def test_the_driver_has_the_sum_of_all_tasks(spark, address, service, small_batches):
