@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from aqueduct.arrow.call import CallHead
 from aqueduct.arrow.encode import Encoded
+from aqueduct.borrowing import BorrowedLoop
 from aqueduct.client import Client
 from aqueduct.errors import AqueductError, ConnectionLost
 from aqueduct.outgoing import END, Outgoing, Window, abandoned
-from aqueduct.threads import LoopThread
 
 __all__ = ["NEWS", "Crossing", "Failed", "Mailbox"]
 
@@ -57,7 +57,7 @@ class Crossing:
 
     def __init__(
         self,
-        thread: LoopThread,
+        thread: BorrowedLoop,
         client: Client,
         head: CallHead,
         window: Window | None,
@@ -70,6 +70,8 @@ class Crossing:
         self._client = client
         self._window = window
         self._waking = False
+        self._untold = False  # of the thread: the loop has not been woken for what changed
+        self._borrowed = False  # the thread itself runs the loop
         # To the thread: numbers with payloads or Failures, END, Failed, or NEWS.
         self._inbox: SimpleQueue[Any] = SimpleQueue()
         self._mailbox = mailbox or self._inbox
@@ -126,18 +128,21 @@ class Crossing:
         assert self._window is not None
         self._window.held = size
 
-    def send(self, encoded: Encoded) -> int:
-        """Hands a batch to the loop; returns its number."""
+    def send(self, encoded: Encoded, *, wake: bool = True) -> int:
+        """Hands a batch to the loop; returns its number.
+
+        ``wake=False``: the loop hears of it as soon as the thread waits.
+        """
         assert self._window is not None
         number = self._window.send(encoded.size)
         self._outbox.append((encoded, number))
-        self.wake()
+        self.tell(wake=wake)
         return number
 
-    def finish(self) -> None:
-        """No more batches come."""
+    def finish(self, *, wake: bool = True) -> None:
+        """No more batches come. ``wake`` as for ``send``."""
         self._input_over = True
-        self.wake()
+        self.tell(wake=wake)
 
     def take_nowait(self) -> Any:
         """What the loop has for the thread, or None."""
@@ -153,30 +158,46 @@ class Crossing:
         """
         if self.expect(room, acceptance):
             return NEWS
-        self.set_waiting(True)
-        began = time.perf_counter()
-        try:
-            while True:
-                try:
-                    return self.taken(self._inbox.get(timeout=_GLANCE))
-                except Empty:
-                    self.check()
-        finally:
-            self.waited += time.perf_counter() - began
-            self.set_waiting(False)
+        while (found := self._look(_GLANCE)) is None:
+            self.check()
+        return found
 
     def glance(self, seconds: float) -> Any:
-        """What the loop has for the thread by then, or None."""
+        """What the loop has for the thread by then, or None. The loop has heard of all then."""
         self._wants_room = self._wants_acceptance = False
+        found = self._look(seconds)
+        if found is None and not self._thread.kept:
+            self.wake()  # it takes longer: the loop's own thread goes on with it
+        return found
+
+    def _look(self, seconds: float) -> Any:
         self.set_waiting(True)
         began = time.perf_counter()
         try:
+            if self._run_loop(seconds):
+                return self.taken(self._inbox.get_nowait())
+            if self._untold:
+                self.wake()
             return self.taken(self._inbox.get(timeout=seconds))
         except Empty:
             return None
         finally:
             self.waited += time.perf_counter() - began
             self.set_waiting(False)
+
+    def _run_loop(self, seconds: float) -> bool:
+        """Whether this thread has run the loop, until there was something for it or for so long."""
+        thread = self._thread
+        if not thread.borrow():
+            return False
+        self._borrowed, self._untold = True, False
+        try:
+            thread.loop.call_soon(self.pump)
+            thread.turn(seconds)
+        finally:
+            self._borrowed = False
+            thread.give_back()
+        return True
 
     def expect(self, room: bool, acceptance: bool) -> bool:
         """Asks for NEWS of room, or of acceptance. True: there it is already."""
@@ -196,12 +217,20 @@ class Crossing:
         """What a stream raises that was closed before its end."""
         return abandoned(self._client.address, self.head.handler)
 
+    def tell(self, *, wake: bool) -> None:
+        """Something is there for the loop: now, or as soon as the thread waits."""
+        if wake or self._thread.kept:
+            self.wake()
+        else:
+            self._untold = True
+
     def wake(self) -> None:
         """Lets the loop look at what changed."""
+        self._untold = False
         if not self._waking:
             self._waking = True
             try:
-                self._thread.loop.call_soon_threadsafe(self._woken)
+                self._thread.call(self._woken)
             except RuntimeError:
                 self._mailbox.put(Failed(ConnectionLost(f"{self._client!r} is closed")))
 
@@ -238,6 +267,8 @@ class Crossing:
             self._mailbox.put(Failed(error))
         finally:
             self._pumping = False
+        if self._borrowed and not self._inbox.empty():
+            self._thread.loop.stop()
 
     def _pump(self) -> None:
         call = self.call

@@ -24,6 +24,7 @@ import pyarrow as pa
 from aqueduct.arrow.call import Partition
 from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
+from aqueduct.borrowing import BorrowedLoop
 from aqueduct.carriers.tls import ClientTls
 from aqueduct.client import (
     Client,
@@ -39,7 +40,6 @@ from aqueduct.crossing import NEWS, Crossing, Failed, Mailbox
 from aqueduct.errors import AqueductError, ConnectionLost, LocalProtocolError
 from aqueduct.lane import Lane, News
 from aqueduct.outgoing import END, Batches, Failure, Window
-from aqueduct.threads import LoopThread
 
 __all__ = ["SyncClient", "SyncStream"]
 
@@ -71,7 +71,7 @@ class SyncClient:
         """The service's address, without options."""
         self.config = config
         self._lock = threading.Lock()
-        self._thread = LoopThread("aqueduct-sync-client")
+        self._thread = BorrowedLoop("aqueduct-sync-client")
         try:
             self._client = self._thread.run(
                 Client.connect(
@@ -313,6 +313,14 @@ class SyncClient:
         """The seconds of a round trip; see ``Client.ping``."""
         return self._thread.run(self._client.ping(timeout=timeout))
 
+    def rest(self) -> None:
+        """No call is under way: the thread that makes the next one may do all of it itself."""
+        self._thread.rest()
+
+    def catch_up(self) -> None:
+        """Notices what came since the last call, such as the end of the connection."""
+        self._thread.catch_up()
+
     def disown(self) -> None:
         """In the child of a fork: lets go of the parent's connection, which stays as it is."""
         self._thread.disown()
@@ -471,7 +479,7 @@ class SyncStream:
         """
         crossing = self._crossing
         if crossing.call is None:
-            crossing.wake()
+            crossing.tell(wake=False)
         while not crossing.accepted:
             if self._error is not None:
                 raise self._error
@@ -569,12 +577,12 @@ class SyncStream:
             encoded = source.encode(next(batches))
         except StopIteration:
             self._input = None
-            self._crossing.finish()
+            self._crossing.finish(wake=False)
         except BaseException as error:  # an iterable may raise anything
             self._fail(error)
             raise
         else:
-            self._crossing.send(encoded)
+            self._crossing.send(encoded, wake=not self._first or encoded.size > _SMALL)
 
     def _fail(self, error: BaseException) -> None:
         self._error = error

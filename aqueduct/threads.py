@@ -8,6 +8,7 @@ at exit, and what finds no free thread waits in a queue, where one slow call sta
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import os
@@ -146,7 +147,7 @@ class LoopThread:
             )
         if not self.alive:
             raise LocalProtocolError("the client is closed: its event loop has ended")
-        if threading.current_thread() is self._thread:
+        if asyncio._get_running_loop() is self.loop:
             raise LocalProtocolError(
                 "a sync client was called on its own event loop, which would wait for itself"
             )
@@ -154,6 +155,7 @@ class LoopThread:
     def call(self, callback: Callable[..., object], *arguments: Any) -> None:
         """Schedules ``callback(*arguments)`` on the loop."""
         self.loop.call_soon_threadsafe(callback, *arguments)
+        self._need()
 
     def run(self, work: Coroutine[Any, Any, T], *, timeout: float | None = None) -> T:
         """Runs a coroutine on the loop and waits for its result.
@@ -167,6 +169,7 @@ class LoopThread:
             work.close()
             raise
         future: Future[T] = asyncio.run_coroutine_threadsafe(work, self.loop)
+        self._need()
         try:
             return future.result(timeout)
         except BaseException:
@@ -194,7 +197,8 @@ class LoopThread:
     def stop(self) -> None:
         """Ends the loop and its thread; what still runs on it is cancelled."""
         if self.alive:
-            self.loop.call_soon_threadsafe(self.loop.stop)
+            with contextlib.suppress(RuntimeError):  # it has ended meanwhile
+                self.call(self.loop.stop)
             if threading.current_thread() is not self._thread:
                 self._thread.join(timeout=10)
 
@@ -202,12 +206,21 @@ class LoopThread:
         asyncio.set_event_loop(self.loop)
         self.loop.call_soon(self._started.set)
         try:
-            self.loop.run_forever()
+            self._attend()
         finally:
-            tasks = asyncio.all_tasks(self.loop)
-            for task in tasks:
-                task.cancel()
-            if tasks:
-                self.loop.run_until_complete(asyncio.wait(tasks, timeout=5))
-            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
-            self.loop.close()
+            self._clean_up()
+
+    def _attend(self) -> None:
+        self.loop.run_forever()
+
+    def _need(self) -> None:
+        """Something was put onto the loop."""
+
+    def _clean_up(self) -> None:
+        tasks = asyncio.all_tasks(self.loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            self.loop.run_until_complete(asyncio.wait(tasks, timeout=5))
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        self.loop.close()

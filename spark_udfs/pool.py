@@ -30,6 +30,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 from aqueduct.carriers.tls import ClientTls
@@ -118,6 +119,9 @@ class Pool:
         self._watching = False
         self._hung_up = False
         self._closing = threading.RLock()  # held while connections close
+        self._sweeping = False
+        self._next_look = 0.0  # of the thread that sweeps, while it does
+        self._look: SimpleQueue[None] = SimpleQueue()  # earlier than that
 
     def lease(self, peer: Peer, *, task: int | None = None) -> Lease:
         """A lease on the connection to ``peer``, made now if there is none.
@@ -146,7 +150,6 @@ class Pool:
         with self._lock:
             entry = self._entries.setdefault(peer, _Entry(peer))
             entry.users += 1
-            entry.stop_timer()
         try:
             with entry.connecting:
                 client, made = entry.open_client()
@@ -186,8 +189,8 @@ class Pool:
                 entries = list(self._entries.values())
                 self._entries.clear()
             for entry in entries:
-                entry.stop_timer()
                 entry.close()
+            self._look.put(None)
 
     def disown(self) -> None:
         """In the child of a fork: lets go of the parent's connections."""
@@ -230,32 +233,51 @@ class Pool:
                 return
             self._leases.remove(lease)
             entry.users -= 1
-            entry.used = time.monotonic()
             closing = close and not entry.users
             if closing:
                 self._forget(entry)
             else:
                 self._idle_from_now(entry)
+            client = None if entry.users else entry.client
         if closing:
             entry.close()
+        elif client is not None:
+            client.rest()
 
     def _idle_from_now(self, entry: _Entry) -> None:
+        entry.used = time.monotonic()
         if entry.users or entry.client is None:
             return
-        # A transport gives up a silent connection by itself after its idle timeout: be earlier,
-        # so that the service hears a close instead of nothing.
-        delay = min(self.idle, 0.8 * entry.peer.config.timing.idle_timeout)
-        entry.timer = threading.Timer(delay, self._expire, (entry,))
-        entry.timer.name = "aqueduct-pool-idle"
-        entry.timer.daemon = True
-        entry.timer.start()
+        if not self._sweeping:
+            self._sweeping = True
+            threading.Thread(target=self._sweep, name="aqueduct-pool-idle", daemon=True).start()
+        elif entry.unused_until(entry.used, self.idle) < self._next_look:
+            self._look.put(None)
 
-    def _expire(self, entry: _Entry) -> None:
-        with self._lock:
-            if entry.users or entry.timer is not threading.current_thread():
-                return  # leased again, or released again since
-            self._forget(entry)
-        entry.close()
+    def _sweep(self) -> None:
+        """Closes what nobody has used for ``idle`` seconds. Ends when there is no connection.
+
+        Between two looks a connection may be leased and released as often as it likes: a clock
+        that is set each time would be a thread for each task.
+        """
+        while True:
+            with self._lock:
+                now = time.monotonic()
+                ends = [
+                    (each.unused_until(now, self.idle), each) for each in self._entries.values()
+                ]
+                due = [entry for end, entry in ends if end <= now]
+                for entry in due:
+                    self._forget(entry)
+                left = [end for end, entry in ends if end > now and entry.client is not None]
+                self._next_look = min(left, default=0.0)
+                self._sweeping = bool(left)
+            for entry in due:
+                entry.close()
+            if not left:
+                return
+            with contextlib.suppress(Empty):
+                self._look.get(timeout=min(left) - now)
 
     def _forget(self, entry: _Entry) -> None:
         if self._entries.get(entry.peer) is entry:
@@ -263,13 +285,13 @@ class Pool:
 
 
 class _Entry:
-    """One peer's connection. ``users`` and ``timer`` belong to the pool's lock."""
+    """One peer's connection. ``users`` and ``used`` belong to the pool's lock."""
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
         self.users = 0
-        self.timer: threading.Timer | None = None
         self.used = 0.0
+        """When it was released, or found to lead nowhere; of no account while it is leased."""
         self.connected = 0
         self.client: SyncClient | None = None
         self.connecting = threading.Lock()
@@ -299,6 +321,7 @@ class _Entry:
 
         Its service may have been restarted meanwhile, which an idle connection cannot know.
         """
+        client.catch_up()
         if client.closed:
             return False
         if self.users > 1 or time.monotonic() - self.used < _TRUSTED:
@@ -309,10 +332,12 @@ class _Entry:
             return False
         return True
 
-    def stop_timer(self) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
+    def unused_until(self, now: float, idle: float) -> float:
+        """When it will not have been used for too long, if nobody uses it from now on."""
+        # A transport gives up a silent connection by itself after its idle timeout: be earlier,
+        # so that the service hears a close instead of nothing.
+        patience = min(idle, 0.8 * self.peer.config.timing.idle_timeout)
+        return (now if self.users else self.used) + patience
 
     def close(self) -> None:
         client, self.client = self.client, None

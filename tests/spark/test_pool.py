@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import threading
+import time
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 
+from aqueduct.config import DEFAULT
 from aqueduct.errors import ConnectFailed
 from spark_udfs.pool import Peer, Pool, process_pool
 from tests.spark.services import NUMBERS
+
+HASTY = replace(DEFAULT, timing=replace(DEFAULT.timing, idle_timeout=0.5, ping_interval=0.2))
 
 
 @pytest.fixture
@@ -32,10 +37,9 @@ def calls(client):
     return [answer["id"].to_pylist() for answer in answers]
 
 
-def timers():
-    """The clocks of unused connections that still run."""
-    running = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
-    return [timer for timer in running if not timer.finished.is_set()]
+def sweepers():
+    """The threads that close unused connections: one for each pool that has any."""
+    return [thread for thread in threading.enumerate() if thread.name == "aqueduct-pool-idle"]
 
 
 def test_leases_share_a_connection(pool, peer, service):
@@ -80,8 +84,8 @@ def test_an_unused_connection_closes(peer):
     lease = pool.lease(peer)
     client = lease.client
     lease.release()
-    for timer in timers():
-        timer.join(30)
+    for sweeper in sweepers():
+        sweeper.join(30)
     assert client.closed
     assert pool.snapshot() == {"leases": 0, "connections": 0, "connected": 0}
     again = pool.lease(peer)
@@ -100,15 +104,54 @@ def test_a_connection_can_close_with_its_last_lease(pool, peer):
     assert calls(pool.lease(peer).client) == [[2, 4]]
 
 
-def test_a_lease_stops_the_clock(peer):
-    pool = Pool(idle=0.2)
+def test_a_connection_in_use_is_not_swept(peer, monkeypatch):
+    pool = Pool(idle=0.05)
+    pool.lease(peer).release()
     lease = pool.lease(peer)
-    lease.release()
-    lease = pool.lease(peer)
-    assert timers() == []
+    looks = []
+    unused_until = lease._entry.unused_until
+
+    def looked(now, idle):
+        looks.append(now)
+        return unused_until(now, idle)
+
+    monkeypatch.setattr(lease._entry, "unused_until", looked)
+    end = time.monotonic() + 30
+    while len(looks) < 3 and time.monotonic() < end:
+        time.sleep(0.01)
+    assert len(looks) >= 3
     assert calls(lease.client) == [[2, 4]]
     lease.release()
     pool.close()
+
+
+def test_one_thread_sweeps_however_often_connections_are_used(peer):
+    before = len(sweepers())
+    pool = Pool()
+    for task in range(20):
+        lease = pool.lease(peer, task=task)
+        lease.release()
+    assert len(sweepers()) == before + 1
+    sweeper = sweepers()[-1]
+    pool.close()
+    sweeper.join(30)
+    assert not sweeper.is_alive()
+
+
+def test_a_connection_that_is_less_patient_is_closed_first(service, running):
+    pool = Pool()
+    with running(service) as address:
+        patient, hasty = Peer(address), Peer(address, config=HASTY)
+        pool.lease(patient).release()
+        lease = pool.lease(hasty)
+        client = lease.client
+        lease.release()
+        end = time.monotonic() + 30
+        while not client.closed and time.monotonic() < end:
+            time.sleep(0.01)
+        assert client.closed
+        assert pool.snapshot()["connections"] == 1
+        pool.close()
 
 
 def test_a_connection_that_died_is_made_anew(pool, peer, service):

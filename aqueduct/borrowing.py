@@ -1,0 +1,131 @@
+"""An event loop that is run by whoever waits for it: its own thread, or the thread that calls.
+
+A small call by way of another thread changes threads four times, and each change costs more than
+the work between them: the other thread must be woken, get a processor, and get the interpreter. So
+a thread that has to wait for an answer may borrow the loop and run it until then.
+
+Nobody runs the loop right after that, as the next call often comes at once. Its own thread takes
+it up again when it is told that there is work, or has seen that nobody did any for a moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from queue import Empty, SimpleQueue
+from typing import Final
+
+from aqueduct.threads import LoopThread
+
+__all__ = ["BorrowedLoop"]
+
+_UNATTENDED: Final = 0.05
+"""Seconds for which nobody runs the loop at most: no peer takes offence at that."""
+_TURNS: Final = 64
+"""Of the loop at most, for what is left on it when somebody lets go of it."""
+
+
+class BorrowedLoop(LoopThread):
+    """An event loop with a thread of its own, from which others may borrow it."""
+
+    def __init__(self, name: str = "aqueduct-loop") -> None:
+        self._running = threading.Lock()  # whoever holds it runs the loop
+        self._kept = True  # by its own thread; another one need not be told of work
+        self._ended = False
+        self._used = 0.0
+        self._work: SimpleQueue[None] = SimpleQueue()
+        super().__init__(name)
+
+    @property
+    def kept(self) -> bool:
+        """Whether the loop's own thread runs it."""
+        return self._kept
+
+    def borrow(self) -> bool:
+        """Whether the calling thread has the loop now, until it does ``give_back``."""
+        if self._kept or self._ended or asyncio._get_running_loop() is not None:
+            return False
+        return self._running.acquire(blocking=False)
+
+    def turn(self, seconds: float) -> None:
+        """Runs the borrowed loop until something on it calls ``loop.stop``, or for so long."""
+        loop = self.loop
+        timer = loop.call_later(seconds, loop.stop)
+        try:
+            loop.run_forever()
+            self._run_rest()
+        finally:
+            timer.cancel()
+
+    def give_back(self) -> None:
+        """Ends what ``borrow`` began."""
+        self._used = time.monotonic()
+        self._running.release()
+
+    def rest(self) -> None:
+        """The loop's own thread lets go of it, so that the next call may borrow it."""
+        if self._kept:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self.loop.call_soon_threadsafe(self._let_go)
+
+    def catch_up(self) -> None:
+        """Does what came up while nobody ran the loop, as the end of a connection."""
+        if self.borrow():
+            try:
+                self.turn(0)
+            finally:
+                self.give_back()
+
+    def stop(self) -> None:
+        """See ``LoopThread``."""
+        self._ended = True
+        super().stop()
+
+    # Within
+
+    def _need(self) -> None:
+        if not self._kept:
+            self._work.put(None)
+
+    def _let_go(self) -> None:
+        # Who puts something onto the loop from here on has it taken up again. What was put there
+        # before is run in the turn that comes yet.
+        self._kept = False
+        self.loop.call_soon(self.loop.stop)
+
+    def _run_rest(self) -> None:
+        """What callbacks left for the next turn, which may not come soon."""
+        ready = self.loop._ready  # type: ignore[attr-defined]
+        for _ in range(_TURNS):
+            if not ready:
+                return
+            self.loop.call_soon(self.loop.stop)
+            self.loop.run_forever()
+
+    def _attend(self) -> None:
+        while not self._ended:
+            with self._running:
+                self._kept = True
+                if not self._ended:
+                    self.loop.run_forever()
+                    self._kept = False
+                    self._run_rest()
+            self._wait()
+
+    def _wait(self) -> None:
+        """Returns when there is work, or when nobody has borrowed the loop for a moment."""
+        since = time.monotonic()
+        while not self._ended:
+            try:
+                self._work.get(timeout=_UNATTENDED)
+                return
+            except Empty:
+                idle = time.monotonic() - max(self._used, since)
+                if idle >= _UNATTENDED and not self._running.locked():
+                    return
+
+    def _clean_up(self) -> None:
+        with self._running:
+            super()._clean_up()

@@ -1,0 +1,312 @@
+"""An event loop that others may borrow from its thread, and sync clients that do."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pyarrow as pa
+import pytest
+
+import aqueduct
+from aqueduct import sync
+from aqueduct.borrowing import BorrowedLoop
+from aqueduct.errors import LocalProtocolError
+from tests.calls import NUMBERS, numbers, served, sync_client, values
+
+LONG = 20.0
+
+
+def until(condition) -> None:
+    end = time.monotonic() + LONG
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def borrow(thread: BorrowedLoop) -> None:
+    """As soon as its own thread has let go of it."""
+    until(thread.borrow)
+
+
+@pytest.fixture
+def thread():
+    thread = BorrowedLoop("test-borrowed")
+    yield thread
+    thread.stop()
+    assert not thread.alive
+
+
+@pytest.fixture
+def resting(thread):
+    """Nobody runs its loop."""
+    thread.rest()
+    borrow(thread)
+    thread.give_back()
+    return thread
+
+
+def test_its_own_thread_keeps_the_loop_until_it_is_told_to_rest(thread):
+    assert thread.kept
+    assert not thread.borrow()
+    thread.rest()
+    borrow(thread)
+    assert not thread.kept
+    thread.give_back()
+
+
+def test_who_borrows_the_loop_runs_what_is_put_there(resting):
+    found = []
+
+    def look():
+        found.append(threading.current_thread())
+        resting.loop.call_soon(last)
+
+    def last():
+        found.append(threading.current_thread())
+
+    assert resting.borrow()
+    try:
+        resting.loop.call_soon(look)
+        resting.loop.call_soon(resting.loop.stop)
+        resting.turn(LONG)  # runs what was left for the next turn, too
+    finally:
+        resting.give_back()
+    assert found == [threading.current_thread()] * 2
+
+
+def test_a_turn_ends_in_time(resting):
+    assert resting.borrow()
+    try:
+        resting.turn(0.01)
+    finally:
+        resting.give_back()
+
+
+def test_nobody_else_gets_a_loop_that_is_borrowed(resting):
+    assert resting.borrow()
+    assert not resting.borrow()
+    with ThreadPoolExecutor() as pool:
+        assert pool.submit(resting.borrow).result(LONG) is False
+    resting.give_back()
+    assert resting.borrow()
+    resting.give_back()
+
+
+def test_a_loop_is_not_borrowed_within_another(resting):
+    async def try_it():
+        return resting.borrow()
+
+    assert asyncio.run(try_it()) is False
+    assert resting.borrow()
+    resting.give_back()
+
+
+def test_work_brings_the_own_thread_back(resting):
+    seen = threading.Event()
+    resting.call(seen.set)
+    assert seen.wait(LONG)
+    assert resting.kept
+
+
+def test_a_coroutine_brings_the_own_thread_back(resting):
+    async def answer():
+        await asyncio.sleep(0)
+        return threading.current_thread()
+
+    assert resting.run(answer()) is not threading.current_thread()
+
+
+def test_work_for_a_borrowed_loop_is_done_by_who_has_it(resting):
+    found = []
+
+    def look():
+        found.append(threading.current_thread())
+        resting.loop.stop()
+
+    assert resting.borrow()
+    try:
+        threading.Timer(0.01, resting.call, (look,)).start()
+        resting.turn(LONG)
+    finally:
+        resting.give_back()
+    assert found == [threading.current_thread()]
+
+
+def test_an_unattended_loop_is_taken_up_again(resting):
+    seen = threading.Event()
+    resting.loop.call_soon_threadsafe(seen.set)  # nobody is told
+    assert seen.wait(LONG)
+    assert resting.kept
+
+
+def test_a_loop_catches_up_with_what_nobody_did(resting):
+    found = []
+    resting.loop.call_soon_threadsafe(lambda: found.append(threading.current_thread()))
+    resting.catch_up()
+    assert found == [threading.current_thread()]
+
+
+def test_a_loop_that_rests_can_be_stopped(thread):
+    thread.rest()
+    borrow(thread)
+    thread.give_back()
+    thread.stop()
+    assert not thread.alive
+    assert not thread.borrow()
+    with pytest.raises(LocalProtocolError, match="closed"):
+        thread.check()
+
+
+def test_a_borrowed_loop_can_be_stopped(resting):
+    assert resting.borrow()
+    threading.Timer(0.01, resting.stop).start()
+    resting.turn(LONG)
+    resting.give_back()
+    resting._thread.join(LONG)
+    assert not resting.alive
+
+
+def test_work_and_rest_and_loans_at_once(thread):
+    """Whatever is put onto the loop is run, whoever has it meanwhile."""
+    count = 400
+    done: list[int] = []
+    over = threading.Event()
+
+    def work() -> None:
+        for number in range(count):
+            thread.call(done.append, number)
+            if number % 3 == 0:
+                thread.rest()
+
+    def lend() -> None:
+        while not over.is_set():
+            if thread.borrow():
+                try:
+                    thread.turn(0.0005)
+                finally:
+                    thread.give_back()
+            time.sleep(0)
+
+    with ThreadPoolExecutor() as pool:
+        loans = [pool.submit(lend) for _ in range(2)]
+        works = [pool.submit(work) for _ in range(3)]
+        try:
+            for each in works:
+                each.result(LONG)
+            until(lambda: len(done) == 3 * count)
+        finally:
+            over.set()
+        for each in loans:
+            each.result(LONG)
+    assert sorted(done) == sorted(list(range(count)) * 3)
+
+
+# Clients
+
+
+@pytest.fixture
+def service():
+    service = aqueduct.Service("test")
+
+    @service.handler("double", input=NUMBERS, output=NUMBERS)
+    def double(batch):
+        return pa.record_batch({"id": pa.compute.multiply(batch["id"], 2)}, schema=NUMBERS)
+
+    @service.handler("slow", input=NUMBERS, output=NUMBERS)
+    def slow(batch):
+        time.sleep(0.05)
+        return batch
+
+    return service
+
+
+@pytest.fixture
+def client(service):
+    with sync_client(service) as client:
+        yield client
+
+
+def rest(client) -> None:
+    client.rest()
+    borrow(client._thread)
+    client._thread.give_back()
+
+
+def test_a_small_call_is_made_by_the_thread_that_asks(client, monkeypatch):
+    monkeypatch.setattr(sync, "_EARLY", LONG)  # however busy the machine is
+    for number in range(20):
+        rest(client)
+        stream = client.exchange("double", [numbers(number)], schema=NUMBERS, together=True)
+        assert values(list(stream)) == [[2 * number]]
+        assert not client._thread.kept
+
+
+def test_the_own_thread_goes_on_with_a_call_that_takes_longer(client):
+    rest(client)
+    stream = client.exchange("slow", [numbers(1)], schema=NUMBERS, together=True)
+    assert values([next(stream)]) == [[1]]
+    until(lambda: client._thread.kept)
+    assert list(stream) == []
+
+
+def test_the_own_thread_goes_on_with_a_call_of_many_batches(client):
+    rest(client)
+    batches = [numbers(number) for number in range(100)]
+    stream = client.exchange("double", batches, schema=NUMBERS, together=True)
+    assert values(list(stream)) == [[2 * number] for number in range(100)]
+
+
+def test_acceptance_is_waited_for_by_the_thread_that_asks(client):
+    rest(client)
+    with client.exchange("double", [numbers(1)], schema=NUMBERS, together=True) as stream:
+        assert stream.opened() == NUMBERS
+        assert not client._thread.kept
+        assert values(list(stream)) == [[2]]
+
+
+def test_threads_that_share_a_client_that_rests(client):
+    """One of them may have the loop; the calls of the others go on."""
+
+    def work(first: int) -> None:
+        for number in range(first, first + 30):
+            client.rest()
+            stream = client.exchange("double", [numbers(number)], schema=NUMBERS, together=True)
+            assert values(list(stream)) == [[2 * number]]
+
+    with ThreadPoolExecutor() as pool:
+        for each in [pool.submit(work, 1000 * k) for k in range(4)]:
+            each.result(60)
+
+
+def test_a_call_left_early_is_cancelled_though_nobody_runs_the_loop(client, service):
+    rest(client)
+    batches = map(numbers, itertools.count())
+    stream = client.exchange("double", batches, schema=NUMBERS, together=True)
+    next(stream)
+    stream.close()
+    until(lambda: service.counters()["open_calls"] == 0)
+    assert service.counters()["cancelled"] == 1
+
+
+def test_a_client_that_rests_hears_of_the_end(service):
+    with served(service) as address:
+        client = aqueduct.SyncClient(address)
+        rest(client)
+
+    def is_closed():
+        client.catch_up()
+        return client.closed
+
+    until(is_closed)
+    client.close()
+    client.rest()
+
+
+def test_a_client_that_rests_closes(service):
+    with sync_client(service) as client:
+        rest(client)
+    assert client.closed
