@@ -11,11 +11,12 @@ from typing import Final
 
 import pyarrow as pa
 
-from aqueduct.arrow.call import Partition
+from aqueduct.arrow.call import CallHead, Partition
 from aqueduct.carriers.contract import PeerCredentials, PeerIdentity
+from aqueduct.endpoint import Connection
 from aqueduct.errors import AqueductError
 
-__all__ = ["Call"]
+__all__ = ["Call", "call_of"]
 
 log = logging.getLogger(__name__)
 
@@ -173,3 +174,30 @@ class Call:
         if self._callbacks is not None:
             with _LOCK:
                 self._callbacks = None
+
+
+def call_of(connection: Connection, head: CallHead, number: int) -> Call:
+    """What a handler is told of a call that came by ``connection``."""
+    token, carrier = head.token, connection.carrier
+    return Call(
+        peer=carrier.peer,
+        handler=head.handler,
+        kind=head.kind,
+        number=number,
+        headers=head.metadata,
+        connection_headers=_text_headers(connection.headers) if connection.headers else {},
+        schema=head.schema,
+        run=head.run,
+        attempt=head.attempt,
+        token=None if token is None else token.decode("utf-8", "surrogateescape"),
+        partition=head.partition,
+        deadline=head.deadline,
+        peer_credentials=carrier.peer_credentials,
+        peer_identity=carrier.peer_identity,
+    )
+
+
+def _text_headers(headers: tuple[tuple[bytes, bytes], ...]) -> dict[str, str]:
+    return {
+        key.decode("ascii", "replace"): value.decode("utf-8", "replace") for key, value in headers
+    }

@@ -71,6 +71,8 @@ class Starter:
             return
         spare.task.add_done_callback(_ended(work))
         spare.take_over(coroutine, context, yielded)
+        if self._spare is None:  # made now, it is ready when the next work comes
+            self._spare = _Spare(loop)
 
     def close(self) -> None:
         """The spare task ends."""

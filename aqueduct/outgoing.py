@@ -25,7 +25,7 @@ from aqueduct.arrow.schema import check
 from aqueduct.arrow.status import Status
 from aqueduct.arrow.wire import BATCH, PIECE, STATUS, number_of, one_each
 from aqueduct.config import Config
-from aqueduct.endpoint import Connection, Message, Receiver, Sender, channel
+from aqueduct.endpoint import Connection, Message, Receiver, Sender
 from aqueduct.errors import (
     AqueductError,
     BadCall,
@@ -140,16 +140,11 @@ class Outgoing(Feed):
         calls.add(self)
 
     def _send_call(self) -> None:
-        attachments: list[Any] = []
-        if self.head.kind != "source":
-            self._input, input_receiver = channel()
-            attachments.append(input_receiver)
-        output_sender, self._output = channel()
-        status_sender, self._status = channel(oneshot=True)
-        attachments += (output_sender, status_sender)
-        self._output.placement = self._place_hello
+        connection = self.connection
         headers, payload = self.head.encode()
-        self.connection.entrypoint.send_nowait(payload, headers=headers, attachments=attachments)
+        feeds = self.head.kind != "source"
+        self._input, self._output, self._status = connection.call(payload, headers, feeds=feeds)
+        self._output.placement, self._output.placement_key = self._assembler.place, PIECE
 
     def _follow(self, answered: Message) -> None:
         count = len(answered.attachments)
@@ -241,6 +236,9 @@ class Outgoing(Feed):
             self.moved += 1
             if not self.accepted:
                 self._hello(message.headers, message.payload)
+                payload = self.answers.take_whole()
+                if payload is not None:
+                    return payload
                 continue
             if FAILURES in self.traits and (failure := self._failure(message)) is not None:
                 return failure
@@ -323,8 +321,9 @@ class Outgoing(Feed):
         self._output.placement = None
         if self._input is not None:
             self._input.cancel()
-        self._output.close()
-        self._status.close()
+        if self.error is not None:  # else both were read to their ends
+            self._output.close()
+            self._status.close()
         on_change, self._on_change = self._on_change, _nothing  # which may hold on to the call
         on_change()
 
@@ -368,10 +367,6 @@ class Outgoing(Feed):
     def _settle(self, number: int) -> None:
         if self.window is not None:
             self.window.settle(number)
-
-    def _place_hello(self, headers: Any, size: int) -> None:
-        """The first message lands anywhere; those after it where the assembler wants them."""
-        self._output.placement, self._output.placement_key = self._assembler.place, PIECE
 
     def _hello(self, headers: Any, payload: Any) -> None:
         names = {"peer": self.peer, "handler": self.head.handler}

@@ -15,15 +15,23 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from aqueduct._speedups.outputs import Outputs
-from aqueduct.arrow.call import AS_COMPLETED, FAILURES, IDEMPOTENT, ONE_TO_ONE, CallHead, Hello
+from aqueduct.arrow.call import (
+    AS_COMPLETED,
+    FAILURES,
+    IDEMPOTENT,
+    ONE_TO_ONE,
+    CallHead,
+    Hello,
+    KnownCall,
+)
 from aqueduct.arrow.compression import compress
 from aqueduct.arrow.cut import Assembler, batch_headers, pieces
 from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoded, Encoder
 from aqueduct.arrow.schema import check
 from aqueduct.arrow.status import CANCELLED, OK, Status
-from aqueduct.arrow.wire import BATCH, PIECE
-from aqueduct.calls import Call
+from aqueduct.arrow.wire import BATCH, PIECE, Headers
+from aqueduct.calls import call_of
 from aqueduct.endpoint import Connection, Receiver, Replying, Sender
 from aqueduct.errors import (
     AqueductError,
@@ -40,6 +48,7 @@ from aqueduct.errors import (
 )
 from aqueduct.failures import handler_failed
 from aqueduct.handlers import Handler
+from aqueduct.plans import Plan
 
 if TYPE_CHECKING:
     from aqueduct.serving import Serving
@@ -74,12 +83,14 @@ class RunningCall(Outputs):
     concluded = False
     as_completed = False
     """Whether the answers go as they are made: the client wishes it and the handler can."""
-    _failures = False  # whether a failed batch is answered, and the call goes on
+    failures = False
+    """Whether a failed batch is answered, and the call goes on."""
     observation: Observation | None = None
     """What the service's telemetry keeps of the call, once it is accepted."""
     _fault: AqueductError | None = None  # of the input, whatever the handler makes of it
     _handler: Handler | None = None
-    _compression = ""  # agreed with the client
+    compression = ""
+    """What was agreed with the client."""
     _waited = (0, 0)  # batches and bytes that had come when the handler waited last
     _marking = False  # whether it is looked at soon if a mark is due
     _timer: asyncio.TimerHandle | None = None  # of the client's deadline
@@ -97,35 +108,23 @@ class RunningCall(Outputs):
         output: Sender,
         status: Sender | Replying,
         number: int,
+        known: KnownCall | None = None,
     ) -> None:
+        """``known``: what was worked out for calls that are alike, if they can be told."""
         self.serving = serving
         self.connection = connection
         self.config = connection.config
         self._cut = connection.config.calls.cut
         self.head = head
+        self._known = known
         self.receiver = receiver
         """The client's batches; None for a source."""
         self.output = output
         """The hello and the handler's batches; for a sink, the hello and marks."""
         self.decoder: Decoder
         self.encoder: Encoder
-        token, carrier = head.token, connection.carrier
-        self.call = Call(
-            peer=carrier.peer,
-            handler=head.handler,
-            kind=head.kind,
-            number=number,
-            headers=head.metadata,
-            connection_headers=_text_headers(connection.headers) if connection.headers else {},
-            schema=head.schema,
-            run=head.run,
-            attempt=head.attempt,
-            token=None if token is None else token.decode("utf-8", "surrogateescape"),
-            partition=head.partition,
-            deadline=head.deadline,
-            peer_credentials=carrier.peer_credentials,
-            peer_identity=carrier.peer_identity,
-        )
+        self.hello: tuple[Headers, list[bytes]]
+        self.call = call_of(connection, head, number)
         self.input_over = receiver is None
         self.stop: Callable[[], None] | None = None
         """How the driver ends the handler; None: by cancelling the task."""
@@ -143,6 +142,9 @@ class RunningCall(Outputs):
             handler=self.head.handler,
         )
         receiver.placement, receiver.placement_key = self._assembler.place, PIECE
+        self.connection.patient(
+            receiver.inbox
+        )  # the end of the call often follows that of its input
         limit = self.config.calls.batch_limit
         self.arrive_by(receiver.inbox, self.connection.room_came, BATCH, limit)
 
@@ -232,8 +234,8 @@ class RunningCall(Outputs):
                 handler=self.call.handler,
             )
         self.rows_out += batch.num_rows
-        if self._compression:
-            return compress(encoded, self._compression)
+        if self.compression:
+            return compress(encoded, self.compression)
         return encoded
 
     def send(self, encoded: Encoded, number: int) -> None:
@@ -251,7 +253,7 @@ class RunningCall(Outputs):
 
         And if it is that batch alone that failed.
         """
-        if not self._failures or self.call.cancelled:
+        if not self.failures or self.call.cancelled:
             return False
         status = self._failure(error, number)
         if status.code == CANCELLED:
@@ -397,6 +399,17 @@ class RunningCall(Outputs):
 
     def _agree(self, handler: Handler) -> None:
         """Compares the schemas, and makes what reads and writes batches."""
+        known = self._known
+        plan: Plan | None = None if known is None else known.plan
+        if plan is not None and plan.serves(handler):
+            plan.give(self)
+            return
+        self._compare(handler)
+        self.hello = self._make_hello()
+        if known is not None:
+            known.plan = Plan.of(handler, self)
+
+    def _compare(self, handler: Handler) -> None:
         call, head = self.call, self.head
         where = f"handler {handler.name!r}"
         names: dict[str, Any] = {"peer": call.peer, "handler": handler.name}
@@ -413,12 +426,12 @@ class RunningCall(Outputs):
         if head.expected is not None and call.output_schema is not None:
             check(head.expected, call.output_schema, where=f"the output of {where}", **names)
         known = self.config.calls.compressions
-        self._compression = next((name for name in head.compressions if name in known), "")
+        self.compression = next((name for name in head.compressions if name in known), "")
         if call.schema is not None:
             self.decoder = Decoder(
                 call.schema,
                 dictionary_limit=self.config.calls.batch_limit,
-                compressions=(self._compression,) if self._compression else (),
+                compressions=(self.compression,) if self.compression else (),
                 where=f"the input of {where}",
                 **names,
             )
@@ -428,24 +441,23 @@ class RunningCall(Outputs):
 
     def _accept(self) -> None:
         """Tells the client what batches will come."""
-        traits = self._traits()
-        headers, payload = Hello(self.call.output_schema, self._compression, traits).encode()
-        self.output.send_nowait(payload, headers=headers, force=True)
-        if not self._compression:
+        headers, payload = self.hello
+        self.output.post(payload, headers)
+        if not self.compression:
             most = min(self._cut, self.config.calls.batch_limit)
             self.leave_by(self.output.row, BATCH, most, self.connection.pump.flush_soon)
 
-    def _traits(self) -> frozenset[str]:
-        """What the hello says of the handler; the wishes are granted."""
+    def _make_hello(self) -> tuple[Headers, list[bytes]]:
+        """The hello, which says what the handler is; the wishes are granted."""
         handler, traits = self.handler, set()
         if handler.idempotent:
             traits.add(IDEMPOTENT)
         if handler.one_to_one:
             granted = self.head.wishes & {AS_COMPLETED, FAILURES}
             self.as_completed = AS_COMPLETED in granted
-            self._failures = FAILURES in granted
+            self.failures = FAILURES in granted
             traits |= {ONE_TO_ONE, *granted}
-        return frozenset(traits)
+        return Hello(self.call.output_schema, self.compression, frozenset(traits)).encode()
 
     def conclude(
         self, error: BaseException | None, counters: Mapping[str, int] | None = None
@@ -477,6 +489,8 @@ class RunningCall(Outputs):
         if self._status.error is None:
             headers, payload = status.encode()
             self._status.send_nowait(payload, headers=headers, force=True)
+            if len(self.serving.calls) == 1:  # nobody else has something to say now
+                self.connection.flush()
 
     async def _linger(self) -> None:
         """The call holds its place until the client has read most of what the handler made."""
@@ -580,9 +594,3 @@ class RunningCall(Outputs):
             )
         log.info("%r: %s", call, text)
         self.abort(DeadlineExceeded(text, peer=call.peer, handler=call.handler))
-
-
-def _text_headers(headers: tuple[tuple[bytes, bytes], ...]) -> dict[str, str]:
-    return {
-        key.decode("ascii", "replace"): value.decode("utf-8", "replace") for key, value in headers
-    }

@@ -13,7 +13,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from aqueduct.arrow.call import PLACES, CallHead, check_attachments
+from aqueduct.arrow.call import PLACES, CallHead, KnownCalls, check_attachments
 from aqueduct.arrow.status import CANCELLED, OK, Status
 from aqueduct.arrow.unary import Questions, is_question, room_of
 from aqueduct.arrow.wire import ALIVE
@@ -220,7 +220,7 @@ class Serving:
                 running = self._answer(entrance, received)
             else:
                 message = entrance.connection.message(received)
-                running = self._begin(entrance.connection, calls, message)
+                running = self._begin(entrance, message)
         except CallError as error:
             self._counted["refused"] += 1
             log.info("%s: a call was refused: %s", entrance.connection.peer, error)
@@ -245,12 +245,10 @@ class Serving:
         self._number += 1
         return UnaryCall(self, connection, question, payload, replying, self._number)
 
-    def _begin(
-        self, connection: Connection, calls: set[RunningCall], message: Message
-    ) -> RunningCall:
-        peer = connection.peer
+    def _begin(self, entrance: _Entrance, message: Message) -> RunningCall:
+        connection = entrance.connection
         handles: list[Any] = [attachment.handle for attachment in message.attachments]
-        head = CallHead.decode(message.headers, message.payload, peer=peer)
+        head, known = entrance.known.decode(message.headers, message.payload)
         check_attachments(head.kind, len(handles))
         places = PLACES[head.kind]
         receiver = None if places.to_server is None else handles[places.to_server]
@@ -261,9 +259,9 @@ class Serving:
             and isinstance(status, Sender)
         ):
             raise BadCall(f"the channels of a call of the kind {head.kind} point the wrong way")
-        self._check_room(connection, calls, head)
+        self._check_room(connection, entrance.calls, head)
         self._number += 1
-        return RunningCall(self, connection, head, receiver, output, status, self._number)
+        return RunningCall(self, connection, head, receiver, output, status, self._number, known)
 
     def _check_room(self, connection: Connection, calls: set[RunningCall], head: CallHead) -> None:
         """Raises Refused and Busy."""
@@ -399,7 +397,7 @@ class Serving:
 class _Entrance:
     """The entrypoint of one connection: reads calls where they come in, without a task."""
 
-    __slots__ = ("_later", "_serving", "calls", "connection", "questions")
+    __slots__ = ("_later", "_serving", "calls", "connection", "known", "questions")
 
     def __init__(self, serving: Serving, connection: Connection) -> None:
         self._serving = serving
@@ -408,6 +406,7 @@ class _Entrance:
         self.calls: set[RunningCall] = set()
         """The connection's calls that are open."""
         self.questions = Questions(connection.peer)
+        self.known = KnownCalls(connection.peer)
         connection.entrypoint.on_change = self.read
 
     def read(self) -> None:

@@ -101,7 +101,7 @@ class UnaryCall(RunningCall):
             call.schema, call.output_schema = plan.schema, plan.output_schema
             self.decoder, self.encoder, self._prefix = plan.decoder, plan.encoder, plan.prefix
         else:
-            super()._agree(handler)
+            self._compare(handler)
             schema = self.call.output_schema
             assert schema is not None
             self._prefix = schema_prefix(schema)

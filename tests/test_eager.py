@@ -239,3 +239,21 @@ async def test_its_end_leaves_no_task(starter):
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_work_behind_work_that_waits_begins_at_once_too(starter):
+    never = asyncio.get_running_loop().create_future()
+
+    async def waits():
+        await never
+
+    pieces = []
+    for _ in range(3):
+        pieces.append(await started(starter, waits))
+        await asyncio.sleep(0)
+        quick = await started(starter, nothing)
+        assert quick.ends == 1  # within the call of start
+    assert len({piece.task for piece in (*pieces, quick)}) == 4
+    never.set_result(None)
+    for piece in pieces:
+        await piece.over.wait()

@@ -11,12 +11,12 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import pyarrow as pa
 
 from aqueduct.arrow import wire
-from aqueduct.arrow.ipc import deserialize_schema, serialize_schema
+from aqueduct.arrow.ipc import EXTENSION, deserialize_schema, serialize_schema
 from aqueduct.arrow.wire import Headers, number_of, one_each, text_of, text_value
 from aqueduct.errors import BadCall, LocalProtocolError
 
@@ -33,6 +33,8 @@ __all__ = [
     "CallHead",
     "Hello",
     "Kind",
+    "KnownCall",
+    "KnownCalls",
     "Partition",
     "Places",
     "check_attachments",
@@ -97,6 +99,10 @@ _CALL_KEYS: Final = frozenset(
         wire.WISHES,
     }
 )
+_OWN_KEYS: Final = frozenset({wire.DEADLINE, wire.RUN, wire.ATTEMPT, wire.PARTITION})
+"""What calls say that are otherwise alike."""
+_KEPT: Final = 32
+_KEPT_SIZE: Final = 16 << 10  # bytes of a call that is remembered
 _HELLO_KEYS: Final = frozenset({wire.HELLO, wire.COMPRESSION, wire.TRAITS})
 
 
@@ -231,6 +237,73 @@ class CallHead:
             index, count = self.partition.index, self.partition.count
             if not 0 <= index <= wire.NUMBER_LIMIT or (count is not None and count <= index):
                 raise LocalProtocolError(f"{self.partition!r} is no share of anything")
+
+
+class KnownCall:
+    """What calls have in common that are alike but for what each says of itself."""
+
+    __slots__ = ("head", "payload", "plan")
+
+    def __init__(self, head: CallHead, payload: bytes) -> None:
+        self.head = head
+        """Without what each says of itself."""
+        self.payload = payload
+        """The schemas."""
+        self.plan: Any = None
+        """What the service worked out for such calls."""
+
+    def with_own(self, values: dict[bytes, bytes]) -> CallHead:
+        """The head of a call with these headers of its own. Raises BadCall."""
+        head, deadline = self.head, values.get(wire.DEADLINE)
+        return CallHead(
+            handler=head.handler,
+            kind=head.kind,
+            schema=head.schema,
+            expected=head.expected,
+            deadline=None if deadline is None else _decode_deadline(deadline),
+            run=text_of(values.get(wire.RUN, b""), wire.RUN, limit=_NAME_LIMIT),
+            attempt=text_of(values.get(wire.ATTEMPT, b""), wire.ATTEMPT, limit=_NAME_LIMIT),
+            token=head.token,
+            partition=_decode_partition(values.get(wire.PARTITION)),
+            metadata=head.metadata,
+            compressions=head.compressions,
+            wishes=head.wishes,
+        )
+
+
+class KnownCalls:
+    """The calls that a connection has decoded before: clients call the same again and again."""
+
+    __slots__ = ("_kept", "_peer")
+
+    def __init__(self, peer: str) -> None:
+        self._peer = peer
+        self._kept: dict[Headers, KnownCall] = {}
+
+    def decode(
+        self, headers: Headers, payload: ReadableBuffer
+    ) -> tuple[CallHead, KnownCall | None]:
+        """What a message opens, and what is known of such calls. Raises BadCall."""
+        data = bytes(payload)
+        alike = tuple(pair for pair in headers if pair[0] not in _OWN_KEYS)
+        known = self._kept.get(alike)
+        if known is not None and known.payload == data:
+            if len(alike) == len(headers):
+                return known.head, known
+            try:
+                return known.with_own(one_each(headers, _OWN_KEYS)), known
+            except BadCall as error:
+                handler = known.head.handler
+                raise BadCall(str(error), peer=self._peer, handler=handler) from error.__cause__
+        head = CallHead.decode(headers, data, peer=self._peer)
+        size = len(data) + sum(len(key) + len(value) for key, value in alike)
+        if size > _KEPT_SIZE or EXTENSION in data:  # of types that may be registered otherwise
+            return head, None
+        if len(self._kept) >= _KEPT:
+            self._kept.clear()
+        plain = head if len(alike) == len(headers) else CallHead.decode(alike, data)
+        known = self._kept[alike] = KnownCall(plain, data)
+        return head, known
 
 
 @dataclass(frozen=True, slots=True)

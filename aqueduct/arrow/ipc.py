@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ALIGNMENT",
+    "EXTENSION",
     "ROWS_LIMIT",
     "adopt",
     "by_identity",
@@ -33,13 +34,14 @@ __all__ = [
 
 ALIGNMENT: Final = 64
 """Bodies begin at multiples of this in a payload."""
+EXTENSION: Final = b"ARROW:extension:"
+"""What is in a schema message whose meaning depends on the types that are registered."""
 ROWS_LIMIT: Final = (1 << 31) - 1
 """The rows of one batch; Arrow's other implementations count them in 32 bits."""
 
 
 _KEPT: Final = 128
 _KEPT_SIZE: Final = 8 << 10  # bytes of a schema message: peers can make this keep a MiB
-_EXTENSION: Final = b"ARROW:extension:"
 
 _Value = TypeVar("_Value")
 
@@ -82,7 +84,7 @@ def deserialize_schema(payload: ReadableBuffer, *, where: str = "", peer: str = 
     prefix = f"{where}: " if where else ""
     try:
         buffer = pa.py_buffer(payload)
-        if buffer.size <= _KEPT_SIZE and _EXTENSION not in (data := buffer.to_pybytes()):
+        if buffer.size <= _KEPT_SIZE and EXTENSION not in (data := buffer.to_pybytes()):
             schema, kind, rest = _kept_parse(data)
         else:  # large, or of types that may be registered otherwise the next time
             schema, kind, rest = _parse(buffer)

@@ -6,7 +6,8 @@ import asyncio
 import json
 import traceback
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,7 +35,22 @@ CANCELLED: Final = "cancelled"
 _TEXT_LIMIT: Final = 8 << 10
 _TRACEBACK_LIMIT: Final = 32 << 10
 _STATUS_LIMIT: Final = 512 << 10  # JSON may write a character in six bytes
+_KEPT: Final = 64
+_KEPT_SIZE: Final = 512  # bytes of a status that is remembered
 _KEYS: Final = frozenset({wire.STATUS})
+_SAID: Final = (
+    "message",
+    "kind",
+    "detail",
+    "traceback",
+    "batch",
+    "column",
+    "wanted",
+    "got",
+    "draining",
+)
+"""What the document of a status has beside its counters."""
+_JSON: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _ERRORS: Final[Mapping[str, type[CallError]]] = MappingProxyType(
     {
         kind.status: kind
@@ -162,20 +178,15 @@ class Status:
 
     def encode(self) -> tuple[Headers, list[bytes]]:
         """The headers and the payload's buffers."""
-        said = {
-            entry.name: getattr(self, entry.name)
-            for entry in fields(self)
-            if entry.name not in ("code", "counters")
-        }
         # By identity: batch 0 is said.
         said = {
             name: value
-            for name, value in said.items()
-            if value != "" and value is not None and value is not False
+            for name in _SAID
+            if (value := getattr(self, name)) != "" and value is not None and value is not False
         }
         if self.counters:
             said["counters"] = dict(self.counters)
-        text = json.dumps(said, ensure_ascii=False, separators=(",", ":"))
+        text = _JSON.encode(said)
         return ((wire.STATUS, self.code.encode()),), [text.encode("utf-8", "replace")]
 
     @classmethod
@@ -189,13 +200,23 @@ class Status:
     ) -> Status:
         """The status of a message. Raises BadCall if the message is not one."""
         try:
-            value = one_each(headers, _KEYS).get(wire.STATUS)
-            if value is None:
-                raise BadCall(f"not a status: it has no header {wire.STATUS.decode()}")
-            code = wire.text_of(value, wire.STATUS, limit=64)
-            return cls(code, **_decode_body(bytes(payload)))
+            data = bytes(payload)
+            if len(data) <= _KEPT_SIZE and isinstance(headers, tuple) and len(headers) == 1:
+                return _kept_status(headers, data)
+            return _decode(headers, data)
         except BadCall as error:
             raise BadCall(str(error), peer=peer, handler=handler) from error.__cause__
+
+
+def _decode(headers: Iterable[tuple[bytes, bytes]], payload: bytes) -> Status:
+    value = one_each(headers, _KEYS).get(wire.STATUS)
+    if value is None:
+        raise BadCall(f"not a status: it has no header {wire.STATUS.decode()}")
+    return Status(wire.text_of(value, wire.STATUS, limit=64), **_decode_body(payload))
+
+
+_kept_status: Final = lru_cache(maxsize=_KEPT)(_decode)
+"""Calls that are alike often end alike, to the last number."""
 
 
 def _decode_body(payload: bytes) -> dict[str, Any]:
@@ -208,22 +229,22 @@ def _decode_body(payload: bytes) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise BadCall(f"the status is a JSON {type(body).__name__}, not an object")
     found: dict[str, Any] = {}
-    for entry in fields(Status):
-        if entry.name == "code" or entry.name not in body:
+    for name in (*_SAID, "counters"):
+        if name not in body:
             continue
-        value = body[entry.name]
-        if entry.name == "batch":
+        value = body[name]
+        if name == "batch":
             good = _is_number(value)
-        elif entry.name == "counters":
+        elif name == "counters":
             good = isinstance(value, dict) and all(map(_is_number, value.values()))
             value = MappingProxyType(value) if good else value
-        elif entry.name == "draining":
+        elif name == "draining":
             good = isinstance(value, bool)
         else:
             good = isinstance(value, str)
         if not good:
-            raise BadCall(f"the status has {value!r:.80} for {entry.name!r}")
-        found[entry.name] = value
+            raise BadCall(f"the status has {value!r:.80} for {name!r}")
+        found[name] = value
     return found
 
 

@@ -45,7 +45,7 @@ class Pump:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._flush_scheduled = False
+        self._flush_scheduled = self._flush_wanted = False
         self._flushing = self._again = False
         self._closed = False
         self.on_pong: Callable[[], None] | None = None
@@ -143,6 +143,7 @@ class Pump:
 
     def flush_soon(self) -> None:
         """Commands were given: apply their effects once this turn of the loop is over."""
+        self._flush_wanted = True
         if not self._flush_scheduled and not self._flushing and not self._closed:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush_now)
@@ -157,6 +158,7 @@ class Pump:
             self._again = True
             return
         self._flushing = True
+        self._flush_wanted = False
         try:
             for _ in range(_ROUNDS):
                 self._again = False
@@ -201,7 +203,8 @@ class Pump:
 
     def _flush_now(self) -> None:
         self._flush_scheduled = False
-        self.flush()
+        if self._flush_wanted:  # or another flush came first
+            self.flush()
 
     def _guarded(self, work: Callable[..., None], *arguments: object) -> None:
         """A fault of ours must not reach the carrier, nor leave a connection that hangs."""

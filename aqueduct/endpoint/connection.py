@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import fields
 from typing import Any
 
+from aqueduct._speedups.inbox import Inbox
 from aqueduct.carriers.contract import Carrier
 from aqueduct.carriers.pump import Pump
 from aqueduct.config import Config
@@ -248,6 +249,39 @@ class Connection:
             self.pump.flush_soon()
         self.carrier.expect_input()
 
+    def call(
+        self, payload: Any, headers: Headers, *, feeds: bool
+    ) -> tuple[Sender | None, Receiver, Receiver]:
+        """A message on the entrypoint that carries the peer's halves of new channels.
+
+        Here stay a Sender, if ``feeds``, a Receiver, and the Receiver of a oneshot channel, which
+        is what attaching pairs of ``channel()`` in this order comes to, with less ado. What the
+        receivers owe at their ends may leave with what is sent next. Raises as
+        Sender.send_nowait.
+        """
+        entrypoint = self.entrypoint._half
+        if entrypoint.full and entrypoint.error is None:
+            raise queue_full(entrypoint.queued)
+        answers = Attach(keep_sender=False, is_oneshot=False)
+        status = Attach(keep_sender=False, is_oneshot=True)
+        wanted = [answers, status]
+        if feeds:
+            wanted.insert(0, Attach(keep_sender=True, is_oneshot=False))
+        self.core.send(entrypoint, payload, self._loop.time(), headers=headers, attachments=wanted)
+        sender = wanted[0].half
+        self.pump.flush_soon()
+        return (
+            Sender(sender, self) if isinstance(sender, SenderHalf) else None,
+            Receiver(self.patient(answers.half), self),
+            Receiver(self.patient(status.half), self),
+        )
+
+    def patient(self, inbox: Half | Inbox | None) -> ReceiverHalf:
+        """What a networked receiver owes at its end may leave with what is sent next."""
+        assert isinstance(inbox, ReceiverHalf)
+        inbox.patient = True
+        return inbox
+
     def answer(self, asked: Asked) -> Received | None:
         """What has come for ``asked``; None if nothing has. Raises how its channel ended.
 
@@ -295,6 +329,10 @@ class Connection:
         else:
             self.pump.flush_soon()
         self.carrier.expect_input()
+
+    def flush(self) -> None:
+        """What was queued leaves at once, while what else there is to do here is done."""
+        self.pump.flush_at_once()
 
     def await_answer(self) -> None:
         """What was queued leaves at once: nothing else is to be sent before its answer is here."""

@@ -254,6 +254,8 @@ class ChannelConnection:
         if self.error is not None:
             return self.close_by if self._closing is not None else None
         shared = self._shared
+        while shared.ack_due and shared.ack_due[0][1].error is not None:
+            shared.ack_due.popleft()  # it has ended, and with that said all it owed
         deadline = self._forgetting.deadline
         for queue in (shared.ack_due, shared.close_due, shared.announce_due, shared.receipt_due):
             if queue and (deadline is None or queue[0][0] < deadline):

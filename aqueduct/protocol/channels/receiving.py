@@ -95,8 +95,8 @@ class ReceiverHalf(Inbox):
         self.evictions = 0
         self.nacked = 0  # unreliable messages that did not come in time
         self.patient = False
-        """Of a oneshot channel: CLOSE_RECEIVER may leave with what is sent next, within the delay
-        of acks, instead of causing a packet of its own (AQ-R33)."""
+        """CLOSE_RECEIVER may leave with what is sent next, within the delay of acks, instead of
+        causing a packet of its own (AQ-R33), once all has come."""
         self.placement: Placement | None = None
         self.placement_key: bytes | None = None
         """If not None, ``placement`` is asked for messages with a header of this key alone."""
