@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
 import threading
 import time
+from collections.abc import Sized
 from queue import Empty, SimpleQueue
 from typing import Final
 
@@ -37,6 +39,10 @@ class BorrowedLoop(LoopThread):
         self._used = 0.0
         self._work: SimpleQueue[None] = SimpleQueue()
         super().__init__(name)
+        self._ready: Sized = self.loop._ready  # type: ignore[attr-defined]
+        came = select.poll()
+        came.register(self.loop._selector, select.POLLIN)  # type: ignore[attr-defined]
+        self._came = came.poll
 
     @property
     def kept(self) -> bool:
@@ -72,7 +78,7 @@ class BorrowedLoop(LoopThread):
 
     def catch_up(self) -> None:
         """Does what came up while nobody ran the loop, as the end of a connection."""
-        if self.borrow():
+        if not self._kept and (self._came(0) or self._ready) and self.borrow():
             try:
                 self.turn(0)
             finally:
@@ -97,9 +103,8 @@ class BorrowedLoop(LoopThread):
 
     def _run_rest(self) -> None:
         """What callbacks left for the next turn, which may not come soon."""
-        ready = self.loop._ready  # type: ignore[attr-defined]
         for _ in range(_TURNS):
-            if not ready:
+            if not self._ready:
                 return
             self.loop.call_soon(self.loop.stop)
             self.loop.run_forever()

@@ -136,7 +136,7 @@ class LoopThread:
     @property
     def alive(self) -> bool:
         """Whether the loop still runs, in this very process."""
-        return self.pid == os.getpid() and self._thread.is_alive() and not self.loop.is_closed()
+        return self.pid == os.getpid() and not self.loop.is_closed()
 
     def check(self) -> None:
         """Raises LocalProtocolError after a fork, or when the loop has ended."""

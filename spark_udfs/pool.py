@@ -58,6 +58,9 @@ class Peer:
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     config: Config = DEFAULT
 
+    def __hash__(self) -> int:
+        return hash(self.address)  # there are few; to hash all of a configuration takes longer
+
 
 class Lease:
     """The right to use a connection, until ``release``."""
@@ -148,7 +151,9 @@ class Pool:
         for lease in left_behind:
             lease._end()
         with self._lock:
-            entry = self._entries.setdefault(peer, _Entry(peer))
+            entry = self._entries.get(peer)
+            if entry is None:
+                entry = self._entries[peer] = _Entry(peer)
             entry.users += 1
         try:
             with entry.connecting:
