@@ -112,13 +112,15 @@ class SyncClient:
         report_failures: bool = False,
         held: Callable[[], int] | None = None,
         together: bool = False,
+        ready: Callable[[], bool] | None = None,
     ) -> SyncStream:
         """Calls an exchange handler; the arguments are those of ``Client.exchange``.
 
         ``batches`` is read by the thread that iterates over the answers, as there is room.
         ``held`` says how many bytes more the caller keeps of batches under way: they count
         against ``in_flight_bytes`` as what is sent does. ``together``: the call is not sent now,
-        but with its first batch, in one flight, or when ``opened`` is asked for.
+        but with its first batch, in one flight, or when ``opened`` is asked for. ``ready`` says
+        whether ``batches`` has its next one, or its end, without a wait: those leave with it, too.
         """
         stream = self._stream(
             "exchange",
@@ -137,6 +139,7 @@ class SyncClient:
             wishes=wishes(ordered, report_failures),
         )
         stream._held = held
+        stream._ready = ready
         return stream
 
     def lane(
@@ -422,6 +425,7 @@ class SyncStream:
         self.number = -1
         """Of the input batch that the last answer, or failure, belongs to; -1 before the first."""
         self._held: Callable[[], int] | None = None
+        self._ready: Callable[[], bool] | None = None
         self._first = True
         if source is not None:
             self._input = iter(source.batches)
@@ -556,6 +560,8 @@ class SyncStream:
         """
         crossing = self._crossing
         if self._input is None or not 0 < crossing.sent_bytes <= _SMALL:
+            return None
+        if self._ready is not None and self._ready():
             return None
         return crossing.glance(_EARLY)
 

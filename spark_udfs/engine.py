@@ -15,6 +15,7 @@ from spark_udfs.place import Place, locate
 from spark_udfs.pool import Lease, process_pool
 from spark_udfs.retrying import with_note
 from spark_udfs.spreading import Spread
+from spark_udfs.vigil import input_look
 
 __all__ = ["Answer", "Calling", "OnError", "leased", "run"]
 
@@ -99,6 +100,7 @@ def _one_call(
             compression=calling.compression,
             held=held,
             together=True,
+            ready=None if place.task is None else input_look(),
             **calling.head(place),
         )
         lease.on_end(stream.close)

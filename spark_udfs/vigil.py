@@ -1,4 +1,4 @@
-"""Whether Spark still listens: the socket between a Python worker and its executor.
+"""The socket between a Python worker and its executor: whether Spark still listens, and has more.
 
 An executor that wants no more of a task (``limit``, a cancelled job, the end of its own process)
 tells its Python worker nothing; it closes their socket, and a worker learns of that when it reads
@@ -8,6 +8,7 @@ socket as long as the process lives, which costs nothing while nothing happens.
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import select
@@ -15,9 +16,9 @@ import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
-__all__ = ["executor_socket", "watch"]
+__all__ = ["executor_socket", "input_look", "watch"]
 
 log = logging.getLogger(__name__)
 
@@ -32,19 +33,43 @@ def executor_socket() -> int | None:
     PySpark keeps it in the variables of its main function alone, in the main thread.
     """
     for frame in sys._current_frames().values():
-        found = _socket_of(frame)
+        found = _input_of(frame)
         if found is not None:
-            return found
+            return int(found.fileno())
     return None
 
 
-def _socket_of(frame: FrameType | None) -> int | None:
+def input_look() -> Callable[[], bool] | None:
+    """Something to call for whether Spark has sent more input, or its end, to this task.
+
+    It never waits. None outside a task, or where the input is read in some other way. To be called
+    in the task's own thread, as is what it returns.
+    """
+    found = _input_of(sys._getframe())
+    if not isinstance(found, io.BufferedReader):
+        return None
+
+    def look() -> bool:
+        descriptor = found.fileno()
+        os.set_blocking(descriptor, False)  # of the socket, which this thread alone uses
+        try:
+            return bool(found.peek(1))
+        finally:
+            os.set_blocking(descriptor, True)
+
+    return look
+
+
+def _input_of(frame: FrameType | None) -> Any:
     while frame is not None:
         if frame.f_code.co_filename.endswith(_PLACES):
             try:
-                return int(frame.f_locals["infile"].fileno())
+                found = frame.f_locals["infile"]
+                found.fileno()
             except (KeyError, AttributeError, OSError, ValueError):
                 pass  # some other function of theirs
+            else:
+                return found
         frame = frame.f_back
     return None
 

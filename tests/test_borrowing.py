@@ -260,6 +260,26 @@ def test_the_own_thread_goes_on_with_a_call_of_many_batches(client):
     assert values(list(stream)) == [[2 * number] for number in range(100)]
 
 
+def test_input_that_is_there_leaves_before_an_answer_is_looked_for(client, monkeypatch):
+    monkeypatch.setattr(sync, "_EARLY", LONG)
+    rest(client)
+    taken: list[int] = []
+    answered: list[int] = []
+
+    def batches():
+        for number in range(3):
+            taken.append(len(answered))
+            yield numbers(number)
+
+    stream = client.exchange(
+        "double", batches(), schema=NUMBERS, together=True, ready=lambda: len(taken) < 2
+    )
+    for batch in stream:
+        answered += values([batch])[0]
+    assert answered == [0, 2, 4]
+    assert taken[:2] == [0, 0]  # the second was asked for before the first was answered
+
+
 def test_acceptance_is_waited_for_by_the_thread_that_asks(client):
     rest(client)
     with client.exchange("double", [numbers(1)], schema=NUMBERS, together=True) as stream:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -159,6 +160,41 @@ def test_the_vigil_sees_the_other_end_close():
 
 def test_there_is_no_executor_here():
     assert vigil.executor_socket() is None
+    assert vigil.input_look() is None
+
+
+def test_a_look_at_the_input_never_waits():
+    """In a function that looks like PySpark's, over a real socket."""
+    code = compile("def main(infile, work):\n    return work()\n", "/lib/pyspark/worker.py", "exec")
+    names: dict[str, Any] = {}
+    exec(code, names)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, os.fdopen(os.dup(ours.fileno()), "rb", 65536) as infile:
+
+        def work():
+            look = vigil.input_look()
+            assert look is not None
+            assert vigil.executor_socket() == infile.fileno()
+            found = [look()]
+            theirs.sendall(b"two")
+            found.append(look())
+            assert infile.read(1) == b"t"
+            found.append(look())  # in the buffer, and no more in the socket
+            assert infile.read(2) == b"wo"
+            found.append(look())
+            assert os.get_blocking(infile.fileno())
+            theirs.close()
+            return [*found, look()]
+
+        assert names["main"](infile, work) == [False, True, True, False, False]
+
+
+def test_input_of_another_kind_is_not_looked_at():
+    code = compile("def main(infile, work):\n    return work()\n", "/lib/pyspark/worker.py", "exec")
+    names: dict[str, Any] = {}
+    exec(code, names)
+    with open(os.devnull, "rb", buffering=0) as infile:
+        assert names["main"](infile, vigil.input_look) is None
 
 
 def test_when_the_executor_has_gone_calls_end_and_none_begins(pool, start):
