@@ -234,12 +234,9 @@ class Connection:
         the message leave at once: for one that has no company. Raises as Sender.send_nowait.
         """
         half = self.entrypoint._half
-        if half.full and half.error is None:
+        if not half.writable and half.full and half.error is None:
             raise queue_full(half.queued)
-        attach = Attach(keep_sender=False, is_oneshot=True)
-        self.core.send(half, payload, began, headers=headers, attachments=(attach,))
-        answer = attach.half
-        assert isinstance(answer, ReceiverHalf)
+        answer = self.core.ask(half, payload, headers, began)
         answer.patient = True
         answer.handle = asked
         asked.half = answer
@@ -323,7 +320,7 @@ class Connection:
         else there is to do is done here. Raises as Sender.send_nowait.
         """
         replying.forget()
-        self.core.send(replying.half, payload, self._loop.time(), headers=headers)
+        self.core.answer(replying.half, payload, headers, self._loop.time())
         if now and self.pump.flushing:
             self.pump.flush_at_once()
         else:

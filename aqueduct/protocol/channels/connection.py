@@ -82,6 +82,8 @@ class ChannelConnection:
             },
         )
 
+        self._oneshots = self._reader.oneshots
+
     # Getters
 
     @property
@@ -279,7 +281,7 @@ class ChannelConnection:
                 self._close_now(*self._closing)
             return
         if shared.close_due and shared.close_due[0][0] <= now:
-            self._registry.write_closes()
+            self._oneshots.write_closes()
         while shared.ack_due and shared.ack_due[0][0] <= now:
             shared.ack_due.popleft()[1].ack_due()
         while shared.announce_due and shared.announce_due[0][0] <= now:
@@ -359,6 +361,26 @@ class ChannelConnection:
                 self._registry.discard(attach.half)
             raise
 
+    def ask(self, half: SenderHalf, payload: Any, headers: Headers, now: float) -> ReceiverHalf:
+        """``send`` of an ORDERED message that carries the sender of a oneshot channel.
+
+        Returns the receiver. Raises as ``send``.
+        """
+        self._shared.now = now
+        answer: ReceiverHalf | None = self._oneshots.ask(half, payload, headers)
+        if answer is None:
+            attach = Attach(keep_sender=False, is_oneshot=True)
+            self.send(half, payload, now, headers=headers, attachments=(attach,))
+            assert isinstance(attach.half, ReceiverHalf)
+            return attach.half
+        return answer
+
+    def answer(self, half: SenderHalf, payload: Any, headers: Headers, now: float) -> None:
+        """``send`` of the one message of a oneshot channel."""
+        self._shared.now = now
+        if not self._oneshots.answer(half, payload, headers):
+            self.send(half, payload, now, headers=headers)
+
     def _check_block(self, attachments: Sequence[Attach]) -> None:
         """The peer's limits are taken to be ours, as with the size of a frame."""
         size = sum(9 + len(codec.encode_connection_headers(each.headers)) for each in attachments)
@@ -426,7 +448,7 @@ class ChannelConnection:
             return
         if now is not None:
             self._shared.now = now
-        self._registry.write_closes()
+        self._oneshots.write_closes()
         self.close_by = self._shared.now + self.config.timing.close_linger
         error = ConnectionLost("the connection was closed here", code=code, reason=reason)
         if code == 0 and self._shared.outgoing.connected and self._shared.outgoing.waiting:
@@ -466,7 +488,7 @@ class ChannelConnection:
         if not wanted:
             return []
         if shared.closing:
-            self._registry.write_closes()
+            self._oneshots.write_closes()
         shared.outgoing.effects_taken()
         shared.datagrams_told = 0
         taken = wanted[:]
@@ -529,6 +551,8 @@ class ChannelConnection:
     # FORGET_CHANNEL, failure, end
 
     def _send_forget(self, channel: int) -> None:
+        if self._shared.closing:
+            self._oneshots.write_closes()
         if self._forgetting.ask(channel, self._shared.now):
             self._write_forget(channel)
 

@@ -50,25 +50,26 @@ class Forgetting:
     CLOSE_RECEIVER of ours (AQ-R23, AQ-R24).
     """
 
-    __slots__ = ("_closed", "_due", "_memory", "_pending", "_sent", "rtt")
+    __slots__ = ("_before", "_closed", "_due", "_memory", "_pending", "_sent", "_turn", "rtt")
 
     def __init__(self, memory: float) -> None:
         self._memory = memory
         self.rtt = 0.0
         # Ordered, because the oldest go first: a plain dict walks over all that is gone before.
         self._sent: OrderedDict[int, float] = OrderedDict()
-        self._closed: OrderedDict[int, float] = OrderedDict()
+        # Closes are many, one for each call: they go all at once, those of a while together.
+        self._closed: dict[int, float] = {}
+        self._before: dict[int, float] = {}
+        self._turn = 0.0
         self._due: list[tuple[float, int]] = []
         self._pending: set[int] = set()
 
     def closed(self, channel: int, now: float) -> None:
         """We sent CLOSE_RECEIVER for a channel of ours, or will shortly and then say so again."""
-        table = self._closed
-        if table and next(iter(table.values())) <= now - self._memory:
-            self._expire(table, now)
-        if channel in table:
-            table.move_to_end(channel)
-        table[channel] = now
+        if now >= self._turn:
+            self._before, self._closed = self._closed, {}
+            self._turn = now + self._wait()
+        self._closed[channel] = now
 
     def ask(self, channel: int, now: float) -> bool:
         """Whether to send one now; otherwise it is kept for ``due``."""
@@ -77,7 +78,10 @@ class Forgetting:
         earliest = now
         if (sent := self._sent.get(channel)) is not None:
             earliest = sent + self._memory
-        if (closed := self._closed.get(channel)) is not None:
+        closed = self._closed.get(channel)
+        if closed is None:
+            closed = self._before.get(channel)
+        if closed is not None:
             earliest = max(earliest, closed + self._wait())
         if earliest <= now:
             self.sent(channel, now)

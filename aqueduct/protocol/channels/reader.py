@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from aqueduct._speedups import codec
 from aqueduct._speedups.alone import drained
-from aqueduct._speedups.runs import Inlet
+from aqueduct._speedups.runs import Inlet, Run
 from aqueduct.errors import RemoteProtocolError, SequenceError
 from aqueduct.protocol.channels.events import Writable
 from aqueduct.protocol.channels.incoming import READ_AHEAD_FROM, SMALL, Handlers, Incoming, InStream
@@ -50,7 +50,7 @@ class Reader:
         """Whether the peer's connection headers are in and accepted (AQ-R10)."""
         self.version_checked = False
         """Whether ACK_VERSION was sent, so that sequences may begin without VERSION (AQ-28)."""
-        self._oneshots = Oneshots(shared, registry, self.incoming.decoder())
+        self.oneshots = Oneshots(shared, registry, self.incoming.decoder())
         self._early: list[bytes] = []
         """Datagrams whose ROUTE_TO waits for the gate."""
         self._paused: dict[InStream, None] = {}
@@ -87,14 +87,36 @@ class Reader:
         """The next bytes of a stream. Raises RemoteProtocolError."""
         stream = self.incoming.streams.get(number)
         if stream is None:
-            if fin and self.gate_open and self.version_checked and self._oneshots.read(data):
+            if fin and self.gate_open and self.version_checked and self.oneshots.read(data):
                 return
             stream = self.incoming.opened(number, self._handlers)
             stream.decoder.pause_at_route = not self.gate_open
+        elif (
+            isinstance(half := stream.half, ReceiverHalf)
+            and stream.handlers is self._handlers
+            and not (fin or stream.fin or stream.head)
+            and stream.partial < 0
+            and half.placement is None
+        ):
+            self._read_questions(stream, half, data)
+            return
         if not stream.ignoring and len(data):
             stream.decoder.feed(data)
         stream.fin = stream.fin or fin
         self._read(stream)
+
+    def _read_questions(self, stream: InStream, half: ReceiverHalf, data: Any) -> None:
+        """``feed`` where calls may come."""
+        found = self.oneshots.questions(half, stream.decoder, data)
+        if found is True:
+            self.incoming.credit(stream)
+            return
+        if isinstance(found, Run):
+            half.take_run(stream, found)
+            if found.largest >= READ_AHEAD_FROM:
+                self.incoming.grant_read_ahead(stream, found.largest)
+            found = found.follows
+        self._read(stream, found)
 
     def inlet(self, number: int) -> Inlet | None:
         """Opens the inlet of a stream: for plain messages, or for the payload that is landing."""

@@ -6,12 +6,10 @@ from collections.abc import Callable, Sequence
 from heapq import nsmallest
 from typing import TypeAlias
 
-from aqueduct._speedups.alone import encode_taken
 from aqueduct.errors import ConnectionLost, LimitExceeded, LostInTransit, SequenceError
 from aqueduct.protocol.channels import ids
 from aqueduct.protocol.channels.destroyed import Destroyed, Forgetting
 from aqueduct.protocol.channels.events import Headers
-from aqueduct.protocol.channels.outgoing import OutStream
 from aqueduct.protocol.channels.receiving import Received, ReceiverHalf
 from aqueduct.protocol.channels.sending import SenderHalf
 from aqueduct.protocol.channels.shared import Shared
@@ -129,21 +127,6 @@ class Registry:
         self._remove(half)
         if half.channel & ids.CREATOR == self._shared.side:
             self._forgetting.closed(half.channel, self._shared.now)
-
-    def write_closes(self) -> None:
-        """What patient receivers owe leaves with the effects of this moment."""
-        shared = self._shared
-        closing = tuple(shared.closing)
-        shared.closing.clear()
-        shared.close_due.clear()
-        for half in closing:
-            if half.numbers.count == 1 and half._control is None:
-                half._control = OutStream(None, control=True)
-                shared.outgoing.write(half._control, [encode_taken(half.channel)], True)
-            else:  # it came as a datagram
-                half.write_close()
-            if half.channel & ids.CREATOR == shared.side:
-                self._forgetting.closed(half.channel, shared.now)
 
     def sender_closed(self, half: SenderHalf) -> None:
         """CLOSE_RECEIVER came for it."""
