@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aqueduct.arrow.call import PLACES, CallHead, KnownCalls, check_attachments
 from aqueduct.arrow.status import CANCELLED, OK, Status
-from aqueduct.arrow.unary import Questions, is_question, room_of
+from aqueduct.arrow.unary import Question, Questions, is_question, room_of
 from aqueduct.arrow.wire import ALIVE
 from aqueduct.bridge import Bridge
 from aqueduct.calls import Call
@@ -209,15 +209,24 @@ class Serving:
     def message(self, entrance: _Entrance, received: Received) -> None:
         """One message on the entrypoint of a connection."""
         calls = entrance.calls
-        headers = received.headers
-        if not received.attachments and any(key == ALIVE for key, _ in headers):
+        raw = received.raw
+        again = entrance.questions.again(raw, received.payload)
+        if (
+            again is None
+            and not received.attachments
+            and any(key == ALIVE for key, _ in received.headers)
+        ):
             for running in tuple(calls):
                 running.alive()
             return
         message: Message | None = None
         try:
-            if is_question(headers):
-                running = self._answer(entrance, received)
+            if again is not None:
+                running = self._answer(entrance, received, *again)
+            elif is_question(received.headers):
+                question, payload = entrance.questions.decode(received.headers, received.payload)
+                entrance.questions.keep(raw, question)
+                running = self._answer(entrance, received, question, payload)
             else:
                 message = entrance.connection.message(received)
                 running = self._begin(entrance, message)
@@ -230,10 +239,11 @@ class Serving:
         self.calls.add(running)
         self._starter.start(running)
 
-    def _answer(self, entrance: _Entrance, received: Received) -> RunningCall:
+    def _answer(
+        self, entrance: _Entrance, received: Received, question: Question, payload: memoryview
+    ) -> RunningCall:
         """A call of one batch."""
         connection = entrance.connection
-        question, payload = entrance.questions.decode(received.headers, received.payload)
         replying = connection.replying(received)
         if replying is None:
             raise BadCall(

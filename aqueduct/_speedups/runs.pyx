@@ -75,6 +75,11 @@ cdef class Received:
             self._headers = headers_of(self._headers)
         return self._headers
 
+    @property
+    def raw(self):
+        """The headers as they are now, bytes or pairs: equal only where ``headers`` are."""
+        return self._headers
+
     def __repr__(self):
         return f"<Received: message {self.number}, {len(self.attachments)} attachments>"
 

@@ -93,11 +93,33 @@ class Question:
 class Questions:
     """The calls that a connection has decoded before: clients call the same again and again."""
 
-    __slots__ = ("_kept", "_peer")
+    __slots__ = ("_kept", "_peer", "_raw")
 
     def __init__(self, peer: str) -> None:
         self._peer = peer
         self._kept: dict[Headers, Question] = {}
+        self._raw: dict[bytes | Headers, Question] = {}
+        """The same by what their headers were on the way."""
+
+    def again(
+        self, raw: bytes | Headers, payload: ReadableBuffer
+    ) -> tuple[Question, memoryview] | None:
+        """``decode`` of a call that was kept by ``keep``; None if it was not."""
+        found = self._raw.get(raw)
+        if found is None:
+            return None
+        view = memoryview(payload).cast("B")
+        body = found.body
+        if len(view) <= body or bytes(view[:body]) != found.prefix:
+            return None
+        return found, view[body:]
+
+    def keep(self, raw: bytes | Headers, question: Question) -> None:
+        """Others with these headers and the same beginning are this one ``again``."""
+        if self._kept.get(question.headers) is question:
+            if len(self._raw) >= _KEPT:
+                self._raw.clear()
+            self._raw[raw] = question
 
     def decode(self, headers: Headers, payload: ReadableBuffer) -> tuple[Question, memoryview]:
         """The call, and its batch's payload. Raises BadCall."""

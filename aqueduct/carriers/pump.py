@@ -46,7 +46,8 @@ class Pump:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._flush_scheduled = self._flush_wanted = False
-        self._flushing = self._again = False
+        self.flushing = self._again = False
+        """``flushing``: a flush is under way; what is called was called by one."""
         self._closed = False
         self.on_pong: Callable[[], None] | None = None
         self.written = core.written
@@ -144,7 +145,7 @@ class Pump:
     def flush_soon(self) -> None:
         """Commands were given: apply their effects once this turn of the loop is over."""
         self._flush_wanted = True
-        if not self._flush_scheduled and not self._flushing and not self._closed:
+        if not self._flush_scheduled and not self.flushing and not self._closed:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush_now)
 
@@ -154,10 +155,10 @@ class Pump:
             return
         # Events first: the header hook's answer shares a stream with the acknowledged version.
         # What they lead to leaves with the same flush; a flush within one of them is a later one's.
-        if self._flushing:
+        if self.flushing:
             self._again = True
             return
-        self._flushing = True
+        self.flushing = True
         self._flush_wanted = False
         try:
             for _ in range(_ROUNDS):
@@ -171,19 +172,14 @@ class Pump:
             else:
                 self._again = True
         finally:
-            self._flushing = False
+            self.flushing = False
         if self._again:
             self.flush_soon()  # others have the loop first
         self._set_timer()
 
-    @property
-    def flushing(self) -> bool:
-        """Whether a flush is under way: what is called was called by one."""
-        return self._flushing
-
     def flush_at_once(self) -> None:
         """The same, within a flush too: what was queued leaves before the rest of it is done."""
-        if self._flushing and not self._closed:
+        if self.flushing and not self._closed:
             self._apply()
         else:
             self.flush()
@@ -196,8 +192,9 @@ class Pump:
             wanted, extra = core.effects_to_apply(), core.extra_streams
             if not wanted and extra == self._extra_streams:
                 return
+            changed = extra if extra != self._extra_streams else None
             self._extra_streams = extra
-            apply(wanted, extra, core, self.carrier, self._loop.time())
+            apply(wanted, changed, core, self.carrier, self._loop.time())
             if self._closed or not core.waits:
                 return
 
@@ -247,7 +244,7 @@ class Pump:
 
 def apply(
     wanted: Iterable[effects.Effect],
-    extra_streams: int,
+    extra_streams: int | None,
     core: ChannelConnection,
     carrier: Carrier,
     now: float,
@@ -258,7 +255,8 @@ def apply(
     for has ended too, more would be given than the budget has, and never taken back.
     The core is told what room datagrams have left: the carrier may drop some for its own reasons.
     """
-    carrier.extra_streams(extra_streams)
+    if extra_streams is not None:
+        carrier.extra_streams(extra_streams)
     told = False
     for effect in wanted:
         kind = effect[0]

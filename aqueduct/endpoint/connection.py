@@ -386,7 +386,7 @@ class Connection:
         if half.queue:
             core = self.core
             received = core.receive(half, self._loop.time())
-            if core.waits:
+            if not self.pump.flushing and core.waits:
                 self.pump.flush_soon()  # room came back, and a credit is due
             if received is not None:
                 return received
