@@ -23,7 +23,7 @@ from aqueduct.carriers.contract import Bound
 from aqueduct.carriers.tls import ServerTls
 from aqueduct.drivers import EachBatch, drive_async_generator, drive_coroutine_sink
 from aqueduct.eager import Starter
-from aqueduct.endpoint import Connection, Message, Receiver, Sender, Server, serve
+from aqueduct.endpoint import Connection, Message, Receiver, Server, serve
 from aqueduct.errors import (
     AqueductError,
     BadCall,
@@ -219,7 +219,6 @@ class Serving:
             for running in tuple(calls):
                 running.alive()
             return
-        message: Message | None = None
         try:
             if again is not None:
                 running = self._answer(entrance, received, *again)
@@ -228,12 +227,11 @@ class Serving:
                 entrance.questions.keep(raw, question)
                 running = self._answer(entrance, received, question, payload)
             else:
-                message = entrance.connection.message(received)
-                running = self._begin(entrance, message)
+                running = self._begin(entrance, received)
         except CallError as error:
             self._counted["refused"] += 1
             log.info("%s: a call was refused: %s", entrance.connection.peer, error)
-            _refuse(message or entrance.connection.message(received), error)
+            _refuse(entrance.connection.message(received), error)
             return
         calls.add(running)
         self.calls.add(running)
@@ -255,23 +253,23 @@ class Serving:
         self._number += 1
         return UnaryCall(self, connection, question, payload, replying, self._number)
 
-    def _begin(self, entrance: _Entrance, message: Message) -> RunningCall:
+    def _begin(self, entrance: _Entrance, received: Received) -> RunningCall:
         connection = entrance.connection
-        handles: list[Any] = [attachment.handle for attachment in message.attachments]
-        head, known = entrance.known.decode(message.headers, message.payload)
-        check_attachments(head.kind, len(handles))
+        head, known = entrance.known.decode(received.headers, received.payload)
+        halves = [half for half, _ in received.attachments]
+        check_attachments(head.kind, len(halves))
         places = PLACES[head.kind]
-        receiver = None if places.to_server is None else handles[places.to_server]
-        output, status = handles[places.to_client], handles[places.status]
-        if not (
-            (receiver is None or isinstance(receiver, Receiver))
-            and isinstance(output, Sender)
-            and isinstance(status, Sender)
-        ):
+        to_server = None if places.to_server is None else halves[places.to_server]
+        output, status = halves[places.to_client], halves[places.status]
+        sends = to_server is not None and to_server.is_sender
+        if sends or not (output.is_sender and status.is_sender):
             raise BadCall(f"the channels of a call of the kind {head.kind} point the wrong way")
         self._check_room(connection, entrance.calls, head)
         self._number += 1
-        return RunningCall(self, connection, head, receiver, output, status, self._number, known)
+        handle: Callable[[Any], Any] = connection.handle  # its kind was just looked at
+        receiver = None if to_server is None else handle(to_server)
+        ends = handle(output), handle(status)
+        return RunningCall(self, connection, head, receiver, *ends, self._number, known)
 
     def _check_room(self, connection: Connection, calls: set[RunningCall], head: CallHead) -> None:
         """Raises Refused and Busy."""

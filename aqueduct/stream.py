@@ -90,11 +90,12 @@ class Stream:
             await asyncio.sleep(0)
         # From here to the end nothing is awaited with a payload in hand: a reader that is
         # cancelled loses none.
-        call, answers = self._call, self._call.answers
+        call, answers, feeding = self._call, self._call.answers, self._feeding
         while True:
             if self._peeked is None:
                 batch = answers.next_batch()
-                self._feeding.wake()
+                if feeding.waiter is not None:
+                    feeding.wake()
                 if batch is not None:
                     self._spins += 1
                     return batch

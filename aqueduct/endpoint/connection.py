@@ -480,13 +480,14 @@ class Connection:
         if not received.attachments:
             return Message(received.payload, received.headers, (), received.number)
         attachments = tuple(
-            Attachment(
-                Sender(half, self) if isinstance(half, SenderHalf) else Receiver(half, self),
-                channel_headers,
-            )
+            Attachment(self.handle(half), channel_headers)
             for half, channel_headers in received.attachments
         )
         return Message(received.payload, received.headers, attachments, received.number)
+
+    def handle(self, half: Half) -> Sender | Receiver:
+        """What code holds of a half that came with a message."""
+        return Sender(half, self) if isinstance(half, SenderHalf) else Receiver(half, self)
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, (Readable, Writable, SenderEnded)):

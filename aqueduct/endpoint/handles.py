@@ -299,9 +299,11 @@ class Sender:
     def __del__(self) -> None:
         if self._sent_away:
             return
-        if self._half is not None and self._connection is not None:
-            self._connection.dropped(self._half)
-        elif self._half is None and self._pipe is not None:
+        half = self._half
+        if half is not None and self._connection is not None:
+            if half.state is SenderState.OPEN:
+                self._connection.dropped(half)
+        elif half is None and self._pipe is not None:
             self._pipe.dropped(True)
 
 
@@ -516,9 +518,10 @@ class Receiver:
     def __del__(self) -> None:
         if self._sent_away:
             return
-        if self._half is not None and self._connection is not None:
-            self._connection.dropped(self._half)
-        if self._pipe is not None and (self._half is None or self._pipe.queue):
+        half = self._half
+        if half is not None and self._connection is not None and (half.error is None or half.queue):
+            self._connection.dropped(half)
+        if self._pipe is not None and (half is None or self._pipe.queue):
             self._pipe.dropped(False)
 
 
