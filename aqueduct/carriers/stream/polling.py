@@ -5,19 +5,21 @@ scheduler: that takes longer than the work on a small call. So a connection whos
 has the event loop look for it, for at most ``Stream.poll`` seconds, and let others have the
 processor between two looks.
 
-Nothing is looked for unless it came in time of late, nor while others want the processor. What is
-looked for in vain is counted: all in all that is at most a few times more often than what came in
-time.
+Nothing is looked for unless it came in time of late, nor while others want the processor. Who is to
+send the input may be one of them, woken on the processor of who waits for it: as long as both have
+work, the kernel soon gives each one of its own. What is looked for in vain is counted: all in all
+that is at most a few times more often than what came in time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import select
 from collections.abc import Callable
 from typing import Final
 from weakref import WeakKeyDictionary
+
+from aqueduct._speedups.looking import look
 
 __all__ = ["Lookout", "Poller", "poller_of"]
 
@@ -33,7 +35,7 @@ _SOCKETS: Final = 2  # looked at one by one; of more, the loop's own look will d
 class Lookout:
     """The input of one connection, where it is expected within ``limit`` seconds."""
 
-    __slots__ = ("_limit", "_poller", "_since", "_tries", "look", "read", "until")
+    __slots__ = ("_limit", "_poller", "_since", "_tries", "fd", "read", "until")
 
     def __init__(self, poller: Poller, fd: int, limit: float, read: Callable[[], None]) -> None:
         self._poller = poller
@@ -45,10 +47,8 @@ class Lookout:
         """How long it is looked for."""
         self.read = read
         """Reads what is there."""
-        poll = select.poll()
-        poll.register(fd, select.POLLIN)
-        self.look = poll.poll
-        """Called with 0: whether something is there."""
+        self.fd = fd
+        """Where it comes."""
 
     def expect(self, now: float) -> None:
         """Input is due."""
@@ -128,41 +128,37 @@ class Poller:
         if self._fresh:
             self._fresh = False
         elif len(lookouts) <= _SOCKETS:
-            self._look(loop, now)
+            self._look(loop)
         else:
             os.sched_yield()
-            self._yielded(now, loop.time())
+            later = loop.time()
+            if later - now > _YIELDED:
+                self._gave_way(later)
         if lookouts and not self._scheduled:
             self._scheduled = True
             loop.call_soon(self._turn)
 
-    def _look(self, loop: asyncio.AbstractEventLoop, now: float) -> None:
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         """Looks a few times, then it is others' turn."""
-        lookouts = tuple(self._lookouts)
-        until, before = now + _LOOKING, now
-        while True:
-            for lookout in lookouts:
-                if lookout.look(0):
-                    self._rest = max(self._rest * 0.95, _REST)
+        found = look([lookout.fd for lookout in self._lookouts], _LOOKING, _YIELDED)
+        if found == -2:
+            self._gave_way(loop.time())
+        elif found >= 0:
+            self._rest = max(self._rest * 0.95, _REST)
+            for lookout in self._lookouts:
+                if lookout.fd == found:
                     lookout.read()
                     return
-            if self._yielded(before, now) or now >= until:
-                return
-            os.sched_yield()
-            before, now = now, loop.time()
 
-    def _yielded(self, before: float, now: float) -> bool:
-        """The processor was given away in between. Who had work for it may have it for a while.
+    def _gave_way(self, now: float) -> None:
+        """The processor was given away. Who had work for it may have it for a while.
 
         To give it away is dear then: who sleeps is woken before who gave way has another turn.
         """
-        if now - before <= _YIELDED:
-            return False
         self.rests = now + self._rest
         self._rest = min(4 * self._rest, _MOST_REST)
         for lookout in tuple(self._lookouts):
             lookout.forget()
-        return True
 
 
 _pollers: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, Poller]] = WeakKeyDictionary()
