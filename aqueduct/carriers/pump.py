@@ -48,6 +48,8 @@ class Pump:
         self._flush_scheduled = self._flush_wanted = False
         self.flushing = self._again = False
         """``flushing``: a flush is under way; what is called was called by one."""
+        self._told = False
+        """An event was handed out."""
         self._closed = False
         self.on_pong: Callable[[], None] | None = None
         self.written = core.written
@@ -126,7 +128,12 @@ class Pump:
         if rtt != self._rtt:
             self._rtt = rtt
             self.core.rtt_measured(rtt)
+        self._told = False
         self.flush()
+        # Who was woken by it runs next, and this behind: what they send leaves in the same turn.
+        if self._told and not self._flush_scheduled and not self._closed:
+            self._flush_scheduled, self._flush_wanted = True, False
+            self._loop.call_soon(self._flush_now)
 
     def closed(self, error: ConnectionLost) -> None:
         """See CarrierUser."""
@@ -215,6 +222,7 @@ class Pump:
     def _dispatch(self) -> None:
         on_event = self._on_event
         for event in self.core.events_received():
+            self._told = True
             try:
                 on_event(event)
             except Exception as error:  # as in stream_data
