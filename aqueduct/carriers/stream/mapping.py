@@ -331,7 +331,8 @@ class Mapping(ABC):
 
     def _open_inlet(self, entity: Entity) -> None:
         """Opens the inlet of a stream, if its user has one to give."""
-        self._close_inlet()
+        if self._inlet is not None:
+            self._close_inlet()
         state = entity.user
         if self._over or state is None or state.waiting:
             return  # of an opening payload the bytes are counted here
