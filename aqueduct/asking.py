@@ -43,18 +43,21 @@ _KEPT_HEADERS: Final = 256
 class Answered:
     """What a call gave: a schema and batches, or the message on whose channels they follow."""
 
-    __slots__ = ("batches", "deadline", "follow", "schema")
+    __slots__ = ("batches", "deadline", "follow", "schema", "size")
 
     def __init__(
         self,
         schema: pa.Schema | None = None,
         batches: Sequence[pa.RecordBatch] = (),
         *,
+        size: int = 0,
         follow: Message | None = None,
         deadline: float | None = None,
     ) -> None:
         self.schema = schema
         self.batches = batches
+        self.size = size
+        """Bytes of the batches, encoded."""
         self.follow = follow
         """The hello of an answer that did not fit."""
         self.deadline = deadline
@@ -145,7 +148,8 @@ class Asker:
             if found is not None and known is not None and said == self._usual:
                 view, start = memoryview(payload), len(known)
                 if bytes(view[:start]) == known:
-                    return Answered(found.schema, (found.decode(view[start:], number=0),))
+                    batch = found.decode(view[start:], number=0)
+                    return Answered(found.schema, (batch,), size=len(view) - start)
             answer = self._answers.decode(message.headers, payload)
             if answer is not None:
                 decoder = self._decoder(answer)
@@ -158,7 +162,7 @@ class Asker:
                     self._usual = said
                 else:
                     self._usual = None
-                return Answered(decoder.schema, batches)
+                return Answered(decoder.schema, batches, size=sum(map(len, answer.batches)))
         except BadCall as error:
             if error.handler:
                 raise

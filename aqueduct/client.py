@@ -22,8 +22,9 @@ from aqueduct.address import Address
 from aqueduct.arrow.call import AS_COMPLETED, FAILURES, CallHead, Kind, Partition
 from aqueduct.arrow.compression import codec_of
 from aqueduct.arrow.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
+from aqueduct.arrow.encode import Encoded
 from aqueduct.arrow.wire import ALIVE
-from aqueduct.asking import Asker, one_batch
+from aqueduct.asking import Answered, Asker, one_batch
 from aqueduct.carriers.tls import ClientTls
 from aqueduct.config import DEFAULT, Config
 from aqueduct.endpoint import Connection, Message, connect
@@ -396,12 +397,7 @@ class Client:
                 partition=partition,
             )
             return await _everything(stream)
-        alone = not self._asking
-        self._asking += 1
-        try:
-            answered = await asker.ask(encoded, self._watches, alone=alone)
-        finally:
-            self._asking -= 1
+        answered = await self.ask(asker, encoded)
         if answered.follow is None:
             assert answered.schema is not None
             return answered.schema, answered.batches
@@ -475,6 +471,15 @@ class Client:
         if self._beat is None:
             self._schedule_beat()
         return call
+
+    async def ask(self, asker: Asker, encoded: Encoded) -> Answered:
+        """One call of one batch; see ``Asker.ask``."""
+        alone = not self._asking
+        self._asking += 1
+        try:
+            return await asker.ask(encoded, self._watches, alone=alone)
+        finally:
+            self._asking -= 1
 
     def agreed(self, head: CallHead) -> str:
         """What a call's batches may be compressed by from the first; "" for nothing.

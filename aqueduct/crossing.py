@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import time
 from collections import deque
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
+import pyarrow as pa
+
 from aqueduct.arrow.call import CallHead
 from aqueduct.arrow.encode import Encoded
+from aqueduct.asking import Asker
 from aqueduct.borrowing import BorrowedLoop
 from aqueduct.client import Client
+from aqueduct.endpoint import Message
 from aqueduct.errors import AqueductError, ConnectionLost
 from aqueduct.outgoing import END, Outgoing, Window, abandoned
 
-__all__ = ["NEWS", "Crossing", "Failed", "Mailbox"]
+__all__ = ["NEWS", "Crossing", "Failed", "Mailbox", "Whole"]
 
 _AHEAD: Final = 16
 _AHEAD_BYTES: Final = 8 << 20
@@ -31,6 +37,19 @@ class Failed:
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
+
+
+class Whole:
+    """An answer that is decoded already; as long as it was before."""
+
+    __slots__ = ("batch", "size")
+
+    def __init__(self, batch: pa.RecordBatch, size: int) -> None:
+        self.batch = batch
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
 
 
 class Mailbox:
@@ -93,6 +112,10 @@ class Crossing:
         self._finished = False
         self._over = False
         self._pumping = False
+        self._asking: asyncio.Task[None] | None = None
+        self.brief = False
+        """A single small batch may go as a call of one batch, one message each way: to a function
+        of one batch that makes no difference but the time it takes. Set before anything is sent."""
 
     # In the thread
 
@@ -276,12 +299,14 @@ class Crossing:
             self._over = True
             if call is not None:
                 call.fail(self._abandoned)
+            if self._asking is not None:
+                self._asking.cancel()
             self._inbox.put(Failed(self._abandoned))  # a thread may wait that another one ends
             return
         if call is None:
-            call = self._client.begin(self.head, self._window, self.pump)
-            call.waiting = self._waiting
-            self.call = call
+            if self._ask():
+                return
+            call = self._begin(self.head)
         while self._outbox:
             call.send(*self._outbox.popleft())
         if self._input_over and not self._finished and not self._outbox:
@@ -293,6 +318,51 @@ class Crossing:
         if news and not self._over:
             self._wants_room = self._wants_acceptance = False
             self._mailbox.put(NEWS)
+
+    def _begin(self, head: CallHead, answered: Message | None = None) -> Outgoing:
+        call = self._client.begin(head, self._window, self.pump, answered)
+        call.waiting = self._waiting
+        self.call = call
+        return call
+
+    def _ask(self) -> bool:
+        """Whether the batch is on its way in a call of one batch."""
+        if self._asking is not None:
+            return True
+        head = self.head
+        if not (self.brief and self._input_over and len(self._outbox) == 1):
+            return False
+        if head.wishes or head.compressions or head.kind != "exchange":
+            return False  # these are agreed upon as an exchange begins
+        asker = Asker(self._client.connection, head, peer=self._client.address)
+        encoded, _ = self._outbox[0]
+        if not asker.fits(encoded):
+            return False
+        self._outbox.clear()
+        self._asking = asyncio.get_running_loop().create_task(self._asked(asker, encoded))
+        return True
+
+    async def _asked(self, asker: Asker, encoded: Encoded) -> None:
+        try:
+            answered = await self._client.ask(asker, encoded)
+            if self._over:
+                return
+            if answered.follow is not None:  # more than a message holds
+                self._begin(asker.following(answered), answered.follow)
+                self._asking = None
+                self.pump()
+                return
+            sizes = itertools.chain((answered.size,), itertools.repeat(0))
+            for batch, size in zip(answered.batches, sizes, strict=False):
+                self._mailbox.put((0, Whole(batch, size)))
+            self._mailbox.put(END)
+        except asyncio.CancelledError:
+            pass  # abandoned, or the loop ends: who waits is told by others
+        except BaseException as error:  # noqa: BLE001  it belongs to the thread
+            self._mailbox.put(Failed(error))
+        self._over = True
+        if self._borrowed:
+            self._thread.loop.stop()
 
     def _hand_over(self, call: Outgoing) -> None:
         while True:

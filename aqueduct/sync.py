@@ -36,7 +36,7 @@ from aqueduct.client import (
     wishes,
 )
 from aqueduct.config import DEFAULT, Config
-from aqueduct.crossing import NEWS, Crossing, Failed, Mailbox
+from aqueduct.crossing import NEWS, Crossing, Failed, Mailbox, Whole
 from aqueduct.errors import AqueductError, ConnectionLost, LocalProtocolError
 from aqueduct.lane import Lane, News
 from aqueduct.outgoing import END, Batches, Failure, Window
@@ -476,6 +476,14 @@ class SyncStream:
         """Seconds spent waiting for the service: neither an answer nor room to send."""
         return self._crossing.waited
 
+    def be_brief(self) -> None:
+        """The handler is known to be a function of one batch (``traits`` of an earlier call).
+
+        If the input turns out to be a single small batch, it may go as ``SyncClient.call`` makes
+        it, one message each way. To be said before the first answer is asked for.
+        """
+        self._crossing.brief = True
+
     def opened(self) -> pa.Schema | None:
         """Waits until the service has accepted the call; returns ``schema``.
 
@@ -566,6 +574,8 @@ class SyncStream:
         return crossing.glance(_EARLY)
 
     def _decode(self, payload: Any) -> pa.RecordBatch:
+        if type(payload) is Whole:
+            return payload.batch
         if self._decoder is None:
             assert self._crossing.call is not None
             self._decoder = self._crossing.call.decoder()

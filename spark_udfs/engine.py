@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 
 import pyarrow as pa
 
+from aqueduct.arrow.call import ONE_TO_ONE
 from aqueduct.errors import AqueductError, ConnectFailed
 from aqueduct.sync import SyncClient, SyncStream
 from spark_udfs.calling import Answer, Calling, OnError, Opened
@@ -111,6 +112,8 @@ def _one_call(
             found, traits = lease.accepted(about, lambda: (stream.opened(), stream.traits))
             if opened is not None and found is not None:
                 opened(found, traits)
+            if ONE_TO_ONE in traits:
+                stream.be_brief()
             for batch in stream:
                 numbers.batches_received += 1
                 numbers.rows_received += batch.num_rows

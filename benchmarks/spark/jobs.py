@@ -193,7 +193,7 @@ class Jobs:
 
         Spark has a pool of workers for each environment, so no worker holds what others import.
         """
-        function = functions.Timed(self._function(contestant, "echo"))
+        function = functions.Timed(self._function(contestant, "score"))
         environment = self.spark.sparkContext.environment
         environment["AQUEDUCT_BENCHMARK"] = workers or contestant.name
         try:

@@ -97,6 +97,10 @@ def make() -> Service:
         async for batch in batches:
             yield batch
 
+    @service.handler("score")
+    async def score(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch  # what most services are: a function of one batch
+
     @service.handler("slow", concurrency=16)
     def slow(batch: pa.RecordBatch) -> pa.RecordBatch:
         time.sleep(SLOW)
@@ -122,7 +126,7 @@ class Flight(fl.FlightServerBase):  # type: ignore[misc]
     """The same handlers by DoExchange; the first word of the descriptor names one."""
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        pause = {"echo": 0.0, "slow": SLOW}[descriptor.path[0].decode()]
+        pause = {"echo": 0.0, "score": 0.0, "slow": SLOW}[descriptor.path[0].decode()]
         writer.begin(reader.schema)
         for chunk in reader:
             if pause:

@@ -1,0 +1,227 @@
+"""Exchanges of a sync client that are brief: a single small batch goes as a call of one batch."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pyarrow as pa
+import pytest
+
+import aqueduct
+from aqueduct.arrow.call import ONE_TO_ONE
+from aqueduct.errors import (
+    Cancelled,
+    ConnectionLost,
+    DeadlineExceeded,
+    HandlerFailed,
+    SchemaMismatch,
+)
+from tests.calls import NUMBERS, config, numbers, sync_client, values
+
+LONG = 20.0
+
+
+def until(condition) -> None:
+    end = time.monotonic() + LONG
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+@pytest.fixture
+def seen():
+    """What handlers saw of their calls."""
+    return []
+
+
+@pytest.fixture
+def held():
+    """Keeps the handler ``hold`` until it is set."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+@pytest.fixture
+def service(seen, held):
+    service = aqueduct.Service("test")
+
+    @service.handler("double", input=NUMBERS, output=NUMBERS)
+    def double(batch, call):
+        seen.append((call.run, call.attempt, call.partition, dict(call.headers)))
+        if batch["id"][0].as_py() < 0:
+            raise ValueError("below zero")
+        return pa.record_batch({"id": pa.compute.multiply(batch["id"], 2)}, schema=NUMBERS)
+
+    @service.handler("many", input=NUMBERS, output=NUMBERS)
+    def many(batch):
+        return pa.record_batch({"id": pa.array(range(batch["id"][0].as_py()))}, schema=NUMBERS)
+
+    @service.handler("hold", input=NUMBERS, output=NUMBERS)
+    def hold(batch, call):
+        seen.append("begun")
+        while not held.wait(0.01):
+            try:
+                call.check()
+            except aqueduct.AqueductError as error:
+                seen.append(type(error).__name__)
+                raise
+        return batch
+
+    return service
+
+
+@pytest.fixture
+def client(service):
+    with sync_client(service) as client:
+        yield client
+
+
+@pytest.fixture
+def begun(client, monkeypatch):
+    """The exchanges that were begun as such."""
+    heads = []
+    begin = client._client.begin
+
+    def counted(head, *arguments):
+        heads.append(head)
+        return begin(head, *arguments)
+
+    monkeypatch.setattr(client._client, "begin", counted)
+    return heads
+
+
+def brief(client, handler, batches, **options):
+    stream = client.exchange(
+        handler, batches, schema=NUMBERS, together=True, ready=lambda: True, **options
+    )
+    stream.be_brief()
+    return stream
+
+
+@pytest.mark.parametrize("resting", [True, False])
+def test_a_single_batch_goes_as_a_call_of_one_batch(client, begun, seen, resting):
+    if resting:
+        client.rest()
+        until(lambda: not client._thread.kept)
+    else:
+        client._thread.borrow = lambda: False  # somebody else has it
+    with brief(
+        client,
+        "double",
+        [numbers(1, 2)],
+        run="r",
+        attempt="a",
+        partition=aqueduct.Partition(3),
+        headers={"key": "value"},
+        deadline=LONG,
+    ) as stream:
+        assert values([next(stream)]) == [[2, 4]]
+        assert stream.number == 0
+        assert not stream.over
+        assert list(stream) == []
+        assert stream.over
+    assert begun == []
+    assert seen == [("r", "a", aqueduct.Partition(3), {"key": "value"})]
+    with client.exchange("double", [numbers(1, 2)], schema=NUMBERS) as plain:
+        list(plain)
+    assert (stream.bytes_sent, stream.bytes_received) == (plain.bytes_sent, plain.bytes_received)
+
+
+def test_what_is_not_brief_is_an_exchange(client, begun):
+    for batches in ([], [numbers(1), numbers(2)], [numbers(*range(100_000))]):
+        expected = [[2 * value for value in each["id"].to_pylist()] for each in batches]
+        assert values(list(brief(client, "double", batches))) == expected
+    assert values(list(brief(client, "double", [numbers(1)], compression="zstd"))) == [[2]]
+    assert values(list(brief(client, "double", [numbers(1)], report_failures=True))) == [[2]]
+    assert len(begun) == 5
+
+
+def test_a_call_whose_acceptance_was_asked_for_is_an_exchange(client, begun):
+    with brief(client, "double", [numbers(1)]) as stream:
+        assert stream.opened() == NUMBERS
+        assert ONE_TO_ONE in stream.traits
+        assert values(list(stream)) == [[2]]
+    assert len(begun) == 1
+
+
+def test_an_answer_that_does_not_fit_follows(client, begun):
+    with brief(client, "many", [numbers(200_000)]) as stream:
+        assert values(list(stream)) == [list(range(200_000))]
+        assert stream.number == 0
+        assert stream.bytes_received > 200_000 * 8
+    assert len(begun) == 1  # with the answer
+
+
+def test_a_handler_that_fails(client):
+    with brief(client, "double", [numbers(-1)]) as stream:
+        with pytest.raises(HandlerFailed, match="below zero") as raised:
+            next(stream)
+        assert raised.value.batch == 0
+        assert stream.over
+        with pytest.raises(HandlerFailed, match="below zero"):
+            next(stream)
+
+
+def test_another_schema_than_declared(client):
+    texts = pa.schema([("text", pa.string())])
+    stream = brief(client, "double", [numbers(1)], output_schema=texts)
+    with pytest.raises(SchemaMismatch, match="the output of handler 'double'"):
+        next(stream)
+
+
+def test_a_deadline(client, seen):
+    with brief(client, "hold", [numbers(1)], deadline=0.2) as stream:
+        with pytest.raises(DeadlineExceeded, match=r"did not end within 0\.2 s"):
+            next(stream)
+    until(lambda: len(seen) == 2)
+
+
+def test_no_answer_and_no_deadline(service):
+    hasty = config(timing={"progress_deadline": 0.3})
+    with sync_client(service, config=hasty) as client:
+        with pytest.raises(DeadlineExceeded, match=r"no answer came for 0\.3 s"):
+            next(brief(client, "hold", [numbers(1)]))
+
+
+@pytest.mark.parametrize("resting", [True, False])
+def test_another_thread_ends_it(client, seen, resting):
+    if resting:
+        client.rest()
+    stream = brief(client, "hold", [numbers(1)])
+    raised: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            next(stream)
+        except aqueduct.AqueductError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    until(lambda: seen == ["begun"])
+    stream.close()
+    thread.join(LONG)
+    assert not thread.is_alive()
+    assert [type(error) for error in raised] == [Cancelled]
+    until(lambda: seen == ["begun", "Cancelled"])
+
+
+def test_the_end_of_the_connection_ends_it(client, seen, held):
+    stream = brief(client, "hold", [numbers(1)])
+    raised: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            next(stream)
+        except aqueduct.AqueductError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    until(lambda: seen == ["begun"])
+    client.close()
+    thread.join(LONG)
+    assert not thread.is_alive()
+    assert [type(error) for error in raised] == [ConnectionLost]
