@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from aqueduct.arrow.call import Partition
     from aqueduct.arrow.describe import Description
+    from aqueduct.blocking import SyncStream
     from aqueduct.calls import Call
     from aqueduct.carriers.tls import ClientTls, ServerTls, dev_certificate
     from aqueduct.client import Client
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from aqueduct.errors import AqueductError
     from aqueduct.service import Service
     from aqueduct.stream import Stream
-    from aqueduct.sync import SyncClient, SyncStream
+    from aqueduct.sync import SyncClient
 
 __all__ = [
     "AqueductError",
@@ -73,7 +74,7 @@ _MODULES: Final = {
     "Service": "aqueduct.service",
     "Stream": "aqueduct.stream",
     "SyncClient": "aqueduct.sync",
-    "SyncStream": "aqueduct.sync",
+    "SyncStream": "aqueduct.blocking",
     "channel": "aqueduct.endpoint.handles",
     "connect": "aqueduct.endpoint.serving",
     "dev_certificate": "aqueduct.carriers.tls",

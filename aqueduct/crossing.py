@@ -125,6 +125,11 @@ class Crossing:
         return self.call is not None and self.call.accepted
 
     @property
+    def flows(self) -> bool:
+        """Whether the loop's own thread is at work on the call."""
+        return self.call is not None and self._thread.kept
+
+    @property
     def compression(self) -> str:
         """What the next batch may be compressed by."""
         call = self.call
@@ -242,7 +247,7 @@ class Crossing:
 
     def tell(self, *, wake: bool) -> None:
         """Something is there for the loop: now, or as soon as the thread waits."""
-        if wake or self._thread.kept:
+        if wake:
             self.wake()
         else:
             self._untold = True

@@ -33,8 +33,9 @@ from aqueduct.arrow.writing import (
     document_of,
     to_batch,
 )
+from aqueduct.blocking import SyncStream
 from aqueduct.errors import BadCall
-from aqueduct.sync import SyncClient, SyncStream
+from aqueduct.sync import SyncClient
 
 __all__ = ["RemoteSink"]
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 import pyarrow as pa
 
 from aqueduct.arrow.call import ONE_TO_ONE
+from aqueduct.blocking import SyncStream
 from aqueduct.errors import AqueductError, ConnectFailed
-from aqueduct.sync import SyncClient, SyncStream
+from aqueduct.sync import SyncClient
 from spark_udfs.calling import Answer, Calling, OnError, Opened
 from spark_udfs.numbers import Numbers
 from spark_udfs.place import Place, locate

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import aqueduct
-from aqueduct import sync
+from aqueduct import blocking
 from aqueduct.borrowing import BorrowedLoop
 from aqueduct.errors import LocalProtocolError
 from tests.calls import NUMBERS, numbers, served, sync_client, values
@@ -237,7 +237,7 @@ def rest(client) -> None:
 
 
 def test_a_small_call_is_made_by_the_thread_that_asks(client, monkeypatch):
-    monkeypatch.setattr(sync, "_EARLY", LONG)  # however busy the machine is
+    monkeypatch.setattr(blocking, "_EARLY", LONG)  # however busy the machine is
     for number in range(20):
         rest(client)
         stream = client.exchange("double", [numbers(number)], schema=NUMBERS, together=True)
@@ -261,7 +261,7 @@ def test_the_own_thread_goes_on_with_a_call_of_many_batches(client):
 
 
 def test_input_that_is_there_leaves_before_an_answer_is_looked_for(client, monkeypatch):
-    monkeypatch.setattr(sync, "_EARLY", LONG)
+    monkeypatch.setattr(blocking, "_EARLY", LONG)
     rest(client)
     taken: list[int] = []
     answered: list[int] = []

@@ -79,7 +79,7 @@ def test_a_sync_client_pings_and_describes(service):
 
 
 def test_a_first_answer_is_given_before_the_second_batch_is_read(service, monkeypatch):
-    monkeypatch.setattr("aqueduct.sync._EARLY", 20)
+    monkeypatch.setattr("aqueduct.blocking._EARLY", 20)
     seen = []
 
     def slowly():
@@ -96,7 +96,7 @@ def test_a_first_answer_is_given_before_the_second_batch_is_read(service, monkey
 
 
 def test_a_first_answer_that_takes_its_time_holds_up_nothing(service, monkeypatch):
-    monkeypatch.setattr("aqueduct.sync._EARLY", 0.001)
+    monkeypatch.setattr("aqueduct.blocking._EARLY", 0.001)
 
     @service.handler("count")
     def count(batches, call):
