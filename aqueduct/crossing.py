@@ -230,7 +230,10 @@ class Crossing:
     def expect(self, room: bool, acceptance: bool) -> bool:
         """Asks for NEWS of room, or of acceptance. True: there it is already."""
         self._wants_room, self._wants_acceptance = room, acceptance
-        return (room and self.room) or (acceptance and self.accepted)
+        if (room and self.room) or (acceptance and self.accepted):
+            self._wants_room = self._wants_acceptance = False
+            return True
+        return False
 
     def check(self) -> None:
         """Raises LocalProtocolError if nobody would answer: the loop is gone."""

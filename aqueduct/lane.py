@@ -100,7 +100,7 @@ class Lane:
         self._crossing.abandon(self._crossing.abandoned())
 
     def expect(self, *, room: bool = False, acceptance: bool = False) -> bool:
-        """Asks for NEWS of these; True: there they are, and nothing is put into the queue."""
+        """Asks for NEWS of these. True: there they are; NEWS may be on its way all the same."""
         return self._crossing.expect(room, acceptance)
 
     def waiting(self, waiting: bool) -> None:
