@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from aqueduct.arrow.wire import Headers
     from aqueduct.protocol.channels.receiving import Received
 
-__all__ = ["Answered", "Asker", "one_batch"]
+__all__ = ["Answered", "Asker", "Heard", "one_batch"]
 
 _KEPT_BYTES: Final = 64 << 10
 _KEPT_HEADERS: Final = 256
@@ -64,10 +64,31 @@ class Answered:
         """Seconds left for it."""
 
 
-class Asker:
-    """Makes calls that are alike but for their batch. For one event loop."""
+class Heard:
+    """What answers were like: those of one handler often are as before."""
 
-    def __init__(self, connection: Connection, head: CallHead, *, peer: str) -> None:
+    __slots__ = ("answered", "answers", "expected", "found", "usual")
+
+    def __init__(self, expected: pa.Schema | None) -> None:
+        self.expected = expected
+        """The schema that they were compared with."""
+        self.answers = Answers()
+        self.answered: bytes | None = None
+        """The schema message that ``found`` is for."""
+        self.found: Decoder | None = None
+        self.usual: tuple[bytes | Headers, int] | None = None
+        """Headers and size of the last answer, if it was one batch that ``found`` reads."""
+
+
+class Asker:
+    """Makes calls that are alike but for their batch. For one event loop.
+
+    Several may share what they have ``heard``, if they expect the same of the same handler.
+    """
+
+    def __init__(
+        self, connection: Connection, head: CallHead, *, peer: str, heard: Heard | None = None
+    ) -> None:
         """Raises LocalProtocolError for what cannot be sent."""
         assert head.schema is not None
         self.head = head
@@ -77,16 +98,12 @@ class Asker:
         self._config = connection.config
         self._room = room_of(connection.config.calls)
         self._peer = peer
-        self._encoder = self._make_encoder()
-        self._answers = Answers()
-        self._answered: bytes | None = None
-        self._found: Decoder | None = None
-        self._usual: tuple[bytes | Headers, int] | None = None
-        """Headers and size of the last answer, if it was one batch that ``_found`` reads."""
+        self._encoder: Encoder | None = None
+        self._heard = Heard(head.expected) if heard is None else heard
 
     def encode(self, batch: pa.RecordBatch) -> Encoded:
         """The payload of a batch. Raises SchemaMismatch and LocalProtocolError."""
-        if not self._encoder.independent:
+        if self._encoder is None or not self._encoder.independent:
             self._encoder = self._make_encoder()
         return self._encoder.encode(batch)
 
@@ -142,15 +159,16 @@ class Asker:
         )
 
     def _read(self, message: Received, left: float | None) -> Answered:
+        heard = self._heard
         try:
-            payload, found, known = message.payload, self._found, self._answered
+            payload, found, known = message.payload, heard.found, heard.answered
             said = message.raw, len(payload)
-            if found is not None and known is not None and said == self._usual:
+            if found is not None and known is not None and said == heard.usual:
                 view, start = memoryview(payload), len(known)
                 if bytes(view[:start]) == known:
                     batch = found.decode(view[start:], number=0)
                     return Answered(found.schema, (batch,), size=len(view) - start)
-            answer = self._answers.decode(message.headers, payload)
+            answer = heard.answers.decode(message.headers, payload)
             if answer is not None:
                 decoder = self._decoder(answer)
                 batches = [
@@ -158,10 +176,10 @@ class Asker:
                     for number, payload in enumerate(answer.batches)
                 ]
                 short = isinstance(said[0], bytes) and len(said[0]) <= _KEPT_HEADERS
-                if short and len(batches) == 1 and decoder is self._found:
-                    self._usual = said
+                if short and len(batches) == 1 and decoder is heard.found:
+                    heard.usual = said
                 else:
-                    self._usual = None
+                    heard.usual = None
                 return Answered(decoder.schema, batches, size=sum(map(len, answer.batches)))
         except BadCall as error:
             if error.handler:
@@ -180,8 +198,9 @@ class Asker:
         raise BadCall(text, **names)
 
     def _decoder(self, answer: Answer) -> Decoder:
-        if self._found is not None and answer.schema == self._answered:
-            return self._found
+        heard = self._heard
+        if heard.found is not None and answer.schema == heard.answered:
+            return heard.found
         handler = self.head.handler
         schema, expected = answer.read_schema(), self.head.expected
         if expected is not None:
@@ -195,7 +214,7 @@ class Asker:
             handler=handler,
         )
         if decoder.independent and len(answer.schema) <= _KEPT_BYTES:
-            self._answered, self._found = answer.schema, decoder
+            heard.answered, heard.found = answer.schema, decoder
         return decoder
 
     def _given_up(self, error: ChannelError) -> AqueductError:

@@ -24,7 +24,7 @@ from aqueduct.arrow.compression import codec_of
 from aqueduct.arrow.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
 from aqueduct.arrow.encode import Encoded
 from aqueduct.arrow.wire import ALIVE
-from aqueduct.asking import Answered, Asker, one_batch
+from aqueduct.asking import Answered, Asker, Heard, one_batch
 from aqueduct.carriers.tls import ClientTls
 from aqueduct.config import DEFAULT, Config
 from aqueduct.endpoint import Connection, Message, connect
@@ -79,6 +79,7 @@ class Client:
         self._beat: asyncio.TimerHandle | None = None
         self._watches = Watches(self._loop, self.config.timing.progress_deadline)
         self._askers: dict[tuple[str, float | None, str | bytes | None], Asker] = {}
+        self._heard: dict[str, Heard] = {}
         self._asking = 0
 
     @classmethod
@@ -441,7 +442,7 @@ class Client:
             partition=partition,
             metadata=headers or {},
         )
-        asker = Asker(self.connection, head, peer=self.address)
+        asker = self.asker(head)
         if kept:
             if len(self._askers) >= _ASKERS:
                 self._askers.clear()
@@ -471,6 +472,15 @@ class Client:
         if self._beat is None:
             self._schedule_beat()
         return call
+
+    def asker(self, head: CallHead) -> Asker:
+        """What makes the call of one batch that ``head`` says."""
+        heard = self._heard.get(head.handler)
+        if heard is None or not _same(heard.expected, head.expected):
+            if len(self._heard) >= _ASKERS:
+                self._heard.clear()
+            heard = self._heard[head.handler] = Heard(head.expected)
+        return Asker(self.connection, head, peer=self.address, heard=heard)
 
     async def ask(self, asker: Asker, encoded: Encoded) -> Answered:
         """One call of one batch; see ``Asker.ask``."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from typing import Any, Final, SupportsIndex
 
 from aqueduct.errors import ConfigError
 
@@ -339,6 +339,11 @@ class Config:
     tables: Tables = field(default_factory=Tables)
     debug: bool = field(default_factory=lambda: os.environ.get("AQUEDUCT_DEBUG") == "1")
     """Checks that a buffer does not change between its sending and its leaving; slow."""
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
+        if self is globals().get("DEFAULT"):
+            return "DEFAULT"  # by its name: all tasks that unpickle it have the one object
+        return super(Config, self).__reduce_ex__(protocol)
 
     def __post_init__(self) -> None:
         if self.calls.cut + self.limits.header_bytes > self.limits.frame_bytes:

@@ -342,7 +342,7 @@ class Crossing:
             return False
         if head.wishes or head.compressions or head.kind != "exchange":
             return False  # these are agreed upon as an exchange begins
-        asker = Asker(self._client.connection, head, peer=self._client.address)
+        asker = self._client.asker(head)
         encoded, _ = self._outbox[0]
         if not asker.fits(encoded):
             return False

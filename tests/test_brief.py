@@ -58,6 +58,10 @@ def service(seen, held):
     def many(batch):
         return pa.record_batch({"id": pa.array(range(batch["id"][0].as_py()))}, schema=NUMBERS)
 
+    @service.handler("same")
+    async def same(batch):
+        return batch
+
     @service.handler("hold", input=NUMBERS, output=NUMBERS)
     def hold(batch, call):
         seen.append("begun")
@@ -152,6 +156,23 @@ def test_an_answer_that_does_not_fit_follows(client, begun):
         assert stream.number == 0
         assert stream.bytes_received > 200_000 * 8
     assert len(begun) == 1  # with the answer
+
+
+def test_answers_that_are_not_like_the_last_one(client, begun):
+    """What was heard before, and with what it was compared, decides nothing."""
+    texts = pa.record_batch({"text": ["one"]})
+    for expected in (None, NUMBERS, None, texts.schema, NUMBERS):
+        for batch in (numbers(1), texts, numbers(3)):
+            stream = client.exchange(
+                "same", [batch], output_schema=expected, together=True, ready=lambda: True
+            )
+            stream.be_brief()
+            if expected is None or expected == batch.schema:
+                assert list(stream) == [batch]
+            else:
+                with pytest.raises(SchemaMismatch):
+                    next(stream)
+    assert begun == []
 
 
 def test_a_handler_that_fails(client):

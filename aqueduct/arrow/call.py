@@ -146,8 +146,20 @@ class CallHead:
     wishes: frozenset[str] = frozenset()
     """Of AS_COMPLETED and FAILURES; words that a service does not know are not granted."""
 
+    _encoded: tuple[Headers, tuple[bytes, ...]] | None = field(
+        default=None, init=False, repr=False, compare=False
+    )
+
     def encode(self) -> tuple[Headers, list[bytes]]:
         """The headers and the payload's buffers. Raises LocalProtocolError for what cannot be."""
+        encoded = self._encoded
+        if encoded is None:  # a call is looked at before it is handed to another thread
+            encoded = self._encode()
+            object.__setattr__(self, "_encoded", encoded)
+        headers, payload = encoded
+        return headers, list(payload)
+
+    def _encode(self) -> tuple[Headers, tuple[bytes, ...]]:
         self._check()
         headers = [
             (wire.CALL, b"%d" % wire.VERSION),
@@ -180,7 +192,7 @@ class CallHead:
                 f"the schemas of the call have {size} bytes, above the limit of {_SCHEMAS_LIMIT}; "
                 "do their fields carry large metadata?"
             )
-        return tuple(headers), payload
+        return tuple(headers), tuple(payload)
 
     @classmethod
     def decode(

@@ -1,0 +1,25 @@
+"""Settings travel to the tasks of Spark."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from dataclasses import replace
+
+import pytest
+
+from aqueduct.config import DEFAULT
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_the_default_is_one_object_wherever_it_is_unpickled(protocol):
+    assert pickle.loads(pickle.dumps(DEFAULT, protocol)) is DEFAULT
+    assert copy.copy(DEFAULT) is DEFAULT
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_other_settings_travel_by_value(protocol):
+    other = replace(DEFAULT, timing=replace(DEFAULT.timing, connect_timeout=3.5))
+    found = pickle.loads(pickle.dumps(other, protocol))
+    assert found == other
+    assert found.timing.connect_timeout == 3.5
