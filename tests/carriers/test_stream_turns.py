@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from aqueduct.carriers.stream import sockets
-from aqueduct.carriers.stream.sockets import UnixBuffer, take_of
+from aqueduct.carriers.stream.sockets import take_of
 from aqueduct.config import DEFAULT, Config, Flow, Mux, Stream
 from tests.carriers.users import STREAMS, Recorder, met, stream_pair
 
@@ -124,56 +123,3 @@ def test_where_nothing_is_known_of_segments_a_take_is_what_it_may_be() -> None:
         assert take_of(sock, segment - 1) == segment - 1
         sock.close()
         assert take_of(sock, 100_000) == 100_000
-
-
-def held(sock: socket.socket) -> int:
-    return sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
-
-
-def test_a_unix_socket_holds_more_while_its_reader_is_quick() -> None:
-    one, other = socket.socketpair()
-    with one, other:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 40_000)
-        usual = held(one)
-        buffer, now = UnixBuffer(one, Config(stream=Stream(notsent_lowat=40_000))), 100.0
-
-        def wait(seconds: float) -> bool:
-            nonlocal now
-            buffer.filled(now)
-            now += seconds
-            buffer.drained(now)
-            return buffer.deep
-
-        # Seldom is not often, and a wait of middling length says nothing.
-        assert [wait(0.0001) for _ in range(7)] == [False] * 7
-        assert not wait(0.02)
-        assert [wait(0.0001) for _ in range(7)] == [False] * 7
-        assert not wait(0.005)
-        assert held(one) == usual
-        assert wait(0.0001)
-        assert held(one) == 4 * usual
-        assert wait(0.005)
-        assert held(one) == 4 * usual
-        assert not wait(0.02)
-        assert held(one) == usual
-
-
-@pytest.mark.parametrize("quick", [True, False])
-async def test_a_carrier_tells_how_long_its_unix_socket_was_full(
-    monkeypatch: pytest.MonkeyPatch, quick: bool
-) -> None:
-    monkeypatch.setattr(sockets, "_QUICK", 60.0 if quick else 0.0)
-    monkeypatch.setattr(sockets, "_SLOW", 61.0)
-    config = Config(stream=Stream(notsent_lowat=64 * KiB), flow=Flow(initial_window=64 * MiB))
-    async with stream_pair("unix", config) as (client, server, _):
-        sender, reader = Recorder(client, config), Recorder(server, config, None)
-        await sender.until(lambda: sender.begun)
-        await reader.until(lambda: reader.begun)
-        usual = held(client._sock)
-        client.write(0, [b"x"], False)
-        client.flush()
-        await met(lambda: client._senders[0].credit_out > 60 * MiB)
-        client.write(0, [bytes(48 * MiB)], True)
-        client.flush()
-        await reader.until_ended(0)
-        assert held(client._sock) == (4 if quick else 1) * usual

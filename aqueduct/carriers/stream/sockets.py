@@ -17,7 +17,6 @@ from aqueduct.config import Config
 from aqueduct.errors import ConfigError
 
 __all__ = [
-    "UnixBuffer",
     "check_path",
     "credentials_of",
     "ends_of",
@@ -34,11 +33,6 @@ _PROBES: Final = 3  # of the kernel, unanswered: the peer is gone
 _NOTSENT_LOWAT: Final = getattr(
     socket, "TCP_NOTSENT_LOWAT", 0x201 if sys.platform == "darwin" else None
 )
-# When a Unix socket is known to have a quick reader, and what it then holds.
-_QUICK: Final = 0.001  # seconds from a full buffer to one that takes more
-_SLOW: Final = 0.01
-_OFTEN: Final = 8
-_DEEP: Final = 4  # times what it holds otherwise
 _KEEPIDLE: Final = getattr(socket, "TCP_KEEPIDLE", getattr(socket, "TCP_KEEPALIVE", None))
 _KEEPINTVL: Final = getattr(socket, "TCP_KEEPINTVL", None)
 _KEEPCNT: Final = getattr(socket, "TCP_KEEPCNT", None)
@@ -80,43 +74,6 @@ def tune(sock: socket.socket, config: Config) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, _KEEPINTVL, max(1, seconds // _PROBES))
         if _KEEPCNT is not None:
             sock.setsockopt(socket.IPPROTO_TCP, _KEEPCNT, _PROBES)
-
-
-class UnixBuffer:
-    """How much a Unix socket holds: ``Stream.notsent_lowat``, or more where its reader is quick.
-
-    The kernel wakes a writer when three quarters of the buffer are free. With a short one both ends
-    take turns on the processor for a few hundred KiB each, and that is a quarter of all an echo of
-    large batches costs. What may be ahead of an urgent frame is counted in bytes to bound its wait;
-    where a buffer is read in less than a millisecond each time, four of them are soon read too.
-    """
-
-    __slots__ = ("_quick", "_since", "_size", "_sock", "deep")
-
-    def __init__(self, sock: socket.socket, config: Config) -> None:
-        self._sock = sock
-        self._size = config.stream.notsent_lowat
-        self._since = 0.0
-        self._quick = 0
-        self.deep = False
-        """Whether it holds more."""
-
-    def filled(self, now: float) -> None:
-        """It takes no more."""
-        self._since = now
-
-    def drained(self, now: float) -> None:
-        """It takes more again."""
-        waited = now - self._since
-        if waited < _QUICK:
-            self._quick += 1
-        elif waited > _SLOW:
-            self._quick = 0
-        deep = self._quick >= _OFTEN
-        if deep != self.deep:
-            self.deep = deep
-            size = self._size * (_DEEP if deep else 1)
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
 
 
 def take_of(sock: socket.socket, most: int) -> int:

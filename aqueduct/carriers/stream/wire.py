@@ -16,7 +16,7 @@ from aqueduct._speedups.intake import Intake, Outcome
 from aqueduct._speedups.turns import Outlet, write_out
 from aqueduct.carriers.stream.mapping import Mapping
 from aqueduct.carriers.stream.polling import Lookout, poller_of
-from aqueduct.carriers.stream.sockets import UnixBuffer, scratch, take_of
+from aqueduct.carriers.stream.sockets import scratch, take_of
 from aqueduct.carriers.stream.tls import Tls
 from aqueduct.config import Config
 from aqueduct.errors import RemoteProtocolError
@@ -66,7 +66,6 @@ class Wire(Mapping):
         self._secure = tls is None
         """Chunks may be sent: there is no TLS, or it is up."""
         self._take = _TAKE
-        self._buffer = UnixBuffer(sock, config) if sock.family == socket.AF_UNIX else None
         self._out = Outlet()
         """What was taken from the core and the kernel has not taken."""
         self._measure_at = 0.0
@@ -310,10 +309,7 @@ class Wire(Mapping):
 
     def _wait_writable(self) -> None:
         self._writing = True
-        if self._buffer is None:
-            self._take = take_of(self._sock, _TAKE)  # segments grow with the window
-        elif self._out.left:
-            self._buffer.filled(self._loop.time())
+        self._take = take_of(self._sock, _TAKE)  # segments grow with the window
         if not self._watching:
             self._watching = True
             self._loop.add_writer(self._fd, self._writable)
@@ -321,8 +317,6 @@ class Wire(Mapping):
     def _writable(self) -> None:
         """The kernel takes more."""
         self._writing = False
-        if self._buffer is not None and self._out.left:
-            self._buffer.drained(self._loop.time())
         self._transmit()
         if self._reported:
             self._settle()
