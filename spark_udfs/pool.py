@@ -184,7 +184,7 @@ class Pool:
             }
 
     def close(self) -> None:
-        """Ends every lease and closes every connection. The pool can be used again."""
+        """Ends every lease and closes every connection. The pool is as new."""
         with self._closing:
             with self._lock:
                 leases = list(self._leases)
@@ -193,6 +193,7 @@ class Pool:
             with self._lock:
                 entries = list(self._entries.values())
                 self._entries.clear()
+                self._connected.clear()  # an address may soon be somebody else's
             for entry in entries:
                 entry.close()
             self._look.put(None)

@@ -72,13 +72,15 @@ def test_as_many_connections_as_workers(engine, start):
         assert result["tasks"] == 12
     begun = witness.seen("begun")
     workers = {event["owner"] for event in begun}
-    # By what is the same for all attempts: on a busy machine one may be made a second time.
+    # By what is the same for all attempts: on a busy machine one may be made a second time, and
+    # the worker of the one that is not wanted any more is killed.
     assert len({event["run"] for event in begun}) == 36
-    assert len(workers) == 2  # one for each executor, which has one core
+    again = len(begun) - 36
+    assert 2 <= len(workers) <= 2 + again  # one for each executor, which has one core
     assert witness.counters()["connections"] == len(workers)
     kinds = engine.processes()
     assert sorted(kinds.values()).count("executor") == 2
-    assert {kinds[worker] for worker in workers} == {"worker"}
+    assert [kinds.get(worker) for worker in workers].count("worker") == 2
 
 
 def test_a_second_attempt_overtakes_a_slow_one(engine, start):

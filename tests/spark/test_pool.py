@@ -154,6 +154,14 @@ def test_a_connection_that_is_less_patient_is_closed_first(service, running):
         pool.close()
 
 
+def test_a_pool_that_was_closed_is_as_new(pool, peer):
+    assert not pool.lease(peer).reconnected
+    pool.lease(peer).client.close()
+    assert pool.lease(peer).reconnected
+    pool.close()
+    assert not pool.lease(peer).reconnected
+
+
 def test_a_connection_that_died_is_made_anew(pool, peer, service):
     lease = pool.lease(peer)
     lease.client.close()
