@@ -36,6 +36,8 @@ def receiver_of(connection: Connection, channel_id: int) -> ReceiverView:
 async def test_a_quiet_connection(kind: str) -> None:
     async with place(kind) as world:
         await world.client.ping()
+        for each in (world.client, world.server):  # queued until the peer has acknowledged it
+            await eventually(lambda each=each: not each.snapshot().queued_bytes)
         for connection, peer in ((world.client, world.server), (world.server, world.client)):
             shot = connection.snapshot()
             assert isinstance(shot, ConnectionSnapshot)
