@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from aqueduct.arrow.wire import Headers
     from aqueduct.protocol.channels.receiving import Received
 
-__all__ = ["Answered", "Asker", "Heard", "one_batch"]
+__all__ = ["Answered", "Asker", "Heard", "one_batch", "same_schema"]
 
 _KEPT_BYTES: Final = 64 << 10
 _KEPT_HEADERS: Final = 256
@@ -235,6 +235,13 @@ class Asker:
                 "(Timing.progress_deadline); give the call a deadline if it may take longer"
             )
         return DeadlineExceeded(text, peer=self._peer, handler=handler)
+
+
+def same_schema(one: pa.Schema | None, other: pa.Schema | None) -> bool:
+    """Whether both are None, or equal with all their metadata."""
+    if one is None or other is None:
+        return one is other
+    return one is other or one.equals(other, check_metadata=True)
 
 
 def one_batch(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:

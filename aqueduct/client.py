@@ -24,7 +24,7 @@ from aqueduct.arrow.compression import codec_of
 from aqueduct.arrow.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
 from aqueduct.arrow.encode import Encoded
 from aqueduct.arrow.wire import ALIVE
-from aqueduct.asking import Answered, Asker, Heard, one_batch
+from aqueduct.asking import Answered, Asker, Heard, one_batch, same_schema
 from aqueduct.carriers.tls import ClientTls
 from aqueduct.config import DEFAULT, Config
 from aqueduct.endpoint import Connection, Message, connect
@@ -427,7 +427,7 @@ class Client:
             if (
                 found is not None
                 and batch.schema.equals(found.schema, check_metadata=True)
-                and _same(found.head.expected, output_schema)
+                and same_schema(found.head.expected, output_schema)
             ):
                 return found
         head = CallHead(
@@ -476,7 +476,7 @@ class Client:
     def asker(self, head: CallHead) -> Asker:
         """What makes the call of one batch that ``head`` says."""
         heard = self._heard.get(head.handler)
-        if heard is None or not _same(heard.expected, head.expected):
+        if heard is None or not same_schema(heard.expected, head.expected):
             if len(self._heard) >= _ASKERS:
                 self._heard.clear()
             heard = self._heard[head.handler] = Heard(head.expected)
@@ -521,12 +521,6 @@ async def _everything(stream: Stream) -> tuple[pa.Schema, list[pa.RecordBatch]]:
         batches = [batch async for batch in stream]
         assert stream.schema is not None
         return stream.schema, batches
-
-
-def _same(one: pa.Schema | None, other: pa.Schema | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return one is other or one.equals(other, check_metadata=True)
 
 
 def make_head(
