@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections import deque
 from queue import Empty, SimpleQueue
@@ -360,9 +359,10 @@ class Crossing:
                 self._asking = None
                 self.pump()
                 return
-            sizes = itertools.chain((answered.size,), itertools.repeat(0))
-            for batch, size in zip(answered.batches, sizes, strict=False):
+            size = answered.size
+            for batch in answered.batches:
                 self._mailbox.put((0, Whole(batch, size)))
+                size = 0  # it is that of all
             self._mailbox.put(END)
         except asyncio.CancelledError:
             pass  # abandoned, or the loop ends: who waits is told by others

@@ -43,7 +43,7 @@ cdef class Brisk:
     cdef bint _answered(self, Inbox half, uint64_t channel, object data) except -1
     cdef bint _asks(self, Inbox half, Message frame) except -1
     cdef bint _taken(self, Posting half, uint64_t channel, object data) except -1
-    cdef int64_t _room(self, Inbox half) noexcept
+    cdef int64_t _room(self, Inbox half) except? -1
     cdef Received _received(self, Message frame, tuple attachments)
     cdef int _remove(self, object half, uint64_t channel) except -1
     cdef int _add(self, dict spaces, uint64_t channel) except -1

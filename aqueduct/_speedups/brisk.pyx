@@ -326,7 +326,7 @@ cdef class Brisk:
             return self._taken(half, channel, data)
         return self._answered(half, channel, data)
 
-    cdef int64_t _room(self, Inbox half) noexcept:
+    cdef int64_t _room(self, Inbox half) except? -1:
         """Bytes of messages that can be admitted without asking for each, if nothing waits."""
         cdef int64_t own = self._channel_bytes - half.charged
         cdef int64_t common = self._budget_bytes - self._budget.budget_used
