@@ -13,11 +13,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import select
+import signal
 import threading
 import time
-from collections.abc import Sized
+from collections.abc import Callable, Sized
 from queue import Empty, SimpleQueue
-from typing import Final
+from types import FrameType
+from typing import Any, Final
 
 from aqueduct.threads import LoopThread
 
@@ -27,6 +29,38 @@ _UNATTENDED: Final = 0.05
 """Seconds for which nobody runs the loop at most: no peer takes offence at that."""
 _TURNS: Final = 64
 """Of the loop at most, for what is left on it when somebody lets go of it."""
+
+
+class _Interrupts:
+    """What SIGINT has Python do waits until the loop stands still.
+
+    The handler raises KeyboardInterrupt as a rule, wherever the main thread is, and that may be in
+    the middle of what a connection does with its state: the loop's own thread never sees one.
+    """
+
+    __slots__ = ("_came", "_handler", "_loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._came: tuple[int, FrameType | None] | None = None
+        self._handler: Callable[[int, FrameType | None], Any] | None = None
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            handler = signal.getsignal(signal.SIGINT)
+            if callable(handler):
+                self._handler = handler
+                signal.signal(signal.SIGINT, self._note)
+
+    def __exit__(self, *ignored: object) -> None:
+        if self._handler is not None:
+            signal.signal(signal.SIGINT, self._handler)
+            if self._came is not None:
+                self._handler(*self._came)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._came = number, frame
+        self._loop.call_soon_threadsafe(self._loop.stop)
 
 
 class BorrowedLoop(LoopThread):
@@ -39,10 +73,14 @@ class BorrowedLoop(LoopThread):
         self._used = 0.0
         self._work: SimpleQueue[None] = SimpleQueue()
         super().__init__(name)
-        self._ready: Sized = self.loop._ready  # type: ignore[attr-defined]
-        came = select.poll()
-        came.register(self.loop._selector, select.POLLIN)  # type: ignore[attr-defined]
-        self._came = came.poll
+        # Of asyncio's own loops; another one, as a policy may make it, stays with its thread.
+        self._ready: Sized = getattr(self.loop, "_ready", ())
+        selector: Any = getattr(self.loop, "_selector", None)
+        self._lends = hasattr(self.loop, "_ready") and hasattr(selector, "fileno")
+        if self._lends:
+            came = select.poll()
+            came.register(selector, select.POLLIN)
+            self._came = came.poll
 
     @property
     def kept(self) -> bool:
@@ -56,14 +94,18 @@ class BorrowedLoop(LoopThread):
         return self._running.acquire(blocking=False)
 
     def turn(self, seconds: float) -> None:
-        """Runs the borrowed loop until something on it calls ``loop.stop``, or for so long."""
+        """Runs the borrowed loop until something on it calls ``loop.stop``, or for so long.
+
+        An interrupt ends it, too, between two callbacks, and is raised then.
+        """
         loop = self.loop
-        timer = loop.call_later(seconds, loop.stop)
-        try:
-            loop.run_forever()
-            self._run_rest()
-        finally:
-            timer.cancel()
+        with _Interrupts(loop):
+            timer = loop.call_later(seconds, loop.stop)
+            try:
+                loop.run_forever()
+                self._run_rest()
+            finally:
+                timer.cancel()
 
     def give_back(self) -> None:
         """Ends what ``borrow`` began."""
@@ -72,7 +114,7 @@ class BorrowedLoop(LoopThread):
 
     def rest(self) -> None:
         """The loop's own thread lets go of it, so that the next call may borrow it."""
-        if self._kept:
+        if self._kept and self._lends:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self.loop.call_soon_threadsafe(self._let_go)
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -18,6 +21,7 @@ from aqueduct.errors import LocalProtocolError
 from tests.calls import NUMBERS, numbers, served, sync_client, values
 
 LONG = 20.0
+ROOT = Path(__file__).parent.parent
 
 
 def until(condition) -> None:
@@ -148,6 +152,69 @@ def test_a_loop_catches_up_with_what_nobody_did(resting):
     resting.loop.call_soon_threadsafe(lambda: found.append(threading.current_thread()))
     resting.catch_up()
     assert found == [threading.current_thread()]
+
+
+INTERRUPTED = """
+import os, signal, threading
+from aqueduct.borrowing import BorrowedLoop
+
+thread = BorrowedLoop()
+thread.rest()
+while not thread.borrow():
+    pass
+steps = []
+
+def work():
+    steps.append("begun")
+    os.kill(os.getpid(), signal.SIGINT)
+    for _ in range(100_000):  # long enough for Python to run its handler here
+        pass
+    steps.append("ended")
+
+for begin in (work, lambda: threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()):
+    thread.loop.call_soon(begin)
+    try:
+        thread.turn(20)
+    except KeyboardInterrupt:
+        steps.append("interrupted")
+assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+thread.loop.call_soon(thread.loop.stop)
+thread.turn(20)
+thread.give_back()
+thread.stop()
+assert steps == ["begun", "ended", "interrupted", "interrupted"], steps
+"""
+
+
+def test_an_interrupt_comes_between_two_callbacks():
+    subprocess.run([sys.executable, "-c", INTERRUPTED], check=True, timeout=60, cwd=ROOT)
+
+
+class Foreign(asyncio.SelectorEventLoop):
+    """An event loop of another make: nothing is known of its insides."""
+
+    def __getattribute__(self, name):
+        if name in ("_ready", "_selector") and sys._getframe(1).f_globals["__name__"].startswith(
+            "aqueduct"
+        ):
+            raise AttributeError(name)
+        return super().__getattribute__(name)
+
+
+def test_a_loop_of_another_make_stays_with_its_thread(monkeypatch):
+    monkeypatch.setattr(asyncio, "new_event_loop", Foreign)
+    thread = BorrowedLoop("test-foreign")
+    try:
+        thread.rest()
+        seen = threading.Event()
+        thread.call(seen.set)
+        assert seen.wait(LONG)
+        assert thread.kept
+        assert not thread.borrow()
+        thread.catch_up()
+    finally:
+        thread.stop()
+    assert not thread.alive
 
 
 def test_a_loop_that_rests_can_be_stopped(thread):
