@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
@@ -141,6 +142,14 @@ async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(20):
         while not condition():  # noqa: ASYNC110  it may be another thread that changes it
             await asyncio.sleep(0.01)
+
+
+def until_seen(condition: Callable[[], object]) -> None:
+    """The same for a test without an event loop."""
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end, "it never came to be so"
+        time.sleep(0.001)
 
 
 class Watched:

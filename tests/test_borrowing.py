@@ -18,22 +18,15 @@ import aqueduct
 from aqueduct import blocking
 from aqueduct.borrowing import BorrowedLoop
 from aqueduct.errors import LocalProtocolError
-from tests.calls import NUMBERS, numbers, served, sync_client, values
+from tests.calls import NUMBERS, numbers, served, sync_client, until_seen, values
 
 LONG = 20.0
 ROOT = Path(__file__).parent.parent
 
 
-def until(condition) -> None:
-    end = time.monotonic() + LONG
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.001)
-
-
 def borrow(thread: BorrowedLoop) -> None:
     """As soon as its own thread has let go of it."""
-    until(thread.borrow)
+    until_seen(thread.borrow)
 
 
 @pytest.fixture
@@ -264,7 +257,7 @@ def test_work_and_rest_and_loans_at_once(thread):
         try:
             for each in works:
                 each.result(LONG)
-            until(lambda: len(done) == 3 * count)
+            until_seen(lambda: len(done) == 3 * count)
         finally:
             over.set()
         for each in loans:
@@ -316,7 +309,7 @@ def test_the_own_thread_goes_on_with_a_call_that_takes_longer(client):
     rest(client)
     stream = client.exchange("slow", [numbers(1)], schema=NUMBERS, together=True)
     assert values([next(stream)]) == [[1]]
-    until(lambda: client._thread.kept)
+    until_seen(lambda: client._thread.kept)
     assert list(stream) == []
 
 
@@ -375,7 +368,7 @@ def test_a_call_left_early_is_cancelled_though_nobody_runs_the_loop(client, serv
     stream = client.exchange("double", batches, schema=NUMBERS, together=True)
     next(stream)
     stream.close()
-    until(lambda: service.counters()["open_calls"] == 0)
+    until_seen(lambda: service.counters()["open_calls"] == 0)
     assert service.counters()["cancelled"] == 1
 
 
@@ -388,7 +381,7 @@ def test_a_client_that_rests_hears_of_the_end(service):
         client.catch_up()
         return client.closed
 
-    until(is_closed)
+    until_seen(is_closed)
     client.close()
     client.rest()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pytest
@@ -17,16 +17,9 @@ from aqueduct.errors import (
     HandlerFailed,
     SchemaMismatch,
 )
-from tests.calls import NUMBERS, config, numbers, sync_client, values
+from tests.calls import NUMBERS, config, numbers, sync_client, until_seen, values
 
 LONG = 20.0
-
-
-def until(condition) -> None:
-    end = time.monotonic() + LONG
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 @pytest.fixture
@@ -108,7 +101,7 @@ def brief(client, handler, batches, **options):
 def test_a_single_batch_goes_as_a_call_of_one_batch(client, begun, seen, resting):
     if resting:
         client.rest()
-        until(lambda: not client._thread.kept)
+        until_seen(lambda: not client._thread.kept)
     else:
         client._thread.borrow = lambda: False  # somebody else has it
     with brief(
@@ -196,7 +189,7 @@ def test_a_deadline(client, seen):
     with brief(client, "hold", [numbers(1)], deadline=0.2) as stream:
         with pytest.raises(DeadlineExceeded, match=r"did not end within 0\.2 s"):
             next(stream)
-    until(lambda: len(seen) == 2)
+    until_seen(lambda: len(seen) == 2)
 
 
 def test_no_answer_and_no_deadline(service):
@@ -206,43 +199,24 @@ def test_no_answer_and_no_deadline(service):
             next(brief(client, "hold", [numbers(1)]))
 
 
+def raised_meanwhile(stream, seen, act):
+    """What a thread that waits for an answer is told, when ``act`` is done beside it."""
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(next, stream)
+        until_seen(lambda: seen == ["begun"])
+        act()
+        return waiting.exception(LONG)
+
+
 @pytest.mark.parametrize("resting", [True, False])
 def test_another_thread_ends_it(client, seen, resting):
     if resting:
         client.rest()
     stream = brief(client, "hold", [numbers(1)])
-    raised: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            next(stream)
-        except aqueduct.AqueductError as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    until(lambda: seen == ["begun"])
-    stream.close()
-    thread.join(LONG)
-    assert not thread.is_alive()
-    assert [type(error) for error in raised] == [Cancelled]
-    until(lambda: seen == ["begun", "Cancelled"])
+    assert type(raised_meanwhile(stream, seen, stream.close)) is Cancelled
+    until_seen(lambda: seen == ["begun", "Cancelled"])
 
 
 def test_the_end_of_the_connection_ends_it(client, seen, held):
     stream = brief(client, "hold", [numbers(1)])
-    raised: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            next(stream)
-        except aqueduct.AqueductError as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    until(lambda: seen == ["begun"])
-    client.close()
-    thread.join(LONG)
-    assert not thread.is_alive()
-    assert [type(error) for error in raised] == [ConnectionLost]
+    assert type(raised_meanwhile(stream, seen, client.close)) is ConnectionLost

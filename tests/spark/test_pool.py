@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from dataclasses import replace
 
 import pyarrow as pa
@@ -13,6 +12,7 @@ import pytest
 from aqueduct.config import DEFAULT
 from aqueduct.errors import ConnectFailed
 from spark_udfs.pool import Peer, Pool, process_pool
+from tests.calls import until_seen
 from tests.spark.services import NUMBERS
 
 HASTY = replace(DEFAULT, timing=replace(DEFAULT.timing, idle_timeout=0.5, ping_interval=0.2))
@@ -116,10 +116,7 @@ def test_a_connection_in_use_is_not_swept(peer, monkeypatch):
         return unused_until(now, idle)
 
     monkeypatch.setattr(lease._entry, "unused_until", looked)
-    end = time.monotonic() + 30
-    while len(looks) < 3 and time.monotonic() < end:
-        time.sleep(0.01)
-    assert len(looks) >= 3
+    until_seen(lambda: len(looks) >= 3)
     assert calls(lease.client) == [[2, 4]]
     lease.release()
     pool.close()
@@ -146,10 +143,7 @@ def test_a_connection_that_is_less_patient_is_closed_first(service, running):
         lease = pool.lease(hasty)
         client = lease.client
         lease.release()
-        end = time.monotonic() + 30
-        while not client.closed and time.monotonic() < end:
-            time.sleep(0.01)
-        assert client.closed
+        until_seen(lambda: client.closed)
         assert pool.snapshot()["connections"] == 1
         pool.close()
 
