@@ -10,19 +10,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from aqueduct.arrow.call import Hello
-from aqueduct.arrow.decode import Decoder
-from aqueduct.arrow.encode import Encoded, Encoder
+from aqueduct.arrow.encode import Encoded
 from aqueduct.arrow.status import OK, Status
 from aqueduct.arrow.unary import ANSWERS_LIMIT, Question, encode_answer, schema_prefix
+from aqueduct.arrow.wire import Headers
 from aqueduct.endpoint import Connection, Replying, channel
 from aqueduct.errors import AqueductError, BatchTooLarge
-from aqueduct.handlers import Handler, Shape
+from aqueduct.handlers import Handler
 from aqueduct.running import RunningCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-    import pyarrow as pa
 
     from aqueduct.endpoint import Sender
     from aqueduct.serving import Serving
@@ -44,14 +42,13 @@ class UnaryCall(RunningCall):
         status: Replying,
         number: int,
     ) -> None:
-        self._question = question
         self._payload: memoryview | None = payload
-        self._prefix = b""
         self._answers: list[Encoded] = []
         self._size = 0
         gathered: Any = _Gathered()
         self._gathered: _Gathered = gathered
-        super().__init__(serving, connection, question.head, _BROUGHT, gathered, status, number)
+        head, known = question.head, question.known
+        super().__init__(serving, connection, head, _BROUGHT, gathered, status, number, known)
 
     def take(self) -> tuple[int, Any] | None:
         """The one batch, once."""
@@ -95,19 +92,19 @@ class UnaryCall(RunningCall):
         """The client sends no other batch, so it need not know."""
 
     def _agree(self, handler: Handler) -> None:
-        plan = self._question.plan
-        if plan is not None and plan.handler is handler and plan.encoder.independent:
-            call = self.call
-            call.schema, call.output_schema = plan.schema, plan.output_schema
-            self.decoder, self.encoder, self._prefix = plan.decoder, plan.encoder, plan.prefix
-        else:
-            self._compare(handler)
-            schema = self.call.output_schema
-            assert schema is not None
-            self._prefix = schema_prefix(schema)
-            plan = _Plan(handler, self)
-            self._question.plan = plan if plan.fits(handler) else None
+        super()._agree(handler)
         self._size = len(self._prefix)
+
+    @property
+    def _prefix(self) -> bytes:
+        """What the answers begin with."""
+        return self.hello[1][0]
+
+    def _make_hello(self) -> tuple[Headers, list[bytes]]:
+        """Their schema, which leaves with them."""
+        schema = self.call.output_schema
+        assert schema is not None
+        return (), [schema_prefix(schema)]
 
     def _accept(self) -> None:
         """The answer says so, if it comes."""
@@ -158,34 +155,6 @@ class UnaryCall(RunningCall):
         """The client has gone already: what would end the call has to end it now."""
         self._status = oneshot
         self._status_changed()
-
-
-class _Plan:
-    """What calls of one question need, worked out once: all of it depends on nothing else."""
-
-    __slots__ = ("decoder", "encoder", "handler", "output_schema", "prefix", "schema")
-
-    def __init__(self, handler: Handler, running: UnaryCall) -> None:
-        self.handler = handler
-        self.schema: pa.Schema | None = running.call.schema
-        self.output_schema: pa.Schema | None = running.call.output_schema
-        self.decoder: Decoder = running.decoder
-        self.encoder: Encoder = running.encoder
-        self.prefix = running._prefix
-
-    def fits(self, handler: Handler) -> bool:
-        """Whether a call may use it.
-
-        Not where a schema is made for each call, where batches stand on those before them, or
-        where encoders are used in threads.
-        """
-        return (
-            handler is self.handler
-            and not callable(handler.output)
-            and handler.shape is not Shape.GENERATOR
-            and self.decoder.independent
-            and self.encoder.independent
-        )
 
 
 class _Brought:

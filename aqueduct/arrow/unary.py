@@ -6,12 +6,12 @@ What does not fit one message travels as an exchange does; see ``ARCHITECTURE.md
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
 from aqueduct.arrow import wire
-from aqueduct.arrow.call import CallHead
+from aqueduct.arrow.call import CallHead, KnownCall, KnownCalls
 from aqueduct.arrow.encode import Encoded, Part
 from aqueduct.arrow.ipc import ALIGNMENT, deserialize_schema, serialize_schema
 from aqueduct.arrow.status import OK
@@ -43,15 +43,16 @@ _EXCHANGE: Final = (wire.KIND, b"exchange")
 _KEYS: Final = frozenset({wire.BODY})
 _ANSWER_KEYS: Final = frozenset({wire.STATUS, wire.ANSWERS})
 _KEPT: Final = 32
-_KEPT_BYTES: Final = 16 << 10
 
 
 class Question:
     """What the calls of one kind have in common; ``head`` is that of an exchange."""
 
-    __slots__ = ("body", "head", "headers", "plan", "prefix")
+    __slots__ = ("body", "head", "headers", "known", "prefix")
 
-    def __init__(self, head: CallHead, headers: Headers, prefix: bytes) -> None:
+    def __init__(
+        self, head: CallHead, headers: Headers, prefix: bytes, known: KnownCall | None = None
+    ) -> None:
         self.head = head
         self.headers = headers
         """Of the message."""
@@ -59,8 +60,8 @@ class Question:
         """The schemas, with which its payload begins."""
         self.body = len(prefix)
         """Where the batch begins."""
-        self.plan: Any = None
-        """What the service worked out for such calls."""
+        self.known = known
+        """Of the service: what it knows of calls that are alike."""
 
     @classmethod
     def encode(cls, head: CallHead) -> Question:
@@ -72,7 +73,14 @@ class Question:
         return cls(head, (*named, (wire.BODY, b"%d" % len(prefix))), prefix)
 
     @classmethod
-    def decode(cls, headers: Headers, payload: ReadableBuffer, *, peer: str = "") -> Question:
+    def decode(
+        cls,
+        headers: Headers,
+        payload: ReadableBuffer,
+        *,
+        peer: str = "",
+        calls: KnownCalls | None = None,
+    ) -> Question:
         """The call that a message opens. Raises BadCall that says what is missing or wrong."""
         view = memoryview(payload).cast("B")
         values = one_each(headers, _KEYS)
@@ -87,17 +95,23 @@ class Question:
             if pair[0] != wire.COMPRESSION  # it has no meaning here
         )
         prefix = bytes(view[:body])
-        return cls(CallHead.decode(plain, prefix, peer=peer), headers, prefix)
+        if calls is None:
+            return cls(CallHead.decode(plain, prefix, peer=peer), headers, prefix)
+        head, known = calls.decode(plain, prefix)
+        return cls(head, headers, prefix, known)
 
 
 class Questions:
     """The calls that a connection has decoded before: clients call the same again and again."""
 
-    __slots__ = ("_kept", "_peer", "_raw")
+    __slots__ = ("_calls", "_kept", "_peer", "_raw")
 
     def __init__(self, peer: str) -> None:
         self._peer = peer
+        self._calls = KnownCalls(peer)
+        """Those that are alike but for what each says of itself."""
         self._kept: dict[Headers, Question] = {}
+        """Those that are alike in all."""
         self._raw: dict[bytes | Headers, Question] = {}
         """The same by what their headers were on the way."""
 
@@ -126,9 +140,8 @@ class Questions:
         view = memoryview(payload).cast("B")
         found = self._kept.get(headers)
         if found is None or len(view) <= found.body or bytes(view[: found.body]) != found.prefix:
-            found = Question.decode(headers, view, peer=self._peer)
-            size = found.body + sum(len(key) + len(value) for key, value in headers)
-            if size <= _KEPT_BYTES:
+            found = Question.decode(headers, view, peer=self._peer, calls=self._calls)
+            if found.known is not None and found.head is found.known.head:
                 if len(self._kept) >= _KEPT:
                     self._kept.clear()
                 self._kept[headers] = found

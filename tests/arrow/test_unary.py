@@ -72,6 +72,22 @@ def test_what_was_decoded_before_is_found_again_by_all_of_its_bytes():
         questions.decode(first.headers, first.prefix)
 
 
+def test_what_each_call_says_of_itself_is_read_each_time():
+    questions = Questions("peer")
+    known = set()
+    for number in range(3):
+        head = CallHead("echo", "exchange", schema=SCHEMA, run=f"r{number}", attempt=str(number))
+        question = Question.encode(head)
+        found, rest = questions.decode(question.headers, question.prefix + PAYLOAD)
+        assert found.head == head and bytes(rest) == PAYLOAD
+        known.add(found.known)
+    assert len(known) == 1 and None not in known
+    assert questions._kept == {}  # none of them comes again
+    other = Question.encode(CallHead("echo", "exchange", schema=OTHER, run="r0"))
+    found, _ = questions.decode(other.headers, other.prefix + PAYLOAD)
+    assert found.known not in known and found.head.schema == OTHER
+
+
 def test_what_is_kept_is_bounded():
     questions = Questions("peer")
     for number in range(100):
