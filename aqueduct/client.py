@@ -28,8 +28,8 @@ from aqueduct.asking import Answered, Asker, Heard, one_batch, same_schema
 from aqueduct.carriers.tls import ClientTls
 from aqueduct.config import DEFAULT, Config
 from aqueduct.endpoint import Connection, Message, connect
-from aqueduct.errors import AqueductError, ConfigError, DeadlineExceeded, LocalProtocolError
-from aqueduct.outgoing import Batches, Outgoing, Window
+from aqueduct.errors import AqueductError, DeadlineExceeded, LocalProtocolError
+from aqueduct.outgoing import Batches, Outgoing, Window, window
 from aqueduct.stream import Stream
 from aqueduct.watch import Watches
 
@@ -51,6 +51,7 @@ ManyBatches: TypeAlias = "AsyncIterable[pa.RecordBatch] | Iterable[pa.RecordBatc
 
 _ASKERS: Final = 64
 """Kinds of calls of one batch that are kept ready."""
+_NO_WISHES: Final[frozenset[str]] = frozenset()
 
 
 class Client:
@@ -139,9 +140,10 @@ class Client:
         """Calls an exchange handler: batches go in, and the Stream gives what comes out, in order.
 
         The call is made at once. ``batches``, any iterable or async iterable, is read as there is
-        room: at most ``in_flight`` batches (8) and ``in_flight_bytes`` (32 MiB) of them are sent
-        and not yet answered, or taken by a handler that answers later; one may always be. A plain
-        iterable is read on the event loop, so it must not block.
+        room: at most ``in_flight`` batches (8; of small ones up to 64, while they are less than
+        1 MiB) and ``in_flight_bytes`` (32 MiB) of them are sent and not yet answered, or taken by
+        a handler that answers later; one may always be. A plain iterable is read on the event
+        loop, so it must not block.
 
         - ``schema``: of ``batches``; may be left out for a list, Table, RecordBatch or
           RecordBatchReader.
@@ -496,7 +498,10 @@ class Client:
 
         A service that has agreed once on this connection agrees again: the hello need not come.
         """
-        return next((name for name in head.compressions if name in self._agreed), "")
+        for name in head.compressions:
+            if name in self._agreed:
+                return name
+        return ""
 
     def _schedule_beat(self) -> None:
         interval = self.config.timing.progress_deadline / 3
@@ -560,23 +565,10 @@ def make_head(
 
 def wishes(ordered: bool, report_failures: bool) -> frozenset[str]:
     """What a call wishes for beyond the usual."""
+    if ordered and not report_failures:
+        return _NO_WISHES
     wished = {AS_COMPLETED: not ordered, FAILURES: report_failures}
     return frozenset(word for word, wish in wished.items() if wish)
-
-
-def window(
-    config: Config, in_flight: int | None, in_flight_bytes: int | None, *, sink: bool = False
-) -> Window:
-    """The window of a call. Raises ConfigError for numbers that cannot work.
-
-    A sink answers nothing, so unless it is told how many batches, their bytes alone count.
-    """
-    batches = config.calls.in_flight_batches if in_flight is None else in_flight
-    size = config.calls.in_flight_bytes if in_flight_bytes is None else in_flight_bytes
-    for name, value in (("in_flight", batches), ("in_flight_bytes", size)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{name} is {value!r}; it must be a whole number above zero")
-    return Window(size if sink and in_flight is None else batches, size)
 
 
 def connection_headers(headers: ConnectionHeaders) -> tuple[tuple[bytes, bytes], ...]:

@@ -262,6 +262,11 @@ class Calls:
     """Batches of an exchange sent and not yet answered."""
     in_flight_bytes: int = 32 * MiB
     """The bytes of those batches; one batch is always sent."""
+    small_batches: int = 64
+    """Small batches may be as many: so that both sides are at work all the time, which they are not
+    where eight batches are gone in less time than a process takes to wake up."""
+    small_bytes: int = 1 * MiB
+    """They are small as long as all that are under way have fewer bytes than this; 0: none are."""
     unary_bytes: int = 256 * KiB
     """A call of one batch has it in the same message up to this size (and ``cut``), and its answers
     in one message; what is larger travels as an exchange. With ``max_calls_connection`` of them
@@ -274,7 +279,7 @@ class Calls:
     """Calls open at once in a service; more are answered with `busy`."""
 
     def __post_init__(self) -> None:
-        _require_positive(self)
+        _require_positive(self, zero_allowed=("small_bytes",))
         for name in self.compressions:
             if name not in COMPRESSIONS:
                 raise ConfigError(

@@ -32,6 +32,7 @@ from aqueduct.errors import (
     BatchTooLarge,
     Cancelled,
     ChannelError,
+    ConfigError,
     ConnectionLost,
     DeadlineExceeded,
     Finished,
@@ -39,7 +40,7 @@ from aqueduct.errors import (
 )
 from aqueduct.watch import Watch, Watches
 
-__all__ = ["END", "Batches", "Failure", "Outgoing", "Window", "abandoned"]
+__all__ = ["END", "Batches", "Failure", "Outgoing", "Window", "abandoned", "window"]
 
 _BATCH_ALONE: Final = frozenset({BATCH})
 _SMALL: Final = 16 << 10  # bytes of a batch whose answer is looked for
@@ -492,6 +493,26 @@ class Batches:
         if self.compression:
             return compress(encoded, self.compression)
         return encoded
+
+
+def window(
+    config: Config, in_flight: int | None, in_flight_bytes: int | None, *, sink: bool = False
+) -> Window:
+    """The window of a call. Raises ConfigError for numbers that cannot work.
+
+    Who says how many batches gets as many; otherwise there may be more of them if they are small.
+    A sink answers nothing: unless it is told how many batches, their bytes alone count.
+    """
+    batches = config.calls.in_flight_batches if in_flight is None else in_flight
+    size = config.calls.in_flight_bytes if in_flight_bytes is None else in_flight_bytes
+    for name, value in (("in_flight", batches), ("in_flight_bytes", size)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(f"{name} is {value!r}; it must be a whole number above zero")
+    if in_flight is not None:
+        return Window(batches, size)
+    if sink:
+        return Window(size, size)
+    return Window(batches, size, config.calls.small_batches, config.calls.small_bytes)
 
 
 def abandoned(peer: str, handler: str) -> Cancelled:

@@ -32,14 +32,13 @@ from aqueduct.client import (
     connection_headers,
     make_head,
     plain,
-    window,
     wishes,
 )
 from aqueduct.config import DEFAULT, Config
 from aqueduct.crossing import Crossing, Mailbox
 from aqueduct.errors import ConnectionLost, LocalProtocolError
 from aqueduct.lane import Lane, News
-from aqueduct.outgoing import Batches, Window
+from aqueduct.outgoing import Batches, Window, window
 
 __all__ = ["SyncClient"]
 

@@ -42,8 +42,9 @@ class Calling:
     """Batches for a function of one batch are spread over them; other handlers get one each."""
     handler: str
     schema: pa.Schema | None
-    in_flight: int
-    in_flight_bytes: int
+    in_flight: int | None = None
+    """None: the configuration's, which has more of small batches where one call takes all."""
+    in_flight_bytes: int | None = None
     ordered: bool = True
     """False: the answers of a function of one batch come as they are made."""
     deadline: float | None = None

@@ -41,10 +41,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Exchange", "exchange"]
 
-MiB = 1 << 20
-_IN_FLIGHT = 8
-_IN_FLIGHT_BYTES = 32 * MiB
-
 
 def exchange(
     address: str | Sequence[str] | None = None,
@@ -92,8 +88,10 @@ def exchange(
     - ``input_schema``: what is sent. Given, batches are compared with it before anything is sent,
       and an empty partition calls the handler too; otherwise an empty partition has no schema to
       send and yields nothing.
-    - ``in_flight`` (8), ``in_flight_bytes`` (32m): how many batches, and bytes of them, may be
-      sent and not yet answered. One batch is always sent.
+    - ``in_flight`` (8) and ``in_flight_bytes`` (32m): how many batches, and bytes of them, may be
+      sent and not yet answered. One batch is always sent. Unless you say how many, there may be
+      up to 64 small ones, while they are less than 1 MiB, where one call takes a partition: with
+      one address, and neither retries nor other care for single batches.
     - ``ordered`` (true): false gives the answers of a function of one batch as they are made.
     - ``deadline``: seconds for the work of one partition; ``batch_deadline``: from the sending of
       a batch to its answer; none leaves the deadline on progress.
@@ -198,8 +196,8 @@ def exchange(
         addresses=values["address"],
         handler=values["handler"],
         schema=None if casting else answer,
-        in_flight=values.get("in_flight", _IN_FLIGHT),
-        in_flight_bytes=values.get("in_flight_bytes", _IN_FLIGHT_BYTES),
+        in_flight=values.get("in_flight"),
+        in_flight_bytes=values.get("in_flight_bytes"),
         ordered=values.get("ordered", True),
         deadline=values.get("deadline"),
         batch_deadline=values.get("batch_deadline"),

@@ -239,7 +239,10 @@ class Pool:
                 return
             self._leases.remove(lease)
             entry.users -= 1
-            closing = close and not entry.users
+            # One that the pool has forgotten, as by its close while this was connecting, is looked
+            # after by nobody else.
+            forgotten = self._entries.get(entry.peer) is not entry
+            closing = not entry.users and (close or forgotten)
             if closing:
                 self._forget(entry)
             else:

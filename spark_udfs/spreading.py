@@ -33,7 +33,7 @@ from aqueduct.errors import (
     DeadlineExceeded,
     LocalProtocolError,
 )
-from aqueduct.outgoing import END, Failure
+from aqueduct.outgoing import END, Failure, window
 from spark_udfs.calling import Answer, Calling, Opened
 from spark_udfs.lanes import Addresses, Call, Service, Waiting
 from spark_udfs.numbers import Numbers
@@ -79,9 +79,10 @@ class Spread:
         """Of the input."""
         self._again: list[tuple[int, Waiting]] = []
         """A heap of those to be sent again."""
-        self._sizes: dict[int, int] = {}
-        """Of the batches that are sent and not delivered, encoded."""
-        self._size = 0
+        most = calling.in_flight or calling.config.calls.in_flight_batches
+        self._window = window(calling.config, most, calling.in_flight_bytes)
+        """The batches that are sent and not delivered, by their number in the partition. Not more
+        of small ones: what is sent is shared out, and a slow service is not to have nearly all."""
         self._ready: dict[int, Answer] = {}
         """In order: of which earlier ones are missing."""
         self._next = 0
@@ -135,7 +136,7 @@ class Spread:
     def _is_over(self) -> bool:
         if not self._spreads or not self._input_over:
             return self._over
-        if self._again or self._sizes:
+        if self._again or self._window.sent != self._window.settled:
             return False
         # What is not accepted, or holds a batch that nobody waits for, is given up.
         for call in tuple(self._addresses.calls):
@@ -176,9 +177,8 @@ class Spread:
             self._begin(now, urgent=False)
         number, size = call.send(waiting, keep=self._spreads)
         self._numbers.bytes_sent += size
-        if self._spreads and waiting.number not in self._sizes:
-            self._sizes[waiting.number] = size
-            self._size += size
+        if self._spreads and waiting.number == self._window.sent:
+            self._window.send(size)
         if self._calling.batch_deadline is not None:
             due = now + self._calling.batch_deadline
             self._due.append((due, call, number, waiting.number))
@@ -190,11 +190,8 @@ class Spread:
                 return False
             self._single.lane.hold(held)
             return self._single.lane.room
-        under_way = len(self._sizes)
-        return not under_way or (
-            under_way < self._calling.in_flight
-            and self._size + held < self._calling.in_flight_bytes
-        )
+        self._window.held = held
+        return self._window.open
 
     def _choose(self, now: float) -> Call | None:
         """The call for the next batch: that with the fewest bytes that have no answer.
@@ -381,12 +378,12 @@ class Spread:
 
     def _deliver(self, answer: Answer) -> None:
         if not self._calling.ordered:
-            self._size -= self._sizes.pop(answer.number)
+            self._window.settle_one(answer.number)
             self._line.append(answer)
             return
         self._ready[answer.number] = answer
         while self._next in self._ready:  # those that wait for their turn fill the window, too
-            self._size -= self._sizes.pop(self._next)
+            self._window.settle_one(self._next)
             self._line.append(self._ready.pop(self._next))
             self._next += 1
 

@@ -10,7 +10,17 @@ import pyarrow.compute as pc
 import pytest
 
 import aqueduct
-from tests.calls import NUMBERS, config, connected, everything, numbers, sync_client, until, values
+from tests.calls import (
+    NUMBERS,
+    config,
+    connected,
+    everything,
+    holding,
+    numbers,
+    sync_client,
+    until,
+    values,
+)
 
 KiB, MiB = 1 << 10, 1 << 20
 
@@ -194,15 +204,35 @@ async def test_no_more_than_in_flight_is_sent_and_not_answered(carrier, handler,
         assert len(await reading) == 200
 
 
+@pytest.mark.parametrize(
+    ("size", "settings", "expected"),
+    [
+        (100, {}, 64),
+        (100 * KiB, {}, 11),  # the eleventh makes a MiB of them
+        (200 * KiB, {}, 8),
+        (100, {"small_bytes": 0}, 8),
+        (100, {"small_batches": 20}, 20),
+        (100, {"small_batches": 1}, 8),
+        (10_000, {"in_flight_bytes": 35_000}, 4),
+    ],
+)
+async def test_there_may_be_more_of_small_batches_unless_told_otherwise(
+    carrier, size, settings, expected
+):
+    release = asyncio.Event()
+    service = holding(release)
+
+    async with connected(service, carrier, client_config=config(calls=settings)) as client:
+        source = Counting(blob(1, size), 100)
+        reading = asyncio.ensure_future(everything(client.exchange("hold", source, schema=BLOBS)))
+        assert await settled(lambda: source.pulled) == expected
+        release.set()
+        assert len(await reading) == 100
+
+
 async def test_the_bytes_in_flight_count_too(carrier):
     release = asyncio.Event()
-    service = aqueduct.Service("test")
-
-    @service.handler("hold")
-    async def hold(batches, call):
-        await release.wait()
-        async for batch in batches:
-            yield batch
+    service = holding(release)
 
     source = Counting(blob(1, 10_000), 50)
     async with connected(service, carrier) as client:

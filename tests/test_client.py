@@ -341,6 +341,31 @@ def test_the_window():
     assert window.open
 
 
+def test_the_window_has_more_of_small_batches():
+    window = Window(2, 100, 5, 30)
+    for size in (1, 1, 1, 1):
+        window.send(size)
+    assert window.open
+    window.send(1)
+    assert not window.open  # five
+    window.settle(0)
+    assert window.open
+    window.held = 26
+    assert not window.open  # 4 + 26 bytes
+    window.settle(3)
+    assert window.open  # one under way, however small
+    window.send(40)
+    assert not window.open  # two, not small
+    window.held = 0
+    assert not window.open
+    window.settle(4)
+    assert window.open
+    assert window.send(60) == 6 and window.send(60) == 7 and not window.open
+    tight = Window(8, 10, 64, 1000)
+    tight.send(10)
+    assert not tight.open  # what is under way is bounded first
+
+
 def test_the_window_of_answers_in_any_order():
     window = Window(3, 100)
     for size in (10, 50, 30):

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from aqueduct.config import DEFAULT
+from aqueduct.config import DEFAULT, Calls
+from aqueduct.errors import ConfigError
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
@@ -23,3 +24,9 @@ def test_other_settings_travel_by_value(protocol):
     found = pickle.loads(pickle.dumps(other, protocol))
     assert found == other
     assert found.timing.connect_timeout == 3.5
+
+
+@pytest.mark.parametrize(("name", "value"), [("small_batches", 0), ("small_bytes", -1)])
+def test_limits_of_small_batches_that_cannot_work(name, value):
+    with pytest.raises(ConfigError, match=rf"Calls\.{name} is {value}"):
+        Calls(**{name: value})

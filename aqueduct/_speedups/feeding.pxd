@@ -5,6 +5,8 @@ from aqueduct._speedups.posting cimport Posting
 cdef class Window:
     cdef Py_ssize_t _batches
     cdef Py_ssize_t _bytes
+    cdef Py_ssize_t _small_batches
+    cdef Py_ssize_t _small_bytes
     cdef Py_ssize_t _sent_bytes
     cdef Py_ssize_t _settled_bytes
     cdef dict _sizes

@@ -27,11 +27,22 @@ cdef class Window:
     ``sent``: the next batch's number. ``settled``: of how many batches the service needs no more.
     Those are the first ones, unless ``settle_one`` has been used, and then nothing else is.
     ``held``: bytes that the sender keeps besides; they count as what is under way does.
+
+    Of small batches there may be up to ``small_batches`` as long as they, and what is held, have
+    less than ``small_bytes``: a few of them would be gone before the other side has had its turn.
     """
 
-    def __init__(self, Py_ssize_t batches, Py_ssize_t size):
+    def __init__(
+        self,
+        Py_ssize_t batches,
+        Py_ssize_t size,
+        Py_ssize_t small_batches=0,
+        Py_ssize_t small_bytes=0,
+    ):
         self._batches = batches
         self._bytes = size
+        self._small_batches = small_batches
+        self._small_bytes = small_bytes
         self._sizes = {}
 
     @property
@@ -41,10 +52,14 @@ cdef class Window:
 
     cdef bint is_open(self) except -1:
         cdef Py_ssize_t under_way = self.sent - self.settled
-        return not under_way or (
-            under_way < self._batches
-            and self._sent_bytes - self._settled_bytes + self.held < self._bytes
-        )
+        cdef Py_ssize_t size = self._sent_bytes - self._settled_bytes + self.held
+        if not under_way:
+            return True
+        if size >= self._bytes:
+            return False
+        if under_way < self._batches:
+            return True
+        return under_way < self._small_batches and size < self._small_bytes
 
     def is_one_below(self, Py_ssize_t size):
         """Whether one batch is under way, of at most ``size`` bytes."""

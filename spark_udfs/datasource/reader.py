@@ -212,7 +212,7 @@ def read_split(wanted: Wanted, split: Split) -> Iterator[pa.RecordBatch]:
     iterator cancels the call. Raises the errors of ``aqueduct.errors``.
     """
     place, numbers = here(), Numbers()
-    calling = Calling(wanted.settings.addresses, wanted.settings.handler, wanted.given, 1, 1)
+    calling = Calling(wanted.settings.addresses, wanted.settings.handler, wanted.given)
     # A source has no accumulator, as it is made where there is no session: its log tells instead.
     with working(calling, tally=Tally(), trace=Trace(), place=place, numbers=numbers):
         yield from _tried(wanted, split, place, numbers)

@@ -192,12 +192,13 @@ async def test_who_waits_for_room_has_no_datagram_dropped_at_home(peers: Peers) 
 async def test_the_mark_of_the_connection_holds_all_senders(carrier: Carrier, seed: int) -> None:
     size, config = windows(carrier)
     config = replace(config, flow=replace(config.flow, connection_high_water=4 * size))
+    count = 20  # each channel's share at the receiver is 16 of them, and that of all 64
     async with joined(carrier, config, seed=seed) as peers:
         pairs = [await peers.to_server() for _ in range(4)]
-        tasks = [asyncio.create_task(_fill(sender, size, 12)) for sender, _ in pairs]
+        tasks = [asyncio.create_task(_fill(sender, size, count)) for sender, _ in pairs]
         await eventually(lambda: not any(sender.writable for sender, _ in pairs))
         sums = await within(asyncio.gather(*(_read(receiver) for _, receiver in pairs)))
-        assert sums == [12 * size] * 4
+        assert sums == [count * size] * 4
         await within(asyncio.gather(*tasks))
 
 

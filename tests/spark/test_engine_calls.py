@@ -132,6 +132,33 @@ def test_no_more_is_under_way_than_may_be(running, way, in_flight, size):
         assert max(under_way) == 3
 
 
+@pytest.mark.parametrize(
+    ("way", "rows", "expected"),
+    [("plain", 1, 64), ("plain", 40_000, 8), ("retries", 1, 8), ("retries", 40_000, 8)],
+)
+def test_of_small_batches_more_are_under_way_where_one_call_has_all(running, way, rows, expected):
+    callee = Callee()
+    with running(callee.service) as address:
+        read: list[int] = []
+
+        def source():
+            for value in range(100):
+                read.append(value)
+                yield batch(value, rows)
+
+        call = calling(address, handler="gated", in_flight=None, in_flight_bytes=None, **WAYS[way])
+        found: list[Any] = []
+        reader = threading.Thread(target=lambda: found.extend(answers(call, source())))
+        reader.start()
+        until(lambda: len(callee.asked) == 8 and len(read) >= expected)
+        time.sleep(0.2)
+        assert len(read) == expected  # the first has no answer
+        for value in range(100):
+            callee.gate(value).set()
+        reader.join(20)
+        assert [answer.number for answer in found] == list(range(100))
+
+
 def test_what_the_caller_keeps_counts_as_under_way(running):
     for way in (WAYS["plain"], WAYS["retries"], WAYS["as completed"]):
         callee = Callee()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pyarrow as pa
@@ -53,6 +54,21 @@ def test_leases_share_a_connection(pool, peer, service):
     third = pool.lease(peer, task=8)
     assert third.client is second.client
     assert service.counters()["connections"] == 1
+
+
+def test_what_connects_while_the_pool_closes_is_closed_as_it_is_released(pool, peer):
+    pool.lease(peer).release()
+    entry = pool._entries[peer]
+    with ThreadPoolExecutor() as threads:
+        with entry.connecting:
+            late = threads.submit(pool.lease, peer)
+            until_seen(lambda: entry.users == 1)
+            pool.close()
+        lease = late.result(20)
+    assert calls(lease.client) == [[2, 4]]
+    lease.release()
+    assert lease.client.closed
+    assert pool.snapshot() == {"leases": 0, "connections": 0, "connected": 0}
 
 
 def test_a_lease_left_behind_ends_when_another_task_begins(pool, peer):
