@@ -2,7 +2,8 @@
 
 A small call by way of another thread changes threads four times, and each change costs more than
 the work between them: the other thread must be woken, get a processor, and get the interpreter. So
-a thread that has to wait for an answer may borrow the loop and run it until then.
+a thread that has to wait for an answer may borrow the loop and run it until then. It need not even
+do that, but steps the work itself, where what this waits for comes at once.
 
 Nobody runs the loop right after that, as the next call often comes at once. Its own thread takes
 it up again when it is told that there is work, or has seen that nobody did any for a moment.
@@ -10,23 +11,29 @@ it up again when it is told that there is work, or has seen that nobody did any 
 
 from __future__ import annotations
 
+# What signal wraps: its own functions take twenty calls of Python to make enums of handlers.
+import _signal  # type: ignore[import-not-found]
 import asyncio
 import contextlib
 import select
-import signal
 import threading
 import time
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Coroutine, Sized
 from queue import Empty, SimpleQueue
 from types import FrameType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from aqueduct.threads import LoopThread
+
+if TYPE_CHECKING:
+    from aqueduct.endpoint import Connection
 
 __all__ = ["BorrowedLoop"]
 
 _UNATTENDED: Final = 0.05
 """Seconds for which nobody runs the loop at most: no peer takes offence at that."""
+_STEPPED: Final = 0.01
+"""Seconds of stepping at most: timers and what others put onto the loop wait for it."""
 _TURNS: Final = 64
 """Of the loop at most, for what is left on it when somebody lets go of it."""
 
@@ -46,15 +53,15 @@ class _Interrupts:
         self._handler: Callable[[int, FrameType | None], Any] | None = None
 
     def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            handler = signal.getsignal(signal.SIGINT)
+        if threading.get_ident() == threading.main_thread().ident:
+            handler = _signal.getsignal(_signal.SIGINT)
             if callable(handler):
                 self._handler = handler
-                signal.signal(signal.SIGINT, self._note)
+                _signal.signal(_signal.SIGINT, self._note)
 
     def __exit__(self, *ignored: object) -> None:
         if self._handler is not None:
-            signal.signal(signal.SIGINT, self._handler)
+            _signal.signal(_signal.SIGINT, self._handler)
             if self._came is not None:
                 self._handler(*self._came)
 
@@ -106,6 +113,42 @@ class BorrowedLoop(LoopThread):
                 self._run_rest()
             finally:
                 timer.cancel()
+
+    def step(
+        self,
+        work: Coroutine[Any, Any, None],
+        connection: Connection,
+        otherwise: Callable[[asyncio.Task[None]], object],
+    ) -> bool:
+        """Runs ``work`` on the borrowed loop to its end, and says whether that was without turns.
+
+        It waits for what the connection brings. If that does not come at once, the work is a task
+        from then on: ``otherwise`` is told, and ``turn`` goes on with it. Its futures must not
+        mind to be waited for again. An interrupt is as in ``turn``.
+        """
+        loop = self.loop
+        until = loop.time() + _STEPPED
+        with _Interrupts(loop):
+            asyncio._set_running_loop(loop)
+            try:
+                connection.attend(True)
+                while True:
+                    awaited = work.send(None)
+                    awaited._asyncio_future_blocking = False
+                    if not connection.look() or loop.time() >= until:
+                        break
+            except StopIteration:
+                return True
+            finally:
+                connection.attend(False)
+                asyncio._set_running_loop(None)
+            otherwise(loop.create_task(work))
+        return False
+
+    def run_rest(self) -> None:
+        """Does what callbacks have left for the next turn, which may not come soon."""
+        if self._ready:
+            self.turn(0)
 
     def give_back(self) -> None:
         """Ends what ``borrow`` began."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Coroutine
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
@@ -217,14 +218,27 @@ class Crossing:
         thread = self._thread
         if not thread.borrow():
             return False
-        self._borrowed, self._untold = True, False
+        self._untold = False
         try:
-            thread.loop.call_soon(self.pump)
+            if self._answered_at_once():
+                thread.run_rest()
+                return True
+            self._borrowed = True
+            if self._asking is None:
+                thread.loop.call_soon(self.pump)
             thread.turn(seconds)
         finally:
             self._borrowed = False
             thread.give_back()
         return True
+
+    def _answered_at_once(self) -> bool:
+        """Whether this thread has asked, and read the answer, without a turn of the loop."""
+        if self.call is not None or self._asking is not None or self._over:
+            return False
+        if self._abandoned is not None or (work := self._question()) is None:
+            return False
+        return self._thread.step(work, self._client.connection, self._ask_by)
 
     def expect(self, room: bool, acceptance: bool) -> bool:
         """Asks for NEWS of room, or of acceptance. True: there it is already."""
@@ -334,20 +348,29 @@ class Crossing:
 
     def _ask(self) -> bool:
         """Whether the batch is on its way in a call of one batch."""
-        if self._asking is not None:
-            return True
+        if self._asking is None:
+            work = self._question()
+            if work is None:
+                return False
+            self._ask_by(asyncio.get_running_loop().create_task(work))
+        return True
+
+    def _ask_by(self, asking: asyncio.Task[None]) -> None:
+        self._asking = asking
+
+    def _question(self) -> Coroutine[Any, Any, None] | None:
+        """What asks by a call of one batch, if that is what it can be; the batch is its then."""
         head = self.head
         if not (self.brief and self._input_over and len(self._outbox) == 1):
-            return False
+            return None
         if head.wishes or head.compressions or head.kind != "exchange":
-            return False  # these are agreed upon as an exchange begins
+            return None  # these are agreed upon as an exchange begins
         asker = self._client.asker(head)
         encoded, _ = self._outbox[0]
         if not asker.fits(encoded):
-            return False
+            return None
         self._outbox.clear()
-        self._asking = asyncio.get_running_loop().create_task(self._asked(asker, encoded))
-        return True
+        return self._asked(asker, encoded)
 
     async def _asked(self, asker: Asker, encoded: Encoded) -> None:
         try:

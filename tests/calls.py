@@ -60,14 +60,19 @@ def config(**parts: Mapping[str, object]) -> Config:
 
 
 def address_of(carrier: str) -> str:
-    return f"memory://calls-{next(_names)}" if carrier == "memory" else "aqueduct://127.0.0.1:0"
+    addresses = {
+        "memory": f"memory://calls-{next(_names)}",
+        "quic": "aqueduct://127.0.0.1:0",
+        "tcp": "aqueduct+tcp://127.0.0.1:0",
+    }
+    return addresses[carrier]
 
 
 @asynccontextmanager
 async def serving(
     service: aqueduct.Service, carrier: str = "memory", *, drain: float | None = 0
 ) -> AsyncIterator[Serving]:
-    tls = None if carrier == "memory" else TLS
+    tls = TLS if carrier == "quic" else None
     async with service.serving(address_of(carrier), tls=tls, drain=drain) as running:
         yield running
 
@@ -91,10 +96,10 @@ async def connected(
 
 
 @contextmanager
-def served(service: aqueduct.Service) -> Iterator[str]:
-    """The address of ``service``, served over QUIC in a thread of its own."""
+def served(service: aqueduct.Service, carrier: str = "quic") -> Iterator[str]:
+    """The address of ``service``, served in a thread of its own."""
     thread = LoopThread("test-service")
-    context = serving(service, "quic")
+    context = serving(service, carrier)
     try:
         running = thread.run(context.__aenter__())
         try:
@@ -106,11 +111,26 @@ def served(service: aqueduct.Service) -> Iterator[str]:
 
 
 @contextmanager
-def sync_client(service: aqueduct.Service, **options: Any) -> Iterator[SyncClient]:
+def sync_client(
+    service: aqueduct.Service, carrier: str = "quic", **options: Any
+) -> Iterator[SyncClient]:
     """A sync client of ``service``, which is served in another thread."""
     options.setdefault("config", service.config)
-    with served(service) as address, SyncClient(address, **options) as client:
+    with served(service, carrier) as address, SyncClient(address, **options) as client:
         yield client
+
+
+def holding(release: asyncio.Event) -> aqueduct.Service:
+    """A service whose handler ``hold`` takes nothing until it is released; then it is an echo."""
+    service = aqueduct.Service("test")
+
+    @service.handler("hold")
+    async def hold(batches, call):
+        await release.wait()
+        async for batch in batches:
+            yield batch
+
+    return service
 
 
 class RawCall:

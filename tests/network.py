@@ -297,6 +297,9 @@ class NetworkCarrier:
     def expect_input(self) -> None:
         pass
 
+    def look(self) -> bool:
+        return False
+
     def extra_streams(self, count: int) -> None:
         self._extra = count
         self._announce()

@@ -10,13 +10,15 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import aqueduct
-from aqueduct import blocking
+from aqueduct import blocking, borrowing
 from aqueduct.borrowing import BorrowedLoop
+from aqueduct.endpoint import Asked
 from aqueduct.errors import LocalProtocolError
 from tests.calls import NUMBERS, numbers, served, sync_client, until_seen, values
 
@@ -181,6 +183,132 @@ assert steps == ["begun", "ended", "interrupted", "interrupted"], steps
 
 def test_an_interrupt_comes_between_two_callbacks():
     subprocess.run([sys.executable, "-c", INTERRUPTED], check=True, timeout=60, cwd=ROOT)
+
+
+class Brought:
+    """A connection, as far as ``step`` knows one: what looks bring is given beforehand."""
+
+    def __init__(self, looks):
+        self.looks = iter(looks)
+        self.said = []
+
+    def attend(self, attended):
+        self.said.append((attended, asyncio.get_running_loop()))
+
+    def look(self):
+        return next(self.looks)()
+
+
+async def awaiting(asked, found):
+    found.append("begun")
+    for _ in range(2):
+        await asked
+        found.append(asyncio.get_running_loop())
+
+
+def step(thread, looks, asked, found, tasks):
+    connection = Brought(looks)
+    borrow(thread)
+    try:
+        return thread.step(awaiting(asked, found), connection, tasks.append)
+    finally:
+        assert connection.said == [(state, thread.loop) for state in (True, False)]
+        assert asyncio._get_running_loop() is None
+        thread.give_back()
+
+
+def brings(asked):
+    def look():
+        asked.wake()
+        return True
+
+    return look
+
+
+def test_work_whose_input_is_there_needs_no_turn(resting, monkeypatch):
+    monkeypatch.setattr(borrowing, "_STEPPED", LONG)  # however busy the machine is
+    asked, found = Asked(resting.loop), list[Any]()
+    tasks: list[asyncio.Task[None]] = []
+    # One look brings something else, and the work waits on.
+    looks = [brings(asked), lambda: True, brings(asked)]
+    assert step(resting, looks, asked, found, tasks)
+    assert found == ["begun", resting.loop, resting.loop]
+    assert tasks == []
+
+
+@pytest.mark.parametrize("brought", [0, 1])
+def test_work_whose_input_is_not_there_goes_on_as_a_task(resting, brought, monkeypatch):
+    monkeypatch.setattr(borrowing, "_STEPPED", LONG)
+    asked, found = Asked(resting.loop), list[Any]()
+    tasks: list[asyncio.Task[None]] = []
+    looks = [*[brings(asked)] * brought, lambda: False]
+    assert not step(resting, looks, asked, found, tasks)
+    assert found == ["begun", *[resting.loop] * brought]
+    for more in range(brought + 2, 4):  # the loop's own thread goes on
+        until_seen(lambda: asked._callback is not None)
+        resting.call(asked.wake)
+        until_seen(lambda: len(found) == more)  # noqa: B023
+    until_seen(tasks[0].done)
+    assert tasks[0].exception() is None
+    assert found == ["begun", resting.loop, resting.loop]
+
+
+def test_input_of_others_ends_the_steps(resting):
+    asked, found = Asked(resting.loop), list[Any]()
+    tasks: list[asyncio.Task[None]] = []
+    assert not step(resting, itertools.repeat(lambda: True), asked, found, tasks)
+    assert found == ["begun"]
+    resting.call(tasks[0].cancel)
+    until_seen(tasks[0].cancelled)
+
+
+def test_what_looking_raises_leaves_no_loop_behind(resting):
+    with pytest.raises(ZeroDivisionError):
+        step(resting, [lambda: 1 // 0], Asked(resting.loop), [], [])
+
+
+STEPPED = """
+import os, signal, sys
+from aqueduct.borrowing import BorrowedLoop
+from aqueduct.endpoint import Asked
+
+thread = BorrowedLoop()
+thread.rest()
+while not thread.borrow():
+    pass
+asked, steps, tasks = Asked(thread.loop), [], []
+
+class Connection:
+    def attend(self, attended):
+        steps.append(attended)
+
+    def look(self):
+        steps.append("look")
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(100_000):  # long enough for Python to run its handler here
+            pass
+        steps.append("looked")
+        return False
+
+async def work():
+    await asked
+
+try:
+    thread.step(work(), Connection(), tasks.append)
+except KeyboardInterrupt:
+    steps.append("interrupted")
+assert steps == [True, "look", "looked", False, "interrupted"], steps
+assert len(tasks) == 1 and not tasks[0].done()
+assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+tasks[0].cancel()
+thread.turn(0)
+thread.give_back()
+thread.stop()
+"""
+
+
+def test_an_interrupt_comes_behind_a_step():
+    subprocess.run([sys.executable, "-c", STEPPED], check=True, timeout=60, cwd=ROOT)
 
 
 class Foreign(asyncio.SelectorEventLoop):

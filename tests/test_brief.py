@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 import aqueduct
+from aqueduct import borrowing
 from aqueduct.arrow.call import ONE_TO_ONE
+from aqueduct.carriers.stream import polling
 from aqueduct.errors import (
     Cancelled,
     ConnectionLost,
@@ -20,6 +25,7 @@ from aqueduct.errors import (
 from tests.calls import NUMBERS, config, numbers, sync_client, until_seen, values
 
 LONG = 20.0
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
@@ -69,9 +75,14 @@ def service(seen, held):
     return service
 
 
-@pytest.fixture
-def client(service):
-    with sync_client(service) as client:
+@pytest.fixture(params=["its own thread", "by hand"])
+def client(request, service):
+    """One whose loop has a thread, and one whose loop is stepped by who waits."""
+    by_hand = request.param == "by hand"
+    with sync_client(service, "tcp" if by_hand else "quic") as client:
+        if by_hand:
+            client.rest()
+            until_seen(lambda: not client._thread.kept)
         yield client
 
 
@@ -124,6 +135,28 @@ def test_a_single_batch_goes_as_a_call_of_one_batch(client, begun, seen, resting
     with client.exchange("double", [numbers(1, 2)], schema=NUMBERS) as plain:
         list(plain)
     assert (stream.bytes_sent, stream.bytes_received) == (plain.bytes_sent, plain.bytes_received)
+
+
+@pytest.mark.parametrize("carrier", ["tcp", "quic"])
+def test_who_waits_steps_the_loop_where_an_answer_comes_at_once(service, carrier, monkeypatch):
+    monkeypatch.setattr(polling, "_YIELDED", float("inf"))  # however busy the machine is
+    monkeypatch.setattr(polling, "_BY_HAND", LONG)
+    monkeypatch.setattr(borrowing, "_STEPPED", LONG)
+    patient = config(stream={"poll": LONG})
+    with sync_client(service, carrier, config=patient) as client:
+        thread, stepped, step = client._thread, [], client._thread.step
+
+        def counted(*arguments):
+            stepped.append(step(*arguments))
+            return stepped[-1]
+
+        monkeypatch.setattr(thread, "step", counted)
+        for number in range(20):
+            client.rest()
+            until_seen(lambda: not thread.kept)
+            with brief(client, "same", [numbers(number)]) as stream:
+                assert values(list(stream)) == [[number]]
+    assert stepped == [carrier == "tcp"] * 20  # QUIC has one socket for many: it is not looked at
 
 
 def test_what_is_not_brief_is_an_exchange(client, begun):
@@ -187,7 +220,7 @@ def test_another_schema_than_declared(client):
 
 def test_a_deadline(client, seen):
     with brief(client, "hold", [numbers(1)], deadline=0.2) as stream:
-        with pytest.raises(DeadlineExceeded, match=r"did not end within 0\.2 s"):
+        with pytest.raises(DeadlineExceeded, match=r"did not end within (the deadline of )?0\.2 s"):
             next(stream)
     until_seen(lambda: len(seen) == 2)
 
@@ -215,6 +248,50 @@ def test_another_thread_ends_it(client, seen, resting):
     stream = brief(client, "hold", [numbers(1)])
     assert type(raised_meanwhile(stream, seen, stream.close)) is Cancelled
     until_seen(lambda: seen == ["begun", "Cancelled"])
+
+
+DYING = """
+import os, asyncio, aqueduct
+
+service = aqueduct.Service("dying")
+
+@service.handler("die")
+async def die(batch):
+    if batch.num_rows == 1:
+        return batch
+    os._exit(1)
+
+async def main():
+    async with service.serving("aqueduct+tcp://127.0.0.1:0") as running:
+        print(running.addresses[0], flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def test_a_service_that_dies_while_who_waits_steps_the_loop(monkeypatch):
+    monkeypatch.setattr(polling, "_YIELDED", float("inf"))
+    monkeypatch.setattr(polling, "_BY_HAND", LONG)
+    monkeypatch.setattr(borrowing, "_STEPPED", LONG)
+    patient = config(stream={"poll": LONG})
+    command = [sys.executable, "-c", DYING]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        with aqueduct.SyncClient(address, config=patient) as client:
+            for batch in (numbers(1), numbers(1, 2)):
+                client.rest()
+                until_seen(lambda: not client._thread.kept)
+                stream = brief(client, "die", [batch])
+                if batch.num_rows == 1:
+                    assert list(stream) == [batch]
+                else:
+                    with pytest.raises(ConnectionLost):
+                        next(stream)
+                    with pytest.raises(ConnectionLost):  # sticky
+                        next(stream)
+    assert process.returncode == 1
 
 
 def test_the_end_of_the_connection_ends_it(client, seen, held):

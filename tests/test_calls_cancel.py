@@ -26,6 +26,7 @@ from tests.calls import (
     config,
     connected,
     everything,
+    holding,
     numbers,
     served,
     serving,
@@ -109,13 +110,7 @@ async def test_a_stream_that_is_dropped_ends_the_handler(carrier):
 
 async def test_a_reader_that_is_cancelled_may_read_on(carrier):
     release = asyncio.Event()
-    service = aqueduct.Service("test")
-
-    @service.handler("hold")
-    async def hold(batches, call):
-        await release.wait()
-        async for batch in batches:
-            yield batch
+    service = holding(release)
 
     async with connected(service, carrier) as client:
         stream = client.exchange("hold", [numbers(n) for n in range(3)])

@@ -297,7 +297,7 @@ class KnownCalls:
     ) -> tuple[CallHead, KnownCall | None]:
         """What a message opens, and what is known of such calls. Raises BadCall."""
         data = bytes(payload)
-        alike = tuple(pair for pair in headers if pair[0] not in _OWN_KEYS)
+        alike = tuple([pair for pair in headers if pair[0] not in _OWN_KEYS])
         known = self._kept.get(alike)
         if known is not None and known.payload == data:
             if len(alike) == len(headers):

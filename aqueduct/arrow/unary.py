@@ -69,8 +69,9 @@ class Question:
         headers, payload = head.encode()
         payload[-1] = _padded(payload[-1], sum(map(len, payload)))
         prefix = b"".join(payload)
-        named = tuple(_KIND if pair[0] == wire.KIND else pair for pair in headers)
-        return cls(head, (*named, (wire.BODY, b"%d" % len(prefix))), prefix)
+        named = [_KIND if pair[0] == wire.KIND else pair for pair in headers]
+        named.append((wire.BODY, b"%d" % len(prefix)))
+        return cls(head, tuple(named), prefix)
 
     @classmethod
     def decode(
@@ -89,15 +90,16 @@ class Question:
         body = number_of(values[wire.BODY], wire.BODY, most=len(view))
         if body == len(view):
             raise BadCall("a call of the kind unary carries a batch, and none came", peer=peer)
-        plain = tuple(
+        # A list takes one call of Python, where a tuple of what a generator gives takes many.
+        plain = [
             _EXCHANGE if pair == _KIND else pair
             for pair in headers
             if pair[0] != wire.COMPRESSION  # it has no meaning here
-        )
+        ]
         prefix = bytes(view[:body])
         if calls is None:
             return cls(CallHead.decode(plain, prefix, peer=peer), headers, prefix)
-        head, known = calls.decode(plain, prefix)
+        head, known = calls.decode(tuple(plain), prefix)
         return cls(head, headers, prefix, known)
 
 

@@ -50,6 +50,8 @@ class Pump:
         """``flushing``: a flush is under way; what is called was called by one."""
         self._told = False
         """An event was handed out."""
+        self.attended = False
+        """Who waits does what turns of the loop do; see ``attend``."""
         self._closed = False
         self.on_pong: Callable[[], None] | None = None
         self.written = core.written
@@ -131,7 +133,7 @@ class Pump:
         self._told = False
         self.flush()
         # Who was woken by it runs next, and this behind: what they send leaves in the same turn.
-        if self._told and not self._flush_scheduled and not self._closed:
+        if self._told and not (self._flush_scheduled or self._closed or self.attended):
             self._flush_scheduled, self._flush_wanted = True, False
             self._loop.call_soon(self._flush_now)
 
@@ -152,7 +154,7 @@ class Pump:
     def flush_soon(self) -> None:
         """Commands were given: apply their effects once this turn of the loop is over."""
         self._flush_wanted = True
-        if not self._flush_scheduled and not self.flushing and not self._closed:
+        if not (self._flush_scheduled or self.flushing or self._closed or self.attended):
             self._flush_scheduled = True
             self._loop.call_soon(self._flush_now)
 
@@ -184,6 +186,17 @@ class Pump:
             self.flush_soon()  # others have the loop first
         self._set_timer()
 
+    def attend(self, attended: bool) -> None:
+        """Whether somebody calls ``flush_wanted`` instead of turns of the loop."""
+        self.attended = attended
+        if not attended:
+            self.flush_wanted()
+
+    def flush_wanted(self) -> None:
+        """Flushes if that was to be done soon."""
+        if self._flush_wanted:  # or another flush came first
+            self.flush()
+
     def flush_at_once(self) -> None:
         """The same, within a flush too: what was queued leaves before the rest of it is done."""
         if self.flushing and not self._closed:
@@ -207,8 +220,7 @@ class Pump:
 
     def _flush_now(self) -> None:
         self._flush_scheduled = False
-        if self._flush_wanted:  # or another flush came first
-            self.flush()
+        self.flush_wanted()
 
     def _guarded(self, work: Callable[..., None], *arguments: object) -> None:
         """A fault of ours must not reach the carrier, nor leave a connection that hangs."""

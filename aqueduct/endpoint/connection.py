@@ -244,7 +244,17 @@ class Connection:
             self.pump.flush_at_once()
         else:
             self.pump.flush_soon()
-        self.carrier.expect_input()
+        if not self.pump.attended:
+            self.carrier.expect_input()
+
+    def attend(self, attended: bool) -> None:
+        """Whether the caller does by ``look`` what turns of the event loop do otherwise."""
+        self.pump.attend(attended)
+
+    def look(self) -> bool:
+        """Sends what was queued, and reads what input comes within a moment: was there any?"""
+        self.pump.flush_wanted()
+        return self.carrier.look()
 
     def call(
         self, payload: Any, headers: Headers, *, feeds: bool

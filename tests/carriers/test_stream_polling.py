@@ -101,6 +101,27 @@ async def test_what_comes_in_vain_ends_it_and_what_comes_in_time_begins_it_again
         assert poller().busy
 
 
+async def test_looking_by_itself_in_vain_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+
+    def nothing(*arguments: object) -> int:
+        looks.append(arguments)
+        return -1
+
+    monkeypatch.setattr(polling, "look", nothing)
+    monkeypatch.setattr(polling, "_BY_HAND", 1e-9)
+    async with connected("tcp", LONG) as pair:
+        carrier = pair.client.carrier
+        for _ in range(10):
+            assert not carrier.look()
+        assert len(looks) == 2
+        carrier.expect_input()
+        assert not poller().busy
+    async with connected("tcp", OFF) as pair:
+        assert not pair.client.carrier.look()
+    assert len(looks) == 2
+
+
 async def test_what_came_in_time_allows_few_looks_in_vain(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -146,6 +146,7 @@ class StreamCarrier(Wire):
         self._close = (code, reason)
         if linger > 0:
             self._close_timer = self._loop.call_later(linger, self._close_now)
+        self._hurry_acks()
         self._loop.call_soon(self._close_if_drained, linger <= 0)
 
     # what the host calls

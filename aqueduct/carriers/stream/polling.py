@@ -29,6 +29,7 @@ _LOOKING: Final = 50e-6  # seconds, in one turn of the loop
 _YIELDED: Final = 100e-6  # seconds without the processor: somebody else has work for it
 _REST: Final = 0.05  # seconds in which nothing is looked for after that; each time many more
 _MOST_REST: Final = 2.0  # seconds; a little less after each look that was not in vain
+_BY_HAND: Final = 5e-3  # seconds, where the loop stands still meanwhile
 _SOCKETS: Final = 2  # looked at one by one; of more, the loop's own look will do
 
 
@@ -56,6 +57,29 @@ class Lookout:
         if self._tries and now >= self._poller.rests:
             self.until = now + self._limit
             self._poller.add(self)
+
+    def look(self, clock: Callable[[], float]) -> bool:
+        """Input is due, and is looked for and read here; whether it came.
+
+        What else the loop has to do waits meanwhile: for ``limit`` seconds, and 5 ms, at most.
+        """
+        self._since = now = clock()
+        poller = self._poller
+        if not self._tries or now < poller.rests:
+            return False
+        until = now + min(self._limit, _BY_HAND)
+        while now < until:
+            found = look((self.fd,), _LOOKING, _YIELDED)
+            if found >= 0:
+                poller.found()
+                self.read()
+                return True
+            now = clock()
+            if found == -2:
+                poller.gave_way(now)
+                return False
+        self._tries -= 1
+        return False
 
     def arrived(self, now: float) -> None:
         """There was input."""
@@ -133,7 +157,7 @@ class Poller:
             os.sched_yield()
             later = loop.time()
             if later - now > _YIELDED:
-                self._gave_way(later)
+                self.gave_way(later)
         if lookouts and not self._scheduled:
             self._scheduled = True
             loop.call_soon(self._turn)
@@ -142,15 +166,19 @@ class Poller:
         """Looks a few times, then it is others' turn."""
         found = look([lookout.fd for lookout in self._lookouts], _LOOKING, _YIELDED)
         if found == -2:
-            self._gave_way(loop.time())
+            self.gave_way(loop.time())
         elif found >= 0:
-            self._rest = max(self._rest * 0.95, _REST)
+            self.found()
             for lookout in self._lookouts:
                 if lookout.fd == found:
                     lookout.read()
                     return
 
-    def _gave_way(self, now: float) -> None:
+    def found(self) -> None:
+        """A look was not in vain."""
+        self._rest = max(self._rest * 0.95, _REST)
+
+    def gave_way(self, now: float) -> None:
         """The processor was given away. Who had work for it may have it for a while.
 
         To give it away is dear then: who sleeps is woken before who gave way has another turn.

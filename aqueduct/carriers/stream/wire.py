@@ -27,7 +27,7 @@ __all__ = ["Wire"]
 _TAKE: Final = 256 << 10  # bytes taken from the core at once, at most
 _ROUNDS: Final = 4  # of answers and writing, before it is others' turn
 _FAREWELL: Final = 3.0  # seconds for the peer to take a close
-_ACK_DELAY: Final = 0.005  # seconds that acknowledgements of ends wait for company
+_ACK_DELAY: Final = 0.05  # seconds that acknowledgements of ends wait for company
 _DISCARDS: Final = 16  # reads of what comes after the end, in one wake-up
 
 
@@ -72,7 +72,7 @@ class Wire(Mapping):
         self._parting = False
         """The user has been told of the end; the peer is being told."""
         self._farewell: asyncio.TimerHandle | None = None
-        self._acks: asyncio.TimerHandle | None = None
+        self._acks: asyncio.Handle | None = None
         """Until when acknowledgements of ends wait for company."""
         self._released = False
 
@@ -130,13 +130,24 @@ class Wire(Mapping):
 
     def expect_input(self) -> None:
         """See the contract."""
-        limit = self._config.stream.poll
-        if limit and self._reading and not self._over:
-            lookout = self._lookout
-            if lookout is None:
-                poller = poller_of(self._loop)
-                lookout = self._lookout = Lookout(poller, self._fd, limit, self._readable)
+        lookout = self._watchful()
+        if lookout is not None:
             lookout.expect(self._loop.time())
+
+    def look(self) -> bool:
+        """See the contract."""
+        lookout = self._watchful()
+        return lookout is not None and lookout.look(self._loop.time)
+
+    def _watchful(self) -> Lookout | None:
+        """Who looks for input, where that may be."""
+        limit = self._config.stream.poll
+        if not limit or not self._reading or self._over:
+            return None
+        if self._lookout is None:
+            poller = poller_of(self._loop)
+            self._lookout = Lookout(poller, self._fd, limit, self._readable)
+        return self._lookout
 
     def _readable(self) -> None:
         """There is something to read, or the end."""
@@ -281,6 +292,12 @@ class Wire(Mapping):
         if self._acks is None:
             self._acks = self._loop.call_later(_ACK_DELAY, self._acks_due)
         return True
+
+    def _hurry_acks(self) -> None:
+        """What waits for company waits no more."""
+        if self._acks is not None:
+            self._acks.cancel()
+            self._acks = self._loop.call_soon(self._acks_due)
 
     def _acks_due(self) -> None:
         self._acks = None
