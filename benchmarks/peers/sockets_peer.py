@@ -33,7 +33,8 @@ SMALL: Final = 4 << 10
 SLACK: Final = 8 << 10
 """What an IPC message has beside its batch."""
 UNIX_BUFFER: Final = 4 << 20
-"""A Unix socket's own buffer is 208 KiB: the processes would take turns. TCP's grows by itself."""
+"""``wide``: a Unix socket's own buffer is 208 KiB, so the processes take turns. TCP's grows by
+itself."""
 AGAIN: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -293,7 +294,7 @@ def _connected(setup: common.Setup, address: Any) -> socket.socket:
         sock.connect(address)
     else:
         sock = socket.create_connection(tuple(address))
-    tune(sock)
+    tune(sock, setup)
     if setup.carrier == "tls":
         context = ssl.create_default_context(cafile=setup.certificate)
         sock = context.wrap_socket(sock, server_hostname="localhost")
@@ -303,9 +304,10 @@ def _connected(setup: common.Setup, address: Any) -> socket.socket:
     return sock
 
 
-def tune(sock: socket.socket) -> None:
+def tune(sock: socket.socket, setup: common.Setup) -> None:
     if sock.family == socket.AF_UNIX:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_BUFFER)
+        if setup.wide:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_BUFFER)
     else:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -339,7 +341,7 @@ def serve(setup: common.Setup, ready: common.Ready) -> None:
         listener = socket.create_server(("127.0.0.1", 0))
     ready(listener.getsockname())
     sock, _ = listener.accept()
-    tune(sock)
+    tune(sock, setup)
     if setup.carrier == "tls":
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(setup.certificate, setup.key)
