@@ -1,10 +1,10 @@
 """A service in a process of its own that says what happens to its calls, and when.
 
-``python -m tests.spark.witness [--free] ADDRESS...`` prints one JSON object a line: ``ready`` with
-the addresses, then ``begun``, ``holding``, ``cancelled`` and ``ended`` of each call with
-``time.monotonic()``, which is one clock for all processes of a machine. It reads commands:
-``release`` and ``counters``; it ends with its standard input. With ``--spans=FILE`` it writes the
-spans of its calls there.
+``python -m tests.spark.witness [--free] [--idle=SECONDS] ADDRESS...`` prints one JSON object a
+line: ``ready`` with the addresses, then ``begun``, ``holding``, ``cancelled`` and ``ended`` of each
+call with ``time.monotonic()``, which is one clock for all processes of a machine. It reads
+commands: ``release`` and ``counters``; it ends with its standard input. With ``--spans=FILE`` it
+writes the spans of its calls there.
 
 The handler ``hold`` answers each batch with itself. With the header ``hold`` it stops: ``all`` for
 every call, a partition's number for the first attempt at it that the service sees; from the batch
@@ -31,17 +31,16 @@ from aqueduct.telemetry import Observer, OpenTelemetry
 
 ROOT = Path(__file__).parent.parent.parent
 IDLE = 3.0
-"""Seconds after which the service takes a silent QUIC client for gone."""
-_CONFIG = Config(
-    timing=Timing(close_linger=0.2, drain_timeout=1, idle_timeout=IDLE, ping_interval=0.5)
-)
+"""Seconds after which the service takes a silent client for gone, unless ``idle`` says more."""
 
 
 class Witness:
     """The process, as tests see it."""
 
-    def __init__(self, *addresses: str, free: bool = False, spans: Path | None = None) -> None:
-        options = ["--free"] if free else []
+    def __init__(
+        self, *addresses: str, free: bool = False, spans: Path | None = None, idle: float = IDLE
+    ) -> None:
+        options = [f"--idle={idle}", *(["--free"] if free else [])]
         if spans is not None:
             options.append(f"--spans={spans}")
         self.process = subprocess.Popen(
@@ -175,8 +174,9 @@ def describe(call: aqueduct.Call) -> dict[str, Any]:
     }
 
 
-def make(stage: Stage, telemetry: Observer | None = None) -> aqueduct.Service:
-    service = aqueduct.Service("witness", config=_CONFIG, telemetry=telemetry)
+def make(stage: Stage, telemetry: Observer | None = None, idle: float = IDLE) -> aqueduct.Service:
+    timing = Timing(close_linger=0.2, drain_timeout=1, idle_timeout=idle, ping_interval=0.5)
+    service = aqueduct.Service("witness", config=Config(timing=timing), telemetry=telemetry)
 
     @service.handler("hold")
     def hold(batches, call):
@@ -211,14 +211,16 @@ def make(stage: Stage, telemetry: Observer | None = None) -> aqueduct.Service:
 async def main(arguments: list[str]) -> None:
     addresses = [argument for argument in arguments if not argument.startswith("--")]
     stage = Stage("--free" in arguments)
-    telemetry = None
+    telemetry, idle = None, IDLE
     for argument in arguments:
+        if argument.startswith("--idle="):
+            idle = float(argument.partition("=")[2])
         if argument.startswith("--spans="):
             from tests.spark.spans import tracers
 
             provider = tracers(argument.partition("=")[2])
             telemetry = OpenTelemetry(tracer_provider=provider)
-    service = make(stage, telemetry)
+    service = make(stage, telemetry, idle)
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
 
