@@ -70,6 +70,28 @@ class _Interrupts:
         self._loop.call_soon_threadsafe(self._loop.stop)
 
 
+class _ByHand(_Interrupts):
+    """What turns of the loop would do for a connection the calling thread does without them."""
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, connection: Connection) -> None:
+        super().__init__(loop)
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        asyncio._set_running_loop(self._loop)
+        self._connection.attend(True)
+
+    def __exit__(self, *ignored: object) -> None:
+        try:
+            self._connection.attend(False)
+        finally:
+            asyncio._set_running_loop(None)
+            super().__exit__()
+
+
 class BorrowedLoop(LoopThread):
     """An event loop with a thread of its own, from which others may borrow it."""
 
@@ -128,10 +150,8 @@ class BorrowedLoop(LoopThread):
         """
         loop = self.loop
         until = loop.time() + _STEPPED
-        with _Interrupts(loop):
-            asyncio._set_running_loop(loop)
+        with _ByHand(loop, connection):
             try:
-                connection.attend(True)
                 while True:
                     awaited = work.send(None)
                     awaited._asyncio_future_blocking = False
@@ -139,9 +159,6 @@ class BorrowedLoop(LoopThread):
                         break
             except StopIteration:
                 return True
-            finally:
-                connection.attend(False)
-                asyncio._set_running_loop(None)
             otherwise(loop.create_task(work))
         return False
 
@@ -161,13 +178,17 @@ class BorrowedLoop(LoopThread):
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self.loop.call_soon_threadsafe(self._let_go)
 
-    def catch_up(self) -> None:
+    def catch_up(self, connection: Connection) -> None:
         """Does what came up while nobody ran the loop, as the end of a connection."""
-        if not self._kept and (self._came(0) or self._ready) and self.borrow():
-            try:
+        if self._kept or not (self._came(0) or self._ready) or not self.borrow():
+            return
+        try:
+            with _ByHand(self.loop, connection):
+                connection.read()
+            if self._ready or self._came(0):
                 self.turn(0)
-            finally:
-                self.give_back()
+        finally:
+            self.give_back()
 
     def stop(self) -> None:
         """See ``LoopThread``."""

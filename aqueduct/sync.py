@@ -316,7 +316,7 @@ class SyncClient:
 
     def catch_up(self) -> None:
         """Notices what came since the last call, such as the end of the connection."""
-        self._thread.catch_up()
+        self._thread.catch_up(self._client.connection)
 
     def disown(self) -> None:
         """In the child of a fork: lets go of the parent's connection, which stays as it is."""

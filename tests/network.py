@@ -300,6 +300,9 @@ class NetworkCarrier:
     def look(self) -> bool:
         return False
 
+    def read(self) -> None:
+        pass
+
     def extra_streams(self, count: int) -> None:
         self._extra = count
         self._announce()

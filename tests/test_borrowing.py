@@ -145,8 +145,16 @@ def test_an_unattended_loop_is_taken_up_again(resting):
 def test_a_loop_catches_up_with_what_nobody_did(resting):
     found = []
     resting.loop.call_soon_threadsafe(lambda: found.append(threading.current_thread()))
-    resting.catch_up()
+    connection: Any = Brought([])
+    resting.catch_up(connection)
     assert found == [threading.current_thread()]
+    assert connection.said == [
+        (True, resting.loop),
+        ("read", resting.loop),
+        (False, resting.loop),
+    ]
+    resting.catch_up(connection)
+    assert len(connection.said) == 3  # nothing came up
 
 
 INTERRUPTED = """
@@ -186,7 +194,7 @@ def test_an_interrupt_comes_between_two_callbacks():
 
 
 class Brought:
-    """A connection, as far as ``step`` knows one: what looks bring is given beforehand."""
+    """A connection, as far as loops know one: what looks bring is given beforehand."""
 
     def __init__(self, looks):
         self.looks = iter(looks)
@@ -197,6 +205,9 @@ class Brought:
 
     def look(self):
         return next(self.looks)()
+
+    def read(self):
+        self.said.append(("read", asyncio.get_running_loop()))
 
 
 async def awaiting(asked, found):
@@ -332,7 +343,9 @@ def test_a_loop_of_another_make_stays_with_its_thread(monkeypatch):
         assert seen.wait(LONG)
         assert thread.kept
         assert not thread.borrow()
-        thread.catch_up()
+        connection: Any = Brought([])
+        thread.catch_up(connection)
+        assert connection.said == []
     finally:
         thread.stop()
     assert not thread.alive

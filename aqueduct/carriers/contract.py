@@ -216,6 +216,9 @@ class Carrier(Protocol):
         better not, says no at once.
         """
 
+    def read(self) -> None:
+        """Reads what is there now, for the same callers, or leaves it to the event loop."""
+
     def flush(self) -> None:
         """Lets queued bytes leave as far as flow and congestion control allow.
 

@@ -365,6 +365,9 @@ class MemoryCarrier:
         """It comes by turns of the loop."""
         return False
 
+    def read(self) -> None:
+        """See ``look``."""
+
     def flush(self) -> None:
         """Lets what was queued move with the next step."""
         if self._over:

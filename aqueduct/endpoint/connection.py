@@ -256,6 +256,10 @@ class Connection:
         self.pump.flush_wanted()
         return self.carrier.look()
 
+    def read(self) -> None:
+        """Reads what has come, as a turn of the event loop would."""
+        self.carrier.read()
+
     def call(
         self, payload: Any, headers: Headers, *, feeds: bool
     ) -> tuple[Sender | None, Receiver, Receiver]:

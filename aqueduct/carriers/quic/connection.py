@@ -200,6 +200,9 @@ class QuicCarrier:
         """See ``expect_input``."""
         return False
 
+    def read(self) -> None:
+        """See ``expect_input``."""
+
     def flush(self) -> None:
         """Lets queued bytes leave, together with what else is queued in this turn of the loop."""
         if not self._flush_scheduled and not self._processing and self.error is None:

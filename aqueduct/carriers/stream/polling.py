@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 from collections.abc import Callable
 from typing import Final
 from weakref import WeakKeyDictionary
@@ -36,7 +37,7 @@ _SOCKETS: Final = 2  # looked at one by one; of more, the loop's own look will d
 class Lookout:
     """The input of one connection, where it is expected within ``limit`` seconds."""
 
-    __slots__ = ("_limit", "_poller", "_since", "_tries", "fd", "read", "until")
+    __slots__ = ("_limit", "_poller", "_since", "_sleep", "_tries", "fd", "read", "until")
 
     def __init__(self, poller: Poller, fd: int, limit: float, read: Callable[[], None]) -> None:
         self._poller = poller
@@ -50,6 +51,9 @@ class Lookout:
         """Reads what is there."""
         self.fd = fd
         """Where it comes."""
+        readable = select.poll()
+        readable.register(fd, select.POLLIN)
+        self._sleep = readable.poll
 
     def expect(self, now: float) -> None:
         """Input is due."""
@@ -59,11 +63,23 @@ class Lookout:
             self._poller.add(self)
 
     def look(self, clock: Callable[[], float]) -> bool:
-        """Input is due, and is looked for and read here; whether it came.
+        """Input is due, and is looked for, waited for and read here; whether it came.
 
-        What else the loop has to do waits meanwhile: for ``limit`` seconds, and 5 ms, at most.
+        What else the loop has to do waits meanwhile: for 5 ms at most.
         """
         self._since = now = clock()
+        until = now + _BY_HAND
+        if not self._found(now, clock):
+            # Who is to send it, or others, have the processor. A turn of the loop would sleep,
+            # too, and take four dozen calls for it, half of them once the input is there.
+            left = until - clock()
+            if left <= 0 or not self._sleep(left * 1e3):
+                return False
+        self.read()
+        return True
+
+    def _found(self, now: float, clock: Callable[[], float]) -> bool:
+        """Whether input came while it was looked for."""
         poller = self._poller
         if not self._tries or now < poller.rests:
             return False
@@ -72,7 +88,6 @@ class Lookout:
             found = look((self.fd,), _LOOKING, _YIELDED)
             if found >= 0:
                 poller.found()
-                self.read()
                 return True
             now = clock()
             if found == -2:

@@ -130,22 +130,24 @@ class Wire(Mapping):
 
     def expect_input(self) -> None:
         """See the contract."""
-        lookout = self._watchful()
-        if lookout is not None:
-            lookout.expect(self._loop.time())
+        if self._config.stream.poll and self._reading and not self._over:
+            self._watch().expect(self._loop.time())
 
     def look(self) -> bool:
         """See the contract."""
-        lookout = self._watchful()
-        return lookout is not None and lookout.look(self._loop.time)
+        if not self._reading or self._over or self._writing:
+            return False  # or it is the loop that has to write
+        return self._watch().look(self._loop.time)
 
-    def _watchful(self) -> Lookout | None:
-        """Who looks for input, where that may be."""
-        limit = self._config.stream.poll
-        if not limit or not self._reading or self._over:
-            return None
+    def read(self) -> None:
+        """See the contract."""
+        if self._reading and not self._over:
+            self._readable()
+
+    def _watch(self) -> Lookout:
+        """Who looks for input."""
         if self._lookout is None:
-            poller = poller_of(self._loop)
+            poller, limit = poller_of(self._loop), self._config.stream.poll
             self._lookout = Lookout(poller, self._fd, limit, self._readable)
         return self._lookout
 
