@@ -111,10 +111,17 @@ class Asker:
         """Whether call and batch go in one message."""
         return self.question.body + encoded.size <= self._room
 
-    async def ask(self, encoded: Encoded, watches: Watches, *, alone: bool) -> Answered:
+    async def ask(
+        self,
+        encoded: Encoded,
+        watches: Watches,
+        *,
+        alone: bool,
+        headers: Headers = (),
+    ) -> Answered:
         """One call. ``alone``: no other is under way, so that there is nobody to wait for.
 
-        Raises how the call failed.
+        ``headers``: what it says of itself beside what all say. Raises how the call failed.
         """
         connection, question, deadline = self._connection, self.question, self.head.deadline
         loop = watches.loop
@@ -130,7 +137,8 @@ class Asker:
             if not connection.entrypoint.writable:
                 await _room(connection, waiting)
             payload = [question.prefix, *encoded.buffers]
-            connection.ask(waiting, payload, question.headers, began, now=alone)
+            said = question.headers + headers if headers else question.headers
+            connection.ask(waiting, payload, said, began, now=alone)
             while answer is None:
                 await waiting
                 answer = connection.answer(waiting)

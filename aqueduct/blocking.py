@@ -9,7 +9,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from aqueduct.arrow.decode import Decoder
-from aqueduct.crossing import NEWS, Crossing, Failed, Whole
+from aqueduct.crossing import NEWS, Crossing, Failed
 from aqueduct.errors import AqueductError
 from aqueduct.outgoing import END, Batches, Failure
 
@@ -90,14 +90,6 @@ class SyncStream:
     def waited(self) -> float:
         """Seconds spent waiting for the service: neither an answer nor room to send."""
         return self._crossing.waited
-
-    def be_brief(self) -> None:
-        """The handler is known to be a function of one batch (``traits`` of an earlier call).
-
-        If the input turns out to be a single small batch, it may go as ``SyncClient.call`` makes
-        it, one message each way. To be said before the first answer is asked for.
-        """
-        self._crossing.brief = True
 
     def opened(self) -> pa.Schema | None:
         """Waits until the service has accepted the call; returns ``schema``.
@@ -189,8 +181,6 @@ class SyncStream:
         return crossing.glance(_EARLY)
 
     def _decode(self, payload: Any) -> pa.RecordBatch:
-        if type(payload) is Whole:
-            return payload.batch
         if self._decoder is None:
             assert self._crossing.call is not None
             self._decoder = self._crossing.call.decoder()

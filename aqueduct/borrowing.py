@@ -15,13 +15,14 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]
 import asyncio
 import contextlib
+import os
 import select
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sized
 from queue import Empty, SimpleQueue
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from aqueduct.threads import LoopThread
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from aqueduct.endpoint import Connection
 
 __all__ = ["BorrowedLoop"]
+
+T = TypeVar("T")
 
 _UNATTENDED: Final = 0.05
 """Seconds for which nobody runs the loop at most: no peer takes offence at that."""
@@ -118,7 +121,9 @@ class BorrowedLoop(LoopThread):
 
     def borrow(self) -> bool:
         """Whether the calling thread has the loop now, until it does ``give_back``."""
-        if self._kept or self._ended or asyncio._get_running_loop() is not None:
+        if self._kept or self._ended or self.pid != os.getpid():
+            return False  # or this is the child of a fork
+        if asyncio._get_running_loop() is not None:
             return False
         return self._running.acquire(blocking=False)
 
@@ -138,15 +143,15 @@ class BorrowedLoop(LoopThread):
 
     def step(
         self,
-        work: Coroutine[Any, Any, None],
+        work: Coroutine[Any, Any, T],
         connection: Connection,
-        otherwise: Callable[[asyncio.Task[None]], object],
-    ) -> bool:
-        """Runs ``work`` on the borrowed loop to its end, and says whether that was without turns.
+        otherwise: Callable[[asyncio.Task[T]], object],
+    ) -> T | None:
+        """Runs ``work`` on the borrowed loop to its end, without turns of it; what it returns.
 
-        It waits for what the connection brings. If that does not come at once, the work is a task
-        from then on: ``otherwise`` is told, and ``turn`` goes on with it. Its futures must not
-        mind to be waited for again. An interrupt is as in ``turn``.
+        It waits for what the connection brings. If that does not come at once, this is None, and
+        the work a task from then on, which ``otherwise`` is told. Its futures must not mind to be
+        waited for again. An interrupt is as in ``turn``.
         """
         loop = self.loop
         until = loop.time() + _STEPPED
@@ -157,10 +162,11 @@ class BorrowedLoop(LoopThread):
                     awaited._asyncio_future_blocking = False
                     if not connection.look() or loop.time() >= until:
                         break
-            except StopIteration:
-                return True
+            except StopIteration as end:
+                found: T = end.value
+                return found
             otherwise(loop.create_task(work))
-        return False
+        return None
 
     def run_rest(self) -> None:
         """Does what callbacks have left for the next turn, which may not come soon."""

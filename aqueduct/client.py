@@ -23,7 +23,7 @@ from aqueduct.arrow.call import AS_COMPLETED, FAILURES, CallHead, Kind, Partitio
 from aqueduct.arrow.compression import codec_of
 from aqueduct.arrow.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
 from aqueduct.arrow.encode import Encoded
-from aqueduct.arrow.wire import ALIVE
+from aqueduct.arrow.wire import ALIVE, Headers
 from aqueduct.asking import Answered, Asker, Heard, one_batch, same_schema
 from aqueduct.carriers.tls import ClientTls
 from aqueduct.config import DEFAULT, Config
@@ -70,7 +70,7 @@ class Client:
         self.address = address or connection.peer
         """The service's address, without options."""
         self.config = connection.config
-        self.token = _token(token)
+        self.token = token_bytes(token)
         """Shown with every call that is given no other."""
         self.compression = compression
         """What every call asks for that is given no other; "" for none."""
@@ -440,7 +440,7 @@ class Client:
             deadline=deadline,
             run=run,
             attempt=attempt,
-            token=self.token if token is None else _token(token),
+            token=self.token if token is None else token_bytes(token),
             partition=partition,
             metadata=headers or {},
         )
@@ -484,12 +484,12 @@ class Client:
             heard = self._heard[head.handler] = Heard(head.expected)
         return Asker(self.connection, head, peer=self.address, heard=heard)
 
-    async def ask(self, asker: Asker, encoded: Encoded) -> Answered:
+    async def ask(self, asker: Asker, encoded: Encoded, headers: Headers = ()) -> Answered:
         """One call of one batch; see ``Asker.ask``."""
         alone = not self._asking
         self._asking += 1
         try:
-            return await asker.ask(encoded, self._watches, alone=alone)
+            return await asker.ask(encoded, self._watches, alone=alone, headers=headers)
         finally:
             self._asking -= 1
 
@@ -555,7 +555,7 @@ def make_head(
         deadline=deadline,
         run=run,
         attempt=attempt,
-        token=default_token if token is None else _token(token),
+        token=default_token if token is None else token_bytes(token),
         partition=partition,
         metadata=headers or {},
         compressions=(name,) if name else (),
@@ -587,5 +587,6 @@ def _bytes(text: str | bytes) -> bytes:
     return text.encode() if isinstance(text, str) else bytes(text)
 
 
-def _token(token: str | bytes | None) -> bytes | None:
+def token_bytes(token: str | bytes | None) -> bytes | None:
+    """A token as it is sent."""
     return token.encode("utf-8", "surrogateescape") if isinstance(token, str) else token

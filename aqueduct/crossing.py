@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import deque
-from collections.abc import Coroutine
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
-import pyarrow as pa
-
 from aqueduct.arrow.call import CallHead
 from aqueduct.arrow.encode import Encoded
-from aqueduct.asking import Asker
 from aqueduct.borrowing import BorrowedLoop
 from aqueduct.client import Client
 from aqueduct.endpoint import Message
 from aqueduct.errors import AqueductError, ConnectionLost
 from aqueduct.outgoing import END, Outgoing, Window, abandoned
 
-__all__ = ["NEWS", "Crossing", "Failed", "Mailbox", "Whole"]
+__all__ = ["NEWS", "Crossing", "Failed", "Mailbox"]
 
 _AHEAD: Final = 16
 _AHEAD_BYTES: Final = 8 << 20
@@ -37,19 +32,6 @@ class Failed:
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
-
-
-class Whole:
-    """An answer that is decoded already; as long as it was before."""
-
-    __slots__ = ("batch", "size")
-
-    def __init__(self, batch: pa.RecordBatch, size: int) -> None:
-        self.batch = batch
-        self.size = size
-
-    def __len__(self) -> int:
-        return self.size
 
 
 class Mailbox:
@@ -81,9 +63,15 @@ class Crossing:
         head: CallHead,
         window: Window | None,
         mailbox: Mailbox | None = None,
+        *,
+        answered: Message | None = None,
     ) -> None:
-        """With a ``mailbox`` the thread does not ``wait`` here, but for what comes out of that."""
+        """With a ``mailbox`` the thread does not ``wait`` here, but for what comes out of that.
+
+        ``answered``: the call was made already, and this says on what channels its answers follow.
+        """
         self.head = head
+        self._answered = answered
         self.call: Outgoing | None = None  # of the loop
         self._thread = thread
         self._client = client
@@ -112,10 +100,6 @@ class Crossing:
         self._finished = False
         self._over = False
         self._pumping = False
-        self._asking: asyncio.Task[None] | None = None
-        self.brief = False
-        """A single small batch may go as a call of one batch, one message each way: to a function
-        of one batch that makes no difference but the time it takes. Set before anything is sent."""
 
     # In the thread
 
@@ -218,27 +202,14 @@ class Crossing:
         thread = self._thread
         if not thread.borrow():
             return False
-        self._untold = False
+        self._borrowed, self._untold = True, False
         try:
-            if self._answered_at_once():
-                thread.run_rest()
-                return True
-            self._borrowed = True
-            if self._asking is None:
-                thread.loop.call_soon(self.pump)
+            thread.loop.call_soon(self.pump)
             thread.turn(seconds)
         finally:
             self._borrowed = False
             thread.give_back()
         return True
-
-    def _answered_at_once(self) -> bool:
-        """Whether this thread has asked, and read the answer, without a turn of the loop."""
-        if self.call is not None or self._asking is not None or self._over:
-            return False
-        if self._abandoned is not None or (work := self._question()) is None:
-            return False
-        return self._thread.step(work, self._client.connection, self._ask_by)
 
     def expect(self, room: bool, acceptance: bool) -> bool:
         """Asks for NEWS of room, or of acceptance. True: there it is already."""
@@ -320,14 +291,10 @@ class Crossing:
             self._over = True
             if call is not None:
                 call.fail(self._abandoned)
-            if self._asking is not None:
-                self._asking.cancel()
             self._inbox.put(Failed(self._abandoned))  # a thread may wait that another one ends
             return
         if call is None:
-            if self._ask():
-                return
-            call = self._begin(self.head)
+            call = self._begin()
         while self._outbox:
             call.send(*self._outbox.popleft())
         if self._input_over and not self._finished and not self._outbox:
@@ -340,60 +307,11 @@ class Crossing:
             self._wants_room = self._wants_acceptance = False
             self._mailbox.put(NEWS)
 
-    def _begin(self, head: CallHead, answered: Message | None = None) -> Outgoing:
-        call = self._client.begin(head, self._window, self.pump, answered)
+    def _begin(self) -> Outgoing:
+        call = self._client.begin(self.head, self._window, self.pump, self._answered)
         call.waiting = self._waiting
         self.call = call
         return call
-
-    def _ask(self) -> bool:
-        """Whether the batch is on its way in a call of one batch."""
-        if self._asking is None:
-            work = self._question()
-            if work is None:
-                return False
-            self._ask_by(asyncio.get_running_loop().create_task(work))
-        return True
-
-    def _ask_by(self, asking: asyncio.Task[None]) -> None:
-        self._asking = asking
-
-    def _question(self) -> Coroutine[Any, Any, None] | None:
-        """What asks by a call of one batch, if that is what it can be; the batch is its then."""
-        head = self.head
-        if not (self.brief and self._input_over and len(self._outbox) == 1):
-            return None
-        if head.wishes or head.compressions or head.kind != "exchange":
-            return None  # these are agreed upon as an exchange begins
-        asker = self._client.asker(head)
-        encoded, _ = self._outbox[0]
-        if not asker.fits(encoded):
-            return None
-        self._outbox.clear()
-        return self._asked(asker, encoded)
-
-    async def _asked(self, asker: Asker, encoded: Encoded) -> None:
-        try:
-            answered = await self._client.ask(asker, encoded)
-            if self._over:
-                return
-            if answered.follow is not None:  # more than a message holds
-                self._begin(asker.following(answered), answered.follow)
-                self._asking = None
-                self.pump()
-                return
-            size = answered.size
-            for batch in answered.batches:
-                self._mailbox.put((0, Whole(batch, size)))
-                size = 0  # it is that of all
-            self._mailbox.put(END)
-        except asyncio.CancelledError:
-            pass  # abandoned, or the loop ends: who waits is told by others
-        except BaseException as error:  # noqa: BLE001  it belongs to the thread
-            self._mailbox.put(Failed(error))
-        self._over = True
-        if self._borrowed:
-            self._thread.loop.stop()
 
     def _hand_over(self, call: Outgoing) -> None:
         while True:

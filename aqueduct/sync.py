@@ -21,7 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from aqueduct.arrow.call import Partition
+from aqueduct.arrow.call import CallHead, Partition
 from aqueduct.arrow.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
 from aqueduct.blocking import SyncStream
 from aqueduct.borrowing import BorrowedLoop
@@ -39,6 +39,7 @@ from aqueduct.crossing import Crossing, Mailbox
 from aqueduct.errors import ConnectionLost, LocalProtocolError
 from aqueduct.lane import Lane, News
 from aqueduct.outgoing import Batches, Window, window
+from aqueduct.prepared import Prepared
 
 __all__ = ["SyncClient"]
 
@@ -235,6 +236,30 @@ class SyncClient:
                 partition=partition,
             )
         )
+
+    def prepare(
+        self,
+        handler: str,
+        schema: pa.Schema,
+        *,
+        output_schema: pa.Schema | None = None,
+        deadline: float | None = None,
+    ) -> Prepared | None:
+        """Makes calls of a function of one batch ready, which a thread is to make many of.
+
+        What one is told besides is said as it is made; see ``Client.exchange``. None where batches
+        are to be compressed: that is agreed upon as an exchange begins. Raises LocalProtocolError.
+        """
+        if self._client.compression:
+            return None
+        head = CallHead(
+            handler=handler,
+            kind="exchange",
+            schema=schema,
+            expected=output_schema,
+            deadline=deadline,
+        )
+        return Prepared(self._thread, self._client, self._client.asker(head))
 
     def source(
         self,

@@ -100,8 +100,11 @@ class Calling:
 
     def head(self, place: Place) -> dict[str, Any]:
         """What every call of a task says, whatever its kind. Asks for a token; see there."""
+        return {"deadline": self.deadline, **self.own(place)}
+
+    def own(self, place: Place) -> dict[str, Any]:
+        """What of that may differ from task to task."""
         return {
-            "deadline": self.deadline,
             "headers": dict(self.headers),
             "run": place.run_key(self.run),
             "attempt": place.attempt_key,

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator
 
 import pyarrow as pa
 
 from aqueduct.arrow.call import ONE_TO_ONE
+from aqueduct.arrow.encode import Encoded
 from aqueduct.blocking import SyncStream
 from aqueduct.errors import AqueductError, ConnectFailed
+from aqueduct.prepared import Prepared, PreparedCall
 from aqueduct.sync import SyncClient
 from spark_udfs.calling import Answer, Calling, OnError, Opened
 from spark_udfs.numbers import Numbers
 from spark_udfs.place import Place, locate
-from spark_udfs.pool import Lease, process_pool
+from spark_udfs.pool import Acceptance, Lease, process_pool
 from spark_udfs.retrying import with_note
 from spark_udfs.spreading import Spread
 from spark_udfs.vigil import input_look
@@ -89,44 +92,137 @@ def _one_call(
     except ConnectFailed as error:
         raise with_note(error, "tried once (retries=0)") from error.__cause__
     numbers.reconnects += lease.reconnected
-    stream: SyncStream | None = None
     well = False
     try:
-        stream = lease.client.exchange(
-            calling.handler,
-            _counted(batches, numbers),
-            schema=schema,
-            output_schema=calling.schema,
-            in_flight=calling.in_flight,
-            in_flight_bytes=calling.in_flight_bytes,
-            compression=calling.compression,
-            held=held,
-            together=True,
-            ready=None if place.task is None else input_look(),
-            **calling.head(place),
-        )
-        lease.on_end(stream.close)
-        with stream:
-            # The service compares the schemas; only then does data flow. What this connection has
-            # heard of an earlier task is not waited for again: that would be a round trip.
-            about = calling.handler, schema, calling.schema
-            found, traits = lease.accepted(about, lambda: (stream.opened(), stream.traits))
-            if opened is not None and found is not None:
-                opened(found, traits)
-            if ONE_TO_ONE in traits:
-                stream.be_brief()
-            for batch in stream:
-                numbers.batches_received += 1
-                numbers.rows_received += batch.num_rows
-                yield Answer(stream.number, batch)
+        # What this connection has heard of an earlier task is not waited for again.
+        known = lease.accepted(calling.handler, schema, calling.schema, calling.deadline)
+        look = None if place.task is None else input_look()
+        alone: tuple[Encoded, int] | None = None
+        if known is not None:
+            _tell(opened, known)
+            if known.prepared is not None and look is not None and calling.compression is None:
+                alone, batches = _alone(known.prepared, batches, look)
+        if known is None or known.prepared is None or alone is None:
+            ends = known, opened, held, look
+            yield from _exchanged(lease, calling, batches, schema, place, numbers, *ends)
+        else:
+            call = known.prepared.call(alone[0], **calling.own(place))
+            yield from _answered(lease, call, alone[1], numbers)
         well = True
     finally:
-        if stream is not None:
-            numbers.bytes_sent += stream.bytes_sent
-            numbers.bytes_received += stream.bytes_received
-            numbers.waiting_seconds += stream.waited
         # A Python worker ends with a task that failed or was left early: let the service hear.
         lease.release(close=not well and place.task is not None)
+
+
+def _tell(opened: Opened | None, known: Acceptance) -> None:
+    if opened is not None and known.answers is not None:
+        opened(known.answers, known.traits)
+
+
+def _exchanged(
+    lease: Lease,
+    calling: Calling,
+    batches: Iterable[pa.RecordBatch],
+    schema: pa.Schema,
+    place: Place,
+    numbers: Numbers,
+    known: Acceptance | None,
+    opened: Opened | None,
+    held: Callable[[], int] | None,
+    look: Callable[[], bool] | None,
+) -> Generator[Answer]:
+    """Batches and answers flow at the same time."""
+    stream = lease.client.exchange(
+        calling.handler,
+        _counted(batches, numbers),
+        schema=schema,
+        output_schema=calling.schema,
+        in_flight=calling.in_flight,
+        in_flight_bytes=calling.in_flight_bytes,
+        deadline=calling.deadline,
+        compression=calling.compression,
+        held=held,
+        together=True,
+        ready=look,
+        **calling.own(place),
+    )
+    lease.on_end(stream.close)
+    try:
+        with stream:
+            if known is None:  # the service compares the schemas; only then does data flow
+                known = _acceptance(lease, stream, calling, schema)
+                lease.remember(known)
+                _tell(opened, known)
+            yield from _received(stream, numbers)
+    finally:
+        numbers.bytes_sent += stream.bytes_sent
+        numbers.waiting_seconds += stream.waited
+
+
+def _acceptance(
+    lease: Lease, stream: SyncStream, calling: Calling, schema: pa.Schema
+) -> Acceptance:
+    """What the service says of the call, waited for."""
+    handler, expected, deadline = calling.handler, calling.schema, calling.deadline
+    answers, traits = stream.opened(), stream.traits
+    prepared = None
+    if ONE_TO_ONE in traits:
+        prepared = lease.client.prepare(handler, schema, output_schema=expected, deadline=deadline)
+    return Acceptance(handler, schema, expected, deadline, answers, traits, prepared)
+
+
+def _alone(
+    prepared: Prepared, batches: Iterable[pa.RecordBatch], look: Callable[[], bool]
+) -> tuple[tuple[Encoded, int] | None, Iterator[pa.RecordBatch]]:
+    """The only batch of the input and its rows, if that is known and it is small; and the rest.
+
+    Nothing is waited for: Spark has sent the end when a small task has its first batch in hand.
+    """
+    source = iter(batches)
+    first = next(source, None)
+    if first is None:
+        return None, source
+    encoded = prepared.encode(first)
+    if encoded is None or not look():
+        return None, itertools.chain((first,), source)
+    second = next(source, None)
+    if second is None:
+        return (encoded, first.num_rows), source
+    return None, itertools.chain((first, second), source)
+
+
+def _answered(lease: Lease, call: PreparedCall, rows: int, numbers: Numbers) -> Generator[Answer]:
+    """A single batch goes with its call, and the answer comes with the status."""
+    lease.on_end(call.close)
+    numbers.batches_sent += 1
+    numbers.rows_sent += rows
+    numbers.bytes_sent += call.encoded.size
+    try:
+        answered = call.result()
+    finally:
+        numbers.waiting_seconds += call.waited
+    if answered.follow is not None:
+        stream = call.follow(answered)
+        lease.on_end(stream.close)
+        with stream:
+            yield from _received(stream, numbers)
+        numbers.waiting_seconds += stream.waited
+        return
+    numbers.bytes_received += answered.size
+    for batch in answered.batches:
+        numbers.batches_received += 1
+        numbers.rows_received += batch.num_rows
+        yield Answer(0, batch)
+
+
+def _received(stream: SyncStream, numbers: Numbers) -> Generator[Answer]:
+    try:
+        for batch in stream:
+            numbers.batches_received += 1
+            numbers.rows_received += batch.num_rows
+            yield Answer(stream.number, batch)
+    finally:
+        numbers.bytes_received += stream.bytes_received
 
 
 def _counted(batches: Iterable[pa.RecordBatch], numbers: Numbers) -> Iterator[pa.RecordBatch]:

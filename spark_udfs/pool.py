@@ -28,18 +28,22 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
+import pyarrow as pa
+
+from aqueduct.asking import same_schema
 from aqueduct.carriers.tls import ClientTls
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import AqueductError, Cancelled
+from aqueduct.prepared import Prepared
 from aqueduct.sync import SyncClient
 from spark_udfs.vigil import executor_socket, watch
 
-__all__ = ["IDLE", "Lease", "Peer", "Pool", "process_pool"]
+__all__ = ["IDLE", "Acceptance", "Lease", "Peer", "Pool", "process_pool"]
 
 IDLE: Final = 30.0
 """Seconds after which an unused connection closes."""
@@ -62,6 +66,24 @@ class Peer:
         return hash(self.address)  # there are few; to hash all of a configuration takes longer
 
 
+@dataclass(slots=True)
+class Acceptance:
+    """A call that a service has accepted, and what it said of it."""
+
+    handler: str
+    schema: pa.Schema
+    """Of what is sent."""
+    expected: pa.Schema | None
+    """Of the answers, as the caller wants them."""
+    deadline: float | None
+    answers: pa.Schema | None
+    """Their schema."""
+    traits: frozenset[str]
+    """The handler's."""
+    prepared: Prepared | None
+    """Makes calls of a single batch, where they come to the same."""
+
+
 class Lease:
     """The right to use a connection, until ``release``."""
 
@@ -80,17 +102,30 @@ class Lease:
         """What ends the call that runs under this lease, should the task leave it behind."""
         self._cancel = cancel
 
-    def accepted(self, about: Hashable, ask: Callable[[], Any]) -> Any:
-        """What ``ask`` gave for the same thing before, on this connection, or gives now."""
+    def accepted(
+        self,
+        handler: str,
+        schema: pa.Schema,
+        expected: pa.Schema | None,
+        deadline: float | None,
+    ) -> Acceptance | None:
+        """What the service said of such a call on this connection, if there has been one."""
+        for known in self._entry.accepted:
+            if (
+                known.handler == handler
+                and known.deadline == deadline
+                and same_schema(known.schema, schema)
+                and same_schema(known.expected, expected)
+            ):
+                return known
+        return None
+
+    def remember(self, acceptance: Acceptance) -> None:
+        """For calls that are alike on this connection."""
         known = self._entry.accepted
-        try:
-            return known[about]
-        except KeyError:
-            found = ask()
         if len(known) >= _KNOWN:
             known.clear()
-        known[about] = found
-        return found
+        known.append(acceptance)
 
     def release(self, *, close: bool = False) -> None:
         """Gives the lease back. Repeated calls are without effect.
@@ -304,7 +339,7 @@ class _Entry:
         self.connected = 0
         self.client: SyncClient | None = None
         self.connecting = threading.Lock()
-        self.accepted: dict[Hashable, Any] = {}
+        self.accepted: list[Acceptance] = []
 
     def open_client(self) -> tuple[SyncClient, bool]:
         """The connection, and whether it was made just now."""
@@ -312,7 +347,7 @@ class _Entry:
         if self.client is not None and not self._answers(self.client):
             self.close()
         if self.client is None:
-            self.accepted = {}
+            self.accepted = []
             # An idle connection is the pool's to close; silence means that the worker is gone.
             self.client = SyncClient(
                 self.peer.address,

@@ -215,6 +215,7 @@ async def awaiting(asked, found):
     for _ in range(2):
         await asked
         found.append(asyncio.get_running_loop())
+    return "done"
 
 
 def step(thread, looks, asked, found, tasks):
@@ -239,10 +240,10 @@ def brings(asked):
 def test_work_whose_input_is_there_needs_no_turn(resting, monkeypatch):
     monkeypatch.setattr(borrowing, "_STEPPED", LONG)  # however busy the machine is
     asked, found = Asked(resting.loop), list[Any]()
-    tasks: list[asyncio.Task[None]] = []
+    tasks: list[asyncio.Task[str]] = []
     # One look brings something else, and the work waits on.
     looks = [brings(asked), lambda: True, brings(asked)]
-    assert step(resting, looks, asked, found, tasks)
+    assert step(resting, looks, asked, found, tasks) == "done"
     assert found == ["begun", resting.loop, resting.loop]
     assert tasks == []
 
@@ -251,23 +252,23 @@ def test_work_whose_input_is_there_needs_no_turn(resting, monkeypatch):
 def test_work_whose_input_is_not_there_goes_on_as_a_task(resting, brought, monkeypatch):
     monkeypatch.setattr(borrowing, "_STEPPED", LONG)
     asked, found = Asked(resting.loop), list[Any]()
-    tasks: list[asyncio.Task[None]] = []
+    tasks: list[asyncio.Task[str]] = []
     looks = [*[brings(asked)] * brought, lambda: False]
-    assert not step(resting, looks, asked, found, tasks)
+    assert step(resting, looks, asked, found, tasks) is None
     assert found == ["begun", *[resting.loop] * brought]
     for more in range(brought + 2, 4):  # the loop's own thread goes on
         until_seen(lambda: asked._callback is not None)
         resting.call(asked.wake)
         until_seen(lambda: len(found) == more)  # noqa: B023
     until_seen(tasks[0].done)
-    assert tasks[0].exception() is None
+    assert tasks[0].result() == "done"
     assert found == ["begun", resting.loop, resting.loop]
 
 
 def test_input_of_others_ends_the_steps(resting):
     asked, found = Asked(resting.loop), list[Any]()
-    tasks: list[asyncio.Task[None]] = []
-    assert not step(resting, itertools.repeat(lambda: True), asked, found, tasks)
+    tasks: list[asyncio.Task[str]] = []
+    assert step(resting, itertools.repeat(lambda: True), asked, found, tasks) is None
     assert found == ["begun"]
     resting.call(tasks[0].cancel)
     until_seen(tasks[0].cancelled)

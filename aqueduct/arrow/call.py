@@ -38,6 +38,7 @@ __all__ = [
     "Partition",
     "Places",
     "check_attachments",
+    "own_headers",
 ]
 
 Kind: TypeAlias = Literal["exchange", "source", "sink"]
@@ -117,6 +118,35 @@ class Partition:
         return str(self.index) if self.count is None else f"{self.index}/{self.count}"
 
 
+def own_headers(
+    run: str = "",
+    attempt: str = "",
+    token: bytes | None = None,
+    partition: Partition | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> list[tuple[bytes, bytes]]:
+    """What calls that are otherwise alike say of themselves. Raises LocalProtocolError."""
+    headers = []
+    if run:
+        headers.append((wire.RUN, text_value(run, "run", limit=_NAME_LIMIT)))
+    if attempt:
+        headers.append((wire.ATTEMPT, text_value(attempt, "attempt", limit=_NAME_LIMIT)))
+    if token is not None:
+        if len(token) > _TOKEN_LIMIT:
+            raise LocalProtocolError(
+                f"the token of a call has {len(token)} bytes, above the limit of {_TOKEN_LIMIT}"
+            )
+        headers.append((wire.TOKEN, bytes(token)))
+    if partition is not None:
+        index, count = partition.index, partition.count
+        if not 0 <= index <= wire.NUMBER_LIMIT or (count is not None and count <= index):
+            raise LocalProtocolError(f"{partition!r} is no share of anything")
+        headers.append((wire.PARTITION, str(partition).encode()))
+    if metadata:
+        headers.append((wire.METADATA, _metadata_value(metadata)))
+    return headers
+
+
 @dataclass(frozen=True, slots=True)
 class CallHead:
     """What a call says of itself. An empty string, or None, is what is not said."""
@@ -168,16 +198,7 @@ class CallHead:
         ]
         if self.deadline is not None:
             headers.append((wire.DEADLINE, b"%d" % _milliseconds(self.deadline)))
-        if self.run:
-            headers.append((wire.RUN, text_value(self.run, "run", limit=_NAME_LIMIT)))
-        if self.attempt:
-            headers.append((wire.ATTEMPT, text_value(self.attempt, "attempt", limit=_NAME_LIMIT)))
-        if self.token is not None:
-            headers.append((wire.TOKEN, bytes(self.token)))
-        if self.partition is not None:
-            headers.append((wire.PARTITION, str(self.partition).encode()))
-        if self.metadata:
-            headers.append((wire.METADATA, _metadata_value(self.metadata)))
+        headers += own_headers(self.run, self.attempt, self.token, self.partition, self.metadata)
         if self.compressions:
             headers.append((wire.COMPRESSION, ",".join(self.compressions).encode()))
         if self.wishes:
@@ -240,15 +261,6 @@ class CallHead:
             raise LocalProtocolError("a call of the kind sink expects no output schema")
         if self.wishes and self.kind != "exchange":
             raise LocalProtocolError(f"a call of the kind {self.kind} has no wishes")
-        if self.token is not None and len(self.token) > _TOKEN_LIMIT:
-            raise LocalProtocolError(
-                f"the token of a call has {len(self.token)} bytes, above the limit of "
-                f"{_TOKEN_LIMIT}"
-            )
-        if self.partition is not None:
-            index, count = self.partition.index, self.partition.count
-            if not 0 <= index <= wire.NUMBER_LIMIT or (count is not None and count <= index):
-                raise LocalProtocolError(f"{self.partition!r} is no share of anything")
 
 
 class KnownCall:

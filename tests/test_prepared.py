@@ -1,4 +1,4 @@
-"""Exchanges of a sync client that are brief: a single small batch goes as a call of one batch."""
+"""Calls of one batch that a thread makes with what was made ready for all that are alike."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ import pytest
 
 import aqueduct
 from aqueduct import borrowing
-from aqueduct.arrow.call import ONE_TO_ONE
 from aqueduct.carriers.stream import polling
 from aqueduct.errors import (
+    AqueductError,
     Cancelled,
     ConnectionLost,
     DeadlineExceeded,
     HandlerFailed,
+    LocalProtocolError,
     SchemaMismatch,
 )
-from tests.calls import NUMBERS, config, numbers, sync_client, until_seen, values
+from tests.calls import NUMBERS, config, numbers, served, sync_client, until_seen, values
 
 LONG = 20.0
 ROOT = Path(__file__).parent.parent
@@ -100,41 +101,68 @@ def begun(client, monkeypatch):
     return heads
 
 
-def brief(client, handler, batches, **options):
-    stream = client.exchange(
-        handler, batches, schema=NUMBERS, together=True, ready=lambda: True, **options
-    )
-    stream.be_brief()
-    return stream
+def prepared_call(client, handler, batch, *, expected=None, deadline=None, **options):
+    prepared = client.prepare(handler, NUMBERS, output_schema=expected, deadline=deadline)
+    encoded = prepared.encode(batch)
+    assert encoded is not None
+    return prepared.call(encoded, **options)
+
+
+def answers(call):
+    return values(call.result().batches)
 
 
 @pytest.mark.parametrize("resting", [True, False])
-def test_a_single_batch_goes_as_a_call_of_one_batch(client, begun, seen, resting):
+def test_what_a_call_says_of_itself_arrives(client, begun, seen, resting):
     if resting:
         client.rest()
         until_seen(lambda: not client._thread.kept)
     else:
         client._thread.borrow = lambda: False  # somebody else has it
-    with brief(
-        client,
-        "double",
-        [numbers(1, 2)],
-        run="r",
-        attempt="a",
-        partition=aqueduct.Partition(3),
-        headers={"key": "value"},
-        deadline=LONG,
-    ) as stream:
-        assert values([next(stream)]) == [[2, 4]]
-        assert stream.number == 0
-        assert not stream.over
-        assert list(stream) == []
-        assert stream.over
+    prepared = client.prepare("double", NUMBERS, output_schema=NUMBERS, deadline=LONG)
+    own = {"attempt": "a", "partition": aqueduct.Partition(3), "headers": {"key": "value"}}
+    for run in ("r", "s"):
+        encoded = prepared.encode(numbers(1, 2))
+        call = prepared.call(encoded, run=run, **own)
+        answered = call.result()
+        assert values(answered.batches) == [[2, 4]]
+        assert answered.follow is None
+        assert call.waited > 0
+    plain_call = prepared.call(prepared.encode(numbers(3)))
+    assert answers(plain_call) == [[6]]
     assert begun == []
-    assert seen == [("r", "a", aqueduct.Partition(3), {"key": "value"})]
+    assert seen == [
+        *((run, "a", aqueduct.Partition(3), {"key": "value"}) for run in ("r", "s")),
+        ("", "", None, {}),
+    ]
     with client.exchange("double", [numbers(1, 2)], schema=NUMBERS) as plain:
         list(plain)
-    assert (stream.bytes_sent, stream.bytes_received) == (plain.bytes_sent, plain.bytes_received)
+    assert (call.encoded.size, answered.size) == (plain.bytes_sent, plain.bytes_received)
+
+
+@pytest.mark.parametrize("token", [None, "shown", b"shown"], ids=["none", "text", "bytes"])
+def test_the_client_s_token_is_shown_unless_a_call_has_one(service, token):
+    shown = []
+    service.authorize = lambda call: shown.append(call.token)
+    with sync_client(service, token="usual") as client:
+        assert answers(prepared_call(client, "double", numbers(1), token=token)) == [[2]]
+    assert shown == ["usual" if token is None else "shown"]
+
+
+@pytest.mark.parametrize(
+    ("own", "text"),
+    [
+        ({"run": "r" * 257}, "run of a call has 257 bytes"),
+        ({"attempt": "\ud800"}, "attempt of a call cannot be sent"),
+        ({"token": b"t" * 16385}, "token of a call has 16385 bytes"),
+        ({"partition": aqueduct.Partition(-1)}, "is no share of anything"),
+        ({"headers": {"k": "v" * 40_000}}, "above the limit"),
+    ],
+)
+def test_what_cannot_be_said_is_told_before_anything_is_sent(client, seen, own, text):
+    with pytest.raises(LocalProtocolError, match=text):
+        prepared_call(client, "double", numbers(1), **own)
+    assert seen == []
 
 
 @pytest.mark.parametrize("carrier", ["tcp", "quic"])
@@ -154,34 +182,40 @@ def test_who_waits_steps_the_loop_where_an_answer_comes_at_once(service, carrier
         for number in range(20):
             client.rest()
             until_seen(lambda: not thread.kept)
-            with brief(client, "same", [numbers(number)]) as stream:
-                assert values(list(stream)) == [[number]]
-    assert stepped == [carrier == "tcp"] * 20  # QUIC has one socket for many: it is not looked at
+            assert answers(prepared_call(client, "same", numbers(number))) == [[number]]
+    # QUIC has one socket for many: it is not looked at. A thread may have taken its loop up again.
+    assert {answered is not None for answered in stepped} == {carrier == "tcp"}
 
 
-def test_what_is_not_brief_is_an_exchange(client, begun):
-    for batches in ([], [numbers(1), numbers(2)], [numbers(*range(100_000))]):
-        expected = [[2 * value for value in each["id"].to_pylist()] for each in batches]
-        assert values(list(brief(client, "double", batches))) == expected
-    assert values(list(brief(client, "double", [numbers(1)], compression="zstd"))) == [[2]]
-    assert values(list(brief(client, "double", [numbers(1)], report_failures=True))) == [[2]]
-    assert len(begun) == 5
+def test_what_does_not_fit_a_message_is_not_encoded(client):
+    prepared = client.prepare("double", NUMBERS)
+    assert prepared.encode(numbers(*range(100_000))) is None
+    with pytest.raises(SchemaMismatch, match="the input of handler 'double'"):
+        prepared.encode(pa.record_batch({"text": ["one"]}))
 
 
-def test_a_call_whose_acceptance_was_asked_for_is_an_exchange(client, begun):
-    with brief(client, "double", [numbers(1)]) as stream:
-        assert stream.opened() == NUMBERS
-        assert ONE_TO_ONE in stream.traits
-        assert values(list(stream)) == [[2]]
-    assert len(begun) == 1
+def test_a_client_that_compresses_prepares_nothing(service):
+    with served(service, "tcp") as address:
+        with aqueduct.SyncClient(f"{address}?compression=zstd") as client:
+            assert client.prepare("double", NUMBERS) is None
 
 
 def test_an_answer_that_does_not_fit_follows(client, begun):
-    with brief(client, "many", [numbers(200_000)]) as stream:
+    call = prepared_call(client, "many", numbers(200_000), deadline=LONG)
+    answered = call.result()
+    assert answered.follow is not None and answered.batches == ()
+    with call.follow(answered) as stream:
         assert values(list(stream)) == [list(range(200_000))]
         assert stream.number == 0
         assert stream.bytes_received > 200_000 * 8
     assert len(begun) == 1  # with the answer
+
+
+def test_an_answer_that_follows_can_be_left(client, service):
+    call = prepared_call(client, "many", numbers(200_000))
+    call.follow(call.result()).close()
+    until_seen(lambda: service.counters()["open_calls"] == 0)
+    assert answers(prepared_call(client, "double", numbers(1))) == [[2]]
 
 
 def test_answers_that_are_not_like_the_last_one(client, begun):
@@ -189,39 +223,34 @@ def test_answers_that_are_not_like_the_last_one(client, begun):
     texts = pa.record_batch({"text": ["one"]})
     for expected in (None, NUMBERS, None, texts.schema, NUMBERS):
         for batch in (numbers(1), texts, numbers(3)):
-            stream = client.exchange(
-                "same", [batch], output_schema=expected, together=True, ready=lambda: True
-            )
-            stream.be_brief()
+            prepared = client.prepare("same", batch.schema, output_schema=expected)
+            call = prepared.call(prepared.encode(batch))
             if expected is None or expected == batch.schema:
-                assert list(stream) == [batch]
+                assert list(call.result().batches) == [batch]
             else:
                 with pytest.raises(SchemaMismatch):
-                    next(stream)
+                    call.result()
     assert begun == []
 
 
 def test_a_handler_that_fails(client):
-    with brief(client, "double", [numbers(-1)]) as stream:
-        with pytest.raises(HandlerFailed, match="below zero") as raised:
-            next(stream)
-        assert raised.value.batch == 0
-        assert stream.over
-        with pytest.raises(HandlerFailed, match="below zero"):
-            next(stream)
+    call = prepared_call(client, "double", numbers(-1))
+    with pytest.raises(HandlerFailed, match="below zero") as raised:
+        call.result()
+    assert raised.value.batch == 0
 
 
 def test_another_schema_than_declared(client):
     texts = pa.schema([("text", pa.string())])
-    stream = brief(client, "double", [numbers(1)], output_schema=texts)
+    call = prepared_call(client, "double", numbers(1), expected=texts)
     with pytest.raises(SchemaMismatch, match="the output of handler 'double'"):
-        next(stream)
+        call.result()
 
 
 def test_a_deadline(client, seen):
-    with brief(client, "hold", [numbers(1)], deadline=0.2) as stream:
-        with pytest.raises(DeadlineExceeded, match=r"did not end within (the deadline of )?0\.2 s"):
-            next(stream)
+    call = prepared_call(client, "hold", numbers(1), deadline=0.2)
+    with pytest.raises(DeadlineExceeded, match=r"did not end within (the deadline of )?0\.2 s"):
+        call.result()
     until_seen(lambda: len(seen) == 2)
 
 
@@ -229,13 +258,13 @@ def test_no_answer_and_no_deadline(service):
     hasty = config(timing={"progress_deadline": 0.3})
     with sync_client(service, config=hasty) as client:
         with pytest.raises(DeadlineExceeded, match=r"no answer came for 0\.3 s"):
-            next(brief(client, "hold", [numbers(1)]))
+            prepared_call(client, "hold", numbers(1)).result()
 
 
-def raised_meanwhile(stream, seen, act):
+def raised_meanwhile(call, seen, act):
     """What a thread that waits for an answer is told, when ``act`` is done beside it."""
     with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(next, stream)
+        waiting = pool.submit(call.result)
         until_seen(lambda: seen == ["begun"])
         act()
         return waiting.exception(LONG)
@@ -245,9 +274,19 @@ def raised_meanwhile(stream, seen, act):
 def test_another_thread_ends_it(client, seen, resting):
     if resting:
         client.rest()
-    stream = brief(client, "hold", [numbers(1)])
-    assert type(raised_meanwhile(stream, seen, stream.close)) is Cancelled
+    call = prepared_call(client, "hold", numbers(1))
+    assert type(raised_meanwhile(call, seen, call.close)) is Cancelled
     until_seen(lambda: seen == ["begun", "Cancelled"])
+    call.close()
+
+
+def test_one_that_was_ended_before_it_began(client, seen, monkeypatch):
+    monkeypatch.setattr(client._thread, "borrow", lambda: False)
+    call = prepared_call(client, "hold", numbers(1))
+    call.close()
+    with pytest.raises(Cancelled, match="was closed here"):
+        call.result()
+    until_seen(lambda: seen in ([], ["begun", "Cancelled"]))
 
 
 DYING = """
@@ -283,17 +322,17 @@ def test_a_service_that_dies_while_who_waits_steps_the_loop(monkeypatch):
             for batch in (numbers(1), numbers(1, 2)):
                 client.rest()
                 until_seen(lambda: not client._thread.kept)
-                stream = brief(client, "die", [batch])
+                call = prepared_call(client, "die", batch)
                 if batch.num_rows == 1:
-                    assert list(stream) == [batch]
+                    assert list(call.result().batches) == [batch]
                 else:
                     with pytest.raises(ConnectionLost):
-                        next(stream)
-                    with pytest.raises(ConnectionLost):  # sticky
-                        next(stream)
+                        call.result()
     assert process.returncode == 1
 
 
 def test_the_end_of_the_connection_ends_it(client, seen, held):
-    stream = brief(client, "hold", [numbers(1)])
-    assert type(raised_meanwhile(stream, seen, client.close)) is ConnectionLost
+    call = prepared_call(client, "hold", numbers(1))
+    assert type(raised_meanwhile(call, seen, client.close)) is ConnectionLost
+    with pytest.raises(AqueductError):
+        prepared_call(client, "hold", numbers(1)).result()

@@ -1,0 +1,157 @@
+"""Calls of one batch that a thread makes again and again: what they have in common is made once.
+
+A small call costs its thread little more than the Python functions that it goes through, and much
+of that is to say what the last call said, too. So that is kept here, and the call itself is a
+coroutine that the thread steps by itself where the answer comes at once (``BorrowedLoop.step``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Coroutine, Mapping
+from concurrent.futures import CancelledError
+from typing import Any
+
+import pyarrow as pa
+
+from aqueduct.arrow.call import Partition, own_headers
+from aqueduct.arrow.encode import Encoded
+from aqueduct.arrow.wire import Headers
+from aqueduct.asking import Answered, Asker
+from aqueduct.blocking import SyncStream
+from aqueduct.borrowing import BorrowedLoop
+from aqueduct.client import Client, token_bytes
+from aqueduct.crossing import Crossing
+from aqueduct.errors import AqueductError, ConnectionLost
+from aqueduct.outgoing import abandoned
+
+__all__ = ["Prepared", "PreparedCall"]
+
+
+class Prepared:
+    """Makes calls of one batch that are alike; ``SyncClient.prepare`` gives it.
+
+    For one thread at a time.
+    """
+
+    __slots__ = ("_asker", "_client", "_thread")
+
+    def __init__(self, thread: BorrowedLoop, client: Client, asker: Asker) -> None:
+        self._thread = thread
+        self._client = client
+        self._asker = asker
+
+    def encode(self, batch: pa.RecordBatch) -> Encoded | None:
+        """The payload of a batch; None if it is too large to go with its call.
+
+        Raises SchemaMismatch and LocalProtocolError.
+        """
+        encoded = self._asker.encode(batch)
+        return encoded if self._asker.fits(encoded) else None
+
+    def call(
+        self,
+        encoded: Encoded,
+        *,
+        headers: Mapping[str, str] | None = None,
+        run: str = "",
+        attempt: str = "",
+        token: str | bytes | None = None,
+        partition: Partition | None = None,
+    ) -> PreparedCall:
+        """One call; nothing is sent yet. Raises LocalProtocolError for what cannot be said."""
+        shown = self._client.token if token is None else token_bytes(token)
+        own = own_headers(run, attempt, shown, partition, headers)
+        return PreparedCall(self._thread, self._client, self._asker, encoded, tuple(own))
+
+
+class PreparedCall:
+    """One call of one batch. ``result`` is for the thread that made it, ``close`` for any."""
+
+    __slots__ = (
+        "_asker",
+        "_client",
+        "_closed",
+        "_headers",
+        "_task",
+        "_thread",
+        "encoded",
+        "waited",
+    )
+
+    def __init__(
+        self,
+        thread: BorrowedLoop,
+        client: Client,
+        asker: Asker,
+        encoded: Encoded,
+        headers: Headers,
+    ) -> None:
+        self._thread = thread
+        self._client = client
+        self._asker = asker
+        self._headers = headers
+        self._task: asyncio.Task[Answered] | None = None
+        self._closed = False
+        self.encoded = encoded
+        self.waited = 0.0
+        """Seconds that ``result`` took."""
+
+    def result(self) -> Answered:
+        """What came back; to be asked for once. Raises how the call failed."""
+        thread, began = self._thread, time.perf_counter()
+        try:
+            if thread.borrow():
+                try:
+                    answered = thread.step(self._ask(), self._client.connection, self._later)
+                    if answered is not None:
+                        thread.run_rest()
+                        return answered
+                finally:
+                    thread.give_back()
+            return thread.run(self._wait())
+        except (asyncio.CancelledError, CancelledError):
+            raise self._lost() from None
+        except BaseException:
+            self.close()  # an interrupt leaves nothing behind
+            raise
+        finally:
+            self.waited = time.perf_counter() - began
+
+    def follow(self, answered: Answered) -> SyncStream:
+        """The answers that did not fit the message: ``answered`` says where they are."""
+        head = self._asker.following(answered)
+        crossing = Crossing(self._thread, self._client, head, None, answered=answered.follow)
+        crossing.finish()
+        return SyncStream(crossing, None)
+
+    def close(self) -> None:
+        """Abandons the call, unless it is over: the handler is told to stop."""
+        self._closed = True
+        task = self._task
+        if task is not None and not task.done():
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and the task with it
+                self._thread.call(task.cancel)
+
+    # Within
+
+    def _ask(self) -> Coroutine[Any, Any, Answered]:
+        return self._client.ask(self._asker, self.encoded, self._headers)
+
+    def _later(self, task: asyncio.Task[Answered]) -> None:
+        """The answer did not come at once: the loop goes on with it."""
+        self._task = task
+
+    async def _wait(self) -> Answered:
+        """On the loop."""
+        begun, self._task = self._task, asyncio.current_task()
+        if self._closed and self._task is not None:
+            self._task.cancel()
+        return await (self._ask() if begun is None else begun)
+
+    def _lost(self) -> AqueductError:
+        if self._closed:
+            return abandoned(self._client.address, self._asker.head.handler)
+        return ConnectionLost(f"{self._client!r} is closed")
