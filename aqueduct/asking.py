@@ -125,7 +125,7 @@ class Asker:
         """
         connection, question, deadline = self._connection, self.question, self.head.deadline
         loop = watches.loop
-        began = loop.time()
+        began = watches.time()
         waiting = _Waiting(loop, self, began)
         timer = None
         if deadline is None:
@@ -151,7 +151,7 @@ class Asker:
                 timer.cancel()
             connection.forget(waiting, close=answer is None)
         if answer.attachments and deadline is not None:
-            deadline = max(deadline - (loop.time() - began), 0.001)
+            deadline = max(deadline - (watches.time() - began), 0.001)
         return self._read(answer, deadline)
 
     def following(self, answered: Answered) -> CallHead:

@@ -24,6 +24,7 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from aqueduct.clock import clock_of
 from aqueduct.threads import LoopThread
 
 if TYPE_CHECKING:
@@ -41,58 +42,55 @@ _TURNS: Final = 64
 """Of the loop at most, for what is left on it when somebody lets go of it."""
 
 
-class _Interrupts:
-    """What SIGINT has Python do waits until the loop stands still.
+class _Guard:
+    """Around what a thread other than the loop's own does with it.
 
-    The handler raises KeyboardInterrupt as a rule, wherever the main thread is, and that may be in
-    the middle of what a connection does with its state: the loop's own thread never sees one.
+    What SIGINT has Python do waits until the loop stands still. The handler raises
+    KeyboardInterrupt as a rule, wherever the main thread is, and that may be in the middle of what
+    a connection does with its state: the loop's own thread never sees one.
+
+    One is enough for a loop, as one thread has it at a time.
     """
 
-    __slots__ = ("_came", "_handler", "_loop")
+    __slots__ = ("_came", "_handler", "_loop", "_main", "connection")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self._main = threading.main_thread().ident
         self._came: tuple[int, FrameType | None] | None = None
         self._handler: Callable[[int, FrameType | None], Any] | None = None
+        self.connection: Connection | None = None
+        """For which the thread does what turns of the loop would do, if it makes none."""
 
     def __enter__(self) -> None:
-        if threading.get_ident() == threading.main_thread().ident:
+        if threading.get_ident() == self._main:
             handler = _signal.getsignal(_signal.SIGINT)
             if callable(handler):
+                self._came = None
                 self._handler = handler
                 _signal.signal(_signal.SIGINT, self._note)
+        if self.connection is not None:
+            asyncio._set_running_loop(self._loop)
+            self.connection.attend(True)
 
     def __exit__(self, *ignored: object) -> None:
-        if self._handler is not None:
-            _signal.signal(_signal.SIGINT, self._handler)
-            if self._came is not None:
-                self._handler(*self._came)
+        connection, self.connection = self.connection, None
+        handler, self._handler = self._handler, None
+        try:
+            if connection is not None:
+                try:
+                    connection.attend(False)
+                finally:
+                    asyncio._set_running_loop(None)
+        finally:
+            if handler is not None:
+                _signal.signal(_signal.SIGINT, handler)
+                if self._came is not None:
+                    handler(*self._came)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._came = number, frame
         self._loop.call_soon_threadsafe(self._loop.stop)
-
-
-class _ByHand(_Interrupts):
-    """What turns of the loop would do for a connection the calling thread does without them."""
-
-    __slots__ = ("_connection",)
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, connection: Connection) -> None:
-        super().__init__(loop)
-        self._connection = connection
-
-    def __enter__(self) -> None:
-        super().__enter__()
-        asyncio._set_running_loop(self._loop)
-        self._connection.attend(True)
-
-    def __exit__(self, *ignored: object) -> None:
-        try:
-            self._connection.attend(False)
-        finally:
-            asyncio._set_running_loop(None)
-            super().__exit__()
 
 
 class BorrowedLoop(LoopThread):
@@ -105,6 +103,8 @@ class BorrowedLoop(LoopThread):
         self._used = 0.0
         self._work: SimpleQueue[None] = SimpleQueue()
         super().__init__(name)
+        self._guard = _Guard(self.loop)
+        self._time = clock_of(self.loop)
         # Of asyncio's own loops; another one, as a policy may make it, stays with its thread.
         self._ready: Sized = getattr(self.loop, "_ready", ())
         selector: Any = getattr(self.loop, "_selector", None)
@@ -133,7 +133,7 @@ class BorrowedLoop(LoopThread):
         An interrupt ends it, too, between two callbacks, and is raised then.
         """
         loop = self.loop
-        with _Interrupts(loop):
+        with self._guard:
             timer = loop.call_later(seconds, loop.stop)
             try:
                 loop.run_forever()
@@ -154,13 +154,14 @@ class BorrowedLoop(LoopThread):
         waited for again. An interrupt is as in ``turn``.
         """
         loop = self.loop
-        until = loop.time() + _STEPPED
-        with _ByHand(loop, connection):
+        until = self._time() + _STEPPED
+        self._guard.connection = connection
+        with self._guard:
             try:
                 while True:
                     awaited = work.send(None)
                     awaited._asyncio_future_blocking = False
-                    if not connection.look() or loop.time() >= until:
+                    if not connection.look() or self._time() >= until:
                         break
             except StopIteration as end:
                 found: T = end.value
@@ -189,7 +190,8 @@ class BorrowedLoop(LoopThread):
         if self._kept or not (self._came(0) or self._ready) or not self.borrow():
             return
         try:
-            with _ByHand(self.loop, connection):
+            self._guard.connection = connection
+            with self._guard:
                 connection.read()
             if self._ready or self._came(0):
                 self.turn(0)

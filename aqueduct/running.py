@@ -385,7 +385,7 @@ class RunningCall(Outputs):
         call, head, serving = self.call, self.head, self.serving
         watches, deadline = serving.watches, head.deadline
         if deadline is None:
-            self._since = watches.loop.time()
+            self._since = watches.time()
             watches.add(self)
         else:
             self._timer = watches.loop.call_later(deadline, self._expired, deadline)
@@ -395,7 +395,7 @@ class RunningCall(Outputs):
         self._agree(handler)
         self._accept()
         self.accepted = True
-        return serving.driver_of(self)
+        return serving.driver_of(self, handler)
 
     def _agree(self, handler: Handler) -> None:
         """Compares the schemas, and makes what reads and writes batches."""

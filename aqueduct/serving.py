@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aqueduct.arrow.call import PLACES, CallHead, KnownCalls, check_attachments
 from aqueduct.arrow.status import CANCELLED, OK, Status
-from aqueduct.arrow.unary import Question, Questions, is_question, room_of
+from aqueduct.arrow.unary import Question, Questions, room_of
 from aqueduct.arrow.wire import ALIVE
 from aqueduct.bridge import Bridge
 from aqueduct.calls import Call
@@ -209,25 +209,16 @@ class Serving:
     def message(self, entrance: _Entrance, received: Received) -> None:
         """One message on the entrypoint of a connection."""
         calls = entrance.calls
-        raw = received.raw
-        again = entrance.questions.again(raw, received.payload)
-        if (
-            again is None
-            and not received.attachments
-            and any(key == ALIVE for key, _ in received.headers)
-        ):
+        if not received.attachments and any(key == ALIVE for key, _ in received.headers):
             for running in tuple(calls):
                 running.alive()
             return
         try:
-            if again is not None:
-                running = self._answer(entrance, received, *again)
-            elif is_question(received.headers):
-                question, payload = entrance.questions.decode(received.headers, received.payload)
-                entrance.questions.keep(raw, question)
-                running = self._answer(entrance, received, question, payload)
-            else:
+            question = entrance.questions.find(received)
+            if question is None:
                 running = self._begin(entrance, received)
+            else:
+                running = self._answer(entrance, received, *question)
         except CallError as error:
             self._counted["refused"] += 1
             log.info("%s: a call was refused: %s", entrance.connection.peer, error)
@@ -273,23 +264,23 @@ class Serving:
 
     def _check_room(self, connection: Connection, calls: set[RunningCall], head: CallHead) -> None:
         """Raises Refused and Busy."""
-        names = {"peer": connection.peer, "handler": head.handler}
+        limits = self.config.calls
         if self._draining:
             text = f"the service {self.service.name!r} is ending"
-            raise Refused(text, draining=True, **names)
-        limits = self.config.calls
+            raise Refused(text, draining=True, peer=connection.peer, handler=head.handler)
         if len(calls) >= limits.max_calls_connection:
-            raise Busy(
+            text = (
                 f"{len(calls)} calls are open on this connection, which is the limit "
-                "(Calls.max_calls_connection)",
-                **names,
+                "(Calls.max_calls_connection)"
             )
-        if len(self.calls) >= limits.max_calls_process:
-            raise Busy(
+        elif len(self.calls) >= limits.max_calls_process:
+            text = (
                 f"the service {self.service.name!r} has {len(self.calls)} calls open, which is the "
-                "limit (Calls.max_calls_process)",
-                **names,
+                "limit (Calls.max_calls_process)"
             )
+        else:
+            return
+        raise Busy(text, peer=connection.peer, handler=head.handler)
 
     # What running calls ask
 
@@ -347,18 +338,18 @@ class Serving:
         except RuntimeError as error:
             raise Busy(f"the service {self.service.name!r} can start no thread: {error}") from error
 
-    def driver_of(self, running: RunningCall) -> Drive:
+    def driver_of(self, running: RunningCall, handler: Handler) -> Drive:
         """What works on the call, which was accepted, with its handler."""
         if self.service.telemetry is not None:
             self._observe(running, self.service.telemetry)
-        handler = running.handler
-        if handler.shape is Shape.ASYNC_GENERATOR:
+        shape = handler.shape
+        if shape is Shape.COROUTINE and isinstance(running, UnaryCall):
+            return drive_coroutine
+        if shape is Shape.ASYNC_GENERATOR:
             return drive_async_generator
         if handler.one_to_one:
-            if handler.shape is Shape.COROUTINE and isinstance(running, UnaryCall):
-                return drive_coroutine
             return lambda running: EachBatch(running).drive()
-        if handler.shape is Shape.COROUTINE:
+        if shape is Shape.COROUTINE:
             return drive_coroutine_sink
         return lambda running: Bridge(running).drive()
 

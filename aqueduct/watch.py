@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+from aqueduct.clock import clock_of
+
 __all__ = ["Signal", "Watch", "Watched", "Watches"]
 
 
@@ -61,7 +63,7 @@ class Watch:
         if deadline is not None:
             self._handle = loop.call_later(deadline, self._late, deadline)
             return
-        self._since = loop.time()
+        self._since = watches.time()
         self._last = moved()
         watches.add(self)
 
@@ -101,10 +103,11 @@ class Watched(Protocol):
 class Watches:
     """The calls of one client or service that are watched for progress: one timer for all."""
 
-    __slots__ = ("_held", "_timer", "loop", "progress")
+    __slots__ = ("_held", "_timer", "loop", "progress", "time")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, progress: float) -> None:
         self.loop = loop
+        self.time = clock_of(loop)
         self.progress = progress
         """Seconds without any movement that a call may take."""
         self._held: dict[Watched, None] = {}
@@ -129,7 +132,7 @@ class Watches:
 
     def _look(self) -> None:
         self._timer = None
-        now = self.loop.time()
+        now = self.time()
         for watch in tuple(self._held):
             watch.look(now, self.progress)
         if self._held and self._timer is None:

@@ -29,6 +29,7 @@ __all__ = [
     "IDEMPOTENT",
     "KINDS",
     "ONE_TO_ONE",
+    "OWN_KEYS",
     "PLACES",
     "CallHead",
     "Hello",
@@ -100,7 +101,7 @@ _CALL_KEYS: Final = frozenset(
         wire.WISHES,
     }
 )
-_OWN_KEYS: Final = frozenset({wire.DEADLINE, wire.RUN, wire.ATTEMPT, wire.PARTITION})
+OWN_KEYS: Final = frozenset({wire.DEADLINE, wire.RUN, wire.ATTEMPT, wire.PARTITION})
 """What calls say that are otherwise alike."""
 _KEPT: Final = 32
 _KEPT_SIZE: Final = 16 << 10  # bytes of a call that is remembered
@@ -309,16 +310,12 @@ class KnownCalls:
     ) -> tuple[CallHead, KnownCall | None]:
         """What a message opens, and what is known of such calls. Raises BadCall."""
         data = bytes(payload)
-        alike = tuple([pair for pair in headers if pair[0] not in _OWN_KEYS])
+        alike = tuple([pair for pair in headers if pair[0] not in OWN_KEYS])
         known = self._kept.get(alike)
         if known is not None and known.payload == data:
             if len(alike) == len(headers):
                 return known.head, known
-            try:
-                return known.with_own(one_each(headers, _OWN_KEYS)), known
-            except BadCall as error:
-                handler = known.head.handler
-                raise BadCall(str(error), peer=self._peer, handler=handler) from error.__cause__
+            return self.with_own(known, headers), known
         head = CallHead.decode(headers, data, peer=self._peer)
         size = len(data) + sum(len(key) + len(value) for key, value in alike)
         if size > _KEPT_SIZE or EXTENSION in data:  # of types that may be registered otherwise
@@ -328,6 +325,14 @@ class KnownCalls:
         plain = head if len(alike) == len(headers) else CallHead.decode(alike, data)
         known = self._kept[alike] = KnownCall(plain, data)
         return head, known
+
+    def with_own(self, known: KnownCall, headers: Headers) -> CallHead:
+        """The head of a call that is like ``known`` but for these headers. Raises BadCall."""
+        try:
+            return known.with_own(one_each(headers, OWN_KEYS))
+        except BadCall as error:
+            handler = known.head.handler
+            raise BadCall(str(error), peer=self._peer, handler=handler) from error.__cause__
 
 
 @dataclass(frozen=True, slots=True)

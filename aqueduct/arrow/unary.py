@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from aqueduct.arrow import wire
-from aqueduct.arrow.call import CallHead, KnownCall, KnownCalls
+from aqueduct.arrow.call import OWN_KEYS, CallHead, KnownCall, KnownCalls
 from aqueduct.arrow.encode import Encoded, Part
 from aqueduct.arrow.ipc import ALIGNMENT, deserialize_schema, serialize_schema
 from aqueduct.arrow.status import OK
@@ -22,6 +22,8 @@ from aqueduct.errors import BadCall
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
+    from aqueduct.protocol.channels.receiving import Received
+
 __all__ = [
     "ANSWERS_LIMIT",
     "Answer",
@@ -30,7 +32,6 @@ __all__ = [
     "Questions",
     "decode_answer",
     "encode_answer",
-    "is_question",
     "room_of",
     "schema_prefix",
 ]
@@ -62,6 +63,11 @@ class Question:
         """Where the batch begins."""
         self.known = known
         """Of the service: what it knows of calls that are alike."""
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether it says nothing of itself that others like it do not say."""
+        return self.known is not None and self.head is self.known.head
 
     @classmethod
     def encode(cls, head: CallHead) -> Question:
@@ -106,47 +112,57 @@ class Question:
 class Questions:
     """The calls that a connection has decoded before: clients call the same again and again."""
 
-    __slots__ = ("_calls", "_kept", "_peer", "_raw")
+    __slots__ = ("_alike", "_calls", "_raw")
 
     def __init__(self, peer: str) -> None:
-        self._peer = peer
         self._calls = KnownCalls(peer)
-        """Those that are alike but for what each says of itself."""
-        self._kept: dict[Headers, Question] = {}
-        """Those that are alike in all."""
+        self._alike: dict[Headers, Question] = {}
+        """By the headers but for those that calls say of themselves."""
         self._raw: dict[bytes | Headers, Question] = {}
-        """The same by what their headers were on the way."""
+        """Those that say nothing of themselves, by what their headers were on the way."""
 
-    def again(
-        self, raw: bytes | Headers, payload: ReadableBuffer
-    ) -> tuple[Question, memoryview] | None:
-        """``decode`` of a call that was kept by ``keep``; None if it was not."""
+    def find(self, message: Received) -> tuple[Question, memoryview] | None:
+        """The call that a message opens, and its batch's payload; None for calls of other kinds.
+
+        Raises BadCall.
+        """
+        raw, payload = message.raw, message.payload
         found = self._raw.get(raw)
-        if found is None:
+        if found is not None:
+            view = memoryview(payload).cast("B")
+            body = found.body
+            if len(view) > body and bytes(view[:body]) == found.prefix:
+                return found, view[body:]
+        headers = message.headers
+        if _KIND not in headers:
             return None
-        view = memoryview(payload).cast("B")
-        body = found.body
-        if len(view) <= body or bytes(view[:body]) != found.prefix:
-            return None
-        return found, view[body:]
-
-    def keep(self, raw: bytes | Headers, question: Question) -> None:
-        """Others with these headers and the same beginning are this one ``again``."""
-        if self._kept.get(question.headers) is question:
+        question, rest = self.decode(headers, payload)
+        if question.is_usual:
             if len(self._raw) >= _KEPT:
                 self._raw.clear()
             self._raw[raw] = question
+        return question, rest
 
     def decode(self, headers: Headers, payload: ReadableBuffer) -> tuple[Question, memoryview]:
         """The call, and its batch's payload. Raises BadCall."""
         view = memoryview(payload).cast("B")
-        found = self._kept.get(headers)
+        alike = tuple([pair for pair in headers if pair[0] not in OWN_KEYS])
+        found = self._alike.get(alike)
         if found is None or len(view) <= found.body or bytes(view[: found.body]) != found.prefix:
-            found = Question.decode(headers, view, peer=self._peer, calls=self._calls)
-            if found.known is not None and found.head is found.known.head:
-                if len(self._kept) >= _KEPT:
-                    self._kept.clear()
-                self._kept[headers] = found
+            found = Question.decode(headers, view, calls=self._calls)
+            known = found.known
+            if known is not None:
+                if len(self._alike) >= _KEPT:
+                    self._alike.clear()
+                usual = Question(known.head, alike, found.prefix, known)
+                self._alike[alike] = usual
+                if found.head is known.head:
+                    found = usual
+        elif len(alike) < len(headers):
+            known = found.known
+            assert known is not None
+            head = self._calls.with_own(known, headers)
+            found = Question(head, headers, found.prefix, known)
         return found, view[found.body :]
 
 
@@ -167,11 +183,6 @@ class Answer:
 def room_of(calls: Calls) -> int:
     """The most bytes of a message with a call's batch, or with its answers."""
     return min(calls.unary_bytes, calls.cut)
-
-
-def is_question(headers: Headers) -> bool:
-    """Whether a call's message says that it is of the kind unary."""
-    return _KIND in headers
 
 
 def schema_prefix(schema: pa.Schema) -> bytes:

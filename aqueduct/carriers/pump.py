@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 
 from aqueduct._speedups.runs import Inlet
 from aqueduct.carriers.contract import Buffer, Carrier
+from aqueduct.clock import clock_of
 from aqueduct.errors import ConnectionLost
 from aqueduct.protocol.channels import effects
 from aqueduct.protocol.channels.connection import ChannelConnection
@@ -43,6 +44,7 @@ class Pump:
         self._extra_streams = 0
         self._rtt = -1.0
         self._loop = asyncio.get_running_loop()
+        self._time = clock_of(self._loop)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._flush_scheduled = self._flush_wanted = False
@@ -61,7 +63,7 @@ class Pump:
 
     def connected(self) -> None:
         """See CarrierUser."""
-        now = self._loop.time()
+        now = self._time()
         self.last_input = now
         self.core.start(now, self.carrier.datagram_limit)
         self.core.openable_changed(self.carrier.openable, now)
@@ -69,7 +71,7 @@ class Pump:
 
     def stream_data(self, stream: int, data: Buffer, fin: bool) -> None:
         """See CarrierUser."""
-        self.last_input = now = self._loop.time()
+        self.last_input = now = self._time()
         try:
             self.core.receive_stream(stream, data, fin, now)
         except Exception as error:  # not _guarded: this is the hottest call
@@ -87,7 +89,7 @@ class Pump:
 
     def inlet_done(self, stream: int) -> None:
         """See CarrierUser."""
-        self.last_input = now = self._loop.time()
+        self.last_input = now = self._time()
         try:
             self.core.inlet_done(stream, now)
         except Exception as error:  # as in stream_data
@@ -96,31 +98,29 @@ class Pump:
 
     def stream_reset(self, stream: int, code: int) -> None:
         """See CarrierUser."""
-        self._guarded(self.core.receive_reset, stream, code, self._loop.time())
+        self._guarded(self.core.receive_reset, stream, code, self._time())
 
     def stream_stopped(self, stream: int, code: int) -> None:
         """See CarrierUser."""
-        self._guarded(self.core.receive_stop, stream, code, self._loop.time())
+        self._guarded(self.core.receive_stop, stream, code, self._time())
 
     def datagram_received(self, data: bytes) -> None:
         """See CarrierUser."""
-        self.last_input = now = self._loop.time()
+        self.last_input = now = self._time()
         self._guarded(self.core.receive_datagram, data, now)
 
     def openable_changed(self) -> None:
         """See CarrierUser."""
-        self._guarded(self.core.openable_changed, self.carrier.openable, self._loop.time())
+        self._guarded(self.core.openable_changed, self.carrier.openable, self._time())
 
     def datagram_room_changed(self) -> None:
         """See CarrierUser."""
-        self._guarded(
-            self.core.datagram_room_changed, self.carrier.datagram_room, self._loop.time()
-        )
+        self._guarded(self.core.datagram_room_changed, self.carrier.datagram_room, self._time())
         self.flush_soon()
 
     def ponged(self) -> None:
         """See CarrierUser."""
-        self.last_input = self._loop.time()
+        self.last_input = self._time()
         if self.on_pong is not None:
             self.on_pong()
 
@@ -214,7 +214,7 @@ class Pump:
                 return
             changed = extra if extra != self._extra_streams else None
             self._extra_streams = extra
-            apply(wanted, changed, core, self.carrier, self._loop.time())
+            apply(wanted, changed, core, self.carrier, self._time())
             if self._closed or not core.waits:
                 return
 
@@ -256,7 +256,7 @@ class Pump:
     def _on_timer(self) -> None:
         self._timer = None
         # The loop may wake a timer a clock tick early.
-        now = max(self._loop.time(), self._timer_at)
+        now = max(self._time(), self._timer_at)
         self.core.rtt_measured(self.carrier.rtt)
         self._guarded(self.core.handle_deadline, now)
         self.flush()

@@ -13,6 +13,7 @@ from typing import Any
 from aqueduct._speedups.inbox import Inbox
 from aqueduct.carriers.contract import Carrier
 from aqueduct.carriers.pump import Pump
+from aqueduct.clock import clock_of
 from aqueduct.config import Config
 from aqueduct.endpoint.asked import Asked, Replying
 from aqueduct.endpoint.handles import Receiver, Sender
@@ -63,7 +64,8 @@ class Connection:
         self._own_headers = headers
         self._on_headers = on_headers
         self._loop = asyncio.get_running_loop()
-        self._made = self._loop.time()
+        self._time = clock_of(self._loop)
+        self._made = self._time()
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._closed: asyncio.Future[None] = self._loop.create_future()
         self._pongs: list[asyncio.Future[None]] = []
@@ -126,7 +128,7 @@ class Connection:
             carrier=str(told.get("carrier", "")),
             state=state,
             error=str(self.error or ""),
-            age=self._loop.time() - self._made,
+            age=self._time() - self._made,
             rtt=self.rtt,
             congestion_window=numbers.get("congestion_window", 0),
             bytes_in_flight=numbers.get("in_flight", 0),
@@ -156,7 +158,7 @@ class Connection:
         pong = self._loop.create_future()
         self._pongs.append(pong)
         self.pump.on_pong = self._ponged
-        began = self._loop.time()
+        began = self._time()
         self.carrier.ping()
         self.carrier.flush()
         try:
@@ -165,7 +167,7 @@ class Connection:
         finally:
             if pong in self._pongs:
                 self._pongs.remove(pong)
-        return self._loop.time() - began
+        return self._time() - began
 
     def hold(self) -> None:
         """Keeps an otherwise idle connection alive by pings until ``release``."""
@@ -177,7 +179,7 @@ class Connection:
 
     def close_soon(self, code: int = 0, reason: str = "") -> None:
         """Begins to close: queued data leaves first, for at most Timing.close_linger."""
-        self.core.close(code, reason, self._loop.time())
+        self.core.close(code, reason, self._time())
         self.pump.flush()
 
     async def close(self, code: int = 0, reason: str = "") -> None:
@@ -206,7 +208,7 @@ class Connection:
         mode: Mode,
     ) -> int:
         """Queues a message; see Sender.send."""
-        now = self._loop.time()
+        now = self._time()
         if not parcels:
             number = self.core.send(half, payload, now, headers=headers, mode=mode)
             self.pump.flush_soon()
@@ -278,7 +280,7 @@ class Connection:
         wanted = [answers, status]
         if feeds:
             wanted.insert(0, Attach(keep_sender=True, is_oneshot=False))
-        self.core.send(entrypoint, payload, self._loop.time(), headers=headers, attachments=wanted)
+        self.core.send(entrypoint, payload, self._time(), headers=headers, attachments=wanted)
         sender = wanted[0].half
         self.pump.flush_soon()
         return (
@@ -334,7 +336,7 @@ class Connection:
         else there is to do is done here. Raises as Sender.send_nowait.
         """
         replying.forget()
-        self.core.answer(replying.half, payload, headers, self._loop.time())
+        self.core.answer(replying.half, payload, headers, self._time())
         if now and self.pump.flushing:
             self.pump.flush_at_once()
         else:
@@ -352,13 +354,13 @@ class Connection:
 
     def finish(self, half: SenderHalf) -> None:
         """See Sender.finish."""
-        self.core.finish(half, self._loop.time())
+        self.core.finish(half, self._time())
         self.pump.flush_soon()
 
     def cancel(self, half: SenderHalf) -> None:
         """See Sender.cancel."""
         if half.state is SenderState.OPEN:
-            self.core.cancel(half, self._loop.time())
+            self.core.cancel(half, self._time())
             self.pump.flush_soon()
 
     def receive(self, half: ReceiverHalf) -> Message | None:
@@ -368,13 +370,13 @@ class Connection:
 
     def room_came(self) -> None:
         """Messages were taken, and others wait for their room (see ``Receiver.inbox``)."""
-        self.core.use_room(self._loop.time())
+        self.core.use_room(self._time())
         if self.core.waits:
             self.pump.flush_soon()  # a credit is due
 
     def close_receiver(self, half: ReceiverHalf, error: Exception | None = None) -> None:
         """See Receiver.close; ``error`` is what ended it instead of its owner."""
-        self.core.close_receiver(half, self._loop.time(), error)
+        self.core.close_receiver(half, self._time(), error)
         self.pump.flush_soon()
 
     def wait_writable(self, half: SenderHalf, mode: Mode, ample: bool) -> None:
@@ -399,7 +401,7 @@ class Connection:
     def _take(self, half: ReceiverHalf) -> Received | None:
         if half.queue:
             core = self.core
-            received = core.receive(half, self._loop.time())
+            received = core.receive(half, self._time())
             if not self.pump.flushing and core.waits:
                 self.pump.flush_soon()  # room came back, and a credit is due
             if received is not None:
@@ -410,7 +412,7 @@ class Connection:
 
     def _drop(self, half: Half) -> None:
         if not self.closed:
-            self.core.drop_attachment(half, self._loop.time())
+            self.core.drop_attachment(half, self._time())
             self.pump.flush()
 
     def _send(
@@ -433,7 +435,7 @@ class Connection:
             for parcel, channel_headers in parcels
         ]
         number = self.core.send(
-            half, payload, self._loop.time(), headers=headers, attachments=wanted, mode=mode
+            half, payload, self._time(), headers=headers, attachments=wanted, mode=mode
         )
         for (parcel, _), attach in zip(parcels, wanted, strict=True):
             self._network(parcel.pipe, attach.half, networked)
@@ -457,7 +459,7 @@ class Connection:
         assert half is not None
         receiver = pipe.receiver()
         if receiver is None or pipe.receiver_error is not None:
-            self.core.close_receiver(half, self._loop.time())
+            self.core.close_receiver(half, self._time())
             return
         receiver._half, receiver._connection = half, self
         half.handle = weakref.ref(receiver)
@@ -478,14 +480,14 @@ class Connection:
                     half, message.payload, message.headers, message.parcels, message.mode, networked
                 )
         except Exception as error:  # noqa: BLE001 - it belongs to this channel, not to the one that carries it
-            self.core.cancel(half, self._loop.time())
+            self.core.cancel(half, self._time())
             half.error = error
         else:
             if pipe.finished:
                 if half.state is SenderState.OPEN:  # a oneshot's message is its end
-                    self.core.finish(half, self._loop.time())
+                    self.core.finish(half, self._time())
             elif pipe.sender_error is not None or sender is None:
-                self.core.cancel(half, self._loop.time())
+                self.core.cancel(half, self._time())
         if sender is not None:
             sender._changed()
 
@@ -525,7 +527,7 @@ class Connection:
                 return
             self.pump.flush_soon()
             try:
-                self.core.accept_headers(own, self._loop.time())
+                self.core.accept_headers(own, self._time())
             except Exception as error:
                 log.exception("the connection headers for %s cannot be sent", self.peer)
                 self.core.fail_internal(error)
@@ -560,7 +562,7 @@ class Connection:
     def _stay_alive(self) -> None:
         """A pause must not end a connection on which something is open (design: Flow)."""
         interval = self.config.timing.ping_interval
-        left = interval - (self._loop.time() - self.pump.last_input)
+        left = interval - (self._time() - self.pump.last_input)
         if left <= 0:
             left = interval
             if self._holds > 0 or self.core.channels > 1:

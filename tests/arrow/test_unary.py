@@ -16,10 +16,10 @@ from aqueduct.arrow.unary import (
     Questions,
     decode_answer,
     encode_answer,
-    is_question,
     schema_prefix,
 )
 from aqueduct.errors import BadCall
+from aqueduct.protocol.channels.receiving import Received
 
 SCHEMA = pa.schema([("id", pa.int64())])
 OTHER = pa.schema([("text", pa.string())])
@@ -42,9 +42,7 @@ def test_a_call_is_an_exchanges_with_a_body():
     assert int.from_bytes(question.prefix[4:8], "little") == question.body - 8
     assert question.prefix[8 : len(plain)] == plain[8:]
     assert not any(question.prefix[len(plain) :])
-    assert is_question(question.headers)
     assert deserialize_schema(question.prefix).equals(SCHEMA)
-    assert not is_question(CallHead("echo", "exchange", schema=SCHEMA).encode()[0])
 
 
 def test_an_expected_schema_stands_between_and_is_padded_alone():
@@ -72,6 +70,25 @@ def test_what_was_decoded_before_is_found_again_by_all_of_its_bytes():
         questions.decode(first.headers, first.prefix)
 
 
+def received(headers, payload):
+    """A message as a connection gives it."""
+    return Received(0, headers, (), payload, 0)
+
+
+def test_a_message_of_another_kind_is_no_question():
+    questions = Questions("peer")
+    head = CallHead("echo", "exchange", schema=SCHEMA)
+    headers, payload = head.encode()
+    assert questions.find(received(headers, b"".join(payload))) is None
+    question = Question.encode(head)
+    for _ in range(2):
+        found = questions.find(received(question.headers, question.prefix + PAYLOAD))
+        assert found is not None
+        assert found[0].head == head and bytes(found[1]) == PAYLOAD
+    with pytest.raises(BadCall, match="none came"):  # known by its headers, and yet another
+        questions.find(received(question.headers, question.prefix))
+
+
 def test_what_each_call_says_of_itself_is_read_each_time():
     questions = Questions("peer")
     known = set()
@@ -82,7 +99,6 @@ def test_what_each_call_says_of_itself_is_read_each_time():
         assert found.head == head and bytes(rest) == PAYLOAD
         known.add(found.known)
     assert len(known) == 1 and None not in known
-    assert questions._kept == {}  # none of them comes again
     other = Question.encode(CallHead("echo", "exchange", schema=OTHER, run="r0"))
     found, _ = questions.decode(other.headers, other.prefix + PAYLOAD)
     assert found.known not in known and found.head.schema == OTHER
@@ -91,10 +107,13 @@ def test_what_each_call_says_of_itself_is_read_each_time():
 def test_what_is_kept_is_bounded():
     questions = Questions("peer")
     for number in range(100):
-        head = CallHead("echo", "exchange", schema=SCHEMA, run=str(number))
+        head = CallHead("echo", "exchange", schema=SCHEMA, token=b"%d" % number)
         question = Question.encode(head)
         questions.decode(question.headers, question.prefix + PAYLOAD)
-        assert len(questions._kept) <= 32
+        found = questions.find(received(question.headers, question.prefix + PAYLOAD))
+        assert found is not None and found[0].head == head
+        assert len(questions._raw) <= 32
+        assert len(questions._alike) <= 32
     large = Question.encode(
         CallHead("echo", "exchange", schema=SCHEMA, metadata={"a": "b" * (16 << 10)})
     )

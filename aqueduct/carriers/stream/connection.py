@@ -326,13 +326,13 @@ class StreamCarrier(Wire):
 
     def _ping(self, *, asked: bool) -> None:
         if not (self._over or self._closing):
-            now = self._loop.time()
+            now = self._time()
             self._measure_at = now + _MEASURE_EVERY
             self._pings.append(asked)
             self._mux.ping(self._mux.top_stream, now)
 
     def _ponged(self, entity: Entity, asked: float, user: CarrierUser) -> None:
-        sample = max(self._loop.time() - asked, 1e-6)
+        sample = max(self._time() - asked, 1e-6)
         self.rtt = sample if not self.rtt else self.rtt + (sample - self.rtt) / 8
         if self._pings and self._pings.popleft():
             self._reported = True
@@ -411,7 +411,7 @@ class StreamCarrier(Wire):
 
     def _idle(self) -> None:
         timeout = self._config.timing.idle_timeout
-        left = self._last_input + timeout - self._loop.time()
+        left = self._last_input + timeout - self._time()
         if left > 0:
             self._idle_timer = self._loop.call_later(left, self._idle)
         elif self._intake.relax():  # a little of a chunk may have come without waking anybody

@@ -18,6 +18,7 @@ from aqueduct.carriers.stream.mapping import Mapping
 from aqueduct.carriers.stream.polling import Lookout, poller_of
 from aqueduct.carriers.stream.sockets import scratch, take_of
 from aqueduct.carriers.stream.tls import Tls
+from aqueduct.clock import clock_of
 from aqueduct.config import Config
 from aqueduct.errors import RemoteProtocolError
 from aqueduct.protocol.bpmux.state import Entity
@@ -41,6 +42,7 @@ class Wire(Mapping):
         self._tls = tls
         self._config = config
         self._loop = asyncio.get_running_loop()
+        self._time = clock_of(self._loop)
         self._established = False
         self._begun = False
         # Reading.
@@ -54,7 +56,7 @@ class Wire(Mapping):
             self._open_inlet,
             self._close_inlet,
         )
-        self._last_input = self._loop.time()
+        self._last_input = self._time()
         self._lookout: Lookout | None = None
         """For input that is expected; made when it is for the first time."""
         # Writing.
@@ -131,13 +133,13 @@ class Wire(Mapping):
     def expect_input(self) -> None:
         """See the contract."""
         if self._config.stream.poll and self._reading and not self._over:
-            self._watch().expect(self._loop.time())
+            self._watch().expect(self._time())
 
     def look(self) -> bool:
         """See the contract."""
         if not self._reading or self._over or self._writing:
             return False  # or it is the loop that has to write
-        return self._watch().look(self._loop.time)
+        return self._watch().look(self._time)
 
     def read(self) -> None:
         """See the contract."""
@@ -158,7 +160,7 @@ class Wire(Mapping):
         if self._parting:
             self._discard()
             return
-        now = self._last_input = self._loop.time()
+        now = self._last_input = self._time()
         if self._tls is not None and not self._tls.complete and not self._shake_hands():
             return
         self._processing = True
