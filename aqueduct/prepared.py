@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from concurrent.futures import CancelledError
-from typing import Any
 
 import pyarrow as pa
 
@@ -105,7 +104,9 @@ class PreparedCall:
         try:
             if thread.borrow():
                 try:
-                    answered = thread.step(self._ask(), self._client.connection, self._later)
+                    client = self._client
+                    work = client.ask(self._asker, self.encoded, self._headers)
+                    answered = thread.step(work, client.connection, self._later)
                     if answered is not None:
                         thread.run_rest()
                         return answered
@@ -137,9 +138,6 @@ class PreparedCall:
 
     # Within
 
-    def _ask(self) -> Coroutine[Any, Any, Answered]:
-        return self._client.ask(self._asker, self.encoded, self._headers)
-
     def _later(self, task: asyncio.Task[Answered]) -> None:
         """The answer did not come at once: the loop goes on with it."""
         self._task = task
@@ -149,7 +147,9 @@ class PreparedCall:
         begun, self._task = self._task, asyncio.current_task()
         if self._closed and self._task is not None:
             self._task.cancel()
-        return await (self._ask() if begun is None else begun)
+        if begun is None:
+            return await self._client.ask(self._asker, self.encoded, self._headers)
+        return await begun
 
     def _lost(self) -> AqueductError:
         if self._closed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -80,7 +81,7 @@ class Calling:
         reports_late = self.batch_deadline is not None and self.on_error == "report"
         return self.ordered and len(self.addresses) == 1 and not reports_late
 
-    @property
+    @functools.cached_property  # all tasks of a worker have the same object
     def is_plain(self) -> bool:
         """Whether one call does, of which nothing is kept."""
         return (
@@ -96,7 +97,12 @@ class Calling:
 
     def peer_of(self, place: Place) -> Peer:
         """The one that a partition calls alone: they take turns."""
-        return self.peer(self.addresses[(place.partition or 0) % len(self.addresses)])
+        peers = self._peers
+        return peers[(place.partition or 0) % len(peers)]
+
+    @functools.cached_property
+    def _peers(self) -> tuple[Peer, ...]:
+        return tuple(map(self.peer, self.addresses))
 
     def head(self, place: Place) -> dict[str, Any]:
         """What every call of a task says, whatever its kind. Asks for a token; see there."""
@@ -108,7 +114,7 @@ class Calling:
             "headers": dict(self.headers),
             "run": place.run_key(self.run),
             "attempt": place.attempt_key,
-            "token": self.fresh_token(),
+            "token": self.fresh_token() if callable(self.token) else self.token,
             "partition": None if place.partition is None else Partition(place.partition),
         }
 

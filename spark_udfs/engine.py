@@ -99,7 +99,8 @@ def _one_call(
         look = None if place.task is None else input_look()
         alone: tuple[Encoded, int] | None = None
         if known is not None:
-            _tell(opened, known)
+            if opened is not None:
+                _tell(opened, known)
             if known.prepared is not None and look is not None and calling.compression is None:
                 alone, batches = _alone(known.prepared, batches, look)
         if known is None or known.prepared is None or alone is None:

@@ -12,7 +12,6 @@ Python worker process connects once (``pool.py``).
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -316,10 +315,12 @@ class Exchange(Parcel):
         if self.input_schema is not None:
             check(self.input_schema, schema, where="the batches of the partition")
         answers = run(calling, source, schema=schema, place=place, numbers=numbers)
-        with contextlib.closing(answers):
+        try:
             for answer in answers:
                 assert answer.batch is not None  # a failed batch ends the call
                 yield answer.batch
+        finally:
+            answers.close()
 
     def _shaped(
         self,

@@ -114,8 +114,8 @@ class Lease:
             if (
                 known.handler == handler
                 and known.deadline == deadline
+                and (known.expected is expected or same_schema(known.expected, expected))
                 and same_schema(known.schema, schema)
-                and same_schema(known.expected, expected)
             ):
                 return known
         return None
@@ -169,7 +169,7 @@ class Pool:
         Raises what connecting raises (``ConnectFailed``, ``ConfigError``), and Cancelled when the
         executor wants no more of this process.
         """
-        if task is not None:
+        if task is not None and not self._watching:
             self._watch()
         with self._lock:
             self._check(task)
@@ -200,7 +200,8 @@ class Pool:
             raise
         with self._lock:
             lease = Lease(self, entry, task, client, made and peer in self._connected)
-            self._connected.add(peer)
+            if made:
+                self._connected.add(peer)
             self._leases.add(lease)
         try:
             self._check(task)  # the executor may have left meanwhile

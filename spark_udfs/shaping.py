@@ -12,6 +12,7 @@ bounded by what may be in flight. Nothing of this page runs for an ``exchange`` 
 from __future__ import annotations
 
 import difflib
+import functools
 import logging
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ class Shape:
     schema: pa.Schema | None = None
     """What answers are cast to; only with ``cast``."""
 
-    @property
+    @functools.cached_property
     def plain(self) -> bool:
         """Whether there is nothing to do."""
         return self == PLAIN

@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, replace
+from types import TracebackType
 from typing import Any, Final
 
 from aqueduct.errors import ConfigError
@@ -77,26 +77,34 @@ def _travelled(setup: Setup | None, carrier: dict[str, str]) -> Trace:
     return trace
 
 
-@contextmanager
-def working(
-    calling: Calling, *, tally: Tally, trace: Trace, place: Place, numbers: Numbers
-) -> Generator[Calling]:
+class working:  # noqa: N801  a context manager, as those of contextlib
     """Around the work of one task, however it ends. Gives what is to be called.
 
     That is ``calling``, with the headers of the span if there is one.
     """
-    span = _span(calling, trace, place)
-    failure: BaseException | None = None
-    try:
-        yield calling if span is None else span.calling
-    except BaseException as error:
-        failure = error
-        raise
-    finally:
-        tally.add(numbers)
-        _record(calling, place, numbers, failure)
-        if span is not None:
-            span.end(numbers, failure)
+
+    __slots__ = ("_calling", "_numbers", "_place", "_span", "_tally")
+
+    def __init__(
+        self, calling: Calling, *, tally: Tally, trace: Trace, place: Place, numbers: Numbers
+    ) -> None:
+        self._calling, self._place, self._numbers = calling, place, numbers
+        self._tally = tally
+        self._span = _span(calling, trace, place)
+
+    def __enter__(self) -> Calling:
+        return self._calling if self._span is None else self._span.calling
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        failure: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._tally.add(self._numbers)
+        _record(self._calling, self._place, self._numbers, failure)
+        if self._span is not None:
+            self._span.end(self._numbers, failure)
 
 
 def _record(
@@ -191,7 +199,7 @@ class _Span:
 
 
 def _span(calling: Calling, trace: Trace, place: Place) -> _Span | None:
-    if place.task is not None:
+    if place.task is not None and trace.setup is not None:
         trace.prepare()
     if not trace.wanted and not _current():
         return None

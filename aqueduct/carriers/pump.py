@@ -184,13 +184,18 @@ class Pump:
             self.flushing = False
         if self._again:
             self.flush_soon()  # others have the loop first
-        self._set_timer()
+        if not self.attended:  # or as soon as turns of the loop may come
+            self._set_timer()
 
     def attend(self, attended: bool) -> None:
         """Whether somebody calls ``flush_wanted`` instead of turns of the loop."""
         self.attended = attended
-        if not attended:
-            self.flush_wanted()
+        if attended:
+            return
+        if self._flush_wanted:
+            self.flush()
+        elif not self._closed:
+            self._set_timer()
 
     def flush_wanted(self) -> None:
         """Flushes if that was to be done soon."""
