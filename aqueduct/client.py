@@ -40,6 +40,7 @@ __all__ = [
     "connection_headers",
     "make_head",
     "plain",
+    "token_bytes",
     "window",
     "wishes",
 ]

@@ -39,7 +39,7 @@ def test_the_whole_demo_ends_well():
     ended = demo()
     assert ended.returncode == 0, ended.stderr
     out = ended.stdout
-    assert "18f9eeb1b5e9722a" in out
+    assert "25bf0a7f69f06299" in out
     assert "336,776 of 336,776 rows; checksum equal to the computation without the network" in out
     assert "336,776 rows in, 336,776 rows out" in out
     assert "Hawaiian Airlines Inc." in out

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -125,6 +128,31 @@ def test_scores_do_not_depend_on_how_rows_are_cut(scored, model, sizes, start):
         for batch in flights().slice(at, size).to_batches():
             assert score(batch, model).equals(scored.slice(at, size).to_batches()[0])
         at += size
+
+
+SCORED = """
+import pyarrow as pa
+from spark_udfs.demo.checksum import checksum
+from spark_udfs.demo.flights import flights
+from spark_udfs.demo.scoring import DelayModel, score
+model = DelayModel.fit(flights())
+table = pa.Table.from_batches([score(batch, model) for batch in flights().to_batches()])
+print(checksum(table))
+"""
+
+
+def test_scores_do_not_depend_on_the_processor(scored):
+    """numpy and OpenBLAS as they are on one that can do less than this."""
+    less = {"NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4", "OPENBLAS_CORETYPE": "Nehalem"}
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", SCORED],
+        env={**os.environ, **less},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=True,
+    )
+    assert ended.stdout.strip() == checksum(scored) == "25bf0a7f69f06299"
 
 
 def test_the_checksum_ignores_the_order_of_rows(scored):
