@@ -112,9 +112,10 @@ class Question:
 class Questions:
     """The calls that a connection has decoded before: clients call the same again and again."""
 
-    __slots__ = ("_alike", "_calls", "_raw")
+    __slots__ = ("_alike", "_calls", "_peer", "_raw")
 
     def __init__(self, peer: str) -> None:
+        self._peer = peer
         self._calls = KnownCalls(peer)
         self._alike: dict[Headers, Question] = {}
         """By the headers but for those that calls say of themselves."""
@@ -149,7 +150,7 @@ class Questions:
         alike = tuple([pair for pair in headers if pair[0] not in OWN_KEYS])
         found = self._alike.get(alike)
         if found is None or len(view) <= found.body or bytes(view[: found.body]) != found.prefix:
-            found = Question.decode(headers, view, calls=self._calls)
+            found = Question.decode(headers, view, peer=self._peer, calls=self._calls)
             known = found.known
             if known is not None:
                 if len(self._alike) >= _KEPT:
