@@ -66,7 +66,6 @@ class _Guard:
         if threading.get_ident() == self._main:
             handler = _signal.getsignal(_signal.SIGINT)
             if callable(handler):
-                self._came = None
                 self._handler = handler
                 _signal.signal(_signal.SIGINT, self._note)
         if self.connection is not None:
@@ -85,8 +84,9 @@ class _Guard:
         finally:
             if handler is not None:
                 _signal.signal(_signal.SIGINT, handler)
-                if self._came is not None:
-                    handler(*self._came)
+                came, self._came = self._came, None  # a frame is not to live on here
+                if came is not None:
+                    handler(*came)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._came = number, frame

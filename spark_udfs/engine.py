@@ -97,18 +97,20 @@ def _one_call(
         # What this connection has heard of an earlier task is not waited for again.
         known = lease.accepted(calling.handler, schema, calling.schema, calling.deadline)
         look = None if place.task is None else input_look()
-        alone: tuple[Encoded, int] | None = None
+        call: PreparedCall | None = None
+        rows = 0
         if known is not None:
             if opened is not None:
                 _tell(opened, known)
             if known.prepared is not None and look is not None and calling.compression is None:
-                alone, batches = _alone(known.prepared, batches, look)
-        if known is None or known.prepared is None or alone is None:
+                encoded, rows, batches = _alone(known.prepared, batches, look)
+                if encoded is not None:
+                    call = known.prepared.call(encoded, **calling.own(place))
+        if call is not None:
+            yield from _answered(lease, call, rows, numbers)
+        else:
             ends = known, opened, held, look
             yield from _exchanged(lease, calling, batches, schema, place, numbers, *ends)
-        else:
-            call = known.prepared.call(alone[0], **calling.own(place))
-            yield from _answered(lease, call, alone[1], numbers)
         well = True
     finally:
         # A Python worker ends with a task that failed or was left early: let the service hear.
@@ -174,22 +176,22 @@ def _acceptance(
 
 def _alone(
     prepared: Prepared, batches: Iterable[pa.RecordBatch], look: Callable[[], bool]
-) -> tuple[tuple[Encoded, int] | None, Iterator[pa.RecordBatch]]:
-    """The only batch of the input and its rows, if that is known and it is small; and the rest.
+) -> tuple[Encoded | None, int, Iterator[pa.RecordBatch]]:
+    """The only batch of the input and its rows, if that is known and it is small; else the input.
 
     Nothing is waited for: Spark has sent the end when a small task has its first batch in hand.
     """
     source = iter(batches)
     first = next(source, None)
     if first is None:
-        return None, source
+        return None, 0, source
     encoded = prepared.encode(first)
     if encoded is None or not look():
-        return None, itertools.chain((first,), source)
+        return None, 0, itertools.chain((first,), source)
     second = next(source, None)
     if second is None:
-        return (encoded, first.num_rows), source
-    return None, itertools.chain((first, second), source)
+        return encoded, first.num_rows, source
+    return None, 0, itertools.chain((first, second), source)
 
 
 def _answered(lease: Lease, call: PreparedCall, rows: int, numbers: Numbers) -> Generator[Answer]:
@@ -205,9 +207,11 @@ def _answered(lease: Lease, call: PreparedCall, rows: int, numbers: Numbers) -> 
     if answered.follow is not None:
         stream = call.follow(answered)
         lease.on_end(stream.close)
-        with stream:
-            yield from _received(stream, numbers)
-        numbers.waiting_seconds += stream.waited
+        try:
+            with stream:
+                yield from _received(stream, numbers)
+        finally:
+            numbers.waiting_seconds += stream.waited
         return
     numbers.bytes_received += answered.size
     for batch in answered.batches:
