@@ -6,6 +6,8 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,7 +25,9 @@ from aqueduct.errors import (
     LocalProtocolError,
     SchemaMismatch,
 )
+from aqueduct.threads import LoopThread
 from tests.calls import NUMBERS, config, numbers, served, sync_client, until_seen, values
+from tests.carriers.proxy import End, Proxy
 
 LONG = 20.0
 ROOT = Path(__file__).parent.parent
@@ -329,6 +333,66 @@ def test_a_service_that_dies_while_who_waits_steps_the_loop(monkeypatch):
                     with pytest.raises(ConnectionLost):
                         call.result()
     assert process.returncode == 1
+
+
+@contextmanager
+def between(service):
+    """A client whose loop its waiting thread steps, and the way of its answers: call it to narrow.
+
+    ``narrow(count, end)``: after ``count`` bytes more ``end`` happens to it.
+    """
+    proxy, thread = Proxy(), LoopThread("test-proxy")
+
+    async def start(target):
+        return proxy.start(target)
+
+    async def narrow(count, end):
+        way = proxy.link.down
+        way.stall()
+        way.fate = replace(way.fate, end=end)
+        way.let(count)
+
+    async def close():
+        proxy.close()
+
+    try:
+        with served(service, "tcp") as address:
+            host, _, port = address.removeprefix("aqueduct+tcp://").rpartition(":")
+            host, port = thread.run(start((host, int(port))))
+            with aqueduct.SyncClient(f"aqueduct+tcp://{host}:{port}") as client:
+                assert answers(prepared_call(client, "double", numbers(1))) == [[2]]
+                client.rest()
+                until_seen(lambda: not client._thread.kept)
+                yield client, lambda count, end: thread.run(narrow(count, end))
+            thread.run(close())
+    finally:
+        thread.stop()
+
+
+WHOLE = 10_000  # bytes, more than an answer has
+
+
+@pytest.mark.parametrize("end", [End.RESET, End.FIN])
+@pytest.mark.parametrize("count", [1, 9, 33, 100, 250, 350, WHOLE])
+def test_a_connection_that_is_cut_inside_the_answer(service, count, end):
+    with between(service) as (client, narrow):
+        narrow(count, end)
+        call = prepared_call(client, "double", numbers(1), deadline=LONG)
+        if count == WHOLE:
+            assert answers(call) == [[2]]
+        else:
+            with pytest.raises(ConnectionLost):
+                call.result()
+
+
+@pytest.mark.parametrize("count", [1, 9, 33, 100, 250, 350])
+def test_an_answer_that_stalls_and_comes_too_late(service, count):
+    with between(service) as (client, narrow):
+        narrow(count, End.STALL)
+        with pytest.raises(DeadlineExceeded):
+            prepared_call(client, "double", numbers(1), deadline=0.3).result()
+        narrow(WHOLE, End.STALL)
+        assert answers(prepared_call(client, "double", numbers(3), deadline=LONG)) == [[6]]
 
 
 def test_the_end_of_the_connection_ends_it(client, seen, held):
