@@ -160,8 +160,10 @@ class _Parquet:
         found = self.file.iter_batches(
             rows, row_groups=[group], columns=self.names, use_threads=False
         )
+        order: list[int] | None = None
         for batch in found:
-            yield from _cut(_as(batch, self.schema), batch_bytes)
+            order = order or _order(batch.schema, self.schema)
+            yield from _cut(_as(batch, self.schema, order), batch_bytes)
 
 
 class _ArrowFile:
@@ -177,7 +179,8 @@ class _ArrowFile:
         self.groups = _chosen(part, whole.num_record_batches)
 
     def batches(self, group: int | None, batch_bytes: int) -> Iterator[pa.RecordBatch]:
-        yield from _cut(_as(self.file.get_batch(group), self.schema), batch_bytes)
+        batch = self.file.get_batch(group)
+        yield from _cut(_as(batch, self.schema, _order(batch.schema, self.schema)), batch_bytes)
 
 
 class _ArrowStream:
@@ -191,8 +194,9 @@ class _ArrowStream:
         self.groups = (None,)
 
     def batches(self, group: int | None, batch_bytes: int) -> Iterator[pa.RecordBatch]:
+        order = _order(self.reader.schema, self.schema)
         for batch in self.reader:
-            yield from _cut(_as(batch, self.schema), batch_bytes)
+            yield from _cut(_as(batch, self.schema, order), batch_bytes)
 
 
 def _projected(
@@ -208,12 +212,18 @@ def _projected(
     return list(columns), pa.schema([schema.field(name) for name in columns])
 
 
-def _as(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def _order(found: pa.Schema, wanted: pa.Schema) -> list[int]:
+    """Where in ``found`` the columns of ``wanted`` are."""
+    names = wanted.names
+    if len(set(names)) < len(names):  # names that are there twice go by place
+        return list(range(len(names)))
+    return [found.get_field_index(name) for name in names]
+
+
+def _as(batch: pa.RecordBatch, schema: pa.Schema, order: list[int]) -> pa.RecordBatch:
     """The batch's columns in the order of ``schema``, and with its metadata: none."""
-    columns = [batch.column(batch.schema.get_field_index(name)) for name in schema.names]
-    if len(set(schema.names)) < len(schema.names):  # names that are there twice go by place
-        columns = batch.columns
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    columns = batch.columns
+    return pa.RecordBatch.from_arrays([columns[place] for place in order], schema=schema)
 
 
 def _chosen(part: Part, count: int) -> Sequence[int]:
@@ -286,7 +296,8 @@ class Ahead:
                 raise StopIteration
             piece = self._ready.popleft()
             self._held -= piece.size
-            self._change.notify_all()
+            if self._held <= self._limit // 2:  # to wake a thread costs: for several batches
+                self._change.notify_all()
             return piece
 
     def close(self) -> None:

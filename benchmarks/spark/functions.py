@@ -155,13 +155,14 @@ class FilesSent:
 
     def __call__(self, batches: Batches) -> Batches:
         from spark_udfs import exchange_files
+        from spark_udfs.files import BATCH_BYTES
         from spark_udfs.reading import Part, read
 
         if self.peer == "aqueduct":
             answers: Batches = exchange_files(self.address, "echo", returns="answers")(batches)
         else:
             parts = [Part(path) for batch in batches for path in batch.column(0).to_pylist()]
-            pieces = read(parts, None, 2 << 20)
+            pieces = read(parts, None, BATCH_BYTES)
             answers = (piece.batch for piece in pieces if piece.batch is not None)
             if self.peer == "flight":
                 first = next(answers)

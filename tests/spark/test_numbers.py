@@ -102,8 +102,9 @@ def test_what_is_asked_again_is_in_the_log(running, caplog):
         score = exchange(["aqueduct+tcp://127.0.0.1:9", address], "double", retries=3)
         with caplog.at_level("WARNING", "spark_udfs"):
             assert len(list(score(batches(1, 2, 3)))) == 3
-    (record,) = caplog.records
-    assert record.levelname == "WARNING"
-    said = record.getMessage()
-    assert said.startswith("'double' at aqueduct+tcp://127.0.0.1:9: ConnectFailed: ")
-    assert "is asked again, there not before 0." in said
+    assert caplog.records  # a second one, if the other address takes that long to answer
+    for record in caplog.records:
+        assert record.levelname == "WARNING"
+        said = record.getMessage()
+        assert said.startswith("'double' at aqueduct+tcp://127.0.0.1:9: ConnectFailed: ")
+        assert "is asked again, there not before 0." in said
