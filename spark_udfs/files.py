@@ -29,8 +29,9 @@ from spark_udfs.exchange import Exchange, exchange
 from spark_udfs.numbers import Numbers
 from spark_udfs.options import size as size_of
 from spark_udfs.options import unknown
+from spark_udfs.paths import FileFailed
 from spark_udfs.place import here
-from spark_udfs.reading import Ahead, FileFailed, Part, Piece, read
+from spark_udfs.reading import Ahead, Part, Piece, read
 from spark_udfs.telemetry import working
 from spark_udfs.travel import Parcel
 from spark_udfs.writing import Written, key_of

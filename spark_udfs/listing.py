@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 
 from aqueduct.errors import ConfigError
 from spark_udfs.options import size as size_of
-from spark_udfs.reading import FileFailed, Part, resolve
+from spark_udfs.paths import FileFailed, named, resolve
+from spark_udfs.reading import Part
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -95,7 +96,6 @@ def find_parts(paths: Sequence[str], split: int) -> list[tuple[Part, int]]:
 def _files(path: str) -> Iterator[tuple[str, int]]:
     """Files and their sizes, named as ``path`` is."""
     filesystem, inner = resolve(path)
-    prefix = path[: len(path) - len(inner)] if path.endswith(inner) else ""
     wild = [k for k, name in enumerate(inner.split("/")) if any(sign in name for sign in _WILD)]
     try:
         if wild:
@@ -125,7 +125,7 @@ def _files(path: str) -> Iterator[tuple[str, int]]:
     if not chosen:
         raise FileFailed(f"{path}: there is no file")
     for info in chosen:
-        yield prefix + info.path, info.size
+        yield named(path, inner, info.path), info.size
 
 
 def _hidden(inner: str) -> bool:

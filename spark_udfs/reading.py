@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
-import pyarrow.fs as fs
 import pyarrow.parquet as pq
 
-from aqueduct.errors import AqueductError
+from spark_udfs.paths import FileFailed, resolve
 
-__all__ = ["Ahead", "FileFailed", "Part", "Piece", "read", "resolve"]
+__all__ = ["Ahead", "Part", "Piece", "read"]
 
 MiB: Final = 1 << 20
 _ROWS: Final = 128 << 10
@@ -27,10 +26,6 @@ _ROWS: Final = 128 << 10
 _STEP: Final = 64
 """Batches are cut at multiples of so many rows, where Arrow need not copy a bitmap."""
 _JOIN: Final = 30.0
-
-
-class FileFailed(AqueductError):
-    """A file that cannot be read or written; the text names it, and the row group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +60,6 @@ class Piece:
     def size(self) -> int:
         """Bytes of the batch."""
         return 0 if self.batch is None else int(self.batch.nbytes)
-
-
-def resolve(path: str) -> tuple[fs.FileSystem, str]:
-    """The file system of a path or URI, and the path in it. Raises FileFailed."""
-    try:
-        if "://" in path or path.startswith("file:"):
-            if path.startswith("file:/") and not path.startswith("file://"):
-                path = f"file://{path[5:]}"  # as Spark and Java write it
-            filesystem, inner = fs.FileSystem.from_uri(path)
-            return filesystem, inner
-        return fs.LocalFileSystem(), path
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise FileFailed(f"{path}: not a path that pyarrow.fs can open: {error}") from error
 
 
 def read(

@@ -11,7 +11,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from spark_udfs.reading import FileFailed, Part, resolve
+from spark_udfs.paths import FileFailed, base_name, named, resolve
+from spark_udfs.reading import Part
 
 __all__ = ["Written", "key_of"]
 
@@ -33,12 +34,13 @@ class Written:
 
     def __init__(self, directory: str, part: Part, attempt: str) -> None:
         self._filesystem, inner = resolve(directory)
-        stem = posixpath.splitext(posixpath.basename(part.path.rstrip("/")))[0]
-        self._name = f"{stem}-{key_of(part)}.parquet"
-        self._path = posixpath.join(inner, self._name)
+        stem = posixpath.splitext(base_name(part.path))[0]
+        name = f"{stem}-{key_of(part)}.parquet"
+        self._path = posixpath.join(inner, name)
         unique = f"{attempt or 'none'}-{uuid.uuid4().hex[:8]}"
-        self._temporary = posixpath.join(inner, f".{self._name}.{unique}.tmp")  # Spark passes it by
-        self._directory, self._inner = directory, inner
+        self._temporary = posixpath.join(inner, f".{name}.{unique}.tmp")  # Spark passes it by
+        self._inner = inner
+        self._shown = named(directory, inner, self._path)
         self._writer: Any = None
         self._kept: list[pa.RecordBatch] = []
         self._bytes = 0
@@ -62,7 +64,7 @@ class Written:
             self._filesystem.move(self._temporary, self._path)
         except (pa.ArrowException, OSError) as error:
             raise self._failed(error) from error
-        return posixpath.join(self._directory, self._name)
+        return self._shown
 
     def close(self) -> None:
         """Leaves nothing behind of what was not committed."""
@@ -86,5 +88,4 @@ class Written:
             raise self._failed(error) from error
 
     def _failed(self, error: BaseException) -> FileFailed:
-        where = posixpath.join(self._directory, self._name)
-        return FileFailed(f"{where} cannot be written: {type(error).__name__}: {error}")
+        return FileFailed(f"{self._shown} cannot be written: {type(error).__name__}: {error}")

@@ -213,7 +213,8 @@ async def test_telemetry_that_raises_harms_no_call(told, caplog, begins):
 def test_nothing_is_imported_unless_it_is_asked_for():
     program = (
         "import sys, aqueduct.service, aqueduct.telemetry, spark_udfs; "
-        "print([name for name in sys.modules if name.startswith('opentelemetry')])"
+        "late = 'opentelemetry', 'aioquic', 'pandas'; "
+        "print([name for name in sys.modules if name.startswith(late)])"
     )
     out = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True

@@ -32,7 +32,7 @@ OPERATIONS: Final = (*COMPARISONS, "in", *TEXTS, *NULLS, *PARTS)
 
 _DEPTH: Final = 32
 _SIGNS: Final = dict(zip(COMPARISONS, ("=", "<=>", "<", "<=", ">", ">="), strict=True))
-_NULL: Final = pa.scalar(None, pa.bool_())
+_NULL: Final = pa.nulls(1, pa.bool_())[0]  # pa.scalar would import pandas
 
 
 @dataclass(frozen=True, slots=True)

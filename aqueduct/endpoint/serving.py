@@ -11,7 +11,7 @@ from types import TracebackType
 
 from aqueduct._speedups import codec
 from aqueduct.address import Address
-from aqueduct.carriers import memory, quic, stream
+from aqueduct.carriers import memory, stream
 from aqueduct.carriers.contract import Bound, Carrier, Listener
 from aqueduct.carriers.tls import ClientTls, ServerTls
 from aqueduct.config import DEFAULT, Config
@@ -47,6 +47,8 @@ async def connect(
     if target.scheme == "memory":
         carrier = await memory.connect(target, config)
     elif target.scheme == "aqueduct":
+        from aqueduct.carriers import quic  # a tenth of a second that others need not wait
+
         carrier = await quic.connect(target, config, tls)
     else:
         carrier = await stream.connect(target, config, tls)
@@ -182,8 +184,12 @@ async def bind(addresses: Sequence[str | Address], copies: int) -> list[list[Bou
             address = _address(text)
             if address.scheme == "memory":
                 raise ConfigError(f"{address}: processes cannot share what is in the memory of one")
-            carrier = quic if address.scheme == "aqueduct" else stream
-            for bound, one in zip(await carrier.bind(address, copies), sets, strict=True):
+            binding: Callable[[Address, int], Awaitable[list[Bound]]] = stream.bind
+            if address.scheme == "aqueduct":
+                from aqueduct.carriers import quic
+
+                binding = quic.bind
+            for bound, one in zip(await binding(address, copies), sets, strict=True):
                 one.append(bound)
     except BaseException:
         for bound in (bound for one in sets for bound in one):
@@ -235,6 +241,8 @@ async def serve(
                     "or dev_certificate() for development"
                 )
             else:
+                from aqueduct.carriers import quic
+
                 listener = await quic.listen(address, config, tls, accept, sockets=sockets)
             server._listeners.append(listener)
     except BaseException:

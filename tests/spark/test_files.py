@@ -11,7 +11,8 @@ import pytest
 from aqueduct.errors import ConfigError, HandlerFailed, UnknownHandler
 from spark_udfs import exchange_files, list_files, send_files
 from spark_udfs.listing import find_parts, spread
-from spark_udfs.reading import Ahead, FileFailed, Part, Piece, read
+from spark_udfs.paths import FileFailed
+from spark_udfs.reading import Ahead, Part, Piece, read
 from tests.spark.services import make
 
 ROWS = 10_000
