@@ -24,6 +24,8 @@ __all__ = ["DemoError", "ServiceProcess", "check_java", "spark_session"]
 
 START_DEADLINE: Final = 60.0
 STOP_DEADLINE: Final = 10.0
+_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For a Java process of half a minute: its better compiler would cost more than it gains."""
 
 
 class DemoError(Exception):
@@ -121,6 +123,7 @@ def spark_session(directory: Path, *, threads: int, batch_rows: int) -> Iterator
     builder = (
         SparkSession.builder.master(f"local[{threads}]")
         .appName("aqueduct demo")
+        .config("spark.driver.extraJavaOptions", _JAVA)
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.ui.enabled", "false")
