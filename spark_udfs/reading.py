@@ -162,7 +162,8 @@ class _ArrowFile:
 
     def batches(self, group: int | None, batch_bytes: int) -> Iterator[pa.RecordBatch]:
         batch = self.file.get_batch(group)
-        yield from _cut(_as(batch, self.schema, _order(batch.schema, self.schema)), batch_bytes)
+        batch = _as(batch, self.schema, _order(batch.schema, self.schema))
+        yield from _cut(_sound(batch), batch_bytes)
 
 
 class _ArrowStream:
@@ -178,7 +179,7 @@ class _ArrowStream:
     def batches(self, group: int | None, batch_bytes: int) -> Iterator[pa.RecordBatch]:
         order = _order(self.reader.schema, self.schema)
         for batch in self.reader:
-            yield from _cut(_as(batch, self.schema, order), batch_bytes)
+            yield from _cut(_sound(_as(batch, self.schema, order)), batch_bytes)
 
 
 def _projected(
@@ -206,6 +207,16 @@ def _as(batch: pa.RecordBatch, schema: pa.Schema, order: list[int]) -> pa.Record
     """The batch's columns in the order of ``schema``, and with its metadata: none."""
     columns = batch.columns
     return pa.RecordBatch.from_arrays([columns[place] for place in order], schema=schema)
+
+
+def _sound(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch, if all that it says of itself is true. Raises ArrowInvalid.
+
+    Of what is decoded Arrow knows that. From an Arrow file it takes offsets and lengths as they
+    stand there, and who follows a wrong one leaves the memory of the column.
+    """
+    batch.validate(full=True)
+    return batch
 
 
 def _chosen(part: Part, count: int) -> Sequence[int]:

@@ -184,6 +184,23 @@ def test_a_column_that_is_not_there_is_named(folder):
     assert str(error) == f"{folder / '0.parquet'} has no column 'hlaf'; it has id, half, word"
 
 
+@pytest.mark.parametrize("kind", ["arrow file", "arrow stream"])
+def test_a_column_whose_offsets_lie_is_an_error(kind, tmp_path):
+    """What follows them would read, and send, what is not the column's, or die of it."""
+    path = tmp_path / "data"
+    WRITERS[kind](path)
+    data = path.read_bytes()
+    offsets = table()["word"].chunk(0).slice(0, 2000).buffers()[1]
+    within = memoryview(offsets)[4 * 900 : 4 * 910]  # of values inside the first batch
+    place = data.index(bytes(within))
+    path.write_bytes(data[:place] + b"\xff\xff\xff\x3f" + data[place + 4 :])
+    found = pieces(Part(str(path)), batch_bytes=1 << 12)
+    (error,) = [piece.error for piece in found if piece.error is not None]
+    assert "ArrowInvalid" in str(error) and str(error).startswith(str(path))
+    assert not [piece for piece in found if piece.batch is not None]
+    assert found[-1] == Piece(0)
+
+
 def test_no_more_is_read_ahead_than_the_limit():
     batch = pa.record_batch({"id": list(range(1000))})
     taken, waiting = [], threading.Event()
