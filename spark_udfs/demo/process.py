@@ -24,8 +24,11 @@ __all__ = ["DemoError", "ServiceProcess", "check_java", "spark_session"]
 
 START_DEADLINE: Final = 60.0
 STOP_DEADLINE: Final = 10.0
-_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""For a Java process of half a minute: its better compiler would cost more than it gains."""
+_JAVA: Final = "-XX:TieredStopAtLevel=1"
+"""For a Java process of half a minute: its better compiler would cost more than it gains.
+
+Nothing that what the user says of Java elsewhere could contradict: it would not start.
+"""
 
 
 class DemoError(Exception):
@@ -123,7 +126,7 @@ def spark_session(directory: Path, *, threads: int, batch_rows: int) -> Iterator
     builder = (
         SparkSession.builder.master(f"local[{threads}]")
         .appName("aqueduct demo")
-        .config("spark.driver.extraJavaOptions", _JAVA)
+        .config("spark.driver.defaultJavaOptions", _JAVA)
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.ui.enabled", "false")
