@@ -23,6 +23,7 @@ class Plan:
         "handler",
         "hello",
         "output_schema",
+        "reader",
         "schema",
     )
 
@@ -31,6 +32,7 @@ class Plan:
         self.schema = running.call.schema
         self.output_schema = running.call.output_schema
         self.decoder = running.decoder
+        self.reader = running.decoder.reader
         self.encoder = running.encoder
         self.hello = running.hello
         self.as_completed = running.as_completed
@@ -55,13 +57,14 @@ class Plan:
 
     def serves(self, handler: Handler) -> bool:
         """Whether calls of ``handler`` may use it, still."""
-        return handler is self.handler and self.encoder.independent
+        # The encoder knows no dictionaries, so nothing but a failure could make it dependent.
+        return handler is self.handler and self.encoder.broken is None
 
     def give(self, running: RunningCall) -> None:
         """The call goes by it."""
         call = running.call
         call.schema, call.output_schema = self.schema, self.output_schema
         running.decoder, running.encoder = self.decoder, self.encoder
-        running.read_by(self.decoder.reader)
+        running.read_by(self.reader)
         running.as_completed, running.failures = self.as_completed, self.failures
         running.hello = self.hello

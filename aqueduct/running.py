@@ -129,7 +129,7 @@ class RunningCall(Outputs):
         self.stop: Callable[[], None] | None = None
         """How the driver ends the handler; None: by cancelling the task."""
         self._status: Any = status
-        if receiver is not None:
+        if receiver is not None and status.__class__ is not Replying:
             self._assemble(receiver)
         status.on_change = self._status_changed
         self.task: asyncio.Task[None]
@@ -472,8 +472,9 @@ class RunningCall(Outputs):
         else:
             self._timer.cancel()
         status = self._status_of(error, counters)
-        self.serving.count_end(self, status, error)
-        if self.connection.closed:
+        if status.code != OK or self.observation is not None:
+            self.serving.count_end(self, status, error)
+        if self.connection.core.error is not None:
             return
         try:
             self._tell(status)

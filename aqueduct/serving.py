@@ -13,9 +13,9 @@ from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from aqueduct.arrow.call import PLACES, CallHead, KnownCalls, check_attachments
+from aqueduct.arrow.call import PLACES, KnownCalls, check_attachments
 from aqueduct.arrow.status import CANCELLED, OK, Status
-from aqueduct.arrow.unary import Question, Questions, room_of
+from aqueduct.arrow.unary import Questions, room_of
 from aqueduct.arrow.wire import ALIVE
 from aqueduct.bridge import Bridge
 from aqueduct.calls import Call
@@ -218,7 +218,18 @@ class Serving:
             if question is None:
                 running = self._begin(entrance, received)
             else:
-                running = self._answer(entrance, received, *question)
+                head, known, payload = question
+                replying = entrance.connection.replying(received)
+                if replying is None:
+                    raise BadCall(
+                        "a call of the kind unary carries one channel, the sender of a oneshot; "
+                        f"{len(received.attachments)} came",
+                        peer=entrance.connection.peer,
+                    )
+                number = self._admit(entrance, head.handler)
+                running = UnaryCall(
+                    self, entrance.connection, head, known, payload, replying, number
+                )
         except CallError as error:
             self._counted["refused"] += 1
             log.info("%s: a call was refused: %s", entrance.connection.peer, error)
@@ -227,22 +238,6 @@ class Serving:
         calls.add(running)
         self.calls.add(running)
         self._starter.start(running)
-
-    def _answer(
-        self, entrance: _Entrance, received: Received, question: Question, payload: memoryview
-    ) -> RunningCall:
-        """A call of one batch."""
-        connection = entrance.connection
-        replying = connection.replying(received)
-        if replying is None:
-            raise BadCall(
-                "a call of the kind unary carries one channel, the sender of a oneshot; "
-                f"{len(received.attachments)} came",
-                peer=connection.peer,
-            )
-        self._check_room(connection, entrance.calls, question.head)
-        self._number += 1
-        return UnaryCall(self, connection, question, payload, replying, self._number)
 
     def _begin(self, entrance: _Entrance, received: Received) -> RunningCall:
         connection = entrance.connection
@@ -255,19 +250,18 @@ class Serving:
         sends = to_server is not None and to_server.is_sender
         if sends or not (output.is_sender and status.is_sender):
             raise BadCall(f"the channels of a call of the kind {head.kind} point the wrong way")
-        self._check_room(connection, entrance.calls, head)
-        self._number += 1
+        number = self._admit(entrance, head.handler)
         handle: Callable[[Any], Any] = connection.handle  # its kind was just looked at
         receiver = None if to_server is None else handle(to_server)
         ends = handle(output), handle(status)
-        return RunningCall(self, connection, head, receiver, *ends, self._number, known)
+        return RunningCall(self, connection, head, receiver, *ends, number, known)
 
-    def _check_room(self, connection: Connection, calls: set[RunningCall], head: CallHead) -> None:
-        """Raises Refused and Busy."""
-        limits = self.config.calls
+    def _admit(self, entrance: _Entrance, handler: str) -> int:
+        """The number of a call for which there is room. Raises Refused and Busy."""
+        limits, calls, peer = self.config.calls, entrance.calls, entrance.connection.peer
         if self._draining:
             text = f"the service {self.service.name!r} is ending"
-            raise Refused(text, draining=True, peer=connection.peer, handler=head.handler)
+            raise Refused(text, draining=True, peer=peer, handler=handler)
         if len(calls) >= limits.max_calls_connection:
             text = (
                 f"{len(calls)} calls are open on this connection, which is the limit "
@@ -279,8 +273,9 @@ class Serving:
                 "limit (Calls.max_calls_process)"
             )
         else:
-            return
-        raise Busy(text, peer=connection.peer, handler=head.handler)
+            self._number += 1
+            return self._number
+        raise Busy(text, peer=peer, handler=handler)
 
     # What running calls ask
 
@@ -354,7 +349,7 @@ class Serving:
         return lambda running: Bridge(running).drive()
 
     def count_end(self, running: RunningCall, status: Status, error: BaseException | None) -> None:
-        """A call has its status."""
+        """A call has its status, which is not OK or is to be observed."""
         if running.observation is not None:
             try:
                 running.observation.ended(status.code, status.message, running.counters())

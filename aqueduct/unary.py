@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from aqueduct.arrow.call import Hello
+from aqueduct.arrow.call import CallHead, Hello, KnownCall
 from aqueduct.arrow.encode import Encoded
 from aqueduct.arrow.status import OK, Status
-from aqueduct.arrow.unary import ANSWERS_LIMIT, Question, encode_answer, schema_prefix
+from aqueduct.arrow.unary import ANSWERS_LIMIT, encode_answer, schema_prefix
 from aqueduct.arrow.wire import Headers
 from aqueduct.endpoint import Connection, Replying, channel
 from aqueduct.errors import AqueductError, BatchTooLarge
-from aqueduct.handlers import Handler
 from aqueduct.running import RunningCall
 
 if TYPE_CHECKING:
@@ -37,7 +36,8 @@ class UnaryCall(RunningCall):
         self,
         serving: Serving,
         connection: Connection,
-        question: Question,
+        head: CallHead,
+        known: KnownCall | None,
         payload: memoryview,
         status: Replying,
         number: int,
@@ -47,7 +47,6 @@ class UnaryCall(RunningCall):
         self._size = 0
         gathered: Any = _Gathered()
         self._gathered: _Gathered = gathered
-        head, known = question.head, question.known
         super().__init__(serving, connection, head, _BROUGHT, gathered, status, number, known)
 
     def take(self) -> tuple[int, Any] | None:
@@ -75,7 +74,7 @@ class UnaryCall(RunningCall):
         """Keeps an answer for the one message, or sends it if that is too full."""
         if self._gathered.sender is None:
             answers = self._answers
-            size = self._size + encoded.size
+            size = (self._size or len(self.hello[1][0])) + encoded.size
             if size <= self.serving.room and len(answers) < ANSWERS_LIMIT:
                 answers.append(encoded)
                 self._size = size
@@ -85,20 +84,8 @@ class UnaryCall(RunningCall):
             self._spill()
         super().send(encoded, number)
 
-    def _assemble(self, receiver: Any) -> None:
-        """The batch is whole."""
-
     def mark(self) -> None:
         """The client sends no other batch, so it need not know."""
-
-    def _agree(self, handler: Handler) -> None:
-        super()._agree(handler)
-        self._size = len(self._prefix)
-
-    @property
-    def _prefix(self) -> bytes:
-        """What the answers begin with."""
-        return self.hello[1][0]
 
     def _make_hello(self) -> tuple[Headers, list[bytes]]:
         """Their schema, which leaves with them."""
@@ -117,10 +104,10 @@ class UnaryCall(RunningCall):
     def _tell(self, status: Status) -> None:
         if self._gathered.sender is not None:
             super()._tell(status)
-        elif self._status.error is None:
+        elif self._status.half.error is None:
             answers, self._answers = self._answers, []
             if status is _WELL:
-                headers, payload = encode_answer(self._prefix, answers)
+                headers, payload = encode_answer(self.hello[1][0], answers)
             else:
                 headers, payload = status.encode()  # type: ignore[assignment]
             # What is left to do here can be done while the client reads it.
@@ -189,11 +176,8 @@ _BROUGHT: Final[Any] = _Brought()  # as much of a Receiver as drivers use
 class _Gathered:
     """In place of a Sender: always with room, until a real one takes its place."""
 
-    __slots__ = ("_on_change", "sender")
-
-    def __init__(self) -> None:
-        self.sender: Sender | None = None
-        self._on_change: Callable[[], None] | None = None
+    sender: Sender | None = None
+    _on_change: Callable[[], None] | None = None
 
     def use(self, sender: Sender) -> None:
         """The answers go there from now on."""
@@ -240,8 +224,14 @@ async def drive_coroutine(running: RunningCall) -> None:
     found = running.take()
     assert found is not None
     number, payload = found
-    batch = running.decode(number, payload)
+    batch = running.read(payload)
+    if batch is None:
+        batch = running.decode(number, payload)
+    else:
+        running.rows_in = batch.num_rows
     running.taken = 1
-    answer = await running.handler.invoke(batch, running.call)
-    running.call.check()  # a handler may have swallowed its cancellation
-    running.send(running.encode(answer), number)
+    call, handler = running.call, running.handler
+    answer = await (handler.function(batch, call) if handler.takes_call else handler.function(batch))
+    call.check()  # a handler may have swallowed its cancellation
+    encoded = running.write(answer, running.config.calls.batch_limit) or running.encode(answer)
+    running.send(encoded, number)

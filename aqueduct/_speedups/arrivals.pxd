@@ -18,6 +18,7 @@ cdef class Arrivals:
 
     cdef Py_ssize_t _look(self, int64_t *number) except -2
     cdef object _take(self)
+    cdef object _read(self, payload)
     cdef object _next_whole(self)
     cdef object _next_batch(self)
 

@@ -52,6 +52,16 @@ cdef class Arrivals:
         """``next_batch`` has it read the payloads; None: it gives no batches."""
         self._reader = reader
 
+    def read(self, payload):
+        """The batch of a payload; None: somebody else has to read it, or to say what it is."""
+        return None if self._reader is None else self._read(payload)
+
+    cdef object _read(self, payload):
+        try:
+            return self._reader.read(payload)
+        except Exception:
+            return None
+
     def take_whole(self):
         """The payload of the next whole batch; None: not here.
 
@@ -75,10 +85,7 @@ cdef class Arrivals:
         payload = self._next_whole()
         if payload is None:
             return None
-        try:
-            batch = self._reader.read(payload)
-        except Exception:
-            batch = None  # who reads it says what it is
+        batch = self._read(payload)
         if batch is None:
             self._held = payload
         return batch

@@ -4,6 +4,7 @@ from typing import Any
 from typing_extensions import disjoint_base
 
 from aqueduct._speedups.arrivals import Inputs
+from aqueduct._speedups.arrow_writer import Encoded
 from aqueduct._speedups.posting import Posting
 
 __all__ = ["Outputs"]
@@ -20,4 +21,5 @@ class Outputs(Inputs):
         self, row: Posting | None, key: bytes, most: int, flush: Callable[[], object]
     ) -> None: ...
     def give(self, batch: Any, number: int) -> bool: ...
+    def write(self, batch: Any, most: int) -> Encoded | None: ...
     def count(self, number: int, size: int) -> None: ...

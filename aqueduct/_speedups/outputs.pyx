@@ -43,6 +43,17 @@ cdef class Outputs(Inputs):
         self.count(number, encoded.size)
         return True
 
+    def write(self, batch, Py_ssize_t most):
+        """The payload of an answer that is plain and has at most ``most`` bytes; else None."""
+        cdef Encoded encoded
+        if self.encoder is None:
+            return None
+        encoded = self.encoder.plain(batch)
+        if encoded is None or encoded.size > most:
+            return None
+        self.rows_out += <int64_t> batch.num_rows
+        return encoded
+
     def count(self, int64_t number, int64_t size):
         """An answer of ``size`` bytes to input ``number`` was sent."""
         self.batches_out += 1

@@ -8,7 +8,7 @@ breath. ``ARCHITECTURE.md`` has the convention byte for byte.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
@@ -39,6 +39,7 @@ __all__ = [
     "Partition",
     "Places",
     "check_attachments",
+    "own_apart",
     "own_headers",
 ]
 
@@ -264,12 +265,22 @@ class CallHead:
             raise LocalProtocolError(f"a call of the kind {self.kind} has no wishes")
 
 
+def own_apart(headers: Headers) -> tuple[Headers, list[tuple[bytes, bytes]]]:
+    """What calls that are alike have in common, and what this one says of itself."""
+    alike: list[tuple[bytes, bytes]] = []
+    own: list[tuple[bytes, bytes]] = []
+    for pair in headers:
+        (own if pair[0] in OWN_KEYS else alike).append(pair)
+    return tuple(alike), own
+
+
 class KnownCall:
     """What calls have in common that are alike but for what each says of itself."""
 
-    __slots__ = ("head", "payload", "plan")
+    __slots__ = ("_peer", "head", "payload", "plan")
 
-    def __init__(self, head: CallHead, payload: bytes) -> None:
+    def __init__(self, head: CallHead, payload: bytes, peer: str = "") -> None:
+        self._peer = peer
         self.head = head
         """Without what each says of itself."""
         self.payload = payload
@@ -277,23 +288,29 @@ class KnownCall:
         self.plan: Any = None
         """What the service worked out for such calls."""
 
-    def with_own(self, values: dict[bytes, bytes]) -> CallHead:
-        """The head of a call with these headers of its own. Raises BadCall."""
-        head, deadline = self.head, values.get(wire.DEADLINE)
-        return CallHead(
-            handler=head.handler,
-            kind=head.kind,
-            schema=head.schema,
-            expected=head.expected,
-            deadline=None if deadline is None else _decode_deadline(deadline),
-            run=text_of(values.get(wire.RUN, b""), wire.RUN, limit=_NAME_LIMIT),
-            attempt=text_of(values.get(wire.ATTEMPT, b""), wire.ATTEMPT, limit=_NAME_LIMIT),
-            token=head.token,
-            partition=_decode_partition(values.get(wire.PARTITION)),
-            metadata=head.metadata,
-            compressions=head.compressions,
-            wishes=head.wishes,
-        )
+    def with_own(self, own: Sequence[tuple[bytes, bytes]]) -> CallHead:
+        """The head of a call with these headers, of ``OWN_KEYS``. Raises BadCall."""
+        head, values = self.head, dict(own)
+        try:
+            if len(values) < len(own):
+                one_each(own, OWN_KEYS)  # which says what is there twice
+            deadline = values.get(wire.DEADLINE)
+            return CallHead(
+                handler=head.handler,
+                kind=head.kind,
+                schema=head.schema,
+                expected=head.expected,
+                deadline=None if deadline is None else _decode_deadline(deadline),
+                run=text_of(values.get(wire.RUN, b""), wire.RUN, limit=_NAME_LIMIT),
+                attempt=text_of(values.get(wire.ATTEMPT, b""), wire.ATTEMPT, limit=_NAME_LIMIT),
+                token=head.token,
+                partition=_decode_partition(values.get(wire.PARTITION)),
+                metadata=head.metadata,
+                compressions=head.compressions,
+                wishes=head.wishes,
+            )
+        except BadCall as error:
+            raise BadCall(str(error), peer=self._peer, handler=head.handler) from error.__cause__
 
 
 class KnownCalls:
@@ -310,29 +327,19 @@ class KnownCalls:
     ) -> tuple[CallHead, KnownCall | None]:
         """What a message opens, and what is known of such calls. Raises BadCall."""
         data = bytes(payload)
-        alike = tuple([pair for pair in headers if pair[0] not in OWN_KEYS])
+        alike, own = own_apart(headers)
         known = self._kept.get(alike)
         if known is not None and known.payload == data:
-            if len(alike) == len(headers):
-                return known.head, known
-            return self.with_own(known, headers), known
+            return known.with_own(own) if own else known.head, known
         head = CallHead.decode(headers, data, peer=self._peer)
         size = len(data) + sum(len(key) + len(value) for key, value in alike)
         if size > _KEPT_SIZE or EXTENSION in data:  # of types that may be registered otherwise
             return head, None
         if len(self._kept) >= _KEPT:
             self._kept.clear()
-        plain = head if len(alike) == len(headers) else CallHead.decode(alike, data)
-        known = self._kept[alike] = KnownCall(plain, data)
+        plain = CallHead.decode(alike, data) if own else head
+        known = self._kept[alike] = KnownCall(plain, data, self._peer)
         return head, known
-
-    def with_own(self, known: KnownCall, headers: Headers) -> CallHead:
-        """The head of a call that is like ``known`` but for these headers. Raises BadCall."""
-        try:
-            return known.with_own(one_each(headers, OWN_KEYS))
-        except BadCall as error:
-            handler = known.head.handler
-            raise BadCall(str(error), peer=self._peer, handler=handler) from error.__cause__
 
 
 @dataclass(frozen=True, slots=True)

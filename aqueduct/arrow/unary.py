@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from aqueduct.arrow import wire
-from aqueduct.arrow.call import OWN_KEYS, CallHead, KnownCall, KnownCalls
+from aqueduct.arrow.call import CallHead, KnownCall, KnownCalls, own_apart
 from aqueduct.arrow.encode import Encoded, Part
 from aqueduct.arrow.ipc import ALIGNMENT, deserialize_schema, serialize_schema
 from aqueduct.arrow.status import OK
@@ -63,11 +63,6 @@ class Question:
         """Where the batch begins."""
         self.known = known
         """Of the service: what it knows of calls that are alike."""
-
-    @property
-    def is_usual(self) -> bool:
-        """Whether it says nothing of itself that others like it do not say."""
-        return self.known is not None and self.head is self.known.head
 
     @classmethod
     def encode(cls, head: CallHead) -> Question:
@@ -122,10 +117,10 @@ class Questions:
         self._raw: dict[bytes | Headers, Question] = {}
         """Those that say nothing of themselves, by what their headers were on the way."""
 
-    def find(self, message: Received) -> tuple[Question, memoryview] | None:
-        """The call that a message opens, and its batch's payload; None for calls of other kinds.
+    def find(self, message: Received) -> tuple[CallHead, KnownCall | None, memoryview] | None:
+        """The call that a message opens, what is known of such calls, and its batch's payload.
 
-        Raises BadCall.
+        None for calls of other kinds. Raises BadCall.
         """
         raw, payload = message.raw, message.payload
         found = self._raw.get(raw)
@@ -133,38 +128,30 @@ class Questions:
             view = memoryview(payload).cast("B")
             body = found.body
             if len(view) > body and bytes(view[:body]) == found.prefix:
-                return found, view[body:]
+                return found.head, found.known, view[body:]
         headers = message.headers
         if _KIND not in headers:
             return None
-        question, rest = self.decode(headers, payload)
-        if question.is_usual:
-            if len(self._raw) >= _KEPT:
-                self._raw.clear()
-            self._raw[raw] = question
-        return question, rest
-
-    def decode(self, headers: Headers, payload: ReadableBuffer) -> tuple[Question, memoryview]:
-        """The call, and its batch's payload. Raises BadCall."""
         view = memoryview(payload).cast("B")
-        alike = tuple([pair for pair in headers if pair[0] not in OWN_KEYS])
+        alike, own = own_apart(headers)
         found = self._alike.get(alike)
         if found is None or len(view) <= found.body or bytes(view[: found.body]) != found.prefix:
             found = Question.decode(headers, view, peer=self._peer, calls=self._calls)
             known = found.known
-            if known is not None:
-                if len(self._alike) >= _KEPT:
-                    self._alike.clear()
-                usual = Question(known.head, alike, found.prefix, known)
-                self._alike[alike] = usual
-                if found.head is known.head:
-                    found = usual
-        elif len(alike) < len(headers):
-            known = found.known
-            assert known is not None
-            head = self._calls.with_own(known, headers)
-            found = Question(head, headers, found.prefix, known)
-        return found, view[found.body :]
+            if known is None:
+                return found.head, None, view[found.body :]
+            if len(self._alike) >= _KEPT:
+                self._alike.clear()
+            found = self._alike[alike] = Question(known.head, alike, found.prefix, known)
+        known = found.known
+        assert known is not None
+        rest = view[found.body :]
+        if own:
+            return known.with_own(own), known, rest
+        if len(self._raw) >= _KEPT:
+            self._raw.clear()
+        self._raw[raw] = found
+        return found.head, known, rest
 
 
 class Answer:

@@ -56,23 +56,30 @@ def test_an_expected_schema_stands_between_and_is_padded_alone():
     assert again.head.kind == "exchange"
 
 
-def test_what_was_decoded_before_is_found_again_by_all_of_its_bytes():
-    questions = Questions("peer")
-    first = Question.encode(CallHead("echo", "exchange", schema=SCHEMA))
-    found, rest = questions.decode(first.headers, first.prefix + PAYLOAD)
-    again, _ = questions.decode(first.headers, first.prefix + PAYLOAD)
-    assert found is again and bytes(rest) == PAYLOAD
-    renamed = first.prefix.replace(b"id", b"ix")
-    assert renamed != first.prefix
-    other, _ = questions.decode(first.headers, renamed + PAYLOAD)
-    assert other.head.schema is not None and other.head.schema.names == ["ix"]
-    with pytest.raises(BadCall, match="none came"):
-        questions.decode(first.headers, first.prefix)
-
-
 def received(headers, payload):
     """A message as a connection gives it."""
     return Received(0, headers, (), payload, 0)
+
+
+def asked(questions, question, payload=PAYLOAD):
+    """What ``questions`` find in the message of ``question``."""
+    found = questions.find(received(question.headers, question.prefix + payload))
+    assert found is not None
+    return found
+
+
+def test_what_was_decoded_before_is_found_again_by_all_of_its_bytes():
+    questions = Questions("peer")
+    first = Question.encode(CallHead("echo", "exchange", schema=SCHEMA))
+    head, known, rest = asked(questions, first)
+    again, same, _ = asked(questions, first)
+    assert head is again and known is same and bytes(rest) == PAYLOAD
+    renamed = first.prefix.replace(b"id", b"ix")
+    assert renamed != first.prefix
+    other, _, _ = asked(questions, Question(first.head, first.headers, renamed))
+    assert other.schema is not None and other.schema.names == ["ix"]
+    with pytest.raises(BadCall, match="none came"):
+        asked(questions, first, b"")
 
 
 def test_a_message_of_another_kind_is_no_question():
@@ -82,43 +89,55 @@ def test_a_message_of_another_kind_is_no_question():
     assert questions.find(received(headers, b"".join(payload))) is None
     question = Question.encode(head)
     for _ in range(2):
-        found = questions.find(received(question.headers, question.prefix + PAYLOAD))
-        assert found is not None
-        assert found[0].head == head and bytes(found[1]) == PAYLOAD
+        found, _, rest = asked(questions, question)
+        assert found == head and bytes(rest) == PAYLOAD
     with pytest.raises(BadCall, match="none came"):  # known by its headers, and yet another
-        questions.find(received(question.headers, question.prefix))
+        asked(questions, question, b"")
 
 
 def test_what_each_call_says_of_itself_is_read_each_time():
     questions = Questions("peer")
-    known = set()
+    kinds = set()
     for number in range(3):
         head = CallHead("echo", "exchange", schema=SCHEMA, run=f"r{number}", attempt=str(number))
-        question = Question.encode(head)
-        found, rest = questions.decode(question.headers, question.prefix + PAYLOAD)
-        assert found.head == head and bytes(rest) == PAYLOAD
-        known.add(found.known)
-    assert len(known) == 1 and None not in known
+        found, known, rest = asked(questions, Question.encode(head))
+        assert found == head and bytes(rest) == PAYLOAD
+        kinds.add(known)
+    assert len(kinds) == 1 and None not in kinds
     other = Question.encode(CallHead("echo", "exchange", schema=OTHER, run="r0"))
-    found, _ = questions.decode(other.headers, other.prefix + PAYLOAD)
-    assert found.known not in known and found.head.schema == OTHER
+    found, known, _ = asked(questions, other)
+    assert known not in kinds and found.schema == OTHER
+
+
+def test_what_a_call_says_of_itself_twice_or_wrongly_is_refused_by_name():
+    questions = Questions("the peer")
+    question = Question.encode(CallHead("echo", "exchange", schema=SCHEMA, run="r"))
+    asked(questions, question)
+    for key, value, text in (
+        (b"arrow-run-abde1f", b"q", "arrow-run-abde1f is there twice"),
+        (b"arrow-attempt-4d8599", b"\xff", "arrow-attempt-4d8599 is not UTF-8"),
+        (b"arrow-partition-cf36d2", b"3/3", "is not between 0 and 2"),
+        (b"arrow-deadline-84b09e", b"0", "is not between 1 and"),
+    ):
+        wrong = Question(question.head, (*question.headers, (key, value)), question.prefix)
+        with pytest.raises(BadCall, match=text) as caught:
+            asked(questions, wrong)
+        assert caught.value.peer == "the peer" and caught.value.handler == "echo"
 
 
 def test_what_is_kept_is_bounded():
     questions = Questions("peer")
     for number in range(100):
         head = CallHead("echo", "exchange", schema=SCHEMA, token=b"%d" % number)
-        question = Question.encode(head)
-        questions.decode(question.headers, question.prefix + PAYLOAD)
-        found = questions.find(received(question.headers, question.prefix + PAYLOAD))
-        assert found is not None and found[0].head == head
+        for _ in range(2):
+            assert asked(questions, Question.encode(head))[0] == head
         assert len(questions._raw) <= 32
         assert len(questions._alike) <= 32
     large = Question.encode(
         CallHead("echo", "exchange", schema=SCHEMA, metadata={"a": "b" * (16 << 10)})
     )
-    one, _ = questions.decode(large.headers, large.prefix + PAYLOAD)
-    two, _ = questions.decode(large.headers, large.prefix + PAYLOAD)
+    one, _, _ = asked(questions, large)
+    two, _, _ = asked(questions, large)
     assert one is not two
 
 

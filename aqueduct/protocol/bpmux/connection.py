@@ -91,6 +91,8 @@ class Mux:
         self.top_stream = self._state.top_stream
         self._events: list[events.Event] = []
         self._scheduler = Scheduler(self._state, self._events, self.settings)
+        self.turns: Turns = self._scheduler
+        """For ``write_out``, which is ``take`` and its way to a socket at once."""
         self._receiving = Receiving(
             self._state,
             self._scheduler,
@@ -187,11 +189,6 @@ class Mux:
     def idle(self) -> bool:
         """Nothing can leave now: ``take`` would be empty."""
         return self.error is not None or self._scheduler.idle
-
-    @property
-    def turns(self) -> Turns:
-        """For ``write_out``, which is ``take`` and its way to a socket at once."""
-        return self._scheduler
 
     @property
     def only_acks(self) -> bool:

@@ -95,6 +95,8 @@ class Incoming:
         """Streams that ended and whose bytes still wait here."""
         self.lasting = 0
         """Streams that may last as long as their channel: the first two of each."""
+        self.extra = 0
+        """Stream slots that the peer is due beside its budget; below zero: to be kept back."""
         self._step = max(1, self._flow.streams // 32)
         self._gathered = 0
         self._nothing = Decoder(from_server=self._from_server)
@@ -124,32 +126,19 @@ class Incoming:
         stream.half = half
         half.streams_in += 1
         if half.streams_in <= LASTING_STREAMS:
-            self.lasting += 1
-
-    @property
-    def extra(self) -> int:
-        """Stream slots that the peer is due beside its budget; below zero: to be kept back.
-
-        What lasts does not count against the budget, or the streams of idle channels would keep
-        all others from ever having one, acks among them. In steps: each change costs a frame.
-        """
-        step = self._step
-        if self.lasting < step:
-            return -self.held
-        lasting = min(self.lasting, self._flow.channel_streams)
-        return lasting - lasting % step - self.held
+            self._count(lasting=1)
 
     def hold(self, stream: InStream) -> None:
         """Its bytes wait; if it has ended, so does its slot."""
         if stream.fin and not stream.held:
             stream.held = True
-            self.held += 1
+            self._count(held=1)
 
     def unhold(self, stream: InStream) -> None:
         """Its bytes wait no more."""
         if stream.held:
             stream.held = False
-            self.held -= 1
+            self._count(held=-1)
 
     def credit(self, stream: InStream) -> None:
         """Lets the peer send what the stream should have now."""
@@ -210,7 +199,7 @@ class Incoming:
         if half is not None:
             half.streams_in -= 1
             if half.streams_in < LASTING_STREAMS:
-                self.lasting -= 1
+                self._count(lasting=-1)
             half.left_by(stream)
         if stream.granted:
             self._shared.budget_used -= stream.granted
@@ -233,7 +222,18 @@ class Incoming:
     def clear(self) -> None:
         """The connection is over."""
         self.streams.clear()
-        self.held = self.lasting = 0
+        self.held = self.lasting = self.extra = 0
+
+    def _count(self, *, lasting: int = 0, held: int = 0) -> None:
+        """What lasts does not count against the budget of slots.
+
+        Or the streams of idle channels would keep all others from ever having one, acks among
+        them. In steps: each change costs a frame.
+        """
+        self.lasting += lasting
+        self.held += held
+        lasting = min(self.lasting, self._flow.channel_streams)
+        self.extra = lasting - lasting % self._step - self.held
 
     def _weigh(self, stream: InStream, gathered: int) -> None:
         """Blocks are not admitted: in sum they are bounded like what is."""
