@@ -231,7 +231,9 @@ async def drive_coroutine(running: RunningCall) -> None:
         running.rows_in = batch.num_rows
     running.taken = 1
     call, handler = running.call, running.handler
-    answer = await (handler.function(batch, call) if handler.takes_call else handler.function(batch))
+    answer = await (
+        handler.function(batch, call) if handler.takes_call else handler.function(batch)
+    )
     call.check()  # a handler may have swallowed its cancellation
     encoded = running.write(answer, running.config.calls.batch_limit) or running.encode(answer)
     running.send(encoded, number)

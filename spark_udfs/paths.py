@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
 from typing import Final
 from urllib.parse import quote, unquote
@@ -15,6 +16,9 @@ __all__ = ["FileFailed", "base_name", "named", "resolve"]
 
 _PLAIN: Final = "=:@!$&'()*+,;~"
 """What a name in a URI may have without an escape, beside letters, digits, ``_``, ``.``, ``-``."""
+_KEPT: Final = 16
+_reached: dict[tuple[str, str, str], tuple[fs.FileSystem, int]] = {}
+"""By scheme, authority and query: the file system, and which of ``_inners`` is a path in it."""
 
 
 class FileFailed(AqueductError):
@@ -32,10 +36,44 @@ def resolve(path: str) -> tuple[fs.FileSystem, str]:
         scheme, _, rest = uri.partition("://")
         if scheme in ("s3a", "s3n"):  # as Hadoop calls it
             uri = f"s3://{rest}"
-        filesystem, inner = fs.FileSystem.from_uri(uri)
-        return filesystem, inner
+        return _reach(uri)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise FileFailed(f"{path}: not a path that pyarrow.fs can open: {error}") from error
+
+
+def _reach(uri: str) -> tuple[fs.FileSystem, str]:
+    """The same for a URI; a store is reached once, not again for each of its files.
+
+    A file system of its own would be connections of its own, and of a bucket without a region in
+    its URI a question where it is. Threads may share one. A child of a fork makes its own.
+    """
+    if "#" in uri:  # a fragment, which is for pyarrow to understand
+        filesystem, inner = fs.FileSystem.from_uri(uri)
+        return filesystem, inner
+    head, _, query = uri.partition("?")
+    scheme, _, rest = head.partition("://")
+    authority, _, names = rest.partition("/")
+    key = scheme, authority, query
+    inners = _inners(authority, unquote(names).rstrip("/"))
+    found = _reached.get(key)
+    if found is not None:
+        filesystem, way = found
+        return filesystem, inners[way]
+    filesystem, inner = fs.FileSystem.from_uri(uri)
+    if authority and inner.rstrip("/") in inners:
+        if len(_reached) >= _KEPT:
+            _reached.clear()
+        _reached[key] = filesystem, inners.index(inner.rstrip("/"))
+    return filesystem, inner
+
+
+def _inners(authority: str, path: str) -> tuple[str, ...]:
+    """What a path in a file system can be: behind a bucket, a container, or a host."""
+    container, _, host = authority.rpartition("@")
+    return tuple(way.rstrip("/") for way in (f"{host}/{path}", f"{container}/{path}", f"/{path}"))
+
+
+os.register_at_fork(after_in_child=_reached.clear)
 
 
 def named(path: str, inner: str, other: str) -> str:

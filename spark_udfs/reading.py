@@ -138,9 +138,10 @@ class _Parquet:
         if not described.num_rows:
             return
         rows = _rows(self.schema, described, batch_bytes)
-        # Without pyarrow's own threads: a task has one processor, and to hand over costs more.
+        # In pyarrow's own threads if there are several, as Spark says by OMP_NUM_THREADS: as many
+        # as spark.task.cpus. To hand over to a single one would cost more than it gains.
         found = self.file.iter_batches(
-            rows, row_groups=[group], columns=self.names, use_threads=False
+            rows, row_groups=[group], columns=self.names, use_threads=pa.cpu_count() > 1
         )
         order: list[int] | None = None
         for batch in found:

@@ -133,6 +133,32 @@ def test_batches_are_about_as_large_as_wanted(tmp_path):
     assert max(sizes) <= 2 << 16
 
 
+@pytest.mark.parametrize("processors", [1, 2])
+def test_columns_are_decoded_by_as_many_threads_as_the_task_has_processors(
+    processors, tmp_path, monkeypatch
+):
+    path = str(tmp_path / "a.parquet")
+    table = pa.table({name: range(1000) for name in "abcd"})
+    pq.write_table(table, path, row_group_size=300)
+    asked = []
+    iter_batches = pq.ParquetFile.iter_batches
+
+    def counted(self, *arguments, use_threads, **options):
+        asked.append(use_threads)
+        return iter_batches(self, *arguments, use_threads=use_threads, **options)
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", counted)
+    before = pa.cpu_count()
+    pa.set_cpu_count(processors)
+    try:
+        pieces = list(read([Part(path)], None, 1 << 20))
+    finally:
+        pa.set_cpu_count(before)
+    assert asked == [processors > 1] * 4
+    batches = [piece.batch for piece in pieces if piece.batch is not None]
+    assert pa.Table.from_batches(batches) == table
+
+
 def test_an_empty_file_has_a_schema_and_no_batch(tmp_path):
     path = tmp_path / "empty.parquet"
     pq.write_table(table().slice(0, 0), path)

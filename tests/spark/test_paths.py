@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pyarrow as pa
 import pyarrow.fs as fs
 import pyarrow.parquet as pq
 import pytest
 
+from spark_udfs import paths
 from spark_udfs.listing import find_parts
 from spark_udfs.paths import FileFailed, base_name, named, resolve
 from spark_udfs.reading import Part, read
@@ -59,6 +63,66 @@ def test_hadoop_s_names_for_s3_are_known():
     for scheme in ("s3", "s3a", "s3n"):
         filesystem, inner = resolve(f"{scheme}://bucket/k?{S3}")
         assert isinstance(filesystem, fs.S3FileSystem) and inner == "bucket/k"
+
+
+@pytest.mark.parametrize(
+    "names",
+    ["", "/", "/k", "/k/", "/a%20b/c%25.parquet", "/k/day=1/0.parquet", "/*/0", "/%C3%A4"],
+)
+@pytest.mark.parametrize("bucket", ["s3://bucket", "s3://id:a%2Fb@bucket", "gs://anonymous@box"])
+def test_a_store_is_reached_once_whatever_is_in_it(bucket, names, monkeypatch):
+    paths._reached.clear()
+    query = f"?{S3}" if bucket.startswith("s3") else "?scheme=http"
+    uri = f"{bucket}{names}{query}"
+    _, wanted = fs.FileSystem.from_uri(uri)
+    first, inner = resolve(f"{bucket}/first{query}")
+    assert inner.endswith("/first")
+    asked = []
+    from_uri = fs.FileSystem.from_uri
+
+    class Counted(fs.FileSystem):
+        @staticmethod
+        def from_uri(uri):
+            asked.append(uri)
+            return from_uri(uri)
+
+    monkeypatch.setattr(fs, "FileSystem", Counted)
+    again, found = resolve(uri)
+    assert found == wanted
+    assert again is first and not asked
+    other, _ = resolve(uri.replace("scheme=http", "scheme=https"))
+    assert other is not first and asked
+
+
+def test_a_uri_with_a_fragment_is_pyarrow_s_to_understand_each_time(monkeypatch):
+    asked = []
+
+    class Asked(fs.FileSystem):
+        @staticmethod
+        def from_uri(uri):
+            asked.append(uri)
+            return fs.LocalFileSystem(), "bucket/a"
+
+    monkeypatch.setattr(fs, "FileSystem", Asked)
+    for _ in range(2):
+        assert resolve("s3://bucket/a#b")[1] == "bucket/a"
+    assert len(asked) == 2
+
+
+def test_the_child_of_a_fork_reaches_its_stores_itself():
+    script = (
+        "import os\n"
+        "from spark_udfs import paths\n"
+        "paths._reached['s3', 'bucket', ''] = None, 0\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    os._exit(len(paths._reached))\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(paths._reached))\n"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
+    assert told.stdout.split() == ["0", "1"], told.stderr
 
 
 def test_what_no_file_system_is_known_for():
