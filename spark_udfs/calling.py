@@ -97,12 +97,18 @@ class Calling:
 
     def peer_of(self, place: Place) -> Peer:
         """The one that a partition calls alone: they take turns."""
-        peers = self._peers
+        peers = self.peers
         return peers[(place.partition or 0) % len(peers)]
 
     @functools.cached_property
-    def _peers(self) -> tuple[Peer, ...]:
+    def peers(self) -> tuple[Peer, ...]:
+        """One for each address."""
         return tuple(map(self.peer, self.addresses))
+
+    @property
+    def places(self) -> str:
+        """The addresses without their options, for people."""
+        return ", ".join(peer.bare for peer in self.peers)
 
     def head(self, place: Place) -> dict[str, Any]:
         """What every call of a task says, whatever its kind. Asks for a token; see there."""

@@ -16,11 +16,10 @@ from aqueduct.arrow.describe import (
     HandlerDescription,
 )
 from aqueduct.arrow.schema import check, shorten
-from aqueduct.errors import ConfigError, ConnectFailed, UnknownHandler
+from aqueduct.errors import ConfigError, UnknownHandler
 from aqueduct.sync import SyncClient
 from spark_udfs.casting import Casting
-from spark_udfs.engine import Calling
-from spark_udfs.pool import process_pool
+from spark_udfs.engine import Calling, reach
 from spark_udfs.schemas import AnySchema, arrow_schema
 from spark_udfs.shaping import Shape, Shaper, joined_schema
 
@@ -139,18 +138,11 @@ def _describe(client: SyncClient, calling: Calling) -> Description:
 
 def _ask(calling: Calling, task: int | None, ask: Callable[[SyncClient], Found]) -> Found:
     """Asks the first of the addresses that is there."""
-    for place, address in enumerate(calling.addresses, 1):
-        try:
-            lease = process_pool().lease(calling.peer(address), task=task)
-        except ConnectFailed:
-            if place == len(calling.addresses):
-                raise
-            continue
-        try:
-            return ask(lease.client)
-        finally:
-            lease.release()
-    raise AssertionError("there is at least one address")
+    lease = reach(calling, task=task)
+    try:
+        return ask(lease.client)
+    finally:
+        lease.release()
 
 
 def _spark_schema(schema: pa.Schema, where: str = "rows") -> StructType:

@@ -22,7 +22,7 @@ from spark_udfs.retrying import with_note
 from spark_udfs.spreading import Spread
 from spark_udfs.vigil import input_look
 
-__all__ = ["Answer", "Calling", "OnError", "leased", "run"]
+__all__ = ["Answer", "Calling", "OnError", "leased", "reach", "run"]
 
 
 def run(
@@ -54,20 +54,20 @@ def run(
 
 @contextlib.contextmanager
 def leased(calling: Calling, *, place: Place, numbers: Numbers) -> Generator[SyncClient]:
-    """The connection for one call of another kind than ``run`` makes, on the partition's address.
+    """The connection for one call of another kind than ``run`` makes.
 
-    What the call raises leaves with its place in the text, as what ``run`` raises does in
-    ``exchange``.
+    It is to the partition's address, or to the next one that is there. What the call raises leaves
+    with its place in the text, as what ``run`` raises does in ``exchange``.
     """
-    peer, well = calling.peer_of(place), False
+    where, well = calling.places, False
     lease: Lease | None = None
     try:
-        lease = process_pool().lease(peer, task=place.task)
+        lease = reach(calling, place.partition or 0, task=place.task)
+        where = lease.peer.bare
         numbers.reconnects += lease.reconnected
         yield lease.client
         well = True
     except AqueductError as error:
-        where = peer.address.partition("?")[0]
         raise locate(
             error, peer=where, handler=calling.handler, place=place, numbers=numbers
         ) from error.__cause__
@@ -75,6 +75,25 @@ def leased(calling: Calling, *, place: Place, numbers: Numbers) -> Generator[Syn
         if lease is not None:
             # A Python worker ends with a task that failed: let the service hear.
             lease.release(close=not well and place.task is not None)
+
+
+def reach(calling: Calling, first: int = 0, *, task: int | None) -> Lease:
+    """A lease on the address of that number, or on the next one that is there.
+
+    Nothing has been said yet, so that is no retry. Raises ConnectFailed if there is none.
+    """
+    peers = calling.peers
+    failed: ConnectFailed | None = None
+    for place in range(len(peers)):
+        try:
+            return process_pool().lease(peers[(first + place) % len(peers)], task=task)
+        except ConnectFailed as error:
+            failed = failed or error
+    assert failed is not None
+    if len(peers) == 1:
+        raise failed
+    text = f"and no other of {len(peers)} addresses answers: {calling.places}"
+    raise with_note(failed, text) from failed.__cause__
 
 
 def _one_call(

@@ -273,7 +273,7 @@ class Exchange(Parcel):
     @property
     def peer(self) -> str:
         """The addresses without their options, for errors."""
-        return ", ".join(address.partition("?")[0] for address in self.calling.addresses)
+        return self.calling.places
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Generator[pa.RecordBatch]:
         """The handler's answers in the order of ``batches``, which is read as there is room.

@@ -56,7 +56,7 @@ class Service:
     @property
     def address(self) -> str:
         """Without its options."""
-        return self.peer.address.partition("?")[0]
+        return self.peer.bare
 
     def is_free(self, now: float) -> bool:
         """Whether a call may be begun."""

@@ -62,6 +62,11 @@ class Peer:
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     config: Config = DEFAULT
 
+    @property
+    def bare(self) -> str:
+        """The address without its options, for people."""
+        return self.address.partition("?")[0]
+
     def __hash__(self) -> int:
         return hash(self.address)  # there are few; to hash all of a configuration takes longer
 
@@ -97,6 +102,11 @@ class Lease:
         self.client = client
         self.reconnected = reconnected
         """Whether the connection was made for this lease, and is not the first to its peer."""
+
+    @property
+    def peer(self) -> Peer:
+        """Whose connection it is."""
+        return self._entry.peer
 
     def on_end(self, cancel: Callable[[], object]) -> None:
         """What ends the call that runs under this lease, should the task leave it behind."""

@@ -160,7 +160,7 @@ class _Span:
         attributes: dict[str, Any] = {
             "rpc.system": "aqueduct",
             "rpc.method": calling.handler,
-            "server.address": ", ".join(each.partition("?")[0] for each in calling.addresses),
+            "server.address": calling.places,
         }
         if place.task is not None:
             names = {"stage": place.stage, "partition": place.partition, "attempt": place.attempt}

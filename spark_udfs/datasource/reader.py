@@ -236,7 +236,7 @@ def _tried(
                 continue
             located = locate(
                 error,
-                peer=peer.address.partition("?")[0],
+                peer=peer.bare,
                 handler=settings.handler,
                 place=place,
                 numbers=numbers,

@@ -238,7 +238,7 @@ class Writing:
         except AqueductError as error:
             raise locate(
                 _plainly(error),
-                peer=settings.peer().address.partition("?")[0],
+                peer=settings.peer().bare,
                 handler=settings.handler,
                 place=place,
                 numbers=numbers,

@@ -8,11 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from aqueduct.errors import ConfigError, HandlerFailed, UnknownHandler
+from aqueduct.errors import ConfigError, ConnectFailed, HandlerFailed, UnknownHandler
 from spark_udfs import exchange_files, list_files, send_files
 from spark_udfs.listing import find_parts, spread
 from spark_udfs.paths import FileFailed
 from spark_udfs.reading import Ahead, Part, Piece, read
+from tests.spark.callees import free_port
 from tests.spark.services import make
 
 ROWS = 10_000
@@ -372,6 +373,19 @@ def test_a_sink_is_sent_each_part_under_a_run_of_its_own(address, folder, sums):
     assert len(runs) == 3
     receipts(function, *parts)
     assert {run for run, _ in sums} == runs  # an attempt later
+
+
+def test_a_sink_is_sent_to_the_next_address_where_one_is_not_there(address, folder, sums):
+    nowhere = [f"aqueduct+tcp://127.0.0.1:{free_port()}" for _ in range(2)]
+    function = send_files([*nowhere, address], "keep", columns=["id"])
+    (row,) = receipts(function, (folder / "0.parquet", None))
+    assert row["rows_in"] == ROWS and row["error"] is None
+    assert sum(value for _, value in sums) == sum(range(ROWS))
+    with pytest.raises(
+        ConnectFailed, match=r"0\.parquet.*no other of 2 addresses answers"
+    ) as caught:
+        receipts(send_files(nowhere, "keep"), (folder / "0.parquet", None))
+    assert all(place in str(caught.value) for place in nowhere)
 
 
 def test_each_part_that_is_sent_is_a_record_in_the_log(address, folder, caplog):
