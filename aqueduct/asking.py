@@ -103,9 +103,14 @@ class Asker:
 
     def encode(self, batch: pa.RecordBatch) -> Encoded:
         """The payload of a batch. Raises SchemaMismatch and LocalProtocolError."""
-        if self._encoder is None or not self._encoder.independent:
-            self._encoder = self._make_encoder()
-        return self._encoder.encode(batch)
+        encoder = self._encoder
+        if encoder is not None:
+            written = encoder.plain(batch)
+            if written is not None:
+                return written
+        if encoder is None or not encoder.independent:
+            encoder = self._encoder = self._make_encoder()
+        return encoder.encode(batch)
 
     def fits(self, encoded: Encoded) -> bool:
         """Whether call and batch go in one message."""

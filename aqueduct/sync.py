@@ -85,7 +85,7 @@ class SyncClient:
     @property
     def closed(self) -> bool:
         """Whether the connection is over, or was left behind by a fork."""
-        return not self._thread.alive or self._client.closed
+        return not self._thread.alive or self._client.connection.core.error is not None
 
     def exchange(
         self,

@@ -45,11 +45,10 @@ NOWHERE = Place()
 
 def here() -> Place:
     """The place of the calling thread. To be called in the task's own thread as it starts."""
-    if "pyspark" not in sys.modules:
+    pyspark = sys.modules.get("pyspark")
+    if pyspark is None:
         return NOWHERE  # not a worker of Spark, whatever is installed
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
+    context = pyspark.TaskContext.get()
     if context is None:
         return NOWHERE
     return Place(

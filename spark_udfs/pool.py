@@ -183,11 +183,11 @@ class Pool:
             self._watch()
         with self._lock:
             self._check(task)
-            left_behind = [
-                lease
-                for lease in self._leases
-                if task is not None and lease.task is not None and lease.task != task
-            ]
+            left_behind: tuple[Lease, ...] = ()
+            if self._leases and task is not None:
+                left_behind = tuple(
+                    lease for lease in self._leases if lease.task not in (None, task)
+                )
             if task is not None and not self._frozen:
                 self._frozen = self._task not in (None, task)
                 self._task = task

@@ -199,6 +199,8 @@ class _Span:
 
 
 def _span(calling: Calling, trace: Trace, place: Place) -> _Span | None:
+    if trace.setup is None and not trace.carrier and "opentelemetry.trace" not in sys.modules:
+        return None
     if place.task is not None and trace.setup is not None:
         trace.prepare()
     if not trace.wanted and not _current():
