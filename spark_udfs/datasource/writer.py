@@ -29,6 +29,7 @@ from pyspark.sql.datasource import (
 
 from aqueduct.arrow.schema import check
 from aqueduct.arrow.writing import ABORT, COMMIT, LOOK, WRITE
+from aqueduct.blocking import SyncStream
 from aqueduct.errors import (
     AqueductError,
     Busy,
@@ -43,9 +44,11 @@ from aqueduct.sync import SyncClient
 from aqueduct.writes import RemoteSink
 from spark_udfs.casting import Casting
 from spark_udfs.datasource.options import Settings
-from spark_udfs.numbers import Numbers
+from spark_udfs.engine import Calling
+from spark_udfs.numbers import Numbers, Tally, Total
 from spark_udfs.place import Place, here, locate
 from spark_udfs.pool import process_pool
+from spark_udfs.telemetry import Trace, working
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -80,6 +83,8 @@ class Message(WriterCommitMessage):
     execution: str
     prepared: Prepared | None
     """None: its partition was empty, so there was nothing to write."""
+    numbers: Numbers
+    """What the task counted."""
 
 
 def make_writer(settings: Settings, schema: StructType, overwrite: bool) -> SinkWriter:
@@ -205,10 +210,11 @@ class Writing:
 
     def write(self, run: Run, batches: Iterator[pa.RecordBatch], place: Place) -> Message:
         """In a task: one attempt. Raises the errors of ``aqueduct.errors``, told where."""
+        settings, numbers = self.settings, Numbers()
         source = iter(batches)
         first = next(source, None)
         if first is None:
-            return Message(run, self.execution, None)
+            return Message(run, self.execution, None, numbers)
         attempt = Attempt(
             run,
             execution=self.execution,
@@ -216,25 +222,15 @@ class Writing:
             partition=place.partition or 0,
             task=place.task or 0,
         )
-        settings, numbers = self.settings, Numbers()
+        rows = itertools.chain((first,), source)
+        calling = Calling(settings.addresses, settings.handler, self.schema)
+        schema = first.schema
+        del first
         try:
-            schema = first.schema
-            rows = _counted(itertools.chain((first,), source), numbers)
-            del first
-            if self.cast and self.schema is not None:
-                casting = Casting(self.schema, schema, where=self._where)
-                schema, rows = casting.schema, casting.all(rows)
-            for tries in itertools.count():
-                try:
-                    return Message(
-                        run, self.execution, self._attempt(attempt, rows, schema, place, tries)
-                    )
-                except (Busy, ConnectFailed):
-                    if tries >= settings.retries or numbers.batches_sent:
-                        raise
-                numbers.retries += 1
-                _pause(settings, tries)
-            raise AssertionError("unreachable")
+            # As for a source, its log tells: there is no session where an accumulator could be.
+            with working(calling, tally=Tally(), trace=Trace(), place=place, numbers=numbers):
+                prepared = self._prepare(attempt, rows, schema, place, numbers)
+            return Message(run, self.execution, prepared, numbers)
         except AqueductError as error:
             raise locate(
                 _plainly(error),
@@ -258,7 +254,17 @@ class Writing:
             return sink.commit(run, prepared, deadline=left)
 
         result = self._patiently(commit, until=until)
-        log.info("%r: run %r is committed: %s", self.settings.handler, run.key, result)
+        total = Total()
+        for each in messages:
+            total += each.numbers
+        log.info(
+            "%r: run %r is committed, %d rows of %d tasks: %s",
+            self.settings.handler,
+            run.key,
+            total.rows_sent,
+            len(prepared),
+            result,
+        )
 
     def abort(self, run: Run, messages: Sequence[Message], execution: str | None) -> None:
         """On the driver: aborts all attempts of the run, or of this execution of it."""
@@ -268,17 +274,47 @@ class Writing:
             lambda sink: sink.abort(run, prepared, execution=execution, deadline=deadline)
         )
 
+    def _prepare(
+        self,
+        attempt: Attempt,
+        rows: Iterator[pa.RecordBatch],
+        schema: pa.Schema,
+        place: Place,
+        numbers: Numbers,
+    ) -> Prepared:
+        """What the attempt comes to, cast and tried as the options say."""
+        rows = _counted(rows, numbers)
+        if self.cast and self.schema is not None:
+            casting = Casting(self.schema, schema, where=self._where)
+            schema, rows = casting.schema, casting.all(rows)
+        for tries in itertools.count():
+            try:
+                return self._attempt(attempt, rows, schema, place, numbers, tries)
+            except (Busy, ConnectFailed):
+                if tries >= self.settings.retries or numbers.batches_sent:
+                    raise
+            numbers.retries += 1
+            _pause(self.settings, tries)
+        raise AssertionError("unreachable")
+
     def _attempt(
         self,
         attempt: Attempt,
         rows: Iterator[pa.RecordBatch],
         schema: pa.Schema,
         place: Place,
+        numbers: Numbers,
         tries: int,
     ) -> Prepared:
         settings = self.settings
         lease = process_pool().lease(settings.peer(attempt.partition + tries), task=place.task)
-        failed = True
+        numbers.reconnects += lease.reconnected
+        failed, streams = True, list[SyncStream]()
+
+        def opened(stream: SyncStream) -> None:
+            streams.append(stream)
+            lease.on_end(stream.close)
+
         try:
             prepared = self._sink(lease.client).write(
                 attempt,
@@ -286,11 +322,14 @@ class Writing:
                 schema=schema,
                 deadline=settings.deadline,
                 compression=settings.compression,
-                on_open=lambda stream: lease.on_end(stream.close),
+                on_open=opened,
             )
             failed = False
             return prepared
         finally:
+            for stream in streams:
+                numbers.bytes_sent += stream.bytes_sent
+                numbers.waiting_seconds += stream.waited
             # A Python worker ends with its failed task: let the service hear of it.
             lease.release(close=failed and place.task is not None)
 

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import aqueduct
-from aqueduct.errors import Busy, ConnectFailed, HandlerFailed, Refused, UnknownHandler
+from aqueduct.errors import (
+    Busy,
+    ConnectFailed,
+    HandlerFailed,
+    Refused,
+    SchemaMismatch,
+    UnknownHandler,
+)
 from aqueduct.sinks import Run
 from spark_udfs.place import Place
 from tests.calls import NUMBERS, config, numbers
@@ -61,6 +70,27 @@ def test_a_partition_is_an_attempt_with_the_ids_of_its_task(
         assert found == (RUN, "e", 1, 2, 77)
         writing().commit(RUN, [message])
     assert shelf.rows == [1, 2]
+
+
+def test_what_a_task_wrote_and_a_run_came_to_is_in_the_log(
+    shelf: Shelf, address: str, running: Any, writing: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running(service_with(shelf), address, dev_cert=False):
+        with caplog.at_level(logging.INFO, "spark_udfs"):
+            told = messages(shelf, writing())
+            writing().commit(RUN, told)
+        one, all_ = (each for each in caplog.records if each.name.startswith("spark_udfs"))
+        wrong = iter([pa.record_batch({"no": ["number"]})])
+        with pytest.raises(SchemaMismatch), caplog.at_level(logging.INFO, "spark_udfs"):
+            writing().write(RUN, wrong, PLACE)
+    assert one.getMessage().startswith("'shelf', partition 2 (stage 1, attempt 0, task 77): well;")
+    context = one.__dict__["context"]
+    assert (context["batches_sent"], context["rows_sent"]) == ("2", "2")
+    assert int(context["bytes_sent"]) > 2 * 8 and context["task"] == "77"
+    text = "'shelf': run 'run 1' is committed, 2 rows of 1 tasks: "
+    assert all_.getMessage().startswith(text)
+    failed = caplog.records[-1]
+    assert failed.__dict__["context"]["outcome"] == "failed with SchemaMismatch"
 
 
 def test_a_commit_waits_for_a_service_that_is_away(
