@@ -12,9 +12,10 @@ import pyarrow as pa
 from aqueduct.arrow.call import Partition
 from aqueduct.carriers.tls import ClientTls
 from aqueduct.config import DEFAULT, Config
-from aqueduct.errors import CallError, ConfigError
+from aqueduct.errors import CallError
 from spark_udfs.place import Place
 from spark_udfs.pool import Peer
+from spark_udfs.tokens import fresh
 
 __all__ = ["Answer", "Calling", "OnError", "Opened"]
 
@@ -126,16 +127,4 @@ class Calling:
 
     def fresh_token(self) -> str | None:
         """What the next call shows. Raises ConfigError for what a callable raises."""
-        if not callable(self.token):
-            return self.token
-        try:
-            token = self.token()
-        except Exception as error:
-            raise ConfigError(
-                f"token, which is asked for each call, raised {type(error).__name__}: {error}"
-            ) from error
-        if not isinstance(token, str):
-            raise ConfigError(
-                f"token, which is asked for each call, gave a {type(token).__name__}, not text"
-            )
-        return token
+        return fresh(self.token)

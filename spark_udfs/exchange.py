@@ -27,7 +27,16 @@ from aqueduct.errors import AqueductError, ConfigError
 from spark_udfs.declared import declared_input, output_schema
 from spark_udfs.engine import Answer, Calling, run
 from spark_udfs.numbers import Numbers, Tally, Total
-from spark_udfs.options import OPTIONS, TLS, convert, defaults, missing_address, tls_of, unknown
+from spark_udfs.options import (
+    OPTIONS,
+    TLS,
+    convert,
+    defaults,
+    layered,
+    missing_address,
+    tls_of,
+    unknown,
+)
 from spark_udfs.place import Place, here, locate
 from spark_udfs.schemas import AnySchema, arrow_schema
 from spark_udfs.shaping import PLAIN, Mode, Shape, Shaper
@@ -64,6 +73,7 @@ def exchange(
     merge_bytes: int | str | None = None,
     cast: bool | None = None,
     token: str | Callable[[], str] | None = None,
+    token_file: str | None = None,
     headers: Mapping[str, str] | None = None,
     connection_headers: Mapping[str, str] | None = None,
     tls: ClientTls | None = None,
@@ -110,7 +120,8 @@ def exchange(
     - ``cast`` (false): what is sent is cast to what the handler declares (or to ``input_schema``),
       and what it answers to ``schema``, by casts that change no value.
     - ``token``: goes with each call, and is checked by the service's ``authorize``. A function is
-      called in the executor, before each call.
+      called in the executor, before each call. ``token_file``: a path there, which is read
+      before each call instead.
     - ``headers``: user metadata of the call; ``connection_headers``: of the connection.
     - ``tls``: certificates, beyond what the address's options say; or ``ca``, ``certificate``,
       ``key``, ``key_password``, ``fingerprint``, ``server_name`` and ``verify`` one by one. PEM
@@ -159,6 +170,7 @@ def exchange(
             "merge_bytes": merge_bytes,
             "cast": cast,
             "token": token,
+            "token_file": token_file,
             "compression": compression,
             **others,
         },
@@ -170,7 +182,7 @@ def exchange(
     values = defaults()
     if tls is not None or any(name in given for name in TLS):
         tls_of(values)  # certificates are given as a whole, here or in settings
-    values |= given
+    values = layered(values, given)
     if "address" not in values:
         raise missing_address("exchange(ADDRESS, HANDLER)")
     if "handler" not in values:

@@ -135,8 +135,8 @@ def send_files(
     call's ``run``, which is the same for every attempt of the part.
     """
     known = {
-        "in_flight", "in_flight_bytes", "deadline", "token", "headers", "connection_headers",
-        "tls", "compression", "config",
+        "in_flight", "in_flight_bytes", "deadline", "token", "token_file", "headers",
+        "connection_headers", "tls", "compression", "config",
         "ca", "certificate", "key", "key_password", "fingerprint", "server_name", "verify",
     }  # fmt: skip
     for name in options:

@@ -23,6 +23,7 @@ from aqueduct.carriers.tls import ClientTls
 from aqueduct.config import COMPRESSIONS
 from aqueduct.errors import ConfigError
 from spark_udfs.schemas import active_session
+from spark_udfs.tokens import TokenFile
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,6 +38,7 @@ __all__ = [
     "convert",
     "defaults",
     "flag",
+    "layered",
     "missing_address",
     "seconds",
     "size",
@@ -230,6 +232,7 @@ OPTIONS: Final[Mapping[str, Option]] = MappingProxyType(
             Option("merge_bytes", "a size above zero, such as 1m", size),
             Option("cast", "true or false", flag),
             Option("token", "text, or a function without arguments", _token, secret=True),
+            Option("token_file", "the path of a file that every executor has", text),
             Option("compression", "one of lz4, zstd, none", choice(*COMPRESSIONS, "none")),
             Option("ca", _PEM_MUST, _pem),
             Option("certificate", _PEM_MUST, _pem),
@@ -304,6 +307,24 @@ def missing_address(how: str) -> ConfigError:
         f"no address: give {how}, or set {PREFIX}address on the session; "
         "for example aqueduct://scores.example:4433"
     )
+
+
+def layered(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is ``given``, over what the settings of the session say.
+
+    ``token_file`` becomes a ``token``, and either takes the other's place in the settings. Raises
+    ConfigError where both are given.
+    """
+    values = dict(settings)
+    if "token" in given or "token_file" in given:
+        values.pop("token", None)
+        values.pop("token_file", None)
+    values |= given
+    if "token_file" in values:
+        if "token" in values:
+            raise ConfigError("token and token_file are both given; a call shows one token")
+        values["token"] = TokenFile(values.pop("token_file"))
+    return values
 
 
 def tls_of(values: dict[str, Any]) -> ClientTls | None:

@@ -48,7 +48,7 @@ def ask(settings: Settings, question: Question, *, keep: bool = False) -> Answer
                     batch,
                     output_schema=ANSWER,
                     deadline=settings.deadline,
-                    token=settings.token,
+                    token=settings.fresh_token(),
                     headers=dict(settings.headers),
                 )
                 return Answer.decode(answer, limits)
@@ -87,7 +87,7 @@ def _unknown(client: SyncClient, settings: Settings, error: UnknownHandler) -> C
         answer = client.source(
             DESCRIBE,
             output_schema=DESCRIBE_SCHEMA,
-            token=settings.token,
+            token=settings.fresh_token(),
             headers=dict(settings.headers),
         )
         description = Description.from_batches(list(answer), peer=client.address)

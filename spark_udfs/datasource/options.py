@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
@@ -15,6 +15,7 @@ from spark_udfs.options import (
     TLS,
     Option,
     convert,
+    layered,
     missing_address,
     seconds,
     size,
@@ -23,6 +24,7 @@ from spark_udfs.options import (
     whole,
 )
 from spark_udfs.pool import Peer
+from spark_udfs.tokens import fresh
 
 __all__ = ["IGNORED", "KNOWN", "READING", "SHARED", "WRITING", "Settings", "settings_of"]
 
@@ -36,6 +38,7 @@ SHARED: Final[Mapping[str, Option]] = MappingProxyType(
             "retries",
             "backoff",
             "token",
+            "token_file",
             "compression",
             *TLS,
         )
@@ -88,7 +91,8 @@ class Settings:
     """Calls made again in a row, where that cannot do harm."""
     backoff: float = 0.1
     """Seconds of the pause before the first of them; doubles from one to the next."""
-    token: str | None = field(default=None, repr=False)
+    token: str | Callable[[], str] | None = field(default=None, repr=False)
+    """A callable is asked for each call; see ``fresh_token``."""
     compression: str | None = None
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     connection_headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
@@ -96,6 +100,10 @@ class Settings:
     config: Config = DEFAULT
     more: Mapping[str, Any] = field(default_factory=dict)
     """The values of ``READING`` and ``WRITING`` that were given."""
+
+    def fresh_token(self) -> str | None:
+        """What the next call shows. Raises ConfigError for what a callable raises."""
+        return fresh(self.token)
 
     def peer(self, attempt: int = 0) -> Peer:
         """Whom to ask at the ``attempt``-th time: the addresses take turns."""
@@ -110,7 +118,7 @@ def settings_of(given: Mapping[str, str], defaults: Mapping[str, Any]) -> Settin
     """
     mine = {name: value for name, value in given.items() if name.lower() not in IGNORED}
     values = {name: value for name, value in defaults.items() if name in SHARED}
-    values |= convert(mine, KNOWN)
+    values = layered(values, convert(mine, KNOWN))
     path = values.pop("path", None)
     handler = values.pop("handler", path)
     if handler is None:

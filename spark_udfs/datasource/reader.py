@@ -261,7 +261,7 @@ def _read(
             headers={**dict(settings.headers), READING: reading},
             run=f"{split.run}/{split.number}",
             attempt=place.attempt_key,
-            token=settings.token,
+            token=settings.fresh_token(),
             partition=Partition(split.number, split.of),
             compression=settings.compression,
         )

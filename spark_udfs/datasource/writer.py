@@ -371,7 +371,7 @@ class Writing:
     def _sink(self, client: SyncClient) -> RemoteSink:
         settings = self.settings
         return RemoteSink(
-            client, settings.handler, token=settings.token, headers=dict(settings.headers)
+            client, settings.handler, token=settings.fresh_token(), headers=dict(settings.headers)
         )
 
 

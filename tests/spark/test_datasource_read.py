@@ -538,7 +538,7 @@ def test_a_task_that_ends_early_is_cancelled(running, service, source):
         assert cancelled.acquire(timeout=30)
 
 
-# Addresses, retries, tokens, settings
+# Addresses, and what is asked again
 
 
 def test_a_split_is_read_at_another_address(running, service, source):
@@ -568,32 +568,3 @@ def test_a_busy_table_is_asked_again(running, service):
         assert list(first) == []
         other.join(30)
         assert [batch.num_rows for batch in found] == [2]
-
-
-def test_tokens_headers_and_settings(running, spark):
-    seen = set()
-
-    def authorize(call):
-        seen.add((call.handler, call.headers["region"]))
-        if call.token != "open":
-            raise Refused(f"the token {call.token!r} opens nothing")
-
-    service = aqueduct.Service("test", authorize=authorize)
-    service.table("words", schema=SCHEMA)(lambda: (yield rows(0, 3)))
-    with running(service, TCP) as address:
-        spark.conf.set("spark.aqueduct.address", address)
-        spark.conf.set("spark.aqueduct.token", "open")
-        try:
-            spark_udfs.register(spark)
-            source = spark.read.format("aqueduct").option("header.region", "north")
-            assert source.load("words").count() == 3
-            with pytest.raises(PySparkException, match="the token 'shut' opens nothing"):
-                source.option("token", "shut").load("words")
-        finally:
-            spark.conf.unset("spark.aqueduct.address")
-            spark.conf.unset("spark.aqueduct.token")
-            spark_udfs.register(spark)
-    assert seen == {
-        ("aqueduct.table.plan.words", "north"),
-        ("aqueduct.table.read.words", "north"),
-    }

@@ -310,6 +310,22 @@ def test_a_token_is_checked_by_the_service(running):
             list(exchange(address, "echo", token="guess")(iter(numbers(2))))
 
 
+def test_a_token_file_is_read_before_each_call(running, tmp_path):
+    shown = []
+    path = tmp_path / "token"
+    with running(make(authorize=lambda call: shown.append(call.token))) as address:
+        call = exchange(address, "echo", token_file=str(path))
+        for text in ("one", "two\n"):
+            path.write_text(text)
+            assert ids(call(iter(numbers(2)))) == [0, 1]
+        path.write_text("")
+        with pytest.raises(ConfigError, match=f"raised ValueError: {path} is empty"):
+            list(call(iter(numbers(2))))
+    assert shown == ["one", "two"]
+    with pytest.raises(ConfigError, match="token and token_file are both given"):
+        exchange(address, "echo", token="one", token_file=str(path))
+
+
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [
