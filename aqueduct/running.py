@@ -129,7 +129,7 @@ class RunningCall(Outputs):
         self.stop: Callable[[], None] | None = None
         """How the driver ends the handler; None: by cancelling the task."""
         self._status: Any = status
-        if receiver is not None and status.__class__ is not Replying:
+        if receiver is not None and status.__class__ is not Replying:  # or its one batch is here
             self._assemble(receiver)
         status.on_change = self._status_changed
         self.task: asyncio.Task[None]
