@@ -125,8 +125,8 @@ def pytest_collection_finish() -> None:
 SPARK_USERS = frozenset(
     f"test_{name}.py"
     for name in (
-        *("addresses", "datasource_read", "datasource_stream", "datasource_write"),
-        *("files", "frames", "groups", "options"),
+        *("addresses", "datasource_read", "datasource_stream", "datasource_tokens"),
+        *("datasource_write", "files", "frames", "groups", "options"),
     )
 )
 """Files, beside `test_spark_*`, with tests that take the fixture `spark`."""
