@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Final
 
 from aqueduct.errors import ConfigError
 
 __all__ = ["TokenFile", "fresh"]
+
+_LIMIT: Final = 16 << 10
+"""Bytes: the most that a call may show."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,14 @@ class TokenFile:
 
     def __call__(self) -> str:
         """Raises OSError, and ValueError for what is no token."""
-        shown = Path(self.path).read_text("utf-8").strip()
+        with open(self.path, "rb") as file:
+            found = file.read(_LIMIT + 1)  # whatever the path leads to
+        if len(found) > _LIMIT:
+            raise ValueError(f"{self.path} has more than {_LIMIT} bytes, the limit of a token")
+        try:
+            shown = found.decode().strip()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{self.path} is not UTF-8: {error}") from error
         if not shown:
             raise ValueError(f"{self.path} is empty")
         return shown

@@ -318,9 +318,17 @@ def test_a_token_file_is_read_before_each_call(running, tmp_path):
         for text in ("one", "two\n"):
             path.write_text(text)
             assert ids(call(iter(numbers(2)))) == [0, 1]
-        path.write_text("")
-        with pytest.raises(ConfigError, match=f"raised ValueError: {path} is empty"):
-            list(call(iter(numbers(2))))
+        for wrong, text in (
+            (b"", "is empty"),
+            (b"a" * (16 << 10) + b"b", "has more than 16384 bytes"),
+            (b"\xff", "is not UTF-8"),
+        ):
+            path.write_bytes(wrong)
+            with pytest.raises(ConfigError, match=f"raised ValueError: {path} {text}"):
+                list(call(iter(numbers(2))))
+        endless = exchange(address, "echo", token_file="/dev/zero")
+        with pytest.raises(ConfigError, match="/dev/zero has more than 16384 bytes"):
+            list(endless(iter(numbers(2))))
     assert shown == ["one", "two"]
     with pytest.raises(ConfigError, match="token and token_file are both given"):
         exchange(address, "echo", token="one", token_file=str(path))
