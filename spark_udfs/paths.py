@@ -54,7 +54,7 @@ def _reach(uri: str) -> tuple[fs.FileSystem, str]:
     scheme, _, rest = head.partition("://")
     authority, _, names = rest.partition("/")
     key = scheme, authority, query
-    inners = _inners(authority, unquote(names).rstrip("/"))
+    inners = _inners(authority, unquote(names, errors="strict").rstrip("/"))
     found = _reached.get(key)
     if found is not None:
         filesystem, way = found

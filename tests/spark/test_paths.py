@@ -94,6 +94,13 @@ def test_a_store_is_reached_once_whatever_is_in_it(bucket, names, monkeypatch):
     assert other is not first and asked
 
 
+def test_escapes_that_are_no_text_are_an_error_however_often_the_store_was_reached():
+    for path in (f"s3://bucket/k?{S3}", f"s3://bucket/again?{S3}"):
+        resolve(path)
+        with pytest.raises(FileFailed, match="not a path that"):
+            resolve(f"s3://bucket/%ff?{S3}")
+
+
 def test_a_uri_with_a_fragment_is_pyarrow_s_to_understand_each_time(monkeypatch):
     asked = []
 
