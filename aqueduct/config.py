@@ -223,6 +223,10 @@ class Stream:
     notsent_lowat: int = 256 * KiB
     """Bytes that the kernel holds of a connection and has not sent: what an urgent frame may
     have before it. Where TCP_NOTSENT_LOWAT is missing the socket buffer bounds it."""
+    unix_buffer: int = 1 * MiB
+    """SO_SNDBUF of a Unix socket, up to what the system allows (net.core.wmem_max). What it holds
+    is with the reader already and only not read, as what a receive buffer of TCP holds; with less
+    than a message in it the two processes take turns instead of working at once."""
     keepalive: float = 15.0
     """Silence after which the kernel probes a TCP connection, seconds; 0: it does not."""
     backlog: int = 1024

@@ -268,8 +268,10 @@ async def test_a_bulky_sink_does_not_hold_up_a_request(family: str, tmp_path: Pa
     """Counted in bytes at a slow proxy, whose own buffers are small: a chunk, and what the
     transport and the kernel hold, pass before the request; 8 MiB wait.
     """
+    mark = BRISK.stream.notsent_lowat
+    config = replace(BRISK, stream=replace(BRISK.stream, unix_buffer=mark))
     proxy = Proxy(buffer=4096)
-    async with joined(family, tmp_path, window=64 * MiB, proxy=proxy) as pair:
+    async with joined(family, tmp_path, config, window=64 * MiB, proxy=proxy) as pair:
         sink = pair.client.open_sink()
         stream = await pair.server.accept()
         assert isinstance(stream, Stream)
@@ -287,7 +289,7 @@ async def test_a_bulky_sink_does_not_hold_up_a_request(family: str, tmp_path: Pa
             await eventually(lambda: way.passed == way.limit)
             for _ in range(5):
                 await asyncio.sleep(0)
-        kernel = 3 * BRISK.stream.notsent_lowat if family == "unix" else BRISK.stream.notsent_lowat
+        kernel = 3 * mark if family == "unix" else mark
         assert way.passed - before <= BRISK.mux.chunk + kernel + 128 * KiB
         way.resume()
         request = await pair.server.accept()

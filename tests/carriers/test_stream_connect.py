@@ -247,8 +247,8 @@ async def test_who_is_at_the_other_end(tmp_path: Path) -> None:
         assert server.peer == client.local == f"process {os.getpid()}"
 
 
-async def test_the_buffer_of_a_unix_socket_is_the_mark_on_both_ends() -> None:
-    config = Config(stream=Stream(notsent_lowat=50_000))
+async def test_the_buffer_of_a_unix_socket_is_as_configured_on_both_ends() -> None:
+    config = Config(stream=Stream(unix_buffer=50_000))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
         usual = other.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
         other.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 50_000)

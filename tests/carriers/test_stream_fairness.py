@@ -4,6 +4,8 @@ Counted in bytes, at a proxy that passes as many as the test says and whose own 
 What may go before something that is sent now: the rest of the chunk that was taken for the kernel,
 what the kernel has and has not sent (Stream.notsent_lowat), and, beyond what the rule counts, what
 the buffers of the kernel hold on the way to the proxy, and the step in which it passes: ``SLACK``.
+What has been sent and is not read yet is no part of the rule, so the proxy's receive buffers are
+small; in place of those a Unix socket has the writer's own (Stream.unix_buffer), small here too.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ UNBOUNDED = replace(
         channel_hard_limit=4 * GiB,
         connection_high_water=4 * GiB,
     ),
+    stream=replace(DEFAULT.stream, unix_buffer=DEFAULT.stream.notsent_lowat),
 )
 STEP = 16 * KiB
 SLACK = 48 * KiB

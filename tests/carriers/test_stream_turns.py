@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import fcntl
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aqueduct.carriers.stream.sockets import take_of
 from aqueduct.config import DEFAULT, Config, Flow, Mux, Stream
+from tests.carriers.test_stream_fairness import BODY, SLACK, UNBOUNDED, scene
 from tests.carriers.users import STREAMS, Recorder, met, stream_pair
 
 KiB = 1 << 10
@@ -87,6 +90,25 @@ async def test_the_kernel_holds_little_that_is_not_sent() -> None:
         assert 0 < unsent(client._sock) <= mark + 256 * KiB
         server._resume()
         await reader.until_ended(0)
+
+
+async def test_what_a_unix_socket_holds_is_bounded(tmp_path: Path) -> None:
+    """By the buffer that was asked for, which the kernel doubles for what a page costs itself."""
+    config = dataclasses.replace(UNBOUNDED, stream=DEFAULT.stream)
+    async with scene("unix", tmp_path, config) as found:
+        bulk, ignored = await found.sender()
+        found.drop_all(ignored)
+        small, receiver = await found.sender()
+        found.way.stall()
+        for _ in range(8):
+            bulk.send_nowait(BODY)
+        await found.let(3 * MiB)
+        got = asyncio.create_task(receiver.receive())
+        await small.send(b"small")
+        passed = await found.passed_until(got.done)
+        assert bytes((await got).payload) == b"small"
+        assert DEFAULT.stream.unix_buffer / 2 < passed
+        assert passed <= DEFAULT.mux.chunk + 2 * DEFAULT.stream.unix_buffer + SLACK
 
 
 async def test_what_leaves_over_tcp_is_whole_segments() -> None:

@@ -59,8 +59,8 @@ def tune(sock: socket.socket, config: Config) -> None:
     stream = config.stream
     sock.setblocking(False)
     if sock.family == socket.AF_UNIX:
-        # There is no such mark for Unix sockets: the buffer itself is the bound.
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, stream.notsent_lowat)
+        # Nothing waits there to be sent: what is written is in the reader's queue.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, stream.unix_buffer)
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if _NOTSENT_LOWAT is not None:
