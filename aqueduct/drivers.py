@@ -121,7 +121,8 @@ class AsyncBatches:
             running.mark_soon()
             running.expect_batch()
             try:
-                await receiver.wait_readable()
+                if not receiver.readable:  # what that has sent may have brought something about
+                    await receiver.wait_change()
             finally:
                 running.waits_for_client = False
             self._spins = 1

@@ -106,7 +106,7 @@ class Side:
         """Hands out events, applies effects, notes the deadline (as ``Pump.flush``)."""
         self._dispatch()
         while True:
-            wanted, extra = self.core.effects_to_apply(), self.core.extra_streams
+            wanted, extra = self.core.effects_to_apply(), self.core.incoming.extra
             if not wanted and extra == self._extra_streams:
                 break
             self._extra_streams = extra

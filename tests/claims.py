@@ -55,7 +55,7 @@ def check_rest(world: World) -> None:
         assert set(registry._live.values()) == live, "state of channels that nobody has"
         assert core.channels == len(live)
         assert not registry._ended_early and not registry._pending_tables
-        assert not core._forgetting._due and not core._forgetting._pending
+        assert not core._forgetting.kept and not core._forgetting._pending
         mine = {half._control for half in live} | {
             half._message_stream for half in live if isinstance(half, SenderHalf)
         }
@@ -73,7 +73,7 @@ def check_rest(world: World) -> None:
         other = world.sides[side is world.sides[0]]
         slots = (
             other.core.config.flow.streams
-            + other.core.extra_streams
+            + other.core.incoming.extra
             - len(world.pair.carrier(other).receiving)
         )
         assert carrier.openable >= slots, "slots were not given back"

@@ -110,7 +110,7 @@ class Side:
             wanted = []
         if self.lose_datagrams:
             wanted = [effect for effect in wanted if effect[0] != effects.DATAGRAM]
-        extra = self.core.extra_streams - self.hold
+        extra = self.core.incoming.extra - self.hold
         apply(wanted, extra, self.core, self.carrier, self.pair.now)
         self.core.datagram_room_changed(self.carrier.datagram_room, self.pair.now)
         self.carrier.flush()

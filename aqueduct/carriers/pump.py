@@ -167,16 +167,19 @@ class Pump:
         if self.flushing:
             self._again = True
             return
+        core = self.core
+        events, effects, outgoing = core.events, core.effects, core.outgoing
         self.flushing = True
         self._flush_wanted = False
         try:
             for _ in range(_ROUNDS):
                 self._again = False
-                self._dispatch()
+                if events or outgoing.fell:
+                    self._dispatch()
                 self._apply()
                 if self._closed:
                     return
-                if not self.core.waits and not self._again:
+                if not (events or effects or outgoing.fell or self._again):
                     break
             else:
                 self._again = True
@@ -185,7 +188,9 @@ class Pump:
         if self._again:
             self.flush_soon()  # others have the loop first
         if not self.attended:  # or as soon as turns of the loop may come
-            self._set_timer()
+            deadline = core.next_deadline()
+            if deadline is not None and (self._timer is None or deadline < self._timer_at):
+                self._set_timer(deadline)
 
     def attend(self, attended: bool) -> None:
         """Whether somebody calls ``flush_wanted`` instead of turns of the loop."""
@@ -195,7 +200,9 @@ class Pump:
         if self._flush_wanted:
             self.flush()
         elif not self._closed:
-            self._set_timer()
+            deadline = self.core.next_deadline()
+            if deadline is not None and (self._timer is None or deadline < self._timer_at):
+                self._set_timer(deadline)
 
     def flush_wanted(self) -> None:
         """Flushes if that was to be done soon."""
@@ -214,18 +221,19 @@ class Pump:
     def _apply(self) -> None:
         core = self.core
         while True:
-            wanted, extra = core.effects_to_apply(), core.extra_streams
+            wanted, extra = core.effects_to_apply(), core.incoming.extra
             if not wanted and extra == self._extra_streams:
                 return
             changed = extra if extra != self._extra_streams else None
             self._extra_streams = extra
             apply(wanted, changed, core, self.carrier, self._time())
-            if self._closed or not core.waits:
+            if self._closed or not (core.events or core.effects or core.outgoing.fell):
                 return
 
     def _flush_now(self) -> None:
         self._flush_scheduled = False
-        self.flush_wanted()
+        if self._flush_wanted:  # or another flush came first
+            self.flush()
 
     def _guarded(self, work: Callable[..., None], *arguments: object) -> None:
         """A fault of ours must not reach the carrier, nor leave a connection that hangs."""
@@ -247,13 +255,8 @@ class Pump:
                 self.core.fail_internal(error)
                 self.flush_soon()
 
-    def _set_timer(self) -> None:
-        deadline = self.core.next_deadline()
-        if deadline is None:
-            return
+    def _set_timer(self, deadline: float) -> None:
         if self._timer is not None:
-            if self._timer_at <= deadline:
-                return
             self._timer.cancel()
         self._timer_at = deadline
         self._timer = self._loop.call_at(deadline, self._on_timer)

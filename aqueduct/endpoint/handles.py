@@ -110,6 +110,8 @@ class Sender:
         """
         half = self._half
         if half is not None:
+            if self._mode is Mode.ORDERED:  # ``has_room``
+                return half.writable or half.error is not None
             return half.error is not None or half.has_room(self._mode)
         return self._has_room(self._mode)
 
@@ -393,12 +395,18 @@ class Receiver:
             message = self.receive_nowait()
             if message is not None:
                 return message
-            await self._wait()
+            await self.wait_change()
 
     async def wait_readable(self) -> None:
         """Returns once ``receive_nowait`` gives a message or raises."""
         while not self.readable:
-            await self._wait()
+            await self.wait_change()
+
+    def wait_change(self) -> Coroutine[Any, Any, None]:
+        """Returns with the next message or the end, for who has just found it not readable."""
+        if self._half is None and self._pipe is not None:
+            self._pipe.bind()
+        return self._waiting.wait()
 
     @property
     def arriving(self) -> bool:
@@ -458,19 +466,17 @@ class Receiver:
 
     # Within
 
-    def _wait(self) -> Coroutine[Any, Any, None]:
-        if self._half is None and self._pipe is not None:
-            self._pipe.bind()
-        return self._waiting.wait()
-
     @property
     def readable(self) -> bool:
         """Whether ``receive_nowait`` gives a message or raises."""
-        if self._pipe is not None and self._pipe.queue:
-            return True
-        if self._half is not None and self._half.queue:
-            return True
-        return self._sent_away or self.error is not None
+        pipe, half = self._pipe, self._half
+        if half is not None:
+            if half.queue or half.error is not None:
+                return True
+            return self._sent_away or (pipe is not None and bool(pipe.queue))
+        return self._sent_away or (
+            pipe is not None and (bool(pipe.queue) or pipe.receiver_error is not None)
+        )
 
     def _unpacked(self, local: LocalMessage) -> Message:
         """A message of the pipe as its reader gets it."""

@@ -58,10 +58,11 @@ class Waiting:
 
     async def wait(self) -> None:
         """Returns with the next ``wake``."""
-        waiter = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[None] = asyncio.Future()  # of the running loop
         if self._waiters is None:
-            self._waiters = []
-        self._waiters.append(waiter)
+            self._waiters = [waiter]
+        else:
+            self._waiters.append(waiter)
         try:
             await waiter
         finally:

@@ -124,7 +124,7 @@ class Endpoint:
                 assert effect[1] in CLOSE_CODES, effect
                 self.close_codes.append(effect[1])
             wanted += [effect] * copies
-        apply(wanted, self.core.extra_streams, self.core, self.carrier, self.clock.now)
+        apply(wanted, self.core.incoming.extra, self.core, self.carrier, self.clock.now)
         self.core.datagram_room_changed(self.carrier.datagram_room, self.clock.now)
         self.carrier.flush()
 

@@ -82,6 +82,8 @@ class Mapping(ABC):
             replace(config.mux, opening=min(config.mux.opening, self._window)), brief=True
         )
         self._mux.top_sink.keep = _RESERVE
+        self._turns = self._mux.turns
+        """Asked and told directly, where it is often."""
         self._user: CarrierUser | None = None
         self._over = False
         self._closing = False
@@ -174,8 +176,8 @@ class Mapping(ABC):
 
     def credit(self, stream: int, limit: int) -> None:
         """Lets the peer send on its stream up to ``limit`` bytes in all."""
-        state = self._opened_by_peer(stream)
-        if state is None or limit <= state.limit:
+        state = self._incoming.get(stream) or self._opened_by_peer(stream)
+        if state is None or limit <= state.limit or self._closing:
             return
         more = limit - state.limit
         state.limit = limit
@@ -187,7 +189,7 @@ class Mapping(ABC):
             self._give_back += covered
             self._dirty = True
             more -= covered
-        self._mux.consumed(state.entity, more)
+        self._turns.give_back(state.entity, more)  # ``Mux.consumed``
 
     def extra_streams(self, count: int) -> None:
         """Gives the peer more stream slots, or keeps some back."""

@@ -240,7 +240,7 @@ class Wire(Mapping):
         """Writes until nothing is queued, the kernel takes no more, or it is others' turn."""
         if self._transmitting or self._writing or self._released:
             return
-        if self._out.left or self._dirty or self._parting or not self._mux.idle:
+        if self._out.left or self._dirty or self._parting or not self._turns.idle:
             self._transmitting = True
             try:
                 self._write_out()
@@ -252,7 +252,7 @@ class Wire(Mapping):
             self._drained()
 
     def _write_out(self) -> None:
-        mux, out = self._mux, self._out
+        turns, out = self._turns, self._out
         records = None if self._tls is None else self._tls.records
         budget = self._config.stream.wake_up
         written: list[tuple[Entity, int]] = []
@@ -265,7 +265,7 @@ class Wire(Mapping):
             # Datagrams that wait for a place in the core are looked at after each take.
             limit = self._take if goes_on else 0
             most = 1 if self._dirty else budget
-            sent = write_out(mux.turns, out, self._fd, limit, most, written, records)
+            sent = write_out(turns, out, self._fd, limit, most, written, records)
             budget -= sent
             if written or self._room_grew:
                 self._report_written(written)
@@ -276,7 +276,7 @@ class Wire(Mapping):
             if self._parting:
                 self._shut()
                 return
-            if not sent or (mux.idle and not self._dirty):
+            if not sent or (turns.idle and not self._dirty):
                 return
             if budget <= 0:
                 self._wait_writable()
@@ -291,7 +291,7 @@ class Wire(Mapping):
             return False
         if self._dirty:
             self._collect()
-        if not self._mux.only_acks:
+        if not self._turns.only_acks:
             return False
         if self._acks is None:
             self._acks = self._loop.call_later(_ACK_DELAY, self._acks_due)
@@ -354,7 +354,8 @@ class Wire(Mapping):
                 assert self._user is not None
                 self._reported = False
                 self._user.end_of_input()
-            if not self._acks_wait():
+            waits = self._dirty or self._closing or self._out.left or not self._turns.idle
+            if waits and not self._acks_wait():
                 self._transmit()
             if not self._reported:
                 return

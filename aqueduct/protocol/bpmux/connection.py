@@ -9,7 +9,6 @@ from typing import Any
 
 from aqueduct._speedups.buffers import Scatter
 from aqueduct._speedups.entities import Reading
-from aqueduct._speedups.turns import Turns
 from aqueduct.config import Mux as Settings
 from aqueduct.errors import FrameError, LocalProtocolError, RemoteProtocolError
 from aqueduct.protocol.bpmux import events
@@ -91,7 +90,7 @@ class Mux:
         self.top_stream = self._state.top_stream
         self._events: list[events.Event] = []
         self._scheduler = Scheduler(self._state, self._events, self.settings)
-        self.turns: Turns = self._scheduler
+        self.turns = self._scheduler
         """For ``write_out``, which is ``take`` and its way to a socket at once."""
         self._receiving = Receiving(
             self._state,
@@ -189,11 +188,6 @@ class Mux:
     def idle(self) -> bool:
         """Nothing can leave now: ``take`` would be empty."""
         return self.error is not None or self._scheduler.idle
-
-    @property
-    def only_acks(self) -> bool:
-        """Whether what can leave could as well leave a little later, with something else."""
-        return self.error is None and self._scheduler.only_acks
 
     def take(self, limit: int) -> Taken:
         """The next chunks: (buffers, bytes of them, [(entity, bytes of payload in them)]).

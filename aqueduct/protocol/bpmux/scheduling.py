@@ -90,7 +90,9 @@ class Scheduler(Departures):
         """Grants credit, if the peer may still use it."""
         if size and not (entity.gone or entity.end_in or entity.end_out):
             entity.grant += size
-            self.hurry(entity)
+            if not entity.in_urgent:  # ``hurry``
+                entity.in_urgent = True
+                self.urgent.append(entity)
 
     def owe_pong(self, entity: Entity) -> None:
         """The peer has sent a ping (BP-R11)."""
@@ -156,8 +158,8 @@ class Scheduler(Departures):
             return
         if entity.end_out or not entity.opened:
             return  # credit and pings travel with the opening chunk
-        type_ = type_for(entity)
         identifier = entity.identifier
+        type_ = entity.place if identifier else type_for(entity)
         if entity.pongs:
             out.add(encode_head(type_, 0, identifier) * entity.pongs)
             entity.pongs = 0

@@ -9,7 +9,7 @@ takes ``now`` in seconds of any monotonic clock. A violation by the peer never r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from traceback import clear_frames
 from typing import Any, Final
 
@@ -81,8 +81,18 @@ class ChannelConnection:
                 codec.ConnectionHeaders.TAG: self._on_headers,
             },
         )
-
         self._oneshots = self._reader.oneshots
+        # For a driver that asks after each input whether there is anything to do.
+        self.events = self._shared.events
+        """What ``events_received`` gives next: always the same list."""
+        self.effects = self._shared.effects
+        """What ``effects_to_apply`` gives next: always the same list."""
+        self.outgoing = self._shared.outgoing
+        self.incoming = self._reader.incoming
+        self.inlet: Callable[[int], Inlet | None] = self._reader.inlet
+        """Where the next bytes of a stream go, until ``inlet_done`` and before anything else.
+
+        None: they go to ``receive_stream``."""
 
     # Getters
 
@@ -100,11 +110,6 @@ class ChannelConnection:
     def channels(self) -> int:
         """Channels with state."""
         return len(self._registry)
-
-    @property
-    def extra_streams(self) -> int:
-        """Stream slots for the peer beside Flow.streams; below zero: to be kept back."""
-        return self._reader.incoming.extra
 
     @property
     def held_streams(self) -> int:
@@ -176,7 +181,7 @@ class ChannelConnection:
             self._reader.unblock((half,))
         if self._closing is not None:
             self._close_if_drained()
-        return self.waits
+        return bool(self.events or self.effects or self.outgoing.fell)  # ``waits``
 
     def receive_stream(self, number: int, data: Any, fin: bool, now: float) -> None:
         """The next bytes of one of the peer's streams."""
@@ -189,13 +194,6 @@ class ChannelConnection:
             self._fail(error)
         if self._shared.starved or self._shared.relieved:
             self._use_room()
-
-    def inlet(self, number: int) -> Inlet | None:
-        """Where the next bytes of a stream go, until ``inlet_done`` and before anything else.
-
-        None: they go to ``receive_stream``.
-        """
-        return None if self.error is not None else self._reader.inlet(number)
 
     def inlet_done(self, number: int, now: float) -> None:
         """The inlet of the stream has what there is; it is closed."""
@@ -258,7 +256,8 @@ class ChannelConnection:
         shared = self._shared
         while shared.ack_due and shared.ack_due[0][1].error is not None:
             shared.ack_due.popleft()  # it has ended, and with that said all it owed
-        deadline = self._forgetting.deadline
+        kept = self._forgetting.kept
+        deadline = kept[0][0] if kept else None
         for queue in (shared.ack_due, shared.close_due, shared.announce_due, shared.receipt_due):
             if queue and (deadline is None or queue[0][0] < deadline):
                 deadline = queue[0][0]
@@ -463,8 +462,7 @@ class ChannelConnection:
     @property
     def waits(self) -> bool:
         """Whether there are events or effects to be drained."""
-        shared = self._shared
-        return bool(shared.events or shared.effects or shared.outgoing.fell)
+        return bool(self.events or self.effects or self.outgoing.fell)
 
     def events_received(self) -> list[Event]:
         """What happened since the last call."""

@@ -50,7 +50,7 @@ class Forgetting:
     CLOSE_RECEIVER of ours (AQ-R23, AQ-R24).
     """
 
-    __slots__ = ("_before", "_closed", "_due", "_memory", "_pending", "_sent", "_turn", "rtt")
+    __slots__ = ("_before", "_closed", "_memory", "_pending", "_sent", "_turn", "kept", "rtt")
 
     def __init__(self, memory: float) -> None:
         self._memory = memory
@@ -61,7 +61,8 @@ class Forgetting:
         self._closed: dict[int, float] = {}
         self._before: dict[int, float] = {}
         self._turn = 0.0
-        self._due: list[tuple[float, int]] = []
+        self.kept: list[tuple[float, int]] = []
+        """A heap of when ``due`` has something, and of what."""
         self._pending: set[int] = set()
 
     def closed(self, channel: int, now: float) -> None:
@@ -87,7 +88,7 @@ class Forgetting:
             self.sent(channel, now)
             return True
         self._pending.add(channel)
-        heappush(self._due, (earliest, channel))
+        heappush(self.kept, (earliest, channel))
         return False
 
     def sent(self, channel: int, now: float) -> None:
@@ -99,17 +100,12 @@ class Forgetting:
     def due(self, now: float) -> list[int]:
         """The channels whose FORGET_CHANNEL was kept until now."""
         ready: list[int] = []
-        while self._due and self._due[0][0] <= now:
-            channel = heappop(self._due)[1]
+        while self.kept and self.kept[0][0] <= now:
+            channel = heappop(self.kept)[1]
             self._pending.discard(channel)
             self.sent(channel, now)
             ready.append(channel)
         return ready
-
-    @property
-    def deadline(self) -> float | None:
-        """When ``due`` has something."""
-        return self._due[0][0] if self._due else None
 
     def _wait(self) -> float:
         return max(self._memory, 2 * self.rtt)

@@ -74,7 +74,7 @@ class Attacker:
     @property
     def slots(self) -> int:
         """Streams that it may open now."""
-        given = self.config.flow.streams + self.core.extra_streams
+        given = self.config.flow.streams + self.core.incoming.extra
         return given - (self.opened - self.ended)
 
     def say(self, *parts: bytes, fin: bool = True) -> int:

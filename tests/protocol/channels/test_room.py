@@ -352,7 +352,7 @@ def test_more_live_channels_than_streams_do_not_keep_each_other_waiting() -> Non
     pair.advance(3.0)
     assert pair.server.core.channels == pair.client.core.channels == 1
     for side in (pair.client, pair.server):
-        assert side.core.extra_streams == 1  # the entrypoint's messages, or its acks
+        assert side.core.incoming.extra == 1  # the entrypoint's messages, or its acks
         assert side.carrier.openable == 16
 
 
@@ -364,14 +364,14 @@ def test_what_lasts_is_lent_up_to_a_limit_and_twice_at_most_for_a_channel() -> N
     for attach in attachments:
         pair.client.send(attach.half, b"up")
     pair.advance(1.0)
-    assert pair.server.core.extra_streams == 40
+    assert pair.server.core.incoming.extra == 40
     open_now = len(pair.server.core._reader.incoming.streams)
     assert open_now <= 16 + 40
     one = Pair(few_streams())
     for _ in range(10):
         one.client.inject(codec.encode_route_to(0), fin=False)
     one.run()
-    assert one.server.core.extra_streams == 2
+    assert one.server.core.incoming.extra == 2
 
 
 @pytest.mark.requirement("AQ-R31")
