@@ -121,10 +121,9 @@ class Asker:
         encoded: Encoded,
         watches: Watches,
         *,
-        alone: bool,
         headers: Headers = (),
     ) -> Answered:
-        """One call. ``alone``: no other is under way, so that there is nobody to wait for.
+        """One call. It leaves at once if no other of ``watches`` is under way, for company.
 
         ``headers``: what it says of itself beside what all say. Raises how the call failed.
         """
@@ -138,6 +137,8 @@ class Asker:
         else:
             timer = loop.call_later(deadline, waiting.expire, deadline)
         answer = None
+        alone = not watches.asking
+        watches.asking += 1
         try:
             if not connection.entrypoint.writable:
                 await _room(connection, waiting)
@@ -150,6 +151,7 @@ class Asker:
         except ChannelError as error:
             raise self._given_up(error) from error
         finally:
+            watches.asking -= 1
             if timer is None:
                 watches.discard(waiting)
             else:

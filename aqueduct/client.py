@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, TypeAlias
 
@@ -82,7 +82,6 @@ class Client:
         self._watches = Watches(self._loop, self.config.timing.progress_deadline)
         self._askers: dict[tuple[str, float | None, str | bytes | None], Asker] = {}
         self._heard: dict[str, Heard] = {}
-        self._asking = 0
 
     @classmethod
     async def connect(
@@ -485,14 +484,11 @@ class Client:
             heard = self._heard[head.handler] = Heard(head.expected)
         return Asker(self.connection, head, peer=self.address, heard=heard)
 
-    async def ask(self, asker: Asker, encoded: Encoded, headers: Headers = ()) -> Answered:
+    def ask(
+        self, asker: Asker, encoded: Encoded, headers: Headers = ()
+    ) -> Coroutine[Any, Any, Answered]:
         """One call of one batch; see ``Asker.ask``."""
-        alone = not self._asking
-        self._asking += 1
-        try:
-            return await asker.ask(encoded, self._watches, alone=alone, headers=headers)
-        finally:
-            self._asking -= 1
+        return asker.ask(encoded, self._watches, headers=headers)
 
     def agreed(self, head: CallHead) -> str:
         """What a call's batches may be compressed by from the first; "" for nothing.

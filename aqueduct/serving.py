@@ -391,7 +391,7 @@ class Serving:
 class _Entrance:
     """The entrypoint of one connection: reads calls where they come in, without a task."""
 
-    __slots__ = ("_later", "_serving", "calls", "connection", "known", "questions")
+    __slots__ = ("_inbox", "_later", "_serving", "calls", "connection", "known", "questions")
 
     def __init__(self, serving: Serving, connection: Connection) -> None:
         self._serving = serving
@@ -401,6 +401,7 @@ class _Entrance:
         """The connection's calls that are open."""
         self.questions = Questions(connection.peer)
         self.known = KnownCalls(connection.peer)
+        self._inbox = connection.entrypoint.inbox
         connection.entrypoint.on_change = self.read
 
     def read(self) -> None:
@@ -414,6 +415,8 @@ class _Entrance:
                 if received is None:
                     return
                 self._serving.message(self, received)
+                if not self._inbox.queue:
+                    return
         except ChannelError as error:  # the client will not call again, but reads its answers
             log.debug("%r: the entrypoint ended: %s", self.connection, error)
             return

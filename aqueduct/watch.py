@@ -103,13 +103,15 @@ class Watched(Protocol):
 class Watches:
     """The calls of one client or service that are watched for progress: one timer for all."""
 
-    __slots__ = ("_held", "_timer", "loop", "progress", "time")
+    __slots__ = ("_held", "_timer", "asking", "loop", "progress", "time")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, progress: float) -> None:
         self.loop = loop
         self.time = clock_of(loop)
         self.progress = progress
         """Seconds without any movement that a call may take."""
+        self.asking = 0
+        """Calls of one batch of a client that are under way."""
         self._held: dict[Watched, None] = {}
         self._timer: asyncio.TimerHandle | None = None
 

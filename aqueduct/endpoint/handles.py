@@ -508,7 +508,8 @@ class Receiver:
         return Message(payload, local.headers, attachments, local.number)
 
     def _changed(self) -> None:
-        self._waiting.wake()
+        if self._waiting.waiters is not None:
+            self._waiting.wake()
         if self.on_change is not None:
             self.on_change()
 

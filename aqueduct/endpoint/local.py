@@ -44,14 +44,14 @@ __all__ = [
 class Waiting:
     """Tasks that wait for a handle to change."""
 
-    __slots__ = ("_waiters",)
+    __slots__ = ("waiters",)
 
     def __init__(self) -> None:
-        self._waiters: list[asyncio.Future[None]] | None = None
+        self.waiters: list[asyncio.Future[None]] | None = None
 
     def wake(self) -> None:
         """Lets all of them look again."""
-        waiters, self._waiters = self._waiters, None
+        waiters, self.waiters = self.waiters, None
         for waiter in waiters or ():
             if not waiter.done():
                 waiter.set_result(None)
@@ -59,17 +59,17 @@ class Waiting:
     async def wait(self) -> None:
         """Returns with the next ``wake``."""
         waiter: asyncio.Future[None] = asyncio.Future()  # of the running loop
-        if self._waiters is None:
-            self._waiters = [waiter]
+        if self.waiters is None:
+            self.waiters = [waiter]
         else:
-            self._waiters.append(waiter)
+            self.waiters.append(waiter)
         try:
             await waiter
         finally:
             if (
-                self._waiters and waiter in self._waiters
+                self.waiters and waiter in self.waiters
             ):  # given up: nothing may have changed for a long time
-                self._waiters.remove(waiter)
+                self.waiters.remove(waiter)
 
 
 class Parcel:

@@ -324,7 +324,7 @@ async def test_waiting_in_vain_leaves_nothing_behind() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0):
                 await receiver.receive()
-    assert not receiver._waiting._waiters
+    assert not receiver._waiting.waiters
 
 
 @pytest.mark.parametrize("mode", Mode)

@@ -183,12 +183,14 @@ class StreamCarrier(Wire):
     # reading
 
     def _take_events(self) -> None:
-        found = self._mux.events_received()
+        reported = self._mux.events
         if self._begun:
-            if found:
+            if reported:
+                found = reported[:]
+                reported.clear()
                 self._dispatch(found)
         else:
-            self._early += found
+            self._early += self._mux.events_received()
             self._before_begin()
 
     def _before_begin(self) -> None:

@@ -133,7 +133,7 @@ class Wire(Mapping):
     def expect_input(self) -> None:
         """See the contract."""
         if self._config.stream.poll and self._reading and not self._over:
-            self._watch().expect(self._time())
+            (self._lookout or self._watch()).expect(self._time())
 
     def look(self) -> bool:
         """See the contract."""

@@ -98,25 +98,22 @@ class Reader:
             and stream.partial < 0
             and half.placement is None
         ):
-            self._read_questions(stream, half, data)
+            # Where calls may come.
+            found = self.oneshots.questions(half, stream.decoder, data)
+            if found is True:
+                self.incoming.credit(stream)
+                return
+            if isinstance(found, Run):
+                half.take_run(stream, found)
+                if found.largest >= READ_AHEAD_FROM:
+                    self.incoming.grant_read_ahead(stream, found.largest)
+                found = found.follows
+            self._read(stream, found)
             return
         if not stream.ignoring and len(data):
             stream.decoder.feed(data)
         stream.fin = stream.fin or fin
         self._read(stream)
-
-    def _read_questions(self, stream: InStream, half: ReceiverHalf, data: Any) -> None:
-        """``feed`` where calls may come."""
-        found = self.oneshots.questions(half, stream.decoder, data)
-        if found is True:
-            self.incoming.credit(stream)
-            return
-        if isinstance(found, Run):
-            half.take_run(stream, found)
-            if found.largest >= READ_AHEAD_FROM:
-                self.incoming.grant_read_ahead(stream, found.largest)
-            found = found.follows
-        self._read(stream, found)
 
     def inlet(self, number: int) -> Inlet | None:
         """Opens the inlet of a stream: for plain messages, or for the payload that is landing."""
