@@ -258,7 +258,8 @@ class Serving:
 
     def _admit(self, entrance: _Entrance, handler: str) -> int:
         """The number of a call for which there is room. Raises Refused and Busy."""
-        limits, calls, peer = self.config.calls, entrance.calls, entrance.connection.peer
+        limits, calls = self.config.calls, entrance.calls
+        peer = entrance.connection.carrier.peer
         if self._draining:
             text = f"the service {self.service.name!r} is ending"
             raise Refused(text, draining=True, peer=peer, handler=handler)

@@ -275,7 +275,7 @@ cdef class Brisk:
         cdef list buffers
         if (
             half.error is not None or half.state is not self._may_send
-            or half._numbers._next or half._unreliable is not None or not half._oneshot
+            or half._numbers._next or half._unreliable is not None or not half.oneshot
         ):
             return False
         buffers, size = encode_alone(half.channel, payload, headers, ())

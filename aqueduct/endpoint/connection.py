@@ -402,7 +402,7 @@ class Connection:
         if half.queue:
             core = self.core
             received = core.receive(half, self._time())
-            if not self.pump.flushing and core.waits:
+            if not self.pump.flushing and (core.events or core.effects or core.outgoing.fell):
                 self.pump.flush_soon()  # room came back, and a credit is due
             if received is not None:
                 return received

@@ -75,7 +75,8 @@ class StreamCarrier(Wire):
         self.error: ConnectionLost | None = None
         self._host = host
         self._server_name = server_name or ""
-        self._identity: PeerIdentity | None = None
+        self.peer_identity: PeerIdentity | None = None
+        """Who the peer's certificate says it is, if it showed one."""
         self._first = b""
         """What the peer has sent first, a few bytes."""
         self._early: list[events.Event] = []
@@ -89,12 +90,7 @@ class StreamCarrier(Wire):
     @property
     def peer_certificate_fingerprint(self) -> str | None:
         """``sha256:HEX`` of the peer's certificate, if it showed one."""
-        return None if self._identity is None else self._identity.fingerprint
-
-    @property
-    def peer_identity(self) -> PeerIdentity | None:
-        """Who the peer's certificate says it is, if it showed one."""
-        return self._identity
+        return None if self.peer_identity is None else self.peer_identity.fingerprint
 
     def attach(self, user: CarrierUser) -> None:
         """Installs the user. Raises LocalProtocolError if there is one."""
@@ -289,7 +285,7 @@ class StreamCarrier(Wire):
 
     def _secured(self, tls: Tls) -> bool:
         """TLS is up: is the peer who it should be, and does it speak the same protocol?"""
-        self._identity = tls.identity
+        self.peer_identity = tls.identity
         reason = self._host.secured(self)
         if tls.protocol != ALPN:
             reason = f"{self._who} speaks TLS but not Aqueduct (no common ALPN protocol)"

@@ -139,7 +139,7 @@ class Wire(Mapping):
         """See the contract."""
         if not self._reading or self._over or self._writing:
             return False  # or it is the loop that has to write
-        return self._watch().look(self._time)
+        return (self._lookout or self._watch()).look(self._time)
 
     def read(self) -> None:
         """See the contract."""

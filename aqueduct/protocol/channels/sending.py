@@ -61,7 +61,6 @@ class SenderHalf(Posting):
         "__weakref__",
         "_control",
         "_finish_waits",
-        "_oneshot",
         "_shared",
         "_unordered_open",
         "_unordered_waiting",
@@ -72,6 +71,7 @@ class SenderHalf(Posting):
         "handle",
         "links",
         "nacked",
+        "oneshot",
         "streams_in",
         "unreliable_links",
         "waits_for_ample",
@@ -100,7 +100,8 @@ class SenderHalf(Posting):
         """The peer's streams that are routed here: acks, and what it should not send."""
         self.handle: Any = None
         """The endpoint's handle, for its wake-ups."""
-        self._oneshot = bool(channel & ids.ONESHOT)
+        self.oneshot = bool(channel & ids.ONESHOT)
+        """Whether the channel takes one message in all (AQ-R28)."""
         self._control: OutStream | None = None
         self._unordered_open = NO_STREAMS
         self._unordered_waiting = NONE_WAITING
@@ -131,11 +132,6 @@ class SenderHalf(Posting):
         )
 
     @property
-    def oneshot(self) -> bool:
-        """Whether the channel takes one message in all (AQ-R28)."""
-        return self._oneshot
-
-    @property
     def settled(self) -> bool:
         """Whether everything sent was acknowledged, or nacked if it went unreliably."""
         return self._unsettled == 0
@@ -151,7 +147,7 @@ class SenderHalf(Posting):
             raise self.error.with_traceback(None)  # or each use would lengthen it
         if self.state is not SenderState.OPEN:
             self._step(SenderInput.SEND)
-        if self._oneshot and self.sent:
+        if self.oneshot and self.sent:
             raise LocalProtocolError(
                 f"{ids.describe(self.channel)} takes one message; it was already sent"
             )
@@ -171,7 +167,7 @@ class SenderHalf(Posting):
             sent = self._send_datagram(payload, headers, attachments)
             if sent is not None:
                 return sent
-        if self._oneshot:
+        if self.oneshot:
             # The whole life of the channel in one sequence (AQ-R28).
             frame, size = encode_alone(self.channel, payload, headers, attachments)
         else:
@@ -184,7 +180,7 @@ class SenderHalf(Posting):
             if self.links is NO_LINKS:
                 self.links = {}
             self.links[number] = tuple([channel for channel, _ in attachments])
-        if self._oneshot:
+        if self.oneshot:
             self.state = SenderState.FINISHED
             stream = self._message_stream = OutStream(self, False)
             self._shared.outgoing.write(stream, frame, True)
@@ -392,7 +388,7 @@ class SenderHalf(Posting):
             shared.effects.append((effects.DATAGRAM, b"".join(frame)))
         else:
             shared.datagrams_dropped += 1  # as the transport would (AQ-R17)
-        if self._oneshot:
+        if self.oneshot:
             self.announce()
             self.state = SenderState.FINISHED
             self._write_control([codec.encode_finish_sender(0)], fin=True)  # AQ-R28
