@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from spark_udfs.exchange import exchange
 from spark_udfs.frames import exchange_column, exchange_pandas
+from spark_udfs.telemetry import Setup, traced
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,6 +26,7 @@ __all__ = [
     "list_files",
     "register",
     "send_files",
+    "traced",
 ]
 
 # Imported when first used: few workers need what reads Parquet or compares keys.
@@ -43,8 +45,8 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(_LATER[name]), name)
 
 
-def register(spark: SparkSession) -> None:
+def register(spark: SparkSession, *, telemetry: Setup | None = None) -> None:
     """Makes ``format("aqueduct")`` known to a session; see ``spark_udfs.datasource.register``."""
     from spark_udfs import datasource  # PySpark is needed from here on
 
-    datasource.register(spark)
+    datasource.register(spark, telemetry=telemetry)

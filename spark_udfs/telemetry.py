@@ -7,6 +7,7 @@ child of the driver's and the parent of the handler's.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -20,7 +21,7 @@ from spark_udfs.engine import Calling
 from spark_udfs.numbers import Numbers, Tally
 from spark_udfs.place import Place
 
-__all__ = ["Setup", "Trace", "working"]
+__all__ = ["Setup", "Trace", "carrier_of", "traced", "working"]
 
 log = logging.getLogger("spark_udfs")
 
@@ -67,8 +68,30 @@ class Trace:
                 f"{type(error).__name__}: {error}"
             ) from error
 
+    def of(self, carrier: dict[str, str]) -> Trace:
+        """The same of another span of the driver's."""
+        return _travelled(self.setup, carrier)
+
     def __reduce__(self) -> tuple[Any, tuple[Any, dict[str, str]]]:
         return _travelled, (self.setup, _current() or self.carrier)
+
+
+def traced() -> dict[str, str]:
+    """The options by which a reading or writing of the Data Source joins the current span.
+
+    ``spark.read.format("aqueduct").options(**traced())``: Spark makes the source in another
+    process, which does not know of the span. Empty without one, or without OpenTelemetry.
+    """
+    carrier = _current()
+    return {"trace": json.dumps(carrier)} if carrier else {}
+
+
+def carrier_of(given: Any) -> dict[str, str]:
+    """What ``traced`` has made text of. Raises ValueError."""
+    found = json.loads(given)
+    if not isinstance(found, dict) or not all(isinstance(each, str) for each in found.values()):
+        raise ValueError
+    return found
 
 
 def _travelled(setup: Setup | None, carrier: dict[str, str]) -> Trace:
@@ -86,11 +109,18 @@ class working:  # noqa: N801  a context manager, as those of contextlib
     __slots__ = ("_calling", "_numbers", "_place", "_span", "_tally")
 
     def __init__(
-        self, calling: Calling, *, tally: Tally, trace: Trace, place: Place, numbers: Numbers
+        self,
+        calling: Calling,
+        *,
+        tally: Tally,
+        trace: Trace,
+        place: Place,
+        numbers: Numbers,
+        verb: str = "exchange",
     ) -> None:
         self._calling, self._place, self._numbers = calling, place, numbers
         self._tally = tally
-        self._span = _span(calling, trace, place)
+        self._span = _span(calling, trace, place, verb)
 
     def __enter__(self) -> Calling:
         return self._calling if self._span is None else self._span.calling
@@ -149,7 +179,7 @@ def _outcome(failure: BaseException | None) -> str:
 class _Span:
     """One task's, of kind client."""
 
-    def __init__(self, calling: Calling, trace: Trace, place: Place) -> None:
+    def __init__(self, calling: Calling, trace: Trace, place: Place, verb: str) -> None:
         from opentelemetry import metrics, propagate
         from opentelemetry import trace as api
 
@@ -168,7 +198,7 @@ class _Span:
             attributes |= {f"spark.{name}": value for name, value in names.items()}
         parent = propagate.extract(_current() or trace.carrier)
         self._span = api.get_tracer("aqueduct").start_span(
-            f"exchange {calling.handler}",
+            f"{verb} {calling.handler}",
             context=parent,
             kind=api.SpanKind.CLIENT,
             attributes=attributes,
@@ -198,7 +228,7 @@ class _Span:
                 flush(_FLUSH)
 
 
-def _span(calling: Calling, trace: Trace, place: Place) -> _Span | None:
+def _span(calling: Calling, trace: Trace, place: Place, verb: str) -> _Span | None:
     if trace.setup is None and not trace.carrier and "opentelemetry.trace" not in sys.modules:
         return None
     if place.task is not None and trace.setup is not None:
@@ -206,7 +236,7 @@ def _span(calling: Calling, trace: Trace, place: Place) -> _Span | None:
     if not trace.wanted and not _current():
         return None
     try:
-        return _Span(calling, trace, place)
+        return _Span(calling, trace, place, verb)
     except ImportError:  # the driver has OpenTelemetry and this executor has not
         return _Passing(replace(calling, headers=_joined(trace.carrier, calling)))
 

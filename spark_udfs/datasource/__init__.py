@@ -19,6 +19,7 @@ from pyspark.sql.datasource import DataSource
 
 from spark_udfs.datasource.options import SHARED, Settings, settings_of
 from spark_udfs.options import defaults
+from spark_udfs.telemetry import Setup, Trace
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,6 +39,8 @@ class AqueductSource(DataSource):
 
     defaults: ClassVar[Mapping[str, Any]] = {}
     """The values of settings ``spark.aqueduct.*`` at the time of ``register``."""
+    trace: ClassVar[Trace | None] = None
+    """Of the time of ``register``, if there is anybody to tell."""
 
     @classmethod
     def name(cls) -> str:
@@ -47,7 +50,7 @@ class AqueductSource(DataSource):
     @functools.cached_property
     def settings(self) -> Settings:
         """The options. Raises ConfigError."""
-        return settings_of(self.options, self.defaults)
+        return settings_of(self.options, self.defaults, self.trace)
 
     def schema(self) -> StructType:
         """What the service says of the table."""
@@ -82,15 +85,19 @@ class AqueductSource(DataSource):
         return writer.make_stream_writer(self.settings, schema, overwrite)
 
 
-def register(spark: SparkSession) -> None:
+def register(spark: SparkSession, *, telemetry: Setup | None = None) -> None:
     """Makes ``format("aqueduct")`` known to a session, classic or Connect.
 
     Settings ``spark.aqueduct.*`` of the session become defaults of the options, as they are now:
-    register again after a change. Raises ConfigError for settings that cannot be.
+    register again after a change. ``telemetry`` is that of ``exchange``; the span that is current
+    now is the parent of what tasks do, where no reading or writing names another by ``traced``.
+    Raises ConfigError for settings that cannot be.
     """
     found = {name: value for name, value in defaults(session=spark).items() if name in SHARED}
+    trace = Trace(telemetry)
     source: type[AqueductSource] = AqueductSource
-    if found:
+    if found or trace.wanted:
         # A class that no module has travels by value, with what it holds.
-        source = type("AqueductSource", (AqueductSource,), {"defaults": found})
+        held = {"defaults": found, "trace": trace if trace.wanted else None}
+        source = type("AqueductSource", (AqueductSource,), held)
     spark.dataSource.register(source)

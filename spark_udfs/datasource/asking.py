@@ -49,7 +49,7 @@ def ask(settings: Settings, question: Question, *, keep: bool = False) -> Answer
                     output_schema=ANSWER,
                     deadline=settings.deadline,
                     token=settings.fresh_token(),
-                    headers=dict(settings.headers),
+                    headers=settings.driver_headers,
                 )
                 return Answer.decode(answer, limits)
             except UnknownHandler as error:
@@ -88,7 +88,7 @@ def _unknown(client: SyncClient, settings: Settings, error: UnknownHandler) -> C
             DESCRIBE,
             output_schema=DESCRIBE_SCHEMA,
             token=settings.fresh_token(),
-            headers=dict(settings.headers),
+            headers=settings.driver_headers,
         )
         description = Description.from_batches(list(answer), peer=client.address)
     except CallError:  # not everybody may ask

@@ -24,6 +24,7 @@ from spark_udfs.options import (
     whole,
 )
 from spark_udfs.pool import Peer
+from spark_udfs.telemetry import Trace, carrier_of
 from spark_udfs.tokens import fresh
 
 __all__ = ["IGNORED", "KNOWN", "READING", "SHARED", "WRITING", "Settings", "settings_of"]
@@ -43,7 +44,13 @@ SHARED: Final[Mapping[str, Option]] = MappingProxyType(
             *TLS,
         )
     }
-    | {"path": Option("path", "the name of a table or a sink", text, setting=False)}
+    | {
+        option.name: option
+        for option in (
+            Option("path", "the name of a table or a sink", text, setting=False),
+            Option("trace", "what spark_udfs.traced() gives", carrier_of, setting=False),
+        )
+    }
 )
 """Those of reading and of writing. ``path`` is what ``load`` and ``save`` are called with: another
 way to say ``handler``."""
@@ -100,6 +107,13 @@ class Settings:
     config: Config = DEFAULT
     more: Mapping[str, Any] = field(default_factory=dict)
     """The values of ``READING`` and ``WRITING`` that were given."""
+    trace: Trace = field(default_factory=Trace, repr=False)
+    """What the spans of the tasks belong to."""
+
+    @property
+    def driver_headers(self) -> dict[str, str]:
+        """What goes with a call of the driver's: of its span, and what the user gave."""
+        return {**self.trace.carrier, **dict(self.headers)}
 
     def fresh_token(self) -> str | None:
         """What the next call shows. Raises ConfigError for what a callable raises."""
@@ -111,15 +125,21 @@ class Settings:
         return Peer(address, self.tls, self.connection_headers, self.config)
 
 
-def settings_of(given: Mapping[str, str], defaults: Mapping[str, Any]) -> Settings:
+def settings_of(
+    given: Mapping[str, str], defaults: Mapping[str, Any], trace: Trace | None = None
+) -> Settings:
     """What was given, over ``defaults`` (from the settings of the session when it was registered).
 
-    Raises ConfigError: unknown, missing, or not what it must be.
+    ``trace`` is that of the registration; the option ``trace`` names a later span. Raises
+    ConfigError: unknown, missing, or not what it must be.
     """
     mine = {name: value for name, value in given.items() if name.lower() not in IGNORED}
     values = {name: value for name, value in defaults.items() if name in SHARED}
     values = layered(values, convert(mine, KNOWN))
     path = values.pop("path", None)
+    carrier = values.pop("trace", None)
+    trace = Trace() if trace is None else trace
+    values["trace"] = trace if carrier is None else trace.of(carrier)
     handler = values.pop("handler", path)
     if handler is None:
         raise ConfigError(

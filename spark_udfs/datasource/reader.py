@@ -31,7 +31,7 @@ from spark_udfs.numbers import Numbers, Tally
 from spark_udfs.place import Place, here, locate
 from spark_udfs.pool import process_pool
 from spark_udfs.retrying import may_pass
-from spark_udfs.telemetry import Trace, working
+from spark_udfs.telemetry import working
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -212,21 +212,24 @@ def read_split(wanted: Wanted, split: Split) -> Iterator[pa.RecordBatch]:
     iterator cancels the call. Raises the errors of ``aqueduct.errors``.
     """
     place, numbers = here(), Numbers()
-    calling = Calling(wanted.settings.addresses, wanted.settings.handler, wanted.given)
+    settings = wanted.settings
+    own = Calling(settings.addresses, settings.handler, wanted.given, headers=settings.headers)
     # A source has no accumulator, as it is made where there is no session: its log tells instead.
-    with working(calling, tally=Tally(), trace=Trace(), place=place, numbers=numbers):
-        yield from _tried(wanted, split, place, numbers)
+    with working(
+        own, tally=Tally(), trace=settings.trace, place=place, numbers=numbers, verb="read"
+    ) as calling:
+        yield from _tried(wanted, split, dict(calling.headers), place, numbers)
 
 
 def _tried(
-    wanted: Wanted, split: Split, place: Place, numbers: Numbers
+    wanted: Wanted, split: Split, headers: dict[str, str], place: Place, numbers: Numbers
 ) -> Iterator[pa.RecordBatch]:
     settings = wanted.settings
     most, backoff = tries(settings), patience(settings)
     for attempt in range(most):
         peer = settings.peer(split.number + attempt)
         try:
-            yield from _read(wanted, split, attempt, place, numbers)
+            yield from _read(wanted, split, attempt, headers, place, numbers)
         except AqueductError as error:
             again = may_pass(error) and not numbers.batches_received
             if again and attempt + 1 < most:
@@ -247,7 +250,12 @@ def _tried(
 
 
 def _read(
-    wanted: Wanted, split: Split, attempt: int, place: Place, numbers: Numbers
+    wanted: Wanted,
+    split: Split,
+    attempt: int,
+    headers: dict[str, str],
+    place: Place,
+    numbers: Numbers,
 ) -> Iterator[pa.RecordBatch]:
     settings = wanted.settings
     lease = process_pool().lease(settings.peer(split.number + attempt), task=place.task)
@@ -258,7 +266,7 @@ def _read(
             READ + settings.handler,
             output_schema=wanted.given,
             deadline=settings.deadline,
-            headers={**dict(settings.headers), READING: reading},
+            headers={**headers, READING: reading},
             run=f"{split.run}/{split.number}",
             attempt=place.attempt_key,
             token=settings.fresh_token(),

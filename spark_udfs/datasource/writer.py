@@ -48,7 +48,7 @@ from spark_udfs.engine import Calling
 from spark_udfs.numbers import Numbers, Tally, Total
 from spark_udfs.place import Place, here, locate
 from spark_udfs.pool import process_pool
-from spark_udfs.telemetry import Trace, working
+from spark_udfs.telemetry import working
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -223,13 +223,21 @@ class Writing:
             task=place.task or 0,
         )
         rows = itertools.chain((first,), source)
-        calling = Calling(settings.addresses, settings.handler, self.schema)
+        own = Calling(settings.addresses, settings.handler, self.schema, headers=settings.headers)
         schema = first.schema
         del first
         try:
             # As for a source, its log tells: there is no session where an accumulator could be.
-            with working(calling, tally=Tally(), trace=Trace(), place=place, numbers=numbers):
-                prepared = self._prepare(attempt, rows, schema, place, numbers)
+            with working(
+                own,
+                tally=Tally(),
+                trace=settings.trace,
+                place=place,
+                numbers=numbers,
+                verb="write",
+            ) as calling:
+                headers = dict(calling.headers)
+                prepared = self._prepare(attempt, rows, schema, headers, place, numbers)
             return Message(run, self.execution, prepared, numbers)
         except AqueductError as error:
             raise locate(
@@ -279,6 +287,7 @@ class Writing:
         attempt: Attempt,
         rows: Iterator[pa.RecordBatch],
         schema: pa.Schema,
+        headers: dict[str, str],
         place: Place,
         numbers: Numbers,
     ) -> Prepared:
@@ -289,7 +298,7 @@ class Writing:
             schema, rows = casting.schema, casting.all(rows)
         for tries in itertools.count():
             try:
-                return self._attempt(attempt, rows, schema, place, numbers, tries)
+                return self._attempt(attempt, rows, schema, headers, place, numbers, tries)
             except (Busy, ConnectFailed):
                 if tries >= self.settings.retries or numbers.batches_sent:
                     raise
@@ -302,6 +311,7 @@ class Writing:
         attempt: Attempt,
         rows: Iterator[pa.RecordBatch],
         schema: pa.Schema,
+        headers: dict[str, str],
         place: Place,
         numbers: Numbers,
         tries: int,
@@ -316,7 +326,7 @@ class Writing:
             lease.on_end(stream.close)
 
         try:
-            prepared = self._sink(lease.client).write(
+            prepared = self._sink(lease.client, headers).write(
                 attempt,
                 rows,
                 schema=schema,
@@ -350,7 +360,7 @@ class Writing:
                 # The processes in which Spark has this done are not used for long.
                 lease = process_pool().lease(settings.peer(tries))
                 try:
-                    return ask(self._sink(lease.client))
+                    return ask(self._sink(lease.client, settings.driver_headers))
                 finally:
                     lease.release(close=True)
             except (Busy, ConnectionLost, Refused) as error:
@@ -368,11 +378,9 @@ class Writing:
             _pause(settings, tries)
         raise AssertionError("unreachable")
 
-    def _sink(self, client: SyncClient) -> RemoteSink:
+    def _sink(self, client: SyncClient, headers: dict[str, str]) -> RemoteSink:
         settings = self.settings
-        return RemoteSink(
-            client, settings.handler, token=settings.fresh_token(), headers=dict(settings.headers)
-        )
+        return RemoteSink(client, settings.handler, token=settings.fresh_token(), headers=headers)
 
 
 def _counted(batches: Iterator[pa.RecordBatch], numbers: Numbers) -> Iterator[pa.RecordBatch]:

@@ -5,17 +5,23 @@ All three are processes of their own, with the SDK of OpenTelemetry, which write
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import format_span_id, format_trace_id
 from pyspark.errors import PySparkException
 
-from spark_udfs import exchange
+import aqueduct
+from spark_udfs import exchange, register, traced
+from tests.sinks.shelf import Shelf
 from tests.spark.spans import SetUp, lines, until
 from tests.spark.witness import Witness
 
 pytestmark = pytest.mark.spark
+
+NAMES = ("read words", "write shelf")
+WORDS = pa.record_batch({"id": pa.array([0, 1, 2], pa.int64())})
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +134,76 @@ def test_the_span_of_a_failed_task_arrives_before_its_worker_ends(
     assert "has no handler 'nobody'" in by_name["exchange nobody"]["status"]["description"]
     assert by_name["exchange nobody"]["events"][0]["name"] == "exception"
     assert by_name["exchange echo"]["attributes"]["aqueduct.outcome"] == "left early"
+
+
+@pytest.fixture
+def table(running):
+    """A table and a sink; gives their address, and what the calls said: (what, span of whom)."""
+    asked = []
+
+    def authorize(call):
+        asked.append((call.handler.split(".")[2], call.headers.get("traceparent", "")))
+
+    service = aqueduct.Service("test", authorize=authorize)
+    service.table("words", schema=WORDS.schema)(lambda: (yield WORDS))
+    service.sink("shelf", Shelf(), schema=WORDS.schema)
+    with running(service, "aqueduct+tcp://127.0.0.1:0") as address:
+        yield address, asked
+
+
+def parents(asked, span):
+    """The parents of the calls, by what they are; all must belong to the trace of ``span``."""
+    found: dict[str, set[str]] = {}
+    for what, said in asked:
+        _, trace_id, span_id, _ = said.split("-")
+        assert trace_id == format_trace_id(span.get_span_context().trace_id), what
+        found.setdefault(what, set()).add(f"0x{span_id}")
+    return found
+
+
+def test_one_trace_for_the_data_source(table, spark, directory, tracer):
+    """What the driver asks is a child of its span, what a task does of the task's."""
+    address, asked = table
+    register(spark, telemetry=SetUp(directory))
+    try:
+        with tracer.start_as_current_span("job") as job:
+            source = spark.read.format("aqueduct").options(address=address, **traced())
+            assert source.load("words").count() == 3
+            writer = spark.range(0, 4, 1, numPartitions=2).write.format("aqueduct")
+            writer = writer.options(address=address, handler="shelf", **traced())
+            writer.mode("append").save()
+    finally:
+        register(spark)
+    found = parents(asked, job)
+    assert [found.pop(what) for what in ("plan", "look", "commit")] == [{own_id(job)}] * 3
+    tasks = of_trace(directory / "workers", job)
+    assert sorted(task["name"] for task in tasks) == ["read words", "write shelf", "write shelf"]
+    assert {task["parent_id"] for task in tasks} == {own_id(job)}
+    spans = [{one["context"]["span_id"] for one in tasks if one["name"] == name} for name in NAMES]
+    assert [found.pop("read"), found.pop("write")] == spans
+    assert not found
+
+
+def test_the_trace_of_the_registration_is_that_of_its_sources(table, spark, tracer):
+    address, asked = table
+    with tracer.start_as_current_span("night") as night:
+        register(spark)
+    try:
+        source = spark.read.format("aqueduct").option("address", address)
+        assert source.load("words").count() == 3
+        with pytest.raises(PySparkException, match=r"must be what spark_udfs\.traced\(\) gives"):
+            source.option("trace", "nonsense").load("words")
+    finally:
+        register(spark)
+    assert parents(asked, night)["plan"] == {own_id(night)}
+
+
+def test_without_a_span_the_data_source_says_nothing(table, spark):
+    address, asked = table
+    assert traced() == {}
+    register(spark)
+    assert spark.read.format("aqueduct").option("address", address).load("words").count() == 3
+    assert {said for _, said in asked} == {""}
 
 
 def test_a_setup_that_raises_is_named(spark, address):
