@@ -178,8 +178,9 @@ def test_an_executor_killed_while_it_reads_a_table(engine, running, tmp_path):
         os.kill(executor, signal.SIGKILL)
         assert left.wait(30)
         assert job.result(120) == WHOLE
-    (first, second) = attempts
-    assert first[0] == second[0] and first[1] != second[1]  # one piece of work, tried twice
+    # One piece of work, tried twice; on a busy machine Spark speculates, and there is one more.
+    runs, tries = {run for run, _ in attempts}, {attempt for _, attempt in attempts}
+    assert len(runs) == 1 and len(tries) == len(attempts) >= 2
 
 
 def test_a_service_killed_and_restarted_in_the_middle(engine, start):
