@@ -123,7 +123,7 @@ class Asker:
         *,
         headers: Headers = (),
     ) -> Answered:
-        """One call. It leaves at once if no other of ``watches`` is under way, for company.
+        """One call. It leaves at once, unless others of ``watches`` are under way: then with them.
 
         ``headers``: what it says of itself beside what all say. Raises how the call failed.
         """

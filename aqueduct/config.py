@@ -242,6 +242,11 @@ class Stream:
 
     def __post_init__(self) -> None:
         _require_positive(self, zero_allowed=("keepalive", "poll"))
+        for name in ("notsent_lowat", "unix_buffer"):
+            if getattr(self, name) > 1 * GiB:
+                raise ConfigError(
+                    f"Stream.{name} is {getattr(self, name)!r}; a socket takes at most {GiB} bytes"
+                )
         if self.top_credit < 64 * KiB:
             raise ConfigError(
                 f"Stream.top_credit is {self.top_credit!r}; at least {64 * KiB} bytes are needed "

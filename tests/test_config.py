@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from aqueduct.config import DEFAULT, Calls
+from aqueduct.config import DEFAULT, Calls, Stream
 from aqueduct.errors import ConfigError
 
 
@@ -30,3 +30,10 @@ def test_other_settings_travel_by_value(protocol):
 def test_limits_of_small_batches_that_cannot_work(name, value):
     with pytest.raises(ConfigError, match=rf"Calls\.{name} is {value}"):
         Calls(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["notsent_lowat", "unix_buffer"])
+def test_buffers_that_no_socket_takes(name):
+    with pytest.raises(ConfigError, match=rf"Stream\.{name} is 1073741825; a socket takes at most"):
+        Stream(**{name: (1 << 30) + 1})
+    assert getattr(Stream(**{name: 1 << 30}), name) == 1 << 30

@@ -188,9 +188,7 @@ class Pump:
         if self._again:
             self.flush_soon()  # others have the loop first
         if not self.attended:  # or as soon as turns of the loop may come
-            deadline = core.next_deadline()
-            if deadline is not None and (self._timer is None or deadline < self._timer_at):
-                self._set_timer(deadline)
+            self._set_timer()
 
     def attend(self, attended: bool) -> None:
         """Whether somebody calls ``flush_wanted`` instead of turns of the loop."""
@@ -200,9 +198,7 @@ class Pump:
         if self._flush_wanted:
             self.flush()
         elif not self._closed:
-            deadline = self.core.next_deadline()
-            if deadline is not None and (self._timer is None or deadline < self._timer_at):
-                self._set_timer(deadline)
+            self._set_timer()
 
     def flush_wanted(self) -> None:
         """Flushes if that was to be done soon."""
@@ -255,8 +251,13 @@ class Pump:
                 self.core.fail_internal(error)
                 self.flush_soon()
 
-    def _set_timer(self, deadline: float) -> None:
+    def _set_timer(self) -> None:
+        deadline = self.core.next_deadline()
+        if deadline is None:
+            return
         if self._timer is not None:
+            if self._timer_at <= deadline:
+                return
             self._timer.cancel()
         self._timer_at = deadline
         self._timer = self._loop.call_at(deadline, self._on_timer)
