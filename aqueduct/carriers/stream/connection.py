@@ -179,14 +179,12 @@ class StreamCarrier(Wire):
     # reading
 
     def _take_events(self) -> None:
-        reported = self._mux.events
+        found = self._mux.events_received()
         if self._begun:
-            if reported:
-                found = reported[:]
-                reported.clear()
+            if found:
                 self._dispatch(found)
         else:
-            self._early += self._mux.events_received()
+            self._early += found
             self._before_begin()
 
     def _before_begin(self) -> None:

@@ -88,15 +88,14 @@ class Mux:
         self._state = State()
         self.top_sink = self._state.top_sink
         self.top_stream = self._state.top_stream
-        self.events: list[events.Event] = []
-        """What ``events_received`` gives next: always the same list."""
-        self._scheduler = Scheduler(self._state, self.events, self.settings)
+        self._events: list[events.Event] = []
+        self._scheduler = Scheduler(self._state, self._events, self.settings)
         self.turns = self._scheduler
         """For ``write_out``, which is ``take`` and its way to a socket at once."""
         self._receiving = Receiving(
             self._state,
             self._scheduler,
-            self.events,
+            self._events,
             self.settings,
             whole=whole,
             regrant=whole if regrant is None else regrant,
@@ -175,14 +174,14 @@ class Mux:
         """Reports pings without an answer (BP-R11)."""
         while (deadline := self.next_deadline()) is not None and deadline <= now:
             _, entity, asked = self._awaited.popleft()
-            self.events.append((events.PONG_MISSING, entity, asked))
+            self._events.append((events.PONG_MISSING, entity, asked))
 
     # Outputs
 
     def events_received(self) -> list[events.Event]:
         """What happened since the last call, in order; see ``events``."""
-        result = self.events[:]
-        self.events.clear()
+        result = self._events[:]
+        self._events.clear()
         return result
 
     @property
@@ -447,7 +446,7 @@ class Mux:
 
     def _fail(self, error: RemoteProtocolError) -> None:
         self.error = error
-        self.events.append((events.FAILED, error))
+        self._events.append((events.FAILED, error))
 
     def _identifier(self, identifier: int | None, *places: int) -> int:
         self._chosen = 0
