@@ -417,7 +417,11 @@ class Mapping(ABC):
         self._peer_opened = stream + 1
         self._peer_ended += 1
         self._give_back += len(data)
-        self._dirty = True
+        if (
+            self._give_back * 4 >= self._top_credit
+            or 2 * (self._announced - self._peer_opened) < self._slots
+        ):
+            self._dirty = True  # before that, ``_collect`` has nothing to say of it
         self._received += len(data)
         self._reported = True
         user.stream_data(stream, data, True)
