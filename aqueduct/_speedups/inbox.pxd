@@ -20,6 +20,21 @@ cdef class Inbox:
     cdef public Py_ssize_t _outstanding
     cdef public Py_ssize_t _dropped
     cdef public object _unreliable_queue
+    cdef public object streams
+    cdef public Py_ssize_t streams_in
+    cdef public bint given
+    cdef public bint assured
+    cdef public bint patient
+    cdef public object placement
+    cdef public object placement_key
+    cdef public object evicted
+    cdef public Py_ssize_t evictions
+    cdef public Py_ssize_t nacked
+    cdef public object _unreliable
+    cdef public object _control
+    cdef public object _receipt
+    cdef public bint _ack_scheduled
+    cdef public object _declared
 
     cdef int count(self, int64_t size) except -1
     cdef Received pop(self)

@@ -1,11 +1,15 @@
 from collections import OrderedDict, deque
+from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Any
 
 from typing_extensions import disjoint_base
 
 from aqueduct._speedups.runs import Received, Run
 
-__all__ = ["Budget", "Inbox"]
+__all__ = ["EMPTY", "Budget", "Inbox"]
+
+EMPTY: MappingProxyType[Any, Any]
 
 @disjoint_base
 class Budget:
@@ -23,6 +27,21 @@ class Inbox:
     _outstanding: int
     _dropped: int
     _unreliable_queue: deque[Received]
+    streams: dict[Any, None]
+    streams_in: int
+    given: bool
+    assured: bool
+    patient: bool
+    placement: Any
+    placement_key: bytes | None
+    evicted: Sequence[Received]
+    evictions: int
+    nacked: int
+    _unreliable: Any
+    _control: Any
+    _receipt: list[Any] | None
+    _ack_scheduled: bool
+    _declared: int
     def __new__(cls, budget: Budget, *arguments: object, **options: object) -> Inbox: ...
     def add(self, run: Run) -> bool: ...
     def take(self) -> Received | None: ...

@@ -10,8 +10,13 @@ from libc.stdint cimport int64_t
 from aqueduct._speedups.runs cimport Received, Run
 
 from collections import OrderedDict, deque
+from types import MappingProxyType
 
-__all__ = ["Budget", "Inbox"]
+__all__ = ["EMPTY", "Budget", "Inbox"]
+
+# A connection may have very many channels, of which most are idle: what they do not need now has
+# this in its place. It cannot be changed, so a forgotten replacement is an error.
+EMPTY = MappingProxyType({})
 
 
 @cython.auto_pickle(False)
@@ -40,12 +45,16 @@ cdef class Inbox:
     ``queue`` is a deque of Received, or an empty tuple; ``charged`` the bytes admitted here and
     not yet taken, in ``_outstanding`` messages. If something is ``waiting``, there is news for it
     when these fall. ``_dropped`` counts those in the queue that nobody gets, and
-    ``_unreliable_queue`` holds the undelivered unreliable ones, oldest first.
+    ``_unreliable_queue`` holds the undelivered unreliable ones, oldest first. All else is who builds
+    on it to use, and stands here because most receivers live for one message: so it costs nothing
+    to begin with.
     """
 
     def __cinit__(self, Budget budget not None, *arguments, **options):
         self._budget = budget
-        self.queue = self._unreliable_queue = self.waiting = ()
+        self.queue = self._unreliable_queue = self.evicted = ()
+        self.waiting = self.streams = EMPTY
+        self._declared = -1
 
     def add(self, Run run not None):
         """Queues and charges what was read; whether there was nothing to take before."""

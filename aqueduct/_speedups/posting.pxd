@@ -50,6 +50,19 @@ cdef class Posting:
     cdef public object error
     cdef public Py_ssize_t queued
     cdef public object state
+    cdef public bint given
+    cdef public bint accessible
+    cdef public bint waits_for_ample
+    cdef public bint oneshot
+    cdef public Py_ssize_t nacked
+    cdef public Py_ssize_t streams_in
+    cdef public object links
+    cdef public object unreliable_links
+    cdef public object acked_links
+    cdef public OutStream _control
+    cdef public object _unordered_open
+    cdef public object _unordered_waiting
+    cdef public bint _finish_waits
 
     cdef bint room(self) except -1
     cpdef object post(self, object payload, object headers)

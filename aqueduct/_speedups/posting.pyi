@@ -1,4 +1,4 @@
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from typing import Any, final
 
@@ -61,6 +61,19 @@ class Posting:
     state: Any
     error: Exception | None
     queued: int
+    given: bool
+    accessible: bool
+    waits_for_ample: bool
+    oneshot: bool
+    nacked: int
+    streams_in: int
+    links: dict[int, tuple[int, ...]]
+    unreliable_links: dict[int, tuple[int, ...]]
+    acked_links: list[int]
+    _control: OutStream | None
+    _unordered_open: dict[OutStream, None]
+    _unordered_waiting: deque[OutStream]
+    _finish_waits: bool
     @property
     def writable(self) -> bool: ...
     def post(self, payload: Any, headers: Iterable[Sequence[bytes]]) -> int: ...

@@ -14,6 +14,7 @@ from aqueduct._speedups.tracker cimport SentNumbers
 
 from aqueduct._speedups.buffers import size_of
 from aqueduct._speedups.encoder import VERSION
+from aqueduct._speedups.inbox import EMPTY
 
 __all__ = ["Ledger", "OutStream", "Posting"]
 
@@ -209,11 +210,14 @@ cdef class Posting:
     ``state`` is of the tables of a channel's life; ``error``: how it ended, None while it lives and
     after success. ``queued``: bytes that have not left the carrier. Who builds on it sets
     ``_ledger`` and ``state``; what is not plain is left to its ``_post(payload, headers)``, and
-    ``_too_large(size)`` is what to raise.
+    ``_too_large(size)`` is what to raise. All else is its own, and stands here because most
+    senders live for one message: so it costs nothing to begin with.
     """
 
     def __cinit__(self):
         self._numbers = SentNumbers.__new__(SentNumbers)
+        self.links = self.unreliable_links = self._unordered_open = EMPTY
+        self.acked_links = self._unordered_waiting = ()
 
     @property
     def writable(self):

@@ -8,12 +8,11 @@ admitted, so that nothing waits for ever for room that only its own arrival woul
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import Any, Final, TypeAlias, cast
 
 from aqueduct._speedups import codec
-from aqueduct._speedups.inbox import Inbox
+from aqueduct._speedups.inbox import EMPTY, Inbox
 from aqueduct._speedups.runs import Received, Run
 from aqueduct._speedups.tracker import ReceivedNumbers, UnreliableReceived
 from aqueduct.errors import (
@@ -33,11 +32,10 @@ from aqueduct.protocol.channels.state import RECEIVER, ReceiverInput, ReceiverSt
 
 __all__ = ["Placement", "Received", "ReceiverHalf"]
 
-# A connection may have very many channels, of which most are idle: what they do not need now has
-# these in its place. They cannot be changed, so a forgotten replacement is an error.
+# In place of what an idle channel does not need; they cannot be changed.
 NO_MESSAGES: Final = cast("deque[Received]", ())
-NO_STREAMS: Final = cast("dict[InStream, None]", MappingProxyType({}))
-NOBODY: Final = cast("OrderedDict[InStream, None]", MappingProxyType({}))
+NO_STREAMS: Final = cast("dict[InStream, None]", EMPTY)
+NOBODY: Final = cast("OrderedDict[InStream, None]", EMPTY)
 
 Placement: TypeAlias = Callable[[Headers, int], Any]
 """Given a message's headers and size in bytes: the writable buffer it is to land in, or None."""
@@ -50,28 +48,13 @@ class ReceiverHalf(Inbox):
 
     __slots__ = (
         "__weakref__",
-        "_ack_scheduled",
-        "_control",
-        "_declared",
         "_oneshot",
-        "_receipt",
         "_shared",
-        "_unreliable",
-        "assured",
         "channel",
         "error",
-        "evicted",
-        "evictions",
-        "given",
         "handle",
-        "nacked",
         "numbers",
-        "patient",
-        "placement",
-        "placement_key",
         "state",
-        "streams",
-        "streams_in",
     )
 
     def __init__(self, shared: Shared, channel: int, *, given: bool, assured: bool) -> None:
@@ -85,31 +68,21 @@ class ReceiverHalf(Inbox):
         self.assured = assured
         """Whether one message finds room whatever the connection's budget: the application has
         the handle, so it can make that room. What only waits for its handle has no such claim."""
-        self.waiting = NOBODY
-        """Streams whose next message was not admitted, in order."""
-        self.streams = NO_STREAMS
-        """The peer's streams that are routed here, in order."""
-        self.streams_in = 0
-        self.evicted: Sequence[Received] = ()
-        """Messages evicted by the last datagram, whose attachments are to be released."""
-        self.evictions = 0
-        self.nacked = 0  # unreliable messages that did not come in time
-        self.patient = False
-        """CLOSE_RECEIVER may leave with what is sent next, within the delay of acks, instead of
-        causing a packet of its own (AQ-R33), once all has come."""
-        self.placement: Placement | None = None
-        self.placement_key: bytes | None = None
-        """If not None, ``placement`` is asked for messages with a header of this key alone."""
         self.handle: Any = None
         self.numbers = ReceivedNumbers(shared.config.limits.received_ranges)
-        self._unreliable: UnreliableReceived | None = None  # most channels never need it
         self._oneshot = bool(channel & ids.ONESHOT)
-        self._control: OutStream | None = None
-        self._ack_scheduled = False
-        self._receipt: list[Any] | None = None
-        """The last entry of ``Shared.receipt_due`` for this half, while it stands there."""
-        self._declared = -1
-        """SENT_RELIABLE, once FINISH_SENDER told it."""
+        # Of Inbox, where they begin empty:
+        # waiting: streams whose next message was not admitted, in order.
+        # streams: the peer's streams that are routed here, in order.
+        # evicted: messages evicted by the last datagram, whose attachments are to be released.
+        # nacked: unreliable messages that did not come in time.
+        # patient: CLOSE_RECEIVER may leave with what is sent next, within the delay of acks,
+        # instead of causing a packet of its own (AQ-R33), once all has come.
+        # placement: a Placement; with a placement_key it is asked for messages with a header of
+        # this key alone.
+        # _unreliable: an UnreliableReceived; most channels never need it.
+        # _receipt: the last entry of ``Shared.receipt_due`` for this half, while it stands there.
+        # _declared: SENT_RELIABLE, once FINISH_SENDER told it.
 
     # Admission
 

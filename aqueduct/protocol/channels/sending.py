@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from enum import Enum
-from types import MappingProxyType
 from typing import Any, Final, TypeAlias, cast
 
 from aqueduct._speedups import codec
 from aqueduct._speedups.alone import encode_alone
 from aqueduct._speedups.buffers import size_of
+from aqueduct._speedups.inbox import EMPTY
 from aqueduct._speedups.posting import OutStream, Posting
 from aqueduct._speedups.tracker import UnreliableSent
 from aqueduct.errors import (
@@ -34,10 +34,10 @@ RESET_LOST: Final = 2
 Links: TypeAlias = dict[int, tuple[int, ...]]
 """Message number -> channels attached to that message."""
 
-# In place of what an idle channel does not need; they cannot be changed (see ``receiving``).
-NO_LINKS: Final = cast(Links, MappingProxyType({}))
+# In place of what an idle channel does not need; they cannot be changed.
+NO_LINKS: Final = cast(Links, EMPTY)
 NO_CHANNELS: Final = cast("list[int]", ())
-NO_STREAMS: Final = cast("dict[OutStream, None]", MappingProxyType({}))
+NO_STREAMS: Final = cast("dict[OutStream, None]", EMPTY)
 NONE_WAITING: Final = cast("deque[OutStream]", ())
 
 
@@ -59,22 +59,9 @@ class SenderHalf(Posting):
 
     __slots__ = (
         "__weakref__",
-        "_control",
-        "_finish_waits",
         "_shared",
-        "_unordered_open",
-        "_unordered_waiting",
-        "accessible",
-        "acked_links",
         "channel",
-        "given",
         "handle",
-        "links",
-        "nacked",
-        "oneshot",
-        "streams_in",
-        "unreliable_links",
-        "waits_for_ample",
     )
 
     def __init__(self, shared: Shared, channel: int, *, accessible: bool, given: bool) -> None:
@@ -84,29 +71,20 @@ class SenderHalf(Posting):
         self.state = SenderState.OPEN
         self.given = given
         """Whether the application got the handle, or will with the message that carries it."""
-        self.waits_for_ample = False
-        """Whether who waits for room waits for ``ample`` room."""
-        self.nacked = 0
-        """Unreliable messages that were lost."""
         self.accessible = accessible
         """AQ-R27.1; final once true."""
-        self.links = NO_LINKS
-        """By unacknowledged reliable number: what hangs on it (AQ-R27.2)."""
-        self.unreliable_links = NO_LINKS
-        """The same for unreliable numbers."""
-        self.acked_links = NO_CHANNELS
-        """Only while pending: channels attached to messages acked meanwhile."""
-        self.streams_in = 0
-        """The peer's streams that are routed here: acks, and what it should not send."""
         self.handle: Any = None
         """The endpoint's handle, for its wake-ups."""
         self.oneshot = bool(channel & ids.ONESHOT)
         """Whether the channel takes one message in all (AQ-R28)."""
-        self._control: OutStream | None = None
-        self._unordered_open = NO_STREAMS
-        self._unordered_waiting = NONE_WAITING
-        self._finish_waits = False
-        """Whether FINISH_SENDER is due once every message has its stream (AQ-34)."""
+        # Of Posting, where they begin empty:
+        # waits_for_ample: whether who waits for room waits for ``ample`` room.
+        # nacked: unreliable messages that were lost.
+        # links: by unacknowledged reliable number, what hangs on it (AQ-R27.2).
+        # unreliable_links: the same for unreliable numbers.
+        # acked_links: only while pending, channels attached to messages acked meanwhile.
+        # streams_in: the peer's streams that are routed here: acks, and what it should not send.
+        # _finish_waits: whether FINISH_SENDER is due once every message has its stream (AQ-34).
 
     # What its user asks
 
