@@ -23,6 +23,7 @@ from aqueduct.errors import (
     SchemaMismatch,
     UnknownHandler,
 )
+from aqueduct.protocol.channels.shared import CLOSES
 from tests.calls import (
     NUMBERS,
     PAIRS,
@@ -140,7 +141,7 @@ def noted(said, name, method):
 
 @pytest.mark.parametrize("address", ["memory://unary-streams", "aqueduct+tcp://127.0.0.1:0"])
 async def test_a_call_stops_no_stream_and_waits_with_its_close(address):
-    """Two streams of bytes each, and no word about them but what the next call takes along."""
+    """Two streams of bytes each, and no word about them but what later calls take along."""
     patient = config(timing={"ack_delay": 1.0})
     service = shapes(config=patient)
     async with (
@@ -157,8 +158,9 @@ async def test_a_call_stops_no_stream_and_waits_with_its_close(address):
                 setattr(carrier, name, noted(said, f"{side} {name}", getattr(carrier, name)))
         for _ in range(20):
             assert await client.call("coroutine", numbers(1)) == numbers(1)
-        # Each call but the first takes along the close of the one before it.
-        assert said.count("client write") == 39
+        # The closes of 16 calls leave together. (If the machine stood still, each call but the
+        # first may have taken along the close of the one before it.)
+        assert 20 + CLOSES <= said.count("client write") <= 39
         assert said.count("server write") == 20
         assert set(said) == {"client write", "server write"}
 

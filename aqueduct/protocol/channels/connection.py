@@ -485,7 +485,10 @@ class ChannelConnection:
         wanted = shared.effects
         if not wanted:
             return []
-        if shared.closing:
+        if shared.closing and (
+            len(shared.closing) >= shared.closes_together
+            or shared.now >= shared.close_due[0][0] - shared.closes_wait
+        ):
             self._oneshots.write_closes()
         shared.outgoing.effects_taken()
         shared.datagrams_told = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from aqueduct._speedups.inbox import Budget
 from aqueduct.config import Config
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from aqueduct.protocol.channels.receiving import ReceiverHalf
     from aqueduct.protocol.channels.sending import Mode, SenderHalf
 
-__all__ = ["HalfError", "Shared"]
+__all__ = ["CLOSES", "HalfError", "Shared"]
+
+CLOSES: Final = 16
+CLOSES_AGE: Final = 1 / 8  # of the delay of acks
 
 HalfError: TypeAlias = Exception
 """How a half ended: a ChannelError, ConnectionLost, or what a placement hook raised."""
@@ -29,6 +32,8 @@ class Shared(Budget):
         "announce_due",
         "blocked",
         "close_due",
+        "closes_together",
+        "closes_wait",
         "closing",
         "config",
         "datagram_limit",
@@ -63,6 +68,12 @@ class Shared(Budget):
         """Patient receivers that have ended and not said so."""
         self.close_due: list[tuple[float, ReceiverHalf]] = []
         """When they have to say so at the latest: one entry for the first of them."""
+        # Of calls in quick succession, a few ends leave together: each is work for both sides that
+        # the next question would wait for. Not so many that the peer lacks places for channels.
+        self.closes_together = max(1, min(CLOSES, config.limits.channels >> 6))
+        """So many leave with what is sent next."""
+        self.closes_wait = config.timing.ack_delay * (1 - CLOSES_AGE)
+        """Fewer do if the first of them is due within so many seconds."""
         self.announce_due: deque[tuple[float, SenderHalf]] = deque()
         """Who owes a SENT_UNRELIABLE, in order."""
         self.receipt_due: deque[list[Any]] = deque()
