@@ -11,12 +11,12 @@ from typing import Final
 
 import pyarrow as pa
 
-from aqueduct.arrow.call import CallHead, Partition
+from aqueduct.arrow.call import CallHead, Kind, Partition
 from aqueduct.carriers.contract import PeerCredentials, PeerIdentity
 from aqueduct.endpoint import Connection
 from aqueduct.errors import AqueductError
 
-__all__ = ["Call", "call_of"]
+__all__ = ["Call"]
 
 log = logging.getLogger(__name__)
 
@@ -33,77 +33,98 @@ class Call:
 
     __slots__ = (
         "_callbacks",
+        "_carrier",
         "_deadline",
+        "_greeting",
+        "_head",
         "_reason",
-        "attempt",
-        "connection_headers",
-        "handler",
-        "headers",
-        "kind",
         "number",
         "output_schema",
-        "partition",
-        "peer",
-        "peer_credentials",
-        "peer_identity",
-        "run",
         "schema",
-        "token",
     )
 
-    def __init__(
-        self,
-        *,
-        peer: str,
-        handler: str,
-        kind: str,
-        number: int = 0,
-        headers: Mapping[str, str],
-        connection_headers: Mapping[str, str],
-        schema: pa.Schema | None = None,
-        output_schema: pa.Schema | None = None,
-        run: str = "",
-        attempt: str = "",
-        token: str | None = None,
-        partition: Partition | None = None,
-        deadline: float | None = None,
-        peer_credentials: PeerCredentials | None = None,
-        peer_identity: PeerIdentity | None = None,
-    ) -> None:
-        self.peer = peer
-        """The client's address."""
-        self.peer_credentials = peer_credentials
-        """The client's process (``pid``, ``uid``, ``gid``), as the kernel of this machine vouches
-        for it; None unless the connection came over a Unix socket (or within this process)."""
-        self.peer_identity = peer_identity
-        """Whom the client's certificate names (``subject``, ``names``, ``fingerprint``); None if
-        it showed none. A service demands one by ``ServerTls(client_ca=...)``."""
-        self.handler = handler
-        """The name that was called."""
-        self.kind = kind
-        """"exchange", "source" or "sink"."""
+    def __init__(self, connection: Connection, head: CallHead, number: int) -> None:
+        # Most calls are asked for next to nothing: what they know is looked up when it is.
+        self._head = head
+        self._carrier = connection.carrier
+        self._greeting = connection.headers
         self.number = number
         """Counts the service's calls from 1; for logs."""
-        self.headers = headers
-        """The user metadata of the call."""
-        self.connection_headers = connection_headers
-        """The headers of its connection."""
-        self.schema = schema
+        self.schema = head.schema
         """Of the batches that come; None for a source."""
-        self.output_schema = output_schema
+        self.output_schema: pa.Schema | None = None
         """Of the batches to yield; None for a sink, and while ``authorize`` looks at the call.
         While ``output=`` is called: what the client expects, None if it did not say."""
-        self.run = run
-        """The same for every attempt at one piece of work, and for no other; "" if not given."""
-        self.attempt = attempt
-        """Tells the attempts at one piece of work apart; "" if not given."""
-        self.token = token
-        """What the client shows to be let in; None if nothing. See Service(authorize=...)."""
-        self.partition = partition
-        """The share of a piece of work that this call is, if the client said so."""
+        deadline = head.deadline
         self._deadline = None if deadline is None else time.monotonic() + deadline
         self._reason: AqueductError | None = None
         self._callbacks: list[Callable[[], object]] | None = None
+
+    @property
+    def handler(self) -> str:
+        """The name that was called."""
+        return self._head.handler
+
+    @property
+    def kind(self) -> Kind:
+        """What batches go where: "exchange", "source" or "sink"."""
+        return self._head.kind
+
+    @property
+    def peer(self) -> str:
+        """The client's address."""
+        return self._carrier.peer
+
+    @property
+    def peer_credentials(self) -> PeerCredentials | None:
+        """The client's process (``pid``, ``uid``, ``gid``).
+
+        The kernel of this machine vouches for it; None unless the connection came over a Unix
+        socket (or within this process).
+        """
+        return self._carrier.peer_credentials
+
+    @property
+    def peer_identity(self) -> PeerIdentity | None:
+        """Whom the client's certificate names (``subject``, ``names``, ``fingerprint``).
+
+        None if it showed none. A service demands one by ``ServerTls(client_ca=...)``.
+        """
+        return self._carrier.peer_identity
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The user metadata of the call."""
+        return self._head.metadata
+
+    @property
+    def connection_headers(self) -> Mapping[str, str]:
+        """The headers of its connection."""
+        return {
+            key.decode("ascii", "replace"): value.decode("utf-8", "replace")
+            for key, value in self._greeting
+        }
+
+    @property
+    def run(self) -> str:
+        """The same for every attempt at one piece of work, and for no other; "" if not given."""
+        return self._head.run
+
+    @property
+    def attempt(self) -> str:
+        """Tells the attempts at one piece of work apart; "" if not given."""
+        return self._head.attempt
+
+    @property
+    def token(self) -> str | None:
+        """What the client shows to be let in; None if nothing. See Service(authorize=...)."""
+        token = self._head.token
+        return None if token is None else token.decode("utf-8", "surrogateescape")
+
+    @property
+    def partition(self) -> Partition | None:
+        """The share of a piece of work that this call is, if the client said so."""
+        return self._head.partition
 
     @property
     def deadline(self) -> float | None:
@@ -174,30 +195,3 @@ class Call:
         if self._callbacks is not None:
             with _LOCK:
                 self._callbacks = None
-
-
-def call_of(connection: Connection, head: CallHead, number: int) -> Call:
-    """What a handler is told of a call that came by ``connection``."""
-    token, carrier = head.token, connection.carrier
-    return Call(
-        peer=carrier.peer,
-        handler=head.handler,
-        kind=head.kind,
-        number=number,
-        headers=head.metadata,
-        connection_headers=_text_headers(connection.headers) if connection.headers else {},
-        schema=head.schema,
-        run=head.run,
-        attempt=head.attempt,
-        token=None if token is None else token.decode("utf-8", "surrogateescape"),
-        partition=head.partition,
-        deadline=head.deadline,
-        peer_credentials=carrier.peer_credentials,
-        peer_identity=carrier.peer_identity,
-    )
-
-
-def _text_headers(headers: tuple[tuple[bytes, bytes], ...]) -> dict[str, str]:
-    return {
-        key.decode("ascii", "replace"): value.decode("utf-8", "replace") for key, value in headers
-    }

@@ -31,7 +31,7 @@ from aqueduct.arrow.encode import Encoded, Encoder
 from aqueduct.arrow.schema import check
 from aqueduct.arrow.status import CANCELLED, OK, Status
 from aqueduct.arrow.wire import BATCH, PIECE, Headers
-from aqueduct.calls import call_of
+from aqueduct.calls import Call
 from aqueduct.endpoint import Connection, Receiver, Replying, Sender
 from aqueduct.errors import (
     AqueductError,
@@ -124,7 +124,7 @@ class RunningCall(Outputs):
         self.decoder: Decoder
         self.encoder: Encoder
         self.hello: tuple[Headers, list[bytes]]
-        self.call = call_of(connection, head, number)
+        self.call = Call(connection, head, number)
         self.input_over = receiver is None
         self.stop: Callable[[], None] | None = None
         """How the driver ends the handler; None: by cancelling the task."""
@@ -391,7 +391,7 @@ class RunningCall(Outputs):
             self._timer = watches.loop.call_later(deadline, self._expired, deadline)
         if serving.service.authorize is not None:
             await serving.authorize(call)
-        handler = self._handler = serving.handler(call)
+        handler = self._handler = serving.handler(head, self.connection.carrier.peer)
         self._agree(handler)
         self._accept()
         self.accepted = True

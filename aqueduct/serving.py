@@ -13,7 +13,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from aqueduct.arrow.call import PLACES, KnownCalls, check_attachments
+from aqueduct.arrow.call import PLACES, CallHead, KnownCalls, check_attachments
 from aqueduct.arrow.status import CANCELLED, OK, Status
 from aqueduct.arrow.unary import Questions, room_of
 from aqueduct.arrow.wire import ALIVE
@@ -297,11 +297,11 @@ class Serving:
             text = "the service could not decide about the call, so it is refused"
             raise Refused(text, peer=call.peer, handler=call.handler) from error
 
-    def handler(self, call: Call) -> Handler:
+    def handler(self, call: CallHead, peer: str) -> Handler:
         """The handler of a call, which holds one of its places from here on."""
         handlers = self._handlers
         handler = handlers.get(call.handler)
-        names = {"peer": call.peer, "handler": call.handler}
+        names = {"peer": peer, "handler": call.handler}
         if handler is None:
             alike = difflib.get_close_matches(call.handler, handlers, n=1)
             hint = f"did you mean {alike[0]!r}?" if alike else _list_of(handlers)
