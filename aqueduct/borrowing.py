@@ -179,11 +179,23 @@ class BorrowedLoop(LoopThread):
         self._used = time.monotonic()
         self._running.release()
 
-    def rest(self) -> None:
-        """The loop's own thread lets go of it, so that the next call may borrow it."""
-        if self._kept and self._lends:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                self.loop.call_soon_threadsafe(self._let_go)
+    def rest(self, connection: Connection | None = None) -> None:
+        """The loop's own thread lets go of it, so that the next call may borrow it.
+
+        Or, if it has: what the last call owes leaves now rather than with the next one.
+        """
+        if self._kept:
+            if self._lends:
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    self.loop.call_soon_threadsafe(self._let_go)
+        elif connection is not None and self.borrow():
+            try:
+                self._guard.connection = connection
+                with self._guard:
+                    connection.settle()
+                self.run_rest()
+            finally:
+                self.give_back()
 
     def catch_up(self, connection: Connection) -> None:
         """Does what came up while nobody ran the loop, as the end of a connection."""

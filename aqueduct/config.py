@@ -58,7 +58,9 @@ class Limits:
     attachments: int = 1024
     """Attachments in one message."""
     channels: int = 100_000
-    """Channels of one connection that have state, counting attachments not yet taken."""
+    """Channels of one connection that have state, counting attachments not yet taken. Those of up
+    to 16 calls that have just been answered count until they are said to be closed, 25 ms later at
+    most."""
     unacknowledged: int = 1 << 20
     """Unacknowledged messages of one sender; above it, sending waits."""
     received_ranges: int = 65_536

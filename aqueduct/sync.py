@@ -337,7 +337,7 @@ class SyncClient:
 
     def rest(self) -> None:
         """No call is under way: the thread that makes the next one may do all of it itself."""
-        self._thread.rest()
+        self._thread.rest(self._client.connection)
 
     def catch_up(self) -> None:
         """Notices what came since the last call, such as the end of the connection."""

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -189,6 +190,28 @@ def test_who_waits_steps_the_loop_where_an_answer_comes_at_once(service, carrier
             assert answers(prepared_call(client, "same", numbers(number))) == [[number]]
     # QUIC has one socket for many: it is not looked at. A thread may have taken its loop up again.
     assert {answered is not None for answered in stepped} == {carrier == "tcp"}
+
+
+def test_what_an_answer_owes_leaves_while_nobody_waits(service, monkeypatch):
+    """With the end of the task rather than with the next one's question."""
+    monkeypatch.setattr(polling, "_YIELDED", float("inf"))
+    monkeypatch.setattr(polling, "_BY_HAND", LONG)
+    monkeypatch.setattr(borrowing, "_STEPPED", LONG)
+    monkeypatch.setattr(borrowing, "_UNATTENDED", LONG)
+    patient = config(stream={"poll": LONG}, timing={"ack_delay": 1.0})
+    with sync_client(service, "tcp", config=patient) as client:
+        connection = client._client.connection
+        carrier: Any = connection.carrier
+        closing = connection.core._shared.closing
+        client.rest()
+        until_seen(lambda: not client._thread.kept)
+        for number in range(5):
+            assert answers(prepared_call(client, "same", numbers(number))) == [[number]]
+            assert len(closing) == 1
+            sent = carrier._sent
+            client.rest()
+            assert not closing
+            assert carrier._sent > sent
 
 
 def test_what_does_not_fit_a_message_is_not_encoded(client):

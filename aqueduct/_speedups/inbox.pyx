@@ -45,8 +45,8 @@ cdef class Inbox:
     ``queue`` is a deque of Received, or an empty tuple; ``charged`` the bytes admitted here and
     not yet taken, in ``_outstanding`` messages. If something is ``waiting``, there is news for it
     when these fall. ``_dropped`` counts those in the queue that nobody gets, and
-    ``_unreliable_queue`` holds the undelivered unreliable ones, oldest first. All else is who builds
-    on it to use, and stands here because most receivers live for one message: so it costs nothing
+    ``_unreliable_queue`` holds the undelivered unreliable ones, oldest first. All else is for who
+    builds on it, and stands here because most receivers live for one message: so it costs nothing
     to begin with.
     """
 

@@ -262,6 +262,11 @@ class Connection:
         """Reads what has come, as a turn of the event loop would."""
         self.carrier.read()
 
+    def settle(self) -> None:
+        """What the ends of answers owe leaves now, while nobody waits for anything."""
+        self.core.write_closes()
+        self.pump.flush()
+
     def call(
         self, payload: Any, headers: Headers, *, feeds: bool
     ) -> tuple[Sender | None, Receiver, Receiver]:

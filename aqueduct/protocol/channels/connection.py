@@ -82,6 +82,8 @@ class ChannelConnection:
             },
         )
         self._oneshots = self._reader.oneshots
+        self.write_closes = self._oneshots.write_closes
+        """Queues what patient receivers owe, in no company."""
         # For a driver that asks after each input whether there is anything to do.
         self.events = self._shared.events
         """What ``events_received`` gives next: always the same list."""
