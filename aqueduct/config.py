@@ -59,7 +59,7 @@ class Limits:
     """Attachments in one message."""
     channels: int = 100_000
     """Channels of one connection that have state, counting attachments not yet taken. Those of up
-    to 16 calls that have just been answered count until they are said to be closed, 25 ms later at
+    to 4 calls that have just been answered count until they are said to be closed, 25 ms later at
     most."""
     unacknowledged: int = 1 << 20
     """Unacknowledged messages of one sender; above it, sending waits."""

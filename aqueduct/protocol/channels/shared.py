@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CLOSES", "HalfError", "Shared"]
 
-CLOSES: Final = 16
+CLOSES: Final = 4  # they count at the peer meanwhile, whose limit of channels we do not know
 CLOSES_AGE: Final = 1 / 8  # of the delay of acks
 
 HalfError: TypeAlias = Exception
