@@ -165,18 +165,6 @@ async def test_a_call_stops_no_stream_and_waits_with_its_close(address):
         assert set(said) == {"client write", "server write"}
 
 
-@pytest.mark.parametrize("channels", [6, 8, 16])
-async def test_calls_one_by_one_fit_where_channels_are_few(channels):
-    """The limit is the service's alone: what a client puts off saying counts there."""
-    few = config(limits={"channels": channels, "attachments": 6})
-    async with (
-        shapes(config=few).serving("aqueduct+tcp://127.0.0.1:0") as running,
-        await aqueduct.Client.connect(running.addresses[0]) as client,
-    ):
-        for _ in range(100):
-            assert await client.call("coroutine", numbers(1)) == numbers(1)
-
-
 async def test_what_ended_is_acknowledged_in_company_or_a_little_later():
     """On byte streams: no packet of its own for it, and it does come."""
     async with (
