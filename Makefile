@@ -8,7 +8,7 @@ PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check
 CYTHON := $(wildcard aqueduct/_speedups/*.pyx aqueduct/_speedups/*.pxd)
 COMPILED := $(patsubst %.pyi,%,$(subst /,.,$(wildcard aqueduct/_speedups/*.pyi)))
 
-.PHONY: help demo test test-long fuzz requirements sabotage bench bench-spark bench-check wheel wheels lint format setup clean
+.PHONY: help demo test test-long fuzz requirements sabotage profiled bench bench-spark bench-check wheel wheels lint format setup clean
 
 help:           ## these lines
 	@sed -nE 's/^([a-z-]+):.*## /\1\t/p' Makefile | expand -t 14
@@ -44,7 +44,7 @@ format: setup   ## what ruff can mend by itself
 	ruff check --fix
 	ruff format
 
-bench: setup    ## modules, core, transfers (table and plot in benchmarks), memory under back pressure
+bench: profiled ## modules, core, transfers (table and plot in benchmarks), memory under back pressure
 	mkdir -p benchmarks/results
 	ci/env pytest $(wildcard benchmarks/bench_*.py) --benchmark-json benchmarks/results/modules.json
 	ci/env python -m benchmarks.channels --json benchmarks/results/channels.json
@@ -54,7 +54,9 @@ bench: setup    ## modules, core, transfers (table and plot in benchmarks), memo
 	ci/env python -m benchmarks.publish benchmarks/results/loopback.json
 	ci/env python -m benchmarks.backpressure --json benchmarks/results/backpressure.json
 
-bench-spark: setup ## jobs of Spark beside Flight and identity, against the floors; ONLY=plain,tasks for some
+profiled: .venv/.stamp-profiled ## the compiled modules as wheels have them: by what a training counted; 2 minutes
+
+bench-spark: profiled ## jobs of Spark beside Flight and identity, against the floors; ONLY=plain,tasks for some
 	ci/env python -m benchmarks.spark --json benchmarks/results/spark.json $(addprefix --only ,$(ONLY))
 	ci/env python -m benchmarks.spark.publish benchmarks/results/spark.json
 	ci/env python -m benchmarks.check --only spark- benchmarks/results/spark.json
@@ -84,4 +86,8 @@ clean:          ## everything that is made, with the virtual environment
 
 .venv/.stamp-build: .venv/.stamp-deps setup.py $(CYTHON)
 	.venv/bin/python setup.py --quiet build_ext --inplace
+	touch $@
+
+.venv/.stamp-profiled: .venv/.stamp-build ci/training.py
+	AQUEDUCT_PGO=1 .venv/bin/python setup.py --quiet build_ext --inplace
 	touch $@

@@ -106,6 +106,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": packages,
         "revision": _revision(),
+        "built": _built(),
         "kernel": f"{platform.system()} {platform.release()}",
         "machine": platform.machine(),
         "processor": _processor(),
@@ -122,6 +123,13 @@ def _revision() -> str:
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"
     return done.stdout.strip() or "unknown"
+
+
+def _built() -> str:
+    """Whether the compiled modules are as wheels have them (``make profiled``)."""
+    modules = list((ROOT / "aqueduct" / "_speedups").glob("*.so"))
+    profiled = sum(b"-fprofile-use" in module.read_bytes() for module in modules)
+    return "profiled" if modules and profiled == len(modules) else "not profiled"
 
 
 def _processor() -> str:

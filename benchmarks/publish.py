@@ -78,8 +78,9 @@ def described(run: results.Run) -> str:
     versions = [f"CPython {found.get('python', '?')}"]
     versions += [f"{name} {packages.get(name, '?')}" for name in ("pyarrow", "aqueduct-arrow")]
     text = (
-        f"{found.get('date', '?')[:10]}, revision {found.get('revision', '?')}, "
-        f"{', '.join(versions)}, {found.get('kernel', '?')}, {found.get('cores', '?')} cores of "
+        f"{found.get('date', '?')[:10]}, revision {found.get('revision', '?')} "
+        f"({found.get('built', '?')}), {', '.join(versions)}, {found.get('kernel', '?')}, "
+        f"{found.get('cores', '?')} cores of "
         f"{found.get('processor', '?')}, load {found.get('load', 0):.1f} at the start; medians of "
         f"{settings.get('repeat', '?')} interleaved repeats with (lowest-highest)."
     )

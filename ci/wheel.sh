@@ -6,7 +6,10 @@ cd "$(dirname -- "$0")/.."
 here=$PWD
 PATH=$here/.venv/bin:$PATH
 rm -rf dist build/raw
-python -m build --outdir build/raw
+if [ "$(uname)" = Linux ]; then
+    export AQUEDUCT_PGO=1
+fi
+PIP_CONSTRAINT=$here/ci/constraints.txt python -m build --outdir build/raw
 mkdir -p dist
 cp build/raw/*.tar.gz dist/
 if [ "$(uname)" = Linux ]; then

@@ -185,6 +185,7 @@ def stream_run() -> dict[str, Any]:
         "python": "3.11.7",
         "packages": {"pyarrow": "26.0.1", "aqueduct-arrow": "0.1.0"},
         "revision": "abc1234",
+        "built": "profiled",
         "kernel": "Linux 6",
         "cores": 2,
         "processor": "a processor",
@@ -198,7 +199,7 @@ def stream_run() -> dict[str, Any]:
 
 def test_the_table_has_date_versions_ratios_and_what_is_demanded():
     text = publish.section(results.Run(stream_run()), FLOORS)
-    for part in ("2026-01-02", "abc1234", "CPython 3.11.7", "pyarrow 26.0.1", "2 cores"):
+    for part in ("2026-01-02", "abc1234 (profiled)", "CPython 3.11.7", "pyarrow 26.0.1", "2 cores"):
         assert part in text.splitlines()[0]
     lines = {line.split("|")[1].strip(): line for line in text.splitlines() if "|" in line}
     for carrier in plan.CARRIERS:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -62,6 +64,48 @@ def test_pandas_stays_below_3(project: dict) -> None:
     )
     assert Version("2.3.3") in pandas.specifier
     assert Version("3.0.0") not in pandas.specifier
+
+
+@pytest.mark.parametrize(
+    "hook", ["get_requires_for_build_wheel", "get_requires_for_build_editable"]
+)
+def test_a_build_that_is_trained_has_what_the_training_imports(project: dict, hook: str) -> None:
+    """In an environment of its own there is nothing but what the hooks name (PEP 517)."""
+    (folder,) = project["build-system"]["backend-path"]
+    command = [sys.executable, "-c", f"import backend; print(backend.{hook}())"]
+    asked = []
+    for wish in ("0", "1"):
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / folder), "AQUEDUCT_PGO": wish}
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+        )
+        asked.append(ast.literal_eval(done.stdout.splitlines()[-1]))
+    plain, trained = asked
+    assert trained == [*plain, *project["project"]["dependencies"]]
+
+
+def test_wheels_for_linux_are_trained(project: dict) -> None:
+    assert project["tool"]["cibuildwheel"]["linux"]["environment"] == {"AQUEDUCT_PGO": "1"}
+
+
+def test_a_compiler_that_cannot_be_trained_is_named(tmp_path: Path) -> None:
+    """Its own way of counting would be taken for a build that was asked for, and was not made."""
+    compiler = tmp_path / "other-cc"
+    compiler.write_text("#!/bin/sh\necho 'other compiler 3.1'\n")
+    compiler.chmod(0o755)
+    command = [sys.executable, "setup.py", "--quiet", "build_ext"]
+    command += [f"--build-lib={tmp_path}", f"--build-temp={tmp_path}"]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "AQUEDUCT_PGO": "1", "CC": str(compiler)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    expected = f"AQUEDUCT_PGO=1 needs GCC, and {compiler} is other compiler 3.1: set CC, or build"
+    assert done.returncode == 1
+    assert expected in done.stderr
 
 
 def test_the_workflow_is_the_one_in_ci() -> None:

@@ -1,0 +1,139 @@
+"""What the compiled modules do most, for a compiler that counts what is done: ``AQUEDUCT_PGO=1``.
+
+``setup.py`` runs this with modules that count, between their two builds. A service in a process of
+its own answers calls of a few rows one by one and side by side, and streams batches of some sizes
+both ways, over each kind of carrier. All of it is checked, so that no wrong way is learned from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pyarrow as pa
+
+import aqueduct
+
+TIME_LIMIT = 120.0  # seconds, for each address
+ROWS = pa.schema(
+    [
+        pa.field("key", pa.int64(), nullable=False),
+        pa.field("score", pa.float64()),
+        pa.field("text", pa.string()),
+    ]
+)
+# Calls one by one, calls at once, and batches of a stream: over a byte stream, and over QUIC,
+# whose packets run through far more code each.
+STREAM, QUIC = (1500, 100, 40), (200, 20, 8)
+
+
+def batch_of(rows: int) -> pa.RecordBatch:
+    """About 40 bytes a row."""
+    score = [None if n % 7 == 0 else n / 8 for n in range(rows)]
+    return pa.record_batch([range(rows), score, [f"the row {n}" for n in range(rows)]], schema=ROWS)
+
+
+SMALL, MIDDLE, LARGE = batch_of(5), batch_of(1600), batch_of(26_000)
+
+
+def service() -> aqueduct.Service:
+    """The handlers that are called; each kind once."""
+    service = aqueduct.Service("training")
+
+    @service.handler("answer", input=ROWS, output=ROWS)
+    def answer(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch
+
+    @service.handler("echo", input=ROWS, output=ROWS)
+    async def echo(batches: AsyncIterator[pa.RecordBatch]) -> AsyncIterator[pa.RecordBatch]:
+        async for batch in batches:
+            yield batch
+
+    @service.handler("source", output=ROWS, kind="source")
+    async def source() -> AsyncIterator[pa.RecordBatch]:
+        for _ in range(STREAM[2]):
+            yield LARGE
+
+    @service.handler("sink", input=ROWS, kind="sink")
+    async def sink(batches: AsyncIterator[pa.RecordBatch]) -> None:
+        async for _ in batches:
+            pass
+
+    return service
+
+
+async def serve(folder: str) -> None:
+    """Listens everywhere until the standard input ends; says where."""
+    addresses = [
+        f"aqueduct+unix://{folder}/training.sock",
+        "aqueduct+tcp://127.0.0.1:0",
+        "aqueduct+tls://127.0.0.1:0",
+        "aqueduct://127.0.0.1:0",
+    ]
+    async with service().serving(*addresses, dev_cert=True) as running:
+        print(*running.addresses, flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+
+
+def same(found: list[pa.RecordBatch], sent: list[pa.RecordBatch]) -> None:
+    """Ends the training where an answer is wrong."""
+    if found != sent:
+        sys.exit("what came back from the service is not what was sent")
+
+
+async def stream(client: aqueduct.Client, batches: list[pa.RecordBatch]) -> None:
+    """The same batches there and back, and there."""
+    same([batch async for batch in client.exchange("echo", batches, schema=ROWS)], batches)
+    await client.sink("sink", batches, schema=ROWS)
+
+
+async def train(address: str) -> None:
+    """Calls and streams over one connection."""
+    calls, at_once, batches = QUIC if address.startswith("aqueduct:") else STREAM
+    async with await aqueduct.Client.connect(address) as client:
+        for _ in range(calls):
+            for handler in "answer", "echo":
+                same([await client.call(handler, SMALL)], [SMALL])
+        for _ in range(calls // at_once):
+            same(
+                await asyncio.gather(*(client.call("answer", SMALL) for _ in range(at_once))),
+                [SMALL] * at_once,
+            )
+        for batch in SMALL, MIDDLE, LARGE:
+            await stream(client, [batch] * batches)
+        async for batch in client.source("source"):
+            same([batch], [LARGE])
+
+
+def blocking(address: str) -> None:
+    """As workers of Spark call: with no event loop of their own."""
+    with aqueduct.SyncClient(address) as client:
+        for _ in range(50):
+            same(list(client.exchange("echo", [SMALL] * 3, schema=ROWS)), [SMALL] * 3)
+
+
+def main() -> None:
+    """Starts the service and calls it at each of its addresses."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, str(Path(__file__).resolve()), "serve", folder]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdin and process.stdout
+            try:
+                for address in process.stdout.readline().decode().split():
+                    asyncio.run(asyncio.wait_for(train(address), TIME_LIMIT))
+                    blocking(address)
+            finally:
+                process.stdin.close()
+        if process.returncode:
+            sys.exit(f"the service of the training ended with {process.returncode}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["serve"]:
+        asyncio.run(asyncio.wait_for(serve(sys.argv[2]), 5 * TIME_LIMIT))
+    else:
+        main()
