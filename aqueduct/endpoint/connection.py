@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import fields
-from typing import Any
+from typing import Any, Final
 
 from aqueduct._speedups.inbox import Inbox
 from aqueduct.carriers.contract import Carrier
@@ -38,6 +38,8 @@ from aqueduct.protocol.channels.state import SenderState
 __all__ = ["Connection"]
 
 log = logging.getLogger(__name__)
+
+_OF_A_HALF: Final = (Readable, Writable, SenderEnded)
 
 OnHeaders = Callable[[Headers, "Connection"], Headers]
 """The server's hook: given the client's headers, returns its own, or raises to refuse."""
@@ -511,7 +513,7 @@ class Connection:
         return Sender(half, self) if isinstance(half, SenderHalf) else Receiver(half, self)
 
     def _on_event(self, event: Event) -> None:
-        if isinstance(event, (Readable, Writable, SenderEnded)):
+        if isinstance(event, _OF_A_HALF):
             reference = event.half.handle
             handle = reference() if reference is not None else None
             if handle is not None:

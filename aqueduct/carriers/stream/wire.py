@@ -29,6 +29,7 @@ _TAKE: Final = 256 << 10  # bytes taken from the core at once, at most
 _ROUNDS: Final = 4  # of answers and writing, before it is others' turn
 _FAREWELL: Final = 3.0  # seconds for the peer to take a close
 _ACK_DELAY: Final = 0.05  # seconds that acknowledgements of ends wait for company
+_CORE: Final = Outcome.CORE  # what most wake-ups come to
 _DISCARDS: Final = 16  # reads of what comes after the end, in one wake-up
 
 
@@ -192,7 +193,7 @@ class Wire(Mapping):
                 continue
             outcome, size = self._intake.read(budget)
             budget -= size
-            if outcome == Outcome.CORE:
+            if outcome == _CORE:
                 if self._inlet is not None:
                     self._close_inlet()
                 self._mux.go_on(self._intake.step)

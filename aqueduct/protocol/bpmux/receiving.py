@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Never
+from typing import Final, Never
 
 from aqueduct._speedups.bpmux import ACK_END, CREDIT, END, PAYLOAD, PING, Step
 from aqueduct._speedups.brief import Arrivals
@@ -25,6 +25,8 @@ from aqueduct.protocol.bpmux.state import (
 )
 
 __all__ = ["Receiving"]
+
+_NOTHING: Final = Step.NOTHING  # what nearly every reading ends with
 
 WITH_PAYLOAD = (REQ_OUT, STREAM_OUT, STREAM_IN)
 """Who may get payloads after its opening: we get responses, and messages to read (BP-R6)."""
@@ -64,12 +66,12 @@ class Receiving(Arrivals):
     def receive(self, data: bytes | bytearray | memoryview) -> None:
         """The next bytes of the connection."""
         self.decoder.feed(data)
-        self.go_on(Step.NOTHING)
+        self.go_on(_NOTHING)
 
     def go_on(self, step: int) -> None:
         """Takes this step of the decoder, if it is one, and all that follow."""
         step = self.run(step)
-        while True:
+        while step != _NOTHING:
             if step == Step.HEAD:
                 self._head()
             elif step == Step.PIECE:
@@ -80,9 +82,7 @@ class Receiving(Arrivals):
                 self._rest()
             elif step == Step.END_PIECE:
                 self.entity.join(self.decoder.data or b"")
-            else:
-                return
-            step = self.run(Step.NOTHING)
+            step = self.run(_NOTHING)
 
     def expected(self) -> tuple[Entity, int] | None:
         """Whose payload the next bytes are, and how many of them; None if they are not."""
