@@ -2,7 +2,8 @@
 
 ``AQUEDUCT_DEBUG=1`` builds them with bounds checks and line tracing. ``AQUEDUCT_PGO=1``, which
 wheels have, builds them twice, with GCC: modules that count what runs, ``ci/training.py`` with
-those, and from what they counted the ones that are kept.
+those, and from what they counted the ones that are kept, all in one file
+(``aqueduct/_speedups/__init__.py``).
 """
 
 from __future__ import annotations
@@ -26,20 +27,39 @@ FAST = ["-O2", "-g0", "-fvisibility=hidden", "-fno-semantic-interposition", "-fn
 FLAGS = ["-O0", "-g"] if DEBUG else FAST
 COUNTING = ["-fprofile-generate", "-fprofile-update=prefer-atomic"]
 # A module of which nothing was counted is an error: it would be built as if this were not asked
-# for. The switches are kept in the module, for those who want to know how it was built.
+# for. The switches are kept in the file, for those who want to know how it was built.
 COUNTED = ["-fprofile-use", "-fprofile-correction", "-fprofile-partial-training"]
 COUNTED += ["-Werror=missing-profile", "-Wno-maybe-uninitialized", "-frecord-gcc-switches"]
+TOGETHER = "aqueduct._speedups._all"
 
 
 class Build(build_ext):  # type: ignore[misc]
     """Builds the modules, with AQUEDUCT_PGO=1 from what a training counted."""
 
+    extensions: list[Extension]
+    build_lib: str
+    joined: str
+
     def build_extensions(self) -> None:
-        """Once, or after a training."""
-        if PGO:
-            self._require_gcc()
-            self._train()
+        """Once; or, after a training, again and in one file."""
+        if not PGO:
+            super().build_extensions()
+            return
+        self._require_gcc()
+        self.force = True
+        self._train()
+        self._flags(COUNTED, [])
         super().build_extensions()
+        self._join()
+
+    def copy_extensions_to_source(self) -> None:
+        """Of a build in place; what another build left there would be found instead."""
+        for path in (ROOT / "aqueduct" / "_speedups").glob("*.so"):
+            if PGO or path.name.startswith("_all."):
+                path.unlink()
+        super().copy_extensions_to_source()
+        if PGO:
+            self.copy_file(self.joined, self.get_ext_fullpath(TOGETHER))
 
     def _require_gcc(self) -> None:
         compiler = self.compiler.compiler_so[0]
@@ -55,16 +75,24 @@ class Build(build_ext):  # type: ignore[misc]
         shutil.rmtree(tree, ignore_errors=True)
         shutil.rmtree(self.build_temp, ignore_errors=True)  # counts of other code
         shutil.copytree(ROOT / "aqueduct", tree / "aqueduct", ignore=shutil.ignore_patterns("*.so"))
-        kept: tuple[bool, str] = self.inplace, self.build_lib  # type: ignore[has-type]
-        self.inplace, self.build_lib, self.force = False, str(tree), True
+        kept, self.build_lib = self.build_lib, str(tree)
         self._flags(COUNTING, ["-fprofile-generate"])
         super().build_extensions()
         command = [sys.executable, str(ROOT / "ci" / "training.py")]
         done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(tree)}, check=False)
         if done.returncode:
             sys.exit(f"AQUEDUCT_PGO=1: the training failed, see above: {' '.join(command)}")
-        self.inplace, self.build_lib = kept
-        self._flags(COUNTED, [])
+        self.build_lib = kept
+
+    def _join(self) -> None:
+        """Links the objects of all modules into one file, in place of theirs."""
+        sources = [source for extension in self.extensions for source in extension.sources]
+        for extension in self.extensions:
+            Path(self.get_ext_fullpath(extension.name)).unlink()
+        objects = self.compiler.object_filenames(sources, output_dir=self.build_temp)
+        self.joined = self.get_ext_fullpath(TOGETHER)
+        self.compiler.link_shared_object(objects, self.joined)
+        self.extensions = []  # nothing is left of them
 
     def _flags(self, compile_args: list[str], link_args: list[str]) -> None:
         for extension in self.extensions:
