@@ -43,6 +43,7 @@ class Build(build_ext):  # type: ignore[misc]
     def build_extensions(self) -> None:
         """Once; or, after a training, again and in one file."""
         if not PGO:
+            Path(self.get_ext_fullpath(TOGETHER)).unlink(missing_ok=True)  # of another build
             super().build_extensions()
             return
         self._require_gcc()
