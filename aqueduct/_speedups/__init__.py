@@ -13,10 +13,12 @@ from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
+__all__ = ["Together"]
+
 _FOLDER = Path(__file__).parent
 
 
-class _Together:
+class Together:
     """Finds the modules of the one file, unless they have a file of their own."""
 
     def __init__(self, path: Path) -> None:
@@ -35,5 +37,5 @@ class _Together:
 for _path in (_FOLDER / f"_all{suffix}" for suffix in EXTENSION_SUFFIXES):
     if _path.exists():
         # Behind the others, who find what has a file of its own.
-        sys.meta_path.append(_Together(_path))
+        sys.meta_path.append(Together(_path))
         break

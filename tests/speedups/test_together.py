@@ -13,8 +13,8 @@ import pytest
 from aqueduct import _speedups
 
 
-def finder(path: Path) -> _speedups._Together:
-    return _speedups._Together(path)
+def finder(path: Path) -> _speedups.Together:
+    return _speedups.Together(path)
 
 
 def test_a_compiled_module_is_looked_for_in_the_file() -> None:
@@ -47,9 +47,9 @@ def test_the_finder_is_last_and_there_only_with_the_file() -> None:
     folder = Path(str(_speedups.__file__)).parent
     together = [folder / f"_all{suffix}" for suffix in EXTENSION_SUFFIXES]
     there = [path for path in together if path.exists()]
-    found = [each.path for each in sys.meta_path if isinstance(each, _speedups._Together)]
+    found = [each.path for each in sys.meta_path if isinstance(each, _speedups.Together)]
     assert found == [str(path) for path in there]
     if found:
         names = [type(each).__name__ for each in sys.meta_path]
         paths = [getattr(each, "__name__", "") for each in sys.meta_path]
-        assert paths.index("PathFinder") < names.index("_Together")
+        assert paths.index("PathFinder") < names.index("Together")
