@@ -28,7 +28,7 @@ ROWS = pa.schema(
 )
 # Calls one by one, calls at once, and batches of a stream: over a byte stream, and over QUIC,
 # whose packets run through far more code each.
-STREAM, QUIC = (1500, 100, 40), (200, 20, 8)
+STREAM, QUIC = (800, 100, 20), (100, 20, 5)
 
 
 def batch_of(rows: int) -> pa.RecordBatch:
