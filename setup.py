@@ -30,6 +30,7 @@ COUNTING = ["-fprofile-generate", "-fprofile-update=prefer-atomic"]
 # for. The switches are kept in the file, for those who want to know how it was built.
 COUNTED = ["-fprofile-use", "-fprofile-correction", "-fprofile-partial-training"]
 COUNTED += ["-Werror=missing-profile", "-Wno-maybe-uninitialized", "-frecord-gcc-switches"]
+TRAINING = 900.0  # seconds at most; half a minute is usual
 TOGETHER = "aqueduct._speedups._all"
 
 
@@ -55,12 +56,13 @@ class Build(build_ext):  # type: ignore[misc]
 
     def copy_extensions_to_source(self) -> None:
         """Of a build in place; what another build left there would be found instead."""
-        for path in (ROOT / "aqueduct" / "_speedups").glob("*.so"):
-            if PGO or path.name.startswith("_all."):
-                path.unlink()
         super().copy_extensions_to_source()
         if PGO:
             self.copy_file(self.joined, self.get_ext_fullpath(TOGETHER))
+        # Only now: who is killed in between still has modules.
+        for path in (ROOT / "aqueduct" / "_speedups").glob("*.so"):
+            if PGO != path.name.startswith("_all."):
+                path.unlink()
 
     def _require_gcc(self) -> None:
         compiler = self.compiler.compiler_so[0]
@@ -80,9 +82,11 @@ class Build(build_ext):  # type: ignore[misc]
         self._flags(COUNTING, ["-fprofile-generate"])
         super().build_extensions()
         command = [sys.executable, str(ROOT / "ci" / "training.py")]
-        done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(tree)}, check=False)
-        if done.returncode:
-            sys.exit(f"AQUEDUCT_PGO=1: the training failed, see above: {' '.join(command)}")
+        environment = {**os.environ, "PYTHONPATH": str(tree)}
+        try:
+            subprocess.run(command, env=environment, check=True, timeout=TRAINING)
+        except subprocess.SubprocessError as error:
+            sys.exit(f"AQUEDUCT_PGO=1: the training failed, see above: {error}")
         self.build_lib = kept
 
     def _join(self) -> None:

@@ -123,7 +123,10 @@ def main() -> None:
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             assert process.stdin and process.stdout
             try:
-                for address in process.stdout.readline().decode().split():
+                addresses = process.stdout.readline().decode().split()
+                if not addresses:
+                    sys.exit("the service of the training said nothing of its addresses")
+                for address in addresses:
                     asyncio.run(asyncio.wait_for(train(address), TIME_LIMIT))
                     blocking(address)
             finally:
