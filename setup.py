@@ -61,7 +61,7 @@ class Build(build_ext):  # type: ignore[misc]
             self.copy_file(self.joined, self.get_ext_fullpath(TOGETHER))
         # Only now: who is killed in between still has modules.
         for path in (ROOT / "aqueduct" / "_speedups").glob("*.so"):
-            if PGO != path.name.startswith("_all."):
+            if path.name.startswith("_all.") != PGO:
                 path.unlink()
 
     def _require_gcc(self) -> None:
