@@ -49,6 +49,7 @@ from spark_udfs.numbers import Numbers, Tally, Total
 from spark_udfs.place import Place, here, locate
 from spark_udfs.pool import process_pool
 from spark_udfs.telemetry import working
+from spark_udfs.tokens import NoToken
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -352,7 +353,8 @@ class Writing:
         """What the sink answers, to be asked again where there was no answer.
 
         Until that time (None: for ever), or ``retries`` times. Raises how it failed, also at once
-        if that is an answer.
+        if that is an answer. With a time a token that is not there is waited for, too: it was
+        there for the tasks, whose work would be lost.
         """
         settings = self.settings
         for tries in itertools.count():
@@ -363,8 +365,10 @@ class Writing:
                     return ask(self._sink(lease.client, settings.driver_headers))
                 finally:
                     lease.release(close=True)
-            except (Busy, ConnectionLost, Refused) as error:
+            except (Busy, ConnectionLost, NoToken, Refused) as error:
                 if isinstance(error, Refused) and not error.draining:
+                    raise
+                if isinstance(error, NoToken) and until == "retries":
                     raise
                 if until == "retries":
                     over = tries >= settings.retries

@@ -15,6 +15,7 @@ import pytest
 import aqueduct
 from aqueduct.errors import (
     Busy,
+    ConfigError,
     ConnectFailed,
     HandlerFailed,
     Refused,
@@ -121,6 +122,36 @@ def test_a_commit_that_nobody_answers_fails_after_its_deadline(address: str, wri
     with pytest.raises(ConnectFailed):
         writing(commitDeadline="300ms").commit(RUN, [])
     assert time.monotonic() - began >= 0.3
+
+
+def test_a_commit_waits_for_a_token_that_is_not_there(
+    shelf: Shelf, address: str, running: Any, writing: Any, tmp_path: Path
+) -> None:
+    """Whoever renews it may have removed it first."""
+    shown: list[tuple[str, str | None]] = []
+
+    def authorize(call: aqueduct.Call) -> None:
+        shown.append((call.handler.split(".")[2], call.token))
+
+    path = tmp_path / "token"
+    given = {"token_file": str(path), "retries": "9"}
+    service = aqueduct.Service("test", authorize=authorize)
+    service.sink("shelf", shelf, schema=NUMBERS)
+    with running(service, address, dev_cert=False):
+        path.write_text("old")
+        told = messages(shelf, writing(**given))
+        path.unlink()
+        with pytest.raises(ConfigError, match=rf"No such file or directory: '{path}'"):
+            writing(**given, commit_deadline="100ms").commit(RUN, told)
+        with pytest.raises(ConfigError, match=rf"No such file or directory: '{path}'"):
+            writing(**given, backoff="1h").abort(RUN, told, "e")  # loses nothing: at once
+        waiting = threading.Timer(0.2, path.write_text, ["new"])
+        waiting.start()
+        writing(**given).commit(RUN, told)
+        waiting.join(20)
+    assert shelf.rows == [1, 2]
+    assert (shown[0][1], shown[-1]) == ("old", ("commit", "new"))
+    assert [token for what, token in shown if what == "commit"] == ["new"]
 
 
 def test_looking_and_aborting_give_up_after_some_tries(address: str, writing: Any) -> None:
