@@ -8,14 +8,10 @@ from typing import Final
 
 from aqueduct.errors import ConfigError
 
-__all__ = ["NoToken", "TokenFile", "fresh"]
+__all__ = ["TokenFile", "fresh"]
 
 _LIMIT: Final = 16 << 10
 """Bytes: the most that a call may show."""
-
-
-class NoToken(ConfigError):
-    """What is asked for a token had none; it may have one later, as a file that is renewed."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +36,13 @@ class TokenFile:
 
 
 def fresh(token: str | Callable[[], str] | None) -> str | None:
-    """What the next call shows. Raises NoToken for what a callable raises, ConfigError else."""
+    """What the next call shows. Raises ConfigError for what a callable raises."""
     if not callable(token):
         return token
     try:
         shown = token()
     except Exception as error:
-        raise NoToken(
+        raise ConfigError(
             f"token, which is asked for each call, raised {type(error).__name__}: {error}"
         ) from error
     if not isinstance(shown, str):

@@ -49,7 +49,6 @@ from spark_udfs.numbers import Numbers, Tally, Total
 from spark_udfs.place import Place, here, locate
 from spark_udfs.pool import process_pool
 from spark_udfs.telemetry import working
-from spark_udfs.tokens import NoToken
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -327,7 +326,7 @@ class Writing:
             lease.on_end(stream.close)
 
         try:
-            prepared = self._sink(lease.client, headers).write(
+            prepared = self._sink(lease.client, headers, settings.fresh_token()).write(
                 attempt,
                 rows,
                 schema=schema,
@@ -353,22 +352,20 @@ class Writing:
         """What the sink answers, to be asked again where there was no answer.
 
         Until that time (None: for ever), or ``retries`` times. Raises how it failed, also at once
-        if that is an answer. With a time a token that is not there is waited for, too: it was
-        there for the tasks, whose work would be lost.
+        if that is an answer.
         """
         settings = self.settings
         for tries in itertools.count():
+            token = self._token(until)
             try:
                 # The processes in which Spark has this done are not used for long.
                 lease = process_pool().lease(settings.peer(tries))
                 try:
-                    return ask(self._sink(lease.client, settings.driver_headers))
+                    return ask(self._sink(lease.client, settings.driver_headers, token))
                 finally:
                     lease.release(close=True)
-            except (Busy, ConnectionLost, NoToken, Refused) as error:
+            except (Busy, ConnectionLost, Refused) as error:
                 if isinstance(error, Refused) and not error.draining:
-                    raise
-                if isinstance(error, NoToken) and until == "retries":
                     raise
                 if until == "retries":
                     over = tries >= settings.retries
@@ -382,9 +379,25 @@ class Writing:
             _pause(settings, tries)
         raise AssertionError("unreachable")
 
-    def _sink(self, client: SyncClient, headers: dict[str, str]) -> RemoteSink:
-        settings = self.settings
-        return RemoteSink(client, settings.handler, token=settings.fresh_token(), headers=headers)
+    def _token(self, until: float | Literal["retries"] | None) -> str | None:
+        """What the next call shows. Until that time one that cannot be had is waited for.
+
+        The tasks had one, and their work would be lost: who renews it may have removed it first.
+        """
+        for tries in itertools.count():
+            try:
+                return self.settings.fresh_token()
+            except ConfigError as error:
+                # Without a cause nothing failed: what it gave is no token, and will not be one.
+                over = until == "retries" or (until is not None and time.monotonic() >= until)
+                if over or error.__cause__ is None:
+                    raise
+                log.warning("%r: no token, asked again: %s", self.settings.handler, error)
+            _pause(self.settings, tries)
+        raise AssertionError("unreachable")
+
+    def _sink(self, client: SyncClient, headers: dict[str, str], token: str | None) -> RemoteSink:
+        return RemoteSink(client, self.settings.handler, token=token, headers=headers)
 
 
 def _counted(batches: Iterator[pa.RecordBatch], numbers: Numbers) -> Iterator[pa.RecordBatch]:

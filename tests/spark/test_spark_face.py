@@ -280,7 +280,8 @@ def test_a_worker_of_another_version_says_so(spark, python, tmp_path):
     folder = tmp_path / "aqueduct_arrow-7.5.1.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: aqueduct-arrow\nVersion: 7.5.1")
-    python(f'export PYTHONPATH="{tmp_path}:$PYTHONPATH"')
+    # A build leaves metadata in the project's folder, where a worker would look first.
+    python(f'cd "{tmp_path}"; export PYTHONPATH="{tmp_path}:$PYTHONPATH"')
     text = failure(spark.range(1).mapInArrow(exchange(NOBODY, "x"), "id long"))
     assert (
         f"ConfigError: the driver has aqueduct-arrow {library_version()}, and this executor's "
