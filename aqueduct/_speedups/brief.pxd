@@ -8,8 +8,11 @@ cdef class Arrivals(Reading):
     cdef object _urgent
     cdef Py_ssize_t _entities
     cdef bint _brief
+    # Called instead of a report; None: everything is reported.
+    cdef object _on_arrival
+    cdef object _on_piece
+    cdef object _on_acknowledgement
 
-    cdef bint _at_once(self) except -1
     cdef bint _acknowledged(self) except -1
     cdef bint _arrived(self) except -1
 

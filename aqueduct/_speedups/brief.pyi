@@ -24,6 +24,12 @@ class Arrivals(Reading):
         brief: bool,
     ) -> None: ...
     def run(self, step: int = 0) -> int: ...
+    def tell(
+        self,
+        arrival: Callable[[Entity, bytes | memoryview], bool],
+        piece: Callable[[Entity, bytes | memoryview], bool],
+        acknowledgement: Callable[[Entity], object],
+    ) -> None: ...
 
 @disjoint_base
 class Departures(Turns):

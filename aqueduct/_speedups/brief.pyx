@@ -84,11 +84,34 @@ cdef class Arrivals(Reading):
         while True:
             if step == NOTHING:
                 step = self.run_plain()
-            if step != HEAD or not self._at_once():
+            if step != HEAD or not self.at_once():
                 return step
             step = NOTHING
 
-    cdef bint _at_once(self) except -1:
+    def tell(self, arrival, piece, acknowledgement):
+        """These are called from now on, where nothing waits to be reported before.
+
+        ``arrival(entity, data)`` instead of ARRIVED, ``piece(entity, data)`` instead of PAYLOAD
+        behind which no end has come yet, ``acknowledgement(entity)`` instead of
+        ACKNOWLEDGED for a sink. The first two return whether they took it: or it is reported. They
+        raise nothing.
+        """
+        self._on_arrival = arrival
+        self._on_piece = piece
+        self._on_acknowledgement = acknowledgement
+
+    cdef bint told(self) except -1:
+        cdef ChunkDecoder decoder = self.decoder
+        cdef int flags
+        if self._on_piece is None or self._reported:
+            return False
+        if decoder._pos != decoder._end and decoder._pos[0] >> 5 == decoder.type:
+            flags = decoder._pos[0] & (PAYLOAD_FLAG | END_FLAG)
+            if flags == END_FLAG:
+                return False  # perhaps of the same stream: both are one report then
+        return self._on_piece(self.entity, decoder.data)
+
+    cdef bint at_once(self) except -1:
         cdef int flags = self.decoder.flags
         if self.decoder.total or self._whole:
             return False
@@ -113,7 +136,10 @@ cdef class Arrivals(Reading):
             return False
         self.entity = entity
         self.opening = False
-        self._reported.append((ACKNOWLEDGED, entity))
+        if self._on_acknowledgement is None or self._reported or entity.place != SINK_OUT:
+            self._reported.append((ACKNOWLEDGED, entity))
+        else:
+            self._on_acknowledgement(entity)
         remove(entity, self._maps)
         return True
 
@@ -144,7 +170,8 @@ cdef class Arrivals(Reading):
         self.purse = top
         self.opening = self.last = True
         if self._brief:
-            self._reported.append((ARRIVED, entity, data, top, size))
+            if self._on_arrival is None or self._reported or not self._on_arrival(entity, data):
+                self._reported.append((ARRIVED, entity, data, top, size))
             return True
         self._reported.append((OPENED, entity))
         self._reported.append((PAYLOAD, entity, data, True, top, size))

@@ -62,3 +62,5 @@ cdef class Reading:
     cdef bint plain_head(self) except -1
     cdef bint credit_head(self) except -1
     cdef bint credit(self) except -1
+    cdef bint at_once(self) except -1
+    cdef bint told(self) except -1

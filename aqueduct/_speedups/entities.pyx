@@ -228,3 +228,11 @@ cdef class Reading:
         if entity.items or not entity.opened:
             self._wake(entity)
         return True
+
+    cdef bint at_once(self) except -1:
+        """Whether the chunk that begins is one that was taken as a whole."""
+        return False
+
+    cdef bint told(self) except -1:
+        """Whether the piece of a plain payload has been told of, and needs no report."""
+        return False

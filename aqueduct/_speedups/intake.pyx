@@ -197,7 +197,7 @@ cdef class Intake:
             # The decoder raises it again when the core goes on, which knows what to do about it.
             self.step = NOTHING
             return CORE
-        return TURN if self.step == NOTHING else CORE
+        return TURN if self.step == NOTHING and not reading._reported else CORE
 
     cdef Py_ssize_t _land(self, Py_ssize_t wanted) except -2:
         """Reads to the inlet's place, and a little more; -1: nothing is there."""
@@ -249,11 +249,14 @@ cdef class Intake:
         while True:
             step = chunks.step()
             if step == PIECE:
-                if not reading._plain or self.entity is not reading.entity:
+                if not reading._plain:
                     return step
-                self.inlet.push(chunks.data)
-                if self.inlet.stopped:
-                    self._close()
+                if self.entity is reading.entity:
+                    self.inlet.push(chunks.data)
+                    if self.inlet.stopped:
+                        self._close()
+                elif not reading.told():
+                    return step
             elif step == DONE and reading._plain:
                 reading._plain = False
             elif step == HEAD and reading.credit_head():
@@ -261,6 +264,8 @@ cdef class Intake:
             elif step == REST and reading.credit():
                 pass
             elif step == DONE and chunks.flags == CREDIT_FLAG:
+                pass
+            elif step == HEAD and reading.at_once():
                 pass
             elif step == HEAD and reading.plain_head():
                 if (

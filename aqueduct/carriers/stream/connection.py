@@ -318,6 +318,7 @@ class StreamCarrier(Wire):
                 self._violated(error)
             finally:
                 self._processing = False
+            self._tell_directly()
             self._settle()
 
     def _ping(self, *, asked: bool) -> None:

@@ -257,10 +257,13 @@ class Mapping(ABC):
 
     def _open_ended(self, stream: int, buffers: Sequence[Buffer]) -> None:
         if stream == self._opened < self._allowed or self._may_open(stream):
-            self._senders[stream] = self._mux.open_ended(
-                buffers, credit=_CODE_SIZE, keep=_CODE_SIZE, identifier=stream + 1
+            number = stream + 1
+            self._senders[stream] = self._turns.open_ended(
+                number, buffers, _CODE_SIZE, _CODE_SIZE
+            ) or self._mux.open_ended(
+                buffers, credit=_CODE_SIZE, keep=_CODE_SIZE, identifier=number
             )
-            self._opened += 1
+            self._opened = number
 
     def _open(self, stream: int) -> Entity | None:
         if not self._may_open(stream):
@@ -309,7 +312,8 @@ class Mapping(ABC):
                         joined = entity
                     user.stream_data(entity.identifier - 1, data, joined is entity)
             elif kind == events.ARRIVED:
-                self._arrives(event[1], event[2], user)
+                if not self._arrives(event[1], event[2]):
+                    self._peer_opens(event[1])  # which says what is wrong
             elif kind == events.CREDIT:
                 pass  # the core sends what may leave now
             elif kind == events.OPENED:
@@ -409,11 +413,38 @@ class Mapping(ABC):
         self._peer_opened += 1
         self._dirty = True
 
-    def _arrives(self, entity: Entity, data: Any, user: CarrierUser) -> None:
-        """A stream that came and went in one chunk: it has its slot back at once."""
-        stream = self._peer_opened
-        if entity.identifier != stream + 1 or stream >= self._announced:
-            self._peer_opens(entity)  # which says what is wrong
+    def _tell_directly(self) -> None:
+        """From now on what is plain comes without an event."""
+        self._mux.reading.tell(self._arrives, self._piece, self._acknowledged)
+
+    def _piece(self, entity: Entity, data: Any) -> bool:
+        """Bytes of a stream of the peer's; False: they are to be an event."""
+        state, user = entity.user, self._user
+        if state is None or state.waiting or self._over or user is None:
+            return False
+        if self._inlet is not None:
+            self._close_inlet()
+        self._received += len(data)
+        self._reported = True
+        user.stream_data(entity.identifier - 1, data, False)
+        return True
+
+    def _acknowledged(self, entity: Entity) -> None:
+        """The peer has all of a stream of ours."""
+        self._senders.pop(entity.identifier - 1, None)
+
+    def _arrives(self, entity: Entity, data: Any) -> bool:
+        """A stream that came and went in one chunk: it has its slot back at once.
+
+        False: it may not, or nobody is there who could be told.
+        """
+        stream, user = self._peer_opened, self._user
+        if entity.identifier != stream + 1 or stream >= self._announced or self._over:
+            return False
+        if user is None:
+            return False
+        if self._inlet is not None:
+            self._close_inlet()
         self._peer_opened = stream + 1
         self._peer_ended += 1
         self._give_back += len(data)
@@ -425,6 +456,7 @@ class Mapping(ABC):
         self._received += len(data)
         self._reported = True
         user.stream_data(stream, data, True)
+        return True
 
     def _opening_complete(self, state: _Incoming) -> None:
         """Grants the window, less what has come already, and what an end needs."""

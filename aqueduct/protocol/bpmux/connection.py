@@ -8,7 +8,6 @@ from itertools import takewhile
 from typing import Any
 
 from aqueduct._speedups.buffers import Scatter
-from aqueduct._speedups.entities import Reading
 from aqueduct.config import Mux as Settings
 from aqueduct.errors import FrameError, LocalProtocolError, RemoteProtocolError
 from aqueduct.protocol.bpmux import events
@@ -127,7 +126,7 @@ class Mux:
             self._fail(error)
 
     @property
-    def reading(self) -> Reading:
+    def reading(self) -> Receiving:
         """For an ``Intake``, which feeds its decoder and takes what is plain."""
         return self._receiving
 
