@@ -53,16 +53,18 @@ def run(
 
 
 @contextlib.contextmanager
-def leased(calling: Calling, *, place: Place, numbers: Numbers) -> Generator[SyncClient]:
+def leased(
+    calling: Calling, *, place: Place, numbers: Numbers, skip: int = 0
+) -> Generator[SyncClient]:
     """The connection for one call of another kind than ``run`` makes.
 
-    It is to the partition's address, or to the next one that is there. What the call raises leaves
-    with its place in the text, as what ``run`` raises does in ``exchange``.
+    It is to the partition's address, or ``skip`` further, or to the next one that is there. What
+    the call raises leaves with its place in the text, as what ``run`` raises does in ``exchange``.
     """
     where, well = calling.places, False
     lease: Lease | None = None
     try:
-        lease = reach(calling, place.partition or 0, task=place.task)
+        lease = reach(calling, (place.partition or 0) + skip, task=place.task)
         where = lease.peer.bare
         numbers.reconnects += lease.reconnected
         yield lease.client

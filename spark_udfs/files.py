@@ -32,6 +32,7 @@ from spark_udfs.options import unknown
 from spark_udfs.paths import FileFailed
 from spark_udfs.place import here
 from spark_udfs.reading import Ahead, Part, Piece, read
+from spark_udfs.retrying import Turns
 from spark_udfs.telemetry import working
 from spark_udfs.travel import Parcel
 from spark_udfs.writing import Written, key_of
@@ -133,9 +134,14 @@ def send_files(
     ``options``: those of ``exchange`` that say whom to call and how; what concerns answers has no
     place here. A sink that is told a part twice (Spark tries tasks again) must know it by the
     call's ``run``, which is the same for every attempt of the part.
+
+    ``retries`` (0), ``backoff``, ``backoff_limit``: how often a part whose call broke is read and
+    sent again from its beginning, to the next address if there is one, before the task fails, and
+    the pauses between. ``deadline`` is for all of that together.
     """
     known = {
         "in_flight", "in_flight_bytes", "deadline", "token", "token_file", "headers",
+        "retries", "backoff", "backoff_limit",
         "connection_headers", "tls", "compression", "config",
         "ca", "certificate", "key", "key_password", "fingerprint", "server_name", "verify",
     }  # fmt: skip
@@ -264,6 +270,13 @@ class _Input:
         part = self.receipt.part
         return str(part) if found is None else f"{part.path}, row group {found}"
 
+    def again(self, ahead: Ahead) -> Iterator[pa.RecordBatch]:
+        """The batches once more, from the first one, out of pieces of this part alone."""
+        self.drain()
+        self._ahead, self._number, self._groups, self._over = ahead, 0, [], False
+        self.receipt.rows_in = self.receipt.batches_in = self.receipt.bytes_in = 0
+        return iter(self)
+
     def drain(self) -> None:
         """Passes by what is left of the part."""
         self._ahead.skip(self._number)
@@ -369,23 +382,48 @@ class FilesSink(_Files):
         first = next(source, None)
         if first is None:
             return
+        source = itertools.chain((first,), source)
         place, numbers = here(), Numbers()
         own = self._calling(receipt.part)
         tally, trace = self.call.tally, self.call.trace
-        with working(own, tally=tally, trace=trace, place=place, numbers=numbers) as calling:
-            with leased(calling, place=place, numbers=numbers) as client:
-                try:
-                    client.sink(
-                        calling.handler,
-                        itertools.chain((first,), source),
-                        schema=first.schema,
-                        in_flight=calling.in_flight,
-                        in_flight_bytes=calling.in_flight_bytes,
-                        compression=calling.compression,
-                        **calling.head(place),
-                    )
-                finally:
-                    numbers.batches_sent, numbers.rows_sent = receipt.batches_in, receipt.rows_in
+        with (
+            working(own, tally=tally, trace=trace, place=place, numbers=numbers) as calling,
+            contextlib.ExitStack() as stack,
+        ):
+            turns = Turns(calling, place, receipt.part)
+            while not self._sent(turns, source, first.schema, receipt, numbers):
+                ahead = stack.enter_context(contextlib.closing(self.reading.ahead((receipt.part,))))
+                stack.callback(entry.drain)  # before its reader is closed
+                source = entry.again(ahead)
+
+    def _sent(
+        self,
+        turns: Turns,
+        batches: Iterator[pa.RecordBatch],
+        schema: pa.Schema,
+        receipt: Receipt,
+        numbers: Numbers,
+    ) -> bool:
+        """Whether the call ended well; False: it broke, and there may be another."""
+        calling, place = turns.calling, turns.place
+        try:
+            with leased(calling, place=place, numbers=numbers, skip=turns.failures) as client:
+                client.sink(
+                    calling.handler,
+                    batches,
+                    schema=schema,
+                    in_flight=calling.in_flight,
+                    in_flight_bytes=calling.in_flight_bytes,
+                    compression=calling.compression,
+                    **turns.head(),
+                )
+        except AqueductError as error:
+            turns.failed(error)
+            numbers.retries += 1
+            return False
+        finally:
+            numbers.batches_sent, numbers.rows_sent = receipt.batches_in, receipt.rows_in
+        return True
 
 
 def _parts(rows: Iterator[pa.RecordBatch]) -> list[Part]:

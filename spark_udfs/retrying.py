@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import copy
+import logging
 import random
 import time
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from aqueduct.errors import AqueductError, Busy, CallError, ConnectionLost, HeadersRejected, Refused
+from spark_udfs.calling import Calling
+from spark_udfs.place import Place
 
-__all__ = ["Backoff", "may_pass", "renumbered", "with_note"]
+__all__ = ["Backoff", "Turns", "may_pass", "renumbered", "with_note"]
 
+log = logging.getLogger("spark_udfs")
 
 Error = TypeVar("Error", bound=AqueductError)
 
@@ -74,3 +78,47 @@ def renumbered(error: Error, batch: int) -> Error:
     if isinstance(copied, CallError):
         copied.batch = batch
     return copied
+
+
+class Turns:
+    """The calls for one piece of work, one after the other until one ends well."""
+
+    def __init__(self, calling: Calling, place: Place, what: object) -> None:
+        self.calling = calling
+        self.place = place
+        self._what = what
+        self.failures = 0
+        """In a row; as many addresses are passed by."""
+        self._backoffs = [Backoff(calling.backoff, calling.backoff_limit) for _ in calling.peers]
+        self._end = None if calling.deadline is None else time.monotonic() + calling.deadline
+
+    def head(self) -> dict[str, Any]:
+        """What the next call says of itself."""
+        head = self.calling.head(self.place)
+        if self._end is not None:
+            head["deadline"] = max(0.001, self._end - time.monotonic())
+        if self.failures:  # or the service could not tell it from the call that broke
+            head["attempt"] = f"{head['attempt'] or '0'}.{self.failures}"
+        return head
+
+    def failed(self, error: AqueductError) -> None:
+        """Returns when the next call may be made. Raises ``error`` if it was the last one."""
+        calling = self.calling
+        if not may_pass(error):
+            raise error
+        if self.failures >= calling.retries:
+            if not self.failures:
+                raise error
+            text = f"tried {self.failures + 1} times at {calling.places}"
+            raise with_note(error, f"{text} (retries={calling.retries})") from error.__cause__
+        self._backoffs[self.failures % len(self._backoffs)].failed()
+        self.failures += 1
+        until = max(time.monotonic(), self._backoffs[self.failures % len(self._backoffs)].until)
+        if self._end is not None and until >= self._end:
+            text = f"tried {self.failures} times within the deadline of {calling.deadline:g} s"
+            raise with_note(error, text) from error.__cause__
+        pause = max(0.0, until - time.monotonic())
+        log.warning(
+            "%s: %s: %s; it is sent again in %.1f s", self._what, type(error).__name__, error, pause
+        )
+        time.sleep(pause)
