@@ -18,7 +18,7 @@ setup: .venv/.stamp-build ## the virtual environment in .venv, with everything c
 demo: setup     ## flights scored by a service from inside Spark, with checks; SCHEME=tls, tcp or unix; ADDRESS of a running one
 	ci/env python -m spark_udfs.demo $(addprefix --scheme ,$(SCHEME)) $(addprefix --address ,$(ADDRESS))
 
-test: lint      ## lint, and every test that is not long; about 15 minutes
+test: lint .venv/spark.jsa ## lint, and every test that is not long; about 12 minutes
 	$(PYTEST) -m "not long" tests
 
 test-long: setup ## the tests that are too long for every run
@@ -83,6 +83,10 @@ clean:          ## everything that is made, with the virtual environment
 	$(PIP) -c ci/constraints.txt --group build --group lint
 	$(PIP) -c ci/constraints.txt --no-build-isolation -e '.[spark,demo,test,bench,connect,postgres,telemetry]'
 	touch $@
+
+# What Spark's Java loads, for the many that tests start.
+.venv/spark.jsa: .venv/.stamp-deps ci/classes.py
+	ci/env python ci/classes.py $@
 
 .venv/.stamp-build: .venv/.stamp-deps setup.py $(CYTHON)
 	.venv/bin/python setup.py --quiet build_ext --inplace

@@ -18,8 +18,13 @@ from xdist.scheduler import LoadScopeScheduling
 # Spark's workers run the interpreter of the tests, whatever `python3` is.
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-# The many JVMs of these tests end before their best compiler would have paid for itself.
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+# The many JVMs of these tests end before their best compiler would have paid for itself, and half
+# of what they take is to load classes, unless `make test` has archived them (ci/classes.py).
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+CLASSES = Path(sys.prefix) / "spark.jsa"
+if " " not in str(CLASSES) and CLASSES.exists() and CLASSES.stat().st_size:
+    JAVA_OPTIONS += f" -XX:SharedArchiveFile={CLASSES} -Xlog:cds*=off"
+os.environ.setdefault("SPARK_SUBMIT_OPTS", JAVA_OPTIONS)
 
 NO_SKIPS = os.environ.get("AQUEDUCT_NO_SKIPS") == "1" or os.environ.get("CI") == "true"
 """A test that is skipped or expected to fail proves nothing: there it counts as failed."""

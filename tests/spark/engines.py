@@ -40,6 +40,7 @@ CLUSTER = {
     **SETTINGS,
     "spark.executor.memory": "512m",
     "spark.executor.cores": "1",
+    "spark.executor.extraJavaOptions": os.environ.get("SPARK_SUBMIT_OPTS", ""),
     "spark.task.maxFailures": "50",  # how often is not what is tested
     "spark.speculation": "true",
     "spark.speculation.interval": "100ms",

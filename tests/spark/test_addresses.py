@@ -8,7 +8,6 @@ from aqueduct.carriers.tls import ClientTls, ServerTls, dev_certificate
 from aqueduct.errors import ConfigError
 from spark_udfs import exchange, exchange_pandas
 from tests.spark.services import make
-from tests.spark.test_demo import demo
 
 pytestmark = pytest.mark.spark
 
@@ -92,12 +91,3 @@ def test_workers_show_a_certificate(spark, running):
         call = exchange(address, "echo", tls=call_tls)
         assert frame.mapInArrow(call, "id long").count() == 1_000
     assert [identity.fingerprint for identity in seen] == [theirs.fingerprint] * 2
-
-
-@pytest.mark.parametrize("chosen", [pytest.param("tls", marks=pytest.mark.long), "unix"])
-def test_the_demo_takes_any_scheme(chosen):
-    ended = demo("--rows", "20000", "--scheme", chosen)
-    assert ended.returncode == 0, ended.stderr
-    assert f" at aqueduct+{chosen}://" in ended.stdout
-    assert "20,000 of 20,000 rows; checksum equal to" in ended.stdout
-    assert ended.stderr == ""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -35,6 +38,61 @@ def demo(*arguments, environment=None):
     )
 
 
+# One after the other in one process: they share a JVM, whose start is most of their time.
+RUNNER = """
+import json, os, runpy, sys
+told = []
+for place, arguments in enumerate(json.loads(sys.argv[1])):
+    sys.argv = ["demo", *arguments]
+    kept = [os.dup(number) for number in (1, 2)]
+    for number, name in ((1, "out"), (2, "err")):
+        with open(f"{place}.{name}", "wb") as file:
+            os.dup2(file.fileno(), number)
+    try:
+        runpy.run_module("spark_udfs.demo", run_name="__main__")
+        status = None
+    except SystemExit as ended:
+        status = ended.code
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for number, file in zip((1, 2), kept):
+        os.dup2(file, number)
+        os.close(file)
+    told.append(status)
+print(json.dumps(told))
+"""
+
+
+@dataclass
+class Ended:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture(scope="module")
+def in_turn(tmp_path_factory: pytest.TempPathFactory) -> list[Ended]:
+    """Two demos: over a Unix socket, and with a service that is killed."""
+    folder = tmp_path_factory.mktemp("demos")
+    given = [
+        ["--rows", "20000", "--scheme", "unix"],
+        ["--batch-rows", "500", "--kill-after", "100"],
+    ]
+    ended = subprocess.run(
+        [sys.executable, "-c", RUNNER, json.dumps(given)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    return [
+        Ended(status, (folder / f"{place}.out").read_text(), (folder / f"{place}.err").read_text())
+        for place, status in enumerate(json.loads(ended.stdout))
+    ]
+
+
 def test_the_whole_demo_ends_well():
     # Whoever has chosen a collector of garbage keeps it: Java does not start with two.
     ended = demo(environment={"SPARK_SUBMIT_OPTS": "-XX:+UseParallelGC"})
@@ -52,8 +110,26 @@ def test_the_whole_demo_ends_well():
     assert ended.stderr == ""
 
 
-def test_a_service_killed_on_the_way_ends_badly():
-    ended = demo("--batch-rows", "500", "--kill-after", "100")
+def takes_scheme(ended: Any, scheme: str) -> None:
+    assert ended.returncode == 0, ended.stderr
+    assert f" at aqueduct+{scheme}://" in ended.stdout
+    assert "20,000 of 20,000 rows; checksum equal to" in ended.stdout
+    assert ended.stderr == ""
+
+
+@pytest.mark.timeout(400)
+def test_the_demo_goes_over_a_unix_socket(in_turn):
+    takes_scheme(in_turn[0], "unix")
+
+
+@pytest.mark.long
+def test_the_demo_goes_over_tls():
+    takes_scheme(demo("--rows", "20000", "--scheme", "tls"), "tls")
+
+
+@pytest.mark.timeout(400)
+def test_a_service_killed_on_the_way_ends_badly(in_turn):
+    ended = in_turn[1]
     assert ended.returncode == 1
     assert "The job failed: " in ended.stderr
     # The other worker may only be starting, and find nobody to connect to.
