@@ -68,7 +68,9 @@ def main(target: Path) -> None:
         gateway.proc.stdin.close()
         gateway.proc.wait(ENDING)
         found = made.read_bytes() if made.exists() else b""
-    target.write_bytes(found)
+    part = target.with_suffix(".part")  # half an archive must not be found
+    part.write_bytes(found)
+    part.replace(target)
     print(f"{target}: {len(found) >> 20} MiB of classes")
 
 

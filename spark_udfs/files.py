@@ -32,7 +32,7 @@ from spark_udfs.options import unknown
 from spark_udfs.paths import FileFailed
 from spark_udfs.place import here
 from spark_udfs.reading import Ahead, Part, Piece, read
-from spark_udfs.retrying import Turns
+from spark_udfs.retrying import Tries
 from spark_udfs.telemetry import working
 from spark_udfs.travel import Parcel
 from spark_udfs.writing import Written, key_of
@@ -390,24 +390,24 @@ class FilesSink(_Files):
             working(own, tally=tally, trace=trace, place=place, numbers=numbers) as calling,
             contextlib.ExitStack() as stack,
         ):
-            turns = Turns(calling, place, receipt.part)
-            while not self._sent(turns, source, first.schema, receipt, numbers):
+            tries = Tries(calling, place, receipt.part)
+            while not self._sent(tries, source, first.schema, receipt, numbers):
                 ahead = stack.enter_context(contextlib.closing(self.reading.ahead((receipt.part,))))
                 stack.callback(entry.drain)  # before its reader is closed
                 source = entry.again(ahead)
 
     def _sent(
         self,
-        turns: Turns,
+        tries: Tries,
         batches: Iterator[pa.RecordBatch],
         schema: pa.Schema,
         receipt: Receipt,
         numbers: Numbers,
     ) -> bool:
         """Whether the call ended well; False: it broke, and there may be another."""
-        calling, place = turns.calling, turns.place
+        calling, place = tries.calling, tries.place
         try:
-            with leased(calling, place=place, numbers=numbers, skip=turns.failures) as client:
+            with leased(calling, place=place, numbers=numbers, skip=tries.failures) as client:
                 client.sink(
                     calling.handler,
                     batches,
@@ -415,10 +415,10 @@ class FilesSink(_Files):
                     in_flight=calling.in_flight,
                     in_flight_bytes=calling.in_flight_bytes,
                     compression=calling.compression,
-                    **turns.head(),
+                    **tries.head(),
                 )
         except AqueductError as error:
-            turns.failed(error)
+            tries.failed(error)
             numbers.retries += 1
             return False
         finally:

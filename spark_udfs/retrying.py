@@ -12,7 +12,7 @@ from aqueduct.errors import AqueductError, Busy, CallError, ConnectionLost, Head
 from spark_udfs.calling import Calling
 from spark_udfs.place import Place
 
-__all__ = ["Backoff", "Turns", "may_pass", "renumbered", "with_note"]
+__all__ = ["Backoff", "Tries", "may_pass", "renumbered", "with_note"]
 
 log = logging.getLogger("spark_udfs")
 
@@ -80,7 +80,7 @@ def renumbered(error: Error, batch: int) -> Error:
     return copied
 
 
-class Turns:
+class Tries:
     """The calls for one piece of work, one after the other until one ends well."""
 
     def __init__(self, calling: Calling, place: Place, what: object) -> None:

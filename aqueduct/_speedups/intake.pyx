@@ -266,7 +266,8 @@ cdef class Intake:
             elif step == DONE and chunks.flags == CREDIT_FLAG:
                 pass
             elif step == HEAD and reading.at_once():
-                pass
+                if reading._reported:
+                    return NOTHING  # the core has it reported before what is behind it
             elif step == HEAD and reading.plain_head():
                 if (
                     self.entity is not reading.entity and reading.entity.identifier

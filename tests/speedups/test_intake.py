@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from aqueduct._speedups import codec
-from aqueduct._speedups.bpmux import CREDIT, PAYLOAD, encode_head, encode_rest
+from aqueduct._speedups.bpmux import CREDIT, END, PAYLOAD, encode_head, encode_rest
 from aqueduct._speedups.buffers import bytes_copied
 from aqueduct._speedups.entities import Entity, Reading
 from aqueduct._speedups.intake import Intake, Outcome
@@ -185,6 +185,20 @@ def test_what_is_for_another_stream_comes_as_events_in_its_place(reader: Reader)
     assert reader.read() == Outcome.DRAINED
     assert taken(reader.core, 200.0) == [(0, b"a" * 5000)]
     assert b"opens" in reader.payloads
+
+
+def test_nothing_overtakes_what_came_in_one_chunk(reader: Reader) -> None:
+    """Not even bytes for the inlet that is open."""
+    brief = encode_head(SINK, PAYLOAD | END, 2, 3) + b"abc" + encode_rest(END, 0, 0)
+    behind = chunk(message(1, b"b" * 2000))
+    reader.peer.sendall(chunk(message(0, b"a" * 2000)) + brief + behind)
+    outcome, _ = reader.intake.read(MiB)
+    assert outcome == Outcome.CORE
+    reader.close()
+    assert taken(reader.core, 200.0) == [(0, b"a" * 2000)]
+    reader.mux.go_on(reader.intake.step)
+    found = [event[1].identifier for event in reader.mux.events_received()]
+    assert found[0] == 2 and found[-1] == 1
 
 
 def test_the_outcomes(reader: Reader) -> None:
