@@ -229,6 +229,13 @@ class Stream:
     """SO_SNDBUF of a Unix socket, up to what the system allows (net.core.wmem_max). What it holds
     is with the reader already and only not read, as what a receive buffer of TCP holds; with less
     than a message in it the two processes take turns instead of working at once."""
+    shared_memory: int = 4 * MiB
+    """Memory that both ends of a Unix socket share, for each direction; 0: none. Whole pages of
+    4 KiB, at least 64 KiB. What fits is with the reader already and only not read. A client makes
+    it once it has moved ``shared_memory_after`` bytes, and a server takes it; each can do without,
+    and then the socket carries everything."""
+    shared_memory_after: int = 4 * MiB
+    """Bytes of payload, sent and received over a Unix socket, before memory is shared."""
     keepalive: float = 15.0
     """Silence after which the kernel probes a TCP connection, seconds; 0: it does not."""
     backlog: int = 1024
@@ -243,12 +250,20 @@ class Stream:
     where answers and calls came in time of late, and makes up for more than it lasts."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, zero_allowed=("keepalive", "poll"))
+        _require_positive(
+            self, zero_allowed=("keepalive", "poll", "shared_memory", "shared_memory_after")
+        )
         for name in ("notsent_lowat", "unix_buffer"):
             if getattr(self, name) > 1 * GiB:
                 raise ConfigError(
                     f"Stream.{name} is {getattr(self, name)!r}; a socket takes at most {GiB} bytes"
                 )
+        memory = self.shared_memory
+        if memory and (memory % (4 * KiB) or not 64 * KiB <= memory <= 1 * GiB):
+            raise ConfigError(
+                f"Stream.shared_memory is {memory!r}; whole pages of {4 * KiB} bytes are needed, "
+                f"from {64 * KiB} to {GiB} bytes, or 0 for none"
+            )
         if self.top_credit < 64 * KiB:
             raise ConfigError(
                 f"Stream.top_credit is {self.top_credit!r}; at least {64 * KiB} bytes are needed "

@@ -37,3 +37,15 @@ def test_buffers_that_no_socket_takes(name):
     with pytest.raises(ConfigError, match=rf"Stream\.{name} is 1073741825; a socket takes at most"):
         Stream(**{name: (1 << 30) + 1})
     assert getattr(Stream(**{name: 1 << 30}), name) == 1 << 30
+
+
+@pytest.mark.parametrize("size", [1, 32 << 10, (64 << 10) + 1, (1 << 30) + 4096])
+def test_memory_that_cannot_be_shared(size):
+    with pytest.raises(ConfigError, match=rf"Stream\.shared_memory is {size}; whole pages of 4096"):
+        Stream(shared_memory=size)
+
+
+def test_memory_that_can_be_shared_and_none():
+    assert [Stream(shared_memory=size).shared_memory for size in (0, 64 << 10)] == [0, 64 << 10]
+    with pytest.raises(ConfigError, match=r"Stream\.shared_memory_after"):
+        Stream(shared_memory_after=-1)

@@ -5,7 +5,13 @@ from libc.stdint cimport uint8_t, uint64_t
 from aqueduct._speedups.bpmux cimport ChunkDecoder
 from aqueduct._speedups.entities cimport Entity, Reading
 from aqueduct._speedups.records cimport Records
+from aqueduct._speedups.ring cimport Rings
 from aqueduct._speedups.runs cimport Inlet
+
+cdef extern from "<sys/uio.h>" nogil:
+    cdef struct iovec:
+        void *iov_base
+        size_t iov_len
 
 cdef class Intake:
     cdef readonly Entity entity      # whose inlet is open
@@ -26,6 +32,12 @@ cdef class Intake:
     cdef int _threshold              # bytes that make the socket readable
     cdef bint _looked                # little was read, for the head of a large payload
     cdef Py_ssize_t _last            # bytes of the last read
+    cdef uint64_t _heard             # bytes of the stream that came by the socket
+    cdef Rings _rings           # where the peer may go on
+    cdef bint _shares                # and has
+    cdef bint _ended                 # the peer has closed its side of the socket
+    cdef object _failure             # why nothing more comes
+    cdef object _accept              # of memory that the peer passes; None: it passes none
 
     cdef int _wake_from(self, int threshold) except -1
     cdef int _read_once(self) except -1
@@ -34,4 +46,7 @@ cdef class Intake:
     cdef Py_ssize_t _fetch(self, Py_ssize_t size) except -2
     cdef Py_ssize_t _decrypt(self, uint8_t *target, Py_ssize_t size) except -2
     cdef Py_ssize_t _kernel(self, uint8_t *target, Py_ssize_t size, Py_ssize_t ahead) except -2
+    cdef Py_ssize_t _receive(self, iovec *parts, size_t count) except -2
+    cdef Py_ssize_t _shared(self, uint8_t *target, Py_ssize_t size, Py_ssize_t ahead) except -2
+    cdef int _hear_knocks(self) except -1
     cdef int _run(self, object data) except -1

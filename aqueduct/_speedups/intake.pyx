@@ -25,25 +25,31 @@ from aqueduct._speedups.bpmux cimport (
 )
 from aqueduct._speedups.entities cimport Entity, Reading
 from aqueduct._speedups.records cimport Records
+from aqueduct._speedups.ring cimport Rings, take_descriptor
 from aqueduct._speedups.runs cimport Inlet
 
 from aqueduct.errors import RemoteProtocolError
 
 __all__ = ["Intake", "Outcome"]
 
-cdef extern from "<sys/uio.h>" nogil:
-    cdef struct iovec:
-        void *iov_base
-        size_t iov_len
-
 cdef extern from "<sys/socket.h>" nogil:
     cdef struct msghdr:
         iovec *msg_iov
         size_t msg_iovlen
+        void *msg_control
+        size_t msg_controllen
     ssize_t recvmsg(int socket, msghdr *message, int flags)
     int setsockopt(int socket, int level, int name, const void *value, unsigned int size)
     int SOL_SOCKET
     int SO_RCVLOWAT
+
+cdef extern from *:
+    """
+    #ifndef MSG_CMSG_CLOEXEC
+    #define MSG_CMSG_CLOEXEC 0
+    #endif
+    """
+    int MSG_CMSG_CLOEXEC
 
 cdef enum:
     # Read beyond a large payload, and where the next large one is likely to begin.
@@ -55,6 +61,10 @@ cdef enum:
 
     # Of a chunk that is under way, so many bytes are worth waking up for.
     PATIENCE = 131072
+
+    # Knocks that are heard at once, and room for what comes with them.
+    KNOCKS = 64
+    CONTROL = 256
 
     DRAINED = 0
     END = 1
@@ -98,6 +108,27 @@ cdef class Intake:
         self._close = close
         self._threshold = 1
 
+    def count(self, Py_ssize_t size):
+        """So many bytes of the stream were read from the socket by somebody else."""
+        self._heard += <uint64_t> size
+
+    def share(self, Rings rings):
+        """The peer may go on in this memory; None: it is let go, and nothing more comes.
+
+        From now on any byte makes the socket readable.
+        """
+        self._rings = rings
+        self._wake_from(1)
+
+    def expect_memory(self, accept):
+        """The peer may pass memory: ``accept(fd)`` owns its descriptor then."""
+        self._accept = accept
+
+    @property
+    def shares(self):
+        """Bytes come by memory: they make no socket readable again."""
+        return self._shares
+
     def use(self, Entity entity, Inlet inlet):
         """This inlet is open; None: none is."""
         if (entity is None) != (inlet is None):
@@ -117,6 +148,8 @@ cdef class Intake:
         cdef int outcome = TURN
         cdef Entity last = self._reading.entity
         self.drained = self._looked = False
+        if self._shares:
+            self._hear_knocks()
         if (
             self.inlet is None and last.identifier and not last.gone and not last.end_in
             and self._chunks.flags == PAYLOAD_FLAG
@@ -133,7 +166,7 @@ cdef class Intake:
                 break
         # Nothing can be behind the rest of a chunk, so nobody is woken for less of it. Not so with
         # TLS, which may say at any time that the peer has closed.
-        if self._records is None:
+        if self._records is None and self._rings is None:
             if outcome == DRAINED and self._reading._plain and self._chunks.missing > 1:
                 self._wake_from(<int> min(self._chunks.missing, <uint64_t> PATIENCE))
             else:
@@ -219,26 +252,91 @@ cdef class Intake:
 
     cdef Py_ssize_t _kernel(self, uint8_t *target, Py_ssize_t size, Py_ssize_t ahead) except -2:
         cdef iovec[2] parts
-        cdef msghdr message
-        cdef ssize_t count
-        memset(&message, 0, sizeof(message))
+        cdef Py_ssize_t count, knocks
+        if self._shares:
+            return self._shared(target, size, ahead)
         parts[0].iov_base = target
         parts[0].iov_len = <size_t> size
         parts[1].iov_base = self._memory
         parts[1].iov_len = <size_t> ahead
+        count = self._receive(parts, 2 if ahead else 1)
+        if count < 0:
+            return -1
+        self.drained = count < size + ahead
+        self._heard += <uint64_t> count
+        if self._rings is None or not self._rings.reached(self._heard):
+            return count
+        knocks = self._rings.surplus(self._heard)
+        if knocks > count:
+            raise RemoteProtocolError("the peer's shared memory begins before what it has sent")
+        self._shares = True
+        self._ended = count == 0
+        self.drained = False
+        return count - knocks or self._shared(target, size, ahead)
+
+    cdef Py_ssize_t _receive(self, iovec *parts, size_t count) except -2:
+        """Reads from the socket; -1: nothing is there."""
+        cdef msghdr message
+        cdef char[CONTROL] control
+        cdef ssize_t size
+        cdef int passed
+        memset(&message, 0, sizeof(message))
         message.msg_iov = parts
-        message.msg_iovlen = 2 if ahead else 1
+        message.msg_iovlen = count
         while True:
+            if self._accept is not None:
+                message.msg_control = control
+                message.msg_controllen = CONTROL
             with nogil:
-                count = recvmsg(self._fd, &message, 0)
-            if count >= 0:
-                self.drained = count < size + ahead
-                return count
+                size = recvmsg(self._fd, &message, MSG_CMSG_CLOEXEC)
+            if size >= 0:
+                break
             if errno == EAGAIN:
                 return -1
             if errno != EINTR:
                 PyErr_SetFromErrno(OSError)
             PyErr_CheckSignals()
+        if self._accept is not None and message.msg_controllen:
+            passed = take_descriptor(control, message.msg_controllen)
+            if passed >= 0:
+                accept, self._accept = self._accept, None
+                accept(passed)
+        return size
+
+    cdef Py_ssize_t _shared(self, uint8_t *target, Py_ssize_t size, Py_ssize_t ahead) except -2:
+        """Reads from memory; -1: nothing is there, and a knock will say when there is."""
+        cdef Rings rings = self._rings
+        cdef Py_ssize_t count
+        if rings is None:
+            return -1
+        while True:
+            count = rings.take(target, size, self._fd)
+            if count == size and ahead:
+                count += rings.take(self._memory, ahead, self._fd)
+            self.drained = count < size + ahead and rings.sleeps()
+            if count:
+                return count
+            if self.drained:
+                if self._failure is not None:
+                    raise self._failure
+                return 0 if self._ended else -1
+
+    cdef int _hear_knocks(self) except -1:
+        """What the socket says beside the memory: that there is something, or no more."""
+        cdef iovec part
+        cdef char[KNOCKS] knocks
+        cdef Py_ssize_t count
+        if self._rings is not None:
+            self._rings.awake()
+        part.iov_base = knocks
+        part.iov_len = KNOCKS
+        try:
+            count = self._receive(&part, 1)
+        except OSError as error:
+            self._failure = error  # once the memory is empty
+        else:
+            self._ended = self._ended or count == 0
+        return 0
 
     cdef int _run(self, object data) except -1:
         """Feeds the chunk decoder; the step that the core is to take, NOTHING if there is none."""

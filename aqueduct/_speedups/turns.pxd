@@ -1,9 +1,10 @@
 """What leaves of a byte stream: gathered for the kernel, and whose turn it is."""
 
-from libc.stdint cimport uint8_t
+from libc.stdint cimport uint8_t, uint64_t
 
 from aqueduct._speedups.buffers cimport Scatter
 from aqueduct._speedups.entities cimport Entity
+from aqueduct._speedups.ring cimport Rings
 
 cdef enum:
     # Shorter buffers are copied next to each other; longer ones leave by reference.
@@ -27,6 +28,8 @@ cdef class Outlet:
     cdef readonly Py_ssize_t size
     cdef readonly Py_ssize_t left
     cdef readonly list written
+    cdef uint64_t _gone         # bytes that the socket took
+    cdef Rings _rings           # memory, where what follows goes once both sides know of it
 
     cdef int put(self, object owner, const uint8_t *start, Py_ssize_t size) except -1
     cdef int put_head(self, const uint8_t *start, Py_ssize_t size) except -1
@@ -34,6 +37,9 @@ cdef class Outlet:
     cdef int _grow(self, Py_ssize_t size) except -1
     cdef int _begin(self) except -1
     cdef Py_ssize_t _send(self, int fd) except -2
+    cdef bint _pass(self, int fd) except -1
+    cdef int _count_gone(self, Py_ssize_t size) except -1
+    cdef Py_ssize_t _share(self, int fd) except -2
     cdef int _left(self, Py_ssize_t size) except -1
 
 cdef class Turns:

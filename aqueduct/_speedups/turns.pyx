@@ -19,6 +19,7 @@ from aqueduct._speedups.bpmux cimport HEAD_MAX, PAYLOAD_FLAG, head_store
 from aqueduct._speedups.buffers cimport Piece, Scatter, byte_view, count_copied, memory_of
 from aqueduct._speedups.entities cimport Entity, Item
 from aqueduct._speedups.records cimport Records
+from aqueduct._speedups.ring cimport Rings, send_byte
 from aqueduct._speedups.varu64 cimport varu64_store
 
 
@@ -111,6 +112,28 @@ cdef class Outlet:
     def send(self, int fd):
         """Has the kernel take what it takes now; returns how many bytes. Raises OSError."""
         return max(self._send(fd), 0)
+
+    def share(self, Rings rings):
+        """What follows goes by this memory; None: nothing follows.
+
+        Memory that was made here is passed to the peer with the next byte, and used once the peer
+        does.
+        """
+        self._rings = rings
+        if rings is not None:
+            rings.gone = self._gone
+            if rings.fileno() < 0:
+                rings.begin()
+
+    @property
+    def shares(self):
+        """Bytes go by memory: it is no event of the socket that there is room."""
+        return self._rings is not None and self._rings.begun
+
+    @property
+    def waits(self):
+        """There was no room in memory, and the peer has not yet said that there is some."""
+        return self.shares and self._rings.waits
 
     def clear(self):
         """Drops everything."""
@@ -206,10 +229,19 @@ cdef class Outlet:
         cdef iovec[PARTS] vector
         cdef msghdr message
         cdef Py_ssize_t sent, index
-        cdef int count = 0, failure
+        cdef int count = 0, first = 0, failure
         cdef Part *part
         if self.left == 0:
             return 0
+        if self._rings is not None:
+            if self._rings.agreed():
+                return self._share(fd)
+            if self._rings.fileno() >= 0:
+                if not self._pass(fd):
+                    return -1
+                first = 1
+                if self.left == 0:
+                    return first
         for index in range(self._first, min(self._count, self._first + PARTS)):
             part = self._parts + index
             if part.start == NULL:
@@ -230,12 +262,48 @@ cdef class Outlet:
             if sent >= 0:
                 break
             if failure == EAGAIN:
-                return -1
+                return first or -1
             if failure != EINTR:
                 raise OSError(failure, os.strerror(failure))
             PyErr_CheckSignals()
-        self._left(sent)
-        return sent
+        self._count_gone(sent)
+        return first + sent
+
+    cdef bint _pass(self, int fd) except -1:
+        """Passes the memory with the first byte that has not left; False: there is no room now."""
+        cdef Part *part = self._parts + self._first
+        cdef const uint8_t *start = part.start if part.start != NULL else self._arena + part.place
+        if send_byte(fd, start[self._offset], self._rings.fileno()) < 0:
+            return False
+        self._rings.passed()
+        self._count_gone(1)
+        return True
+
+    cdef int _count_gone(self, Py_ssize_t size) except -1:
+        """The socket took so many bytes."""
+        self._gone += <uint64_t> size
+        if self._rings is not None:
+            self._rings.gone = self._gone
+        return self._left(size)
+
+    cdef Py_ssize_t _share(self, int fd) except -2:
+        """Writes to memory; -1 if there is no room. With bytes left, a knock will say when there
+        is some."""
+        cdef Rings rings = self._rings
+        cdef Py_ssize_t total = 0, size
+        cdef const uint8_t *start
+        cdef Part *part
+        rings.begin()
+        while self.left:
+            part = self._parts + self._first
+            start = part.start if part.start != NULL else self._arena + part.place
+            size = rings.put(start + self._offset, part.size - self._offset, fd)
+            if size:
+                total += size
+                self._left(size)
+            elif rings.full():
+                break
+        return total or -1
 
     cdef int _left(self, Py_ssize_t size) except -1:
         """So many bytes have left."""

@@ -189,8 +189,14 @@ class Pair:
             assert not user.failures, user.failures
 
 
-KINDS = ("memory", "memory-split", "quic", "quic-1200", "quic-lossy", "tcp", "tls", "unix")
-STREAMS = ("tcp", "tls", "unix")
+STREAMS = ("tcp", "tls", "unix", "unix-memory")
+KINDS = ("memory", "memory-split", "quic", "quic-1200", "quic-lossy", *STREAMS)
+
+
+def by_memory(config: Config, size: int = 64 << 10) -> Config:
+    """The same with little memory to share over a Unix socket, from the first bytes on."""
+    stream = dataclasses.replace(config.stream, shared_memory=size, shared_memory_after=0)
+    return dataclasses.replace(config, stream=stream)
 
 
 def is_lossy(kind: str) -> bool:
@@ -271,6 +277,8 @@ async def stream_pair(
     kind: str, config: Config = DEFAULT, server_config: Config | None = None
 ) -> AsyncIterator[tuple[stream.StreamCarrier, Any, stream.StreamListener]]:
     """A client and a server over a byte stream, and the listener between them."""
+    if kind == "unix-memory":
+        kind, config, server_config = "unix", by_memory(config), by_memory(server_config or config)
     with tempfile.TemporaryDirectory() as directory:
         accepted: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         place = f"{directory}/socket" if kind == "unix" else "127.0.0.1:0"

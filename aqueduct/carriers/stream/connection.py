@@ -66,9 +66,8 @@ class StreamCarrier(Wire):
         server_name: str | None,
     ) -> None:
         tls = None if context is None else Tls(sock, context, server_name, server=not is_client)
-        super().__init__(sock, config, tls)
+        super().__init__(sock, config, tls, is_client=is_client)
         self.scheme = scheme
-        self.is_client = is_client
         self.peer_credentials = credentials_of(sock)
         self.local, self.peer = ends_of(sock, self.peer_credentials)
         self.rtt = 0.0
@@ -128,6 +127,8 @@ class StreamCarrier(Wire):
         }
         if self._tls is not None:
             found["cipher"] = self._tls.cipher
+        if self._sock.family == socket.AF_UNIX:
+            found["by_memory"] = self._out.shares
         info = None if self._released else tcp_info(self._sock)
         if info is not None:
             found["kernel_rtt"], found["packets_lost"] = info

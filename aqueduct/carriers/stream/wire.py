@@ -8,11 +8,15 @@ In one wake-up a connection moves about ``Stream.wake_up`` bytes, then it is oth
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
+import os
 import socket
 from abc import abstractmethod
 from typing import Final
 
 from aqueduct._speedups.intake import Intake, Outcome
+from aqueduct._speedups.ring import Rings, supported
 from aqueduct._speedups.turns import Outlet, write_out
 from aqueduct.carriers.stream.mapping import Mapping
 from aqueduct.carriers.stream.polling import Lookout, poller_of
@@ -25,6 +29,8 @@ from aqueduct.protocol.bpmux.state import Entity
 
 __all__ = ["Wire"]
 
+logger = logging.getLogger("aqueduct.stream")
+
 _TAKE: Final = 256 << 10  # bytes taken from the core at once, at most
 _ROUNDS: Final = 4  # of answers and writing, before it is others' turn
 _FAREWELL: Final = 3.0  # seconds for the peer to take a close
@@ -36,8 +42,11 @@ _DISCARDS: Final = 16  # reads of what comes after the end, in one wake-up
 class Wire(Mapping):
     """A Mapping on a socket, plain or with TLS; the base of StreamCarrier."""
 
-    def __init__(self, sock: socket.socket, config: Config, tls: Tls | None) -> None:
+    def __init__(
+        self, sock: socket.socket, config: Config, tls: Tls | None, *, is_client: bool
+    ) -> None:
         super().__init__(config)
+        self.is_client = is_client
         self._sock = sock
         self._fd = sock.fileno()
         self._tls = tls
@@ -60,6 +69,13 @@ class Wire(Mapping):
         self._last_input = self._time()
         self._lookout: Lookout | None = None
         """For input that is expected; made when it is for the first time."""
+        self._offer_at = math.inf
+        """Bytes sent and received, from which memory is shared with the peer."""
+        if sock.family == socket.AF_UNIX and config.stream.shared_memory and supported():
+            if is_client:
+                self._offer_at = config.stream.shared_memory_after
+            else:
+                self._intake.expect_memory(self._take_memory)
         # Writing.
         self._writing = False
         """The kernel takes no more now."""
@@ -182,6 +198,10 @@ class Wire(Mapping):
             self._lookout.arrived(now)
         if self._begun and now >= self._measure_at:
             self._ping(asked=False)
+        if self._received + self._sent > self._offer_at:
+            self._offer_memory()
+        if self._writing and self._room_came():
+            self._writable()
         self._settle()
 
     def _read(self) -> None:
@@ -206,8 +226,8 @@ class Wire(Mapping):
                 self._close_inlet()
                 self._end_of_stream()
                 return
-        if self._tls is not None and self._reading:
-            self._loop.call_soon(self._readable)  # what it holds makes no socket readable
+        if self._reading and (self._tls is not None or self._intake.shares):
+            self._loop.call_soon(self._readable)  # what these hold makes no socket readable
 
     def _read_first(self) -> int:
         """Reads while the handshakes go on, or nobody is there to be told; the bytes read."""
@@ -216,6 +236,7 @@ class Wire(Mapping):
         if not size:
             self._end_of_stream()
             raise BlockingIOError
+        self._intake.count(size)
         data = bytes(self._ahead[:size])
         if not self._established and not self._hear(data):
             raise BlockingIOError
@@ -225,6 +246,8 @@ class Wire(Mapping):
 
     def _discard(self) -> None:
         """Reads what the peer still sends: closing over it would reset what it has not read."""
+        if self._writing and self._room_came():
+            self._writable()
         try:
             for _ in range(_DISCARDS):
                 if not self._sock.recv_into(self._ahead):
@@ -234,6 +257,35 @@ class Wire(Mapping):
             pass
         except OSError:
             self._release()
+
+    # memory that is shared with the peer
+
+    def _offer_memory(self) -> None:
+        """Much is moved: from now on by memory, if the peer knows how."""
+        self._offer_at = math.inf
+        if self._over or self._released:
+            return
+        try:
+            self._share(Rings(self._config.stream.shared_memory))
+        except OSError as error:
+            logger.info("no memory is shared over a Unix socket: %s", error)
+
+    def _take_memory(self, fd: int) -> None:
+        """The peer has passed memory for what is written from now on."""
+        try:
+            self._share(Rings.of_peer(fd))
+        except (OSError, ValueError) as error:
+            logger.info("what was passed over a Unix socket is not shared: %s", error)
+        finally:
+            os.close(fd)
+
+    def _share(self, rings: Rings) -> None:
+        self._intake.share(rings)
+        self._out.share(rings)
+
+    def _room_came(self) -> bool:
+        """There was no room in the peer's memory, and there is again."""
+        return self._out.shares and bool(self._out.left) and not self._out.waits
 
     # writing
 
@@ -331,18 +383,24 @@ class Wire(Mapping):
 
     def _wait_writable(self) -> None:
         self._writing = True
+        if self._out.shares:
+            if not self._out.left:  # or the peer will say when there is room
+                self._loop.call_soon(self._writable)
+            return
         self._take = take_of(self._sock, _TAKE)  # segments grow with the window
         if not self._watching:
             self._watching = True
             self._loop.add_writer(self._fd, self._writable)
 
     def _writable(self) -> None:
-        """The kernel takes more."""
+        """The kernel takes more, or the peer's memory."""
+        if self._released:
+            return
         self._writing = False
         self._transmit()
         if self._reported:
             self._settle()
-        if not self._writing and self._watching:
+        if self._watching and (not self._writing or self._out.shares):
             self._watching = False
             self._loop.remove_writer(self._fd)
 
@@ -406,5 +464,7 @@ class Wire(Mapping):
         if self._acks is not None:
             self._acks.cancel()
         self._out.clear()
+        self._out.share(None)
+        self._intake.share(None)
         self._sock.close()
         self._gone()
