@@ -232,8 +232,8 @@ class Stream:
     shared_memory: int = 4 * MiB
     """Memory that both ends of a Unix socket share, for each direction; 0: none. Whole pages of
     4 KiB, at least 64 KiB. What fits is with the reader already and only not read. A client makes
-    it once it has moved ``shared_memory_after`` bytes, and a server takes it; each can do without,
-    and then the socket carries everything."""
+    it once it has moved ``shared_memory_after`` bytes; a server takes it if it is no larger than
+    this. Each can do without, and then the socket carries everything."""
     shared_memory_after: int = 4 * MiB
     """Bytes of payload, sent and received over a Unix socket, before memory is shared."""
     keepalive: float = 15.0

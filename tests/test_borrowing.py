@@ -161,6 +161,9 @@ INTERRUPTED = """
 import os, signal, threading
 from aqueduct.borrowing import BorrowedLoop
 
+# A shell that starts the tests in the background has them ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 thread = BorrowedLoop()
 thread.rest()
 while not thread.borrow():
@@ -283,6 +286,9 @@ STEPPED = """
 import os, signal, sys
 from aqueduct.borrowing import BorrowedLoop
 from aqueduct.endpoint import Asked
+
+# A shell that starts the tests in the background has them ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 thread = BorrowedLoop()
 thread.rest()

@@ -174,10 +174,10 @@ cdef class Rings:
             header.ways[way].reader_waits = 1
 
     @classmethod
-    def of_peer(cls, int fd):
-        """Memory that the peer has passed; ``fd`` is still the caller's.
+    def of_peer(cls, int fd, Py_ssize_t limit):
+        """Memory that the peer has passed, ``limit`` bytes for each direction at most.
 
-        Raises ValueError if it is not such memory.
+        ``fd`` is still the caller's. Raises ValueError if it is not such memory.
         """
         if not supported():
             raise ValueError("this system has no memory whose size can be sealed")
@@ -192,6 +192,8 @@ cdef class Rings:
         cdef Py_ssize_t capacity = (size - PAGE) >> 1
         if capacity % PAGE or not SMALLEST <= capacity <= LARGEST or size != PAGE + 2 * capacity:
             raise ValueError(f"it has {size} bytes")
+        if capacity > limit:
+            raise ValueError(f"it has {capacity} bytes for each direction; {limit} is the limit")
         cdef Rings self = Rings.__new__(Rings)
         self._map(fd, capacity, 1)
         cdef Header *header = <Header *> self._memory

@@ -273,7 +273,7 @@ class Wire(Mapping):
     def _take_memory(self, fd: int) -> None:
         """The peer has passed memory for what is written from now on."""
         try:
-            self._share(Rings.of_peer(fd))
+            self._share(Rings.of_peer(fd, self._config.stream.shared_memory))
         except (OSError, ValueError) as error:
             logger.info("what was passed over a Unix socket is not shared: %s", error)
         finally:
