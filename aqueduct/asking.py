@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from aqueduct.arrow.call import CallHead
+from aqueduct.arrow.call import CallHead, Partition
 from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoded, Encoder
 from aqueduct.arrow.schema import check
@@ -34,10 +35,12 @@ if TYPE_CHECKING:
     from aqueduct.arrow.wire import Headers
     from aqueduct.protocol.channels.receiving import Received
 
-__all__ = ["Answered", "Asker", "Heard", "one_batch", "same_schema"]
+__all__ = ["Answered", "Asker", "Askers", "Heard", "one_batch", "same_schema", "token_bytes"]
 
 _KEPT_BYTES: Final = 64 << 10
 _KEPT_HEADERS: Final = 256
+_KINDS: Final = 64
+"""Kinds of calls of one batch that are kept ready."""
 
 
 class Answered:
@@ -250,6 +253,70 @@ class Asker:
                 "(Timing.progress_deadline); give the call a deadline if it may take longer"
             )
         return DeadlineExceeded(text, peer=self._peer, handler=handler)
+
+
+class Askers:
+    """Makes an Asker for each call of one batch, or finds the one of calls before. For one thread.
+
+    Calls that name a piece of work of their own have one of their own.
+    """
+
+    def __init__(self, make: Callable[[CallHead], Asker], token: bytes | None) -> None:
+        self._make = make
+        self._token = token
+        self._kept: dict[tuple[str, float | None, str | bytes | None], Asker] = {}
+
+    def find(
+        self,
+        handler: str,
+        batch: pa.RecordBatch,
+        output_schema: pa.Schema | None,
+        deadline: float | None,
+        headers: Mapping[str, str] | None,
+        run: str,
+        attempt: str,
+        token: str | bytes | None,
+        partition: Partition | None,
+    ) -> Asker:
+        """The arguments are those of ``Client.call``. Raises LocalProtocolError."""
+        if not isinstance(batch, pa.RecordBatch):
+            raise LocalProtocolError(
+                f"the call of handler {handler!r} takes one pyarrow.RecordBatch, not "
+                f"{type(batch).__name__}; exchange takes any number of them"
+            )
+        key = (handler, deadline, token)
+        alike = headers is None and partition is None and not run and not attempt
+        if alike:
+            found = self._kept.get(key)
+            if (
+                found is not None
+                and batch.schema.equals(found.schema, check_metadata=True)
+                and same_schema(found.head.expected, output_schema)
+            ):
+                return found
+        head = CallHead(
+            handler=handler,
+            kind="exchange",
+            schema=batch.schema,
+            expected=output_schema,
+            deadline=deadline,
+            run=run,
+            attempt=attempt,
+            token=self._token if token is None else token_bytes(token),
+            partition=partition,
+            metadata=headers or {},
+        )
+        asker = self._make(head)
+        if alike:
+            if len(self._kept) >= _KINDS:
+                self._kept.clear()
+            self._kept[key] = asker
+        return asker
+
+
+def token_bytes(token: str | bytes | None) -> bytes | None:
+    """A token as it is sent."""
+    return token.encode("utf-8", "surrogateescape") if isinstance(token, str) else token
 
 
 def same_schema(one: pa.Schema | None, other: pa.Schema | None) -> bool:

@@ -20,6 +20,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sized
+from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -101,6 +102,10 @@ class BorrowedLoop(LoopThread):
         self._kept = True  # by its own thread; another one need not be told of work
         self._ended = False
         self._used = 0.0
+        self._lock = threading.Lock()
+        self._under_way = 0  # of what threads have begun by ``run``
+        self.idle: Callable[[], bool] = lambda: True
+        """Whether nothing besides is under way on the loop."""
         self._work: SimpleQueue[None] = SimpleQueue()
         super().__init__(name)
         self._guard = _Guard(self.loop)
@@ -119,6 +124,14 @@ class BorrowedLoop(LoopThread):
         """Whether the loop's own thread runs it."""
         return self._kept
 
+    def lend(self) -> None:
+        """On the loop, as what some thread waits for in ``run`` ends: its next call may borrow.
+
+        Not if anything else is under way.
+        """
+        if self._kept and self._lends and self._under_way == 1 and self.idle():
+            self._let_go()
+
     def borrow(self) -> bool:
         """Whether the calling thread has the loop now, until it does ``give_back``."""
         if self._kept or self._ended or self.pid != os.getpid():
@@ -127,19 +140,24 @@ class BorrowedLoop(LoopThread):
             return False
         return self._running.acquire(blocking=False)
 
-    def turn(self, seconds: float) -> None:
+    def turn(self, seconds: float, until: asyncio.Future[Any] | None = None) -> None:
         """Runs the borrowed loop until something on it calls ``loop.stop``, or for so long.
 
-        An interrupt ends it, too, between two callbacks, and is raised then.
+        ``until`` is done, for instance. An interrupt ends it, too, between two callbacks, and is
+        raised then.
         """
         loop = self.loop
         with self._guard:
             timer = loop.call_later(seconds, loop.stop)
+            if until is not None:
+                until.add_done_callback(_stop)
             try:
                 loop.run_forever()
                 self._run_rest()
             finally:
                 timer.cancel()
+                if until is not None:
+                    until.remove_done_callback(_stop)
 
     def step(
         self,
@@ -217,6 +235,21 @@ class BorrowedLoop(LoopThread):
 
     # Within
 
+    def _begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        with self._lock:
+            self._under_way += 1
+        try:
+            future = super()._begin(work)
+        except BaseException:
+            self._count_end()
+            raise
+        future.add_done_callback(self._count_end)
+        return future
+
+    def _count_end(self, _: object = None) -> None:
+        with self._lock:
+            self._under_way -= 1
+
     def _need(self) -> None:
         if not self._kept:
             self._work.put(None)
@@ -243,7 +276,14 @@ class BorrowedLoop(LoopThread):
                     self.loop.run_forever()
                     self._kept = False
                     self._run_rest()
-            self._wait()
+            if self._rests():
+                self._wait()
+
+    def _rests(self) -> bool:
+        """Whether nothing has come up since somebody let go of the loop."""
+        while not self._work.empty():  # of which the loop knows already
+            self._work.get()
+        return not (self._under_way or self._ready) and self.idle()
 
     def _wait(self) -> None:
         """Returns when there is work, or when nobody has borrowed the loop for a moment."""
@@ -260,3 +300,7 @@ class BorrowedLoop(LoopThread):
     def _clean_up(self) -> None:
         with self._running:
             super()._clean_up()
+
+
+def _stop(done: asyncio.Future[Any]) -> None:
+    done.get_loop().stop()

@@ -24,11 +24,19 @@ from aqueduct.arrow.compression import codec_of
 from aqueduct.arrow.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
 from aqueduct.arrow.encode import Encoded
 from aqueduct.arrow.wire import ALIVE, Headers
-from aqueduct.asking import Answered, Asker, Heard, one_batch, same_schema
+from aqueduct.asking import (
+    Answered,
+    Asker,
+    Askers,
+    Heard,
+    one_batch,
+    same_schema,
+    token_bytes,
+)
 from aqueduct.carriers.tls import ClientTls
 from aqueduct.config import DEFAULT, Config
 from aqueduct.endpoint import Connection, Message, connect
-from aqueduct.errors import AqueductError, DeadlineExceeded, LocalProtocolError
+from aqueduct.errors import AqueductError, DeadlineExceeded
 from aqueduct.outgoing import Batches, Outgoing, Window, window
 from aqueduct.stream import Stream
 from aqueduct.watch import Watches
@@ -40,7 +48,6 @@ __all__ = [
     "connection_headers",
     "make_head",
     "plain",
-    "token_bytes",
     "window",
     "wishes",
 ]
@@ -50,8 +57,8 @@ ConnectionHeaders: TypeAlias = (
 )
 ManyBatches: TypeAlias = "AsyncIterable[pa.RecordBatch] | Iterable[pa.RecordBatch] | pa.Table"
 
-_ASKERS: Final = 64
-"""Kinds of calls of one batch that are kept ready."""
+_HEARD: Final = 64
+"""Handlers whose answers to calls of one batch are known."""
 _NO_WISHES: Final[frozenset[str]] = frozenset()
 
 
@@ -80,7 +87,7 @@ class Client:
         self._loop = asyncio.get_running_loop()
         self._beat: asyncio.TimerHandle | None = None
         self._watches = Watches(self._loop, self.config.timing.progress_deadline)
-        self._askers: dict[tuple[str, float | None, str | bytes | None], Asker] = {}
+        self._askers = Askers(self.asker, self.token)
         self._heard: dict[str, Heard] = {}
 
     @classmethod
@@ -117,6 +124,11 @@ class Client:
     def closed(self) -> bool:
         """Whether the connection is over."""
         return self.connection.closed
+
+    @property
+    def idle(self) -> bool:
+        """Whether no call is under way."""
+        return not self._calls and not self._watches.asking
 
     def exchange(
         self,
@@ -377,12 +389,7 @@ class Client:
         token: str | bytes | None,
         partition: Partition | None,
     ) -> tuple[pa.Schema, Sequence[pa.RecordBatch]]:
-        if not isinstance(batch, pa.RecordBatch):
-            raise LocalProtocolError(
-                f"the call of handler {handler!r} takes one pyarrow.RecordBatch, not "
-                f"{type(batch).__name__}; exchange takes any number of them"
-            )
-        asker = self._asker(
+        asker = self._askers.find(
             handler, batch, output_schema, deadline, headers, run, attempt, token, partition
         )
         encoded = asker.encode(batch)
@@ -408,48 +415,6 @@ class Client:
         return await _everything(
             Stream(None, lambda on_change: self.begin(head, None, on_change, answered.follow))
         )
-
-    def _asker(
-        self,
-        handler: str,
-        batch: pa.RecordBatch,
-        output_schema: pa.Schema | None,
-        deadline: float | None,
-        headers: Mapping[str, str] | None,
-        run: str,
-        attempt: str,
-        token: str | bytes | None,
-        partition: Partition | None,
-    ) -> Asker:
-        """What makes such calls: kept, unless they name a piece of work of their own."""
-        key = (handler, deadline, token)
-        kept = headers is None and partition is None and not run and not attempt
-        if kept:
-            found = self._askers.get(key)
-            if (
-                found is not None
-                and batch.schema.equals(found.schema, check_metadata=True)
-                and same_schema(found.head.expected, output_schema)
-            ):
-                return found
-        head = CallHead(
-            handler=handler,
-            kind="exchange",
-            schema=batch.schema,
-            expected=output_schema,
-            deadline=deadline,
-            run=run,
-            attempt=attempt,
-            token=self.token if token is None else token_bytes(token),
-            partition=partition,
-            metadata=headers or {},
-        )
-        asker = self.asker(head)
-        if kept:
-            if len(self._askers) >= _ASKERS:
-                self._askers.clear()
-            self._askers[key] = asker
-        return asker
 
     def begin(
         self,
@@ -479,7 +444,7 @@ class Client:
         """What makes the call of one batch that ``head`` says."""
         heard = self._heard.get(head.handler)
         if heard is None or not same_schema(heard.expected, head.expected):
-            if len(self._heard) >= _ASKERS:
+            if len(self._heard) >= _HEARD:
                 self._heard.clear()
             heard = self._heard[head.handler] = Heard(head.expected)
         return Asker(self.connection, head, peer=self.address, heard=heard)
@@ -582,8 +547,3 @@ def plain(address: str) -> str:
 
 def _bytes(text: str | bytes) -> bytes:
     return text.encode() if isinstance(text, str) else bytes(text)
-
-
-def token_bytes(token: str | bytes | None) -> bytes | None:
-    """A token as it is sent."""
-    return token.encode("utf-8", "surrogateescape") if isinstance(token, str) else token

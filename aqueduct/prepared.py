@@ -12,21 +12,25 @@ import contextlib
 import time
 from collections.abc import Mapping
 from concurrent.futures import CancelledError
+from typing import Final
 
 import pyarrow as pa
 
 from aqueduct.arrow.call import Partition, own_headers
 from aqueduct.arrow.encode import Encoded
 from aqueduct.arrow.wire import Headers
-from aqueduct.asking import Answered, Asker
+from aqueduct.asking import Answered, Asker, token_bytes
 from aqueduct.blocking import SyncStream
 from aqueduct.borrowing import BorrowedLoop
-from aqueduct.client import Client, token_bytes
+from aqueduct.client import Client
 from aqueduct.crossing import Crossing
 from aqueduct.errors import AqueductError, ConnectionLost
 from aqueduct.outgoing import abandoned
 
 __all__ = ["Prepared", "PreparedCall"]
+
+_BY_HAND: Final = 1.0
+"""Seconds for which the thread that waits runs the loop at most; then that has its own again."""
 
 
 class Prepared:
@@ -110,6 +114,11 @@ class PreparedCall:
                     if answered is not None:
                         thread.run_rest()
                         return answered
+                    task = self._task
+                    if task is not None:
+                        thread.turn(_BY_HAND, until=task)
+                        if task.done():
+                            return task.result()
                 finally:
                     thread.give_back()
             return thread.run(self._wait())
@@ -147,9 +156,12 @@ class PreparedCall:
         begun, self._task = self._task, asyncio.current_task()
         if self._closed and self._task is not None:
             self._task.cancel()
-        if begun is None:
-            return await self._client.ask(self._asker, self.encoded, self._headers)
-        return await begun
+        try:
+            if begun is None:
+                return await self._client.ask(self._asker, self.encoded, self._headers)
+            return await begun
+        finally:
+            self._thread.lend()
 
     def _lost(self) -> AqueductError:
         if self._closed:

@@ -15,7 +15,7 @@ that answers at the end.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from aqueduct.arrow.call import CallHead, Partition
 from aqueduct.arrow.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
+from aqueduct.asking import Askers, one_batch
 from aqueduct.blocking import SyncStream
 from aqueduct.borrowing import BorrowedLoop
 from aqueduct.carriers.tls import ClientTls
@@ -39,7 +40,7 @@ from aqueduct.crossing import Crossing, Mailbox
 from aqueduct.errors import ConnectionLost, LocalProtocolError
 from aqueduct.lane import Lane, News
 from aqueduct.outgoing import Batches, Window, window
-from aqueduct.prepared import Prepared
+from aqueduct.prepared import Prepared, PreparedCall
 
 __all__ = ["SyncClient"]
 
@@ -66,6 +67,8 @@ class SyncClient:
         """The service's address, without options."""
         self.config = config
         self._lock = threading.Lock()
+        self._own = threading.local()
+        """What each thread has for itself."""
         self._thread = BorrowedLoop("aqueduct-sync-client")
         try:
             self._client = self._thread.run(
@@ -81,6 +84,8 @@ class SyncClient:
         except BaseException:
             self._thread.stop()
             raise
+        client = self._client
+        self._thread.idle = lambda: client.idle
 
     @property
     def closed(self) -> bool:
@@ -194,20 +199,14 @@ class SyncClient:
         token: str | bytes | None = None,
         partition: Partition | None = None,
     ) -> pa.RecordBatch:
-        """Calls an exchange handler with one batch, for one; see ``Client.call``."""
-        return self._thread.run(
-            self._client.call(
-                handler,
-                batch,
-                output_schema=output_schema,
-                deadline=deadline,
-                headers=headers,
-                run=run,
-                attempt=attempt,
-                token=token,
-                partition=partition,
-            )
+        """Calls an exchange handler with one batch, for one; see ``Client.call``.
+
+        While no other thread uses this client, it is the calling thread that sends and reads.
+        """
+        schema, batches = self._ask(
+            handler, batch, output_schema, deadline, headers, run, attempt, token, partition
         )
+        return one_batch(schema, batches)
 
     def call_table(
         self,
@@ -223,19 +222,10 @@ class SyncClient:
         partition: Partition | None = None,
     ) -> pa.Table:
         """``call`` with all answers as a Table; see ``Client.call_table``."""
-        return self._thread.run(
-            self._client.call_table(
-                handler,
-                batch,
-                output_schema=output_schema,
-                deadline=deadline,
-                headers=headers,
-                run=run,
-                attempt=attempt,
-                token=token,
-                partition=partition,
-            )
+        schema, batches = self._ask(
+            handler, batch, output_schema, deadline, headers, run, attempt, token, partition
         )
+        return pa.Table.from_batches(batches, schema)
 
     def prepare(
         self,
@@ -376,6 +366,50 @@ class SyncClient:
         return f"<SyncClient of {self.address}{' closed' if self.closed else ''}>"
 
     # Within
+
+    def _ask(
+        self,
+        handler: str,
+        batch: pa.RecordBatch,
+        output_schema: pa.Schema | None,
+        deadline: float | None,
+        headers: Mapping[str, str] | None,
+        run: str,
+        attempt: str,
+        token: str | bytes | None,
+        partition: Partition | None,
+    ) -> tuple[pa.Schema, Sequence[pa.RecordBatch]]:
+        askers: Askers | None = getattr(self._own, "askers", None)
+        if askers is None:
+            askers = self._own.askers = Askers(self._client.asker, self._client.token)
+        asker = askers.find(
+            handler, batch, output_schema, deadline, headers, run, attempt, token, partition
+        )
+        encoded = asker.encode(batch)
+        if asker.fits(encoded):
+            call = PreparedCall(self._thread, self._client, asker, encoded, ())
+            answered = call.result()
+            if answered.follow is None:
+                assert answered.schema is not None
+                return answered.schema, answered.batches
+            stream = call.follow(answered)
+        else:
+            stream = self.exchange(
+                handler,
+                (batch,),
+                schema=batch.schema,
+                output_schema=output_schema,
+                deadline=deadline,
+                headers=headers,
+                run=run,
+                attempt=attempt,
+                token=token,
+                partition=partition,
+            )
+        with stream:
+            batches = list(stream)
+            assert stream.schema is not None
+            return stream.schema, batches
 
     def _batches(self, handler: str, batches: Any, schema: pa.Schema | None) -> Batches:
         if hasattr(batches, "__aiter__"):

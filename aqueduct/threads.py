@@ -168,7 +168,7 @@ class LoopThread:
         except AqueductError:
             work.close()
             raise
-        future: Future[T] = asyncio.run_coroutine_threadsafe(work, self.loop)
+        future = self._begin(work)
         self._need()
         try:
             return future.result(timeout)
@@ -212,6 +212,9 @@ class LoopThread:
 
     def _attend(self) -> None:
         self.loop.run_forever()
+
+    def _begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def _need(self) -> None:
         """Something was put onto the loop."""

@@ -105,6 +105,7 @@ def _stream_cases(carrier: str) -> tuple[Case, ...]:
     return (
         *(Case(f"{carrier}-{mode}-{size}", mode, peers, n) for mode, size, n in STREAM_BULK),
         Case(f"{carrier}-request", "request", peers[:2]),  # sockets have no calls
+        Case(f"{carrier}-sync-request", "sync-request", peers[:2]),
         Case(f"{carrier}-exchange-request", "exchange-request", peers[:1]),
         Case(f"{carrier}-open-request", "open-request", peers[:3]),
     )

@@ -23,7 +23,7 @@ FOLDER: Final = Path(__file__).parent
 BEGIN: Final = "<!-- made by benchmarks/publish.py: from here -->"
 END: Final = "<!-- to here -->"
 BULK: Final = tuple(f"{mode}-{size}" for mode, size, _ in STREAM_BULK)
-TRIPS: Final = ("request", "open-request")
+TRIPS: Final = ("request", "sync-request", "open-request")
 COLOURS: Final = {"aqueduct": "#1f6f8b", "flight": "#d98e32", "sockets": "#9a9a9a"}
 PEERS: Final = {"aqueduct": "Aqueduct", "flight": "Flight", "sockets": "plain sockets"}
 

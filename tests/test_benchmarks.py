@@ -226,7 +226,8 @@ def test_every_case_of_a_byte_stream_has_all_its_floors(carrier: str):
         }
         wanted = {
             "request": {("p50_us", flight)},
-            "exchange-request": set(),  # these two are reported beside it
+            "sync-request": set(),  # these three are reported beside it
+            "exchange-request": set(),
             "open-request": set(),
         }.get(
             case.mode,

@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from aqueduct.client import Client as AqueductClient
 from aqueduct.config import Config, Quic
 from aqueduct.service import Service
+from aqueduct.sync import SyncClient
 from benchmarks.peers import common
 
 ENCRYPTED = ("quic", "tls")
@@ -81,11 +82,12 @@ class Client:
 
     def __init__(self, setup: common.Setup, address: str) -> None:
         self.runner = asyncio.Runner()
-        target = address
+        self.target = address
+        self.config = config_of(setup)
         if setup.carrier in ENCRYPTED:
-            target += f"?ca={setup.certificate}&server_name=localhost"
+            self.target += f"?ca={setup.certificate}&server_name=localhost"
         self.client: AqueductClient = self.runner.run(
-            AqueductClient.connect(target, config=config_of(setup))
+            AqueductClient.connect(self.target, config=self.config)
         )
 
     def sink(self, work: common.Work) -> None:
@@ -111,6 +113,12 @@ class Client:
                 laps.answered(body_of(await self.client.call("request", body_batch(request))))
 
         self.runner.run(run())
+
+    def sync_requests(self, laps: common.Laps) -> None:
+        """The same from a thread, without an event loop of the caller's."""
+        with SyncClient(self.target, config=self.config) as client:
+            for request in laps:
+                laps.answered(body_of(client.call("request", body_batch(request))))
 
     def exchange_requests(self, laps: common.Laps) -> None:
         """The same by an exchange for each: what a call of one batch saves."""

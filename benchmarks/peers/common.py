@@ -43,7 +43,8 @@ class Setup:
     mode: str
     """``sink``, ``source``, ``echo``, ``request`` (a new call each) or ``open-request``.
 
-    Ours has ``exchange-request`` too: a new call each that is opened as one of many batches.
+    ``sync-request`` is ``request`` without an event loop in the client, where a peer has both. Ours
+    has ``exchange-request`` too: a new call each that is opened as one of many batches.
     """
     batch: int = 0
     """Bytes of one batch."""

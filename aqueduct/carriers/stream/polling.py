@@ -17,7 +17,7 @@ import asyncio
 import os
 import select
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from aqueduct._speedups.looking import look
@@ -53,6 +53,8 @@ class Lookout:
         """Where it comes."""
         readable = select.poll()
         readable.register(fd, select.POLLIN)
+        if poller.others is not None:
+            readable.register(poller.others, select.POLLIN)
         self._sleep = readable.poll
 
     def expect(self, now: float) -> None:
@@ -65,7 +67,7 @@ class Lookout:
     def look(self, clock: Callable[[], float]) -> bool:
         """Input is due, and is looked for, waited for and read here; whether it came.
 
-        What else the loop has to do waits meanwhile: for 5 ms at most.
+        What else the loop has to do waits meanwhile: for 5 ms at most, or until it is noticed.
         """
         self._since = now = clock()
         until = now + _BY_HAND
@@ -73,7 +75,7 @@ class Lookout:
             # Who is to send it, or others, have the processor. A turn of the loop would sleep,
             # too, and take four dozen calls for it, half of them once the input is there.
             left = until - clock()
-            if left <= 0 or not self._sleep(left * 1e3):
+            if left <= 0 or not any(fd == self.fd for fd, _ in self._sleep(left * 1e3)):
                 return False
         self.read()
         return True
@@ -119,9 +121,21 @@ class Lookout:
 class Poller:
     """Looks for the input of the connections of one event loop that expect some."""
 
-    __slots__ = ("__weakref__", "_fresh", "_lookouts", "_rest", "_scheduled", "rests", "turns")
+    __slots__ = (
+        "__weakref__",
+        "_fresh",
+        "_lookouts",
+        "_rest",
+        "_scheduled",
+        "others",
+        "rests",
+        "turns",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        selector: Any = getattr(loop, "_selector", None)
+        self.others: Any = selector if hasattr(selector, "fileno") else None
+        """Readable when anything is that the loop waits for; None for a loop of another kind."""
         self._lookouts: dict[Lookout, None] = {}
         """The one that is given up first comes first."""
         self._scheduled = False
@@ -211,5 +225,5 @@ def poller_of(loop: asyncio.AbstractEventLoop) -> Poller:
     """The one poller of a loop, whatever connections there are."""
     poller = _pollers.get(loop)
     if poller is None:
-        poller = _pollers[loop] = Poller()
+        poller = _pollers[loop] = Poller(loop)
     return poller
