@@ -153,7 +153,7 @@ class Client:
 
         The call is made at once. ``batches``, any iterable or async iterable, is read as there is
         room: at most ``in_flight`` batches (8; of small ones up to 64, while they are less than
-        1 MiB) and ``in_flight_bytes`` (32 MiB) of them are sent and not yet answered, or taken by
+        2 MiB) and ``in_flight_bytes`` (32 MiB) of them are sent and not yet answered, or taken by
         a handler that answers later; one may always be. A plain iterable is read on the event
         loop, so it must not block.
 

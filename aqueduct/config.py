@@ -291,7 +291,7 @@ class Calls:
     small_batches: int = 64
     """Small batches may be as many: so that both sides are at work all the time, which they are not
     where eight batches are gone in less time than a process takes to wake up."""
-    small_bytes: int = 1 * MiB
+    small_bytes: int = 2 * MiB
     """They are small as long as all that are under way have fewer bytes than this; 0: none are."""
     unary_bytes: int = 256 * KiB
     """A call of one batch has it in the same message up to this size (and ``cut``), and its answers

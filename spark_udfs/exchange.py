@@ -99,7 +99,7 @@ def exchange(
       send and yields nothing.
     - ``in_flight`` (8) and ``in_flight_bytes`` (32m): how many batches, and bytes of them, may be
       sent and not yet answered. One batch is always sent. Unless you say how many, there may be
-      up to 64 small ones, while they are less than 1 MiB, where one call takes a partition: with
+      up to 64 small ones, while they are less than 2 MiB, where one call takes a partition: with
       one address, and neither retries nor other care for single batches.
     - ``ordered`` (true): false gives the answers of a function of one batch as they are made.
     - ``deadline``: seconds for the work of one partition; ``batch_deadline``: from the sending of

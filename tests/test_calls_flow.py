@@ -208,8 +208,9 @@ async def test_no_more_than_in_flight_is_sent_and_not_answered(carrier, handler,
     ("size", "settings", "expected"),
     [
         (100, {}, 64),
-        (100 * KiB, {}, 11),  # the eleventh makes a MiB of them
-        (200 * KiB, {}, 8),
+        (100 * KiB, {}, 21),  # the last makes two MiB of them
+        (100 * KiB, {"small_bytes": 1 << 20}, 11),
+        (300 * KiB, {}, 8),
         (100, {"small_bytes": 0}, 8),
         (100, {"small_batches": 20}, 20),
         (100, {"small_batches": 1}, 8),
