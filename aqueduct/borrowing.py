@@ -20,7 +20,6 @@ import select
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sized
-from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -100,12 +99,9 @@ class BorrowedLoop(LoopThread):
     def __init__(self, name: str = "aqueduct-loop") -> None:
         self._running = threading.Lock()  # whoever holds it runs the loop
         self._kept = True  # by its own thread; another one need not be told of work
-        self._ended = False
         self._used = 0.0
-        self._lock = threading.Lock()
-        self._under_way = 0  # of what threads have begun by ``run``
         self.idle: Callable[[], bool] = lambda: True
-        """Whether nothing besides is under way on the loop."""
+        """Whether nothing is under way on the loop but what ``run`` waits for."""
         self._work: SimpleQueue[None] = SimpleQueue()
         super().__init__(name)
         self._guard = _Guard(self.loop)
@@ -129,7 +125,7 @@ class BorrowedLoop(LoopThread):
 
         Not if anything else is under way.
         """
-        if self._kept and self._lends and self._under_way == 1 and self.idle():
+        if self._kept and self._lends and len(self._begun) <= 1 and self.idle():
             self._let_go()
 
     def borrow(self) -> bool:
@@ -228,27 +224,7 @@ class BorrowedLoop(LoopThread):
         finally:
             self.give_back()
 
-    def stop(self) -> None:
-        """See ``LoopThread``."""
-        self._ended = True
-        super().stop()
-
     # Within
-
-    def _begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        with self._lock:
-            self._under_way += 1
-        try:
-            future = super()._begin(work)
-        except BaseException:
-            self._count_end()
-            raise
-        future.add_done_callback(self._count_end)
-        return future
-
-    def _count_end(self, _: object = None) -> None:
-        with self._lock:
-            self._under_way -= 1
 
     def _need(self) -> None:
         if not self._kept:
@@ -269,33 +245,37 @@ class BorrowedLoop(LoopThread):
             self.loop.run_forever()
 
     def _attend(self) -> None:
+        wanted = True
         while not self._ended:
             with self._running:
-                self._kept = True
-                if not self._ended:
-                    self.loop.run_forever()
-                    self._kept = False
-                    self._run_rest()
-            if self._rests():
-                self._wait()
+                if wanted or not self._rests():
+                    self._kept = True
+                    if not self._ended:
+                        self.loop.run_forever()
+                        self._kept = False
+                        self._run_rest()
+                wanted = not self._rests()
+            if not wanted:
+                wanted = self._wait()
 
     def _rests(self) -> bool:
-        """Whether nothing has come up since somebody let go of the loop."""
-        while not self._work.empty():  # of which the loop knows already
+        """Whether all that threads have put onto the loop is done. For who has the loop."""
+        while not self._work.empty():
             self._work.get()
-        return not (self._under_way or self._ready) and self.idle()
+        return not (self._begun or self._ready) and self.idle()
 
-    def _wait(self) -> None:
-        """Returns when there is work, or when nobody has borrowed the loop for a moment."""
+    def _wait(self) -> bool:
+        """Returns when there is work; True: nobody has borrowed the loop for a moment."""
         since = time.monotonic()
         while not self._ended:
             try:
                 self._work.get(timeout=_UNATTENDED)
-                return
+                return False  # whoever has the loop may do it yet
             except Empty:
                 idle = time.monotonic() - max(self._used, since)
                 if idle >= _UNATTENDED and not self._running.locked():
-                    return
+                    return True
+        return False
 
     def _clean_up(self) -> None:
         with self._running:

@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
@@ -128,6 +128,9 @@ class LoopThread:
     def __init__(self, name: str = "aqueduct-loop") -> None:
         self.pid = os.getpid()
         self.loop = asyncio.new_event_loop()
+        self._ended = False
+        self._begun: set[Future[Any]] = set()
+        """What ``run`` waits for, in all threads."""
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -145,7 +148,7 @@ class LoopThread:
                 f"this client was made in process {self.pid} and its event loop did not survive "
                 f"the fork into process {os.getpid()}; make a client after the fork"
             )
-        if not self.alive:
+        if self._ended or not self.alive:
             raise LocalProtocolError("the client is closed: its event loop has ended")
         if asyncio._get_running_loop() is self.loop:
             raise LocalProtocolError(
@@ -168,12 +171,23 @@ class LoopThread:
         except AqueductError:
             work.close()
             raise
-        future = self._begin(work)
+        try:
+            future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        except RuntimeError:  # the loop has ended since
+            work.close()
+            self.check()
+            raise
+        self._begun.add(future)
+        future.add_done_callback(self._begun.discard)
+        if self.loop.is_closed():
+            future.cancel()
         self._need()
         try:
             return future.result(timeout)
-        except BaseException:
+        except BaseException as error:
             future.cancel()
+            if isinstance(error, CancelledError):
+                self.check()  # says so if it is the end of the loop that cancelled it
             raise
 
     def disown(self) -> None:
@@ -196,6 +210,7 @@ class LoopThread:
 
     def stop(self) -> None:
         """Ends the loop and its thread; what still runs on it is cancelled."""
+        self._ended = True
         if self.alive:
             with contextlib.suppress(RuntimeError):  # it has ended meanwhile
                 self.call(self.loop.stop)
@@ -213,9 +228,6 @@ class LoopThread:
     def _attend(self) -> None:
         self.loop.run_forever()
 
-    def _begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        return asyncio.run_coroutine_threadsafe(work, self.loop)
-
     def _need(self) -> None:
         """Something was put onto the loop."""
 
@@ -227,3 +239,5 @@ class LoopThread:
             self.loop.run_until_complete(asyncio.wait(tasks, timeout=5))
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         self.loop.close()
+        for future in tuple(self._begun):  # it came too late to be run
+            future.cancel()

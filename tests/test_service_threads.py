@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 import time
+from concurrent.futures import Future
 
 import pytest
 
@@ -170,6 +171,42 @@ def test_a_timeout_cancels(loop_thread):
 
 async def nothing():
     pass
+
+
+def test_who_waits_hears_of_the_end_of_the_loop(loop_thread):
+    begun = threading.Event()
+
+    async def forever():
+        begun.set()
+        await asyncio.sleep(3600)
+
+    def stop():
+        assert begun.wait(20)
+        loop_thread.stop()
+
+    threading.Thread(target=stop).start()
+    with pytest.raises(LocalProtocolError, match="its event loop has ended"):
+        loop_thread.run(forever())
+
+
+@pytest.mark.parametrize("when", ["before it is there", "behind it", "while it is put there"])
+def test_work_that_comes_as_the_loop_ends_is_refused(loop_thread, monkeypatch, when):
+    put = asyncio.run_coroutine_threadsafe
+
+    def late(work, loop):
+        if when == "before it is there":
+            loop_thread.stop()
+            return put(work, loop)
+        if when == "behind it":
+            loop_thread.stop()
+        else:
+            threading.Thread(target=loop_thread.stop).start()
+        work.close()
+        return Future()  # on a loop that has made its last turn
+
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", late)
+    with pytest.raises(LocalProtocolError, match="its event loop has ended"):
+        loop_thread.run(nothing())
 
 
 def test_a_loop_that_has_ended_says_so(loop_thread):

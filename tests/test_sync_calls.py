@@ -116,10 +116,14 @@ def lent(client) -> None:
 def test_the_thread_that_calls_sends_and_reads_by_itself(client, askers, monkeypatch):
     monkeypatch.setattr(borrowing, "_STEPPED", LONG)
     lent(client)
-    del askers[:]
-    for number in range(20):
-        assert values([client.call("double", numbers(number))]) == [[2 * number]]
-    assert askers == [threading.current_thread()] * 20
+
+    def by_itself():  # on a busy machine the loop's own thread may have one in between
+        del askers[:]
+        for number in range(20):
+            assert values([client.call("double", numbers(number))]) == [[2 * number]]
+        return askers == [threading.current_thread()] * 20
+
+    until_seen(by_itself)
 
 
 def test_a_call_that_takes_longer_is_gone_on_with_by_the_loop(client, held, begun):
