@@ -62,19 +62,28 @@ class _Guard:
         self.connection: Connection | None = None
         """For which the thread does what turns of the loop would do, if it makes none."""
 
-    def __enter__(self) -> None:
+    def defer(self) -> None:
+        """From here until ``allow`` an interrupt only ends a turn, and is raised behind it."""
         if threading.get_ident() == self._main:
             handler = _signal.getsignal(_signal.SIGINT)
             if callable(handler):
                 self._handler = handler
                 _signal.signal(_signal.SIGINT, self._note)
+
+    def allow(self) -> None:
+        """The end of ``defer``; raises what came."""
+        if threading.get_ident() == self._main and self._handler is not None:
+            handler, self._handler = self._handler, None
+            _signal.signal(_signal.SIGINT, handler)
+            self._raise(handler)
+
+    def __enter__(self) -> None:
         if self.connection is not None:
             asyncio._set_running_loop(self._loop)
             self.connection.attend(True)
 
     def __exit__(self, *ignored: object) -> None:
         connection, self.connection = self.connection, None
-        handler, self._handler = self._handler, None
         try:
             if connection is not None:
                 try:
@@ -82,11 +91,13 @@ class _Guard:
                 finally:
                     asyncio._set_running_loop(None)
         finally:
-            if handler is not None:
-                _signal.signal(_signal.SIGINT, handler)
-                came, self._came = self._came, None  # a frame is not to live on here
-                if came is not None:
-                    handler(*came)
+            if threading.get_ident() == self._main and self._handler is not None:
+                self._raise(self._handler)
+
+    def _raise(self, handler: Callable[[int, FrameType | None], Any]) -> None:
+        came, self._came = self._came, None  # a frame is not to live on here
+        if came is not None:
+            handler(*came)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._came = number, frame
@@ -99,7 +110,7 @@ class BorrowedLoop(LoopThread):
     def __init__(self, name: str = "aqueduct-loop") -> None:
         self._running = threading.Lock()  # whoever holds it runs the loop
         self._kept = True  # by its own thread; another one need not be told of work
-        self._used = 0.0
+        self._used = self._turned = 0.0
         self.idle: Callable[[], bool] = lambda: True
         """Whether nothing is under way on the loop but what ``run`` waits for."""
         self._work: SimpleQueue[None] = SimpleQueue()
@@ -134,7 +145,14 @@ class BorrowedLoop(LoopThread):
             return False  # or this is the child of a fork
         if asyncio._get_running_loop() is not None:
             return False
-        return self._running.acquire(blocking=False)
+        # An interrupt between taking the loop and giving it back would leave it to nobody.
+        self._guard.defer()
+        if self._running.acquire(blocking=False):
+            if not self._ended:
+                return True
+            self._running.release()
+        self._guard.allow()
+        return False
 
     def turn(self, seconds: float, until: asyncio.Future[Any] | None = None) -> None:
         """Runs the borrowed loop until something on it calls ``loop.stop``, or for so long.
@@ -143,6 +161,7 @@ class BorrowedLoop(LoopThread):
         raised then.
         """
         loop = self.loop
+        self._turned = self._time()
         with self._guard:
             timer = loop.call_later(seconds, loop.stop)
             if until is not None:
@@ -180,18 +199,26 @@ class BorrowedLoop(LoopThread):
             except StopIteration as end:
                 found: T = end.value
                 return found
+            except BaseException:
+                work.close()  # now, on its loop; it is over if it was what raised
+                raise
             otherwise(loop.create_task(work))
         return None
 
     def run_rest(self) -> None:
-        """Does what callbacks have left for the next turn, which may not come soon."""
-        if self._ready:
+        """Does what callbacks have left for the next turn, which may not come soon.
+
+        Now and then it makes one in any case: what timers are due, and which were cancelled, is
+        seen by turns alone.
+        """
+        if self._ready or self._time() - self._turned >= _UNATTENDED:
             self.turn(0)
 
     def give_back(self) -> None:
         """Ends what ``borrow`` began."""
         self._used = time.monotonic()
         self._running.release()
+        self._guard.allow()
 
     def rest(self, connection: Connection | None = None) -> None:
         """The loop's own thread lets go of it, so that the next call may borrow it.

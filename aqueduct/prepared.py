@@ -24,7 +24,7 @@ from aqueduct.blocking import SyncStream
 from aqueduct.borrowing import BorrowedLoop
 from aqueduct.client import Client
 from aqueduct.crossing import Crossing
-from aqueduct.errors import AqueductError, ConnectionLost
+from aqueduct.errors import AqueductError, ConnectionLost, LocalProtocolError
 from aqueduct.outgoing import abandoned
 
 __all__ = ["Prepared", "PreparedCall"]
@@ -112,18 +112,26 @@ class PreparedCall:
                     work = client.ask(self._asker, self.encoded, self._headers)
                     answered = thread.step(work, client.connection, self._later)
                     if answered is not None:
-                        thread.run_rest()
                         return answered
                     task = self._task
                     if task is not None:
+                        if self._closed:  # while it was stepped
+                            task.cancel()
                         thread.turn(_BY_HAND, until=task)
                         if task.done():
                             return task.result()
                 finally:
-                    thread.give_back()
+                    try:
+                        thread.run_rest()
+                    finally:
+                        thread.give_back()
             return thread.run(self._wait())
         except (asyncio.CancelledError, CancelledError):
             raise self._lost() from None
+        except LocalProtocolError:  # the loop has ended
+            if self._closed:
+                raise self._lost() from None
+            raise
         except BaseException:
             self.close()  # an interrupt leaves nothing behind
             raise

@@ -186,6 +186,8 @@ class LoopThread:
             return future.result(timeout)
         except BaseException as error:
             future.cancel()
+            if self.loop.is_closed():
+                work.close()  # if it came too late to begin
             if isinstance(error, CancelledError):
                 self.check()  # says so if it is the end of the loop that cancelled it
             raise

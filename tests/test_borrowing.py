@@ -183,10 +183,10 @@ for begin in (work, lambda: threading.Timer(0.05, os.kill, (os.getpid(), signal.
         thread.turn(20)
     except KeyboardInterrupt:
         steps.append("interrupted")
-assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 thread.loop.call_soon(thread.loop.stop)
 thread.turn(20)
 thread.give_back()
+assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 thread.stop()
 assert steps == ["begun", "ended", "interrupted", "interrupted"], steps
 """
@@ -278,8 +278,46 @@ def test_input_of_others_ends_the_steps(resting):
 
 
 def test_what_looking_raises_leaves_no_loop_behind(resting):
+    ended = []
+
+    async def work():
+        try:
+            await Asked(resting.loop)
+        finally:
+            ended.append(asyncio.get_running_loop())
+
+    borrow(resting)
     with pytest.raises(ZeroDivisionError):
-        step(resting, [lambda: 1 // 0], Asked(resting.loop), [], [])
+        resting.step(work(), Brought([lambda: 1 // 0]), print)
+    assert ended == [resting.loop]
+    assert asyncio._get_running_loop() is None
+    resting.give_back()
+
+
+def test_a_loop_that_ends_as_it_is_taken_is_not_lent(resting):
+    class Lock:
+        def acquire(self, blocking):
+            resting._ended = True
+            return lock.acquire(blocking)
+
+        def release(self):
+            lock.release()
+
+    lock, resting._running = resting._running, Lock()
+    assert not resting.borrow()
+    assert not lock.locked()
+    resting._running = lock
+    resting._ended = False
+
+
+def test_who_only_steps_lets_timers_be_seen_now_and_then(resting, monkeypatch):
+    monkeypatch.setattr(borrowing, "_UNATTENDED", 0.0)
+    due = threading.Event()
+    borrow(resting)
+    resting.loop.call_later(0, due.set)
+    assert not resting._ready
+    until_seen(lambda: resting.run_rest() or due.is_set())
+    resting.give_back()
 
 
 STEPPED = """
@@ -317,12 +355,43 @@ except KeyboardInterrupt:
     steps.append("interrupted")
 assert steps == [True, "look", "looked", False, "interrupted"], steps
 assert len(tasks) == 1 and not tasks[0].done()
-assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 tasks[0].cancel()
 thread.turn(0)
 thread.give_back()
+assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 thread.stop()
 """
+
+
+TAKEN = """
+import os, signal
+from aqueduct.borrowing import BorrowedLoop
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+thread = BorrowedLoop()
+thread.rest()
+while not thread.borrow():
+    pass
+steps = []
+os.kill(os.getpid(), signal.SIGINT)
+for _ in range(100_000):
+    pass
+steps.append("taken")
+try:
+    thread.give_back()
+except KeyboardInterrupt:
+    steps.append("interrupted")
+assert steps == ["taken", "interrupted"], steps
+assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+while not thread.borrow():  # its own thread was told to stop, and lets go of it again
+    pass
+thread.give_back()
+thread.stop()
+"""
+
+
+def test_an_interrupt_leaves_no_loop_with_nobody():
+    subprocess.run([sys.executable, "-c", TAKEN], check=True, timeout=60, cwd=ROOT)
 
 
 def test_an_interrupt_comes_behind_a_step():

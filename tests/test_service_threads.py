@@ -201,7 +201,6 @@ def test_work_that_comes_as_the_loop_ends_is_refused(loop_thread, monkeypatch, w
             loop_thread.stop()
         else:
             threading.Thread(target=loop_thread.stop).start()
-        work.close()
         return Future()  # on a loop that has made its last turn
 
     monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", late)

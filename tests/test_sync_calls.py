@@ -14,6 +14,7 @@ from aqueduct import borrowing
 from aqueduct.carriers.stream.polling import Lookout, Poller
 from aqueduct.endpoint import Connection
 from aqueduct.errors import (
+    Cancelled,
     ConnectionLost,
     DeadlineExceeded,
     HandlerFailed,
@@ -234,6 +235,32 @@ def test_a_service_that_goes_away(service, carrier):
     client.close()
     with pytest.raises(LocalProtocolError, match="the client is closed"):
         client.call("double", numbers(1))
+
+
+def test_calls_with_deadlines_leave_no_timers(service, monkeypatch):
+    monkeypatch.setattr(borrowing, "_UNATTENDED", 0.001)
+    with sync_client(service, "tcp") as client:
+        for number in range(600):
+            answer = client.call("double", numbers(number), deadline=LONG)
+            assert values([answer]) == [[2 * number]]
+        assert len(client._thread.loop._scheduled) < 300
+
+
+def test_a_call_that_is_ended_while_it_is_made(service, monkeypatch):
+    with sync_client(service, "tcp") as client:
+        lent(client)
+        prepared = client.prepare("hold", NUMBERS)
+        call = prepared.call(prepared.encode(numbers(1)))
+        look = Connection.look
+
+        def ended(self):
+            call.close()
+            return look(self)
+
+        monkeypatch.setattr(Connection, "look", ended)
+        monkeypatch.setattr("aqueduct.prepared._BY_HAND", LONG)
+        with pytest.raises(Cancelled):
+            call.result()
 
 
 # ------------------------------------------------------------------ waiting by hand

@@ -134,7 +134,7 @@ class Poller:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         selector: Any = getattr(loop, "_selector", None)
-        self.others: Any = selector if hasattr(selector, "fileno") else None
+        self.others: int | None = selector.fileno() if hasattr(selector, "fileno") else None
         """Readable when anything is that the loop waits for; None for a loop of another kind."""
         self._lookouts: dict[Lookout, None] = {}
         """The one that is given up first comes first."""
