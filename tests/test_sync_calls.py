@@ -243,14 +243,17 @@ def test_calls_with_deadlines_leave_no_timers(service, monkeypatch):
         for number in range(600):
             answer = client.call("double", numbers(number), deadline=LONG)
             assert values([answer]) == [[2 * number]]
-        assert len(client._thread.loop._scheduled) < 300
+        assert len(client._thread.loop._scheduled) < 300  # type: ignore[attr-defined]
 
 
 def test_a_call_that_is_ended_while_it_is_made(service, monkeypatch):
     with sync_client(service, "tcp") as client:
         lent(client)
         prepared = client.prepare("hold", NUMBERS)
-        call = prepared.call(prepared.encode(numbers(1)))
+        assert prepared is not None
+        encoded = prepared.encode(numbers(1))
+        assert encoded is not None
+        call = prepared.call(encoded)
         look = Connection.look
 
         def ended(self):
