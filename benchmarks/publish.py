@@ -155,7 +155,11 @@ def draw(run: results.Run, path: Path) -> None:
         _bars(axes, run, [(f"{carrier}-{name}", name) for name in BULK], "mib_s")
         axes.set_title(f"{carrier}: batches of 1 MiB and 64 KiB, MiB/s")
     axes = panels[len(CARRIERS)]
-    cases = [(f"{carrier}-{name}", f"{carrier}\n{name}") for name in TRIPS for carrier in CARRIERS]
+    cases = [
+        (f"{carrier}-{name}", f"{carrier}\n" + name.replace("-", "-\n"))
+        for name in TRIPS
+        for carrier in CARRIERS
+    ]
     _bars(axes, run, cases, "p50_us")
     axes.set_title("200 bytes there and back, p50 us")
     axes.legend(fontsize=8)
