@@ -395,6 +395,7 @@ def rest(client) -> None:
 
 def test_a_small_call_is_made_by_the_thread_that_asks(client, monkeypatch):
     monkeypatch.setattr(blocking, "_EARLY", LONG)  # however busy the machine is
+    monkeypatch.setattr(borrowing, "_UNATTENDED", LONG)
     for number in range(20):
         rest(client)
         stream = client.exchange("double", [numbers(number)], schema=NUMBERS, together=True)
@@ -437,7 +438,8 @@ def test_input_that_is_there_leaves_before_an_answer_is_looked_for(client, monke
     assert taken[:2] == [0, 0]  # the second was asked for before the first was answered
 
 
-def test_acceptance_is_waited_for_by_the_thread_that_asks(client):
+def test_acceptance_is_waited_for_by_the_thread_that_asks(client, monkeypatch):
+    monkeypatch.setattr(borrowing, "_UNATTENDED", LONG)  # however busy the machine is
     rest(client)
     with client.exchange("double", [numbers(1)], schema=NUMBERS, together=True) as stream:
         assert stream.opened() == NUMBERS
