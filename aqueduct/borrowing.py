@@ -11,8 +11,6 @@ it up again when it is told that there is work, or has seen that nobody did any 
 
 from __future__ import annotations
 
-# What signal wraps: its own functions take twenty calls of Python to make enums of handlers.
-import _signal  # type: ignore[import-not-found]
 import asyncio
 import contextlib
 import os
@@ -21,10 +19,10 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sized
 from queue import Empty, SimpleQueue
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from aqueduct.clock import clock_of
+from aqueduct.deferral import Deferral
 from aqueduct.threads import LoopThread
 
 if TYPE_CHECKING:
@@ -42,66 +40,28 @@ _TURNS: Final = 64
 """Of the loop at most, for what is left on it when somebody lets go of it."""
 
 
-class _Guard:
-    """Around what a thread other than the loop's own does with it.
-
-    What SIGINT has Python do waits until the loop stands still. The handler raises
-    KeyboardInterrupt as a rule, wherever the main thread is, and that may be in the middle of what
-    a connection does with its state: the loop's own thread never sees one.
+class _Attendance:
+    """While a thread does for ``connection`` what turns of the loop would do, and makes none.
 
     One is enough for a loop, as one thread has it at a time.
     """
 
-    __slots__ = ("_came", "_handler", "_loop", "_main", "connection")
+    __slots__ = ("_loop", "connection")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._main = threading.main_thread().ident
-        self._came: tuple[int, FrameType | None] | None = None
-        self._handler: Callable[[int, FrameType | None], Any] | None = None
-        self.connection: Connection | None = None
-        """For which the thread does what turns of the loop would do, if it makes none."""
-
-    def defer(self) -> None:
-        """From here until ``allow`` an interrupt only ends a turn, and is raised behind it."""
-        if threading.get_ident() == self._main:
-            handler = _signal.getsignal(_signal.SIGINT)
-            if callable(handler):
-                self._handler = handler
-                _signal.signal(_signal.SIGINT, self._note)
-
-    def allow(self) -> None:
-        """The end of ``defer``; raises what came."""
-        if threading.get_ident() == self._main and self._handler is not None:
-            handler, self._handler = self._handler, None
-            _signal.signal(_signal.SIGINT, handler)
-            self._raise(handler)
+        self.connection: Connection
 
     def __enter__(self) -> None:
-        if self.connection is not None:
-            asyncio._set_running_loop(self._loop)
-            self.connection.attend(True)
+        asyncio._set_running_loop(self._loop)
+        self.connection.attend(True)
 
     def __exit__(self, *ignored: object) -> None:
-        connection, self.connection = self.connection, None
         try:
-            if connection is not None:
-                try:
-                    connection.attend(False)
-                finally:
-                    asyncio._set_running_loop(None)
+            self.connection.attend(False)
         finally:
-            if threading.get_ident() == self._main and self._handler is not None:
-                self._raise(self._handler)
-
-    def _raise(self, handler: Callable[[int, FrameType | None], Any]) -> None:
-        came, self._came = self._came, None  # a frame is not to live on here
-        if came is not None:
-            handler(*came)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self._came = number, frame
-        self._loop.call_soon_threadsafe(self._loop.stop)
+            del self.connection
+            asyncio._set_running_loop(None)
 
 
 class BorrowedLoop(LoopThread):
@@ -115,7 +75,8 @@ class BorrowedLoop(LoopThread):
         """Whether nothing is under way on the loop but what ``run`` waits for."""
         self._work: SimpleQueue[None] = SimpleQueue()
         super().__init__(name)
-        self._guard = _Guard(self.loop)
+        self._signals = Deferral(self._stop_soon)
+        self._attendance = _Attendance(self.loop)
         self._time = clock_of(self.loop)
         # Of asyncio's own loops; another one, as a policy may make it, stays with its thread.
         self._ready: Sized = getattr(self.loop, "_ready", ())
@@ -131,6 +92,11 @@ class BorrowedLoop(LoopThread):
         """Whether the loop's own thread runs it."""
         return self._kept
 
+    @property
+    def may_borrow(self) -> bool:
+        """Whether the calling thread may ever: not if it runs a loop of its own."""
+        return asyncio._get_running_loop() is None
+
     def lend(self) -> None:
         """On the loop, as what some thread waits for in ``run`` ends: its next call may borrow.
 
@@ -140,39 +106,40 @@ class BorrowedLoop(LoopThread):
             self._let_go()
 
     def borrow(self) -> bool:
-        """Whether the calling thread has the loop now, until it does ``give_back``."""
+        """Whether the calling thread has the loop now, until it does ``give_back``.
+
+        Signals wait until then (see ``deferral``).
+        """
         if self._kept or self._ended or self.pid != os.getpid():
             return False  # or this is the child of a fork
-        if asyncio._get_running_loop() is not None:
+        if not self.may_borrow:
             return False
-        # An interrupt between taking the loop and giving it back would leave it to nobody.
-        self._guard.defer()
+        # An exception between taking the loop and giving it back would leave it to nobody.
+        self._signals.begin()
         if self._running.acquire(blocking=False):
             if not self._ended:
                 return True
             self._running.release()
-        self._guard.allow()
+        self._signals.end()
         return False
 
     def turn(self, seconds: float, until: asyncio.Future[Any] | None = None) -> None:
         """Runs the borrowed loop until something on it calls ``loop.stop``, or for so long.
 
-        ``until`` is done, for instance. An interrupt ends it, too, between two callbacks, and is
-        raised then.
+        ``until`` is done, for instance. A signal ends it, too, between two callbacks.
         """
         loop = self.loop
         self._turned = self._time()
-        with self._guard:
-            timer = loop.call_later(seconds, loop.stop)
+        timer = loop.call_later(seconds, loop.stop)
+        if until is not None:
+            until.add_done_callback(_stop)
+        try:
+            loop.run_forever()
+            self._run_rest()
+        finally:
+            timer.cancel()
             if until is not None:
-                until.add_done_callback(_stop)
-            try:
-                loop.run_forever()
-                self._run_rest()
-            finally:
-                timer.cancel()
-                if until is not None:
-                    until.remove_done_callback(_stop)
+                until.remove_done_callback(_stop)
 
     def step(
         self,
@@ -184,12 +151,12 @@ class BorrowedLoop(LoopThread):
 
         It waits for what the connection brings. If that does not come at once, this is None, and
         the work a task from then on, which ``otherwise`` is told. Its futures must not mind to be
-        waited for again. An interrupt is as in ``turn``.
+        waited for again. A signal ends the next turn.
         """
         loop = self.loop
         until = self._time() + _STEPPED
-        self._guard.connection = connection
-        with self._guard:
+        self._attendance.connection = connection
+        with self._attendance:
             try:
                 while True:
                     awaited = work.send(None)
@@ -215,10 +182,10 @@ class BorrowedLoop(LoopThread):
             self.turn(0)
 
     def give_back(self) -> None:
-        """Ends what ``borrow`` began."""
+        """Ends what ``borrow`` began. Raises what the handlers of signals raise that came."""
         self._used = time.monotonic()
         self._running.release()
-        self._guard.allow()
+        self._signals.end()
 
     def rest(self, connection: Connection | None = None) -> None:
         """The loop's own thread lets go of it, so that the next call may borrow it.
@@ -231,8 +198,8 @@ class BorrowedLoop(LoopThread):
                     self.loop.call_soon_threadsafe(self._let_go)
         elif connection is not None and self.borrow():
             try:
-                self._guard.connection = connection
-                with self._guard:
+                self._attendance.connection = connection
+                with self._attendance:
                     connection.settle()
                 self.run_rest()
             finally:
@@ -243,8 +210,8 @@ class BorrowedLoop(LoopThread):
         if self._kept or not (self._came(0) or self._ready) or not self.borrow():
             return
         try:
-            self._guard.connection = connection
-            with self._guard:
+            self._attendance.connection = connection
+            with self._attendance:
                 connection.read()
             if self._ready or self._came(0):
                 self.turn(0)
@@ -256,6 +223,11 @@ class BorrowedLoop(LoopThread):
     def _need(self) -> None:
         if not self._kept:
             self._work.put(None)
+
+    def _stop_soon(self) -> None:
+        """A signal has come, and waits until the loop is given back."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self.loop.call_soon_threadsafe(self.loop.stop)
 
     def _let_go(self) -> None:
         # Who puts something onto the loop from here on has it taken up again. What was put there

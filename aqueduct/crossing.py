@@ -188,8 +188,8 @@ class Crossing:
         try:
             if self._run_loop(seconds):
                 return self.taken(self._inbox.get_nowait())
-            if self._untold:
-                self.wake()
+            if self._untold or not self._thread.kept:
+                self.wake()  # or it would be told as late as who has the loop lets go of it
             return self.taken(self._inbox.get(timeout=seconds))
         except Empty:
             return None

@@ -125,7 +125,7 @@ class PreparedCall:
                         thread.run_rest()
                     finally:
                         thread.give_back()
-            return thread.run(self._wait())
+            return thread.run(self._wait(lend=thread.may_borrow))
         except (asyncio.CancelledError, CancelledError):
             raise self._lost() from None
         except LocalProtocolError:  # the loop has ended
@@ -149,9 +149,13 @@ class PreparedCall:
         """Abandons the call, unless it is over: the handler is told to stop."""
         self._closed = True
         task = self._task
-        if task is not None and not task.done():
+        if task is None:
+            return
+        if not task.done():
             with contextlib.suppress(RuntimeError):  # the loop has ended, and the task with it
                 self._thread.call(task.cancel)
+        elif not task.cancelled():
+            task.exception()  # nobody asks for it any more, and asyncio need not complain of that
 
     # Within
 
@@ -159,8 +163,8 @@ class PreparedCall:
         """The answer did not come at once: the loop goes on with it."""
         self._task = task
 
-    async def _wait(self) -> Answered:
-        """On the loop."""
+    async def _wait(self, *, lend: bool) -> Answered:
+        """On the loop, which the next call may borrow if it is to be lent."""
         begun, self._task = self._task, asyncio.current_task()
         if self._closed and self._task is not None:
             self._task.cancel()
@@ -169,7 +173,8 @@ class PreparedCall:
                 return await self._client.ask(self._asker, self.encoded, self._headers)
             return await begun
         finally:
-            self._thread.lend()
+            if lend:
+                self._thread.lend()
 
     def _lost(self) -> AqueductError:
         if self._closed:

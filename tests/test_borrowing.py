@@ -461,6 +461,22 @@ def test_threads_that_share_a_client_that_rests(client):
             each.result(60)
 
 
+def test_who_cannot_have_the_loop_has_its_own_thread_run_it(client, monkeypatch):
+    monkeypatch.setattr(borrowing, "_UNATTENDED", 1000)  # it does not come back by itself
+    rest(client)
+    stream = client.exchange("slow", [numbers(1)], schema=NUMBERS, together=True)
+    crossing = stream._crossing
+    stream._send_next(stream._input)
+    assert crossing._run_loop(0.01)  # it has left, and this thread was to read its answer
+    borrow(client._thread)
+    with ThreadPoolExecutor() as pool:
+        found = pool.submit(crossing._look, LONG)
+        until_seen(lambda: crossing._waking)
+        client._thread.give_back()
+        assert found.result(LONG)[0] == 0
+    stream.close()
+
+
 def test_a_call_left_early_is_cancelled_though_nobody_runs_the_loop(client, service):
     rest(client)
     batches = map(numbers, itertools.count())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -171,6 +172,15 @@ def test_nobody_gets_the_loop_while_batches_are_under_way(client, askers):
         assert threading.current_thread() not in askers
         more.set()
         assert values(rest.result(LONG)) == [[2], [4]]
+
+
+def test_the_loop_stays_with_its_thread_where_nobody_can_have_it(client):
+    async def calls():
+        for number in range(5):
+            assert values([client.call("double", numbers(number))]) == [[2 * number]]
+            assert client._thread.kept
+
+    asyncio.run(calls())
 
 
 def test_many_threads_call_at_once(client):
