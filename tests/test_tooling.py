@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -228,7 +229,7 @@ def test_without_java_the_error_says_what_to_type(
 
 def test_without_python_the_error_says_what_to_type(tmp_path: Path, bare_path: Path) -> None:
     (bare_path / "cc").symlink_to("/bin/sh")
-    script = (ROOT / "ci" / "system.sh").read_text().replace(" /usr/bin/python3;", ";")
+    script = (ROOT / "ci" / "system.sh").read_text().replace(" /usr/bin/python3'", "'")
     (tmp_path / "system.sh").write_text(script)
     answer = subprocess.run(
         ["/bin/sh", str(tmp_path / "system.sh"), "python"],
@@ -239,6 +240,43 @@ def test_without_python_the_error_says_what_to_type(tmp_path: Path, bare_path: P
     )
     assert answer.returncode == 1
     assert "no Python >= 3.11" in answer.stderr
+
+
+def a_python(program: Path, arguments: str) -> None:
+    """A Python that says of itself that it was configured with ``arguments``."""
+    code = (
+        "import sys, sysconfig; sys.base_prefix = '/opt'; "
+        f"sys._base_executable = {str(program)!r}; "
+        f"sysconfig.get_config_var = lambda name: {arguments!r}; exec(sys.argv.pop(1))"
+    )
+    program.write_text(f'#!/bin/sh\nshift\nexec {sys.executable} -c {shlex.quote(code)} "$@"\n')
+    program.chmod(0o755)
+
+
+def test_a_python_with_optimisations_comes_first(bare_path: Path) -> None:
+    (bare_path / "cc").symlink_to("/bin/sh")
+    plain, optimised = bare_path / "python3", bare_path / "python3.12"
+    a_python(plain, "'--enable-shared'")
+    a_python(optimised, "'--enable-optimizations' '--with-lto'")
+    answer = ask("python", bare_path)
+    assert (answer.returncode, answer.stdout.strip()) == (0, str(optimised))
+    answer = ask("python", bare_path, PYTHON=str(plain))
+    assert (answer.returncode, answer.stdout.strip()) == (0, str(plain))
+
+
+def test_a_python_without_optimisations_will_do(tmp_path: Path, bare_path: Path) -> None:
+    (bare_path / "cc").symlink_to("/bin/sh")
+    a_python(bare_path / "python3", "'--enable-shared'")
+    script = (ROOT / "ci" / "system.sh").read_text().replace(" /usr/bin/python3'", "'")
+    (tmp_path / "system.sh").write_text(script)
+    answer = subprocess.run(
+        ["/bin/sh", str(tmp_path / "system.sh"), "python"],
+        env={"PATH": str(bare_path), "AQUEDUCT_NO_INSTALL": "1"},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert (answer.returncode, answer.stdout.strip()) == (0, str(bare_path / "python3"))
 
 
 def test_without_clang_the_error_says_what_to_type(bare_path: Path) -> None:
