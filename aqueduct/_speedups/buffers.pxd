@@ -44,4 +44,5 @@ cdef inline const uint8_t *memory_of(object item, Py_ssize_t *size) noexcept:
     size[0] = PyMemoryView_GET_BUFFER(item).len
     return <const uint8_t *> PyMemoryView_GET_BUFFER(item).buf
 cdef void copy_bytes(uint8_t *target, const uint8_t *source, Py_ssize_t size) noexcept
+cdef void copy_pieces(uint8_t *target, const uint8_t *source, size_t size) noexcept nogil
 cdef void count_copied(Py_ssize_t size) noexcept

@@ -21,7 +21,8 @@ cimport cython
 from cpython.exc cimport PyErr_SetFromErrno
 from libc.errno cimport EAGAIN, EINTR, ENOBUFS, ETOOMANYREFS, errno
 from libc.stdint cimport uint8_t, uint64_t
-from libc.string cimport memcpy
+
+from aqueduct._speedups.buffers cimport copy_pieces
 
 from aqueduct.errors import RemoteProtocolError
 
@@ -344,9 +345,9 @@ cdef class Rings:
 cdef int copy(uint8_t *target, const uint8_t *source, Py_ssize_t size) except -1:
     if size >= LONG:
         with nogil:
-            memcpy(target, source, <size_t> size)
+            copy_pieces(target, source, <size_t> size)
     else:
-        memcpy(target, source, <size_t> size)
+        copy_pieces(target, source, <size_t> size)
     return 0
 
 
