@@ -63,33 +63,33 @@ class Deferral:
         """No signal waits any more. Raises what the handlers of those that came raise."""
         if not self._handlers or threading.get_ident() != self._main:
             return
-        raised: BaseException | None = None
-        while True:
-            try:
-                for number, handler in self._handlers.items():
-                    if _signal.getsignal(number) == self._note:  # or somebody has set another
-                        _signal.signal(number, handler)
-                break
-            except BaseException as error:  # noqa: BLE001  of one that has its handler again
-                raised = error  # and the others are to have theirs
-        came, self._came = self._came, {}  # a frame is not to live on here
-        calls = [(self._handlers[number], number, frame) for number, frame in came.items()]
-        self._handlers.clear()
         try:
-            self._handle(calls)
+            self._restore()
         finally:
-            if raised is not None:
-                raise raised
+            handlers, came = self._handlers, self._came
+            self._handlers, self._came = {}, {}  # a frame is not to live on here
+            self._handle(handlers, came)
+
+    def _restore(self) -> None:
+        """Each signal has its own handler again, also if one of these raises meanwhile."""
+        try:
+            for number, handler in self._handlers.items():
+                if _signal.getsignal(number) == self._note:  # or somebody has set another
+                    _signal.signal(number, handler)
+        except BaseException:
+            self._restore()
+            raise
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._came[number] = frame
         self._noticed()
 
-    def _handle(self, calls: list[tuple[_Handler, int, FrameType | None]]) -> None:
+    def _handle(self, handlers: dict[int, _Handler], came: dict[int, FrameType | None]) -> None:
         """One that raises keeps no other from running."""
-        if calls:
-            (handler, number, frame), *others = calls
+        if came:
+            number = next(iter(came))
+            frame = came.pop(number)
             try:
-                handler(number, frame)
+                handlers[number](number, frame)
             finally:
-                self._handle(others)
+                self._handle(handlers, came)

@@ -183,9 +183,14 @@ def bare_path(tmp_path: Path) -> Path:
     return folder
 
 
-def ask(what: str, path: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+SCRIPT = ROOT / "ci" / "system.sh"
+
+
+def ask(
+    what: str, path: Path, *, script: Path = SCRIPT, **variables: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["/bin/sh", str(ROOT / "ci" / "system.sh"), what],
+        ["/bin/sh", str(script), what],
         env={"PATH": str(path), "AQUEDUCT_NO_INSTALL": "1", **variables},
         capture_output=True,
         text=True,
@@ -227,17 +232,19 @@ def test_without_java_the_error_says_what_to_type(
     assert re.search(r"Type: |Install it", answer.stderr)
 
 
+def script_without(place: str, folder: Path) -> Path:
+    """The script in ``folder``, that does not look at one place of the system's own."""
+    text = SCRIPT.read_text()
+    assert text.count(place) == 1
+    script = folder / "system.sh"
+    script.write_text(text.replace(place, ""))
+    return script
+
+
 def test_without_python_the_error_says_what_to_type(tmp_path: Path, bare_path: Path) -> None:
     (bare_path / "cc").symlink_to("/bin/sh")
-    script = (ROOT / "ci" / "system.sh").read_text().replace(" /usr/bin/python3'", "'")
-    (tmp_path / "system.sh").write_text(script)
-    answer = subprocess.run(
-        ["/bin/sh", str(tmp_path / "system.sh"), "python"],
-        env={"PATH": str(bare_path), "AQUEDUCT_NO_INSTALL": "1"},
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
+    script = script_without(" /usr/bin/python3", tmp_path)
+    answer = ask("python", bare_path, script=script)
     assert answer.returncode == 1
     assert "no Python >= 3.11" in answer.stderr
 
@@ -267,15 +274,8 @@ def test_a_python_with_optimisations_comes_first(bare_path: Path) -> None:
 def test_a_python_without_optimisations_will_do(tmp_path: Path, bare_path: Path) -> None:
     (bare_path / "cc").symlink_to("/bin/sh")
     a_python(bare_path / "python3", "'--enable-shared'")
-    script = (ROOT / "ci" / "system.sh").read_text().replace(" /usr/bin/python3'", "'")
-    (tmp_path / "system.sh").write_text(script)
-    answer = subprocess.run(
-        ["/bin/sh", str(tmp_path / "system.sh"), "python"],
-        env={"PATH": str(bare_path), "AQUEDUCT_NO_INSTALL": "1"},
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
+    script = script_without(" /usr/bin/python3", tmp_path)
+    answer = ask("python", bare_path, script=script)
     assert (answer.returncode, answer.stdout.strip()) == (0, str(bare_path / "python3"))
 
 
@@ -311,15 +311,8 @@ def test_postgres_is_where_its_programs_are(tmp_path: Path, bare_path: Path) -> 
 
 
 def test_without_postgres_the_error_says_what_to_type(tmp_path: Path, bare_path: Path) -> None:
-    script = (ROOT / "ci" / "system.sh").read_text().replace(" /usr/lib/postgresql/*/bin", "")
-    (tmp_path / "system.sh").write_text(script)
-    answer = subprocess.run(
-        ["/bin/sh", str(tmp_path / "system.sh"), "postgres"],
-        env={"PATH": str(bare_path), "AQUEDUCT_NO_INSTALL": "1"},
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
+    script = script_without(" /usr/lib/postgresql/*/bin", tmp_path)
+    answer = ask("postgres", bare_path, script=script)
     assert (answer.returncode, answer.stdout) == (1, "")
     assert "no PostgreSQL >= 13" in answer.stderr
     assert re.search(r"Type: |Install it", answer.stderr)

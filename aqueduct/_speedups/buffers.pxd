@@ -7,7 +7,7 @@ from libc.stdint cimport uint8_t
 cdef enum:
     ALIGNMENT = 64
     # From here on a copy is long enough to be worth letting other threads run.
-    LONG_COPY = 65536
+    LONG_COPY = 16384
 
 cdef class AlignedBuffer:
     cdef uint8_t *data
@@ -43,6 +43,8 @@ cdef inline const uint8_t *memory_of(object item, Py_ssize_t *size) noexcept:
         return (<Piece> item).start
     size[0] = PyMemoryView_GET_BUFFER(item).len
     return <const uint8_t *> PyMemoryView_GET_BUFFER(item).buf
+
 cdef void copy_bytes(uint8_t *target, const uint8_t *source, Py_ssize_t size) noexcept
+cdef void copy_uncounted(uint8_t *target, const uint8_t *source, Py_ssize_t size) noexcept
 cdef void copy_pieces(uint8_t *target, const uint8_t *source, size_t size) noexcept nogil
 cdef void count_copied(Py_ssize_t size) noexcept

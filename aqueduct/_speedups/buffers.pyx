@@ -83,7 +83,13 @@ cdef void count_copied(Py_ssize_t size) noexcept:
 
 
 cdef void copy_bytes(uint8_t *target, const uint8_t *source, Py_ssize_t size) noexcept:
-    """Copies and counts payload bytes; long stretches without the GIL.
+    """Copies and counts payload bytes, as ``copy_uncounted`` does."""
+    copy_uncounted(target, source, size)
+    count_copied(size)
+
+
+cdef void copy_uncounted(uint8_t *target, const uint8_t *source, Py_ssize_t size) noexcept:
+    """Copies bytes; long stretches without the GIL.
 
     The caller keeps both memories alive, also against other threads.
     """
@@ -92,7 +98,6 @@ cdef void copy_bytes(uint8_t *target, const uint8_t *source, Py_ssize_t size) no
             copy_pieces(target, source, <size_t> size)
     else:
         copy_pieces(target, source, <size_t> size)
-    count_copied(size)
 
 
 cdef void copy_pieces(uint8_t *target, const uint8_t *source, size_t size) noexcept nogil:

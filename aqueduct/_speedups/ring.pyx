@@ -22,7 +22,7 @@ from cpython.exc cimport PyErr_SetFromErrno
 from libc.errno cimport EAGAIN, EINTR, ENOBUFS, ETOOMANYREFS, errno
 from libc.stdint cimport uint8_t, uint64_t
 
-from aqueduct._speedups.buffers cimport copy_pieces
+from aqueduct._speedups.buffers cimport copy_uncounted
 
 from aqueduct.errors import RemoteProtocolError
 
@@ -121,8 +121,6 @@ cdef enum:
     PAGE = 4096             # of the header; positions and data have pages of their own
     # Copied before it is told: the other side works on it meanwhile.
     PIECE = 131072
-    # Copies from here on let other threads run.
-    LONG = 16384
 
 cdef uint64_t MAGIC = 0x31474E4952515141    # "AQQRING1" where the lowest byte comes first
 cdef uint64_t NOT_YET = 0xFFFFFFFFFFFFFFFF
@@ -269,7 +267,7 @@ cdef class Rings:
             part = min(self.capacity - <Py_ssize_t> held, size - done, PIECE, self.capacity - place)
             if part == 0:
                 break
-            copy(self._out_data + place, start + done, part)
+            copy_uncounted(self._out_data + place, start + done, part)
             done += part
             self._written += <uint64_t> part
             STORE(way.tail, self._written)
@@ -314,7 +312,7 @@ cdef class Rings:
             part = min(<Py_ssize_t> ready, size - done, PIECE, self.capacity - place)
             if part == 0:
                 break
-            copy(target + done, self._in_data + place, part)
+            copy_uncounted(target + done, self._in_data + place, part)
             done += part
             self._read += <uint64_t> part
             STORE(way.head, self._read)
@@ -340,15 +338,6 @@ cdef class Rings:
         self.begin()  # or it would be a byte of the stream
         send_byte(fd, KNOCK, -1)
         return 0
-
-
-cdef int copy(uint8_t *target, const uint8_t *source, Py_ssize_t size) except -1:
-    if size >= LONG:
-        with nogil:
-            copy_pieces(target, source, <size_t> size)
-    else:
-        copy_pieces(target, source, <size_t> size)
-    return 0
 
 
 cdef void close_descriptor(int fd) noexcept:
