@@ -30,6 +30,7 @@ __all__ = [
 KiB: Final = 1 << 10
 MiB: Final = 1 << 20
 GiB: Final = 1 << 30
+_CONGESTION_NAME: Final = 15  # TCP_CA_NAME_MAX of Linux, less the final zero
 COMPRESSIONS: Final = ("lz4", "zstd")
 """Those of Arrow, in the order of its ``CompressionType``."""
 
@@ -238,6 +239,10 @@ class Stream:
     """Bytes of payload, sent and received over a Unix socket, before memory is shared."""
     keepalive: float = 15.0
     """Silence after which the kernel probes a TCP connection, seconds; 0: it does not."""
+    loopback_congestion: str = "reno"
+    """Congestion control of TCP where both ends are on this machine; empty: the system's. BBR, the
+    default of many servers, paces by timers: that halves the speed of a link that is a copy in
+    memory. Where the system does not know the name, or allows it to root alone, its own stays."""
     backlog: int = 1024
     """Connections that the kernel keeps for a listener until they are accepted."""
     half_open: int = 256
@@ -258,6 +263,13 @@ class Stream:
                 raise ConfigError(
                     f"Stream.{name} is {getattr(self, name)!r}; a socket takes at most {GiB} bytes"
                 )
+        name = self.loopback_congestion
+        if not name.isascii() or len(name) > _CONGESTION_NAME or "\0" in name:
+            raise ConfigError(
+                f"Stream.loopback_congestion is {name!r}; a congestion control has a name of up to "
+                f"{_CONGESTION_NAME} ASCII characters, as in /proc/sys/net/ipv4/"
+                "tcp_available_congestion_control, and an empty one leaves the system's"
+            )
         memory = self.shared_memory
         if memory and (memory % (4 * KiB) or not 64 * KiB <= memory <= 1 * GiB):
             raise ConfigError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -34,15 +35,22 @@ def test_limits_of_small_batches_that_cannot_work(name, value):
 
 @pytest.mark.parametrize("name", ["notsent_lowat", "unix_buffer"])
 def test_buffers_that_no_socket_takes(name):
+    make: Callable[..., Stream] = Stream
     with pytest.raises(ConfigError, match=rf"Stream\.{name} is 1073741825; a socket takes at most"):
-        Stream(**{name: (1 << 30) + 1})
-    assert getattr(Stream(**{name: 1 << 30}), name) == 1 << 30
+        make(**{name: (1 << 30) + 1})
+    assert getattr(make(**{name: 1 << 30}), name) == 1 << 30
 
 
 @pytest.mark.parametrize("size", [1, 32 << 10, (64 << 10) + 1, (1 << 30) + 4096])
 def test_memory_that_cannot_be_shared(size):
     with pytest.raises(ConfigError, match=rf"Stream\.shared_memory is {size}; whole pages of 4096"):
         Stream(shared_memory=size)
+
+
+@pytest.mark.parametrize("name", ["sixteen-letters-", "größer", "a\0b"])
+def test_names_that_no_congestion_control_has(name):
+    with pytest.raises(ConfigError, match=r"Stream\.loopback_congestion is '.*'; a congestion"):
+        Stream(loopback_congestion=name)
 
 
 def test_memory_that_can_be_shared_and_none():

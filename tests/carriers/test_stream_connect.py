@@ -15,6 +15,7 @@ import pytest
 
 from aqueduct.address import Address
 from aqueduct.carriers import stream
+from aqueduct.carriers.stream.sockets import tune
 from aqueduct.carriers.tls import ClientTls
 from aqueduct.config import DEFAULT, Config, Stream
 from aqueduct.errors import ConfigError, ConnectFailed
@@ -187,6 +188,82 @@ async def test_what_every_connection_has(start: Start) -> None:
     carrier = await stream.connect(Address.parse(listener.addresses[0]), plain)
     assert not carrier._sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     carrier.abandon(OVER)
+
+
+def congestion_of(sock: socket.socket) -> str:
+    return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).split(b"\0")[0].decode()
+
+
+linux = pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="of Linux")
+
+
+@pytest.fixture
+def system_congestion() -> str:
+    """What a connection has of which nobody says anything."""
+    with socket.socket() as sock:
+        return congestion_of(sock)
+
+
+@linux
+@pytest.mark.parametrize(
+    ("at", "to"),
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        ("127.0.0.2", "127.0.0.2"),
+        ("[::1]", "[::1]"),
+        ("[::]", "127.0.0.1"),
+        ("[::]", "127.0.0.2"),
+    ],
+)
+async def test_nothing_paces_what_stays_on_the_machine(start: Start, at: str, to: str) -> None:
+    listener = await start(f"aqueduct+tcp://{at}:0")
+    port = Address.parse(listener.addresses[0]).port
+    carrier = await stream.connect(Address.parse(f"aqueduct+tcp://{to}:{port}"), DEFAULT)
+    await Recorder(carrier, DEFAULT).until(lambda: len(listener._carriers) == 1)
+    (other,) = listener._carriers
+    assert [congestion_of(end._sock) for end in (carrier, other)] == ["reno", "reno"]
+    carrier.abandon(OVER)
+
+
+@linux
+async def test_the_congestion_control_may_be_left_to_the_system(
+    start: Start, system_congestion: str
+) -> None:
+    config = Config(stream=Stream(loopback_congestion=""))
+    listener = await start("aqueduct+tcp://127.0.0.1:0", config=config)
+    carrier = await stream.connect(Address.parse(listener.addresses[0]), config)
+    assert congestion_of(carrier._sock) == system_congestion
+    carrier.abandon(OVER)
+
+
+@linux
+async def test_a_congestion_control_that_is_not_there_is_said_once(
+    start: Start, system_congestion: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    listener = await start("aqueduct+tcp://127.0.0.1:0")
+    config = Config(stream=Stream(loopback_congestion="nothing-at-all"))
+    for _ in range(2):
+        carrier = await stream.connect(Address.parse(listener.addresses[0]), config)
+        assert congestion_of(carrier._sock) == system_congestion
+        carrier.abandon(OVER)
+    (text,) = [one.message for one in caplog.records if "congestion" in one.message]
+    assert "Stream.loopback_congestion is 'nothing-at-all'" in text
+
+
+class Elsewhere(socket.socket):
+    """A socket whose peer is called as one of another machine."""
+
+    def getpeername(self) -> tuple[str, int]:
+        return "192.0.2.7", super().getpeername()[1]
+
+
+@linux
+def test_another_machine_is_reached_as_the_system_has_it(system_congestion: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, Elsewhere() as sock:
+        sock.connect(server.getsockname())
+        tune(sock, DEFAULT)
+        assert congestion_of(sock) == system_congestion
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 async def test_tls_settings_are_not_ignored_where_there_is_no_tls(tmp_path: Path) -> None:

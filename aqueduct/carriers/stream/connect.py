@@ -209,11 +209,12 @@ async def _dial(
 async def _connect_one(family: int, where: SocketAddress, config: Config) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
-        tune(sock, config)
+        sock.setblocking(False)
         await asyncio.get_running_loop().sock_connect(sock, where)
         if sock.getsockname() == sock.getpeername():
             # Both ends are this one: the kernel chose the port that was asked for (RFC 9293).
             raise OSError(errno.ECONNREFUSED, "connection refused")
+        tune(sock, config)
     except BaseException:
         sock.close()
         raise

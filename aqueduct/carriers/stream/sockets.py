@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import functools
+import logging
 import os
 import socket
 import struct
@@ -27,12 +29,15 @@ __all__ = [
     "why",
 ]
 
+logger = logging.getLogger("aqueduct.stream")
+
 _SCRATCH: Final = 64 << 10
 _local: Final = threading.local()
 _PROBES: Final = 3  # of the kernel, unanswered: the peer is gone
 _NOTSENT_LOWAT: Final = getattr(
     socket, "TCP_NOTSENT_LOWAT", 0x201 if sys.platform == "darwin" else None
 )
+_CONGESTION: Final = getattr(socket, "TCP_CONGESTION", None)
 _KEEPIDLE: Final = getattr(socket, "TCP_KEEPIDLE", getattr(socket, "TCP_KEEPALIVE", None))
 _KEEPINTVL: Final = getattr(socket, "TCP_KEEPINTVL", None)
 _KEEPCNT: Final = getattr(socket, "TCP_KEEPCNT", None)
@@ -55,7 +60,7 @@ def scratch(name: str) -> memoryview:
 
 
 def tune(sock: socket.socket, config: Config) -> None:
-    """Sets what every connection has. Raises OSError only if the socket is dead already."""
+    """Sets what every connection has, once it is one. Raises OSError only if it is dead already."""
     stream = config.stream
     sock.setblocking(False)
     if sock.family == socket.AF_UNIX:
@@ -74,6 +79,29 @@ def tune(sock: socket.socket, config: Config) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, _KEEPINTVL, max(1, seconds // _PROBES))
         if _KEEPCNT is not None:
             sock.setsockopt(socket.IPPROTO_TCP, _KEEPCNT, _PROBES)
+    if stream.loopback_congestion and _CONGESTION is not None and _is_loopback(sock):
+        try:
+            name = stream.loopback_congestion.encode()
+            sock.setsockopt(socket.IPPROTO_TCP, _CONGESTION, name)
+        except OSError as error:
+            _complain(stream.loopback_congestion, why(error))
+
+
+def _is_loopback(sock: socket.socket) -> bool:
+    """Whether both ends are on this machine: then all of it goes by the loopback interface."""
+    here: str = sock.getsockname()[0]
+    there: str = sock.getpeername()[0]
+    return here == there or there.startswith(("127.", "::ffff:127."))
+
+
+@functools.cache  # once for all connections
+def _complain(name: str, reason: str) -> None:
+    logger.warning(
+        "Stream.loopback_congestion is %r; the system refuses it (%s) and its own is taken. "
+        "Those it allows are in /proc/sys/net/ipv4/tcp_allowed_congestion_control",
+        name,
+        reason,
+    )
 
 
 def take_of(sock: socket.socket, most: int) -> int:
