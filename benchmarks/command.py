@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import socket
 import subprocess
 import sys
 import time
@@ -108,6 +109,7 @@ def environment() -> dict[str, Any]:
         "revision": _revision(),
         "built": _built(),
         "kernel": f"{platform.system()} {platform.release()}",
+        "congestion": _congestion(),
         "machine": platform.machine(),
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -130,6 +132,15 @@ def _built() -> str:
     modules = list((ROOT / "aqueduct" / "_speedups").glob("*.so"))
     profiled = sum(b"-fprofile-use" in module.read_bytes() for module in modules)
     return "profiled" if modules and profiled == len(modules) else "not profiled"
+
+
+def _congestion() -> str:
+    """The control of TCP that all have who do not choose; BBR halves the loopback's speed."""
+    if not hasattr(socket, "TCP_CONGESTION"):
+        return "unknown"
+    with socket.socket() as sock:
+        name = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+    return name.partition(b"\0")[0].decode()
 
 
 def _processor() -> str:

@@ -80,7 +80,7 @@ def described(run: results.Run) -> str:
     text = (
         f"{found.get('date', '?')[:10]}, revision {found.get('revision', '?')} "
         f"({found.get('built', '?')}), {', '.join(versions)}, {found.get('kernel', '?')}, "
-        f"{found.get('cores', '?')} cores of "
+        f"TCP by {found.get('congestion', '?')}, {found.get('cores', '?')} cores of "
         f"{found.get('processor', '?')}, load {found.get('load', 0):.1f} at the start; medians of "
         f"{settings.get('repeat', '?')} interleaved repeats with (lowest-highest)."
     )

@@ -321,7 +321,8 @@ def test_a_real_run_has_every_contestant_in_its_table_and_its_json(tmp_path: Pat
             for metric in ("mib_s", "client_cpu_gib", "server_cpu_gib"):
                 assert row[metric] > 0
             assert row["cpu_gib"] == pytest.approx(row["client_cpu_gib"] + row["server_cpu_gib"])
-    assert {"python", "packages", "built", "cores", "kernel"} <= run.document["environment"].keys()
+    known = run.document["environment"].keys()
+    assert {"python", "packages", "built", "cores", "kernel", "congestion"} <= known
     assert f"[{len(run.rows)}/{len(run.rows)}, " in done.stderr, "the progress line"
 
 

@@ -187,6 +187,7 @@ def stream_run() -> dict[str, Any]:
         "revision": "abc1234",
         "built": "profiled",
         "kernel": "Linux 6",
+        "congestion": "bbr",
         "cores": 2,
         "processor": "a processor",
         "load": 0.5,
@@ -199,8 +200,10 @@ def stream_run() -> dict[str, Any]:
 
 def test_the_table_has_date_versions_ratios_and_what_is_demanded():
     text = publish.section(results.Run(stream_run()), FLOORS)
+    head = text.splitlines()[0]
     for part in ("2026-01-02", "abc1234 (profiled)", "CPython 3.11.7", "pyarrow 26.0.1", "2 cores"):
-        assert part in text.splitlines()[0]
+        assert part in head
+    assert "TCP by bbr" in head
     lines = {line.split("|")[1].strip(): line for line in text.splitlines() if "|" in line}
     for carrier in plan.CARRIERS:
         for case in publish.BULK:

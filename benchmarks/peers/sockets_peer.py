@@ -310,6 +310,9 @@ def tune(sock: socket.socket, setup: common.Setup) -> None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_BUFFER)
     else:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_CONGESTION"):
+            # As ours: a system's BBR would pace them, at half of what a socket can do.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
 
 
 def handle(setup: common.Setup, work: common.Work, link: Link) -> None:
