@@ -77,10 +77,11 @@ def described(run: results.Run) -> str:
     packages = found.get("packages", {})
     versions = [f"CPython {found.get('python', '?')}"]
     versions += [f"{name} {packages.get(name, '?')}" for name in ("pyarrow", "aqueduct-arrow")]
+    paced = f"TCP by {found['congestion']}, " if "congestion" in found else ""
     text = (
         f"{found.get('date', '?')[:10]}, revision {found.get('revision', '?')} "
         f"({found.get('built', '?')}), {', '.join(versions)}, {found.get('kernel', '?')}, "
-        f"TCP by {found.get('congestion', '?')}, {found.get('cores', '?')} cores of "
+        f"{paced}{found.get('cores', '?')} cores of "
         f"{found.get('processor', '?')}, load {found.get('load', 0):.1f} at the start; medians of "
         f"{settings.get('repeat', '?')} interleaved repeats with (lowest-highest)."
     )

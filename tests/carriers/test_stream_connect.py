@@ -250,6 +250,19 @@ async def test_a_congestion_control_that_is_not_there_is_said_once(
     assert "Stream.loopback_congestion is 'nothing-at-all'" in text
 
 
+@linux
+def test_a_connection_that_was_reset_before_it_was_looked_at_is_none_of_its_business() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        with socket.create_connection(server.getsockname()) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        sock, _ = server.accept()
+        with sock:
+            with pytest.raises(OSError, match="not connected"):
+                sock.getpeername()
+            tune(sock, DEFAULT)
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 class Elsewhere(socket.socket):
     """A socket whose peer is called as one of another machine."""
 

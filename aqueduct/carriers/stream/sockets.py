@@ -89,8 +89,11 @@ def tune(sock: socket.socket, config: Config) -> None:
 
 def _is_loopback(sock: socket.socket) -> bool:
     """Whether both ends are on this machine: then all of it goes by the loopback interface."""
-    here: str = sock.getsockname()[0]
-    there: str = sock.getpeername()[0]
+    try:
+        here: str = sock.getsockname()[0]
+        there: str = sock.getpeername()[0]
+    except OSError:
+        return False  # it is dead already: who reads will be told
     return here == there or there.startswith(("127.", "::ffff:127."))
 
 
