@@ -264,7 +264,8 @@ class Stream:
                     f"Stream.{name} is {getattr(self, name)!r}; a socket takes at most {GiB} bytes"
                 )
         name = self.loopback_congestion
-        if not name.isascii() or len(name) > _CONGESTION_NAME or "\0" in name:
+        plain = isinstance(name, str) and name.isascii() and "\0" not in name
+        if not plain or len(name) > _CONGESTION_NAME:
             raise ConfigError(
                 f"Stream.loopback_congestion is {name!r}; a congestion control has a name of up to "
                 f"{_CONGESTION_NAME} ASCII characters, as in /proc/sys/net/ipv4/"

@@ -6,8 +6,6 @@ from libc.stdint cimport uint8_t
 
 cdef enum:
     ALIGNMENT = 64
-    # From here on a copy is long enough to be worth letting other threads run.
-    LONG_COPY = 16384
 
 cdef class AlignedBuffer:
     cdef uint8_t *data
@@ -44,7 +42,7 @@ cdef inline const uint8_t *memory_of(object item, Py_ssize_t *size) noexcept:
     size[0] = PyMemoryView_GET_BUFFER(item).len
     return <const uint8_t *> PyMemoryView_GET_BUFFER(item).buf
 
+# Nothing in these can raise.
 cdef void copy_bytes(uint8_t *target, const uint8_t *source, Py_ssize_t size) noexcept
 cdef void copy_uncounted(uint8_t *target, const uint8_t *source, Py_ssize_t size) noexcept
-cdef void copy_pieces(uint8_t *target, const uint8_t *source, size_t size) noexcept nogil
 cdef void count_copied(Py_ssize_t size) noexcept

@@ -38,6 +38,8 @@ cdef enum:
     STEPS = 8
     SMALLEST_STEP = 4 << 10
     CLASSES = 64
+    # From here on a copy is long enough to be worth letting other threads run.
+    LONG_COPY = 16384
     # ``copy_pieces`` copies so many bytes at once.
     PIECE = 2048
 

@@ -194,7 +194,10 @@ def congestion_of(sock: socket.socket) -> str:
     return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).split(b"\0")[0].decode()
 
 
-linux = pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="of Linux")
+linux = pytest.mark.skipif(
+    not hasattr(socket, "TCP_CONGESTION"),
+    reason="only Linux lets a socket choose its congestion control",
+)
 
 
 @pytest.fixture
