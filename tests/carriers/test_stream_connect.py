@@ -194,9 +194,9 @@ def congestion_of(sock: socket.socket) -> str:
     return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).split(b"\0")[0].decode()
 
 
-linux = pytest.mark.skipif(
+congestion_settable = pytest.mark.skipif(
     not hasattr(socket, "TCP_CONGESTION"),
-    reason="only Linux lets a socket choose its congestion control",
+    reason="this system lets no socket choose its congestion control",
 )
 
 
@@ -207,7 +207,7 @@ def system_congestion() -> str:
         return congestion_of(sock)
 
 
-@linux
+@congestion_settable
 @pytest.mark.parametrize(
     ("at", "to"),
     [
@@ -228,7 +228,7 @@ async def test_nothing_paces_what_stays_on_the_machine(start: Start, at: str, to
     carrier.abandon(OVER)
 
 
-@linux
+@congestion_settable
 async def test_the_congestion_control_may_be_left_to_the_system(
     start: Start, system_congestion: str
 ) -> None:
@@ -239,7 +239,7 @@ async def test_the_congestion_control_may_be_left_to_the_system(
     carrier.abandon(OVER)
 
 
-@linux
+@congestion_settable
 async def test_a_congestion_control_that_is_not_there_is_said_once(
     start: Start, system_congestion: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -253,7 +253,7 @@ async def test_a_congestion_control_that_is_not_there_is_said_once(
     assert "Stream.loopback_congestion is 'nothing-at-all'" in text
 
 
-@linux
+@congestion_settable
 def test_a_connection_that_was_reset_before_it_was_looked_at_is_none_of_its_business() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         with socket.create_connection(server.getsockname()) as client:
@@ -273,7 +273,7 @@ class Elsewhere(socket.socket):
         return "192.0.2.7", super().getpeername()[1]
 
 
-@linux
+@congestion_settable
 def test_another_machine_is_reached_as_the_system_has_it(system_congestion: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, Elsewhere() as sock:
         sock.connect(server.getsockname())
