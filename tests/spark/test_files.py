@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import fs
 
 from aqueduct.errors import ConfigError, ConnectFailed, HandlerFailed, UnknownHandler
-from spark_udfs import exchange_files, list_files, send_files
+from spark_udfs import exchange_files, list_files, reading, send_files
 from spark_udfs.listing import find_parts, spread
 from spark_udfs.paths import FileFailed
 from spark_udfs.reading import Ahead, Part, Piece, read
@@ -158,6 +160,26 @@ def test_columns_are_decoded_by_as_many_threads_as_the_task_has_processors(
     assert asked == [processors > 1] * 4
     batches = [piece.batch for piece in pieces if piece.batch is not None]
     assert pa.Table.from_batches(batches) == table
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_the_bytes_of_a_row_group_are_fetched_at_once_from_a_store_alone(
+    local, tmp_path, monkeypatch
+):
+    """Of a local file they are not held: a row group may be as large as an executor's memory."""
+    random = np.random.default_rng(7)
+    noise = pa.table({name: random.random(1 << 20) for name in "ab"})  # 16 MiB, and no fewer packed
+    pq.write_table(noise, tmp_path / "noise.parquet", row_group_size=1 << 20)
+    path, held = str(tmp_path / "noise.parquet"), pa.total_allocated_bytes()
+    if not local:
+        store = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
+        monkeypatch.setattr(reading, "resolve", lambda path: (store, "noise.parquet"))
+    found = read([Part(path)], None, 1 << 20)
+    batches = [next(piece.batch for piece in found if piece.batch is not None)]
+    held = pa.total_allocated_bytes() - held
+    assert held < 8 << 20 if local else held > 16 << 20
+    batches += [piece.batch for piece in found if piece.batch is not None]
+    assert pa.Table.from_batches(batches).equals(noise)
 
 
 def test_an_empty_file_has_a_schema_and_no_batch(tmp_path):
