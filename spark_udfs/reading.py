@@ -137,8 +137,8 @@ class _Parquet:
         # pyarrow would fetch the columns of a whole row group before it decodes them: where each
         # read is a request that hides their latency. A local file would only be copied, to fresh
         # memory as large as the row group, and be out of the processor's caches again.
-        how = {"pre_buffer": False, "buffer_size": _BUFFER} if local else {"pre_buffer": True}
-        self.file = pq.ParquetFile(source, **how)
+        buffer_size = _BUFFER if local else 0
+        self.file = pq.ParquetFile(source, pre_buffer=not local, buffer_size=buffer_size)
         self.names, self.schema = _projected(self.file.schema_arrow, columns, part.path)
         self.groups = _chosen(part, self.file.num_row_groups)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import numpy as np
@@ -25,6 +26,12 @@ FOLDER_ROWS = 3 * ROWS
 def table(first: int = 0, rows: int = ROWS) -> pa.Table:
     ids = list(range(first, first + rows))
     return pa.table({"id": ids, "half": [k / 2 for k in ids], "word": [f"w{k}" for k in ids]})
+
+
+def noise(rows: int) -> pa.Table:
+    """Two columns of 8 bytes a row that nothing can pack."""
+    random = np.random.default_rng(7)
+    return pa.table({name: random.random(rows) for name in "ab"})
 
 
 @pytest.fixture(scope="module")
@@ -167,9 +174,8 @@ def test_the_bytes_of_a_row_group_are_fetched_at_once_from_a_store_alone(
     local, tmp_path, monkeypatch
 ):
     """Of a local file they are not held: a row group may be as large as an executor's memory."""
-    random = np.random.default_rng(7)
-    noise = pa.table({name: random.random(1 << 20) for name in "ab"})  # 16 MiB, and no fewer packed
-    pq.write_table(noise, tmp_path / "noise.parquet", row_group_size=1 << 20)
+    wanted = noise(1 << 20)  # 16 MiB
+    pq.write_table(wanted, tmp_path / "noise.parquet", row_group_size=1 << 20)
     path, held = str(tmp_path / "noise.parquet"), pa.total_allocated_bytes()
     if not local:
         store = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
@@ -179,7 +185,7 @@ def test_the_bytes_of_a_row_group_are_fetched_at_once_from_a_store_alone(
     held = pa.total_allocated_bytes() - held
     assert held < 8 << 20 if local else held > 16 << 20
     batches += [piece.batch for piece in found if piece.batch is not None]
-    assert pa.Table.from_batches(batches).equals(noise)
+    assert pa.Table.from_batches(batches).equals(wanted)
 
 
 def test_an_empty_file_has_a_schema_and_no_batch(tmp_path):
@@ -225,6 +231,21 @@ def test_a_broken_row_group_is_named(tmp_path):
     (error,) = [piece.error for piece in found if piece.error is not None]
     assert str(error).startswith(f"{path}, row group 3: ")
     assert rows_of(found).num_rows == 6000
+
+
+def test_a_file_that_is_cut_while_it_is_read_is_named_and_the_next_one_is_read(tmp_path):
+    wanted = noise(1 << 18)  # two columns of 2 MiB
+    paths = [tmp_path / "cut.parquet", tmp_path / "whole.parquet"]
+    for path in paths:
+        pq.write_table(wanted, path, row_group_size=1 << 18)
+    found = read([Part(str(path)) for path in paths], None, 256 << 10)
+    assert next(piece for piece in found if piece.batch is not None).group == 0
+    os.truncate(paths[0], 1 << 20)
+    rest = list(found)
+    [failed] = [piece for piece in rest if piece.error is not None]
+    assert failed.part == 0
+    assert f"{paths[0]}, row group 0" in str(failed.error)
+    assert rows_of([piece for piece in rest if piece.part == 1]).equals(wanted)
 
 
 def test_a_column_that_is_not_there_is_named(folder):
