@@ -89,7 +89,7 @@ class Flow:
     """What a message is charged beside its declared size."""
     initial_window: int = 64 * KiB
     """What a peer may send on a stream before anything of it is admitted."""
-    read_ahead: int = 2 * MiB
+    read_ahead: int = 4 * MiB
     """How far a stream of large messages may run ahead of the admitted one; charged."""
     admitted_window: int = 8 * MiB
     """How far ahead of the landed bytes an admitted message is credited."""

@@ -125,7 +125,7 @@ class Sender:
     def notify_writable(self, *, ample: bool = False) -> None:
         """Asks for one call of ``on_change`` once a send need not wait.
 
-        ``ample``: once a quarter of Flow.channel_high_water is free, if that is what was reached.
+        ``ample``: once half of Flow.channel_high_water is free, if that is what was reached.
         """
         self._notify(self._mode, ample)
 

@@ -98,8 +98,7 @@ class SenderHalf(Posting):
     @property
     def ample(self) -> bool:
         """Whether it is so far below its own mark that several messages have room."""
-        mark = self._shared.config.flow.channel_high_water
-        return self.queued <= mark - (mark >> 2)
+        return self.queued <= self._shared.config.flow.channel_high_water >> 1
 
     @property
     def full(self) -> bool:
