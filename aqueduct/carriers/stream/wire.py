@@ -387,9 +387,9 @@ class Wire(Mapping):
             if not self._out.left:  # or the peer will say when there is room
                 self._loop.call_soon(self._writable)
             return
+        self._take = take_of(self._sock, _TAKE)  # segments grow with the window
         if not self._watching:
             self._watching = True
-            self._take = take_of(self._sock, _TAKE)  # segments grow with the window
             self._loop.add_writer(self._fd, self._writable)
 
     def _writable(self) -> None:
