@@ -25,6 +25,7 @@ cdef class Scatter:
     cdef readonly Py_ssize_t nbytes
 
     cdef int push(self, object buffer) except -1
+    cdef int skip(self, Py_ssize_t size) except -1
     cdef int trim(self) except -1
 
 cdef AlignedBuffer new_aligned(Py_ssize_t size)

@@ -285,6 +285,21 @@ cdef class Scatter:
             self.nbytes += size
         return 0
 
+    cdef int skip(self, Py_ssize_t size) except -1:
+        """Removes the first ``size`` bytes, which are here."""
+        cdef Py_ssize_t length = 0
+        self.nbytes -= size
+        size += self._offset
+        while size:
+            memory_of(self._items[self._head], &length)
+            if size < length:
+                break
+            size -= length
+            self._items[self._head] = None
+            self._head += 1
+        self._offset = size
+        return self.trim()
+
     cdef int trim(self) except -1:
         """Cuts the list when half of it is spent, so that taking stays linear in all."""
         if self._head == len(self._items):

@@ -56,4 +56,5 @@ def write_out(
     budget: int,
     written: list[tuple[Entity, int]],
     records: Records | None = None,
+    offered: int = 0,
 ) -> int: ...

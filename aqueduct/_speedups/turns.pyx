@@ -23,11 +23,6 @@ from aqueduct._speedups.ring cimport Rings, send_byte
 from aqueduct._speedups.varu64 cimport varu64_store
 
 
-cdef extern from "<sys/uio.h>" nogil:
-    struct iovec:
-        void *iov_base
-        size_t iov_len
-
 cdef extern from "<sys/socket.h>" nogil:
     struct msghdr:
         iovec *msg_iov
@@ -111,7 +106,7 @@ cdef class Outlet:
 
     def send(self, int fd):
         """Has the kernel take what it takes now; returns how many bytes. Raises OSError."""
-        return max(self._send(fd), 0)
+        return max(self._send(fd, None, 0, 0), 0)
 
     def share(self, Rings rings):
         """What follows goes by this memory; None: nothing follows.
@@ -224,11 +219,16 @@ cdef class Outlet:
             self._arena_room = 0
         return 0
 
-    cdef Py_ssize_t _send(self, int fd) except -2:
-        """One call of the kernel; -1 if it takes nothing now."""
+    cdef Py_ssize_t _send(
+        self, int fd, Turns turns, Py_ssize_t size, Py_ssize_t offered
+    ) except -2:
+        """One call of the kernel; -1 if it takes nothing now.
+
+        Chunks of ``turns`` are offered behind it: of ``size`` bytes each, ``offered`` at most.
+        """
         cdef iovec[PARTS] vector
         cdef msghdr message
-        cdef Py_ssize_t sent, index
+        cdef Py_ssize_t sent, index, own
         cdef int count = 0, first = 0, failure
         cdef Part *part
         if self.left == 0:
@@ -242,6 +242,7 @@ cdef class Outlet:
                 first = 1
                 if self.left == 0:
                     return first
+        own = self.left
         for index in range(self._first, min(self._count, self._first + PARTS)):
             part = self._parts + index
             if part.start == NULL:
@@ -252,6 +253,8 @@ cdef class Outlet:
             count += 1
         vector[0].iov_base = <uint8_t *> vector[0].iov_base + self._offset
         vector[0].iov_len -= <size_t> self._offset
+        if offered > 0 and count == self._count - self._first:
+            count = turns.offer(vector, count, size, offered)
         memset(&message, 0, sizeof(msghdr))
         message.msg_iov = vector
         message.msg_iovlen = <size_t> count
@@ -266,7 +269,9 @@ cdef class Outlet:
             if failure != EINTR:
                 raise OSError(failure, os.strerror(failure))
             PyErr_CheckSignals()
-        self._count_gone(sent)
+        self._count_gone(min(sent, own))
+        if sent > own:
+            turns.offered_left(self, sent - own)
         return first + sent
 
     cdef bint _pass(self, int fd) except -1:
@@ -280,11 +285,16 @@ cdef class Outlet:
         return True
 
     cdef int _count_gone(self, Py_ssize_t size) except -1:
+        """The socket took so many bytes of what is here."""
+        self.passed(size)
+        return self._left(size)
+
+    cdef int passed(self, Py_ssize_t size) except -1:
         """The socket took so many bytes."""
         self._gone += <uint64_t> size
         if self._rings is not None:
             self._rings.gone = self._gone
-        return self._left(size)
+        return 0
 
     cdef Py_ssize_t _share(self, int fd) except -2:
         """Writes to memory; -1 if there is no room. With bytes left, a knock will say when there
@@ -434,37 +444,126 @@ cdef class Turns:
         Plain is: the entity is open, and the run comes first and has nothing behind it, or more
         bytes than may leave now.
         """
-        cdef Item item
-        cdef uint8_t[HEAD_MAX] head
-        cdef uint8_t *end
-        cdef uint64_t credit
+        cdef Item item = plain_run(entity)
         cdef Py_ssize_t size
-        cdef int type
-        cdef object items = entity.items
-        if not entity.opened or entity.end_out or entity.end_in or not items:
+        if item is None:
             return -1
-        item = items[0]
-        if item.whole or item.total or item.is_end or item.urgent:
-            return -1
-        if entity.credit_out <= entity.keep:
+        size = payable(entity, min(item.scatter.nbytes, room))
+        if size == 0:
             return 0
-        credit = entity.credit_out - entity.keep
-        size = min(item.scatter.nbytes, room)
-        if <uint64_t> size > credit:
-            size = <Py_ssize_t> credit
-        if size == item.scatter.nbytes and len(items) > 1:
+        if size == item.scatter.nbytes and len(entity.items) > 1:
             return -1
-        # The top-level is In-Sink 0 (BP-R3).
-        type = entity.place + (entity.identifier == 0 and entity.place == SINK_OUT)
-        end = head_store(head, type, PAYLOAD_FLAG, entity.identifier, 0)
-        end = varu64_store(end, <uint64_t> size)
-        out.put_head(head, end - head)
+        self._chunk_of(entity, item, size, out)
+        if item.scatter.nbytes == 0:
+            entity.items.popleft()
+        return 1
+
+    cdef int _chunk_of(
+        self, Entity entity, Item item, Py_ssize_t size, Outlet out
+    ) except -1:
+        """Commits a chunk of a plain run, which has ``size`` bytes and credit for them."""
+        cdef uint8_t[HEAD_MAX] head
+        out.put_head(head, plain_head(head, entity, size))
         out.put_run(item.scatter, size)
         entity.credit_out -= <uint64_t> size
         out.written.append((entity, size))
-        if item.scatter.nbytes == 0:
-            items.popleft()
-        return 1
+        return 0
+
+    cdef int offer(
+        self, iovec *vector, int count, Py_ssize_t size, Py_ssize_t most
+    ) except -1:
+        """Adds chunks of who is alone in turn, ``most`` of ``size`` bytes; the parts in all.
+
+        They stay where they are: those that the kernel does not begin with can still be overtaken,
+        dropped or reset.
+        """
+        cdef Entity entity
+        cdef Item item
+        cdef Scatter run
+        cdef Py_ssize_t available, missing, part, index, offset, length = 0
+        cdef int before
+        cdef const uint8_t *start
+        self._offered = 0
+        size = min(size, self._chunk)
+        if self.urgent or len(self.fresh) + len(self.bulky) != 1:
+            return count
+        entity = (self.fresh or self.bulky)[0]
+        item = plain_run(entity)
+        if item is None:
+            return count
+        run = item.scatter
+        # Something is left in any case: the entity stays in its turn.
+        available = payable(entity, min(run.nbytes - 1, most * size))
+        if available < size:
+            return count
+        self._offered = size
+        self._head_size = plain_head(self._head, entity, size)
+        index, offset = run._head, run._offset
+        start = memory_of(run._items[index], &length)
+        while available >= size and count < PARTS:
+            available -= size
+            before = count
+            vector[count].iov_base = <void *> &self._head[0]
+            vector[count].iov_len = <size_t> self._head_size
+            count += 1
+            missing = size
+            while missing:
+                if count == PARTS:
+                    return before  # whole chunks alone, or it could not be told where one ends
+                part = min(length - offset, missing)
+                vector[count].iov_base = <void *> (start + offset)
+                vector[count].iov_len = <size_t> part
+                count += 1
+                missing -= part
+                offset += part
+                if offset == length:
+                    index, offset = index + 1, 0
+                    start = memory_of(run._items[index], &length)
+        return count
+
+    cdef int offered_left(self, Outlet out, Py_ssize_t sent) except -1:
+        """The kernel took so many bytes of what was offered.
+
+        The chunk that it began with is in ``out``, and the last in its ``written``.
+        """
+        cdef Entity entity = (self.fresh or self.bulky)[0]
+        cdef Item item = entity.items[0]
+        cdef Py_ssize_t chunk = self._head_size + self._offered
+        cdef Py_ssize_t whole = sent // chunk, size = whole * self._offered
+        entity.deficit = 0  # it had its turn, and more: who comes now goes first
+        if whole:
+            item.scatter.skip(size)
+            entity.credit_out -= <uint64_t> size
+            out.passed(whole * chunk)
+            out.written.append((entity, size))
+        if sent > whole * chunk:
+            self._chunk_of(entity, item, self._offered, out)
+            out._count_gone(sent - whole * chunk)
+        return 0
+
+
+cdef Item plain_run(Entity entity):
+    """The run of bytes that is next, if that is all there is to it; else None."""
+    cdef Item item
+    if not entity.opened or entity.end_out or entity.end_in or not entity.items:
+        return None
+    item = entity.items[0]
+    return None if item.whole or item.total or item.is_end or item.urgent else item
+
+
+cdef Py_ssize_t payable(Entity entity, Py_ssize_t size) noexcept:
+    """How much of it there is credit for. Looks at fields alone."""
+    if entity.credit_out <= entity.keep:
+        return 0
+    return <Py_ssize_t> min(<uint64_t> max(size, 0), entity.credit_out - entity.keep)
+
+
+cdef Py_ssize_t plain_head(uint8_t *head, Entity entity, Py_ssize_t size) noexcept:
+    """Writes the head of a chunk of a run; returns its bytes, HEAD_MAX at most. Cannot fail."""
+    # The top-level is In-Sink 0 (BP-R3).
+    cdef int type = entity.place + (entity.identifier == 0 and entity.place == SINK_OUT)
+    cdef uint8_t *end = head_store(head, type, PAYLOAD_FLAG, entity.identifier, 0)
+    return varu64_store(end, <uint64_t> size) - head
 
 
 def write_out(
@@ -475,16 +574,18 @@ def write_out(
     Py_ssize_t budget,
     list written not None,
     Records records=None,
+    Py_ssize_t offered=0,
 ):
     """Has the kernel take what is in ``out``, then takes of ``turns``, one after the other.
 
     A take has about ``limit`` bytes; with ``limit`` 0 there is none. Whole takes that have left are
     told in ``written``: (entity, bytes), in their order. It ends when nothing can leave, when
     ``budget`` bytes have left, or when the kernel takes no more, which is when something is
-    ``left``. With ``records`` each take is encrypted. Returns how many bytes have left. Raises
-    OSError, and what ``records`` raises.
+    ``left``. With ``records`` each take is encrypted. Behind a take the kernel is offered up to
+    ``offered`` chunks more, within the budget; of those that it does not begin with nothing is
+    taken. Returns how many bytes have left. Raises OSError, and what ``records`` raises.
     """
-    cdef Py_ssize_t total = 0, sent
+    cdef Py_ssize_t total = 0, sent, own, more
     while True:
         if out.left == 0:
             if limit <= 0 or total >= budget:
@@ -495,12 +596,18 @@ def write_out(
             if records is not None:
                 seal(out, records)
         while out.left:
-            sent = out._send(fd)
+            own = out.left
+            more = 0 if limit <= 0 else min(offered, (budget - total - own) // limit)
+            sent = out._send(fd, turns, limit, more)
             if sent <= 0:
                 return total
             total += sent
             # More parts than one call takes are no sign of a kernel that is full.
             if out.left and out._offset:
+                if sent > own:
+                    begun = out.written.pop()
+                    tell(written, out.written)
+                    out.written.append(begun)
                 return total
         if out.written:
             tell(written, out.written)

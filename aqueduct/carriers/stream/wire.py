@@ -32,6 +32,7 @@ __all__ = ["Wire"]
 logger = logging.getLogger("aqueduct.stream")
 
 _TAKE: Final = 256 << 10  # bytes taken from the core at once, at most
+_OFFERED: Final = 3  # chunks that TCP is offered in the same call, if they are next in any case
 _ROUNDS: Final = 4  # of answers and writing, before it is others' turn
 _FAREWELL: Final = 3.0  # seconds for the peer to take a close
 _ACK_DELAY: Final = 0.05  # seconds that acknowledgements of ends wait for company
@@ -85,6 +86,8 @@ class Wire(Mapping):
         self._secure = tls is None
         """Chunks may be sent: there is no TLS, or it is up."""
         self._take = _TAKE
+        # A Unix socket would hold more than its buffer: what of it is not sent, it does not know.
+        self._offered = _OFFERED if tls is None and sock.family != socket.AF_UNIX else 0
         self._out = Outlet()
         """What was taken from the core and the kernel has not taken."""
         self._measure_at = 0.0
@@ -318,7 +321,7 @@ class Wire(Mapping):
             # Datagrams that wait for a place in the core are looked at after each take.
             limit = self._take if goes_on else 0
             most = 1 if self._dirty else budget
-            sent = write_out(turns, out, self._fd, limit, most, written, records)
+            sent = write_out(turns, out, self._fd, limit, most, written, records, self._offered)
             budget -= sent
             if written or self._room_grew:
                 self._report_written(written)
