@@ -131,7 +131,8 @@ class Outgoing(Feed):
         else:
             self._follow(answered)
         connection.hold()
-        self._output.on_change = self._status.on_change = on_change
+        self._output.on_change = self._heard
+        self._status.on_change = on_change
         if self._input is not None:
             self._input.on_change = on_change
             self.row = self._input.row
@@ -329,6 +330,11 @@ class Outgoing(Feed):
         on_change()
 
     # Within
+
+    def _heard(self) -> None:
+        """Something came. Marks wake the application for what it may send, not to be read."""
+        self.answers.take_marks()
+        self._on_change()
 
     def _answered(self, number: int) -> None:
         """An answer, or a failure, to batch ``number``. Raises BadCall if it cannot be."""

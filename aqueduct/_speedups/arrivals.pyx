@@ -188,6 +188,14 @@ cdef class Answers(Arrivals):
                 self.number = number
                 return payload
 
+    def take_marks(self):
+        """Takes the marks that come next: what they say is settled, and nobody waits for them."""
+        cdef int64_t number = -1
+        while self._look(&number) == 0:
+            self._take()
+            if self._window is not None:
+                self._window.settle(number)
+
     def next_batch(self):
         """The batch of the next answer; None: not here."""
         return self._next_batch()

@@ -1,7 +1,8 @@
 """Streams of bpmux/rel that come and go in one chunk."""
 
 from aqueduct._speedups.entities cimport Entity, Reading
-from aqueduct._speedups.turns cimport Outlet, Turns
+from aqueduct._speedups.outlet cimport Outlet
+from aqueduct._speedups.turns cimport Turns
 
 cdef class Arrivals(Reading):
     cdef tuple _maps

@@ -23,7 +23,8 @@ from aqueduct._speedups.bpmux cimport (
     head_store,
 )
 from aqueduct._speedups.entities cimport Entity, Item, Reading
-from aqueduct._speedups.turns cimport Outlet, Turns
+from aqueduct._speedups.outlet cimport Outlet
+from aqueduct._speedups.turns cimport Turns
 from aqueduct._speedups.varu64 cimport VARU64_MAX, varu64_store
 
 __all__ = ["Arrivals", "Departures"]

@@ -1,36 +1,13 @@
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import final
+from collections.abc import Sequence
 
 from typing_extensions import disjoint_base
 
-from aqueduct._speedups.buffers import Piece
 from aqueduct._speedups.entities import Entity
+from aqueduct._speedups.outlet import Outlet
 from aqueduct._speedups.records import Records
-from aqueduct._speedups.ring import Rings
 
-__all__ = ["Outlet", "Turns", "write_out"]
-
-@final
-class Outlet:
-    @property
-    def buffers(self) -> list[bytes | memoryview]: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def left(self) -> int: ...
-    @property
-    def written(self) -> list[tuple[Entity, int]]: ...
-    def __new__(cls) -> Outlet: ...
-    def add(self, buffer: bytes | bytearray | memoryview | Piece) -> None: ...
-    def extend(self, buffers: Iterable[bytes | bytearray | memoryview | Piece]) -> None: ...
-    def send(self, fd: int) -> int: ...
-    def share(self, rings: Rings | None) -> None: ...
-    @property
-    def shares(self) -> bool: ...
-    @property
-    def waits(self) -> bool: ...
-    def clear(self) -> None: ...
+__all__ = ["Turns", "write_out"]
 
 @disjoint_base
 class Turns:

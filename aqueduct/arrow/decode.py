@@ -78,10 +78,10 @@ class Decoder:
         self._where = where
         self._peer = peer
         self._handler = handler
-        found = plan(schema)
+        self._plan = found = plan(schema)
         self._required = found.required
         self._full = checks == "full"
-        self._physical = found.physical if checks == "memory" else None
+        self._deep = checks == "memory"
         self._layout = found.layout
         self._compressions = compressions
         self._limit = dictionary_limit
@@ -159,11 +159,12 @@ class Decoder:
             batch.validate(full=True)
         else:
             batch.validate()
-        if self._physical is not None:
+        physical = self._plan.physical if self._deep else None
+        if physical is not None:
             if again:
-                twin = pa.ipc.read_record_batch(message, self._physical)
+                twin = pa.ipc.read_record_batch(message, physical)
             else:
-                twin = adopt(batch, self._physical)
+                twin = adopt(batch, physical)
             twin.validate(full=True)
         if not 0 <= batch.num_rows <= ROWS_LIMIT:
             # Rows of nothing take no bytes, so nothing else bounds them.

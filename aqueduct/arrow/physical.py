@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from functools import lru_cache
-from typing import Final, NamedTuple, TypeAlias
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Final, TypeAlias
 
 import pyarrow as pa
 
@@ -34,15 +35,15 @@ __all__ = [
 _Steps: TypeAlias = list[tuple[str, int, int, bool]]
 
 
-class Plan(NamedTuple):
+@dataclass(frozen=True)
+class Plan:
     """What encoders and decoders of a schema have to know of it."""
 
+    schema: pa.Schema
     layout: Layout
     """Of its batches."""
     dictionaries: dict[int, Layout]
     """Of its dictionaries, by their ids."""
-    physical: pa.Schema | None
-    """What batches are looked at through; None if their values point nowhere."""
     required: tuple[int, ...]
     """The columns that are declared without nulls (the columns themselves, not fields inside)."""
     grows_by_deltas: bool
@@ -50,6 +51,14 @@ class Plan(NamedTuple):
     """For the compiled reader; None if a type is not for it."""
     writer: BatchWriter | None
     """The compiled writer, likewise."""
+
+    @cached_property
+    def physical(self) -> pa.Schema | None:
+        """What batches are looked at through; None if their values point nowhere.
+
+        Most never need it: the compiled reader looks by itself.
+        """
+        return physical_schema(self.schema) if needs_deep_check(self.schema) else None
 
 
 @by_identity
@@ -65,9 +74,9 @@ def _make_plan(schema: pa.Schema) -> Plan:
     layout, dictionaries = layouts(schema)
     columns = common_columns(schema)
     return Plan(
+        schema,
         layout,
         dictionaries,
-        physical_schema(schema) if needs_deep_check(schema) else None,
         tuple(i for i, field in enumerate(schema) if not field.nullable),
         grows_by_deltas(schema),
         columns,

@@ -341,7 +341,8 @@ class Receiver:
         self.on_change: Callable[[], None] | None = None
         """Called on the loop when a message or the end came to a channel that had nothing to read.
 
-        It must be quick and not raise; for code that has no task to wait in.
+        It must be quick and not raise; for code that has no task to wait in. Who waits for the
+        channel is woken after it, by what it leaves there.
         """
         if half is not None:
             half.handle = weakref.ref(self)
@@ -508,10 +509,10 @@ class Receiver:
         return Message(payload, local.headers, attachments, local.number)
 
     def _changed(self) -> None:
-        if self._waiting.waiters is not None:
-            self._waiting.wake()
         if self.on_change is not None:
             self.on_change()
+        if self._waiting.waiters is not None and self.readable:
+            self._waiting.wake()
 
     def _check_attachable(self) -> None:
         _check_attachable(self)

@@ -12,8 +12,9 @@ from cryptography.hazmat.bindings._rust import _openssl
 from OpenSSL import SSL
 
 from aqueduct._speedups.entities import Entity
+from aqueduct._speedups.outlet import Outlet
 from aqueduct._speedups.records import Records, use
-from aqueduct._speedups.turns import Outlet, write_out
+from aqueduct._speedups.turns import write_out
 from aqueduct.carriers.stream.tls import Tls, TlsError, client_context, server_context
 from aqueduct.carriers.tls import ClientTls, dev_certificate
 from aqueduct.wire.bpmux import read_chunks

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 import socket
+import sys
 from collections.abc import Iterator
 
 import pytest
 
 from aqueduct._speedups.buffers import bytes_copied
-from aqueduct._speedups.turns import Outlet, write_out
+from aqueduct._speedups.outlet import Outlet
+from aqueduct._speedups.turns import write_out
 from aqueduct.config import Mux as Settings
 from aqueduct.protocol.bpmux.connection import Mux
 from aqueduct.protocol.bpmux.state import SINK_OUT, Entity
@@ -19,6 +21,8 @@ from tests.speedups.strategies import piece_of
 KiB = 1 << 10
 MiB = 1 << 20
 LARGE = 4096
+FULL = 16 * KiB - 40
+"""Bytes of a take that is a little less than a chunk."""
 
 
 @pytest.fixture
@@ -254,3 +258,118 @@ def test_a_plain_run_is_queued_and_all_else_refused_unchanged() -> None:
     assert not turns.write_run(unopened, [b"e"])
     assert not turns.write_run(mux.top_sink, [b"e"])
     assert not unopened.queued and not mux.top_sink.queued
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_of_what_is_offered_only_what_the_kernel_begins_with_is_taken(
+    seed: int, ends: tuple[socket.socket, socket.socket]
+) -> None:
+    """Whoever comes next waits for one chunk at most, though the kernel was offered four."""
+    rng = random.Random(seed)
+    sender, reader = ends
+    limit = 8 * KiB - 40
+    mux, (bulk, other) = sinks(2, 8 * KiB)
+    whole = content(seed, MiB)
+    while bulk.queued < MiB:
+        mux.write_run(bulk, [whole[bulk.queued :][: rng.choice([100, 3000, 5000, 70_000])]])
+    out = Outlet()
+    data, told, late = b"", 0, 0
+    while not (mux.idle and not out.left):
+        written: list[tuple[Entity, int]] = []
+        sent = write_out(mux.turns, out, sender.fileno(), limit, MiB, written, None, 3)
+        told += sum(size for entity, size in written if entity is bulk)
+        begun = MiB - bulk.queued - told
+        assert 0 <= begun <= limit
+        assert bool(begun) == bool(out.left) or not sent
+        if out.left and late < 20:
+            mux.write_run(other, [b"%d" % late])
+            assert MiB - bulk.queued - told == begun
+            late += 1
+        data += reader.recv(rng.choice([2 * KiB, 20 * KiB, MiB]))
+        data += read_all(reader) if rng.random() < 0.3 else b""
+    data += read_all(reader)
+    assert told == MiB
+    chunks = list(read_chunks(data))
+    mine = [chunk.payload for chunk in chunks if chunk.identifier == bulk.identifier]
+    assert b"".join(mine) == whole
+    assert max(map(len, mine)) <= limit
+    theirs = b"".join(chunk.payload for chunk in chunks if chunk.identifier == other.identifier)
+    assert theirs == b"".join(b"%d" % number for number in range(late))
+    assert late == 20
+
+
+@pytest.fixture
+def packets() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Two ends of a connection that keeps apart what was written apart."""
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in (one, other):
+        end.setblocking(False)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MiB)
+    with one, other:
+        yield one, other
+
+
+def calls_for(
+    packets: tuple[socket.socket, socket.socket], mux: Mux, budget: int = MiB, offered: int = 3
+) -> list[list[int]]:
+    """The chunks of each call of the kernel, by the sizes of their payloads."""
+    sender, reader = packets
+    write_out(mux.turns, Outlet(), sender.fileno(), FULL, budget, [], None, offered)
+    found = []
+    while True:
+        try:
+            data = reader.recv(MiB)
+        except BlockingIOError:
+            return found
+        found.append([len(chunk.payload) for chunk in read_chunks(data)])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="packets of a Unix socket are Linux's")
+class TestOffers:
+    """How many chunks one call has: those of who is alone, as long as they are alike and next."""
+
+    def test_four_chunks_leave_at_once(self, packets: tuple[socket.socket, socket.socket]) -> None:
+        mux, (entity,) = sinks(1, 16 * KiB)
+        mux.write_run(entity, [bytes(10 * FULL)])
+        # The last one stays for the next call, which finds out that nothing is behind it.
+        assert calls_for(packets, mux) == [[FULL] * 4, [FULL] * 4, [FULL], [FULL]]
+
+    def test_nothing_is_offered_unless_it_is_asked_for(
+        self, packets: tuple[socket.socket, socket.socket]
+    ) -> None:
+        mux, (entity,) = sinks(1, 16 * KiB)
+        mux.write_run(entity, [bytes(3 * FULL)])
+        assert calls_for(packets, mux, offered=0) == [[FULL]] * 3
+
+    def test_who_is_not_alone_has_turns(self, packets: tuple[socket.socket, socket.socket]) -> None:
+        mux, entities = sinks(2, 16 * KiB)
+        for entity in entities:
+            mux.write_run(entity, [bytes(3 * FULL)])
+        assert calls_for(packets, mux)[:4] == [[FULL]] * 4
+
+    def test_the_budget_bounds_what_is_offered(
+        self, packets: tuple[socket.socket, socket.socket]
+    ) -> None:
+        mux, (entity,) = sinks(1, 16 * KiB)
+        mux.write_run(entity, [bytes(10 * FULL)])
+        assert calls_for(packets, mux, budget=2 * FULL + 100) == [[FULL] * 2, [FULL]]
+
+    def test_credit_bounds_what_is_offered(
+        self, packets: tuple[socket.socket, socket.socket]
+    ) -> None:
+        mux, (entity,) = sinks(1, 16 * KiB)
+        entity.keep, entity.credit_out = 1000, 1000 + 2 * FULL + 100
+        mux.write_run(entity, [bytes(10 * FULL)])
+        assert calls_for(packets, mux) == [[FULL] * 2, [100]]
+        assert entity.credit_out == 1000
+
+    def test_a_chunk_of_very_many_buffers_is_not_offered(
+        self, packets: tuple[socket.socket, socket.socket]
+    ) -> None:
+        mux, (entity,) = sinks(1, 16 * KiB)
+        mux.write_run(entity, [bytes(FULL)])
+        mux.write_run(entity, [bytes(16)] * 1024)
+        mux.write_run(entity, [bytes(2 * FULL)])
+        found = calls_for(packets, mux)
+        assert found[0] == [FULL]
+        assert sum(map(sum, found)) == 3 * FULL + 16 * KiB

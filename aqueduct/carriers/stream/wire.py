@@ -16,8 +16,9 @@ from abc import abstractmethod
 from typing import Final
 
 from aqueduct._speedups.intake import Intake, Outcome
+from aqueduct._speedups.outlet import Outlet
 from aqueduct._speedups.ring import Rings, supported
-from aqueduct._speedups.turns import Outlet, write_out
+from aqueduct._speedups.turns import write_out
 from aqueduct.carriers.stream.mapping import Mapping
 from aqueduct.carriers.stream.polling import Lookout, poller_of
 from aqueduct.carriers.stream.sockets import scratch, take_of
@@ -85,7 +86,7 @@ class Wire(Mapping):
         self._processing = False
         self._secure = tls is None
         """Chunks may be sent: there is no TLS, or it is up."""
-        self._take = _TAKE
+        self._take = take_of(sock, _TAKE)
         # A Unix socket would hold more than its buffer: what of it is not sent, it does not know.
         self._offered = _OFFERED if tls is None and sock.family != socket.AF_UNIX else 0
         self._out = Outlet()

@@ -19,7 +19,7 @@ from aqueduct._speedups.bpmux import (
     encode_rest,
 )
 from aqueduct._speedups.brief import Departures
-from aqueduct._speedups.turns import Outlet
+from aqueduct._speedups.outlet import Outlet
 from aqueduct.config import Mux as Settings
 from aqueduct.errors import LimitExceeded
 from aqueduct.protocol.bpmux import events
