@@ -230,7 +230,7 @@ class Stream:
     """SO_SNDBUF of a Unix socket, up to what the system allows (net.core.wmem_max). What it holds
     is with the reader already and only not read, as what a receive buffer of TCP holds; with less
     than a message in it the two processes take turns instead of working at once."""
-    shared_memory: int = 4 * MiB
+    shared_memory: int = 2 * MiB
     """Memory that both ends of a Unix socket share, for each direction; 0: none. Whole pages of
     4 KiB, at least 64 KiB. What fits is with the reader already and only not read. A client makes
     it once it has moved ``shared_memory_after`` bytes; a server takes it if it is no larger than

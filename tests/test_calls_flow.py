@@ -10,6 +10,8 @@ import pyarrow.compute as pc
 import pytest
 
 import aqueduct
+from aqueduct import outgoing
+from aqueduct.stream import Stream
 from tests.calls import (
     NUMBERS,
     config,
@@ -275,6 +277,38 @@ async def test_a_sink_is_held_back_by_bytes_unless_told_otherwise(carrier, handl
             assert await settled(lambda source=source: source.pulled) == wanted
             release.set()
             assert (await sink)["n"] == 200
+
+
+async def test_marks_of_a_sink_wake_who_sends_and_nobody_else(carrier, monkeypatch):
+    service = aqueduct.Service("test")
+
+    @service.handler("count", kind="sink")
+    async def count(batches):
+        return {"n": len([batch async for batch in batches])}
+
+    waits = marks = 0
+    wait, take_marks = Stream._wait, outgoing.Answers.take_marks
+
+    async def waited(stream):
+        nonlocal waits
+        waits += 1
+        await wait(stream)
+
+    class Marked(outgoing.Answers):
+        def take_marks(self):
+            nonlocal marks
+            before = self.moved
+            take_marks(self)
+            marks += self.moved - before
+
+    monkeypatch.setattr(Stream, "_wait", waited)
+    monkeypatch.setattr(outgoing, "Answers", Marked)
+    narrow = config(calls={"in_flight_bytes": 95_000})
+    async with connected(service, carrier, client_config=narrow) as client:
+        source = (blob(number, 10_000) for number in range(200))
+        assert (await client.sink("count", source, schema=BLOBS))["n"] == 200
+    assert marks >= 10
+    assert waits <= 3  # for the hello, and the end
 
 
 @pytest.mark.parametrize("handler", ["generator", "async generator"])

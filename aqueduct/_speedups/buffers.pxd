@@ -10,8 +10,11 @@ cdef enum:
 cdef class AlignedBuffer:
     cdef uint8_t *data
     cdef Py_ssize_t _room       # what the memory was taken with
+    cdef Py_ssize_t _paged      # up to where its pages are here
     cdef readonly Py_ssize_t size
     cdef readonly Py_ssize_t exports
+
+    cdef void expect(self, const uint8_t *place, Py_ssize_t size) noexcept
 
 cdef class Piece:
     cdef const uint8_t *start
@@ -47,3 +50,4 @@ cdef inline const uint8_t *memory_of(object item, Py_ssize_t *size) noexcept:
 cdef void copy_bytes(uint8_t *target, const uint8_t *source, Py_ssize_t size) noexcept
 cdef void copy_uncounted(uint8_t *target, const uint8_t *source, Py_ssize_t size) noexcept
 cdef void count_copied(Py_ssize_t size) noexcept
+cdef void page_in(uint8_t *start, Py_ssize_t size) noexcept

@@ -26,6 +26,28 @@ from libc.string cimport memcpy
 cdef extern from "<stdlib.h>" nogil:
     int posix_memalign(void **memory, size_t alignment, size_t size)
 
+cdef extern from *:
+    """
+    #include <errno.h>
+    #ifdef __linux__
+    #include <sys/mman.h>
+    #ifndef MADV_POPULATE_WRITE
+    #define MADV_POPULATE_WRITE 23  /* since Linux 5.14 */
+    #endif
+    #endif
+    static int page_in_pages(void *start, size_t size) {
+    #ifdef __linux__
+        if (madvise(start, size, MADV_POPULATE_WRITE) < 0)
+            return errno == EINVAL;
+        return 0;
+    #else
+        return 1;
+    #endif
+    }
+    """
+    # Whether the system knows no such thing. If it has no memory, who writes will find that out.
+    bint page_in_pages(void *start, size_t size) nogil
+
 __all__ = ["AlignedBuffer", "Piece", "Scatter", "bytes_copied", "pooled_bytes", "size_of"]
 
 cdef enum:
@@ -42,6 +64,9 @@ cdef enum:
     LONG_COPY = 16384
     # ``copy_pieces`` copies so many bytes at once.
     PIECE = 2048
+    # The smallest page there is, and the fewest bytes that are worth a call of the system.
+    PAGE = 4096
+    PAGED_FROM = 32768
 
 # A released block; the next one of its size class is written into its memory.
 cdef struct Block:
@@ -53,6 +78,7 @@ cdef Py_ssize_t pooled = 0
 cdef int victim = 0
 
 cdef uint64_t copied = 0
+cdef bint pages_come = True    # when they are asked for
 
 cdef char *BYTES_FORMAT = "B"
 
@@ -130,11 +156,13 @@ cdef class AlignedBuffer:
     def __cinit__(self, Py_ssize_t size):
         if size < 0:
             raise ValueError(f"size is {size}; it must not be negative")
+        cdef bint fresh = False
         self._room = size
-        self.data = <uint8_t *> take_memory(&self._room)
+        self.data = <uint8_t *> take_memory(&self._room, &fresh)
         if self.data == NULL:
             raise MemoryError(f"no memory for a buffer of {size} bytes")
         self.size = size
+        self._paged = 0 if fresh else size
         self.exports = 0
 
     def __dealloc__(self):
@@ -145,6 +173,13 @@ cdef class AlignedBuffer:
     def address(self):
         """Where the memory starts, a multiple of 64."""
         return <size_t> self.data
+
+    cdef void expect(self, const uint8_t *place, Py_ssize_t size) noexcept:
+        """So many bytes are about to be written there, and nothing behind it was."""
+        cdef Py_ssize_t end = place - self.data + size
+        if end > self._paged:
+            page_in(self.data + self._paged, end - self._paged)
+            self._paged = end
 
     def __len__(self):
         return self.size
@@ -316,8 +351,28 @@ def pooled_bytes():
     return pooled
 
 
-cdef void *take_memory(Py_ssize_t *size) noexcept:
-    """Aligned memory of at least ``size`` bytes, which becomes its real size; NULL: none."""
+cdef void page_in(uint8_t *start, Py_ssize_t size) noexcept:
+    """Has the system give the pages of memory that is written next, all in one go.
+
+    Otherwise it gives each when it is written to first, and takes several times as long for it.
+    """
+    cdef size_t first = (<size_t> start + PAGE - 1) & ~<size_t> (PAGE - 1)
+    cdef size_t last = (<size_t> start + <size_t> size) & ~<size_t> (PAGE - 1)
+    cdef bint unknown
+    global pages_come
+    if not pages_come or last < first + PAGED_FROM:
+        return
+    with nogil:
+        unknown = page_in_pages(<void *> first, last - first)
+    if unknown:
+        pages_come = False  # they come as they are written to
+
+
+cdef void *take_memory(Py_ssize_t *size, bint *fresh) noexcept:
+    """Aligned memory of at least ``size`` bytes, which becomes its real size; NULL: none.
+
+    ``fresh``: it is from the system, which may not have given any of its pages yet.
+    """
     cdef void *memory = NULL
     cdef int index = size_class(size)
     global pooled
@@ -326,7 +381,8 @@ cdef void *take_memory(Py_ssize_t *size) noexcept:
         pool[index] = pool[index].next
         pooled -= size[0]
         return memory
-    # Nothing is written here: the system pages large memory in when bytes land.
+    # Nothing is written here: the system pages large memory in when bytes land, or are about to.
+    fresh[0] = index >= 0
     if posix_memalign(&memory, ALIGNMENT, <size_t> max(size[0], 1)) != 0:
         return NULL
     return memory

@@ -23,6 +23,7 @@ from aqueduct._speedups.bpmux cimport (
     REST,
     ChunkDecoder,
 )
+from aqueduct._speedups.buffers cimport AlignedBuffer
 from aqueduct._speedups.entities cimport Entity, Reading
 from aqueduct._speedups.records cimport Records
 from aqueduct._speedups.ring cimport Rings, take_descriptor
@@ -56,6 +57,8 @@ cdef enum:
     AHEAD = 4096
     # Read where a large payload goes on behind the head of its next chunk.
     PEEK = 64
+    # Of a payload on its way, memory for so many bytes is got ready at once.
+    EXPECTED = 262144
     # Payloads of chunks from which a stream is asked for its inlet.
     ASK_FROM = 1024
 
@@ -234,6 +237,9 @@ cdef class Intake:
 
     cdef Py_ssize_t _land(self, Py_ssize_t wanted) except -2:
         """Reads to the inlet's place, and a little more; -1: nothing is there."""
+        cdef object payload = self.inlet.decoder.payload
+        if type(payload) is AlignedBuffer:
+            (<AlignedBuffer> payload).expect(self.inlet.place(), min(wanted, EXPECTED))
         if self._records is None:
             return self._kernel(self.inlet.place(), wanted, self._little)
         return self._decrypt(self.inlet.place(), wanted)

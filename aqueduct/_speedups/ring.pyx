@@ -22,7 +22,7 @@ from cpython.exc cimport PyErr_SetFromErrno
 from libc.errno cimport EAGAIN, EINTR, ENOBUFS, ETOOMANYREFS, errno
 from libc.stdint cimport uint8_t, uint64_t
 
-from aqueduct._speedups.buffers cimport copy_uncounted
+from aqueduct._speedups.buffers cimport copy_uncounted, page_in
 
 from aqueduct.errors import RemoteProtocolError
 
@@ -267,6 +267,8 @@ cdef class Rings:
             part = min(self.capacity - <Py_ssize_t> held, size - done, PIECE, self.capacity - place)
             if part == 0:
                 break
+            if self._written < <uint64_t> self.capacity:
+                page_in(self._out_data + place, part)  # the first time round
             copy_uncounted(self._out_data + place, start + done, part)
             done += part
             self._written += <uint64_t> part

@@ -184,6 +184,23 @@ def test_answers_settle_batches_and_marks_are_passed_over() -> None:
     assert Room(*received((batch_headers(5), b"x"))).answers().take_whole() == b"x"
 
 
+def test_marks_are_taken_by_themselves_up_to_the_next_answer() -> None:
+    sent = [(0, b""), (3, b""), (4, b"answer"), (7, b"")]
+    room = Room(*received(*((batch_headers(number), payload) for number, payload in sent)))
+    window = Window(100, 1 << 30)
+    for _ in range(20):
+        window.send(1)
+    answers = room.answers(window)
+    answers.take_marks()
+    assert (window.settled, answers.moved, len(room.inbox.queue)) == (4, 2, 2)
+    answers.take_marks()
+    assert answers.moved == 2
+    assert answers.take_whole() == b"answer"
+    answers.take_marks()
+    assert (window.settled, answers.moved, room.inbox.charged) == (8, 4, 0)
+    Answers(window).take_marks()  # from nowhere
+
+
 def test_answers_keep_the_number_of_their_batch() -> None:
     sent = [(0, b"a"), (2, b"b"), (2, b"c"), (3, b""), (1, b"d")]
     room = Room(*received(*((batch_headers(number), payload) for number, payload in sent)))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
 import random
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +22,7 @@ from aqueduct.protocol.bpmux import events
 from aqueduct.protocol.bpmux.connection import Mux
 from aqueduct.protocol.bpmux.state import STREAM_IN
 from tests.protocol.channels.arriving import server, taken
+from tests.speedups.test_buffers import empty_pool
 from tests.speedups.test_records import Ends
 
 KiB = 1 << 10
@@ -176,6 +179,51 @@ def test_large_payloads_are_hardly_copied() -> None:
     assert not reader.payloads
     reader.here.close()
     reader.peer.close()
+
+
+def pages_come() -> bool:
+    """Whether the system gives pages before they are written to: Linux since 5.14."""
+    with mmap.mmap(-1, MiB) as memory:
+        try:
+            memory.madvise(23)  # MADV_POPULATE_WRITE
+        except (OSError, AttributeError):
+            return False
+    return True
+
+
+@pytest.mark.skipif(not pages_come(), reason="this system has no MADV_POPULATE_WRITE")
+def test_pages_of_a_payload_on_its_way_come_before_its_bytes() -> None:
+    """Those of a chunk at once, or each would be a fault of its own, and none of what is behind."""
+    held = empty_pool()
+    reader = Reader(WIDE)
+    reader.begin()
+    wire = message(0, bytes(7 * MiB))
+    size = 262_138
+
+    def arrive(piece: bytes) -> None:
+        for part in range(0, len(piece), 20_000):
+            reader.peer.sendall(piece[part : part + 20_000])
+            reader.read()
+
+    arrive(chunk(wire[:size]))
+    before = resident()
+    piece = chunk(wire[size : 2 * size])
+    arrive(piece[:20_000])
+    come = resident() - before
+    assert size - 16 * KiB <= come < size + 64 * KiB
+    arrive(piece[20_000:])
+    for at in range(2 * size, len(wire), size):
+        arrive(chunk(wire[at : at + size]))
+    assert taken(reader.core, 200.0) == [(0, bytes(7 * MiB))]
+    reader.here.close()
+    reader.peer.close()
+    del held
+
+
+def resident() -> int:
+    """Bytes of this process in memory, counted page by page."""
+    text = Path("/proc/self/smaps_rollup").read_text(encoding="ascii")
+    return next(int(line.split()[1]) << 10 for line in text.splitlines() if line[:4] == "Rss:")
 
 
 def test_what_is_for_another_stream_comes_as_events_in_its_place(reader: Reader) -> None:

@@ -315,7 +315,7 @@ def calls_for(
     """The chunks of each call of the kernel, by the sizes of their payloads."""
     sender, reader = packets
     write_out(mux.turns, Outlet(), sender.fileno(), FULL, budget, [], None, offered)
-    found = []
+    found: list[list[int]] = []
     while True:
         try:
             data = reader.recv(MiB)
