@@ -279,12 +279,14 @@ def write_out(
     A take has about ``limit`` bytes; with ``limit`` 0 there is none. Whole takes that have left are
     told in ``written``: (entity, bytes), in their order. It ends when nothing can leave, when
     ``budget`` bytes have left, or when the kernel takes no more, which is when something is
-    ``left``. With ``records`` each take is encrypted. Behind a take the kernel is offered up to
-    ``offered`` chunks more, within the budget; of those that it does not begin with nothing is
-    taken. Returns how many bytes have left. Raises OSError, and what ``records`` raises.
+    ``left``. With ``records`` each take is encrypted; without, the kernel is offered up to
+    ``offered`` chunks more behind a take, within the budget: of those that it does not begin with
+    nothing is taken. Returns how many bytes have left. Raises OSError, and what ``records`` raises.
     """
     cdef Py_ssize_t total = 0, sent, own, more
     cdef iovec[OFFERED] vector
+    if records is not None:
+        offered = 0  # as they are, they would be plain
     while True:
         if out.left == 0:
             if limit <= 0 or total >= budget:

@@ -140,6 +140,23 @@ def test_a_record_that_was_changed(ends: Ends) -> None:
         ends.client.recv_into(bytearray(100))
 
 
+@pytest.mark.parametrize("offered", [0, 3])
+def test_a_take_of_who_is_alone_leaves_encrypted(ends: Ends, offered: int) -> None:
+    """With nothing plain behind it, whatever TCP is offered otherwise."""
+    mux, (entity,) = sinks(1, 16 * KiB)
+    payload = content(7, 100 * KiB)
+    mux.write_run(entity, [payload])
+    out, fd = Outlet(), ends.sockets[0].fileno()
+    data, memory = b"", memoryview(bytearray(2 << 20))
+    while not (mux.idle and not out.left):
+        write_out(mux.turns, out, fd, 16 * KiB, 1 << 20, [], ends.client.records, offered)
+        try:
+            data += memory[: ends.server.recv_into(memory)]
+        except BlockingIOError:
+            pass
+    assert b"".join(chunk.payload for chunk in read_chunks(data)) == payload
+
+
 def test_takes_leave_encrypted(ends: Ends) -> None:
     mux, entities = sinks(3, 16 * KiB)
     payloads = {entity: content(entity.identifier, 300 * KiB) for entity in entities}
