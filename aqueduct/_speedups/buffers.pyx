@@ -175,7 +175,10 @@ cdef class AlignedBuffer:
         return <size_t> self.data
 
     cdef void expect(self, const uint8_t *place, Py_ssize_t size) noexcept:
-        """So many bytes are about to be written there, and nothing behind it was."""
+        """So many bytes are about to be written there, and nothing behind it was.
+
+        A hint to the system: nothing here can raise.
+        """
         cdef Py_ssize_t end = place - self.data + size
         if end > self._paged:
             page_in(self.data + self._paged, end - self._paged)
@@ -355,6 +358,7 @@ cdef void page_in(uint8_t *start, Py_ssize_t size) noexcept:
     """Has the system give the pages of memory that is written next, all in one go.
 
     Otherwise it gives each when it is written to first, and takes several times as long for it.
+    Nothing here can raise: if it does not, they come as they did.
     """
     cdef size_t first = (<size_t> start + PAGE - 1) & ~<size_t> (PAGE - 1)
     cdef size_t last = (<size_t> start + <size_t> size) & ~<size_t> (PAGE - 1)
