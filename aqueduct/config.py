@@ -91,6 +91,10 @@ class Flow:
     """What a peer may send on a stream before anything of it is admitted."""
     read_ahead: int = 4 * MiB
     """How far a stream of large messages may run ahead of the admitted one; charged."""
+    loopback_read_ahead: int = 1 * MiB
+    """The same at most over TCP and TLS if both ends are on this machine. There is no way that has
+    to be filled: what runs ahead lies in the machine's memory, and is read back from there once it
+    is more than the processors' caches hold."""
     admitted_window: int = 8 * MiB
     """How far ahead of the landed bytes an admitted message is credited."""
     channel_high_water: int = 8 * MiB

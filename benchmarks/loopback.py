@@ -4,8 +4,8 @@
 
 Every measurement has a server and a client process of its own. In each repeat and each case ours
 runs first, then its rivals; a ratio is taken between neighbours in time. The table on standard
-output has medians with (lowest-highest), the JSON all rows. The exit status is 1 if a
-measurement failed.
+output has medians with (lowest-highest), the JSON all rows, each with how far apart the processors
+were (``placement.py``). The exit status is 1 if a measurement failed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import certificate, plan, processes, results
+from benchmarks import certificate, placement, plan, processes, results
 from benchmarks.command import ROOT, Benchmark, Progress, run_command
 from benchmarks.peers.common import Setup
 from benchmarks.plan import Case, Contestant, MiB
@@ -94,10 +94,12 @@ def run(cases: list[Case], repeats: int, quick: bool) -> Iterator[dict[str, Any]
                         progress.show(f"{case.name} {contestant.name}")
                     setup = case.setup(contestant, quick)
                     setup = replace(setup, certificate=str(paths[0]), key=str(paths[1]))
+                    before = placement.apart()
                     try:
                         row = row_of(case, contestant, repeat, measure(contestant.peer, setup))
                     except processes.Failed as error:
                         row = row_of(case, contestant, repeat, {"error": str(error)})
+                    row["apart_ns"], row["apart_after_ns"] = before, placement.apart()
                     progress.done += 1
                     progress.show(f"{case.name} {contestant.name}: {_brief(row)}")
                     yield row
@@ -151,6 +153,8 @@ def report(found: results.Run) -> str:
     if codec:
         header = ["MESSAGEs of 200 bytes", "encoded/s", "decoded/s"]
         parts.append(results.table(header, codec))
+    if placed := placement.summary(found.rows):
+        parts.append(placed)
     return "\n\n".join(parts)
 
 

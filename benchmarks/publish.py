@@ -16,7 +16,7 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import check, results
+from benchmarks import check, placement, results
 from benchmarks.plan import CARRIERS, STREAM_BULK
 
 FOLDER: Final = Path(__file__).parent
@@ -85,7 +85,9 @@ def described(run: results.Run) -> str:
         f"{found.get('processor', '?')}, load {found.get('load', 0):.1f} at the start; medians of "
         f"{settings.get('repeat', '?')} interleaved repeats with (lowest-highest)."
     )
-    return text + (" A quick run: an eighth of the bytes." if settings.get("quick") else "")
+    if settings.get("quick"):
+        text += " A quick run: an eighth of the bytes."
+    return f"{text} {placement.summary(run.rows)}".rstrip()
 
 
 def _cell(run: results.Run, case: str, peer: str, metric: str) -> str:

@@ -200,6 +200,7 @@ class NetworkCarrier:
     """One end of a network; a Carrier."""
 
     scheme = "network"
+    loopback = False
     peer_certificate_fingerprint = None
     peer_identity = None
     peer_credentials = None

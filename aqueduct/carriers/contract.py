@@ -126,6 +126,8 @@ class Carrier(Protocol):
 
     is_client: bool
     scheme: str
+    loopback: bool
+    """Both ends are on this machine, and what is under way lies in a socket's buffers there."""
 
     @property
     def peer(self) -> str:

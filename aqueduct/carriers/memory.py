@@ -212,6 +212,7 @@ class MemoryCarrier:
     """One end of a link; a Carrier."""
 
     scheme = "memory"
+    loopback = False
     peer_certificate_fingerprint = None
     peer_identity = None
     rtt = 0.0

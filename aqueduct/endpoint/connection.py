@@ -59,7 +59,9 @@ class Connection:
         self.is_client = carrier.is_client
         self.config = config
         self.carrier = carrier
-        self.core = ChannelConnection(is_client=carrier.is_client, config=config, headers=headers)
+        self.core = ChannelConnection(
+            is_client=carrier.is_client, config=config, headers=headers, loopback=carrier.loopback
+        )
         self.pump = Pump(self.core, carrier, self._on_event, self._transport_gone)
         self.headers: Headers = ()
         """The peer's connection headers."""

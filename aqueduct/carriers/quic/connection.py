@@ -53,6 +53,7 @@ class QuicCarrier:
     """One connection. See ``aqueduct.carriers.contract.Carrier`` for what the methods promise."""
 
     scheme = "aqueduct"
+    loopback = False
     peer_credentials = None
 
     def __init__(

@@ -22,6 +22,7 @@ __all__ = [
     "check_path",
     "credentials_of",
     "ends_of",
+    "on_loopback",
     "scratch",
     "take_of",
     "tcp_info",
@@ -79,7 +80,7 @@ def tune(sock: socket.socket, config: Config) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, _KEEPINTVL, max(1, seconds // _PROBES))
         if _KEEPCNT is not None:
             sock.setsockopt(socket.IPPROTO_TCP, _KEEPCNT, _PROBES)
-    if stream.loopback_congestion and _CONGESTION is not None and _is_loopback(sock):
+    if stream.loopback_congestion and _CONGESTION is not None and on_loopback(sock):
         try:
             name = stream.loopback_congestion.encode()
             sock.setsockopt(socket.IPPROTO_TCP, _CONGESTION, name)
@@ -87,7 +88,7 @@ def tune(sock: socket.socket, config: Config) -> None:
             _complain(stream.loopback_congestion, why(error))
 
 
-def _is_loopback(sock: socket.socket) -> bool:
+def on_loopback(sock: socket.socket) -> bool:
     """Whether both ends are on this machine: then all of it goes by the loopback interface."""
     try:
         here: str = sock.getsockname()[0]

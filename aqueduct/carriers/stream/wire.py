@@ -21,7 +21,7 @@ from aqueduct._speedups.ring import Rings, supported
 from aqueduct._speedups.turns import write_out
 from aqueduct.carriers.stream.mapping import Mapping
 from aqueduct.carriers.stream.polling import Lookout, poller_of
-from aqueduct.carriers.stream.sockets import scratch, take_of
+from aqueduct.carriers.stream.sockets import on_loopback, scratch, take_of
 from aqueduct.carriers.stream.tls import Tls
 from aqueduct.clock import clock_of
 from aqueduct.config import Config
@@ -49,6 +49,7 @@ class Wire(Mapping):
     ) -> None:
         super().__init__(config)
         self.is_client = is_client
+        self.loopback = sock.family != socket.AF_UNIX and on_loopback(sock)
         self._sock = sock
         self._fd = sock.fileno()
         self._tls = tls

@@ -53,7 +53,9 @@ class ChannelConnection:
         is_client: bool,
         config: Config,
         headers: Headers = (),
+        loopback: bool = False,
     ) -> None:
+        """``loopback``: see Carrier."""
         self.is_client = is_client
         self.config = config
         self.error: ConnectionLost | None = None
@@ -61,7 +63,7 @@ class ChannelConnection:
         self.peer_headers: Headers | None = None
         self._headers = headers
         side = 0 if is_client else 1
-        self._shared = Shared(config, side)
+        self._shared = Shared(config, side, loopback=loopback)
         self._forgetting = Forgetting(config.timing.destroyed_memory)
         self._registry = Registry(self._shared, self._forgetting, self._send_forget)
         self._closing: tuple[int, str] | None = None

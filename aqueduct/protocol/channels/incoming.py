@@ -89,6 +89,7 @@ class Incoming:
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self._flow = shared.config.flow
+        self._read_ahead = shared.read_ahead
         self._from_server = shared.side == 0
         self.streams: dict[int, InStream] = {}
         self.held = 0
@@ -164,7 +165,7 @@ class Incoming:
         charged to the budget and at most half of the budget goes this way.
         """
         flow = self._flow
-        wanted = min(2 * size, flow.read_ahead)
+        wanted = min(2 * size, self._read_ahead)
         if (
             size >= READ_AHEAD_FROM
             and wanted > stream.granted
@@ -178,7 +179,7 @@ class Incoming:
 
         Up to a quarter of the budget goes this way, so that others can still begin theirs.
         """
-        more = min(stream.granted, self._flow.read_ahead - stream.granted)
+        more = min(stream.granted, self._read_ahead - stream.granted)
         if more <= 0 or self._shared.budget_used + more > self._flow.receive_budget >> 2:
             return 0
         self._shared.budget_used += more

@@ -47,13 +47,19 @@ class Shared(Budget):
         "events",
         "now",
         "outgoing",
+        "read_ahead",
         "receipt_due",
         "rtt",
         "side",
     )
 
-    def __init__(self, config: Config, side: int) -> None:
+    def __init__(self, config: Config, side: int, *, loopback: bool = False) -> None:
         self.config = config
+        flow = config.flow
+        self.read_ahead = flow.read_ahead
+        """Bytes that a stream of large messages may run ahead."""
+        if loopback:
+            self.read_ahead = min(flow.read_ahead, flow.loopback_read_ahead)
         self.side = side
         """0: we are the client, 1: the server."""
         self.now = 0.0
