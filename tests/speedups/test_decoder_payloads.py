@@ -46,6 +46,18 @@ def test_a_mebibyte_is_copied_once_in_and_never_out() -> None:
     assert frame.payload.address % 64 == 0
 
 
+def test_bytes_land_from_anywhere_to_anywhere() -> None:
+    payload = bytes(range(251)) * 40
+    whole = message(7, payload)
+    start = len(whole) - len(payload)
+    for shift in range(66):  # of the source and, by what came before, of the target
+        for size in (63, 64, 65, 127, 128, 1000 + shift):
+            memory = memoryview(bytes(shift) + whole[start + shift :])
+            pieces = [whole[: start + shift], memory[shift:][:size], memory[shift:][size:]]
+            (frame,) = read_all(client_decoder(), pieces)
+            assert bytes(frame.payload) == payload
+
+
 def test_small_payloads_are_bytes() -> None:
     for size in (0, 1, codec.COALESCE - 1):
         data = message(0, b"s" * size)
