@@ -45,9 +45,9 @@ def apart() -> float | None:
             timeout=_TIMEOUT,
             check=True,
         )
-    except (subprocess.SubprocessError, OSError):
+        return float(done.stdout)
+    except (subprocess.SubprocessError, OSError, ValueError):
         return None
-    return float(done.stdout)
 
 
 def summary(rows: Iterable[Mapping[str, Any]]) -> str:

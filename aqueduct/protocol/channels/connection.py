@@ -45,7 +45,7 @@ STALLED_ALLOWANCE: Final = 4 << 20
 
 
 class ChannelConnection:
-    """One side of one connection."""
+    """One side of one connection; ``loopback``: see Carrier."""
 
     def __init__(
         self,
@@ -55,7 +55,6 @@ class ChannelConnection:
         headers: Headers = (),
         loopback: bool = False,
     ) -> None:
-        """``loopback``: see Carrier."""
         self.is_client = is_client
         self.config = config
         self.error: ConnectionLost | None = None
