@@ -13,20 +13,20 @@ import pytest
 from benchmarks import placement
 
 PINS = hasattr(os, "sched_setaffinity")
-SEVERAL = PINS and len(os.sched_getaffinity(0)) > 1
 
 
-@pytest.mark.skipif(not SEVERAL, reason="needs two processors, and to be pinned to them")
-def test_processors_have_a_distance() -> None:
-    mine = os.sched_getaffinity(0)
-    assert isinstance(placement.apart(), float)
-    assert os.sched_getaffinity(0) == mine
+def test_several_processors_have_a_distance() -> None:
+    mine = os.sched_getaffinity(0) if PINS else set()
+    found = placement.apart()
+    assert isinstance(found, float) if len(mine) > 1 else found is None
+    if PINS:
+        assert os.sched_getaffinity(0) == mine
 
 
-@pytest.mark.skipif(not PINS, reason="needs to be pinned to a processor")
 def test_one_processor_has_none() -> None:
     script = (
-        "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "import os\n"
+        f"if {PINS}: os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}})\n"
         "from benchmarks import placement; print(placement.apart())"
     )
     done = subprocess.run(
@@ -53,7 +53,7 @@ def test_what_cannot_be_measured_is_not_said(
     assert placement.apart() is None
 
 
-@pytest.mark.skipif(not SEVERAL, reason="needs two processors, and to be pinned to them")
+@pytest.mark.skipif(not PINS, reason="who answers is pinned to a processor, as only Linux can")
 def test_who_answers_does_not_outlive_who_asks() -> None:
     script = (
         "import mmap, os; from benchmarks import placement\n"
@@ -88,7 +88,7 @@ def test_a_summary_counts_what_was_told() -> None:
         {},
     ]
     assert placement.summary(rows) == (
-        "Of 4 measurements the processors were near each other (up to 130 ns) before and after "
+        "Of 4 measurements the processors were near each other (up to 110 ns) before and after "
         "in 1, far in 1, and were moved in 2."
     )
     assert placement.summary(rows[4:]) == ""
