@@ -12,6 +12,7 @@ import pyarrow as pa
 from aqueduct.arrow.decode import Decoder
 from aqueduct.errors import AqueductError
 from aqueduct.outgoing import END, Batches, Failure, Outgoing, abandoned
+from aqueduct.waiting import Waiter
 
 __all__ = ["Stream"]
 
@@ -196,25 +197,36 @@ class Stream:
 class _Feeding:
     """What a Stream and its feeder share; so the feeder holds no Stream, and one may be dropped."""
 
-    __slots__ = ("waiter",)
+    __slots__ = ("call", "waiter")
 
     def __init__(self) -> None:
-        self.waiter: asyncio.Future[None] | None = None
+        self.call: Outgoing | None = None
+        """The call, once it is fed by a task."""
+        self.waiter: Waiter | None = None
 
     def wake(self) -> None:
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
+        """Lets the feeder go on, if it waits and may."""
+        call, waiter = self.call, self.waiter
+        if waiter is not None and call is not None and not waiter.woken and _may_send(call):
+            waiter.woken = True
+            call.connection.pump.step(waiter)
 
     async def room(self, call: Outgoing) -> None:
         """Returns once a batch may be sent, or the call is over."""
-        window = call.window
-        assert window is not None
-        while not call.over and not (window.open and call.writable):
-            self.waiter = call.loop.create_future()
+        self.call = call
+        while not _may_send(call):
+            self.waiter = Waiter(call.loop)
             try:
                 await self.waiter
             finally:
                 self.waiter = None
+
+
+def _may_send(call: Outgoing) -> bool:
+    """Whether a feeder has something to do."""
+    window = call.window
+    assert window is not None
+    return call.over or (window.open and call.writable)
 
 
 def _drop(call: Outgoing, feeder: asyncio.Task[None] | None) -> None:

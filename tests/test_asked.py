@@ -259,7 +259,7 @@ async def test_an_answer_that_nobody_wants_any_more_wakes_nobody() -> None:
         client.forget(asked, close=True)
         with pytest.raises(ReceiverClosed):
             await message.attachments[0].handle.wait_closed()
-        assert not asked._woken
+        assert not asked.woken
         assert asked.half is None
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable
 
 from aqueduct._speedups.runs import Inlet
@@ -16,6 +17,7 @@ from aqueduct.errors import ConnectionLost
 from aqueduct.protocol.channels import effects
 from aqueduct.protocol.channels.connection import ChannelConnection
 from aqueduct.protocol.channels.events import Event
+from aqueduct.waiting import Waiter
 
 __all__ = ["Pump", "apply"]
 
@@ -52,6 +54,9 @@ class Pump:
         """``flushing``: a flush is under way; what is called was called by one."""
         self._told = False
         """An event was handed out."""
+        self._stepping = False
+        """What is being done ends with the steps of those who are ``_woken``."""
+        self._woken: deque[Waiter] = deque()
         self.attended = False
         """Who waits does what turns of the loop do; see ``attend``."""
         self._closed = False
@@ -131,8 +136,11 @@ class Pump:
             self._rtt = rtt
             self.core.rtt_measured(rtt)
         self._told = False
-        self.flush()
-        # Who was woken by it runs next, and this behind: what they send leaves in the same turn.
+        if self.attended:
+            self.flush()
+        elif self._flush_and_step():
+            return
+        # Who else was woken by it runs next, and this behind: what they send leaves in that turn.
         if self._told and not (self._flush_scheduled or self._closed or self.attended):
             self._flush_scheduled, self._flush_wanted = True, False
             self._loop.call_soon(self._flush_now)
@@ -155,8 +163,18 @@ class Pump:
         """Commands were given: apply their effects once this turn of the loop is over."""
         self._flush_wanted = True
         if not (self._flush_scheduled or self.flushing or self._closed or self.attended):
+            if self._stepping:
+                return  # it ends with a flush
             self._flush_scheduled = True
             self._loop.call_soon(self._flush_now)
+
+    def step(self, waiter: Waiter) -> None:
+        """See Stepper."""
+        if self._stepping:
+            waiter.woken = True
+            self._woken.append(waiter)
+        else:
+            waiter.step_soon()
 
     def flush(self) -> None:
         """Applies effects, hands out events, sets the timer."""
@@ -229,7 +247,32 @@ class Pump:
     def _flush_now(self) -> None:
         self._flush_scheduled = False
         if self._flush_wanted:  # or another flush came first
+            self._flush_and_step()
+
+    def _flush_and_step(self) -> bool:
+        """A flush of a turn of the loop: who is woken by it is stepped, and what they send leaves.
+
+        Returns whether anybody was. Whom that second flush wakes goes on in the next turn: others
+        have the loop first.
+        """
+        if self._stepping:
             self.flush()
+            return False
+        woken = self._woken
+        self._stepping = True
+        try:
+            self.flush()
+            if not woken:
+                return False
+            while woken:
+                woken.popleft().step()
+        finally:
+            self._stepping = False
+            while woken:  # a step was interrupted
+                woken.popleft().step_soon()
+            if self._flush_wanted:
+                self.flush()
+        return True
 
     def _guarded(self, work: Callable[..., None], *arguments: object) -> None:
         """A fault of ours must not reach the carrier, nor leave a connection that hangs."""
@@ -268,7 +311,7 @@ class Pump:
         now = max(self._time(), self._timer_at)
         self.core.rtt_measured(self.carrier.rtt)
         self._guarded(self.core.handle_deadline, now)
-        self.flush()
+        self._flush_and_step()
 
 
 def apply(

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Generator
-from contextvars import Context
 from typing import TYPE_CHECKING, Any
+
+from aqueduct.waiting import Waiter
 
 if TYPE_CHECKING:
     from aqueduct.protocol.channels.receiving import ReceiverHalf
@@ -18,31 +19,16 @@ if TYPE_CHECKING:
 __all__ = ["Asked", "Replying"]
 
 
-class Asked:
+class Asked(Waiter):
     """What one task waits for: ``await`` returns with the next ``wake``, or raises ``failure``.
 
-    It is as much of a future as tasks use. ``Connection.ask`` gives it its channel; until
-    ``Connection.forget`` the channel wakes it.
+    ``Connection.ask`` gives it its channel; until ``Connection.forget`` the channel wakes it.
     """
 
-    __slots__ = (
-        "_asyncio_future_blocking",
-        "_callback",
-        "_cancelled",
-        "_context",
-        "_loop",
-        "_woken",
-        "failure",
-        "half",
-    )
+    __slots__ = ("failure", "half")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._asyncio_future_blocking = False
-        self._loop = loop
-        self._callback: Callable[[Any], object] | None = None
-        self._context: Context | None = None
-        self._woken = False
-        self._cancelled: asyncio.CancelledError | None = None
+        super().__init__(loop)
         self.failure: Exception | None = None
         """What waiting raises from here on."""
         self.half: ReceiverHalf | None = None
@@ -54,20 +40,7 @@ class Asked:
 
     def wake(self) -> None:
         """Something may have changed. Steps the task that waits, if none is at work."""
-        self._woken = True
-        callback = self._callback
-        if callback is None:
-            return
-        self._callback = None
-        context = self._context
-        assert context is not None
-        if asyncio.current_task(self._loop) is None:
-            try:
-                context.run(callback, self)
-            except RuntimeError:  # who wakes it runs in the very context of the task
-                self._loop.call_soon(callback, self, context=context)
-        else:
-            self._loop.call_soon(callback, self, context=context)
+        self.step()
 
     _changed = wake
 
@@ -77,42 +50,12 @@ class Asked:
         self.wake()
 
     def __await__(self) -> Generator[Any, None, None]:
-        while not self._woken and self.failure is None:
+        while not self.woken and self.failure is None:
             self._asyncio_future_blocking = True
             yield self
-        self._woken = False
+        self.woken = False
         if self.failure is not None:
             raise self.failure
-
-    # What a task asks of a future
-
-    def get_loop(self) -> asyncio.AbstractEventLoop:
-        """The loop of the task."""
-        return self._loop
-
-    def add_done_callback(
-        self, callback: Callable[[Any], object], *, context: Context | None = None
-    ) -> None:
-        """The task begins to wait."""
-        if self._woken:
-            self._loop.call_soon(callback, self, context=context)
-        else:
-            self._callback, self._context = callback, context
-
-    def cancel(self, msg: object = None) -> bool:
-        """The task is cancelled while it waits. False: it is about to go on."""
-        callback, self._callback = self._callback, None
-        if callback is None:
-            return False
-        self._cancelled = asyncio.CancelledError() if msg is None else asyncio.CancelledError(msg)
-        self._loop.call_soon(callback, self, context=self._context)
-        return True
-
-    def result(self) -> None:
-        """What the task wakes with."""
-        cancelled, self._cancelled = self._cancelled, None
-        if cancelled is not None:
-            raise cancelled
 
 
 class Replying:

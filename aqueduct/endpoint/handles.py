@@ -16,7 +16,6 @@ from aqueduct.endpoint.local import (
     LocalMessage,
     Parcel,
     Pipe,
-    Waiting,
     detached,
     joined,
     landed,
@@ -30,6 +29,7 @@ from aqueduct.protocol.channels.events import Headers
 from aqueduct.protocol.channels.receiving import ReceiverHalf
 from aqueduct.protocol.channels.sending import Mode, SenderHalf
 from aqueduct.protocol.channels.state import SenderState
+from aqueduct.waiting import Waiting
 
 if TYPE_CHECKING:
     from aqueduct.endpoint.connection import Connection
@@ -277,7 +277,8 @@ class Sender:
         return number
 
     def _changed(self) -> None:
-        self._waiting.wake()
+        connection = self._connection
+        self._waiting.wake(None if connection is None else connection.pump)
         if self.on_change is not None:
             self.on_change()
 
@@ -512,7 +513,8 @@ class Receiver:
         if self.on_change is not None:
             self.on_change()
         if self._waiting.waiters is not None and self.readable:
-            self._waiting.wake()
+            connection = self._connection
+            self._waiting.wake(None if connection is None else connection.pump)
 
     def _check_attachable(self) -> None:
         _check_attachable(self)

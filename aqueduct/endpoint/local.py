@@ -32,44 +32,12 @@ __all__ = [
     "LocalMessage",
     "Parcel",
     "Pipe",
-    "Waiting",
     "detached",
     "joined",
     "landed",
     "queue_full",
     "release",
 ]
-
-
-class Waiting:
-    """Tasks that wait for a handle to change."""
-
-    __slots__ = ("waiters",)
-
-    def __init__(self) -> None:
-        self.waiters: list[asyncio.Future[None]] | None = None
-
-    def wake(self) -> None:
-        """Lets all of them look again."""
-        waiters, self.waiters = self.waiters, None
-        for waiter in waiters or ():
-            if not waiter.done():
-                waiter.set_result(None)
-
-    async def wait(self) -> None:
-        """Returns with the next ``wake``."""
-        waiter: asyncio.Future[None] = asyncio.Future()  # of the running loop
-        if self.waiters is None:
-            self.waiters = [waiter]
-        else:
-            self.waiters.append(waiter)
-        try:
-            await waiter
-        finally:
-            if (
-                self.waiters and waiter in self.waiters
-            ):  # given up: nothing may have changed for a long time
-                self.waiters.remove(waiter)
 
 
 class Parcel:

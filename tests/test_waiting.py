@@ -1,0 +1,229 @@
+"""What tasks wait for: stepped where they are woken, and never forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextvars import copy_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aqueduct import Connection, Receiver, channel, connect, serve
+from aqueduct.waiting import Waiter, Waiting
+from tests.carriers.streams import listen_at
+from tests.carriers.users import DEADLINE
+
+
+async def from_the_loop(work: Callable[[], object]) -> BaseException | None:
+    """Runs it in a turn of its own, where no task is at work; what it raised."""
+    done: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001  the loop would end with it
+            done.set_result(error)
+        else:
+            done.set_result(None)
+
+    asyncio.get_running_loop().call_soon(run)
+    return await done
+
+
+def waiting_task(waiting: Waiting, seen: list[str], name: str) -> asyncio.Task[None]:
+    async def wait() -> None:
+        await waiting.wait()
+        seen.append(name)
+
+    return asyncio.ensure_future(wait())
+
+
+async def test_all_who_wait_are_woken_in_their_order() -> None:
+    waiting, seen = Waiting(), list[str]()
+    tasks = [waiting_task(waiting, seen, name) for name in ("first", "second", "third")]
+    await asyncio.sleep(0)
+    waiting.wake()
+    assert seen == []
+    await asyncio.gather(*tasks)
+    assert seen == ["first", "second", "third"]
+    waiting.wake()  # nobody waits
+
+
+async def test_who_gives_up_is_woken_no_more() -> None:
+    waiting, seen = Waiting(), list[str]()
+    gone, there = (waiting_task(waiting, seen, name) for name in ("gone", "there"))
+    await asyncio.sleep(0)
+    gone.cancel("enough")
+    with pytest.raises(asyncio.CancelledError, match="enough"):
+        await gone
+    assert waiting.waiters is not None
+    assert len(waiting.waiters) == 1
+    waiting.wake()
+    await there
+    assert seen == ["there"]
+
+
+@pytest.mark.parametrize("first", ["woken", "cancelled"])
+async def test_a_task_that_is_woken_and_cancelled_at_once_is_cancelled(first: str) -> None:
+    """As it is with a Future: its cancellation is not lost, and it is stepped once."""
+    waiter, steps = Waiter(asyncio.get_running_loop()), 0
+
+    async def wait() -> None:
+        nonlocal steps
+        try:
+            await waiter
+        finally:
+            steps += 1
+
+    task = asyncio.ensure_future(wait())
+    await asyncio.sleep(0)
+    waiter.step_soon() if first == "woken" else task.cancel()
+    task.cancel() if first == "woken" else waiter.step_soon()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert steps == 1
+
+
+async def test_what_is_woken_already_is_not_waited_for_long() -> None:
+    loop = asyncio.get_running_loop()
+    waiter = Waiter(loop)
+    waiter.step()
+    await waiter
+    marked = Waiter(loop)
+    task = asyncio.ensure_future(asyncio.wait_for(marked_by(marked), DEADLINE))
+    await asyncio.sleep(0)
+    marked.woken = True  # somebody else steps it
+    marked.step()
+    await task
+
+
+async def marked_by(waiter: Waiter) -> None:
+    await waiter
+
+
+async def test_a_deadline_ends_a_wait() -> None:
+    waiting = Waiting()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await waiting.wait()
+    assert not waiting.waiters
+
+
+class Pair:
+    """A channel from a client to a server over TCP, and a task that reads it."""
+
+    def __init__(self, server: Connection, receiver: Receiver) -> None:
+        self.pump: Any = server.pump
+        self.came = asyncio.Event()
+        self.steps: list[str] = []
+        self.task = asyncio.ensure_future(self._read(receiver))
+
+    async def _read(self, receiver: Receiver) -> None:
+        async for message in receiver:
+            assert bytes(message.payload) == b"one"
+            self.steps.append("step")
+            self.came.set()
+
+    def note(self, name: str) -> None:
+        """Has ``steps`` say when this method of the pump has come to its end."""
+        work = getattr(self.pump, name)
+
+        def noted() -> object:
+            found = work()
+            self.steps.append(name)
+            return found
+
+        setattr(self.pump, name, noted)
+
+
+async def test_a_reader_is_stepped_where_its_message_was_read(tmp_path: Path) -> None:
+    """After what the connection itself had to say has left, and before another turn begins."""
+    arrived: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
+    async with (
+        asyncio.timeout(DEADLINE),
+        await serve(arrived.set_result, listen_at("tcp", tmp_path)) as listener,
+        await connect(listener.addresses[0]) as client,
+    ):
+        questions, to_server = channel()
+        await client.entrypoint.send(b"", attachments=[to_server])
+        server = await arrived
+        receiver = (await server.entrypoint.receive()).attachments[0].handle
+        assert isinstance(receiver, Receiver)
+        pair = Pair(server, receiver)
+        await asyncio.sleep(0)
+        pair.note("flush")
+        pair.note("end_of_input")
+        await questions.send(b"one")
+        await pair.came.wait()
+        begun = pair.steps.index("step")
+        assert pair.steps[begun - 1] == "flush"
+        assert "end_of_input" in pair.steps[begun + 1 :]
+        pair.task.cancel()
+
+
+async def test_nobody_is_forgotten_if_a_step_is_interrupted(tmp_path: Path) -> None:
+    """Ctrl-C comes out of the step of whatever task is at work."""
+    arrived: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
+    async with (
+        asyncio.timeout(DEADLINE),
+        await serve(arrived.set_result, listen_at("tcp", tmp_path)) as listener,
+        await connect(listener.addresses[0]) as client,
+    ):
+        loop, pump = asyncio.get_running_loop(), client.pump
+        interrupted, other = Waiter(loop), Waiter(loop)
+        interrupted.add_done_callback(interrupt, context=copy_context())
+        task = asyncio.ensure_future(marked_by(other))
+        await asyncio.sleep(0)
+        pump_flush = pump.flush
+
+        def flush() -> None:
+            pump.flush = pump_flush  # type: ignore[method-assign]
+            pump.step(interrupted)
+            pump.step(other)
+            pump.flush_soon()
+
+        pump.flush = flush  # type: ignore[method-assign]
+        assert isinstance(await from_the_loop(pump.end_of_input), KeyboardInterrupt)
+        await task
+        assert not pump._stepping
+        assert not pump._woken
+        assert not pump._flush_wanted
+
+
+def interrupt(_: object) -> None:
+    raise KeyboardInterrupt
+
+
+async def test_who_is_woken_outside_of_a_turn_goes_on_in_the_next(tmp_path: Path) -> None:
+    """Where a thread has borrowed the loop, or some task flushes, no other task may be stepped."""
+    arrived: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
+    async with (
+        asyncio.timeout(DEADLINE),
+        await serve(arrived.set_result, listen_at("tcp", tmp_path)) as listener,
+        await connect(listener.addresses[0]) as client,
+    ):
+        loop, pump = asyncio.get_running_loop(), client.pump
+        for attended in (True, False):
+            waiter = Waiter(loop)
+            task = asyncio.ensure_future(marked_by(waiter))
+            await asyncio.sleep(0)
+            pump_flush = pump.flush
+
+            def flush(waiter: Waiter = waiter, flush: Any = pump_flush) -> None:
+                pump.flush = flush  # type: ignore[method-assign]
+                pump.step(waiter)
+
+            pump.flush = flush  # type: ignore[method-assign]
+            pump.attend(attended)
+            done: list[bool] = []
+
+            def work(task: Any = task, done: list[bool] = done) -> None:
+                (pump.end_of_input if pump.attended else pump.flush)()
+                done.append(task.done())
+
+            await from_the_loop(work)
+            assert done == [False]
+            await task
+            pump.attend(False)
