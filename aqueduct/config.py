@@ -92,9 +92,9 @@ class Flow:
     read_ahead: int = 4 * MiB
     """How far a stream of large messages may run ahead of the admitted one; charged."""
     loopback_read_ahead: int = 1 * MiB
-    """The same at most over TCP and TLS if both ends are on this machine. There is no way that has
-    to be filled: what runs ahead lies in the machine's memory, and is read back from there once it
-    is more than the processors' caches hold."""
+    """The same at most over TCP and TLS while as much is sent as is received, if both ends are on
+    this machine. There is no way that has to be filled: what runs ahead lies in the machine's
+    memory, and is read back from there once it is more than the processors' caches hold."""
     admitted_window: int = 8 * MiB
     """How far ahead of the landed bytes an admitted message is credited."""
     channel_high_water: int = 8 * MiB
@@ -221,7 +221,7 @@ class Stream:
 
     top_credit: int = 1 * MiB
     """What the peer may have under way of opening payloads and datagrams (BP-R5)."""
-    wake_up: int = 2 * MiB
+    wake_up: int = 4 * MiB
     """About the most that one connection reads, or writes, before others have their turn. What is
     urgent waits for so much too, where both ends share an event loop."""
     read_ahead: int = 64 * KiB

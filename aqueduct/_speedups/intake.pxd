@@ -42,7 +42,7 @@ cdef class Intake:
     cdef int _wake_from(self, int threshold) except -1
     cdef int _read_once(self) except -1
     # These return -1 if nothing is there now, 0 at the end.
-    cdef Py_ssize_t _land(self, Py_ssize_t wanted) except -2
+    cdef Py_ssize_t _land(self, Py_ssize_t wanted, Py_ssize_t ahead) except -2
     cdef Py_ssize_t _fetch(self, Py_ssize_t size) except -2
     cdef Py_ssize_t _decrypt(self, uint8_t *target, Py_ssize_t size) except -2
     cdef Py_ssize_t _kernel(self, uint8_t *target, Py_ssize_t size, Py_ssize_t ahead) except -2

@@ -13,6 +13,7 @@ class Outcome:
     END: Final = 1
     CORE: Final = 2
     TURN: Final = 3
+    WHOLE: Final = 4
 
 @final
 class Intake:

@@ -65,6 +65,9 @@ cdef enum:
     # Of a chunk that is under way, so many bytes are worth waking up for.
     PATIENCE = 131072
 
+    # A message from here on is for its user to take before the next one has memory.
+    ALONE = 262144
+
     # Knocks that are heard at once, and room for what comes with them.
     KNOCKS = 64
     CONTROL = 256
@@ -73,12 +76,13 @@ cdef enum:
     END = 1
     CORE = 2
     TURN = 3
+    WHOLE = 4
 
 
 class Outcome:
     """Why ``Intake.read`` returned."""
 
-    DRAINED, END, CORE, TURN = range(4)
+    DRAINED, END, CORE, TURN, WHOLE = range(5)
 
 
 @cython.final
@@ -145,7 +149,9 @@ cdef class Intake:
         """Reads until nothing is there, about ``budget`` bytes were read, or the core is needed.
 
         Returns (an ``Outcome``, bytes read). CORE: what was read is fed to the core's decoder, and
-        it goes on with ``step``. Raises OSError of the socket (BlockingIOError is an outcome).
+        it goes on with ``step``. WHOLE: a large message is, and nothing behind it was read: whoever
+        takes it first lets go of the memory that the next one lands in, and so the caches have it
+        still. Raises OSError of the socket (BlockingIOError is an outcome).
         """
         cdef Py_ssize_t before = budget
         cdef int outcome = TURN
@@ -197,11 +203,13 @@ cdef class Intake:
         cdef Inlet inlet = self.inlet
         cdef Py_ssize_t wanted = 0 if inlet is None else inlet.wanted()
         cdef Py_ssize_t size, landed
+        cdef bint alone
         self._last = 0
         if wanted and chunks.missing and reading._plain and reading.entity is self.entity:
+            alone = <uint64_t> wanted <= chunks.missing and inlet.landing() >= ALONE
             if <uint64_t> wanted > chunks.missing:
                 wanted = <Py_ssize_t> chunks.missing
-            size = self._land(wanted)
+            size = self._land(wanted, 0 if alone else self._little)
             if size <= 0:
                 return END if size == 0 else DRAINED
             self._last = size
@@ -213,6 +221,8 @@ cdef class Intake:
             inlet.fill(landed)
             if inlet.stopped:
                 self._close()
+            if alone and landed == wanted:
+                return WHOLE
             if size <= wanted:
                 return TURN
             size -= wanted
@@ -235,13 +245,13 @@ cdef class Intake:
             return CORE
         return TURN if self.step == NOTHING and not reading._reported else CORE
 
-    cdef Py_ssize_t _land(self, Py_ssize_t wanted) except -2:
-        """Reads to the inlet's place, and a little more; -1: nothing is there."""
+    cdef Py_ssize_t _land(self, Py_ssize_t wanted, Py_ssize_t ahead) except -2:
+        """Reads to the inlet's place, and ``ahead`` bytes more; -1: nothing is there."""
         cdef object payload = self.inlet.decoder.payload
         if type(payload) is AlignedBuffer:
             (<AlignedBuffer> payload).expect(self.inlet.place(), min(wanted, EXPECTED))
         if self._records is None:
-            return self._kernel(self.inlet.place(), wanted, self._little)
+            return self._kernel(self.inlet.place(), wanted, ahead)
         return self._decrypt(self.inlet.place(), wanted)
 
     cdef Py_ssize_t _fetch(self, Py_ssize_t size) except -2:

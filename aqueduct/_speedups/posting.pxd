@@ -1,5 +1,7 @@
 """What is done for each message of a long row, and for each run of bytes that has left."""
 
+from libc.stdint cimport uint64_t
+
 from aqueduct._speedups.tracker cimport SentNumbers, UnreliableSent
 
 cdef class OutStream:
@@ -17,6 +19,7 @@ cdef class Ledger:
     cdef readonly list _effects
     cdef readonly bint _debug
     cdef public Py_ssize_t queued
+    cdef readonly uint64_t charged
     cdef public bint fell
     cdef public Py_ssize_t _control_queued
     cdef Py_ssize_t _mark           # of the connection, bytes

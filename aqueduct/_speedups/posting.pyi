@@ -37,6 +37,8 @@ class Ledger:
     connected: bool
     version_acknowledged: bool
     queued: int
+    @property
+    def charged(self) -> int: ...
     fell: bool
     @property
     def stalled_control(self) -> int: ...

@@ -55,7 +55,8 @@ cdef class OutStream:
 cdef class Ledger:
     """Bytes that were written and have not left; the base of what has all streams of one side.
 
-    ``queued`` counts them; ``_control_queued`` those that no half pays for. ``fell``: whether
+    ``queued`` counts them, ``charged`` all that ever were; ``_control_queued`` those that no half
+    pays for. ``fell``: whether
     ``queued`` fell below the connection's mark since somebody looked. ``_openable`` streams may be
     opened, of which ``_opened_since`` in effects that the carrier has not seen yet. Once
     ``version_acknowledged``, sequences begin without VERSION (AQ-26).
@@ -183,6 +184,7 @@ cdef class Ledger:
     cpdef int _charge(self, OutStream stream, Py_ssize_t size) except -1:
         stream.queued += size
         self.queued += size
+        self.charged += <uint64_t> size
         if stream.half is not None:
             (<Posting?> stream.half).queued += size
         else:

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from aqueduct._speedups import codec
@@ -22,7 +23,7 @@ from aqueduct.errors import ConfigError, FrameError
 from aqueduct.protocol.bpmux import events
 from aqueduct.protocol.bpmux.connection import Mux
 from aqueduct.protocol.bpmux.state import STREAM_IN
-from tests.protocol.channels.arriving import server, taken
+from tests.protocol.channels.arriving import entry, server, taken
 from tests.speedups.test_buffers import empty_pool
 from tests.speedups.test_records import Ends
 
@@ -100,13 +101,14 @@ class Reader:
             self.core.inlet_done(9, 200.0)
 
     def read(self, budget: int = 1 << 30) -> int:
-        """As a carrier does; the last outcome but CORE."""
+        """As a carrier does; the last outcome but CORE and WHOLE."""
         while True:
             outcome, _ = self.intake.read(budget)
-            if outcome != Outcome.CORE:
-                self.close()
-                return outcome
             self.close()
+            if outcome == Outcome.WHOLE:
+                continue
+            if outcome != Outcome.CORE:
+                return outcome
             self.mux.go_on(self.intake.step)
             for event in self.mux.events_received():
                 if event[0] == events.PAYLOAD:
@@ -180,6 +182,30 @@ def test_large_payloads_are_hardly_copied() -> None:
     assert not reader.payloads
     reader.here.close()
     reader.peer.close()
+
+
+def test_a_large_message_is_given_before_the_next_one_has_memory(reader: Reader) -> None:
+    """So that one lands in the memory of the one that its user lets go of for it."""
+    held = empty_pool()
+    size = 300 * KiB
+    places = []
+    wire = b"".join(chunk(message(number, bytes([number]) * size)) for number in range(4))
+    # In pieces that leave more than a few KiB for the last of each message, and the next behind it.
+    for at in range(0, len(wire), 21_000):
+        reader.peer.sendall(wire[at : at + 21_000])
+        while True:
+            outcome, _ = reader.intake.read(1 << 30)
+            reader.close()
+            if outcome != Outcome.WHOLE:
+                break
+            received = reader.core.receive(entry(reader.core), 200.0)
+            assert received is not None and received.number == len(places)
+            assert bytes(received.payload) == bytes([received.number]) * size
+            places.append(np.frombuffer(received.payload, np.uint8).ctypes.data)
+            del received
+        assert outcome == Outcome.DRAINED
+    assert len(places) == 4 and len(set(places)) == 1
+    del held
 
 
 def pages_come() -> bool:

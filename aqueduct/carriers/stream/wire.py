@@ -185,20 +185,11 @@ class Wire(Mapping):
         now = self._last_input = self._time()
         if self._tls is not None and not self._tls.complete and not self._shake_hands():
             return
-        self._processing = True
         received = self._received
-        try:
-            try:
-                self._read()
-            except BlockingIOError:
-                pass
-            finally:
-                if self._inlet is not None:
-                    self._close_inlet()
-        except (RemoteProtocolError, OSError) as error:
-            self._read_failed(error)
-        finally:
-            self._processing = False
+        budget = self._read_some(self._config.stream.wake_up)
+        while budget > 0 and not self._over:
+            self._settle()  # a large message is taken before the next one has memory
+            budget = self._read_some(budget)
         if self._lookout is not None and self._received != received:
             self._lookout.arrived(now)
         if self._begun and now >= self._measure_at:
@@ -209,9 +200,27 @@ class Wire(Mapping):
             self._writable()
         self._settle()
 
-    def _read(self) -> None:
-        """Reads and reports until nothing is there, or it is the turn of others."""
-        budget = self._config.stream.wake_up
+    def _read_some(self, budget: int) -> int:
+        """Reads and reports; what it leaves of ``budget``, if there is more to read behind that."""
+        if self._released:
+            return 0
+        self._processing = True
+        try:
+            try:
+                return self._read(budget)
+            except BlockingIOError:
+                return 0
+            finally:
+                if self._inlet is not None:
+                    self._close_inlet()
+        except (RemoteProtocolError, OSError) as error:
+            self._read_failed(error)
+            return 0
+        finally:
+            self._processing = False
+
+    def _read(self, budget: int) -> int:
+        """Reads until nothing is there, a large message is whole, or it is the turn of others."""
         while budget > 0 and self._reading:
             if not self._begun or not self._established:
                 budget -= self._read_first()
@@ -224,15 +233,19 @@ class Wire(Mapping):
                 self._mux.go_on(self._intake.step)
                 self._take_events()
                 if self._intake.drained:
-                    return
+                    return 0
+            elif outcome == Outcome.WHOLE:
+                if budget > 0:
+                    return budget
             elif outcome == Outcome.DRAINED:
-                return
+                return 0
             elif outcome == Outcome.END:
                 self._close_inlet()
                 self._end_of_stream()
-                return
+                return 0
         if self._reading and (self._tls is not None or self._intake.shares):
             self._loop.call_soon(self._readable)  # what these hold makes no socket readable
+        return 0
 
     def _read_first(self) -> int:
         """Reads while the handshakes go on, or nobody is there to be told; the bytes read."""

@@ -89,7 +89,8 @@ class Incoming:
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self._flow = shared.config.flow
-        self._read_ahead = shared.read_ahead
+        self._sent = 0
+        """Bytes that this side had sent when the last credit of a large stream was given."""
         self._from_server = shared.side == 0
         self.streams: dict[int, InStream] = {}
         self.held = 0
@@ -149,14 +150,16 @@ class Incoming:
         decoder = stream.decoder
         if decoder.gathered != stream.gathered:
             self._weigh(stream, decoder.gathered)
-        wanted = decoder.reach(flow.admitted_window) + flow.initial_window + stream.granted
+        reach = decoder.reach(flow.admitted_window) + flow.initial_window
         # Half a window at a time: a credit costs a frame.
-        due = wanted - stream.limit
+        due = reach + stream.granted - stream.limit
         if due >= flow.initial_window >> 1 and due >= stream.granted >> 1:
             if stream.granted:
-                wanted += self._run_further(stream)
-            stream.limit = wanted
-            self._shared.effects.append((effects.CREDIT, stream.number, wanted))
+                self._run(stream, due, stream.limit - reach)
+                if reach + stream.granted <= stream.limit:
+                    return
+            stream.limit = reach + stream.granted
+            self._shared.effects.append((effects.CREDIT, stream.number, stream.limit))
 
     def grant_read_ahead(self, stream: InStream, size: int) -> None:
         """Lets a stream of large messages send the next one while this one is worked on.
@@ -165,7 +168,7 @@ class Incoming:
         charged to the budget and at most half of the budget goes this way.
         """
         flow = self._flow
-        wanted = min(2 * size, self._read_ahead)
+        wanted = min(2 * size, self._shared.read_ahead_both)
         if (
             size >= READ_AHEAD_FROM
             and wanted > stream.granted
@@ -174,17 +177,26 @@ class Incoming:
             self._shared.budget_used += wanted - stream.granted
             stream.granted = wanted
 
-    def _run_further(self, stream: InStream) -> int:
+    def _run(self, stream: InStream, taken: int, ahead: int) -> None:
         """Doubles the read-ahead of a stream that uses it: several messages are under way then.
 
-        Up to a quarter of the budget goes this way, so that others can still begin theirs.
+        Up to a quarter of the budget goes this way, so that others can still begin theirs. While
+        this side sends as much as it receives it may be less (see ``Flow.loopback_read_ahead``).
+        ``taken``: bytes since the last credit; ``ahead``: those that the peer may still send.
         """
-        more = min(stream.granted, self._read_ahead - stream.granted)
-        if more <= 0 or self._shared.budget_used + more > self._flow.receive_budget >> 2:
-            return 0
-        self._shared.budget_used += more
+        shared = self._shared
+        sent = shared.outgoing.charged
+        both = 2 * (sent - self._sent) >= taken
+        self._sent = sent
+        limit = shared.read_ahead_both if both else shared.read_ahead
+        more = min(stream.granted, limit - stream.granted)
+        if more < 0:  # what the peer may send already is not taken back
+            more = max(limit, ahead) - stream.granted
+            shared.freed = True
+        elif shared.budget_used + more > self._flow.receive_budget >> 2:
+            return
+        shared.budget_used += more
         stream.granted += more
-        return more
 
     def ended(self, stream: InStream) -> None:
         """Its last byte was read."""

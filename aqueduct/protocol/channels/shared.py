@@ -48,6 +48,7 @@ class Shared(Budget):
         "now",
         "outgoing",
         "read_ahead",
+        "read_ahead_both",
         "receipt_due",
         "rtt",
         "side",
@@ -58,8 +59,10 @@ class Shared(Budget):
         flow = config.flow
         self.read_ahead = flow.read_ahead
         """Bytes that a stream of large messages may run ahead."""
+        self.read_ahead_both = flow.read_ahead
+        """The same while this side sends as much as it receives."""
         if loopback:
-            self.read_ahead = min(flow.read_ahead, flow.loopback_read_ahead)
+            self.read_ahead_both = min(flow.read_ahead, flow.loopback_read_ahead)
         self.side = side
         """0: we are the client, 1: the server."""
         self.now = 0.0
