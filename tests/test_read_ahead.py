@@ -46,7 +46,7 @@ async def granted(listen: str, config: Config = DEFAULT, *, back: bool = True) -
         await sending
         for connection in (client, service):
             await eventually(lambda: connection.snapshot().queued_bytes == 0)  # noqa: B023
-        return tuple(one.snapshot().receive_budget_used for one in (service, client))
+        return service.snapshot().receive_budget_used, client.snapshot().receive_budget_used
 
 
 async def send(sender: Sender, answers: Receiver | None) -> None:

@@ -188,7 +188,7 @@ def test_a_large_message_is_given_before_the_next_one_has_memory(reader: Reader)
     """So that one lands in the memory of the one that its user lets go of for it."""
     held = empty_pool()
     size = 300 * KiB
-    places = []
+    places: list[int] = []
     wire = b"".join(chunk(message(number, bytes([number]) * size)) for number in range(4))
     # In pieces that leave more than a few KiB for the last of each message, and the next behind it.
     for at in range(0, len(wire), 21_000):
