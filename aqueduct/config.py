@@ -223,7 +223,8 @@ class Stream:
     """What the peer may have under way of opening payloads and datagrams (BP-R5)."""
     wake_up: int = 4 * MiB
     """About the most that one connection reads, or writes, before others have their turn. What is
-    urgent waits for so much too, where both ends share an event loop."""
+    urgent waits for so much too, where both ends share an event loop. Where memory is shared it is
+    no more than ``shared_memory``."""
     read_ahead: int = 64 * KiB
     """Read beyond what has a place of its own already, where small messages come; at most 64 KiB
     are."""

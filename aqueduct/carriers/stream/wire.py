@@ -60,6 +60,8 @@ class Wire(Mapping):
         self._begun = False
         # Reading.
         self._reading = False
+        self._turn = config.stream.wake_up
+        """Bytes that are read, or written, before it is others' turn."""
         self._ahead = scratch("plain")[: config.stream.read_ahead]
         self._intake = Intake(
             self._mux.reading,
@@ -186,7 +188,7 @@ class Wire(Mapping):
         if self._tls is not None and not self._tls.complete and not self._shake_hands():
             return
         received = self._received
-        budget = self._read_some(self._config.stream.wake_up)
+        budget = self._read_some(self._turn)
         while budget > 0 and not self._over:
             self._settle()  # a large message is taken before the next one has memory
             budget = self._read_some(budget)
@@ -298,6 +300,8 @@ class Wire(Mapping):
             os.close(fd)
 
     def _share(self, rings: Rings) -> None:
+        # Who goes on while the other side fills, or empties, it again works with cold memory.
+        self._turn = min(self._turn, self._config.stream.shared_memory)
         self._intake.share(rings)
         self._out.share(rings)
 
@@ -325,7 +329,7 @@ class Wire(Mapping):
     def _write_out(self) -> None:
         turns, out = self._turns, self._out
         records = None if self._tls is None else self._tls.records
-        budget = self._config.stream.wake_up
+        budget = self._turn
         written: list[tuple[Entity, int]] = []
         while True:
             # One take at a time: what is taken can be overtaken by nothing. And whole: pieces of
