@@ -206,7 +206,7 @@ cdef class Intake:
         cdef bint alone
         self._last = 0
         if wanted and chunks.missing and reading._plain and reading.entity is self.entity:
-            alone = <uint64_t> wanted <= chunks.missing and inlet.landing() >= ALONE
+            alone = <uint64_t> wanted <= chunks.missing and inlet.decoder._size >= ALONE
             if <uint64_t> wanted > chunks.missing:
                 wanted = <Py_ssize_t> chunks.missing
             size = self._land(wanted, 0 if alone else self._little)

@@ -40,7 +40,6 @@ cdef class Inlet:
     cdef bytes _asked
 
     cdef Py_ssize_t wanted(self) noexcept
-    cdef Py_ssize_t landing(self) noexcept
     cdef uint8_t *place(self) noexcept
     cdef int fill(self, Py_ssize_t size) except -1
     cdef int push(self, object data) except -1

@@ -248,10 +248,6 @@ cdef class Inlet:
             return 0
         return decoder.missing
 
-    cdef Py_ssize_t landing(self) noexcept:
-        """Bytes of the payload that is landing, those included that have landed. A field."""
-        return self.decoder._size
-
     cdef uint8_t *place(self) noexcept:
         """Where the next bytes of the payload go. A field, as ``wanted``."""
         return self.decoder._land
