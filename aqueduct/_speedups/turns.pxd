@@ -14,6 +14,10 @@ cdef class Turns:
     cdef Py_ssize_t _offered    # bytes of payload of each chunk that was offered to the kernel
     cdef uint8_t[HEAD_MAX] _head            # of each of these
     cdef Py_ssize_t _head_size
+    cdef Py_ssize_t _whole      # how many there are of these
+    cdef Py_ssize_t _rest       # bytes of payload of one behind them that has less; 0: none is
+    cdef uint8_t[HEAD_MAX] _rest_head
+    cdef Py_ssize_t _rest_head_size
 
     cdef int fill(self, Outlet out, Py_ssize_t limit) except -1
     cdef int freshen(self, Entity entity) except -1

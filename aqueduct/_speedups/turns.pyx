@@ -174,13 +174,13 @@ cdef class Turns:
     cdef int offer(self, iovec *vector, Py_ssize_t size, Py_ssize_t most) except -1:
         """Lists chunks of who is alone in turn, ``most`` of ``size`` bytes; returns how many parts.
 
-        They stay where they are: those that the kernel does not begin with can still be overtaken,
-        dropped or reset.
+        The last one has less, if no more may leave. They stay where they are: those that the kernel
+        does not begin with can still be overtaken, dropped or reset.
         """
         cdef Entity entity
         cdef Item item
         cdef Scatter run
-        cdef Py_ssize_t available, missing, part, index, offset, length = 0
+        cdef Py_ssize_t available, chunk, missing, part, index, offset, length = 0
         cdef int count = 0, before
         cdef const uint8_t *start
         size = min(size, self._chunk)
@@ -191,21 +191,27 @@ cdef class Turns:
         if item is None:
             return 0
         run = item.scatter
-        # Something is left in any case: the entity stays in its turn.
-        available = payable(entity, min(run.nbytes - 1, most * size))
-        if available < size:
+        available = payable(entity, min(run.nbytes, most * size))
+        if available == run.nbytes and len(entity.items) > 1:
+            available -= available % size or size  # its last chunk may say what is behind it
+        if available <= 0:
             return 0
-        self._offered = size
+        self._offered, self._whole, self._rest = size, 0, 0
         self._head_size = plain_head(self._head, entity, size)
         index, offset = run._head, run._offset
         start = memory_of(run._items[index], &length)
-        while available >= size and count < OFFERED:
-            available -= size
+        while available and count < OFFERED:
             before = count
-            vector[count].iov_base = <void *> &self._head[0]
-            vector[count].iov_len = <size_t> self._head_size
+            missing = chunk = min(size, available)
+            if chunk < size:
+                self._rest_head_size = plain_head(self._rest_head, entity, chunk)
+                vector[count].iov_base = <void *> &self._rest_head[0]
+                vector[count].iov_len = <size_t> self._rest_head_size
+            else:
+                vector[count].iov_base = <void *> &self._head[0]
+                vector[count].iov_len = <size_t> self._head_size
             count += 1
-            missing = size
+            available -= chunk
             while missing:
                 if count == OFFERED:
                     return before  # whole chunks alone, or it could not be told where one ends
@@ -215,9 +221,13 @@ cdef class Turns:
                 count += 1
                 missing -= part
                 offset += part
-                if offset == length:
+                if offset == length and missing + available:
                     index, offset = index + 1, 0
                     start = memory_of(run._items[index], &length)
+            if chunk == size:
+                self._whole += 1
+            else:
+                self._rest = chunk
         return count
 
     cdef int offered_left(self, Outlet out, Py_ssize_t sent) except -1:
@@ -225,18 +235,27 @@ cdef class Turns:
 
         The chunk that it began with is in ``out``, and the last in its ``written``.
         """
-        cdef Entity entity = (self.fresh or self.bulky)[0]
+        cdef object lane = self.fresh or self.bulky
+        cdef Entity entity = lane[0]
         cdef Item item = entity.items[0]
         cdef Py_ssize_t chunk = self._head_size + self._offered
-        cdef Py_ssize_t whole = sent // chunk, size = whole * self._offered
+        cdef Py_ssize_t whole = min(sent // chunk, self._whole), size = whole * self._offered
+        cdef Py_ssize_t begun = self._offered if whole < self._whole else self._rest
         entity.deficit = 0  # it had its turn, and more: who comes now goes first
-        if whole:
+        sent -= whole * chunk
+        if sent and begun == self._rest and sent == self._rest_head_size + begun:
+            size += begun
+            sent = 0
+        if size:
             item.scatter.skip(size)
             entity.credit_out -= <uint64_t> size
             out.written.append((entity, size))
-        if sent > whole * chunk:
-            self._chunk_of(entity, item, self._offered, out)
-            out.leave(sent - whole * chunk)
+        if sent:
+            self._chunk_of(entity, item, begun, out)
+            out.leave(sent)
+        if item.scatter.nbytes == 0:
+            entity.items.popleft()
+            self._move(lane, NOWHERE)
         return 0
 
 

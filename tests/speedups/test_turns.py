@@ -331,8 +331,30 @@ class TestOffers:
     def test_four_chunks_leave_at_once(self, packets: tuple[socket.socket, socket.socket]) -> None:
         mux, (entity,) = sinks(1, 16 * KiB)
         mux.write_run(entity, [bytes(10 * FULL)])
-        # The last one stays for the next call, which finds out that nothing is behind it.
-        assert calls_for(packets, mux) == [[FULL] * 4, [FULL] * 4, [FULL], [FULL]]
+        assert calls_for(packets, mux) == [[FULL] * 4, [FULL] * 4, [FULL] * 2]
+        assert mux.idle
+        assert not entity.queued
+        mux.write_run(entity, [bytes(FULL)])
+        assert calls_for(packets, mux) == [[FULL]]
+
+    @pytest.mark.parametrize("rest", [1, 70, FULL - 1])
+    def test_what_is_left_at_the_end_leaves_with_them(
+        self, packets: tuple[socket.socket, socket.socket], rest: int
+    ) -> None:
+        mux, (entity,) = sinks(1, 16 * KiB)
+        mux.write_run(entity, [bytes(2 * FULL), bytes(rest)])
+        assert calls_for(packets, mux) == [[FULL] * 2 + [rest]]
+        assert mux.idle
+        assert not entity.queued
+
+    def test_a_last_chunk_that_ends_the_entity_too_is_not_offered(
+        self, packets: tuple[socket.socket, socket.socket]
+    ) -> None:
+        mux, (entity,) = sinks(1, 16 * KiB)
+        mux.write_run(entity, [bytes(3 * FULL)])
+        mux.end(entity)
+        assert calls_for(packets, mux) == [[FULL] * 2, [FULL]]
+        assert mux.idle
 
     def test_nothing_is_offered_unless_it_is_asked_for(
         self, packets: tuple[socket.socket, socket.socket]
@@ -360,8 +382,9 @@ class TestOffers:
         mux, (entity,) = sinks(1, 16 * KiB)
         entity.keep, entity.credit_out = 1000, 1000 + 2 * FULL + 100
         mux.write_run(entity, [bytes(10 * FULL)])
-        assert calls_for(packets, mux) == [[FULL] * 2, [100]]
+        assert calls_for(packets, mux) == [[FULL] * 2 + [100]]
         assert entity.credit_out == 1000
+        assert entity.queued == 8 * FULL - 100
 
     def test_a_chunk_of_very_many_buffers_is_not_offered(
         self, packets: tuple[socket.socket, socket.socket]

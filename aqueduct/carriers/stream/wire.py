@@ -33,7 +33,7 @@ __all__ = ["Wire"]
 logger = logging.getLogger("aqueduct.stream")
 
 _TAKE: Final = 256 << 10  # bytes taken from the core at once, at most
-_OFFERED: Final = 3  # chunks that TCP is offered in the same call, if they are next in any case
+_OFFERED: Final = 4  # chunks that TCP is offered in the same call, if they are next in any case
 _ROUNDS: Final = 4  # of answers and writing, before it is others' turn
 _FAREWELL: Final = 3.0  # seconds for the peer to take a close
 _ACK_DELAY: Final = 0.05  # seconds that acknowledgements of ends wait for company
