@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from aqueduct._speedups.waiting import Waiter
 from aqueduct.arrow.decode import Decoder
 from aqueduct.errors import AqueductError
 from aqueduct.outgoing import END, Batches, Failure, Outgoing, abandoned
-from aqueduct.waiting import Waiter
 
 __all__ = ["Stream"]
 
@@ -95,8 +95,7 @@ class Stream:
         while True:
             if self._peeked is None:
                 batch = answers.next_batch()
-                if feeding.waiter is not None:
-                    feeding.wake()
+                feeding.wake()
                 if batch is not None:
                     self._spins += 1
                     return batch
@@ -165,7 +164,9 @@ class Stream:
         call.waiting = True
         call.expect_answer()
         try:
-            await call.readable.wait_readable()
+            receiver = call.readable
+            if not receiver.readable:  # what that has sent may have brought something about
+                await receiver.wait_change()
         finally:
             call.waiting = False
 
@@ -203,30 +204,23 @@ class _Feeding:
         self.call: Outgoing | None = None
         """The call, once it is fed by a task."""
         self.waiter: Waiter | None = None
+        """What the feeder waits for, or has waited for last."""
 
     def wake(self) -> None:
         """Lets the feeder go on, if it waits and may."""
-        call, waiter = self.call, self.waiter
-        if waiter is not None and call is not None and not waiter.woken and _may_send(call):
-            waiter.woken = True
-            call.connection.pump.step(waiter)
+        waiter = self.waiter
+        if waiter is not None and not waiter.woken:
+            call = self.call
+            assert call is not None
+            if call.may_send:
+                waiter.woken = True
+                call.connection.pump.step(waiter)
 
-    async def room(self, call: Outgoing) -> None:
-        """Returns once a batch may be sent, or the call is over."""
+    def wait(self, call: Outgoing) -> Waiter:
+        """What to await, once, after ``may_send`` of the call was found to be False."""
         self.call = call
-        while not _may_send(call):
-            self.waiter = Waiter(call.loop)
-            try:
-                await self.waiter
-            finally:
-                self.waiter = None
-
-
-def _may_send(call: Outgoing) -> bool:
-    """Whether a feeder has something to do."""
-    window = call.window
-    assert window is not None
-    return call.over or (window.open and call.writable)
+        self.waiter = Waiter(call.loop)
+        return self.waiter
 
 
 def _drop(call: Outgoing, feeder: asyncio.Task[None] | None) -> None:
@@ -243,7 +237,8 @@ async def _feed(call: Outgoing, source: Batches, batches: Any, feeding: _Feeding
             iterator = aiter(batches)
             try:
                 while True:
-                    await feeding.room(call)
+                    while not call.may_send:
+                        await feeding.wait(call)
                     if call.over:
                         return
                     call.supplying = True
@@ -261,7 +256,8 @@ async def _feed(call: Outgoing, source: Batches, batches: Any, feeding: _Feeding
             call.finish()
             return
         while True:
-            await feeding.room(call)
+            while not call.may_send:
+                await feeding.wait(call)
             if call.over:
                 return
             done = call.feed(source, batches, _SPINS)

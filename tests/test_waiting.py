@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aqueduct import Connection, Receiver, channel, connect, serve
-from aqueduct.waiting import Waiter, Waiting
+from aqueduct._speedups.waiting import Waiter, Waiting
 from tests.carriers.streams import listen_at
 from tests.carriers.users import DEADLINE
 

@@ -146,6 +146,15 @@ cdef class Feed:
         if self.push(source, batch):
             self._flush()
 
+    @property
+    def may_send(self):
+        """Whether who sends the batches has something to do: there is room, or the call is over.
+
+        If it is the channel that has none, the call hears of it.
+        """
+        self._check()
+        return self.over or (self.window.is_open() and self.ready())
+
     cdef int _check(self) except -1:
         if self.window is None:
             raise TypeError("a call without a window sends no batches")

@@ -206,10 +206,15 @@ cdef class Intake:
         cdef bint alone
         self._last = 0
         if wanted and chunks.missing and reading._plain and reading.entity is self.entity:
-            alone = <uint64_t> wanted <= chunks.missing and inlet.decoder._size >= ALONE
-            if <uint64_t> wanted > chunks.missing:
+            alone = inlet.decoder._size >= ALONE
+            # Behind a chunk of it comes the head of the next one: what is read with that is copied.
+            size = PEEK if alone else self._little
+            if <uint64_t> wanted <= chunks.missing:
+                size = 0 if alone else size
+            else:
                 wanted = <Py_ssize_t> chunks.missing
-            size = self._land(wanted, 0 if alone else self._little)
+                alone = False
+            size = self._land(wanted, size)
             if size <= 0:
                 return END if size == 0 else DRAINED
             self._last = size

@@ -11,13 +11,13 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from aqueduct._speedups.runs import Inlet
+from aqueduct._speedups.waiting import Waiter
 from aqueduct.carriers.contract import Buffer, Carrier
 from aqueduct.clock import clock_of
 from aqueduct.errors import ConnectionLost
 from aqueduct.protocol.channels import effects
 from aqueduct.protocol.channels.connection import ChannelConnection
 from aqueduct.protocol.channels.events import Event
-from aqueduct.waiting import Waiter
 
 __all__ = ["Pump", "apply"]
 
@@ -205,7 +205,7 @@ class Pump:
             self.flushing = False
         if self._again:
             self.flush_soon()  # others have the loop first
-        if not self.attended:  # or as soon as turns of the loop may come
+        if not (self.attended or self._stepping):  # or as soon as turns of the loop may come
             self._set_timer()
 
     def attend(self, attended: bool) -> None:
@@ -272,6 +272,8 @@ class Pump:
                 woken.popleft().step_soon()
             if self._flush_wanted:
                 self.flush()
+            elif not (self._closed or self.attended):
+                self._set_timer()
         return True
 
     def _guarded(self, work: Callable[..., None], *arguments: object) -> None:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
-from aqueduct.waiting import Waiter
+from aqueduct._speedups.waiting import Waiter
 
 if TYPE_CHECKING:
     from aqueduct.protocol.channels.receiving import ReceiverHalf

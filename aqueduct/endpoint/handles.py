@@ -7,11 +7,12 @@ networked, and the code that uses it cannot tell. A handle belongs to the event 
 from __future__ import annotations
 
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from aqueduct._speedups.inbox import Inbox
 from aqueduct._speedups.posting import Posting
+from aqueduct._speedups.waiting import Waiter, Waiting
 from aqueduct.endpoint.local import (
     LocalMessage,
     Parcel,
@@ -29,7 +30,6 @@ from aqueduct.protocol.channels.events import Headers
 from aqueduct.protocol.channels.receiving import ReceiverHalf
 from aqueduct.protocol.channels.sending import Mode, SenderHalf
 from aqueduct.protocol.channels.state import SenderState
-from aqueduct.waiting import Waiting
 
 if TYPE_CHECKING:
     from aqueduct.endpoint.connection import Connection
@@ -404,8 +404,11 @@ class Receiver:
         while not self.readable:
             await self.wait_change()
 
-    def wait_change(self) -> Coroutine[Any, Any, None]:
-        """Returns with the next message or the end, for who has just found it not readable."""
+    def wait_change(self) -> Waiter:
+        """What to await, at once, for who has just found it not readable.
+
+        It returns with the next message or the end.
+        """
         if self._half is None and self._pipe is not None:
             self._pipe.bind()
         return self._waiting.wait()

@@ -1,0 +1,127 @@
+"""What tasks wait for: a future that steps its task where it is woken.
+
+An asyncio Future that is set has its task wait for another turn of the event loop, which is several
+times the work of what most messages lead to. So what wakes a task within a turn of the loop, and
+has nothing else to do behind it, steps the task itself.
+"""
+
+import asyncio
+
+cimport cython
+from cpython.contextvars cimport PyContext_CheckExact, PyContext_Enter, PyContext_Exit
+
+__all__ = ["Waiter", "Waiting"]
+
+cdef object current_task = asyncio.current_task
+cdef object get_running_loop = asyncio.get_running_loop
+
+
+@cython.auto_pickle(False)
+cdef class Waiter:
+    """What one task waits for: ``await`` returns once it is ``woken``.
+
+    It is as much of a future as tasks use. Wake it by ``step`` or ``step_soon``, on its ``loop``.
+    """
+
+    def __init__(self, loop not None):
+        self._loop = loop
+
+    def step(self):
+        """Wakes the task, and steps it at once unless some task is at work already."""
+        cdef object callback, context
+        self.woken = True
+        if self._callback is None:
+            return
+        if current_task(self._loop) is not None:
+            self.step_soon()
+            return
+        context, self._context = self._context, None
+        callback, self._callback = self._callback, None
+        try:
+            PyContext_Enter(context)
+        except RuntimeError:  # who wakes it runs in the very context of the task
+            self._loop.call_soon(callback, self, context=context)
+            return
+        try:
+            callback(self)
+        finally:
+            PyContext_Exit(context)
+
+    def step_soon(self):
+        """Wakes the task; it goes on in the next turn of the loop."""
+        self.woken = True
+        self._call_soon()
+
+    def __await__(self):
+        return self
+
+    def __next__(self):
+        if self.woken:
+            raise StopIteration
+        self._asyncio_future_blocking = True
+        return self
+
+    # What a task asks of a future
+
+    def get_loop(self):
+        """The loop of the task."""
+        return self._loop
+
+    def add_done_callback(self, callback not None, *, context not None):
+        """The task begins to wait."""
+        if not PyContext_CheckExact(context):
+            raise TypeError(f"context: a Context is needed, not {type(context).__name__}")
+        self._callback, self._context = callback, context
+        if self.woken:
+            self._call_soon()
+
+    def cancel(self, msg=None):
+        """The task is cancelled while it waits. False: it is about to go on."""
+        if self._callback is None:
+            return False
+        self._cancelled = asyncio.CancelledError() if msg is None else asyncio.CancelledError(msg)
+        if self._among is not None and self._among.waiters and self in self._among.waiters:
+            self._among.waiters.remove(self)  # it may be long until they are woken
+        self._call_soon()
+        return True
+
+    def result(self):
+        """What the task wakes with."""
+        cancelled, self._cancelled = self._cancelled, None
+        if cancelled is not None:
+            raise cancelled
+
+    cdef int _call_soon(self) except -1:
+        """Has the task go on in the next turn, if it waits."""
+        callback, self._callback = self._callback, None
+        context, self._context = self._context, None
+        if callback is not None:
+            self._loop.call_soon(callback, self, context=context)
+        return 0
+
+
+@cython.final
+@cython.auto_pickle(False)
+cdef class Waiting:
+    """Tasks that wait for a handle to change; ``waiters`` are those, None if there is none."""
+
+    def wake(self, stepper=None):
+        """Lets all of them look again: when ``stepper`` has them step, or soon."""
+        cdef Waiter waiter
+        waiters, self.waiters = self.waiters, None
+        if waiters is None:
+            return
+        for waiter in waiters:
+            if stepper is None:
+                waiter.step_soon()
+            else:
+                stepper.step(waiter)
+
+    def wait(self):
+        """What to await: it returns with the next ``wake``. Await it at once, and once."""
+        cdef Waiter waiter = Waiter(get_running_loop())
+        waiter._among = self
+        if self.waiters is None:
+            self.waiters = []
+        self.waiters.append(waiter)
+        return waiter
