@@ -25,6 +25,7 @@ class Intake:
     def step(self) -> int: ...
     @property
     def drained(self) -> bool: ...
+    one_way: bool
     def __new__(
         cls,
         reading: Reading,

@@ -93,7 +93,7 @@ cdef class Intake:
     ``open(entity)`` gives the inlet of a stream, or None, and sets ``entity`` and ``inlet`` by
     ``use``; ``close()`` ends what is open and calls ``use(None, None)``. ``ahead`` is memory that
     is read to and copied from at once. ``records`` decrypt what the socket ``fd`` has; None: it is
-    read as it is.
+    read as it is. ``one_way``: much comes and little leaves, so a large message ends a read.
     """
 
     def __cinit__(
@@ -114,6 +114,7 @@ cdef class Intake:
         self._open = open
         self._close = close
         self._threshold = 1
+        self.one_way = True
 
     def count(self, Py_ssize_t size):
         """So many bytes of the stream were read from the socket by somebody else."""
@@ -206,9 +207,8 @@ cdef class Intake:
         cdef bint alone
         self._last = 0
         if wanted and chunks.missing and reading._plain and reading.entity is self.entity:
-            alone = inlet.decoder._size >= ALONE
-            # Behind a chunk of it comes the head of the next one: what is read with that is copied.
-            size = PEEK if alone else self._little
+            alone = self.one_way and inlet.decoder._size >= ALONE
+            size = PEEK if alone else self._little  # or less of it would be left for its place
             if <uint64_t> wanted <= chunks.missing:
                 size = 0 if alone else size
             else:

@@ -31,6 +31,8 @@ cdef enum:
     SINK_OUT = 2
     # Parts of chunks that are offered to the kernel behind a take.
     OFFERED = 256
+    # So few bytes behind the last of these are not worth a call of their own.
+    BESIDE = 4096
 
 
 @cython.auto_pickle(False)
@@ -191,7 +193,9 @@ cdef class Turns:
         if item is None:
             return 0
         run = item.scatter
-        available = payable(entity, min(run.nbytes, most * size))
+        available = payable(entity, run.nbytes)
+        if available > most * size + BESIDE:
+            available = most * size
         if available == run.nbytes and len(entity.items) > 1:
             available -= available % size or size  # its last chunk may say what is behind it
         if available <= 0:

@@ -208,6 +208,33 @@ def test_a_large_message_is_given_before_the_next_one_has_memory(reader: Reader)
     del held
 
 
+def test_a_large_message_with_a_short_last_chunk_ends_a_read_too(reader: Reader) -> None:
+    """Of that chunk the head alone is read with the one before, so there is enough for its place."""
+    rest = 5000
+    held = empty_pool()
+    wire, behind = message(0, bytes(280 * KiB)), chunk(message(1, b"behind"))
+    data = chunk(wire[:-rest]) + chunk(wire[-rest:]) + behind
+    for part in (data[: 100 * KiB], data[100 * KiB : -15 * KiB]):
+        reader.peer.sendall(part)
+        assert reader.read() == Outcome.DRAINED
+    reader.peer.sendall(data[-15 * KiB :])
+    assert reader.intake.read(1 << 30) == (Outcome.WHOLE, 15 * KiB - len(behind))
+    reader.close()
+    assert reader.read() == Outcome.DRAINED
+    assert taken(reader.core, 200.0) == [(0, bytes(280 * KiB)), (1, b"behind")]
+    del held
+
+
+def test_where_as_much_goes_back_a_large_message_ends_no_read(reader: Reader) -> None:
+    reader.intake.one_way = False
+    wire = b"".join(chunk(message(number, bytes(260 * KiB))) for number in range(3))
+    for at in range(0, len(wire), 50_000):
+        reader.peer.sendall(wire[at : at + 50_000])
+        assert reader.intake.read(1 << 30)[0] == Outcome.DRAINED
+        reader.close()
+    assert taken(reader.core, 200.0) == [(number, bytes(260 * KiB)) for number in range(3)]
+
+
 def pages_come() -> bool:
     """Whether the system gives pages before they are written to: Linux since 5.14."""
     with mmap.mmap(-1, MiB) as memory:

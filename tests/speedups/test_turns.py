@@ -347,6 +347,19 @@ class TestOffers:
         assert mux.idle
         assert not entity.queued
 
+    @pytest.mark.parametrize(
+        ("rest", "calls"),
+        [(4096, [[FULL] * 4 + [4096]]), (4097, [[FULL] * 4, [4097]])],
+        ids=["little", "more"],
+    )
+    def test_a_little_more_than_is_offered_is_worth_no_call_of_its_own(
+        self, packets: tuple[socket.socket, socket.socket], rest: int, calls: list[list[int]]
+    ) -> None:
+        mux, (entity,) = sinks(1, 16 * KiB)
+        mux.write_run(entity, [bytes(4 * FULL + rest)])
+        assert calls_for(packets, mux) == calls
+        assert mux.idle
+
     def test_a_last_chunk_that_ends_the_entity_too_is_not_offered(
         self, packets: tuple[socket.socket, socket.socket]
     ) -> None:
