@@ -208,10 +208,12 @@ cdef class Intake:
         self._last = 0
         if wanted and chunks.missing and reading._plain and reading.entity is self.entity:
             alone = self.one_way and inlet.decoder._size >= ALONE
-            size = PEEK if alone else self._little  # or less of it would be left for its place
+            size = self._little
             if <uint64_t> wanted <= chunks.missing:
                 size = 0 if alone else size
             else:
+                if inlet.decoder._size >= ALONE:
+                    size = PEEK  # or less of it would be left for its place
                 wanted = <Py_ssize_t> chunks.missing
                 alone = False
             size = self._land(wanted, size)
