@@ -209,7 +209,7 @@ def test_a_large_message_is_given_before_the_next_one_has_memory(reader: Reader)
 
 
 def test_a_large_message_with_a_short_last_chunk_ends_a_read_too(reader: Reader) -> None:
-    """Of that chunk the head alone is read with the one before, so there is enough for its place."""
+    """Of that chunk only the head is read with the one before: the rest lands in its place."""
     rest = 5000
     held = empty_pool()
     wire, behind = message(0, bytes(280 * KiB)), chunk(message(1, b"behind"))

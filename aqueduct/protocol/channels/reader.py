@@ -123,8 +123,8 @@ class Reader:
         half, decoder = stream.half, stream.decoder
         if not isinstance(half, ReceiverHalf) or decoder.buffered:
             return None
-        room = half.room - 2 * SMALL
-        if room < 0 or not half.open_for_runs or stream.handlers is not self._handlers:
+        room = half.room_for_runs
+        if room < 0 or stream.handlers is not self._handlers:
             room = -1
             if decoder.remaining < LANDING_FROM:
                 return None

@@ -219,9 +219,14 @@ class ReceiverHalf(Inbox):
             self._schedule_ack()
 
     @property
-    def open_for_runs(self) -> bool:
-        """Whether messages need no look at each: none can be the last, or one too many."""
-        return self.state is ReceiverState.OPEN and not self._oneshot
+    def room_for_runs(self) -> int:
+        """Bytes of messages that need no look at each; below zero: each needs one.
+
+        Of an open channel none can be the last, or one too many.
+        """
+        if self.state is not ReceiverState.OPEN or self._oneshot:
+            return -1
+        return self.room - 2 * SMALL
 
     def read_plain(self, stream: InStream) -> Run | None:
         """Takes the plain messages that come next in a stream, while there is room for many.
@@ -229,8 +234,8 @@ class ReceiverHalf(Inbox):
         None: there is not, or each message needs a look. What is done for each large message is
         done here, without a call for each step.
         """
-        room = self.room - 2 * SMALL
-        if room < 0 or not self.open_for_runs:
+        room = self.room_for_runs
+        if room < 0:
             return None
         run, decoder = Run(), stream.decoder
         overhead = self._shared.config.flow.message_overhead
