@@ -6,7 +6,7 @@ cdef class Waiter:
     cdef public bint _asyncio_future_blocking
     cdef public bint woken      # set it before a step that is somebody else's to make
     cdef readonly object _loop
-    cdef object _callback       # what steps the task; None: it does not wait
+    cdef readonly object _callback  # what steps the task; None: it does not wait
     cdef object _context
     cdef object _cancelled
     cdef Waiting _among         # of those that wait for the same; None: it is alone
