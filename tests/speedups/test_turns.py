@@ -298,6 +298,51 @@ def test_of_what_is_offered_only_what_the_kernel_begins_with_is_taken(
     assert late == 20
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_runs_of_any_length_leave_whole_whatever_credit_comes_when(
+    seed: int, ends: tuple[socket.socket, socket.socket]
+) -> None:
+    """Nothing is lost, repeated or sent on no credit, and what was not taken can be ended."""
+    rng = random.Random(seed)
+    sender, reader = ends
+    limit = 8 * KiB - 40
+    mux, (bulk,) = sinks(1, 8 * KiB)
+    granted = bulk.credit_out = rng.choice([1, 100, 3 * limit])
+    keep = bulk.keep
+    bulk.credit_out += keep
+    whole, data, out, told = b"", b"", Outlet(), 0
+    for _ in range(200):
+        if rng.random() < 0.6:
+            run = rng.randbytes(rng.choice([1, 500, limit, 4 * limit, 4 * limit + 4096, 50_000]))
+            mux.write_run(bulk, [run])
+            whole += run
+        if rng.random() < 0.6:
+            more = rng.choice([1, 700, limit, 5 * limit + 1, 100_000])
+            granted += more
+            bulk.credit_out += more
+            mux.turns.wake(bulk)
+        written: list[tuple[Entity, int]] = []
+        write_out(mux.turns, out, sender.fileno(), limit, MiB, written, None, rng.choice([3, 4]))
+        told += sum(size for _, size in written)
+        assert bulk.credit_out - keep == granted - (len(whole) - bulk.queued)
+        data += reader.recv(rng.choice([2 * KiB, 20 * KiB, MiB])) if out.left or written else b""
+    granted += len(whole)
+    bulk.credit_out += len(whole)
+    mux.end(bulk)
+    mux.turns.wake(bulk)
+    while not (mux.idle and not out.left):
+        written = []
+        write_out(mux.turns, out, sender.fileno(), limit, MiB, written, None, 3)
+        told += sum(size for _, size in written)
+        data += read_all(reader)
+    data += read_all(reader)
+    chunks = list(read_chunks(data))
+    assert b"".join(chunk.payload for chunk in chunks) == whole
+    assert told == len(whole)
+    assert max(len(chunk.payload) for chunk in chunks) <= limit
+    assert bulk.credit_out - keep == granted - len(whole) >= 0
+
+
 @pytest.fixture
 def packets() -> Iterator[tuple[socket.socket, socket.socket]]:
     """Two ends of a connection that keeps apart what was written apart."""
