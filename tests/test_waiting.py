@@ -103,6 +103,45 @@ async def marked_by(waiter: Waiter) -> None:
     await waiter
 
 
+async def test_who_is_woken_in_its_own_context_goes_on_in_the_next_turn() -> None:
+    loop, context, seen = asyncio.get_running_loop(), copy_context(), list[str]()
+    waiter = Waiter(loop)
+    waiter.add_done_callback(lambda _: seen.append("stepped"), context=context)
+
+    def wake() -> list[str]:
+        waiter.step()
+        return seen[:]
+
+    turn: asyncio.Future[list[str]] = loop.create_future()
+    loop.call_soon(lambda: turn.set_result(wake()), context=context)
+    assert await turn == []
+    await asyncio.sleep(0)
+    assert seen == ["stepped"]
+
+
+async def test_what_a_step_raises_leaves_its_context() -> None:
+    context, waiter = copy_context(), Waiter(asyncio.get_running_loop())
+
+    def fail(_: object) -> None:
+        raise RuntimeError("a step failed")
+
+    waiter.add_done_callback(fail, context=context)
+    error = await from_the_loop(waiter.step)
+    assert isinstance(error, RuntimeError) and str(error) == "a step failed"
+    assert context.run(lambda: 7) == 7  # or it would be entered still
+
+
+async def test_what_is_no_future_for_a_task_is_told() -> None:
+    with pytest.raises(TypeError, match="loop"):
+        Waiter(None)  # type: ignore[arg-type]
+    waiter = Waiter(asyncio.get_running_loop())
+    with pytest.raises(TypeError, match="context: a Context is needed, not dict"):
+        waiter.add_done_callback(print, context={})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="callback"):
+        waiter.add_done_callback(None, context=copy_context())  # type: ignore[arg-type]
+    assert not waiter.cancel()
+
+
 async def test_a_deadline_ends_a_wait() -> None:
     waiting = Waiting()
     with pytest.raises(TimeoutError):
