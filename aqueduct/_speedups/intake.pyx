@@ -204,18 +204,17 @@ cdef class Intake:
         cdef Inlet inlet = self.inlet
         cdef Py_ssize_t wanted = 0 if inlet is None else inlet.wanted()
         cdef Py_ssize_t size, landed
-        cdef bint alone
+        cdef bint large, goes_on, alone
         self._last = 0
         if wanted and chunks.missing and reading._plain and reading.entity is self.entity:
-            alone = self.one_way and inlet.decoder._size >= ALONE
-            size = self._little
-            if <uint64_t> wanted <= chunks.missing:
-                size = 0 if alone else size
-            else:
-                if inlet.decoder._size >= ALONE:
-                    size = PEEK  # or less of it would be left for its place
+            large = inlet.decoder._size >= ALONE
+            goes_on = <uint64_t> wanted > chunks.missing  # in the next chunk
+            alone = large and self.one_way and not goes_on
+            if goes_on:
                 wanted = <Py_ssize_t> chunks.missing
-                alone = False
+            size = 0 if alone else self._little
+            if large and goes_on:
+                size = PEEK  # or less of the next chunk would be left for its place
             size = self._land(wanted, size)
             if size <= 0:
                 return END if size == 0 else DRAINED
