@@ -18,7 +18,6 @@ cdef class Intake:
     cdef readonly Inlet inlet
     cdef readonly int step           # of the chunk decoder, for the core to go on with
     cdef readonly bint drained       # the last read left nothing
-    cdef public bint one_way         # what comes is not answered by as much
     cdef Reading _reading
     cdef ChunkDecoder _chunks
     cdef object _open

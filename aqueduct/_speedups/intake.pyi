@@ -25,7 +25,6 @@ class Intake:
     def step(self) -> int: ...
     @property
     def drained(self) -> bool: ...
-    one_way: bool
     def __new__(
         cls,
         reading: Reading,

@@ -27,7 +27,7 @@ from aqueduct._speedups.buffers cimport AlignedBuffer
 from aqueduct._speedups.entities cimport Entity, Reading
 from aqueduct._speedups.records cimport Records
 from aqueduct._speedups.ring cimport Rings, take_descriptor
-from aqueduct._speedups.runs cimport Inlet
+from aqueduct._speedups.runs cimport ALONE, Inlet
 
 from aqueduct.errors import RemoteProtocolError
 
@@ -65,9 +65,6 @@ cdef enum:
     # Of a chunk that is under way, so many bytes are worth waking up for.
     PATIENCE = 131072
 
-    # A message from here on is for its user to take before the next one has memory.
-    ALONE = 262144
-
     # Knocks that are heard at once, and room for what comes with them.
     KNOCKS = 64
     CONTROL = 256
@@ -93,7 +90,7 @@ cdef class Intake:
     ``open(entity)`` gives the inlet of a stream, or None, and sets ``entity`` and ``inlet`` by
     ``use``; ``close()`` ends what is open and calls ``use(None, None)``. ``ahead`` is memory that
     is read to and copied from at once. ``records`` decrypt what the socket ``fd`` has; None: it is
-    read as it is. ``one_way``: much comes and little leaves, so a large message ends a read.
+    read as it is.
     """
 
     def __cinit__(
@@ -114,7 +111,6 @@ cdef class Intake:
         self._open = open
         self._close = close
         self._threshold = 1
-        self.one_way = True
 
     def count(self, Py_ssize_t size):
         """So many bytes of the stream were read from the socket by somebody else."""
@@ -150,8 +146,8 @@ cdef class Intake:
         """Reads until nothing is there, about ``budget`` bytes were read, or the core is needed.
 
         Returns (an ``Outcome``, bytes read). CORE: what was read is fed to the core's decoder, and
-        it goes on with ``step``. WHOLE: a large message is, and nothing behind it was read: whoever
-        takes it first lets go of the memory that the next one lands in, and so the caches have it
+        it goes on with ``step``. WHOLE: a large message is, and a large one behind it has no memory
+        yet: whoever takes the first lets go of what the other lands in, and so the caches have it
         still. Raises OSError of the socket (BlockingIOError is an outcome).
         """
         cdef Py_ssize_t before = budget
@@ -209,10 +205,10 @@ cdef class Intake:
         if wanted and chunks.missing and reading._plain and reading.entity is self.entity:
             large = inlet.decoder._size >= ALONE
             goes_on = <uint64_t> wanted > chunks.missing  # in the next chunk
-            alone = large and self.one_way and not goes_on
+            alone = large and not goes_on
             if goes_on:
                 wanted = <Py_ssize_t> chunks.missing
-            size = 0 if alone else self._little
+            size = self._little
             if large and goes_on:
                 size = PEEK  # or less of the next chunk would be left for its place
             size = self._land(wanted, size)
@@ -227,10 +223,9 @@ cdef class Intake:
             inlet.fill(landed)
             if inlet.stopped:
                 self._close()
-            if alone and landed == wanted:
-                return WHOLE
+            alone = alone and landed == wanted
             if size <= wanted:
-                return TURN
+                return WHOLE if alone else TURN
             size -= wanted
         else:
             size = self._size
@@ -243,13 +238,16 @@ cdef class Intake:
             if size <= 0:
                 return END if size == 0 else DRAINED
             self._last = size
+            alone = False
         try:
             self.step = self._run(PyBytes_FromStringAndSize(<char *> self._memory, size))
         except RemoteProtocolError:
             # The decoder raises it again when the core goes on, which knows what to do about it.
             self.step = NOTHING
             return CORE
-        return TURN if self.step == NOTHING and not reading._reported else CORE
+        if self.step != NOTHING or reading._reported:
+            return CORE
+        return WHOLE if alone else TURN
 
     cdef Py_ssize_t _land(self, Py_ssize_t wanted, Py_ssize_t ahead) except -2:
         """Reads to the inlet's place, and ``ahead`` bytes more; -1: nothing is there."""

@@ -5,6 +5,10 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 from aqueduct._speedups.decoder cimport Decoder
 from aqueduct._speedups.tracker cimport ReceivedNumbers
 
+cdef enum:
+    # A message from here on has no memory before those that are whole could be taken.
+    ALONE = 262144
+
 cdef class Received:
     cdef readonly uint64_t number
     cdef object _headers          # the tuple, or bytes (see frames.Message)
@@ -22,6 +26,7 @@ cdef class Run:
     cdef readonly Py_ssize_t admitted
     cdef readonly object follows
     cdef readonly bint full
+    cdef bint _puts_off           # memory of what is large, behind what is whole
 
     cdef int take(
         self, Decoder decoder, ReceivedNumbers numbers, Py_ssize_t overhead, int64_t room,

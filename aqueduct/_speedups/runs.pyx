@@ -133,6 +133,7 @@ cdef class Run:
         cdef MessageHead head
         cdef Received received
         cdef int64_t size
+        cdef bint later
         self.full = False
         self.follows = None
         while self.charge <= room:
@@ -146,15 +147,24 @@ cdef class Run:
                     or not numbers.is_new(head.num)
                 ):
                     break
-                try:
-                    decoder.prepare(decoder._size, None)
-                except MemoryError:
-                    break  # ``Decoder.admit`` says so again
+                later = (
+                    self._puts_off and size >= ALONE and len(self.messages) > 0
+                    and decoder.left() < <uint64_t> decoder._size
+                )
+                if later:
+                    decoder.missing = decoder._size
+                else:
+                    try:
+                        decoder.prepare(decoder._size, None)
+                    except MemoryError:
+                        break  # ``Decoder.admit`` says so again
                 decoder._state = AT_PAYLOAD
                 self.pending = size
                 self.charge += size + overhead
                 self.admitted += 1
                 self.largest = max(self.largest, <int64_t> head.size)
+                if later:
+                    return 0
                 continue
             if type(frame) is not Message:
                 break
@@ -208,6 +218,7 @@ cdef class Inlet:
         if room >= 0:
             self.run = Run.__new__(Run)
             self.run.pending = pending
+            self.run._puts_off = True
         self._room = room
         self._asked = asked
         self.stopped = False

@@ -34,7 +34,6 @@ logger = logging.getLogger("aqueduct.stream")
 
 _TAKE: Final = 256 << 10  # bytes taken from the core at once, at most
 _OFFERED: Final = 3  # chunks that TCP is offered in the same call, if they are next in any case
-_JUDGED: Final = 8 << 20  # bytes received, by which it is told whether as much goes back
 _ROUNDS: Final = 4  # of answers and writing, before it is others' turn
 _FAREWELL: Final = 3.0  # seconds for the peer to take a close
 _ACK_DELAY: Final = 0.05  # seconds that acknowledgements of ends wait for company
@@ -73,10 +72,6 @@ class Wire(Mapping):
             self._close_inlet,
         )
         self._last_input = self._time()
-        self._judge_at = _JUDGED
-        """Bytes received, from which to look again what kind of traffic it is."""
-        self._sent_before = 0
-        """Bytes that had been sent when it was looked at."""
         self._lookout: Lookout | None = None
         """For input that is expected; made when it is for the first time."""
         self._offer_at = math.inf
@@ -206,17 +201,6 @@ class Wire(Mapping):
         if self._writing and self._room_came():
             self._writable()
         self._settle()
-        if self._received >= self._judge_at:
-            self._judge()
-
-    def _judge(self) -> None:
-        """Whether what is read is answered by as much.
-
-        Then a step for each large message would cost more than it saves.
-        """
-        sent, self._sent_before = self._sent - self._sent_before, self._sent
-        self._intake.one_way = 2 * sent < _JUDGED
-        self._judge_at = self._received + _JUDGED
 
     def _read_some(self, budget: int) -> int:
         """Reads and reports; what it leaves of ``budget``, if there is more to read behind that."""

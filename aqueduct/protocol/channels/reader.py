@@ -121,7 +121,7 @@ class Reader:
         if stream is None or stream.ignoring or stream.head is not None or not stream.begun:
             return None
         half, decoder = stream.half, stream.decoder
-        if not isinstance(half, ReceiverHalf) or decoder.buffered:
+        if not isinstance(half, ReceiverHalf) or decoder.take_up():
             return None
         room = half.room_for_runs
         if room < 0 or stream.handlers is not self._handlers:
