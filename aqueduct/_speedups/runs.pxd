@@ -41,6 +41,7 @@ cdef class Inlet:
     cdef bint large               # the last message that was admitted was
     cdef ReceivedNumbers _numbers
     cdef Py_ssize_t _overhead
+    cdef Py_ssize_t _window
     cdef int64_t _room
     cdef bytes _asked
 

@@ -201,14 +201,20 @@ cdef class Inlet:
     nothing else may happen on the connection: neither a command nor an input. ``place`` (in C) and
     ``room`` are memory for the next bytes of a large payload; ``push`` takes any that come next.
     Plain messages in a row become a ``run``; ``stopped``: what comes next needs the owner first.
+    ``window``: what the peer may send of an admitted payload before more of it has landed.
     """
 
     def __cinit__(
-        self, Decoder decoder not None, Py_ssize_t overhead, ReceivedNumbers numbers not None
+        self,
+        Decoder decoder not None,
+        Py_ssize_t overhead,
+        ReceivedNumbers numbers not None,
+        Py_ssize_t window,
     ):
         self.decoder = decoder
         self._overhead = overhead
         self._numbers = numbers
+        self._window = window
         self.stopped = True
 
     def open(self, int64_t room, int64_t pending, bytes asked):
@@ -230,6 +236,19 @@ cdef class Inlet:
         self.run = None
         self.stopped = True
         return run
+
+    @property
+    def idle(self):
+        """All that came is a part of a payload whose rest the peer may send already.
+
+        Then its owner has nothing to do, and need not be asked to close it.
+        """
+        cdef Run run = self.run
+        return (
+            run is not None and run.pending >= 0 and not run.admitted and not self.stopped
+            and 0 < self.decoder.missing <= self._window - <Py_ssize_t> self.size
+            and not self.decoder.left()
+        )
 
     def room(self, Py_ssize_t most):
         """A view of the memory for the next bytes, at most ``most``; None if they are to be fed."""

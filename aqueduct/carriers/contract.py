@@ -78,7 +78,8 @@ class CarrierUser(Protocol):
         """Where the next bytes of the peer's stream go without a report for each read.
 
         Open until ``inlet_done``, before which nothing else is reported and the event loop does
-        not turn. None: hand them to ``stream_data``. The end of the stream comes by that, too.
+        not turn; or let go of, if nothing else was reported and it is ``idle``. None: hand them to
+        ``stream_data``. The end of the stream comes by that, too.
         """
 
     def inlet_done(self, stream: int) -> None:

@@ -501,7 +501,7 @@ def test_none_is_made_or_used_by_halves() -> None:
     with pytest.raises(TypeError):
         Intake.__new__(Intake)  # type: ignore[call-arg]
     with pytest.raises(TypeError):
-        Inlet(codec.Decoder(from_server=True), 0, None)  # type: ignore[arg-type]
+        Inlet(codec.Decoder(from_server=True), 0, None, 0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="or neither"):
         reader.intake.use(reader.mux.top_stream, None)
     reader.here.close()

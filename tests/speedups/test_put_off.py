@@ -20,7 +20,7 @@ def opened() -> Inlet:
     """One with room for all, of a decoder that asks for every message."""
     decoder = client_decoder()
     decoder.auto_admit = 0
-    inlet = Inlet(decoder, 0, ReceivedNumbers(100))
+    inlet = Inlet(decoder, 0, ReceivedNumbers(100), 8 << 20)
     inlet.open(1 << 62, -1, None)
     return inlet
 

@@ -357,6 +357,8 @@ class Mapping(ABC):
         self._intake.use(None, None)
         if inlet.size and not self._over:
             self._received += inlet.size
+            if inlet.idle:
+                return  # most of a large message comes like that
             self._reported = True
             assert self._user is not None
             self._user.inlet_done(entity.identifier - 1)

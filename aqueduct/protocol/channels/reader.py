@@ -130,8 +130,10 @@ class Reader:
                 return None
         inlet = stream.inlet
         if inlet is None:
-            overhead = self.config.flow.message_overhead
-            inlet = stream.inlet = Inlet(decoder, overhead, half.numbers)
+            flow = self.config.flow
+            inlet = stream.inlet = Inlet(
+                decoder, flow.message_overhead, half.numbers, flow.admitted_window
+            )
         if room >= 0:
             decoder.auto_admit = SMALL if half.placement is None else -1
         inlet.open(room, stream.partial, half.placement_key)

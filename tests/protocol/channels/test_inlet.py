@@ -169,6 +169,35 @@ def test_a_payload_that_waits_for_room_has_no_memory() -> None:
     assert taken(core, 200.0) == [(1, bytes(size))]
 
 
+def test_an_inlet_is_idle_while_a_part_of_a_payload_landed_and_nothing_else() -> None:
+    """Its owner has no credit to give for it, so it need not be asked."""
+    size, window = 300 * KiB, 100 * KiB
+    core = server(dataclasses.replace(DEFAULT, flow=Flow(admitted_window=window)))
+    wire = memoryview(message(0, bytes(size)) + message(1, b"behind"))
+    core.receive_stream(9, PREFIX + wire[:1000], False, 200.0)
+    at, idle = 1000, []
+    while at < size:
+        inlet = core.inlet(9)
+        assert inlet is not None and not inlet.stopped
+        room = inlet.room(30 * KiB)
+        step = wire[at : at + (30 * KiB if room is None else len(room))]
+        if room is None:
+            inlet.feed(bytes(step))
+        else:
+            room[:] = step
+            inlet.landed(len(step))
+        at += len(step)
+        idle.append((inlet.decoder.remaining, inlet.idle))
+        if not inlet.idle:
+            core.inlet_done(9, 200.0)
+            assert not inlet.idle  # it is closed
+    # Of what lacked more than a window, credit is given; with the end, there is a message.
+    assert idle == [(left, 0 < left <= window - 30 * KiB) for left, _ in idle]
+    assert [each for _, each in idle].count(True) == 2
+    core.receive_stream(9, bytes(wire[at:]), False, 200.0)
+    assert taken(core, 200.0) == [(0, bytes(size)), (1, b"behind")]
+
+
 def test_what_the_peer_does_wrong_is_found_when_the_inlet_is_done() -> None:
     core = server()
     core.receive_stream(9, PREFIX, False, 200.0)
