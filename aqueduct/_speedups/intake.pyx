@@ -198,10 +198,13 @@ cdef class Intake:
         cdef ChunkDecoder chunks = self._chunks
         cdef Reading reading = self._reading
         cdef Inlet inlet = self.inlet
-        cdef Py_ssize_t wanted = 0 if inlet is None else inlet.wanted()
+        cdef Py_ssize_t wanted = 0
         cdef Py_ssize_t size, landed
         cdef bint large, goes_on, alone
         self._last = 0
+        if inlet is not None:
+            inlet.take_up()
+            wanted = inlet.wanted()
         if wanted and chunks.missing and reading._plain and reading.entity is self.entity:
             large = inlet.decoder._size >= ALONE
             goes_on = <uint64_t> wanted > chunks.missing  # in the next chunk

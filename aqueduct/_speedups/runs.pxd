@@ -45,6 +45,7 @@ cdef class Inlet:
     cdef int64_t _room
     cdef bytes _asked
 
+    cdef int take_up(self) except -1
     cdef Py_ssize_t wanted(self) noexcept
     cdef uint8_t *place(self) noexcept
     cdef int fill(self, Py_ssize_t size) except -1

@@ -148,7 +148,7 @@ cdef class Run:
                 ):
                     break
                 later = (
-                    self._puts_off and size >= ALONE and len(self.messages) > 0
+                    self._puts_off and decoder._size >= ALONE and len(self.messages) > 0
                     and decoder.left() < <uint64_t> decoder._size
                 )
                 if later:
@@ -267,6 +267,16 @@ cdef class Inlet:
         if self.stopped:
             raise LocalProtocolError("feed: the inlet is stopped")
         self.push(data)
+
+    cdef int take_up(self) except -1:
+        """More is to come by this inlet: what is whole is not taken before that."""
+        cdef Decoder decoder = self.decoder
+        if decoder.missing and decoder.payload is None and not self.stopped:
+            try:
+                decoder.take_up()
+            except MemoryError:
+                pass  # with the next bytes its owner is told
+        return 0
 
     cdef Py_ssize_t wanted(self) noexcept:
         """How many bytes ``place`` has room for; 0 if it is not worth it. Looks at fields alone."""

@@ -261,6 +261,25 @@ def test_what_comes_behind_a_large_message_has_no_memory_before_that_is_taken(
     del held
 
 
+def test_a_large_message_behind_small_ones_is_hardly_copied() -> None:
+    """Nobody could take these first, as they end no read."""
+    reader = Reader(WIDE)
+    reader.begin()
+    wire = message(0, b"small") + message(1, bytes(MiB)) + message(2, b"end")
+    data = b"".join(chunk(wire[at : at + 262_138]) for at in range(0, len(wire), 262_138))
+    before = bytes_copied()
+    for at in range(0, len(data), 100 * KiB):
+        reader.peer.sendall(data[at : at + 100 * KiB])
+        while reader.intake.read(1 << 30)[0] == Outcome.WHOLE:
+            pass  # the inlet stays open
+    reader.close()
+    # Of the first read, 64 KiB, and for each chunk what was read along with the one before.
+    assert bytes_copied() - before < 80 * KiB
+    assert [len(payload) for _, payload in taken(reader.core, 200.0)] == [5, MiB, 3]
+    reader.here.close()
+    reader.peer.close()
+
+
 def pages_come() -> bool:
     """Whether the system gives pages before they are written to: Linux since 5.14."""
     with mmap.mmap(-1, MiB) as memory:
