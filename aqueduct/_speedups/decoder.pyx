@@ -173,17 +173,6 @@ cdef class Decoder(Landing):
         self.prepare(self._size, target)
         self._state = AT_PAYLOAD
 
-    def take_up(self):
-        """Takes the memory of a payload if that was put off; what came of it lands there.
-
-        Returns the bytes that were fed and are not consumed. MemoryError: it is not to be had.
-        """
-        self._enter()
-        if self._state == AT_PAYLOAD and self.payload is None:
-            self.prepare(self._size, None)
-            self.land()
-        return self.left()
-
     def receive_buffer(self, Py_ssize_t hint):
         """Where the next bytes of an admitted payload go: at most ``hint`` of them, if above 0.
 

@@ -25,6 +25,16 @@ cdef class Landing(Input):
         """Bytes that were consumed, and those that the admitted payload lacks, ``most`` of them."""
         return self.taken() + <uint64_t> min(self.missing, most)
 
+    def take_up(self):
+        """Takes the memory of a payload if that was put off; what came of it lands there.
+
+        Returns the bytes that were fed and are not consumed. MemoryError: it is not to be had.
+        """
+        if self.missing and self.payload is None:
+            self.prepare(self.missing, None)
+            self.land()
+        return self.left()
+
     cdef int prepare(self, Py_ssize_t size, object target) except -1:
         """Takes the memory of a payload; nothing changes if that fails."""
         cdef object view = None
