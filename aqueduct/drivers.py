@@ -109,7 +109,7 @@ class AsyncBatches:
             assert receiver is not None
             if running.input_over:
                 raise StopAsyncIteration
-            if running.holds_payload or receiver.readable:
+            if not running.quiet and (running.holds_payload or receiver.readable):
                 found = running.take()
                 if found is not None:
                     number, payload = found
@@ -121,7 +121,8 @@ class AsyncBatches:
             running.mark_soon()
             running.expect_batch()
             try:
-                if not receiver.readable:  # what that has sent may have brought something about
+                # What that has sent may have brought something about.
+                if running.quiet or not receiver.readable:
                     await receiver.wait_change()
             finally:
                 running.waits_for_client = False

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from aqueduct._speedups.arrivals import Answers
 from aqueduct._speedups.feeding import Feed, Window
+from aqueduct._speedups.waiting import Waiter
 from aqueduct.arrow.call import AS_COMPLETED, FAILURES, CallHead, Hello
 from aqueduct.arrow.compression import compress
 from aqueduct.arrow.cut import Assembler, pieces
@@ -117,6 +118,7 @@ class Outgoing(Feed):
         self._output_over = False
         self._loose = False  # the answers come in any order
         self.answers = Answers(window)
+        self.answers.on_change = on_change
         """Those that are read without further ado; the others come by ``take``. Its ``number`` is
         that of the last, of both kinds."""
         self._assembler = Assembler(
@@ -131,7 +133,7 @@ class Outgoing(Feed):
         else:
             self._follow(answered)
         connection.hold()
-        self._output.on_change = self._heard
+        self._output.on_change = self.answers.heard
         self._status.on_change = on_change
         if self._input is not None:
             self._input.on_change = on_change
@@ -196,6 +198,19 @@ class Outgoing(Feed):
         """Who reads may wait for the answer to one small batch, which often comes at once."""
         if self.waiting and self.window is not None and self.window.is_one_below(_SMALL):
             self.connection.await_answer()
+
+    def wait_answer(self) -> Waiter | None:
+        """What to await, at once, when ``take`` would give nothing; None: look again.
+
+        ``waiting`` is True until whoever awaits it says otherwise.
+        """
+        receiver = self._status if self._output_over else self._output
+        if self.window is not None and self.window.is_one_below(_SMALL):
+            self.connection.await_answer()
+            if receiver.readable:  # what that has sent may have brought something about
+                return None
+        self.waiting = True
+        return receiver.wait_change()
 
     def finish(self) -> None:
         """No more batches will be sent."""
@@ -327,14 +342,10 @@ class Outgoing(Feed):
             self._output.close()
             self._status.close()
         on_change, self._on_change = self._on_change, _nothing  # which may hold on to the call
+        self.answers.on_change = None
         on_change()
 
     # Within
-
-    def _heard(self) -> None:
-        """Something came. Marks wake the application for what it may send, not to be read."""
-        self.answers.take_marks()
-        self._on_change()
 
     def _answered(self, number: int) -> None:
         """An answer, or a failure, to batch ``number``. Raises BadCall if it cannot be."""

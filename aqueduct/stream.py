@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from aqueduct._speedups.waiting import Waiter
+from aqueduct._speedups.feeding import Feeding
 from aqueduct.arrow.decode import Decoder
 from aqueduct.errors import AqueductError
 from aqueduct.outgoing import END, Batches, Failure, Outgoing, abandoned
@@ -34,7 +34,7 @@ class Stream:
         self._source = source
         self._decoder: Decoder | None = None
         self._feeder: asyncio.Task[None] | None = None
-        self._feeding = _Feeding()
+        self._feeding = Feeding()
         self._peeked: Any = None
         self._spins = 0
         self._call = start(self._feeding.wake)
@@ -100,11 +100,18 @@ class Stream:
                     self._spins += 1
                     return batch
             payload, self._peeked = self._peeked, None
-            if payload is None and (answers.holds_payload or call.over or call.readable.readable):
+            if payload is None and (
+                call.over
+                or (not answers.quiet and (answers.holds_payload or call.readable.readable))
+            ):
                 payload = await self._take()
             if payload is not None:
                 break
-            await self._wait()
+            if (waiter := call.wait_answer()) is not None:  # as in _wait, without a coroutine more
+                try:
+                    await waiter
+                finally:
+                    call.waiting = False
             self._spins = 0
         if payload is END:
             await self._stop_feeding()
@@ -161,14 +168,12 @@ class Stream:
 
     async def _wait(self) -> None:
         call = self._call
-        call.waiting = True
-        call.expect_answer()
-        try:
-            receiver = call.readable
-            if not receiver.readable:  # what that has sent may have brought something about
-                await receiver.wait_change()
-        finally:
-            call.waiting = False
+        waiter = call.wait_answer()
+        if waiter is not None:
+            try:
+                await waiter
+            finally:
+                call.waiting = False
 
     def _begin(self) -> None:
         """Sends what can be sent without waiting, and leaves the rest to a task."""
@@ -195,34 +200,6 @@ class Stream:
             await asyncio.wait((feeder,))
 
 
-class _Feeding:
-    """What a Stream and its feeder share; so the feeder holds no Stream, and one may be dropped."""
-
-    __slots__ = ("call", "waiter")
-
-    def __init__(self) -> None:
-        self.call: Outgoing | None = None
-        """The call, once it is fed by a task."""
-        self.waiter: Waiter | None = None
-        """What the feeder waits for, or has waited for last."""
-
-    def wake(self) -> None:
-        """Lets the feeder go on, if it waits and may."""
-        waiter = self.waiter
-        if waiter is not None and not waiter.woken:
-            call = self.call
-            assert call is not None
-            if call.may_send:
-                waiter.woken = True
-                call.connection.pump.step(waiter)
-
-    def wait(self, call: Outgoing) -> Waiter:
-        """What to await, once, after ``may_send`` of the call was found to be False."""
-        self.call = call
-        self.waiter = Waiter(call.loop)
-        return self.waiter
-
-
 def _drop(call: Outgoing, feeder: asyncio.Task[None] | None) -> None:
     """A Stream was dropped before its end."""
     call.fail(abandoned(call.peer, call.head.handler))
@@ -230,7 +207,7 @@ def _drop(call: Outgoing, feeder: asyncio.Task[None] | None) -> None:
         feeder.cancel()
 
 
-async def _feed(call: Outgoing, source: Batches, batches: Any, feeding: _Feeding) -> None:
+async def _feed(call: Outgoing, source: Batches, batches: Any, feeding: Feeding) -> None:
     """Sends batches as there is room. What the iterable raises becomes the error of the call."""
     try:
         if hasattr(batches, "__aiter__"):
@@ -238,7 +215,7 @@ async def _feed(call: Outgoing, source: Batches, batches: Any, feeding: _Feeding
             try:
                 while True:
                     while not call.may_send:
-                        await feeding.wait(call)
+                        await feeding.wait(call, call.loop, call.connection.pump)
                     if call.over:
                         return
                     call.supplying = True
@@ -257,15 +234,19 @@ async def _feed(call: Outgoing, source: Batches, batches: Any, feeding: _Feeding
             return
         while True:
             while not call.may_send:
-                await feeding.wait(call)
+                await feeding.wait(call, call.loop, call.connection.pump)
             if call.over:
                 return
             done = call.feed(source, batches, _SPINS)
+            if done is False and not call.over:  # whatever comes from here on wakes it
+                waiter = feeding.wait(call, call.loop, call.connection.pump)
+                call.expect_answer()
+                await waiter
+                continue
             call.expect_answer()
             if done:
                 return
-            if done is None:
-                await asyncio.sleep(0)
+            await asyncio.sleep(0)
     except asyncio.CancelledError:
         raise
     except BaseException as error:  # noqa: BLE001  an iterable may raise anything

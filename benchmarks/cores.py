@@ -1,6 +1,6 @@
 """Two connection cores in one process, joined by the memory carrier, for benchmarks.
 
-What ``aqueduct/carriers/pump.py`` does for a core on an event loop, this does without one, call
+What ``aqueduct._speedups.pump`` does for a core on an event loop, this does without one, call
 for call: inputs in, events out, effects to the carrier, one deadline. Nothing is recorded.
 """
 
@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from aqueduct._speedups.pump import apply
 from aqueduct._speedups.runs import Inlet
 from aqueduct.carriers import memory
 from aqueduct.carriers.contract import Buffer
-from aqueduct.carriers.pump import apply
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import ConnectionLost
 from aqueduct.protocol.channels import effects

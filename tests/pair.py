@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from aqueduct._speedups.buffers import Piece
+from aqueduct._speedups.pump import apply
 from aqueduct._speedups.runs import Inlet
 from aqueduct.carriers import memory
 from aqueduct.carriers.contract import Buffer
-from aqueduct.carriers.pump import apply
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import ConnectionLost
 from aqueduct.protocol.channels import effects

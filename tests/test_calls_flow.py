@@ -12,7 +12,6 @@ import pytest
 
 import aqueduct
 from aqueduct import outgoing
-from aqueduct.stream import Stream
 from tests.calls import (
     NUMBERS,
     config,
@@ -288,22 +287,23 @@ async def test_marks_of_a_sink_wake_who_sends_and_nobody_else(carrier, monkeypat
         return {"n": len([batch async for batch in batches])}
 
     waits = marks = 0
-    wait = Stream._wait
+    call: Any = vars(outgoing)["Outgoing"]
+    wait = call.wait_answer
     answers: Any = vars(outgoing)["Answers"]
 
-    async def waited(stream):
+    def waited(self):
         nonlocal waits
         waits += 1
-        await wait(stream)
+        return wait(self)
 
     class Marked(answers):
-        def take_marks(self):
+        def heard(self):
             nonlocal marks
             before = self.moved
-            super().take_marks()
+            super().heard()
             marks += self.moved - before
 
-    monkeypatch.setattr(Stream, "_wait", waited)
+    monkeypatch.setattr(call, "wait_answer", waited)
     monkeypatch.setattr(outgoing, "Answers", Marked)
     narrow = config(calls={"in_flight_bytes": 95_000})
     async with connected(service, carrier, client_config=narrow) as client:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextvars import copy_context
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aqueduct import Connection, Receiver, channel, connect, serve
+from aqueduct._speedups.pump import Pump
 from aqueduct._speedups.waiting import Waiter, Waiting
 from tests.carriers.streams import listen_at
 from tests.carriers.users import DEADLINE
@@ -154,7 +156,8 @@ class Pair:
     """A channel from a client to a server over TCP, and a task that reads it."""
 
     def __init__(self, server: Connection, receiver: Receiver) -> None:
-        self.pump: Any = server.pump
+        self.core: Any = server.pump.core
+        self.carrier: Any = server.pump.carrier
         self.came = asyncio.Event()
         self.steps: list[str] = []
         self.task = asyncio.ensure_future(self._read(receiver))
@@ -165,16 +168,19 @@ class Pair:
             self.steps.append("step")
             self.came.set()
 
-    def note(self, name: str) -> None:
-        """Has ``steps`` say when this method of the pump has come to its end."""
-        work = getattr(self.pump, name)
+    def note(self) -> None:
+        """Has ``steps`` say when a flush asks what is to leave, and when the carrier goes on."""
+        work, settle = self.core.effects_to_apply, self.carrier._settle
 
-        def noted() -> object:
-            found = work()
-            self.steps.append(name)
-            return found
+        def asked() -> object:
+            self.steps.append("flush")
+            return work()
 
-        setattr(self.pump, name, noted)
+        def settled() -> None:
+            settle()
+            self.steps.append("settled")
+
+        self.core.effects_to_apply, self.carrier._settle = asked, settled
 
 
 async def test_a_reader_is_stepped_where_its_message_was_read(tmp_path: Path) -> None:
@@ -192,14 +198,26 @@ async def test_a_reader_is_stepped_where_its_message_was_read(tmp_path: Path) ->
         assert isinstance(receiver, Receiver)
         pair = Pair(server, receiver)
         await asyncio.sleep(0)
-        pair.note("flush")
-        pair.note("end_of_input")
+        pair.note()
         await questions.send(b"one")
         await pair.came.wait()
         begun = pair.steps.index("step")
         assert pair.steps[begun - 1] == "flush"
-        assert "end_of_input" in pair.steps[begun + 1 :]
+        assert "settled" in pair.steps[begun + 1 :]
         pair.task.cancel()
+
+
+def within_a_flush(pump: Pump, work: Callable[[], object]) -> None:
+    """Has the next flush of this connection do that, once."""
+    core: Any = pump.core
+    asked = core.effects_to_apply
+
+    def effects_to_apply() -> object:
+        core.effects_to_apply = asked
+        work()
+        return asked()
+
+    core.effects_to_apply = effects_to_apply
 
 
 async def test_nobody_is_forgotten_if_a_step_is_interrupted(tmp_path: Path) -> None:
@@ -215,15 +233,13 @@ async def test_nobody_is_forgotten_if_a_step_is_interrupted(tmp_path: Path) -> N
         interrupted.add_done_callback(interrupt, context=copy_context())
         task = asyncio.ensure_future(marked_by(other))
         await asyncio.sleep(0)
-        pump_flush = pump.flush
 
-        def flush() -> None:
-            pump.flush = pump_flush  # type: ignore[method-assign]
+        def wake() -> None:
             pump.step(interrupted)
             pump.step(other)
             pump.flush_soon()
 
-        pump.flush = flush  # type: ignore[method-assign]
+        within_a_flush(pump, wake)
         assert isinstance(await from_the_loop(pump.end_of_input), KeyboardInterrupt)
         await task
         assert not pump._stepping
@@ -248,13 +264,7 @@ async def test_who_is_woken_outside_of_a_turn_goes_on_in_the_next(tmp_path: Path
             waiter = Waiter(loop)
             task = asyncio.ensure_future(marked_by(waiter))
             await asyncio.sleep(0)
-            pump_flush = pump.flush
-
-            def flush(waiter: Waiter = waiter, flush: Any = pump_flush) -> None:
-                pump.flush = flush  # type: ignore[method-assign]
-                pump.step(waiter)
-
-            pump.flush = flush  # type: ignore[method-assign]
+            within_a_flush(pump, partial(pump.step, waiter))
             pump.attend(attended)
             done: list[bool] = []
 

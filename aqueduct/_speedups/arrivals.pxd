@@ -31,3 +31,4 @@ cdef class Inputs(Arrivals):
 cdef class Answers(Arrivals):
     cdef public int64_t number
     cdef Window _window
+    cdef public object on_change

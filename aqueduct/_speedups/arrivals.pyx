@@ -48,6 +48,14 @@ cdef class Arrivals:
         """Whether ``take_whole`` has a payload that ``next_batch`` could not read."""
         return self._held is not None
 
+    @property
+    def quiet(self):
+        """Nothing is there to be taken, of what comes by ``inbox``, and it has not ended."""
+        return (
+            self._held is None and self._inbox is not None and not self._inbox.queue
+            and self._inbox.error is None
+        )
+
     def read_by(self, BatchReader reader):
         """``next_batch`` has it read the payloads; None: it gives no batches."""
         self._reader = reader
@@ -188,13 +196,18 @@ cdef class Answers(Arrivals):
                 self.number = number
                 return payload
 
-    def take_marks(self):
-        """Takes the marks that come next: what they say is settled, and nobody waits for them."""
+    def heard(self):
+        """Something came. Marks, which say what is settled, are taken: nobody waits for them.
+
+        Then ``on_change`` is called, for what may be read, or sent.
+        """
         cdef int64_t number = -1
         while self._look(&number) == 0:
             self._take()
             if self._window is not None:
                 self._window.settle(number)
+        if self.on_change is not None:
+            self.on_change()
 
     def next_batch(self):
         """The batch of the next answer; None: not here."""

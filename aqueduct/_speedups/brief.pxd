@@ -26,5 +26,6 @@ cdef class Departures(Turns):
     cdef readonly object _waiting
 
     cdef int _acknowledge(self, Entity entity, Outlet out) except -1
+    cdef int _grant(self, Entity entity, Outlet out) except -1
 
 cdef int remove(Entity entity, tuple maps) except -1

@@ -245,10 +245,27 @@ cdef class Departures(Turns):
         return entity
 
     cdef int hurried(self, Entity entity, Outlet out) except -1:
-        if not entity.end_in:
+        if entity.end_in:
+            if not entity.gone:
+                self._acknowledge(entity, out)
+        elif (
+            entity.grant and entity.opened and entity.identifier and not entity.items
+            and not (entity.pings or entity.pongs or entity.end_out or entity.gone)
+        ):
+            self._grant(entity, out)
+        else:
             self._send_urgent(entity, out)
-        elif not entity.gone:
-            self._acknowledge(entity, out)
+        return 0
+
+    cdef int _grant(self, Entity entity, Outlet out) except -1:
+        """A chunk of credit, which is nearly all that is urgent."""
+        cdef uint8_t[1 + 2 * VARU64_MAX] head
+        cdef uint8_t *at
+        at = head_store(head, entity.place, CREDIT_FLAG, entity.identifier, 0)
+        at = varu64_store(at, entity.grant)
+        out.put_head(head, at - head)
+        entity.credit_in += entity.grant
+        entity.grant = 0
         return 0
 
     cdef int _acknowledge(self, Entity entity, Outlet out) except -1:

@@ -1,6 +1,7 @@
 """From the batches of an iterable to messages of a channel, as far as there is room."""
 
 from aqueduct._speedups.posting cimport Posting
+from aqueduct._speedups.waiting cimport Waiter
 
 cdef class Window:
     cdef Py_ssize_t _batches
@@ -28,6 +29,12 @@ cdef class Feed:
     cdef Py_ssize_t _most
     cdef object _flush
 
+    cdef bint can_send(self) except -1
     cdef int _check(self) except -1
     cdef bint ready(self) except -1
     cdef bint push(self, object source, object batch) except -1
+
+cdef class Feeding:
+    cdef Feed _call
+    cdef object _stepper
+    cdef Waiter _waiter         # what the task waits for, or has waited for last

@@ -1,11 +1,13 @@
+from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterator
 from typing import Any, final
 
 from typing_extensions import disjoint_base
 
 from aqueduct._speedups.posting import Posting
+from aqueduct._speedups.waiting import Waiter
 
-__all__ = ["Feed", "Window"]
+__all__ = ["Feed", "Feeding", "Window"]
 
 @final
 class Window:
@@ -41,3 +43,8 @@ class Feed:
     def may_send(self) -> bool: ...
     def feed(self, source: Any, batches: Iterator[Any], count: int) -> bool | None: ...
     def give(self, source: Any, batch: Any) -> None: ...
+
+@final
+class Feeding:
+    def wake(self) -> None: ...
+    def wait(self, call: Feed, loop: AbstractEventLoop, stepper: Any) -> Waiter: ...

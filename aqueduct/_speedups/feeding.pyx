@@ -10,12 +10,13 @@ from cpython.ref cimport Py_DECREF
 
 from aqueduct._speedups.arrow_writer cimport BatchEncoder, Encoded
 from aqueduct._speedups.posting cimport Posting
+from aqueduct._speedups.waiting cimport Waiter
 
 
 cdef extern from "Python.h":
     PyObject *PyIter_Next(object) except? NULL
 
-__all__ = ["Feed", "Window"]
+__all__ = ["Feed", "Feeding", "Window"]
 
 
 @cython.final
@@ -153,6 +154,9 @@ cdef class Feed:
         If it is the channel that has none, the call hears of it.
         """
         self._check()
+        return self.can_send()
+
+    cdef bint can_send(self) except -1:
         return self.over or (self.window.is_open() and self.ready())
 
     cdef int _check(self) except -1:
@@ -183,3 +187,27 @@ cdef class Feed:
         self.moved += 1
         self.row.post(encoded.buffers, ((self._key, b"%d" % number),))
         return True
+
+
+@cython.final
+@cython.auto_pickle(False)
+cdef class Feeding:
+    """What wakes the task that feeds a call: it knows the call, but nobody who reads from it."""
+
+    def wake(self):
+        """Lets the task go on, if it waits and may."""
+        cdef Waiter waiter = self._waiter
+        if waiter is not None and not waiter.woken and self._call.can_send():
+            waiter.woken = True
+            self._stepper.step(waiter)
+
+    def wait(self, Feed call not None, loop not None, stepper not None):
+        """What to await, once, after ``may_send`` of ``call`` was found to be False.
+
+        ``stepper.step(waiter)`` has the task step.
+        """
+        call._check()
+        self._call = call
+        self._stepper = stepper
+        self._waiter = Waiter(loop)
+        return self._waiter

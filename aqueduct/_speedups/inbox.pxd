@@ -3,6 +3,7 @@
 from libc.stdint cimport int64_t
 
 from aqueduct._speedups.runs cimport Received, Run
+from aqueduct._speedups.tracker cimport ReceivedNumbers
 
 cdef class Budget:
     cdef public int64_t budget_used
@@ -35,6 +36,10 @@ cdef class Inbox:
     cdef public object _receipt
     cdef public bint _ack_scheduled
     cdef public object _declared
+    cdef public object state
+    cdef public object error
+    cdef public bint _oneshot
+    cdef public ReceivedNumbers numbers
 
     cdef int count(self, int64_t size) except -1
     cdef Received pop(self)

@@ -6,6 +6,7 @@ from typing import Any
 from typing_extensions import disjoint_base
 
 from aqueduct._speedups.runs import Received, Run
+from aqueduct._speedups.tracker import ReceivedNumbers
 
 __all__ = ["EMPTY", "Budget", "Inbox"]
 
@@ -42,6 +43,10 @@ class Inbox:
     _receipt: list[Any] | None
     _ack_scheduled: bool
     _declared: int
+    state: Any
+    error: Exception | None
+    _oneshot: bool
+    numbers: ReceivedNumbers
     def __new__(cls, budget: Budget, *arguments: object, **options: object) -> Inbox: ...
     def add(self, run: Run) -> bool: ...
     def take(self) -> Received | None: ...

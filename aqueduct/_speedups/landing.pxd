@@ -1,6 +1,6 @@
 """Bytes of an input on their way to their final memory; the middle of the decoders."""
 
-from libc.stdint cimport uint8_t
+from libc.stdint cimport uint8_t, uint64_t
 
 from aqueduct._speedups.encoder cimport COALESCE_BELOW
 from aqueduct._speedups.input cimport Input
@@ -15,6 +15,8 @@ cdef class Landing(Input):
     cdef object _view            # a memoryview of it, once one is needed
     cdef uint8_t *_land          # where its next byte goes
 
+    cpdef uint64_t reach(self, Py_ssize_t most) except? 0
+    cpdef uint64_t take_up(self) except? 0xFFFFFFFFFFFFFFFF
     cdef int prepare(self, Py_ssize_t size, object target) except -1
     cdef bint land(self) noexcept
     cdef object room(self, Py_ssize_t hint)

@@ -21,11 +21,11 @@ __all__ = ["Landing"]
 cdef class Landing(Input):
     """An input with a place for one payload; made by its subclasses alone."""
 
-    def reach(self, Py_ssize_t most):
+    cpdef uint64_t reach(self, Py_ssize_t most) except? 0:
         """Bytes that were consumed, and those that the admitted payload lacks, ``most`` of them."""
         return self.taken() + <uint64_t> min(self.missing, most)
 
-    def take_up(self):
+    cpdef uint64_t take_up(self) except? 0xFFFFFFFFFFFFFFFF:
         """Takes the memory of a payload if that was put off; what came of it lands there.
 
         Returns the bytes that were fed and are not consumed. MemoryError: it is not to be had.

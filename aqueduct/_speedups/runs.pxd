@@ -45,6 +45,8 @@ cdef class Inlet:
     cdef int64_t _room
     cdef bytes _asked
 
+    cpdef object open(self, int64_t room, int64_t pending, bytes asked)
+    cpdef Run close(self)
     cdef int take_up(self) except -1
     cdef Py_ssize_t wanted(self) noexcept
     cdef uint8_t *place(self) noexcept

@@ -217,7 +217,7 @@ cdef class Inlet:
         self._window = window
         self.stopped = True
 
-    def open(self, int64_t room, int64_t pending, bytes asked):
+    cpdef object open(self, int64_t room, int64_t pending, bytes asked):
         """Takes messages as ``Run.read`` does; with ``room`` below zero none but the payload that
         is landing."""
         self.run = None
@@ -230,7 +230,7 @@ cdef class Inlet:
         self.stopped = False
         self.size = 0
 
-    def close(self):
+    cpdef Run close(self):
         """No more bytes are taken; returns the run, or None if there could be none."""
         cdef Run run = self.run
         self.run = None

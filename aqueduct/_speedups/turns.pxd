@@ -19,6 +19,7 @@ cdef class Turns:
     cdef uint8_t[HEAD_MAX] _rest_head
     cdef Py_ssize_t _rest_head_size
 
+    cpdef object hurry(self, Entity entity)
     cdef int fill(self, Outlet out, Py_ssize_t limit) except -1
     cdef int freshen(self, Entity entity) except -1
     cdef int hurried(self, Entity entity, Outlet out) except -1

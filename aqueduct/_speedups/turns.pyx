@@ -29,6 +29,8 @@ cdef enum:
     LITTLE = 8
     # Places of entities that are written to.
     SINK_OUT = 2
+    # An end payload up to this size is urgent if no payload waits before it.
+    SMALL_END = 1024
     # Parts of chunks that are offered to the kernel behind a take.
     OFFERED = 256
     # So few bytes behind the last of these are not worth a call of their own.
@@ -86,6 +88,31 @@ cdef class Turns:
         if entity.lane == NOWHERE:
             self.freshen(entity)
         return True
+
+    # What makes an entity ready.
+
+    def wake(self, Entity entity not None):
+        """Something of it may be able to leave."""
+        if entity.gone or entity.end_in or entity.end_out:
+            return
+        if entity.opened and entity.items and is_urgent(entity.items[0]):
+            self.hurry(entity)
+        elif entity.lane == NOWHERE and (entity.items or not entity.opened):
+            self.freshen(entity)
+
+    cpdef object hurry(self, Entity entity):
+        """A chunk that goes first."""
+        if not entity.in_urgent:
+            entity.in_urgent = True
+            self.urgent.append(entity)
+
+    def give_back(self, Entity entity not None, uint64_t size):
+        """Grants credit, if the peer may still use it."""
+        if size and not (entity.gone or entity.end_in or entity.end_out):
+            entity.grant += size
+            self.hurry(entity)
+
+    # Chunks.
 
     cdef int fill(self, Outlet out, Py_ssize_t limit) except -1:
         cdef object lane
@@ -261,6 +288,11 @@ cdef class Turns:
             entity.items.popleft()
             self._move(lane, NOWHERE)
         return 0
+
+
+cdef bint is_urgent(Item item) noexcept:
+    """Whether what comes next on an open entity goes first. Looks at fields alone."""
+    return item.urgent or (item.is_end and item.scatter.nbytes <= SMALL_END)
 
 
 cdef Item plain_run(Entity entity):

@@ -6,6 +6,7 @@ has nothing else to do behind it, steps the task itself.
 """
 
 import asyncio
+import sys
 
 cimport cython
 from cpython.contextvars cimport PyContext_CheckExact, PyContext_Enter, PyContext_Exit
@@ -13,6 +14,8 @@ from cpython.contextvars cimport PyContext_CheckExact, PyContext_Enter, PyContex
 __all__ = ["Waiter", "Waiting"]
 
 cdef object current_task = asyncio.current_task
+if sys.version_info < (3, 12):  # where it is a function of Python, which does this and no more
+    current_task = asyncio.tasks._current_tasks.get
 cdef object get_running_loop = asyncio.get_running_loop
 
 

@@ -2,7 +2,7 @@
 
 A carrier moves the bytes of unidirectional streams and datagrams between two peers and knows
 nothing of channels. One object of class Carrier is one live connection; its user is a
-CarrierUser (see ``pump.py``), installed with ``attach`` before anything is reported.
+CarrierUser (see ``_speedups.pump``), installed with ``attach`` before anything is reported.
 
 Stream numbers: each side numbers the streams that it opens 0, 1, 2, ... in the order of opening,
 and the carrier opens them in that order. So a number names a stream of *mine* in ``write``,

@@ -11,8 +11,8 @@ from dataclasses import fields
 from typing import Any, Final
 
 from aqueduct._speedups.inbox import Inbox
+from aqueduct._speedups.pump import Pump
 from aqueduct.carriers.contract import Carrier
-from aqueduct.carriers.pump import Pump
 from aqueduct.clock import clock_of
 from aqueduct.config import Config
 from aqueduct.endpoint.asked import Asked, Replying

@@ -515,9 +515,10 @@ class Receiver:
     def _changed(self) -> None:
         if self.on_change is not None:
             self.on_change()
-        if self._waiting.waiters is not None and self.readable:
-            connection = self._connection
-            self._waiting.wake(None if connection is None else connection.pump)
+        if self._waiting.waiters is not None:
+            half, connection = self._half, self._connection
+            if (half is not None and half.queue) or self.readable:  # the first one nearly always
+                self._waiting.wake(None if connection is None else connection.pump)
 
     def _check_attachable(self) -> None:
         _check_attachable(self)

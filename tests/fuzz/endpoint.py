@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
+from aqueduct._speedups.pump import apply
 from aqueduct._speedups.runs import Inlet
 from aqueduct.carriers.contract import Buffer
 from aqueduct.carriers.memory import MemoryCarrier
-from aqueduct.carriers.pump import apply
 from aqueduct.config import Config
 from aqueduct.errors import ChannelError, ConnectionLost, LocalProtocolError
 from aqueduct.protocol.channels import effects

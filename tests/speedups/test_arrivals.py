@@ -191,14 +191,17 @@ def test_marks_are_taken_by_themselves_up_to_the_next_answer() -> None:
     for _ in range(20):
         window.send(1)
     answers = room.answers(window)
-    answers.take_marks()
+    told: list[int] = []
+    answers.on_change = lambda: told.append(window.settled)
+    answers.heard()
     assert (window.settled, answers.moved, len(room.inbox.queue)) == (4, 2, 2)
-    answers.take_marks()
+    answers.heard()
     assert answers.moved == 2
     assert answers.take_whole() == b"answer"
-    answers.take_marks()
+    answers.heard()
     assert (window.settled, answers.moved, room.inbox.charged) == (8, 4, 0)
-    Answers(window).take_marks()  # from nowhere
+    assert told == [4, 4, 8]  # once each time, when what they say is settled
+    Answers(window).heard()  # from nowhere, and nobody is told
 
 
 def test_answers_keep_the_number_of_their_batch() -> None:
@@ -269,3 +272,17 @@ def test_an_error_of_a_reader_is_left_to_who_reads_it_again() -> None:
     assert answers.next_batch() is None
     assert answers.take_whole() == good
     assert Decoder(SCHEMA, checks="full").reader is None  # it looks closer than a reader does
+
+
+def test_it_is_quiet_while_nothing_is_there_and_more_may_come() -> None:
+    assert not Inputs().quiet  # from nowhere
+    room = Room(*received((batch_headers(0), bytes(64))))
+    inputs = room.inputs()
+    assert not inputs.quiet
+    inputs.read_by(Decoder(SCHEMA).reader)
+    assert inputs.next_batch() is None  # it was taken, and waits for somebody else to read it
+    assert not room.inbox.queue and not inputs.quiet
+    assert inputs.take_whole() == bytes(64)
+    assert inputs.quiet
+    room.inbox.error = ValueError("the end")
+    assert not inputs.quiet

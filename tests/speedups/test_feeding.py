@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from aqueduct._speedups.feeding import Feed, Window
+from aqueduct._speedups.feeding import Feed, Feeding, Window
+from aqueduct._speedups.waiting import Waiter
 from aqueduct.arrow.encode import Encoded, Encoder
 from aqueduct.errors import SchemaMismatch
 from aqueduct.protocol.channels import effects
@@ -153,3 +155,45 @@ def test_a_call_without_a_window_sends_nothing() -> None:
         call.feed(Source(), iter(()), 1)
     with pytest.raises(TypeError, match="without a window"):
         call.give(Source(), batch_of("x"))
+
+
+class Steps:
+    """Who was to be stepped."""
+
+    def __init__(self) -> None:
+        self.stepped: list[Waiter] = []
+
+    def step(self, waiter: Waiter) -> None:
+        self.stepped.append(waiter)
+
+
+async def test_who_feeds_is_stepped_once_there_is_room() -> None:
+    call, feeding, steps = Call(Half(Streams()), batches=1), Feeding(), Steps()
+    feeding.wake()  # nobody waits yet
+    call.give(Source(), batch_of("a"))
+    assert not call.may_send
+    waiter = feeding.wait(call, asyncio.get_running_loop(), steps)
+    feeding.wake()
+    assert (steps.stepped, waiter.woken) == ([], False)
+    call.window.settle(0)
+    feeding.wake()
+    feeding.wake()  # as it is about to go on
+    assert steps.stepped == [waiter] and waiter.woken
+    await waiter  # so it returns at once
+
+
+async def test_who_feeds_is_stepped_when_the_call_is_over() -> None:
+    call, feeding, steps = Call(None, batches=1), Feeding(), Steps()
+    call.window.send(1)
+    waiter = feeding.wait(call, asyncio.get_running_loop(), steps)
+    feeding.wake()
+    assert not steps.stepped
+    call.over = True
+    feeding.wake()
+    assert steps.stepped == [waiter]
+
+
+async def test_a_call_without_a_window_is_not_fed_by_a_task() -> None:
+    call = Feed(None, b"key", 1, list)
+    with pytest.raises(TypeError, match="without a window"):
+        Feeding().wait(call, asyncio.get_running_loop(), Steps())

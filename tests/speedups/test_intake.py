@@ -307,8 +307,8 @@ def test_pages_of_a_payload_on_its_way_come_before_its_bytes() -> None:
             reader.read()
 
     arrive(chunk(wire[:size]))
+    piece = chunk(wire[size : 2 * size])  # before: its memory may be new as well
     before = resident()
-    piece = chunk(wire[size : 2 * size])
     arrive(piece[:20_000])
     come = resident() - before
     assert size - 16 * KiB <= come < size + 64 * KiB

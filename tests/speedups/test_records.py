@@ -145,7 +145,7 @@ def test_a_take_of_who_is_alone_leaves_encrypted(ends: Ends, offered: int) -> No
     """With nothing plain behind it, whatever TCP is offered otherwise."""
     mux, (entity,) = sinks(1, 16 * KiB)
     payload = content(7, 100 * KiB)
-    mux.write_run(entity, [payload])
+    mux.turns.write_run(entity, [payload])
     out, fd = Outlet(), ends.sockets[0].fileno()
     data, memory = b"", memoryview(bytearray(2 << 20))
     while not (mux.idle and not out.left):
@@ -161,7 +161,7 @@ def test_takes_leave_encrypted(ends: Ends) -> None:
     mux, entities = sinks(3, 16 * KiB)
     payloads = {entity: content(entity.identifier, 300 * KiB) for entity in entities}
     for entity in entities:
-        mux.write_run(entity, [payloads[entity]])
+        mux.turns.write_run(entity, [payloads[entity]])
     out = Outlet()
     fd = ends.sockets[0].fileno()
     told = dict.fromkeys(entities, 0)
@@ -184,7 +184,7 @@ def test_takes_leave_encrypted(ends: Ends) -> None:
 
 def test_what_cannot_be_encrypted_does_not_leave(ends: Ends) -> None:
     mux, (entity,) = sinks(1, 64 * KiB)
-    mux.write_run(entity, [bytes(100 * KiB)])
+    mux.turns.write_run(entity, [bytes(100 * KiB)])
     out = Outlet()
     ends.client.farewell()
     with pytest.raises(TlsError, match="protocol is shutdown"):

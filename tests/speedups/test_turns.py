@@ -9,13 +9,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from aqueduct._speedups.bpmux import CREDIT, PING
 from aqueduct._speedups.buffers import bytes_copied
 from aqueduct._speedups.outlet import Outlet
 from aqueduct._speedups.turns import write_out
 from aqueduct.config import Mux as Settings
 from aqueduct.protocol.bpmux.connection import Mux
 from aqueduct.protocol.bpmux.state import SINK_OUT, Entity
-from aqueduct.wire.bpmux import read_chunks
+from aqueduct.wire.bpmux import Chunk, read_chunks
 from tests.speedups.strategies import piece_of
 
 KiB = 1 << 10
@@ -163,7 +164,7 @@ def test_takes_leave_whole_and_one_after_the_other(
     mux, entities = sinks(3, 16 * KiB)
     payloads = {entity: content(entity.identifier, 300 * KiB) for entity in entities}
     for entity in entities:
-        mux.write_run(entity, [payloads[entity]])
+        mux.turns.write_run(entity, [payloads[entity]])
     out = Outlet()
     told = dict.fromkeys(entities, 0)
     data = b""
@@ -192,7 +193,7 @@ def test_write_out_ends_with_its_budget_and_takes_nothing_without_a_limit(
 ) -> None:
     sender, reader = ends
     mux, (entity,) = sinks(1, 64 * KiB)
-    mux.write_run(entity, [bytes(100 * KiB)])
+    mux.turns.write_run(entity, [bytes(100 * KiB)])
     out = Outlet()
     written: list[tuple[Entity, int]] = []
     assert write_out(mux.turns, out, sender.fileno(), 0, MiB, written) == 0
@@ -215,7 +216,7 @@ def test_what_little_is_left_of_a_turn_is_no_chunk_of_its_own(
     chunk, limit = 16 * KiB, 16 * KiB - 40
     mux, entities = sinks(2, chunk)
     for entity in entities:
-        mux.write_run(entity, [bytes(100 * limit)])
+        mux.turns.write_run(entity, [bytes(100 * limit)])
     out = Outlet()
     data = b""
     for _ in range(200):
@@ -232,13 +233,41 @@ def test_more_than_a_little_of_a_turn_is_used(ends: tuple[socket.socket, socket.
     sender, reader = ends
     mux, (first, second) = sinks(2, 16 * KiB)
     for entity in (first, second):
-        mux.write_run(entity, [bytes(32 * KiB)])
+        mux.turns.write_run(entity, [bytes(32 * KiB)])
     out = Outlet()
     write_out(mux.turns, out, sender.fileno(), 16 * KiB - 100, MiB, [])
     sizes = [(each.identifier, len(each.payload)) for each in read_chunks(read_all(reader))]
     one, other = first.identifier, second.identifier
     assert sizes[:2] == [(one, 16 * KiB - 100), (one, 100 - 5)]
     assert sizes[2][0] == other  # in what is left of the same take
+
+
+def taken(mux: Mux) -> list[Chunk]:
+    """What leaves now."""
+    buffers, _, _ = mux.take(MiB)
+    return list(read_chunks(b"".join(buffers)))
+
+
+def test_credit_goes_first_in_a_chunk_of_its_own() -> None:
+    mux, (bulk,) = sinks(1, MiB)
+    stream = mux.open_stream(b"", credit=1)
+    assert taken(mux)
+    mux.turns.write_run(bulk, [bytes(100)])
+    for size in (0, 300, 5):
+        mux.turns.give_back(stream, size)
+    assert list(mux.turns.urgent) == [stream]  # once
+    first, second = taken(mux)
+    assert (first.identifier, first.credit, first.flags) == (stream.identifier, 305, CREDIT)
+    assert (second.identifier, len(second.payload)) == (bulk.identifier, 100)
+    assert (stream.grant, stream.credit_in) == (0, 306)
+    mux.ping(stream, 0.0)
+    mux.turns.give_back(stream, 7)
+    (both,) = taken(mux)
+    assert (both.credit, both.flags) == (7, CREDIT | PING)
+    mux.end(stream)
+    assert taken(mux)
+    mux.turns.give_back(stream, 1)  # which the peer could use no more
+    assert not taken(mux)
 
 
 def test_a_plain_run_is_queued_and_all_else_refused_unchanged() -> None:
@@ -271,7 +300,7 @@ def test_of_what_is_offered_only_what_the_kernel_begins_with_is_taken(
     mux, (bulk, other) = sinks(2, 8 * KiB)
     whole = content(seed, MiB)
     while bulk.queued < MiB:
-        mux.write_run(bulk, [whole[bulk.queued :][: rng.choice([100, 3000, 5000, 70_000])]])
+        mux.turns.write_run(bulk, [whole[bulk.queued :][: rng.choice([100, 3000, 5000, 70_000])]])
     out = Outlet()
     data, told, late = b"", 0, 0
     while not (mux.idle and not out.left):
@@ -282,7 +311,7 @@ def test_of_what_is_offered_only_what_the_kernel_begins_with_is_taken(
         assert 0 <= begun <= limit
         assert bool(begun) == bool(out.left) or not sent
         if out.left and late < 20:
-            mux.write_run(other, [b"%d" % late])
+            mux.turns.write_run(other, [b"%d" % late])
             assert MiB - bulk.queued - told == begun
             late += 1
         data += reader.recv(rng.choice([2 * KiB, 20 * KiB, MiB]))
@@ -314,7 +343,7 @@ def test_runs_of_any_length_leave_whole_whatever_credit_comes_when(
     for _ in range(200):
         if rng.random() < 0.6:
             run = rng.randbytes(rng.choice([1, 500, limit, 4 * limit, 4 * limit + 4096, 50_000]))
-            mux.write_run(bulk, [run])
+            mux.turns.write_run(bulk, [run])
             whole += run
         if rng.random() < 0.6:
             more = rng.choice([1, 700, limit, 5 * limit + 1, 100_000])
@@ -375,11 +404,11 @@ class TestOffers:
 
     def test_four_chunks_leave_at_once(self, packets: tuple[socket.socket, socket.socket]) -> None:
         mux, (entity,) = sinks(1, 16 * KiB)
-        mux.write_run(entity, [bytes(10 * FULL)])
+        mux.turns.write_run(entity, [bytes(10 * FULL)])
         assert calls_for(packets, mux) == [[FULL] * 4, [FULL] * 4, [FULL] * 2]
         assert mux.idle
         assert not entity.queued
-        mux.write_run(entity, [bytes(FULL)])
+        mux.turns.write_run(entity, [bytes(FULL)])
         assert calls_for(packets, mux) == [[FULL]]
 
     @pytest.mark.parametrize("rest", [1, 70, FULL - 1])
@@ -387,7 +416,7 @@ class TestOffers:
         self, packets: tuple[socket.socket, socket.socket], rest: int
     ) -> None:
         mux, (entity,) = sinks(1, 16 * KiB)
-        mux.write_run(entity, [bytes(2 * FULL), bytes(rest)])
+        mux.turns.write_run(entity, [bytes(2 * FULL), bytes(rest)])
         assert calls_for(packets, mux) == [[FULL] * 2 + [rest]]
         assert mux.idle
         assert not entity.queued
@@ -401,7 +430,7 @@ class TestOffers:
         self, packets: tuple[socket.socket, socket.socket], rest: int, calls: list[list[int]]
     ) -> None:
         mux, (entity,) = sinks(1, 16 * KiB)
-        mux.write_run(entity, [bytes(4 * FULL + rest)])
+        mux.turns.write_run(entity, [bytes(4 * FULL + rest)])
         assert calls_for(packets, mux) == calls
         assert mux.idle
 
@@ -409,7 +438,7 @@ class TestOffers:
         self, packets: tuple[socket.socket, socket.socket]
     ) -> None:
         mux, (entity,) = sinks(1, 16 * KiB)
-        mux.write_run(entity, [bytes(3 * FULL)])
+        mux.turns.write_run(entity, [bytes(3 * FULL)])
         mux.end(entity)
         assert calls_for(packets, mux) == [[FULL] * 2, [FULL]]
         assert mux.idle
@@ -418,20 +447,20 @@ class TestOffers:
         self, packets: tuple[socket.socket, socket.socket]
     ) -> None:
         mux, (entity,) = sinks(1, 16 * KiB)
-        mux.write_run(entity, [bytes(3 * FULL)])
+        mux.turns.write_run(entity, [bytes(3 * FULL)])
         assert calls_for(packets, mux, offered=0) == [[FULL]] * 3
 
     def test_who_is_not_alone_has_turns(self, packets: tuple[socket.socket, socket.socket]) -> None:
         mux, entities = sinks(2, 16 * KiB)
         for entity in entities:
-            mux.write_run(entity, [bytes(3 * FULL)])
+            mux.turns.write_run(entity, [bytes(3 * FULL)])
         assert calls_for(packets, mux)[:4] == [[FULL]] * 4
 
     def test_the_budget_bounds_what_is_offered(
         self, packets: tuple[socket.socket, socket.socket]
     ) -> None:
         mux, (entity,) = sinks(1, 16 * KiB)
-        mux.write_run(entity, [bytes(10 * FULL)])
+        mux.turns.write_run(entity, [bytes(10 * FULL)])
         assert calls_for(packets, mux, budget=2 * FULL + 100) == [[FULL] * 2, [FULL]]
 
     def test_credit_bounds_what_is_offered(
@@ -439,7 +468,7 @@ class TestOffers:
     ) -> None:
         mux, (entity,) = sinks(1, 16 * KiB)
         entity.keep, entity.credit_out = 1000, 1000 + 2 * FULL + 100
-        mux.write_run(entity, [bytes(10 * FULL)])
+        mux.turns.write_run(entity, [bytes(10 * FULL)])
         assert calls_for(packets, mux) == [[FULL] * 2 + [100]]
         assert entity.credit_out == 1000
         assert entity.queued == 8 * FULL - 100
@@ -448,9 +477,9 @@ class TestOffers:
         self, packets: tuple[socket.socket, socket.socket]
     ) -> None:
         mux, (entity,) = sinks(1, 16 * KiB)
-        mux.write_run(entity, [bytes(FULL)])
-        mux.write_run(entity, [bytes(16)] * 1024)
-        mux.write_run(entity, [bytes(2 * FULL)])
+        mux.turns.write_run(entity, [bytes(FULL)])
+        mux.turns.write_run(entity, [bytes(16)] * 1024)
+        mux.turns.write_run(entity, [bytes(2 * FULL)])
         found = calls_for(packets, mux)
         assert found[0] == [FULL]
         assert sum(map(sum, found)) == 3 * FULL + 16 * KiB

@@ -150,8 +150,8 @@ class Mapping(ABC):
                 return
         elif entity.ending:
             raise LocalProtocolError(f"stream {stream} ended; nothing can be written to it")
-        if buffers:
-            self._mux.write_run(entity, buffers)
+        if buffers and not self._turns.write_run(entity, buffers):
+            self._mux.write(entity, buffers)
         if fin:
             self._mux.end(entity)
 

@@ -283,11 +283,6 @@ class Mux:
 
     # Commands: sending
 
-    def write_run(self, entity: Entity, buffers: Sequence[Buffer]) -> None:
-        """``write`` of plain buffers without options."""
-        if self.error is not None or not self._scheduler.write_run(entity, buffers):
-            self.write(entity, buffers)
-
     def write(
         self,
         entity: Entity,

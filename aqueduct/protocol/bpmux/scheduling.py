@@ -31,7 +31,6 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 Taken: TypeAlias = tuple[list[bytes | memoryview], int, list[tuple[Entity, int]]]
 """Buffers in wire order, their bytes, and how many bytes of payload are in them of whom."""
 
-NOWHERE, FRESH = range(2)
 SMALL_END = 1024
 """An end payload up to this size is urgent if no payload waits before it."""
 UNLIMITED = 1 << 62
@@ -58,41 +57,11 @@ class Scheduler(Departures):
         self.gather(out, limit)
         return out.buffers, out.size, out.written
 
-    # What makes an entity ready.
-
-    def wake(self, entity: Entity) -> None:
-        """Something of it may be able to leave."""
-        if entity.gone or entity.end_in or entity.end_out:
-            return
-        if entity.opened and entity.items:
-            first = entity.items[0]
-            if first.urgent or (first.is_end and first.scatter.nbytes <= SMALL_END):
-                self.hurry(entity)
-                return
-        if entity.lane == NOWHERE and (entity.items or not entity.opened):
-            entity.lane = FRESH
-            entity.deficit = self._settings.chunk
-            self.fresh.append(entity)
-
-    def hurry(self, entity: Entity) -> None:
-        """A chunk that goes first."""
-        if not entity.in_urgent:
-            entity.in_urgent = True
-            self.urgent.append(entity)
-
     def credited(self, entity: Entity) -> None:
         """The peer gave it credit."""
         self.wake(entity)
         if entity is self._state.top_sink:
             self._wake_waiting()
-
-    def give_back(self, entity: Entity, size: int) -> None:
-        """Grants credit, if the peer may still use it."""
-        if size and not (entity.gone or entity.end_in or entity.end_out):
-            entity.grant += size
-            if not entity.in_urgent:  # ``hurry``
-                entity.in_urgent = True
-                self.urgent.append(entity)
 
     def owe_pong(self, entity: Entity) -> None:
         """The peer has sent a ping (BP-R11)."""

@@ -92,10 +92,9 @@ class ChannelConnection:
         """What ``effects_to_apply`` gives next: always the same list."""
         self.outgoing = self._shared.outgoing
         self.incoming = self._reader.incoming
-        self.inlet: Callable[[int], Inlet | None] = self._reader.inlet
-        """Where the next bytes of a stream go, until ``inlet_done`` and before anything else.
-
-        None: they go to ``receive_stream``."""
+        self.inlet: Callable[[int], Inlet | None] = self.incoming.inlet
+        """Where the next bytes of a stream go, until ``inlet_done`` and before anything else; None:
+        they go to ``receive_stream``."""
 
     # Getters
 
@@ -204,7 +203,8 @@ class ChannelConnection:
             return
         self._shared.now = now
         try:
-            self._reader.inlet_done(number)
+            if (behind := self.incoming.inlet_done(number)) is not None:
+                self._reader.read(*behind)
         except RemoteProtocolError as error:
             self._fail(error)
         if self._shared.starved or self._shared.relieved:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from aqueduct._speedups.codec import Decoder, MessageHead
-from aqueduct._speedups.runs import Inlet
-from aqueduct.config import Config
+from aqueduct._speedups.codec import Decoder
+from aqueduct._speedups.streams import InStream, Streams
 from aqueduct.errors import LimitExceeded
 from aqueduct.protocol.channels import effects
+from aqueduct.protocol.channels.state import ReceiverState
 
 if TYPE_CHECKING:
     from aqueduct.protocol.channels.receiving import ReceiverHalf
@@ -23,76 +23,18 @@ Handlers: TypeAlias = "Mapping[int, Callable[[InStream, Any], None]]"
 SMALL: Final = 16 << 10
 """Payloads up to this are admitted without asking while there is room for many of them."""
 
-READ_AHEAD_FROM: Final = 32 << 10
-"""Messages from this size on earn their stream read-ahead (see ``Incoming.grant_read_ahead``)."""
-
 LASTING_STREAMS: Final = 2
 """Of a sender: the stream of ORDERED messages, and that of SENT_UNRELIABLE. Of a receiver: acks."""
 
 
-class InStream:
-    """One stream of the peer."""
-
-    __slots__ = (
-        "begun",
-        "decoder",
-        "fin",
-        "gathered",
-        "granted",
-        "half",
-        "handlers",
-        "head",
-        "held",
-        "ignoring",
-        "inlet",
-        "limit",
-        "number",
-        "partial",
-    )
-
-    def __init__(self, number: int, config: Config, handlers: Handlers, decoder: Decoder) -> None:
-        self.number = number
-        self.decoder = decoder
-        self.handlers = handlers
-        """What each frame does, by tag; they change with FINISH_SENDER (AQ-R18)."""
-        self.half: ReceiverHalf | SenderHalf | None = None
-        """What ROUTE_TO named, while it has state."""
-        self.begun = False
-        """Whether the first frame was seen and checked (AQ-28, AQ-R7)."""
-        self.fin = False
-        self.ignoring = False
-        """The rest is dropped: the channel has no state, or the stream was stopped (AQ-R24)."""
-        self.head: MessageHead | None = None
-        """A message that waits for admission."""
-        self.held = False
-        """Ended, and its bytes still wait here."""
-        self.limit = config.flow.initial_window
-        """What the peer may send, from the start of the stream (design: Flow)."""
-        self.granted = 0
-        """Read-ahead beyond the initial window, charged to the budget until the stream ends."""
-        self.gathered = 0
-        """Bytes of a block of headers or attachments that is not whole yet."""
-        self.inlet: Inlet | None = None
-        """For a carrier that reads straight to where bytes belong; made when one asks."""
-        self.partial = -1
-        """Payload bytes of the admitted message that is still landing; -1: none."""
-
-    @property
-    def inside_message(self) -> bool:
-        """Whether a message has begun here and is not whole."""
-        return self.head is not None or self.partial >= 0
-
-
-class Incoming:
+class Incoming(Streams):
     """All of the peer's streams, and the effects that concern them."""
 
     def __init__(self, shared: Shared) -> None:
+        super().__init__(shared, open=ReceiverState.OPEN, small=SMALL)
         self._shared = shared
         self._flow = shared.config.flow
-        self._sent = 0
-        """Bytes that this side had sent when the last credit of a large stream was given."""
         self._from_server = shared.side == 0
-        self.streams: dict[int, InStream] = {}
         self.held = 0
         """Streams that ended and whose bytes still wait here."""
         self.lasting = 0
@@ -110,7 +52,7 @@ class Incoming:
 
     def outside(self, handlers: Handlers, number: int = -1) -> InStream:
         """One that is in no table."""
-        return InStream(number, self._shared.config, handlers, self.decoder())
+        return InStream(number, self._flow.initial_window, handlers, self.decoder())
 
     def decoder(self) -> Decoder:
         """One for a sequence of the peer's."""
@@ -141,62 +83,6 @@ class Incoming:
         if stream.held:
             stream.held = False
             self._count(held=-1)
-
-    def credit(self, stream: InStream) -> None:
-        """Lets the peer send what the stream should have now."""
-        if stream.fin:
-            return
-        flow = self._flow
-        decoder = stream.decoder
-        if decoder.gathered != stream.gathered:
-            self._weigh(stream, decoder.gathered)
-        reach = decoder.reach(flow.admitted_window) + flow.initial_window
-        # Half a window at a time: a credit costs a frame.
-        due = reach + stream.granted - stream.limit
-        if due >= flow.initial_window >> 1 and due >= stream.granted >> 1:
-            if stream.granted:
-                self._run(stream, due, stream.limit - reach)
-                if reach + stream.granted <= stream.limit:
-                    return
-            stream.limit = reach + stream.granted
-            self._shared.effects.append((effects.CREDIT, stream.number, stream.limit))
-
-    def grant_read_ahead(self, stream: InStream, size: int) -> None:
-        """Lets a stream of large messages send the next one while this one is worked on.
-
-        Without it each message would wait a round trip for its credit. What is granted is
-        charged to the budget and at most half of the budget goes this way.
-        """
-        flow = self._flow
-        wanted = min(2 * size, self._shared.read_ahead_both)
-        if (
-            size >= READ_AHEAD_FROM
-            and wanted > stream.granted
-            and self._shared.budget_used + wanted <= flow.receive_budget >> 1
-        ):
-            self._shared.budget_used += wanted - stream.granted
-            stream.granted = wanted
-
-    def _run(self, stream: InStream, taken: int, ahead: int) -> None:
-        """Doubles the read-ahead of a stream that uses it: several messages are under way then.
-
-        Up to a quarter of the budget goes this way, so that others can still begin theirs. While
-        this side sends as much as it receives it may be less (see ``Flow.loopback_read_ahead``).
-        ``taken``: bytes since the last credit; ``ahead``: those that the peer may still send.
-        """
-        shared = self._shared
-        sent = shared.outgoing.charged
-        both = 2 * (sent - self._sent) >= taken
-        self._sent = sent
-        limit = shared.read_ahead_both if both else shared.read_ahead
-        more = min(stream.granted, limit - stream.granted)
-        if more < 0:  # what the peer may send already is not taken back
-            more = max(limit, ahead) - stream.granted
-            shared.freed = True
-        elif shared.budget_used + more > self._flow.receive_budget >> 2:
-            return
-        shared.budget_used += more
-        stream.granted += more
 
     def ended(self, stream: InStream) -> None:
         """Its last byte was read."""

@@ -8,14 +8,14 @@ the connection turns them into a close.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 from aqueduct._speedups import codec
 from aqueduct._speedups.alone import drained
-from aqueduct._speedups.runs import Inlet, Run
+from aqueduct._speedups.runs import Run
 from aqueduct.errors import RemoteProtocolError, SequenceError
 from aqueduct.protocol.channels.events import Writable
-from aqueduct.protocol.channels.incoming import READ_AHEAD_FROM, SMALL, Handlers, Incoming, InStream
+from aqueduct.protocol.channels.incoming import SMALL, Handlers, Incoming, InStream
 from aqueduct.protocol.channels.oneshot import Oneshots
 from aqueduct.protocol.channels.receiving import Received, ReceiverHalf
 from aqueduct.protocol.channels.registry import Half, Registry
@@ -24,9 +24,6 @@ from aqueduct.protocol.channels.shared import Shared
 from aqueduct.protocol.channels.state import SenderState
 
 __all__ = ["Reader"]
-
-LANDING_FROM: Final = 4096
-"""Fewer bytes are not read straight to their place: a call for them costs more than their copy."""
 
 
 class Reader:
@@ -68,6 +65,7 @@ class Reader:
             codec.CloseReceiver.TAG: self._on_close_receiver,
             codec.ForgetChannel.TAG: self._on_forget,
         }
+        self.incoming.plain = self._handlers
         self._handlers_after_finish = {
             **self._handlers,
             codec.Message.TAG: self._after_finish,
@@ -104,59 +102,14 @@ class Reader:
                 self.incoming.credit(stream)
                 return
             if isinstance(found, Run):
-                half.take_run(stream, found)
-                if found.largest >= READ_AHEAD_FROM:
-                    self.incoming.grant_read_ahead(stream, found.largest)
+                self.incoming.take_run(stream, half, found)
                 found = found.follows
-            self._read(stream, found)
+            self.read(stream, found)
             return
         if not stream.ignoring and len(data):
             stream.decoder.feed(data)
         stream.fin = stream.fin or fin
-        self._read(stream)
-
-    def inlet(self, number: int) -> Inlet | None:
-        """Opens the inlet of a stream: for plain messages, or for the payload that is landing."""
-        stream = self.incoming.streams.get(number)
-        if stream is None or stream.ignoring or stream.head is not None or not stream.begun:
-            return None
-        half, decoder = stream.half, stream.decoder
-        if not isinstance(half, ReceiverHalf) or decoder.take_up():
-            return None
-        room = half.room_for_runs
-        if room < 0 or stream.handlers is not self._handlers:
-            room = -1
-            if decoder.remaining < LANDING_FROM:
-                return None
-        inlet = stream.inlet
-        if inlet is None:
-            flow = self.config.flow
-            inlet = stream.inlet = Inlet(
-                decoder, flow.message_overhead, half.numbers, flow.admitted_window
-            )
-        if room >= 0:
-            decoder.auto_admit = SMALL if half.placement is None else -1
-        inlet.open(room, stream.partial, half.placement_key)
-        return inlet
-
-    def inlet_done(self, number: int) -> None:
-        """Takes what came by the inlet of a stream. Raises RemoteProtocolError."""
-        stream = self.incoming.streams[number]
-        inlet, half, decoder = stream.inlet, stream.half, stream.decoder
-        assert inlet is not None and isinstance(half, ReceiverHalf)
-        stopped, run = inlet.stopped, inlet.close()
-        follows = None
-        if run is not None:
-            half.take_run(stream, run)
-            if run.largest >= READ_AHEAD_FROM:
-                self.incoming.grant_read_ahead(stream, run.largest)
-            follows = run.follows
-        if stopped:
-            self._read(stream, follows)
-            return
-        if stream.partial < 0 and decoder.remaining:
-            self._charge_small(stream)
-        self.incoming.credit(stream)
+        self.read(stream)
 
     def feed_datagram(self, data: bytes) -> None:
         """One datagram: VERSION, ROUTE_TO, MESSAGEs (AQ-R11). Raises RemoteProtocolError."""
@@ -219,7 +172,7 @@ class Reader:
             if stream.number in self.incoming.streams:
                 self.incoming.unhold(stream)
                 try:
-                    self._read(stream)
+                    self.read(stream)
                 except RemoteProtocolError as error:
                     self._fail(error)
         early, self._early = self._early, []
@@ -240,7 +193,7 @@ class Reader:
                 stream.head = None
                 half.admit_small(head.size + head.overhead)
                 self._admitted(stream, half, head)
-                self._read(stream)
+                self.read(stream)
 
     def clear(self) -> None:
         """The connection is over."""
@@ -262,7 +215,7 @@ class Reader:
 
     # Reading a sequence
 
-    def _read(self, stream: InStream, frame: Any = None) -> None:
+    def read(self, stream: InStream, frame: Any = None) -> None:
         """Reads what has come; ``frame`` is the first of it, if it was read already."""
         decoder = stream.decoder
         while not stream.ignoring:
@@ -278,7 +231,7 @@ class Reader:
                 frame = decoder.next()
             if frame is None:
                 if stream.partial < 0 and stream.half is not None and decoder.remaining:
-                    self._charge_small(stream)
+                    self.incoming.charge_small(stream)
                 if half is not None and not stream.fin:  # nearly always
                     self.incoming.credit(stream)
                     return
@@ -319,23 +272,13 @@ class Reader:
 
     def _next_for(self, stream: InStream, half: ReceiverHalf) -> Any:
         """The next frame for a receiver, or None; the plain messages before it are delivered."""
-        while stream.handlers is self._handlers and (run := half.read_plain(stream)) is not None:
-            if run.largest >= READ_AHEAD_FROM:
-                self.incoming.grant_read_ahead(stream, run.largest)
+        read = self.incoming.read_plain
+        while stream.handlers is self._handlers and (run := read(stream, half)) is not None:
             if not run.full:
                 return run.follows
         unasked = half.placement is None and half.room >= 2 * SMALL
         stream.decoder.auto_admit = SMALL if unasked else -1
         return stream.decoder.next()
-
-    def _charge_small(self, stream: InStream) -> None:
-        """Part of a message that was admitted without asking has come: others are to count it.
-
-        Its size is not known here; it is put right when the message is whole.
-        """
-        assert isinstance(stream.half, ReceiverHalf)
-        stream.half.admit_small(SMALL)
-        stream.partial = SMALL
 
     def _abandon_streams(self, half: Half) -> None:
         if isinstance(half, ReceiverHalf):
@@ -564,7 +507,7 @@ class Reader:
             half.wait_no_more(stream)
             stream.head = None
             self._admitted(stream, half, head)
-            self._read(stream)
+            self.read(stream)
         half.queue_up()
 
     def block(self, half: SenderHalf, mode: Mode, ample: bool) -> bool:

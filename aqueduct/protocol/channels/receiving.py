@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias, cast
 
 from aqueduct._speedups import codec
 from aqueduct._speedups.inbox import EMPTY, Inbox
-from aqueduct._speedups.runs import Received, Run
+from aqueduct._speedups.runs import Received
 from aqueduct._speedups.tracker import ReceivedNumbers, UnreliableReceived
 from aqueduct.errors import (
     Cancelled,
@@ -25,7 +25,7 @@ from aqueduct.errors import (
 )
 from aqueduct.protocol.channels import ids
 from aqueduct.protocol.channels.events import Headers, Readable
-from aqueduct.protocol.channels.incoming import SMALL, InStream
+from aqueduct.protocol.channels.incoming import InStream
 from aqueduct.protocol.channels.outgoing import OutStream
 from aqueduct.protocol.channels.shared import HalfError, Shared
 from aqueduct.protocol.channels.state import RECEIVER, ReceiverInput, ReceiverState
@@ -48,21 +48,15 @@ class ReceiverHalf(Inbox):
 
     __slots__ = (
         "__weakref__",
-        "_oneshot",
         "_shared",
         "channel",
-        "error",
         "handle",
-        "numbers",
-        "state",
     )
 
     def __init__(self, shared: Shared, channel: int, *, given: bool, assured: bool) -> None:
         self._shared = shared
         self.channel = channel
         self.state = ReceiverState.OPEN
-        self.error: HalfError | None = None
-        """What a read raises once the queue is empty; None while it lives."""
         self.given = given
         """Whether the application got the handle, or will with the message that carries it."""
         self.assured = assured
@@ -72,6 +66,7 @@ class ReceiverHalf(Inbox):
         self.numbers = ReceivedNumbers(shared.config.limits.received_ranges)
         self._oneshot = bool(channel & ids.ONESHOT)
         # Of Inbox, where they begin empty:
+        # error: what a read raises once the queue is empty; None while it lives.
         # waiting: streams whose next message was not admitted, in order.
         # streams: the peer's streams that are routed here, in order.
         # evicted: messages evicted by the last datagram, whose attachments are to be released.
@@ -216,42 +211,6 @@ class ReceiverHalf(Inbox):
         if self._oneshot or (self._declared >= 0 and self._all_arrived):
             self._complete()
         else:
-            self._schedule_ack()
-
-    @property
-    def room_for_runs(self) -> int:
-        """Bytes of messages that need no look at each; below zero: each needs one.
-
-        Of an open channel none can be the last, or one too many.
-        """
-        if self.state is not ReceiverState.OPEN or self._oneshot:
-            return -1
-        return self.room - 2 * SMALL
-
-    def read_plain(self, stream: InStream) -> Run | None:
-        """Takes the plain messages that come next in a stream, while there is room for many.
-
-        None: there is not, or each message needs a look. What is done for each large message is
-        done here, without a call for each step.
-        """
-        room = self.room_for_runs
-        if room < 0:
-            return None
-        run, decoder = Run(), stream.decoder
-        overhead = self._shared.config.flow.message_overhead
-        decoder.auto_admit = SMALL if self.placement is None else -1
-        try:
-            run.read(decoder, self.numbers, overhead, room, stream.partial, self.placement_key)
-        finally:
-            self.take_run(stream, run)
-        return run
-
-    def take_run(self, stream: InStream, run: Run) -> None:
-        """Plain messages were read: they are charged, queued and soon acknowledged."""
-        stream.partial = run.pending
-        if self.add(run) and self.given:
-            self._shared.events.append(Readable(self))
-        if run.messages and not self._ack_scheduled:
             self._schedule_ack()
 
     def wants_datagram(self, number: int, size: int) -> bool:
