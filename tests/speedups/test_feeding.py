@@ -175,6 +175,7 @@ async def test_who_feeds_is_stepped_once_there_is_room() -> None:
     waiter = feeding.wait(call, asyncio.get_running_loop(), steps)
     feeding.wake()
     assert (steps.stepped, waiter.woken) == ([], False)
+    assert call.window is not None
     call.window.settle(0)
     feeding.wake()
     feeding.wake()  # as it is about to go on
@@ -184,6 +185,7 @@ async def test_who_feeds_is_stepped_once_there_is_room() -> None:
 
 async def test_who_feeds_is_stepped_when_the_call_is_over() -> None:
     call, feeding, steps = Call(None, batches=1), Feeding(), Steps()
+    assert call.window is not None
     call.window.send(1)
     waiter = feeding.wait(call, asyncio.get_running_loop(), steps)
     feeding.wake()
