@@ -13,6 +13,14 @@ cdef extern from "<sys/uio.h>" nogil:
         void *iov_base
         size_t iov_len
 
+cdef enum:
+    # Outcomes.
+    DRAINED = 0
+    END = 1
+    CORE = 2
+    TURN = 3
+    WHOLE = 4
+
 cdef class Intake:
     cdef readonly Entity entity      # whose inlet is open
     cdef readonly Inlet inlet
@@ -39,6 +47,7 @@ cdef class Intake:
     cdef object _failure             # why nothing more comes
     cdef object _accept              # of memory that the peer passes; None: it passes none
 
+    cpdef object use(self, Entity entity, Inlet inlet)
     cdef int _wake_from(self, int threshold) except -1
     cdef int _read_once(self) except -1
     # These return -1 if nothing is there now, 0 at the end.

@@ -69,12 +69,6 @@ cdef enum:
     KNOCKS = 64
     CONTROL = 256
 
-    DRAINED = 0
-    END = 1
-    CORE = 2
-    TURN = 3
-    WHOLE = 4
-
 
 class Outcome:
     """Why ``Intake.read`` returned."""
@@ -133,7 +127,7 @@ cdef class Intake:
         """Bytes come by memory: they make no socket readable again."""
         return self._shares
 
-    def use(self, Entity entity, Inlet inlet):
+    cpdef object use(self, Entity entity, Inlet inlet):
         """This inlet is open; None: none is."""
         if (entity is None) != (inlet is None):
             raise ValueError("use: an entity and its inlet, or neither")

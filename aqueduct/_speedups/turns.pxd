@@ -19,6 +19,7 @@ cdef class Turns:
     cdef uint8_t[HEAD_MAX] _rest_head
     cdef Py_ssize_t _rest_head_size
 
+    cdef bint is_idle(self) except -1
     cpdef object hurry(self, Entity entity)
     cdef int fill(self, Outlet out, Py_ssize_t limit) except -1
     cdef int freshen(self, Entity entity) except -1

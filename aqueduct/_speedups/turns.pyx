@@ -55,7 +55,7 @@ cdef class Turns:
     @property
     def idle(self):
         """Nothing can leave now."""
-        return not (self.urgent or self.fresh or self.bulky)
+        return self.is_idle()
 
     def gather(self, Outlet out not None, Py_ssize_t limit):
         """Commits the next chunks to ``out``, until it has about ``limit`` bytes."""
@@ -88,6 +88,9 @@ cdef class Turns:
         if entity.lane == NOWHERE:
             self.freshen(entity)
         return True
+
+    cdef bint is_idle(self) except -1:
+        return not (self.urgent or self.fresh or self.bulky)
 
     # What makes an entity ready.
 

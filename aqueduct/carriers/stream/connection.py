@@ -102,13 +102,6 @@ class StreamCarrier(Wire):
         """Makes the peer's transport answer."""
         self._ping(asked=True)
 
-    def flush(self) -> None:
-        """Writes what the kernel takes at once."""
-        if not self._processing and not self._over:
-            reported = self._reported
-            self._transmit()
-            self._reported = reported  # what it reported as written, the caller looks at
-
     def snapshot(self) -> dict[str, object]:
         """Counters and windows."""
         found: dict[str, object] = {

@@ -26,13 +26,13 @@ from dataclasses import replace
 from typing import Any, Final
 
 from aqueduct._speedups.bpmux import decode_varu64, encode_varu64
-from aqueduct._speedups.intake import Intake
-from aqueduct._speedups.runs import Inlet
+from aqueduct._speedups.traffic import Traffic
 from aqueduct.carriers.contract import Buffer, CarrierUser
 from aqueduct.config import Config
 from aqueduct.errors import FrameError, LimitExceeded, LocalProtocolError, SequenceError
 from aqueduct.protocol.bpmux import events
 from aqueduct.protocol.bpmux.connection import Mux
+from aqueduct.protocol.bpmux.scheduling import Scheduler
 from aqueduct.protocol.bpmux.state import SINK_OUT, STREAM_IN, Entity
 
 __all__ = ["DATAGRAM", "STREAMS", "Mapping", "close_payload", "read_close"]
@@ -67,11 +67,15 @@ class _Incoming:
         """The code of a stop."""
 
 
-class Mapping(ABC):
+class Mapping(Traffic, ABC):
     """The part of a carrier that knows both its streams and bpmux; the base of StreamCarrier.
 
     Commands of the carrier queue into the core; ``_dispatch`` reports what the core tells.
     """
+
+    _user: CarrierUser | None
+    _mux: Mux
+    _turns: Scheduler
 
     def __init__(self, config: Config) -> None:
         flow, stream = config.flow, config.stream
@@ -84,9 +88,6 @@ class Mapping(ABC):
         self._mux.top_sink.keep = _RESERVE
         self._turns = self._mux.turns
         """Asked and told directly, where it is often."""
-        self._user: CarrierUser | None = None
-        self._over = False
-        self._closing = False
         # My streams.
         self._opened = 0
         self._allowed = 0
@@ -104,20 +105,10 @@ class Mapping(ABC):
         """Of the top-level's credit, consumed and not granted again."""
         self._message = bytearray()
         self._datagrams: deque[bytes] = deque()
-        self._room_grew = False
         self._dirty = True
         """Something that ``_collect`` looks at has changed."""
         self._pings: deque[bool] = deque()
         """Of those on the way, in order: whether the user has asked for it."""
-        self._reported = False
-        self._inlet: Inlet | None = None
-        """Open, within a wake-up: bytes of its stream go there without a report for each read."""
-        self._inlet_of: Entity | None = None
-        self._received = 0
-        self._sent = 0
-
-    _intake: Intake
-    """Of the socket; set by who has it."""
 
     # what the contract promises
 
@@ -335,34 +326,6 @@ class Mapping(ABC):
             elif kind == events.FAILED:
                 raise event[1]
 
-    def _open_inlet(self, entity: Entity) -> None:
-        """Opens the inlet of a stream, if its user has one to give."""
-        if self._inlet is not None:
-            self._close_inlet()
-        state = entity.user
-        if self._over or state is None or state.waiting:
-            return  # of an opening payload the bytes are counted here
-        assert self._user is not None
-        inlet = self._user.inlet(entity.identifier - 1)
-        if inlet is not None:
-            self._inlet, self._inlet_of = inlet, entity
-            self._intake.use(entity, inlet)
-
-    def _close_inlet(self) -> None:
-        """What came by it is reported, before anything else is."""
-        inlet, entity = self._inlet, self._inlet_of
-        if inlet is None or entity is None:
-            return
-        self._inlet = self._inlet_of = None
-        self._intake.use(None, None)
-        if inlet.size and not self._over:
-            self._received += inlet.size
-            if inlet.idle:
-                return  # most of a large message comes like that
-            self._reported = True
-            assert self._user is not None
-            self._user.inlet_done(entity.identifier - 1)
-
     def _top_message(self, data: Any, whole: bool, user: CarrierUser) -> None:
         """A message of the top-level, or a piece of one."""
         message = self._message
@@ -424,8 +387,7 @@ class Mapping(ABC):
         state, user = entity.user, self._user
         if state is None or state.waiting or self._over or user is None:
             return False
-        if self._inlet is not None:
-            self._close_inlet()
+        self._close_inlet()
         self._received += len(data)
         self._reported = True
         user.stream_data(entity.identifier - 1, data, False)
@@ -445,8 +407,7 @@ class Mapping(ABC):
             return False
         if user is None:
             return False
-        if self._inlet is not None:
-            self._close_inlet()
+        self._close_inlet()
         self._peer_opened = stream + 1
         self._peer_ended += 1
         self._give_back += len(data)

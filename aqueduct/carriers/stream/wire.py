@@ -15,18 +15,15 @@ import socket
 from abc import abstractmethod
 from typing import Final
 
-from aqueduct._speedups.intake import Intake, Outcome
+from aqueduct._speedups.intake import Intake
 from aqueduct._speedups.outlet import Outlet
 from aqueduct._speedups.ring import Rings, supported
-from aqueduct._speedups.turns import write_out
 from aqueduct.carriers.stream.mapping import Mapping
 from aqueduct.carriers.stream.polling import Lookout, poller_of
 from aqueduct.carriers.stream.sockets import on_loopback, scratch, take_of
 from aqueduct.carriers.stream.tls import Tls
 from aqueduct.clock import clock_of
 from aqueduct.config import Config
-from aqueduct.errors import RemoteProtocolError
-from aqueduct.protocol.bpmux.state import Entity
 
 __all__ = ["Wire"]
 
@@ -34,10 +31,8 @@ logger = logging.getLogger("aqueduct.stream")
 
 _TAKE: Final = 256 << 10  # bytes taken from the core at once, at most
 _OFFERED: Final = 3  # chunks that TCP is offered in the same call, if they are next in any case
-_ROUNDS: Final = 4  # of answers and writing, before it is others' turn
 _FAREWELL: Final = 3.0  # seconds for the peer to take a close
 _ACK_DELAY: Final = 0.05  # seconds that acknowledgements of ends wait for company
-_CORE: Final = Outcome.CORE  # what most wake-ups come to
 _DISCARDS: Final = 16  # reads of what comes after the end, in one wake-up
 
 
@@ -56,10 +51,7 @@ class Wire(Mapping):
         self._config = config
         self._loop = asyncio.get_running_loop()
         self._time = clock_of(self._loop)
-        self._established = False
-        self._begun = False
         # Reading.
-        self._reading = False
         self._turn = config.stream.wake_up
         """Bytes that are read, or written, before it is others' turn."""
         self._ahead = scratch("plain")[: config.stream.read_ahead]
@@ -82,25 +74,18 @@ class Wire(Mapping):
             else:
                 self._intake.expect_memory(self._take_memory)
         # Writing.
-        self._writing = False
-        """The kernel takes no more now."""
         self._watching = False
-        self._transmitting = False
-        self._processing = False
         self._secure = tls is None
-        """Chunks may be sent: there is no TLS, or it is up."""
+        self._records = None if tls is None else tls.records
         self._take = take_of(sock, _TAKE)
         # A Unix socket would hold more than its buffer: what of it is not sent, it does not know.
         self._offered = _OFFERED if tls is None and sock.family != socket.AF_UNIX else 0
         self._out = Outlet()
         """What was taken from the core and the kernel has not taken."""
         self._measure_at = 0.0
-        self._parting = False
-        """The user has been told of the end; the peer is being told."""
         self._farewell: asyncio.TimerHandle | None = None
         self._acks: asyncio.Handle | None = None
         """Until when acknowledgements of ends wait for company."""
-        self._released = False
 
     # what happens above
 
@@ -202,53 +187,6 @@ class Wire(Mapping):
             self._writable()
         self._settle()
 
-    def _read_some(self, budget: int) -> int:
-        """Reads and reports; what it leaves of ``budget``, if there is more to read behind that."""
-        if self._released:
-            return 0
-        self._processing = True
-        try:
-            try:
-                return self._read(budget)
-            except BlockingIOError:
-                return 0
-            finally:
-                if self._inlet is not None:
-                    self._close_inlet()
-        except (RemoteProtocolError, OSError) as error:
-            self._read_failed(error)
-            return 0
-        finally:
-            self._processing = False
-
-    def _read(self, budget: int) -> int:
-        """Reads until nothing is there, a large message is whole, or it is the turn of others."""
-        while budget > 0 and self._reading:
-            if not self._begun or not self._established:
-                budget -= self._read_first()
-                continue
-            outcome, size = self._intake.read(budget)
-            budget -= size
-            if outcome == _CORE:
-                if self._inlet is not None:
-                    self._close_inlet()
-                self._mux.go_on(self._intake.step)
-                self._take_events()
-                if self._intake.drained:
-                    return 0
-            elif outcome == Outcome.WHOLE:
-                if budget > 0:
-                    return budget
-            elif outcome == Outcome.DRAINED:
-                return 0
-            elif outcome == Outcome.END:
-                self._close_inlet()
-                self._end_of_stream()
-                return 0
-        if self._reading and (self._tls is not None or self._intake.shares):
-            self._loop.call_soon(self._readable)  # what these hold makes no socket readable
-        return 0
-
     def _read_first(self) -> int:
         """Reads while the handshakes go on, or nobody is there to be told; the bytes read."""
         recv_into = self._sock.recv_into if self._tls is None else self._tls.recv_into
@@ -311,52 +249,6 @@ class Wire(Mapping):
 
     # writing
 
-    def _transmit(self) -> None:
-        """Writes until nothing is queued, the kernel takes no more, or it is others' turn."""
-        if self._transmitting or self._writing or self._released:
-            return
-        if self._out.left or self._dirty or self._parting or not self._turns.idle:
-            self._transmitting = True
-            try:
-                self._write_out()
-            except OSError as error:
-                self._break(error)
-            finally:
-                self._transmitting = False
-        if self._closing and not self._parting:
-            self._drained()
-
-    def _write_out(self) -> None:
-        turns, out = self._turns, self._out
-        records = None if self._tls is None else self._tls.records
-        budget = self._turn
-        written: list[tuple[Entity, int]] = []
-        while True:
-            # One take at a time: what is taken can be overtaken by nothing. And whole: pieces of
-            # chunks would cost the reader a call each.
-            goes_on = self._secure and not self._parting
-            if goes_on and self._dirty and self._established and not out.left:
-                self._collect()
-            # Datagrams that wait for a place in the core are looked at after each take.
-            limit = self._take if goes_on else 0
-            most = 1 if self._dirty else budget
-            sent = write_out(turns, out, self._fd, limit, most, written, records, self._offered)
-            budget -= sent
-            if written or self._room_grew:
-                self._report_written(written)
-                written.clear()
-            if out.left:
-                self._wait_writable()
-                return
-            if self._parting:
-                self._shut()
-                return
-            if not sent or (turns.idle and not self._dirty):
-                return
-            if budget <= 0:
-                self._wait_writable()
-                return
-
     def _acks_wait(self) -> bool:
         """Whether nothing would leave but acknowledgements of ends.
 
@@ -384,21 +276,6 @@ class Wire(Mapping):
         if self._reported:
             self._settle()
 
-    def _report_written(self, written: list[tuple[Entity, int]]) -> None:
-        """What has left, and room for datagrams."""
-        user = self._user
-        if self._over or not self._begun or user is None:
-            return
-        for entity, size in written:
-            if entity.identifier:
-                self._sent += size
-                if user.written(entity.identifier - 1, size):
-                    self._reported = True
-        if self._room_grew and not self._out.left:
-            self._room_grew = False
-            self._reported = True
-            user.datagram_room_changed()
-
     def _add_words(self, words: bytes) -> None:
         """Bytes for the socket that are not of the core."""
         self._out.add(words)
@@ -425,22 +302,6 @@ class Wire(Mapping):
         if self._watching and (not self._writing or self._out.shares):
             self._watching = False
             self._loop.remove_writer(self._fd)
-
-    def _settle(self) -> None:
-        """Ends a burst: the user answers, and its answers leave."""
-        for _ in range(_ROUNDS):
-            if self._over:
-                return
-            if self._reported:
-                assert self._user is not None
-                self._reported = False
-                self._user.end_of_input()
-            waits = self._dirty or self._closing or self._out.left or not self._turns.idle
-            if waits and not self._acks_wait():
-                self._transmit()
-            if not self._reported:
-                return
-        self._loop.call_soon(self._settle)
 
     # the end
 
