@@ -3,9 +3,9 @@
     python benchmarks/loopback.py [--repeat N] [--quick] [--json FILE] [--only TEXT] [--list]
 
 Every measurement has a server and a client process of its own. In each repeat and each case ours
-runs first, then its rivals; a ratio is taken between neighbours in time. The table on standard
-output has medians with (lowest-highest), the JSON all rows, each with how far apart the processors
-were (``placement.py``). The exit status is 1 if a measurement failed.
+and its rivals run in turn, the next time backwards; a ratio is taken between neighbours in time.
+The table on standard output has medians with (lowest-highest), the JSON all rows, each with how far
+apart the processors were (``placement.py``). The exit status is 1 if a measurement failed.
 """
 
 from __future__ import annotations
@@ -82,27 +82,38 @@ def row_of(
     return row
 
 
+def _in_turn(cases: list[Case], repeat: int) -> Iterator[tuple[Case, Contestant, int]]:
+    """Who is measured in a repeat, in that order, and for the how manieth time.
+
+    Every other time the order is reversed: what one leaves behind in memory is the next one's.
+    """
+    for case in cases:
+        for turn in range(repeat * case.turns, (repeat + 1) * case.turns):
+            for contestant in case.contestants[:: -1 if turn % 2 else 1]:
+                yield case, contestant, turn
+
+
 def run(cases: list[Case], repeats: int, quick: bool) -> Iterator[dict[str, Any]]:
     """Measures ``cases`` and yields rows; what failed has ``error`` instead of numbers."""
-    progress = Progress(repeats * sum(len(case.contestants) for case in cases))
+    measured = sum(len(case.contestants) * case.turns for case in cases)
+    progress = Progress(repeats * measured)
     with tempfile.TemporaryDirectory() as folder:
         paths = certificate.write(Path(folder))
         for repeat in range(repeats):
-            for case in cases:
-                for contestant in case.contestants:
-                    if progress.terminal:
-                        progress.show(f"{case.name} {contestant.name}")
-                    setup = case.setup(contestant, quick)
-                    setup = replace(setup, certificate=str(paths[0]), key=str(paths[1]))
-                    before = placement.apart()
-                    try:
-                        row = row_of(case, contestant, repeat, measure(contestant.peer, setup))
-                    except processes.Failed as error:
-                        row = row_of(case, contestant, repeat, {"error": str(error)})
-                    row["apart_ns"], row["apart_after_ns"] = before, placement.apart()
-                    progress.done += 1
-                    progress.show(f"{case.name} {contestant.name}: {_brief(row)}")
-                    yield row
+            for case, contestant, turn in _in_turn(cases, repeat):
+                if progress.terminal:
+                    progress.show(f"{case.name} {contestant.name}")
+                setup = case.setup(contestant, quick)
+                setup = replace(setup, certificate=str(paths[0]), key=str(paths[1]))
+                before = placement.apart()
+                try:
+                    row = row_of(case, contestant, turn, measure(contestant.peer, setup))
+                except processes.Failed as error:
+                    row = row_of(case, contestant, turn, {"error": str(error)})
+                row["apart_ns"], row["apart_after_ns"] = before, placement.apart()
+                progress.done += 1
+                progress.show(f"{case.name} {contestant.name}: {_brief(row)}")
+                yield row
     progress.end()
 
 

@@ -13,6 +13,9 @@ QUICK: Final = 8
 """What --quick divides sizes by."""
 CARRIERS: Final = ("tcp", "unix", "tls")
 """The byte streams."""
+OFTEN: Final = 3
+"""Turns of 1 MiB over TCP: single measurements there differ by half, of plain sockets too, so that
+a median of five would be off by a sixth every other time."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class Case:
     mode: str
     contestants: tuple[Contestant, ...]
     batch: int = 0
+    turns: int = 1
+    """In each repeat every contestant is measured so many times."""
 
     def setup(self, contestant: Contestant, quick: bool) -> Setup:
         """What the two processes of a measurement are told, without certificate and folder."""
@@ -103,7 +108,16 @@ def _stream_peers(carrier: str) -> tuple[Contestant, ...]:
 def _stream_cases(carrier: str) -> tuple[Case, ...]:
     peers = _stream_peers(carrier)
     return (
-        *(Case(f"{carrier}-{mode}-{size}", mode, peers, n) for mode, size, n in STREAM_BULK),
+        *(
+            Case(
+                f"{carrier}-{mode}-{size}",
+                mode,
+                peers,
+                n,
+                turns=OFTEN if carrier == "tcp" and n >= MiB else 1,
+            )
+            for mode, size, n in STREAM_BULK
+        ),
         Case(f"{carrier}-request", "request", peers[:2]),  # sockets have no calls
         Case(f"{carrier}-sync-request", "sync-request", peers[:2]),
         Case(f"{carrier}-exchange-request", "exchange-request", peers[:1]),

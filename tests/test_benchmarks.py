@@ -298,6 +298,20 @@ def test_comparing_two_files_shows_what_else_differed(tmp_path: Path):
     assert "only before" in done.stdout
 
 
+def test_contestants_run_forwards_and_backwards_each_once_a_turn():
+    once, thrice = plan.select("=unix-sink-1m,=tcp-sink-1m")[::-1]
+    assert (once.turns, thrice.turns) == (1, 3)
+    order = [list(loopback._in_turn([thrice, once], repeat)) for repeat in range(2)]
+    assert [turn for case, _, turn in order[1] if case is once] == [1] * 5
+    turns = [(turn, c) for each in order for case, c, turn in each if case is thrice]
+    names = list(thrice.contestants)
+    wanted = [(n, c) for n in range(6) for c in (names[::-1] if n % 2 else names)]
+    assert turns == wanted
+    assert {case.name for case in plan.PLAN if case.turns > 1} == {
+        "tcp-sink-1m", "tcp-source-1m", "tcp-echo-1m",
+    }  # fmt: skip
+
+
 # ------------------------------------------------------------------ measuring
 
 
