@@ -4,14 +4,13 @@ from libc.stdint cimport int64_t, uint64_t
 
 from aqueduct._speedups.decoder cimport Decoder
 from aqueduct._speedups.frames cimport Message
-from aqueduct._speedups.inbox cimport Budget, Inbox
+from aqueduct._speedups.inbox cimport Inbox
 from aqueduct._speedups.posting cimport Ledger, Posting
 from aqueduct._speedups.runs cimport Received
 
 cdef class Brisk:
     cdef object _shared
     cdef object _registry
-    cdef Budget _budget
     cdef Ledger _ledger
     cdef Decoder _decoder
     cdef object _forgetting
@@ -31,8 +30,6 @@ cdef class Brisk:
     cdef uint64_t _side
     cdef int64_t _small
     cdef int64_t _overhead
-    cdef int64_t _channel_bytes
-    cdef int64_t _budget_bytes
     cdef Py_ssize_t _channels
     cdef Py_ssize_t _attachments
     cdef Py_ssize_t _ranges
@@ -43,7 +40,6 @@ cdef class Brisk:
     cdef bint _answered(self, Inbox half, uint64_t channel, object data) except -1
     cdef bint _asks(self, Inbox half, Message frame) except -1
     cdef bint _taken(self, Posting half, uint64_t channel, object data) except -1
-    cdef int64_t _room(self, Inbox half) except? -1
     cdef Received _received(self, Message frame, tuple attachments)
     cdef int _remove(self, object half, uint64_t channel) except -1
     cdef int _add(self, dict spaces, uint64_t channel) except -1

@@ -57,7 +57,6 @@ cdef class Brisk:
         flow, limits = shared.config.flow, shared.config.limits
         self._shared = shared
         self._registry = registry
-        self._budget = shared
         self._ledger = shared.outgoing
         self._decoder = decoder
         self._forgetting = registry._forgetting
@@ -72,8 +71,6 @@ cdef class Brisk:
         self._side = shared.side
         self._small = small
         self._overhead = flow.message_overhead
-        self._channel_bytes = flow.channel_receive_bytes
-        self._budget_bytes = flow.receive_budget
         self._channels = limits.channels
         self._attachments = limits.attachments
         self._ranges = limits.destroyed_ranges
@@ -141,7 +138,7 @@ cdef class Brisk:
             and not half.streams
         ):
             return False
-        if half.waiting or self._room(half) < 2 * self._small:
+        if half.left() < 2 * self._small:
             return False
         found = message_of(self._decoder, data, self._small)
         if found is None:
@@ -208,8 +205,8 @@ cdef class Brisk:
         if len(data):
             decoder.push(data)
         while True:
-            room = self._room(half) - 2 * self._small
-            if room < 0 or half.waiting or half.channel & ONESHOT or half.state is not self._open:
+            room = half.left() - 2 * self._small
+            if room < 0 or half.channel & ONESHOT or half.state is not self._open:
                 return None
             decoder.auto_admit = self._small
             run = Run.__new__(Run)
@@ -325,12 +322,6 @@ cdef class Brisk:
         if isinstance(half, Posting):
             return self._taken(half, channel, data)
         return self._answered(half, channel, data)
-
-    cdef int64_t _room(self, Inbox half) except? -1:
-        """Bytes of messages that can be admitted without asking for each, if nothing waits."""
-        cdef int64_t own = self._channel_bytes - half.charged
-        cdef int64_t common = self._budget_bytes - self._budget.budget_used
-        return own if own < common else common
 
     cdef Received _received(self, Message frame, tuple attachments):
         cdef Received received = Received.__new__(Received)

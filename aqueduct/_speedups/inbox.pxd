@@ -8,6 +8,8 @@ from aqueduct._speedups.tracker cimport ReceivedNumbers
 cdef class Budget:
     cdef public int64_t budget_used
     cdef public bint freed
+    cdef public int64_t budget
+    cdef public int64_t channel_budget
     cdef public dict relieved
     cdef public object starved    # an OrderedDict
 
@@ -41,5 +43,6 @@ cdef class Inbox:
     cdef public bint _oneshot
     cdef public ReceivedNumbers numbers
 
+    cdef int64_t left(self) except? -1
     cdef int count(self, int64_t size) except -1
     cdef Received pop(self)

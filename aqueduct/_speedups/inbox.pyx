@@ -24,7 +24,8 @@ cdef class Budget:
     """What a connection's receivers share: the bytes they hold, and who waits for them.
 
     ``budget_used`` counts bytes admitted and not yet taken by the application, and read-ahead
-    granted; ``freed`` says whether it fell since starved receivers were last looked at.
+    granted, which may be ``budget``, and ``channel_budget`` of one channel. ``freed`` says whether
+    it fell since starved receivers were last looked at.
     ``starved``: receivers whose next message waits for room in the budget, in order; ``relieved``:
     those that got room of their own while messages wait there.
     """
@@ -55,6 +56,18 @@ cdef class Inbox:
         self.queue = self._unreliable_queue = self.evicted = ()
         self.waiting = self.streams = EMPTY
         self._declared = -1
+
+    @property
+    def room(self):
+        """Bytes of messages that can be admitted without asking for each; below zero: none."""
+        return self.left()
+
+    cdef int64_t left(self) except? -1:
+        """See ``room``."""
+        cdef Budget budget = self._budget
+        if self.waiting or (self.placement is not None and self.placement_key is None):
+            return -1  # or they would pass by what waits for ever
+        return min(budget.channel_budget - self.charged, budget.budget - budget.budget_used)
 
     def add(self, Run run not None):
         """Queues and charges what was read; whether there was nothing to take before."""

@@ -37,8 +37,6 @@ cdef class Streams:
     cdef int64_t _overhead
     cdef int64_t _initial
     cdef int64_t _admitted
-    cdef int64_t _channel_bytes
-    cdef int64_t _budget_bytes
     cdef int64_t _sent            # by this side, when a large stream last had credit
 
     cpdef object credit(self, InStream stream)

@@ -77,8 +77,6 @@ cdef class Streams:
         self._overhead = flow.message_overhead
         self._initial = flow.initial_window
         self._admitted = flow.admitted_window
-        self._channel_bytes = flow.channel_receive_bytes
-        self._budget_bytes = flow.receive_budget
 
     # Messages that need no look at each
 
@@ -179,11 +177,7 @@ cdef class Streams:
         """
         if half.state is not self._open or half._oneshot:
             return -1
-        if half.waiting or (half.placement is not None and half.placement_key is None):
-            return -1  # or they would pass by what waits for ever
-        return min(
-            self._channel_bytes - half.charged, self._budget_bytes - self._budget.budget_used
-        ) - 2 * self._small
+        return half.left() - 2 * self._small
 
     # Credit
 
@@ -211,11 +205,12 @@ cdef class Streams:
         Without it each message would wait a round trip for its credit. What is granted is
         charged to the budget and at most half of the budget goes this way.
         """
-        cdef int64_t wanted = min(2 * size, self._read_ahead_both)
+        cdef int64_t both = self._read_ahead_both
+        cdef int64_t wanted = both if size > both >> 1 else 2 * size  # whatever was declared
         if (
             size >= READ_AHEAD_FROM
             and wanted > stream.granted
-            and self._budget.budget_used + wanted <= self._budget_bytes >> 1
+            and self._budget.budget_used + wanted <= self._budget.budget >> 1
         ):
             self._budget.budget_used += wanted - stream.granted
             stream.granted = wanted
@@ -235,7 +230,7 @@ cdef class Streams:
         if more < 0:  # what the peer may send already is not taken back
             more = max(limit, ahead) - stream.granted
             self._budget.freed = True
-        elif self._budget.budget_used + more > self._budget_bytes >> 2:
+        elif self._budget.budget_used + more > self._budget.budget >> 2:
             return 0
         self._budget.budget_used += more
         stream.granted += more

@@ -20,6 +20,7 @@ cdef class Turns:
     cdef Py_ssize_t _rest_head_size
 
     cdef bint is_idle(self) except -1
+    cpdef bint goes_first(self, Entity entity) except -1
     cpdef object hurry(self, Entity entity)
     cdef int fill(self, Outlet out, Py_ssize_t limit) except -1
     cdef int freshen(self, Entity entity) except -1

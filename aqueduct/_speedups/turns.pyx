@@ -98,10 +98,18 @@ cdef class Turns:
         """Something of it may be able to leave."""
         if entity.gone or entity.end_in or entity.end_out:
             return
-        if entity.opened and entity.items and is_urgent(entity.items[0]):
+        if entity.opened and self.goes_first(entity):
             self.hurry(entity)
         elif entity.lane == NOWHERE and (entity.items or not entity.opened):
             self.freshen(entity)
+
+    cpdef bint goes_first(self, Entity entity) except -1:
+        """Whether what comes next of it, which is open, waits for nobody's turn."""
+        cdef Item item
+        if not entity.items:
+            return False
+        item = entity.items[0]
+        return item.urgent or (item.is_end and item.scatter.nbytes <= SMALL_END)
 
     cpdef object hurry(self, Entity entity):
         """A chunk that goes first."""
@@ -291,11 +299,6 @@ cdef class Turns:
             entity.items.popleft()
             self._move(lane, NOWHERE)
         return 0
-
-
-cdef bint is_urgent(Item item) noexcept:
-    """Whether what comes next on an open entity goes first. Looks at fields alone."""
-    return item.urgent or (item.is_end and item.scatter.nbytes <= SMALL_END)
 
 
 cdef Item plain_run(Entity entity):

@@ -31,8 +31,6 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 Taken: TypeAlias = tuple[list[bytes | memoryview], int, list[tuple[Entity, int]]]
 """Buffers in wire order, their bytes, and how many bytes of payload are in them of whom."""
 
-SMALL_END = 1024
-"""An end payload up to this size is urgent if no payload waits before it."""
 UNLIMITED = 1 << 62
 
 
@@ -142,8 +140,7 @@ class Scheduler(Departures):
             out.add(encode_head(type_, PING, identifier) * entity.pings)
             entity.pings = 0
         while entity.items:
-            first = entity.items[0]
-            if not (first.urgent or (first.is_end and first.scatter.nbytes <= SMALL_END)):
+            if not self.goes_first(entity):
                 self.wake(entity)
                 return
             if not self._send(entity, UNLIMITED, out):

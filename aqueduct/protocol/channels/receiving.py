@@ -97,17 +97,6 @@ class ReceiverHalf(Inbox):
         self._charge(size + self._shared.config.flow.message_overhead)
         self._outstanding += 1
 
-    @property
-    def room(self) -> int:
-        """Bytes of messages that can be admitted without asking for each; below zero: none."""
-        if self.waiting or (self.placement is not None and self.placement_key is None):
-            return -1  # or they would pass by what waits for ever
-        shared = self._shared
-        flow = shared.config.flow
-        own = flow.channel_receive_bytes - self.charged
-        common = flow.receive_budget - shared.budget_used
-        return min(common, own)  # min() would take longer than all the rest
-
     def place(self, head: codec.MessageHead) -> Any:
         """Where a message is to land; None: anywhere. Raises what the hook raises."""
         if self.placement is None:

@@ -57,6 +57,7 @@ class Shared(Budget):
     def __init__(self, config: Config, side: int, *, loopback: bool = False) -> None:
         self.config = config
         flow = config.flow
+        self.budget, self.channel_budget = flow.receive_budget, flow.channel_receive_bytes
         self.read_ahead = flow.read_ahead
         """Bytes that a stream of large messages may run ahead."""
         self.read_ahead_both = flow.read_ahead
