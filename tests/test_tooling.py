@@ -17,7 +17,7 @@ from packaging.version import Version
 
 ROOT = Path(__file__).parent.parent
 SPEEDUPS = ROOT / "aqueduct" / "_speedups"
-PAGE_LIMIT = 600
+PAGE_LIMIT = 900
 
 pytestmark = pytest.mark.checkout
 
