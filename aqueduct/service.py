@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Service"]
 
-Authorize = Callable[[Call], Awaitable[None] | None]
+Authorize = Callable[[Call], Awaitable[bool | None] | bool | None]
 Function = TypeVar("Function", bound=Callable[..., Any])
 Declared = TypeVar("Declared")
 File = str | PathLike[str] | bytes
@@ -74,9 +74,10 @@ class Service:
     - ``description``: what it is for, in a line or two; clients read it by ``describe``.
     - ``config``: limits, windows and timeouts of every connection.
     - ``authorize``: called with each ``Call`` before anything else is told about it; looks at
-      ``token``, ``headers``, ``peer_identity`` or ``peer_credentials``, and raises ``Refused`` to
-      turn the call away. It may be a coroutine function; it runs on the event loop, so it must
-      not block.
+      ``token``, ``headers``, ``peer_identity`` or ``peer_credentials``. None and True allow the
+      call. False refuses it, and so does raising ``Refused``, with a text for the client. Any other
+      answer and any other exception refuse it too, with an error in the log. It may be a
+      coroutine function; it runs on the event loop, so it must not block.
     - ``telemetry``: told of each call's beginning and end; ``aqueduct.telemetry.OpenTelemetry()``
       makes spans and metrics of them.
 

@@ -35,6 +35,7 @@ from aqueduct.errors import (
     UnknownHandler,
 )
 from aqueduct.handlers import Handler, Shape
+from aqueduct.hooks import allows
 from aqueduct.running import COUNTED, RunningCall
 from aqueduct.threads import Bench
 from aqueduct.unary import UnaryCall, drive_coroutine
@@ -285,17 +286,25 @@ class Serving:
         decide = self.service.authorize
         if decide is None:
             return
+        names = {"peer": call.peer, "handler": call.handler}
+        # What went wrong in there is nothing that a stranger should read.
+        undecided = "the service could not decide about the call, so it is refused"
         try:
-            answer = decide(call)
+            answer: object = decide(call)
             if inspect.isawaitable(answer):
-                await answer
+                answer = await answer
         except CallError:
             raise
         except Exception as error:
-            # What went wrong in there is nothing that a stranger should read.
             log.exception("authorize raised for %r", call)
-            text = "the service could not decide about the call, so it is refused"
-            raise Refused(text, peer=call.peer, handler=call.handler) from error
+            raise Refused(undecided, **names) from error
+        try:
+            allowed = allows(answer, "authorize")
+        except TypeError as error:
+            log.error("%r is refused: %s", call, error)
+            raise Refused(undecided, **names) from error
+        if not allowed:
+            raise Refused("the service does not allow the call", **names)
 
     def handler(self, call: CallHead, peer: str) -> Handler:
         """The handler of a call, which holds one of its places from here on."""

@@ -221,6 +221,83 @@ async def test_who_may_call_is_for_the_service_to_say(carrier):
         assert values(await everything(stream)) == [[1]]
 
 
+class _NumpyBool:
+    """Named as numpy's: true, and not Python's True."""
+
+    def __bool__(self):
+        return True
+
+
+_NumpyBool.__name__ = _NumpyBool.__qualname__ = "bool_"
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
+@pytest.mark.parametrize("shape", ["exchange", "call", "source"])
+async def test_authorize_that_returns_false_refuses(carrier, shape, is_async):
+    def decide(call):
+        return call.token == "ok"
+
+    async def decide_later(call):
+        await asyncio.sleep(0)
+        return decide(call)
+
+    service = aqueduct.Service("test", authorize=decide_later if is_async else decide)
+    begun = []
+    service.handler("echo")(lambda batch: begun.append(1) or batch)
+    async with connected(service, carrier) as client:
+
+        async def ask(token):
+            if shape == "exchange":
+                return await everything(client.exchange("echo", [numbers(1)], token=token))
+            if shape == "call":
+                return [await client.call("echo", numbers(1), token=token)]
+            return await everything(client.source("aqueduct.describe", token=token))
+
+        for token in (None, "wrong"):
+            with pytest.raises(Refused, match="does not allow the call"):
+                await ask(token)
+        assert not begun and service.counters()["refused"] == 2
+        assert len(await ask("ok")) == 1
+
+
+@pytest.mark.parametrize("answer", [None, True], ids=repr)
+async def test_authorize_that_returns_none_or_true_allows(answer):
+    service = aqueduct.Service("test", authorize=lambda call: answer)
+    service.handler("echo")(lambda batch: batch)
+    async with connected(service) as client:
+        assert values(await everything(client.exchange("echo", [numbers(1)]))) == [[1]]
+
+
+ODD = {
+    "zero": 0,
+    "one": 1,
+    "text": "ok",
+    "no text": "",
+    "a dict": {"user": "me"},
+    "a list": [],
+    "numpy": _NumpyBool(),
+    "a function": lambda: True,
+    "not implemented": NotImplemented,
+}
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
+@pytest.mark.parametrize("name", ODD)
+async def test_authorize_that_returns_anything_else_refuses(name, is_async, caplog):
+    async def later(call):
+        return ODD[name]
+
+    service = aqueduct.Service("test", authorize=later if is_async else lambda call: ODD[name])
+    service.handler("echo")(lambda batch: batch)
+    async with connected(service) as client:
+        with pytest.raises(Refused, match="could not decide about the call"):
+            await everything(client.exchange("echo", [numbers(1)]))
+    (record,) = (one for one in caplog.records if one.levelname == "ERROR")
+    assert f"authorize returned {ODD[name]!r}" in record.getMessage()
+    assert "only None and True allow" in record.getMessage()
+    assert ("return bool(...) of it" in record.getMessage()) == (name == "numpy")
+
+
 def test_a_plain_function_may_authorize():
     def authorize(call):
         if call.token is None:

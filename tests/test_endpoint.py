@@ -15,6 +15,7 @@ import aqueduct
 from aqueduct.carriers.quic import ClientTls, dev_certificate
 from aqueduct.config import DEFAULT, Flow
 from aqueduct.endpoint import Connection, Mode, Receiver, Sender, Server, channel, connect, serve
+from aqueduct.endpoint.message import Headers
 from aqueduct.errors import (
     ConfigError,
     ConnectFailed,
@@ -36,6 +37,41 @@ async def test_refused_headers_reach_the_client() -> None:
         with pytest.raises(ConnectionLost, match="tenant unknown") as caught:
             await connect(s.addresses[0])
         assert caught.value.code == 4
+
+
+async def test_the_hook_for_connection_headers_may_say_true_or_false() -> None:
+    def only_friends(headers: Headers, connection: Connection) -> bool:
+        return (b"who", b"a friend") in headers
+
+    async with await serve(
+        lambda _: None, "memory://friends", on_headers=only_friends, headers=((b"we", b"us"),)
+    ) as server:
+        client = await connect(server.addresses[0], headers=((b"who", b"a friend"),))
+        assert client.headers == ((b"we", b"us"),)
+        await client.close()
+        with pytest.raises(ConnectionLost, match="does not allow the connection") as caught:
+            await connect(server.addresses[0])
+        assert caught.value.code == 4
+
+
+@pytest.mark.parametrize("answer", [None, 1, 0, "yes", ("k", "v"), NotImplemented], ids=repr)
+async def test_any_other_answer_of_the_hook_for_connection_headers_refuses(
+    answer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with await serve(lambda _: None, "memory://odd", on_headers=lambda *_: answer) as server:
+        with pytest.raises(ConnectionLost):
+            await connect(server.addresses[0])
+    (record,) = (one for one in caplog.records if one.levelname == "ERROR")
+    assert f"on_headers returned {answer!r}" in record.getMessage()
+
+
+async def test_a_coroutine_function_cannot_decide_about_connection_headers() -> None:
+    async def decide(headers: Headers, connection: Connection) -> bool:
+        return True
+
+    decide_any: Any = decide
+    with pytest.raises(ConfigError, match="on_headers is the coroutine function"):
+        await serve(lambda _: None, "memory://waiting", on_headers=decide_any)
 
 
 async def test_a_server_without_certificate_is_a_config_error() -> None:

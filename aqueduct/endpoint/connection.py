@@ -20,7 +20,8 @@ from aqueduct.endpoint.handles import Receiver, Sender
 from aqueduct.endpoint.local import Parcel, Pipe, queue_full
 from aqueduct.endpoint.message import Attachment, Headers, Message
 from aqueduct.endpoint.snapshot import ConnectionSnapshot
-from aqueduct.errors import ConnectionLost
+from aqueduct.errors import ConnectionLost, Refused
+from aqueduct.hooks import allows, shown
 from aqueduct.protocol.channels.connection import ChannelConnection
 from aqueduct.protocol.channels.events import (
     Closed,
@@ -41,8 +42,12 @@ log = logging.getLogger(__name__)
 
 _OF_A_HALF: Final = (Readable, Writable, SenderEnded)
 
-OnHeaders = Callable[[Headers, "Connection"], Headers]
-"""The server's hook: given the client's headers, returns its own, or raises to refuse."""
+OnHeaders = Callable[[Headers, "Connection"], Headers | bool]
+"""The server's hook: given the client's headers, returns the server's own.
+
+True accepts and sends those given to ``serve``. False refuses, and so does raising. Any other
+answer refuses too (close code 6), with an error in the log.
+"""
 
 
 class Connection:
@@ -528,17 +533,27 @@ class Connection:
     def _headers_received(self, headers: Headers) -> None:
         self.headers = headers
         if not self.is_client:
-            try:
-                own = self._on_headers(headers, self) if self._on_headers else self._own_headers
-            except Exception as error:  # noqa: BLE001 - whatever the hook raises refuses
-                self.core.reject_headers(str(error) or type(error).__name__)
-                self.pump.flush_soon()
-                return
+            own: Any = self._own_headers
+            if self._on_headers is not None:
+                try:
+                    answer = self._on_headers(headers, self)
+                    if not isinstance(answer, bool):
+                        own = answer
+                    elif not allows(answer, "on_headers"):
+                        raise Refused("the server does not allow the connection")
+                except Exception as error:  # noqa: BLE001 - whatever the hook raises refuses
+                    self.core.reject_headers(str(error) or type(error).__name__)
+                    self.pump.flush_soon()
+                    return
             self.pump.flush_soon()
             try:
                 self.core.accept_headers(own, self._time())
             except Exception as error:
-                log.exception("the connection headers for %s cannot be sent", self.peer)
+                log.exception(
+                    "the connection headers for %s cannot be sent: on_headers returned %s",
+                    self.peer,
+                    shown(own),
+                )
                 self.core.fail_internal(error)
                 return
         if not self._ready.done():

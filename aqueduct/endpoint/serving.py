@@ -18,6 +18,7 @@ from aqueduct.config import DEFAULT, Config
 from aqueduct.endpoint.connection import Connection, OnHeaders
 from aqueduct.endpoint.message import Headers
 from aqueduct.errors import ConfigError, ConnectFailed, ConnectionLost
+from aqueduct.hooks import shown
 
 __all__ = ["Server", "bind", "connect", "serve"]
 
@@ -209,8 +210,9 @@ async def serve(
 ) -> Server:
     """Listens on every address and calls ``on_connection`` for each accepted connection.
 
-    ``on_headers(client_headers, connection)`` returns the server's connection headers, or raises
-    to refuse (close code 4); without it everybody is accepted and ``headers`` are sent. A
+    ``on_headers(client_headers, connection)`` returns the server's connection headers, or True for
+    ``headers``. It returns False, or raises, to refuse (close code 4). It is no coroutine
+    function. Without it everybody is accepted and ``headers`` are sent. A
     connection lives until one side closes it; ``on_connection`` may return before. An address may
     be one that was bound before (``bind``): its sockets are taken over. Raises ConfigError, or
     OSError when an address cannot be bound.
@@ -218,6 +220,11 @@ async def serve(
     if isinstance(addresses, (str, Address, Bound)):
         addresses = [addresses]
     codec.encode_connection_headers(headers)
+    if inspect.iscoroutinefunction(on_headers):
+        raise ConfigError(
+            f"on_headers is the coroutine function {shown(on_headers)}, and nobody awaits it: pass "
+            "a plain function, or decide in on_connection, which may be one"
+        )
     if not addresses:
         raise ConfigError("serve needs at least one address to listen on")
     server = Server(config)
