@@ -17,11 +17,15 @@ import pytest
 
 GROUND = "the ground floor"
 FLOORS: tuple[dict[str, str], ...] = (
-    {f"aqueduct.{name}": GROUND for name in ("errors", "config", "address", "clock", "hooks")},
+    {
+        f"aqueduct.{name}": GROUND
+        for name in ("errors", "config", "address", "clock", "escaping", "hooks")
+    },
     {"aqueduct._speedups": ""},
     {"aqueduct.protocol.channels": "", "aqueduct.protocol.bpmux": ""},
     {"aqueduct.carriers.contract": "", "aqueduct.wire": ""},
     {f"aqueduct.carriers.{name}": "" for name in ("ports", "pump", "tls")},
+    {"aqueduct.carriers.verify": ""},
     {f"aqueduct.carriers.{name}": "" for name in ("memory", "quic", "stream")},
     {"aqueduct.endpoint": "", "aqueduct.bpmux": ""},
     {"aqueduct.arrow": ""},

@@ -38,7 +38,10 @@ Pem: TypeAlias = str | PathLike[str] | bytes
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """What a client demands of the server's certificate. The default: the public CAs."""
+    """What a client demands of the server's certificate.
+
+    The default: a CA that Python trusts vouches for it, and for the name in the address.
+    """
 
     ca: Pem | None = None
     """Certificates of the CAs to trust instead of the public ones."""
@@ -94,9 +97,13 @@ def identity_of(certificate: x509.Certificate) -> PeerIdentity:
     else:
         for kind in (x509.DNSName, x509.UniformResourceIdentifier, x509.RFC822Name, x509.IPAddress):
             names += map(str, found.value.get_values_for_type(kind))
+    try:
+        subject = certificate.subject.rfc4514_string()
+    except ValueError:
+        subject = ""  # not to be read
     return PeerIdentity(
         fingerprint=fingerprint_of(certificate),
-        subject=certificate.subject.rfc4514_string(),
+        subject=subject,
         names=tuple(names),
     )
 

@@ -121,6 +121,7 @@ OF_OTHERS: dict[str, Any] = {
     ),
     "_received": lambda w: isinstance(w.client._spaces[ONE_RTT].received_packets._received, set),
     "_peer_certificate": lambda w: isinstance(w.client.tls._peer_certificate, x509.Certificate),
+    "_peer_certificate_chain": lambda w: w.client.tls._peer_certificate_chain == [],
     "_buffer": lambda w: w.server._streams[2].receiver._buffer == bytearray(),
     "_buffer_start": lambda w: w.server._streams[2].receiver._buffer_start == 15,
     "_final_size": lambda w: w.server._streams[2].receiver._final_size is None,

@@ -17,13 +17,22 @@ from aqueduct.carriers.quic.connection import QuicCarrier
 from aqueduct.carriers.quic.fast import FastConnection
 from aqueduct.carriers.quic.flow import capped_congestion_control
 from aqueduct.carriers.quic.sockets import SocketAddress, UdpSocket, datagram_size, host_port
-from aqueduct.carriers.quic.tls import client_configuration
+from aqueduct.carriers.quic.tls import client_configuration, trust_of
 from aqueduct.carriers.tls import ClientTls, client_tls, fingerprint_of
+from aqueduct.carriers.verify import Trust
 from aqueduct.config import Config
 from aqueduct.errors import ConnectFailed, ConnectionLost
 
 __all__ = ["connect"]
 
+_ALERTS: Final = {
+    10: AlertDescription.certificate_expired,
+    18: AlertDescription.unknown_ca,
+    19: AlertDescription.unknown_ca,
+    20: AlertDescription.unknown_ca,
+    26: AlertDescription.unsupported_certificate,
+}
+"""What a server is told of some errors of OpenSSL, X509_V_ERR_."""
 _REFUSED: Final = 3  # in a row, with nothing received between: nobody is there any more
 
 
@@ -38,6 +47,7 @@ async def connect(address: Address, config: Config, tls: ClientTls | None = None
     deadline = loop.time() + config.timing.connect_timeout
     wanted = client_tls(address, tls)
     configuration = client_configuration(address, config, wanted)
+    trust = trust_of(address, wanted)
     configuration.congestion_control_algorithm = capped_congestion_control(
         config.quic.congestion_control, config.quic.transport_buffer
     )
@@ -45,7 +55,7 @@ async def connect(address: Address, config: Config, tls: ClientTls | None = None
     problems: list[str] = []
     for index, (family, where) in enumerate(targets):
         share = (deadline - loop.time()) / (len(targets) - index)
-        attempt = _Attempt(address, config, wanted, configuration)
+        attempt = _Attempt(address, config, wanted, trust, configuration)
         try:
             return await attempt.run(family, where, share)
         except ConnectFailed as error:
@@ -73,11 +83,17 @@ class _Attempt:
     """One address: the socket, and the Host of the one connection on it."""
 
     def __init__(
-        self, address: Address, config: Config, tls: ClientTls, configuration: QuicConfiguration
+        self,
+        address: Address,
+        config: Config,
+        tls: ClientTls,
+        trust: Trust | None,
+        configuration: QuicConfiguration,
     ) -> None:
         self._address = address
         self._config = config
         self._tls = tls
+        self._trust = trust
         self._configuration = configuration
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[None] = self._loop.create_future()
@@ -159,23 +175,39 @@ class _Attempt:
         """Nothing to choose."""
 
     def established(self, carrier: QuicCarrier) -> None:
+        found = self._distrust()
+        if found is None:
+            if not self._done.done():
+                self._done.set_result(None)
+            return
+        alert, reason = found
+        # The peer is told, and never learns that the handshake was complete here.
+        self._quic.close(
+            QuicErrorCode.CRYPTO_ERROR + alert,
+            frame_type=0,
+            reason_phrase="the certificate is not accepted",
+        )
+        self._end(self._failure(reason))
+
+    def _distrust(self) -> tuple[AlertDescription, str] | None:
+        """Why the server's certificate is not accepted: for the server, and for people."""
+        chain = self._quic.peer_chain
         wanted = self._tls.fingerprint
-        certificate = self._quic.peer_certificate
-        got = None if certificate is None else fingerprint_of(certificate)
+        got = fingerprint_of(chain[0]) if chain else None
         if wanted is not None and got != wanted:
-            self._quic.close(
-                QuicErrorCode.CRYPTO_ERROR + AlertDescription.bad_certificate,
-                frame_type=0,
-                reason_phrase="fingerprint mismatch",
+            return AlertDescription.bad_certificate, (
+                f"the server's certificate is {got}, not {wanted}; if the server has a new "
+                "certificate, pin that one with ?fingerprint="
             )
-            self._end(
-                self._failure(
-                    f"the server's certificate is {got}, not {wanted}; if the server has a new "
-                    "certificate, pin that one with ?fingerprint="
-                )
-            )
-        elif not self._done.done():
-            self._done.set_result(None)
+        if self._trust is None:
+            return None
+        if not chain:
+            return AlertDescription.certificate_required, "the server shows no certificate"
+        flaw = self._trust.verify(chain)
+        if flaw is None:
+            return None
+        reason = flaw.explain("server", self._configuration.server_name or "")
+        return _ALERTS.get(flaw.code, AlertDescription.bad_certificate), reason
 
     def ended(self, carrier: QuicCarrier, error: ConnectionLost) -> None:
         if not self._done.done():
@@ -250,28 +282,9 @@ class _Attempt:
             return self._failure(error.reason or str(error))
         text = end.reason_phrase
         alert = end.error_code - QuicErrorCode.CRYPTO_ERROR
-        ours = not self._quic.closed_by_peer
         if alert == AlertDescription.no_application_protocol:
             return self._failure("it speaks QUIC but not Aqueduct (no common ALPN protocol)")
         if text == "Could not find a common protocol version":
             return self._failure("it speaks no version of QUIC that is known here (1 and 2)")
-        if ours and alert == AlertDescription.certificate_expired:
-            return self._failure(
-                f"the server's certificate: {text}; renew it, or correct this machine's clock"
-            )
-        if ours and alert == AlertDescription.bad_certificate:
-            return self._failure(self._bad_certificate(text))
         who = "the server" if self._quic.closed_by_peer else "this side"
         return self._failure(f"{who} ended the handshake: {text or hex(end.error_code)}")
-
-    def _bad_certificate(self, text: str) -> str:
-        if text.startswith("hostname") or "match" in text:
-            name = self._configuration.server_name
-            return (
-                f"the server's certificate is for another name than {name!r} ({text}); connect "
-                "by the name it carries, or give that name with ?server_name="
-            )
-        return (
-            f"the issuer of the server's certificate is not trusted here ({text}); pass its CA "
-            "with ?ca=FILE, or pin the certificate with ?fingerprint=sha256:..."
-        )

@@ -234,6 +234,14 @@ class FlowConnection(QuicConnection):
         return None if context is None else context._peer_certificate
 
     @property
+    def peer_chain(self) -> list[x509.Certificate]:
+        """That certificate and those that the peer showed with it; empty: none."""
+        context = getattr(self, "tls", None)
+        if context is None or context._peer_certificate is None:
+            return []
+        return [context._peer_certificate, *context._peer_certificate_chain]
+
+    @property
     def rtt(self) -> float:
         """The smoothed round-trip time in seconds; 0.0 before the first sample."""
         return self._loss._rtt_smoothed

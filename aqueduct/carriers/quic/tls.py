@@ -1,4 +1,7 @@
-"""TLS inside QUIC: from what client and server demand and show to the library's settings."""
+"""TLS inside QUIC: from what client and server demand and show to the library's settings.
+
+The library's own check of certificates is off: ``trust_of`` says what is demanded instead.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,14 @@ import ssl
 
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.tls import CipherSuite
-from cryptography.hazmat.primitives import serialization
 
 from aqueduct.address import Address
 from aqueduct.carriers.tls import ClientTls, ServerTls, certificates_of, chain_of
+from aqueduct.carriers.verify import Trust, ascii_name
 from aqueduct.config import Config
 from aqueduct.errors import ConfigError
 
-__all__ = ["ALPN", "client_configuration", "server_configuration"]
+__all__ = ["ALPN", "client_configuration", "server_configuration", "trust_of"]
 
 ALPN = "aqueduct"
 DATAGRAM_FRAME_SIZE = 65_535  # announced to the peer: as large as packets can be
@@ -34,18 +37,20 @@ def client_configuration(address: Address, config: Config, tls: ClientTls) -> Qu
             "call for it); use aqueduct+tls://, or a token"
         )
     configuration = _configuration(config, is_client=True)
-    configuration.server_name = tls.server_name or address.host
-    if tls.fingerprint is not None or not tls.verify:
-        # A pinned certificate is compared after the handshake; its issuer does not matter.
-        configuration.verify_mode = ssl.CERT_NONE
-    else:
-        configuration.verify_mode = ssl.CERT_REQUIRED
-        if tls.ca is not None:
-            authorities = certificates_of(tls.ca, "ca")
-            configuration.cadata = b"".join(
-                authority.public_bytes(serialization.Encoding.PEM) for authority in authorities
-            )
+    configuration.server_name = ascii_name(tls.server_name or address.host)
+    configuration.verify_mode = ssl.CERT_NONE
     return configuration
+
+
+def trust_of(address: Address, tls: ClientTls) -> Trust | None:
+    """What a client demands of the server's certificate; None: nothing of its issuer and name.
+
+    Raises ConfigError.
+    """
+    if tls.fingerprint is not None or not tls.verify:
+        return None
+    authorities = None if tls.ca is None else certificates_of(tls.ca, "ca")
+    return Trust(authorities, "server", ascii_name(tls.server_name or address.host))
 
 
 def server_configuration(config: Config, tls: ServerTls) -> QuicConfiguration:

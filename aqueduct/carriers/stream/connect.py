@@ -16,6 +16,7 @@ from aqueduct.carriers.stream.connection import StreamCarrier
 from aqueduct.carriers.stream.sockets import check_path, tune, why
 from aqueduct.carriers.stream.tls import Context, client_context
 from aqueduct.carriers.tls import ClientTls, client_tls
+from aqueduct.carriers.verify import ascii_name
 from aqueduct.config import Config
 from aqueduct.errors import ConfigError, ConnectFailed, ConnectionLost
 
@@ -39,7 +40,8 @@ async def connect(address: Address, config: Config, tls: ClientTls | None = None
     context: Context | None = None
     if address.scheme == "aqueduct+tls":
         wanted = client_tls(address, tls)
-        context = client_context(wanted)
+        name = ascii_name(wanted.server_name or address.host)
+        context = client_context(wanted, name)
     elif tls is not None:
         raise ConfigError(
             f"{address}: there is no TLS on this carrier, so ClientTls cannot be heeded; use "

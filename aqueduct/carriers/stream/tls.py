@@ -8,19 +8,12 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import service_identity
-from cryptography import x509
 from cryptography.hazmat.bindings._rust import _openssl
 from OpenSSL import SSL, crypto
-from service_identity.cryptography import (
-    verify_certificate_hostname,
-    verify_certificate_ip_address,
-)
 
 from aqueduct._speedups.records import Records, use
 from aqueduct.carriers.contract import Buffer, PeerIdentity
@@ -32,6 +25,7 @@ from aqueduct.carriers.tls import (
     chain_of,
     identity_of,
 )
+from aqueduct.carriers.verify import Flaw, Trust, ascii_name
 from aqueduct.errors import ConfigError
 
 __all__ = [
@@ -55,9 +49,6 @@ _SUITES: Final = b"TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_PO
 _PIECE: Final = 64 << 10
 _HANDSHAKE: Final = 22  # record types of TLS
 _ALERT: Final = 21
-_NOT_YET: Final = 9  # reasons of OpenSSL, X509_V_ERR_
-_EXPIRED: Final = 10
-_OTHER_NAME: Final = 62
 REFUSAL: Final = bytes((_ALERT, 3, 3, 0, 2, 2, 70))
 """A fatal alert, protocol_version: what a server says in TLS to who does not speak it."""
 
@@ -86,37 +77,32 @@ use(
 
 
 class TlsError(OSError):
-    """TLS failed: ``reason`` in the library's words.
+    """TLS failed: ``reason`` in the library's words; ``flaw``: of the peer's certificate."""
 
-    ``code`` is what is wrong with the peer's certificate, X509_V_ERR_; 0: nothing.
-    """
-
-    def __init__(self, reason: str, code: int = 0) -> None:
+    def __init__(self, reason: str, flaw: Flaw | None = None) -> None:
         super().__init__(reason)
         self.reason = reason
-        self.code = code
+        self.flaw = flaw
 
 
 @dataclass(slots=True)
 class _Verdict:
     """On the certificate of one peer."""
 
-    name: str
-    """What it must carry; empty: nothing certain."""
-    code: int = 0
-    text: str = ""
+    flaw: Flaw | None = None
 
 
-def client_context(tls: ClientTls) -> Context:
-    """What a client demands and shows. Raises ConfigError."""
+def client_context(tls: ClientTls, name: str = "") -> Context:
+    """What a client demands and shows; ``name`` is what the server must be called, if it is known.
+
+    Raises ConfigError.
+    """
     context = SSL.Context(SSL.TLS_CLIENT_METHOD)
     # A pinned certificate is compared after the handshake; its issuer does not matter.
     if tls.fingerprint is None and tls.verify:
         context.set_verify(SSL.VERIFY_PEER, _verified)
-        if tls.ca is None:
-            _trust_public(context)
-        else:
-            _trust(context, certificates_of(tls.ca, "ca"))
+        authorities = None if tls.ca is None else certificates_of(tls.ca, "ca")
+        Trust(authorities, "server", name).fill(context)
     if tls.certificate is not None:
         _show(context, tls)
     context.set_alpn_protos([ALPN.encode()])
@@ -129,7 +115,7 @@ def server_context(tls: ServerTls) -> Context:
     _show(context, tls)
     if tls.client_ca is not None:
         context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, _verified)
-        _trust(context, certificates_of(tls.client_ca, "client_ca"))
+        Trust(certificates_of(tls.client_ca, "client_ca"), "client").fill(context)
     context.set_alpn_select_callback(_select)
     # A client may resume a session even if it showed a certificate in it.
     context.set_session_id(ALPN.encode())
@@ -145,24 +131,6 @@ def _finish(context: Context) -> Context:
 
 def _select(connection: SSL.Connection, offered: list[bytes]) -> Any:
     return ALPN.encode() if ALPN.encode() in offered else SSL.NO_OVERLAPPING_PROTOCOLS
-
-
-def _trust(context: Context, authorities: list[x509.Certificate]) -> None:
-    store = context.get_cert_store()
-    assert store is not None
-    for one in authorities:
-        store.add_cert(crypto.X509.from_cryptography(one))
-    # A certificate given as an authority is trusted, be it one for a server that signed itself.
-    store.set_flags(crypto.X509StoreFlags.PARTIAL_CHAIN)
-
-
-def _trust_public(context: Context) -> None:
-    """The CAs that Python itself trusts: the library's own idea is where it was built."""
-    paths = ssl.get_default_verify_paths()
-    if paths.cafile is None and paths.capath is None:
-        context.set_default_verify_paths()
-    else:
-        context.load_verify_locations(paths.cafile, paths.capath)
 
 
 def _show(context: Context, tls: ServerTls | ClientTls) -> None:
@@ -181,26 +149,10 @@ def _verified(
     connection: SSL.Connection, certificate: crypto.X509, code: int, depth: int, good: int
 ) -> bool:
     """Whether the handshake may go on with this certificate of the chain."""
-    verdict: _Verdict = connection.get_app_data()
     if not good:
-        verdict.code = code
-        verdict.text = _ffi.string(_lib.X509_verify_cert_error_string(code)).decode()
-    elif depth == 0 and verdict.name:
-        verdict.text = _other_name(certificate.to_cryptography(), verdict.name)
-        verdict.code = _OTHER_NAME if verdict.text else 0
-    return not verdict.code
-
-
-def _other_name(certificate: x509.Certificate, name: str) -> str:
-    """What a certificate carries instead of ``name``; empty: it carries that."""
-    try:
-        if _is_ip(name):
-            verify_certificate_ip_address(certificate, name)
-        else:
-            verify_certificate_hostname(certificate, name)
-    except (service_identity.CertificateError, service_identity.VerificationError, ValueError):
-        return f"it is for {', '.join(identity_of(certificate).names) or 'no name'}"
-    return ""
+        verdict: _Verdict = connection.get_app_data()
+        verdict.flaw = Flaw.of(code, depth, certificate)
+    return bool(good)
 
 
 def _is_ip(name: str) -> bool:
@@ -223,11 +175,9 @@ class Tls:
         """The first bytes that the peer sent."""
         self.complete = False
         connection = self._connection = SSL.Connection(context)
-        name = "" if server or not server_name else server_name
-        if name and not _is_ip(name):
-            name = name.encode("idna").decode()
-            connection.set_tlsext_host_name(name.encode())
-        self._verdict = _Verdict(name)
+        if not server and server_name and not _is_ip(server_name):
+            connection.set_tlsext_host_name(ascii_name(server_name).encode())
+        self._verdict = _Verdict()
         connection.set_app_data(self._verdict)
         if server:
             connection.set_accept_state()
@@ -266,9 +216,7 @@ class Tls:
             except (SSL.SysCallError, SSL.ZeroReturnError):
                 raise TlsError("unexpected eof") from None
             except SSL.Error as error:
-                if self._verdict.code:
-                    raise TlsError(self._verdict.text, self._verdict.code) from None
-                raise TlsError(_reason(error)) from None
+                raise TlsError(_reason(error), self._verdict.flaw) from None
         return self.pending()
 
     def pending(self) -> bytes:
@@ -350,8 +298,8 @@ def explain(error: TlsError, first: bytes, server_name: str, *, server: bool) ->
     if first and not speaks_tls(first):
         plain = "aqueduct+tcp://" if not server else "aqueduct+tls:// there"
         return f"{who} does not speak TLS ({spoken(first)}); use {plain}"
-    if error.code:
-        return _unverified(error, server_name, server=server)
+    if error.flaw is not None:
+        return error.flaw.explain("client" if server else "server", server_name)
     reason = error.reason.lower()
     if "certificate required" in reason or "did not return a certificate" in reason:
         if server:
@@ -375,21 +323,3 @@ def spoken(first: bytes) -> str:
     if first[:2] == bytes((0xA8, 0)):
         return "it speaks Aqueduct without TLS"
     return f"its first bytes are {first[:8]!r}"
-
-
-def _unverified(error: TlsError, server_name: str, *, server: bool) -> str:
-    text = error.reason
-    whose = "client" if server else "server"
-    if error.code in (_EXPIRED, _NOT_YET):
-        return f"the {whose}'s certificate: {text}; renew it, or correct this machine's clock"
-    if error.code == _OTHER_NAME:
-        return (
-            f"the server's certificate is for another name than {server_name!r} ({text}); connect "
-            "by the name it carries, or give that name with ?server_name="
-        )
-    if server:
-        return f"the client's certificate is not of a CA in ServerTls.client_ca ({text})"
-    return (
-        f"the issuer of the server's certificate is not trusted here ({text}); pass its CA with "
-        "?ca=FILE, or pin the certificate with ?fingerprint=sha256:..."
-    )
