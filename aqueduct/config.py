@@ -68,6 +68,12 @@ class Limits:
     """Ranges of received message numbers of one channel, that is, holes plus one."""
     destroyed_ranges: int = 1 << 16
     """Ranges of destroyed indexes kept for each of the remote channel spaces (AQ-R24)."""
+    unready_connections: int = 512
+    """Connections of a server whose peer has not sent its connection headers. For each one more,
+    the address with the most silent ones loses its oldest (Timing.handshake_silence)."""
+    connections_address: int | None = None
+    """Connections of a server from one IP address, one IPv6 network of 64 bits, or one process
+    behind a Unix socket. None: any number, for sidecars and NAT have one address for all."""
     early_datagrams: int = 64
     """Datagrams kept until the peer's CONNECTION_HEADERS arrive (AQ-R10)."""
     early_datagram_bytes: int = 1 * MiB
@@ -143,6 +149,10 @@ class Timing:
     """FORGET_CHANNELs for one channel are this far apart, and follow its close by this (AQ-R24)."""
     connect_timeout: float = 10.0
     """For the transport's handshake and the exchange of connection headers together."""
+    handshake_silence: float = 0.4
+    """While all places of handshakes are taken (Stream.half_open, Quic.half_open), a peer that has
+    sent nothing for this long may lose its place to another one; one that has begun its handshake,
+    for twice as long."""
     idle_timeout: float = 30.0
     """A peer silent for this long is gone."""
     ping_interval: float = 10.0
@@ -155,7 +165,9 @@ class Timing:
     """A draining service waits for its calls for at most this long."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, zero_allowed=("ack_delay", "close_linger", "drain_timeout"))
+        _require_positive(
+            self, zero_allowed=("ack_delay", "close_linger", "drain_timeout", "handshake_silence")
+        )
         if self.ack_delay > 1.0:
             raise ConfigError(f"Timing.ack_delay is {self.ack_delay!r} s; at most 1 s (AQ-R33)")
         if self.ping_interval >= self.idle_timeout:
@@ -177,7 +189,8 @@ class Quic:
     """Bytes in flight on one connection: a cap on the congestion window, which nothing else
     bounds on a path without loss."""
     half_open: int = 256
-    """Connections of one listener whose handshake is not complete."""
+    """Connections of one listener whose handshake is not complete. More are let in when one of
+    these was silent for Timing.handshake_silence: it makes room."""
     congestion_control: str = "reno"
     """"reno" or "cubic"."""
 
@@ -251,7 +264,8 @@ class Stream:
     backlog: int = 1024
     """Connections that the kernel keeps for a listener until they are accepted."""
     half_open: int = 256
-    """Connections of one listener whose handshake is not complete; more wait in the backlog."""
+    """Connections of one listener whose handshake is not complete. More wait in the backlog, until
+    one of these was silent for Timing.handshake_silence: it makes room."""
     attempt_delay: float = 0.25
     """An address of a name that has not answered for this long is joined by the next one."""
     poll: float = 0.001

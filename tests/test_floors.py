@@ -24,7 +24,7 @@ FLOORS: tuple[dict[str, str], ...] = (
     {"aqueduct._speedups": ""},
     {"aqueduct.protocol.channels": "", "aqueduct.protocol.bpmux": ""},
     {"aqueduct.carriers.contract": "", "aqueduct.wire": ""},
-    {f"aqueduct.carriers.{name}": "" for name in ("ports", "pump", "tls")},
+    {f"aqueduct.carriers.{name}": "" for name in ("places", "ports", "pump", "tls")},
     {"aqueduct.carriers.verify": ""},
     {f"aqueduct.carriers.{name}": "" for name in ("memory", "quic", "stream")},
     {"aqueduct.endpoint": "", "aqueduct.bpmux": ""},

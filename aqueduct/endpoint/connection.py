@@ -111,6 +111,16 @@ class Connection:
         return self.carrier.peer_certificate_fingerprint
 
     @property
+    def heard_at(self) -> float | None:
+        """The loop's time when the peer's last bytes came; None: none came yet."""
+        last: float = self.pump.last_input
+        return last or None
+
+    def has_input(self) -> bool:
+        """Whether bytes of the peer are unread, as far as can be told without reading."""
+        return False
+
+    @property
     def closed(self) -> bool:
         """Whether the connection is over."""
         return self.core.error is not None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import suppress
 from types import TracebackType
 
@@ -13,11 +14,12 @@ from aqueduct._speedups import codec
 from aqueduct.address import Address
 from aqueduct.carriers import memory, stream
 from aqueduct.carriers.contract import Bound, Carrier, Listener
+from aqueduct.carriers.places import Places, origin_of
 from aqueduct.carriers.tls import ClientTls, ServerTls
 from aqueduct.config import DEFAULT, Config
 from aqueduct.endpoint.connection import Connection, OnHeaders
 from aqueduct.endpoint.message import Headers
-from aqueduct.errors import ConfigError, ConnectFailed, ConnectionLost
+from aqueduct.errors import ConfigError, ConnectFailed, ConnectionLost, LimitExceeded
 from aqueduct.hooks import shown
 
 __all__ = ["Server", "bind", "connect", "serve"]
@@ -80,6 +82,12 @@ class Server:
         self._listeners: list[Listener] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
+        self._unready: Places[Connection] = Places(
+            config.limits.unready_connections,
+            config.timing.handshake_silence,
+            config.timing.connect_timeout,
+        )
+        self._by_origin: Counter[Hashable] = Counter()
 
     @property
     def addresses(self) -> list[str]:
@@ -131,13 +139,34 @@ class Server:
         if self._closing:
             connection.close_soon(0, "the server is closing")
             return
+        loop = asyncio.get_running_loop()
+        origin = origin_of(carrier.peer, carrier.peer_credentials)
+        most = self.config.limits.connections_address
+        if most is not None and self._by_origin[origin] >= most:
+            connection.close_soon(
+                LimitExceeded.code,
+                f"{most} connections from this address are the limit (Limits.connections_address)",
+            )
+            return
+        if self._unready.full:  # one more than that, while nobody is silent for long
+            silent = self._unready.candidate(loop.time())
+            if silent is not None:
+                silent.close_soon(
+                    LimitExceeded.code,
+                    "no connection headers came, and others wait (Limits.unready_connections)",
+                )
+                self._unready.discard(silent)
+        self._unready.add(connection, origin, loop.time())
+        self._by_origin[origin] += 1
         self.connections.add(connection)
         self.accepted += 1
-        task = asyncio.get_running_loop().create_task(self._run(connection, on_connection))
+        task = loop.create_task(self._run(connection, origin, on_connection))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, connection: Connection, on_connection: OnConnection) -> None:
+    async def _run(
+        self, connection: Connection, origin: Hashable, on_connection: OnConnection
+    ) -> None:
         try:
             try:
                 async with asyncio.timeout(self.config.timing.connect_timeout):
@@ -147,6 +176,8 @@ class Server:
                 return
             except ConnectionLost:
                 return
+            finally:
+                self._unready.discard(connection)
             try:
                 result = on_connection(connection)
                 if inspect.isawaitable(result):
@@ -159,15 +190,18 @@ class Server:
                 return
             await connection.wait_closed()
         finally:
-            await self._forget(connection)
+            await self._forget(connection, origin)
 
-    async def _forget(self, connection: Connection) -> None:
+    async def _forget(self, connection: Connection, origin: Hashable) -> None:
         try:
             if not connection.closed:
                 connection.close_soon()
             await connection.wait_closed()
         finally:
             self.connections.discard(connection)
+            self._by_origin[origin] -= 1
+            if not self._by_origin[origin]:
+                del self._by_origin[origin]
 
 
 async def bind(addresses: Sequence[str | Address], copies: int) -> list[list[Bound]]:

@@ -70,7 +70,9 @@ async def crowd() -> AsyncIterator[Any]:
 
 
 async def test_the_half_open_are_bounded(crowd: Any, caplog: pytest.LogCaptureFixture) -> None:
-    config = dataclasses.replace(DEFAULT, quic=dataclasses.replace(DEFAULT.quic, half_open=6))
+    config = dataclasses.replace(
+        timing(handshake_silence=DEADLINE), quic=dataclasses.replace(DEFAULT.quic, half_open=6)
+    )
     accepted: list[Any] = []
     listener = await quic.listen(
         Address.parse("aqueduct://127.0.0.1:0"), config, TLS, accepted.append

@@ -26,7 +26,11 @@ __all__ = ["start"]
 
 
 def few(half_open: int, timeout: float = 10.0) -> Config:
-    return dataclasses.replace(timing(connect_timeout=timeout), stream=Stream(half_open=half_open))
+    """So many places, which silence alone does not free."""
+    return dataclasses.replace(
+        timing(connect_timeout=timeout, handshake_silence=DEADLINE),
+        stream=Stream(half_open=half_open),
+    )
 
 
 def place_of(listener: stream.StreamListener) -> tuple[str, int]:

@@ -95,6 +95,8 @@ class QuicCarrier:
         self._close: tuple[int, str] | None = None
         self._close_timer: asyncio.TimerHandle | None = None
         self._identity: PeerIdentity | None = None
+        self.heard_at: float | None = None
+        """The loop's time when the peer's last datagram came."""
         self._received = 0
         self._acknowledged = 0
 
@@ -240,8 +242,13 @@ class QuicCarrier:
         """Whether anything of the peer was understood."""
         return self._quic.started
 
+    def has_input(self) -> bool:
+        """What the peers of a socket have sent is read together: nothing is left unread."""
+        return False
+
     def receive(self, data: memoryview, address: SocketAddress, now: float) -> None:
         """Takes one datagram; ``deliver`` and ``after_input`` must follow."""
+        self.heard_at = now
         try:
             self._quic.receive(data, address, now)
         except Exception:  # what a peer sends must not end the loop

@@ -23,6 +23,7 @@ from aioquic.quic.retry import QuicRetryTokenHandler
 
 from aqueduct.address import Address
 from aqueduct.carriers.contract import Carrier
+from aqueduct.carriers.places import Places, origin_of
 from aqueduct.carriers.quic.binding import bind
 from aqueduct.carriers.quic.connection import QuicCarrier
 from aqueduct.carriers.quic.fast import FastConnection
@@ -38,6 +39,7 @@ __all__ = ["QuicListener", "listen"]
 logger = logging.getLogger("aqueduct.quic")
 
 _WARN_EVERY: Final = 10.0  # seconds between two warnings about the same thing
+_ADMITTED: Final = 16  # packets that waited and are taken in one turn of the loop
 _FAREWELLS: Final = 8  # repetitions of a CONNECTION_CLOSE to a peer that sends on
 _FAREWELL_TIME: Final = 3.0  # seconds in which they are given
 
@@ -86,10 +88,17 @@ class QuicListener:
         self._loop = asyncio.get_running_loop()
         self._carriers: dict[QuicCarrier, set[bytes]] = {}
         self._half_open: dict[QuicCarrier, asyncio.TimerHandle] = {}
+        timing = config.timing
+        self._places: Places[QuicCarrier] = Places(
+            config.quic.half_open, timing.handshake_silence, timing.connect_timeout / 5
+        )
+        self._waiting: dict[bytes, tuple[_Door, bytes, SocketAddress]] = {}
+        """First packets that have no place yet, by the connection id they are for."""
+        self._admission: asyncio.TimerHandle | None = None
         self._retry = QuicRetryTokenHandler()
         self._accepting = True
         self._warned_at = -_WARN_EVERY
-        self._dropped = 0
+        self._delayed = 0
         self._finished = asyncio.Event()
         self._port = sockets[0].getsockname()[1]
         self._doors = [_Door(self, sock, config) for sock in sockets]
@@ -115,6 +124,9 @@ class QuicListener:
     def close(self) -> None:
         """Accepts no more; live connections go on."""
         self._accepting = False
+        self._waiting.clear()
+        if self._admission is not None:
+            self._admission.cancel()
         for carrier in list(self._half_open):
             carrier.lose(ConnectionLost(f"{carrier.peer}: the listener was closed"))
         self._finish_if_idle()
@@ -125,14 +137,13 @@ class QuicListener:
 
     # what the doors call
 
-    def accept(self, door: _Door, header: QuicHeader, address: SocketAddress) -> QuicCarrier | None:
-        """Makes a connection for a first Initial packet, if there is room."""
+    def accept(
+        self, door: _Door, header: QuicHeader, data: bytes, address: SocketAddress
+    ) -> QuicCarrier | None:
+        """Makes a connection for a first Initial packet, ``data``; without room it waits."""
         if not self._accepting:
             return None
         crowd = len(self._half_open)
-        if crowd >= self._config.quic.half_open:
-            self._warn_half_open()
-            return None
         original, retried = header.destination_cid, None
         if header.token:
             try:
@@ -149,6 +160,9 @@ class QuicListener:
             # Half full: from now on, who comes has to show first that it has its address, so
             # that forged ones cannot take the rest.
             door.socket.send([(self._ask_again(header, address), address)])
+            return None
+        if self._places.full and not self._make_room():
+            self._let_wait(door, header, data, address)
             return None
         configuration = copy.copy(self._configuration)
         configuration.max_datagram_size = datagram_size(self._config, self._address, address)
@@ -168,6 +182,7 @@ class QuicListener:
             config=self._config,
         )
         timeout = self._config.timing.connect_timeout
+        self._places.add(carrier, origin_of(carrier.peer, None), self._loop.time())
         self._carriers[carrier] = set()
         self._half_open[carrier] = self._loop.call_later(
             timeout,
@@ -177,6 +192,46 @@ class QuicListener:
         door.route(header.destination_cid, carrier)
         door.route(quic.host_cid, carrier)
         return carrier
+
+    def _let_wait(
+        self, door: _Door, header: QuicHeader, data: bytes, address: SocketAddress
+    ) -> None:
+        """Keeps a first packet, as the kernel keeps connections in a backlog."""
+        self._warn_half_open()
+        if len(self._waiting) < self._config.quic.half_open:
+            self._waiting[header.destination_cid] = door, data, address
+            self._admit_later(self._places.pause(self._loop.time()))
+
+    def _admit_later(self, seconds: float) -> None:
+        if self._admission is not None:
+            self._admission.cancel()
+        self._admission = self._loop.call_later(seconds, self._admit)
+
+    def _admit(self) -> None:
+        """Goes on with the packets that wait, as far as there is room."""
+        self._admission = None
+        for _ in range(min(len(self._waiting), _ADMITTED)):
+            if self._places.full and not self._make_room():
+                break
+            door, data, address = self._waiting.pop(next(iter(self._waiting)))
+            door.admit(data, address)
+        if self._waiting:
+            full = self._places.full
+            self._admit_later(self._places.pause(self._loop.time()) if full else 0)
+
+    def _make_room(self) -> bool:
+        """Gives up a handshake that was silent, if there is one."""
+        # What a peer has sent may lie unread behind others': it was silent only until then.
+        read_until = min(door.socket.drained_at for door in self._doors)
+        silent = self._places.candidate(read_until)
+        if silent is None:
+            return False
+        reason = (
+            "it did not go on with its handshake, and all places are taken (Quic.half_open, "
+            "Timing.handshake_silence)"
+        )
+        silent.abandon(ConnectionLost(f"{silent.peer}: {reason}", reason=reason))
+        return True
 
     def _ask_again(self, header: QuicHeader, address: SocketAddress) -> bytes:
         """A Retry packet (RFC 9000 section 8.1.2)."""
@@ -196,18 +251,25 @@ class QuicListener:
 
     def established(self, carrier: QuicCarrier) -> None:
         """A handshake is complete: the connection is handed on."""
-        timer = self._half_open.pop(carrier, None)
-        if timer is not None:
-            timer.cancel()
+        if self._leave(carrier):
             self._on_carrier(carrier)
 
     def ended(self, carrier: QuicCarrier) -> None:
         """A connection is over: nothing of it stays in the tables."""
-        timer = self._half_open.pop(carrier, None)
-        if timer is not None:
-            timer.cancel()
+        self._leave(carrier)
         self._carriers.pop(carrier, None)
         self._finish_if_idle()
+
+    def _leave(self, carrier: QuicCarrier) -> bool:
+        """Its handshake is over, well or not; False: it was before."""
+        timer = self._half_open.pop(carrier, None)
+        if timer is None:
+            return False
+        timer.cancel()
+        self._places.discard(carrier)
+        if self._waiting:
+            self._admit_later(0)
+        return True
 
     def connection_ids(self, carrier: QuicCarrier) -> set[bytes]:
         """The ids routed to a carrier."""
@@ -220,16 +282,16 @@ class QuicListener:
             self._finished.set()
 
     def _warn_half_open(self) -> None:
-        self._dropped += 1
+        self._delayed += 1
         now = self._loop.time()
         if now - self._warned_at >= _WARN_EVERY:
             self._warned_at = now
             logger.warning(
                 "%s: %d connections are in their handshake (Quic.half_open); "
-                "%d further attempts were dropped so far",
+                "%d further attempts had to wait so far",
                 self._address,
                 len(self._half_open),
-                self._dropped,
+                self._delayed,
             )
 
 
@@ -321,6 +383,15 @@ class _Door:
         if carrier is not None:
             carrier.deliver()
 
+    def admit(self, data: bytes, address: SocketAddress) -> None:
+        """Takes a datagram that had to wait for a place."""
+        carrier = self._long_header(data, address)
+        if carrier is not None:
+            carrier.receive(memoryview(data), address, self._loop.time())
+            carrier.deliver()
+            self._touched[carrier] = None
+            self._burst()
+
     def _burst(self) -> None:
         touched, self._touched = self._touched, {}
         new, self._new = self._new, []
@@ -355,7 +426,7 @@ class _Door:
             return None
         if header.packet_type != QuicPacketType.INITIAL:
             return None
-        carrier = self._listener.accept(self, header, address)
+        carrier = self._listener.accept(self, header, data, address)
         if carrier is not None:
             self._new.append(carrier)
         return carrier

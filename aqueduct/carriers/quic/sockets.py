@@ -81,6 +81,8 @@ class UdpSocket:
         self._gathered = _set(sock, socket.IPPROTO_UDP, _UDP_GRO, 1)
         self._multihomed = not connected and _learn_destinations(sock)
         _forbid_fragments(sock)
+        self.drained_at = self._loop.time()
+        """The loop's time when nothing more was there to read."""
         self.datagrams_sent = 0
         self.datagrams_received = 0
         sock.setblocking(False)
@@ -149,7 +151,7 @@ class UdpSocket:
                         address if self._remote is None else self._remote,
                     )
         except BlockingIOError:
-            pass
+            self.drained_at = self._loop.time()
         except OSError as error:
             failure = error
         if received:

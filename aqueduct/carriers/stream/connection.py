@@ -153,6 +153,21 @@ class StreamCarrier(Wire):
         """Whether the peer has sent anything."""
         return bool(self._first if self._tls is None else self._tls.first)
 
+    @property
+    def heard_at(self) -> float | None:
+        """The loop's time when the peer's last bytes came; None: it has sent nothing."""
+        return self._last_input if self.heard else None
+
+    def has_input(self) -> bool:
+        """Whether the peer has sent something that nobody has read yet, or has closed."""
+        try:
+            self._sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass  # reading says what it is
+        return True
+
     def begin(self) -> None:
         """Starts: the handshake of TLS if there is one, and what each side says first."""
         self._resume()

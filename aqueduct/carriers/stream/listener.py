@@ -11,6 +11,7 @@ from typing import Final
 
 from aqueduct.address import UNIX, Address
 from aqueduct.carriers.contract import Carrier
+from aqueduct.carriers.places import Places, origin_of
 from aqueduct.carriers.stream.binding import SocketFile, bind
 from aqueduct.carriers.stream.connection import StreamCarrier
 from aqueduct.carriers.stream.sockets import tune
@@ -91,6 +92,11 @@ class StreamListener:
         self._loop = asyncio.get_running_loop()
         self._carriers: set[StreamCarrier] = set()
         self._half_open: dict[StreamCarrier, asyncio.TimerHandle] = {}
+        timing = config.timing
+        self._places: Places[StreamCarrier] = Places(
+            config.stream.half_open, timing.handshake_silence, timing.connect_timeout / 5
+        )
+        self._again: asyncio.TimerHandle | None = None
         self._accepting = True
         self._listening = False
         self._warned: dict[str, float] = {}
@@ -124,6 +130,8 @@ class StreamListener:
         if self._accepting:
             self._accepting = False
             self._rest()
+            if self._again is not None:
+                self._again.cancel()
             for sock in self._sockets:
                 sock.close()
             if self._file is not None:
@@ -143,18 +151,12 @@ class StreamListener:
 
     def established(self, carrier: StreamCarrier) -> None:
         """Both sides know that they speak the same protocol: the connection is handed on."""
-        timer = self._half_open.pop(carrier, None)
-        if timer is not None:
-            timer.cancel()
-            self._listen()
+        if self._leave(carrier):
             self._on_carrier(carrier)
 
     def ended(self, carrier: StreamCarrier, error: ConnectionLost) -> None:
         """A connection is over, or was never one."""
-        timer = self._half_open.pop(carrier, None)
-        if timer is not None:
-            timer.cancel()
-            self._listen()
+        if self._leave(carrier):
             if carrier.heard:
                 self._refused += 1
                 self._warn("refused", "%s: %s (%d such since the start)", error, self._refused)
@@ -181,16 +183,32 @@ class StreamListener:
             for sock in self._sockets:
                 self._loop.remove_reader(sock.fileno())
 
+    def _leave(self, carrier: StreamCarrier) -> bool:
+        """Its handshake is over, well or not; False: it was before."""
+        timer = self._half_open.pop(carrier, None)
+        if timer is None:
+            return False
+        timer.cancel()
+        self._places.discard(carrier)
+        self._listen()
+        return True
+
     def _acceptable(self, listening: socket.socket) -> None:
         for _ in range(1 if self._shared else _ACCEPTED):
-            if len(self._half_open) >= self._config.stream.half_open:
+            silent: StreamCarrier | None = None
+            if self._places.full:
                 self._warn(
                     "half open",
-                    "%s: %d connections are in their handshake (Stream.half_open); others wait",
+                    "%s: %d connections are in their handshake (Stream.half_open); others wait "
+                    "until one of these ends, or is given up for its silence",
                     len(self._half_open),
                 )
-                self._rest()
-                return
+                now = self._loop.time()
+                silent = self._places.candidate(now)
+                if silent is None:
+                    self._rest()
+                    self._listen_after(self._places.pause(now))
+                    return
             try:
                 sock, _ = listening.accept()
             except (BlockingIOError, ConnectionAbortedError):
@@ -200,14 +218,29 @@ class StreamListener:
                     return  # it is the connection that failed, not the listener
                 self._warn("scarce", "%s: no connection can be accepted: %s", error.strerror)
                 self._rest()
-                self._loop.call_later(_PAUSE, self._listen)
+                self._listen_after(_PAUSE)
                 return
+            if silent is not None:
+                self._give_up(silent)
             self._accept(sock)
         if self._shared and self._carriers:
             # The next ones of a burst are for other processes: the longer, the more it has here.
             self._rest()
             self._waits = True
             self._loop.call_later(_TURN * min(len(self._carriers), _TURNS), self._resume)
+
+    def _listen_after(self, seconds: float) -> None:
+        if self._again is not None:
+            self._again.cancel()
+        self._again = self._loop.call_later(seconds, self._listen)
+
+    def _give_up(self, carrier: StreamCarrier) -> None:
+        """Another one needs its place."""
+        reason = (
+            f"{carrier.missing} did not come, and all places of handshakes are taken "
+            "(Stream.half_open, Timing.handshake_silence)"
+        )
+        carrier.abandon(ConnectionLost(f"{carrier.peer}: {reason}", reason=reason))
 
     def _resume(self) -> None:
         self._waits = False
@@ -231,6 +264,8 @@ class StreamListener:
         timeout = self._config.timing.connect_timeout
         self._carriers.add(carrier)
         self._half_open[carrier] = self._loop.call_later(timeout, self._late, carrier)
+        origin = origin_of(carrier.peer, carrier.peer_credentials)
+        self._places.add(carrier, origin, self._loop.time())
         carrier.begin()
 
     def _late(self, carrier: StreamCarrier) -> None:

@@ -1,0 +1,117 @@
+"""Places of peers that have not shown yet who they are, and who gives one up when all are taken.
+
+A listener has so many places for handshakes. When all are taken, the address with the most silent
+peers loses the one that was silent longest; a handshake that goes on, however slowly, is kept. So a
+crowd that connects and says nothing costs honest peers a moment, from the same address too.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter
+from collections.abc import Hashable
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+
+from aqueduct.carriers.contract import PeerCredentials
+
+__all__ = ["Places", "Waiting", "origin_of"]
+
+_SHORTEST: Final = 0.01  # seconds between two looks for somebody who may give up a place
+_PREFIX: Final = 64  # bits of an IPv6 address that one customer of a network has
+
+
+class Waiting(Protocol):
+    """Who has a place."""
+
+    @property
+    def heard_at(self) -> float | None:
+        """The loop's time when its last bytes came; None: it has sent nothing."""
+
+    def has_input(self) -> bool:
+        """Whether it has sent something that nobody has read yet."""
+
+
+Peer = TypeVar("Peer", bound=Waiting)
+
+
+class _Place(NamedTuple):
+    origin: Hashable
+    came_at: float
+
+
+class Places(Generic[Peer]):
+    """At most ``limit`` peers. Times are those of the event loop, in seconds.
+
+    A peer that has sent nothing may lose its place after ``patience``, and one that was heard after
+    twice that silence: its answer may have a long way. Where none is silent, each sending a little
+    now and then, one that came ``longest`` ago may.
+    """
+
+    def __init__(self, limit: int, patience: float, longest: float) -> None:
+        self._limit = limit
+        self._patience = patience
+        self._longest = longest
+        self._places: dict[Peer, _Place] = {}
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @property
+    def full(self) -> bool:
+        """Whether somebody has to give up a place before another one gets one."""
+        return len(self._places) >= self._limit
+
+    def add(self, peer: Peer, origin: Hashable, now: float) -> None:
+        """Gives ``peer``, which comes from ``origin``, a place."""
+        self._places[peer] = _Place(origin, now)
+
+    def discard(self, peer: Peer) -> bool:
+        """Takes its place back; False: it had none."""
+        return self._places.pop(peer, None) is not None
+
+    def candidate(self, now: float) -> Peer | None:
+        """Who is to give up its place; None: nobody may yet, see ``pause``."""
+        known = [(peer, place, peer.heard_at) for peer, place in self._places.items()]
+        found = [
+            (place.origin, until, peer)
+            for peer, place, heard_at in known
+            if (until := self._patient_until(place, heard_at)) <= now
+        ]
+        if not found and all(heard_at is not None for _, _, heard_at in known):
+            found = [
+                (place.origin, place.came_at, peer)
+                for peer, place, _ in known
+                if now - place.came_at >= self._longest
+            ]
+        counts = Counter(origin for origin, _, _ in found)
+        found.sort(key=lambda each: (-counts[each[0]], each[1]))
+        return next((peer for _, _, peer in found if not peer.has_input()), None)
+
+    def pause(self, now: float) -> float:
+        """Seconds after which ``candidate`` may have somebody."""
+        first = min(
+            self._patient_until(place, peer.heard_at) for peer, place in self._places.items()
+        )
+        return max(first - now, _SHORTEST)
+
+    def _patient_until(self, place: _Place, heard_at: float | None) -> float:
+        if heard_at is None:
+            return place.came_at + self._patience
+        return heard_at + 2 * self._patience
+
+
+def origin_of(peer: str, credentials: PeerCredentials | None) -> Hashable:
+    """What counts as one address: a process behind a Unix socket, else an IP address.
+
+    Of an IPv6 address it is the network of 64 bits. ``peer`` is the text of ``Carrier.peer``.
+    """
+    if credentials is not None:
+        return "process", credentials.pid
+    host = peer.rpartition(":")[0].strip("[]")
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv6Address):
+        return address.packed[: _PREFIX // 8]
+    return address.packed
