@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -15,10 +14,11 @@ from aqueduct.arrow.call import CallHead, Kind, Partition
 from aqueduct.carriers.contract import PeerCredentials, PeerIdentity
 from aqueduct.endpoint import Connection
 from aqueduct.errors import AqueductError
+from aqueduct.escaping import logger_of
 
 __all__ = ["Call"]
 
-log = logging.getLogger(__name__)
+log = logger_of(__name__)
 
 _LOCK: Final = threading.Lock()
 """Of the callbacks of all calls: most have none, and it is held for a moment."""

@@ -16,10 +16,11 @@ import sys
 import time
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from aqueduct.address import Address
 from aqueduct.errors import AqueductError
+from aqueduct.escaping import escape, one_line
 from aqueduct.loading import load_service
 from aqueduct.worker import HURRY
 
@@ -49,10 +50,10 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as error:
         if os.environ.get("AQUEDUCT_DEBUG") == "1":
             raise
-        text = " ".join(str(error).split()) or type(error).__name__
+        text = one_line(error)
         if not isinstance(error, (_Failed, AqueductError, OSError)):
             text = f"{type(error).__name__}: {text} (AQUEDUCT_DEBUG=1 shows where)"
-        print(f"aqueduct {args.command}: {text}", file=sys.stderr)
+        _tell(f"aqueduct {args.command}: {text}")
         return 1
     return status
 
@@ -252,11 +253,18 @@ def _serve_by_workers(args: argparse.Namespace) -> int:
 
 
 def _say(line: str) -> None:
-    print(line, flush=True)
+    _write(line, sys.stdout)
 
 
 def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    _write(line, sys.stderr)
+
+
+def _write(line: str, where: TextIO) -> None:
+    """Writes one line: what a peer has put into it can neither end it nor move the cursor."""
+    encoding = where.encoding or "utf-8"
+    text = escape(line).encode(encoding, "backslashreplace").decode(encoding)
+    print(text, file=where, flush=True)
 
 
 # --------------------------------------------------------- describe and ping
@@ -265,9 +273,9 @@ def _tell(line: str) -> None:
 def _describe(args: argparse.Namespace) -> int:
     description = asyncio.run(_fetch_description(args.address, args.token, _client_tls(args)))
     if args.json:
-        print(description.to_json())
+        _say(_printable_json(description.to_json()))
         return 0
-    print(
+    _say(
         f"{description.service}  (aqueduct-arrow {description.library}, "
         f"call convention {description.convention})"
     )
@@ -277,34 +285,43 @@ def _describe(args: argparse.Namespace) -> int:
             traits.append(f"concurrency {handler.concurrency}")
         if handler.idempotent:
             traits.append("idempotent")
-        print(f"\n{handler.name}  ({', '.join(traits)})")
+        _say("")
+        _say(f"{handler.name}  ({', '.join(traits)})")
         if handler.summary:
-            print(f"  {handler.summary}")
+            _say(f"  {handler.summary}")
         if handler.kind != "source":
             _print_schema("input", handler.input, "any")
         if handler.kind != "sink":
             _print_schema("output", handler.output, "depends on the call")
     for table in description.tables:
-        print(f"\n{table.name}  (table{', stream' if table.streams else ''})")
+        _say("")
+        _say(f"{table.name}  (table{', stream' if table.streams else ''})")
         if table.summary:
-            print(f"  {table.summary}")
+            _say(f"  {table.summary}")
         _print_schema("columns", table.schema, "depend on the call")
     for sink in description.sinks:
-        print(f"\n{sink.name}  (sink, exactly once)")
+        _say("")
+        _say(f"{sink.name}  (sink, exactly once)")
         if sink.summary:
-            print(f"  {sink.summary}")
+            _say(f"  {sink.summary}")
         _print_schema("takes", sink.schema, "any")
     return 0
 
 
 def _print_schema(label: str, schema: Any, otherwise: str) -> None:
     if schema is None:
-        print(f"  {label}: {otherwise}")
+        _say(f"  {label}: {otherwise}")
         return
-    print(f"  {label}:")
-    width = max((len(field.name) for field in schema), default=0)
-    for field in schema:
-        print(f"    {field.name:{width}}  {field.type}{'' if field.nullable else ' not null'}")
+    _say(f"  {label}:")
+    names = [escape(field.name) for field in schema]
+    width = max(map(len, names), default=0)
+    for name, field in zip(names, schema, strict=True):
+        _say(f"    {name:{width}}  {field.type}{'' if field.nullable else ' not null'}")
+
+
+def _printable_json(document: str) -> str:
+    """The same document, with what is not printable written as JSON escapes it."""
+    return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in document)
 
 
 async def _fetch_description(address: str, token: str | None, tls: ClientTls | None) -> Description:
@@ -325,15 +342,15 @@ async def _measure(address: str, count: int, tls: ClientTls | None) -> None:
     began = time.perf_counter()
     connection = await connect(address, tls=tls)
     try:
-        print(f"handshake with {connection.peer}: {_ms(time.perf_counter() - began)}", flush=True)
+        _say(f"handshake with {connection.peer}: {_ms(time.perf_counter() - began)}")
         trips = []
         for number in range(1, count + 1):
             trips.append(await connection.ping())
-            print(f"round trip {number}: {_ms(trips[-1])}", flush=True)
+            _say(f"round trip {number}: {_ms(trips[-1])}")
     finally:
         await connection.close()
     middle = _ms(statistics.median(trips))
-    print(f"min {_ms(min(trips))}, median {middle}, max {_ms(max(trips))}")
+    _say(f"min {_ms(min(trips))}, median {middle}, max {_ms(max(trips))}")
 
 
 def _ms(seconds: float) -> str:
@@ -358,7 +375,7 @@ def _wire(args: argparse.Namespace) -> int:
     text = sys.stdin.read() if args.hex == "-" else args.hex
     try:
         for line in wire.dissect(args.protocol, text, context):
-            print(line)
+            _say(line)
     except wire.WireError as error:
         where = "" if error.offset is None else f" at byte {error.offset}"
         raise _Failed(f"{error.kind}{where}: {error}") from error

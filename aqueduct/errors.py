@@ -37,6 +37,8 @@ The codes are those of the close of a connection (AQ-R30).
 
 from __future__ import annotations
 
+from aqueduct.escaping import Lines, escape, escape_lines
+
 __all__ = [
     "AqueductError",
     "BadCall",
@@ -71,7 +73,17 @@ __all__ = [
 
 
 class AqueductError(Exception):
-    """The root of the tree."""
+    """The root of the tree.
+
+    The text of each error is one line without control characters, whatever a peer has put into it.
+    """
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        if text.isprintable():
+            return text
+        lines = bool(self.args) and isinstance(self.args[0], Lines)
+        return escape_lines(text) if lines else escape(text)
 
 
 class ConfigError(AqueductError, ValueError):
@@ -234,7 +246,10 @@ class SchemaMismatch(CallError):
 
 
 class HandlerFailed(CallError):
-    """The handler raised. ``kind`` is the name of its exception's type, ``detail`` the text."""
+    """The handler raised. ``kind`` is the name of its exception's type, ``detail`` the text.
+
+    Both are as the service sent them. ``remote_traceback`` has lines, which are escaped each.
+    """
 
     status = "handler-failed"
 

@@ -7,13 +7,14 @@ lone surrogate cannot be written at all. ``escape`` writes all these as Python d
 
 from __future__ import annotations
 
-import io
 import logging
 import traceback
 import unicodedata
+from collections.abc import Mapping
+from numbers import Number
 from typing import Final
 
-__all__ = ["Lines", "escape", "escape_lines", "logger_of"]
+__all__ = ["Lines", "escape", "escape_lines", "logger_of", "one_line"]
 
 _INDENT: Final = "  | "
 
@@ -40,6 +41,15 @@ def escape_lines(text: str) -> str:
     return "\n".join(escape(line.removesuffix("\r").expandtabs()) for line in text.split("\n"))
 
 
+def one_line(error: BaseException) -> str:
+    """What an error says, in one line: its lines are joined by spaces, the rest is escaped."""
+    text = str(error)
+    raw = error.args[0] if error.args else ""
+    if isinstance(raw, str) and text == escape(raw):
+        text = raw  # not yet escaped
+    return escape(" ".join(text.split())) or type(error).__name__
+
+
 def _shown(character: str) -> str:
     if character.isprintable() or unicodedata.category(character) == "Zs":
         return character
@@ -47,7 +57,7 @@ def _shown(character: str) -> str:
 
 
 class Lines(str):
-    """An argument of a log call that has lines: it keeps them, each behind an indent.
+    """An argument of a log call that has lines and keeps them, each behind an indent.
 
     So no line of it can pass for one of the log.
     """
@@ -56,62 +66,56 @@ class Lines(str):
 
 
 def logger_of(name: str) -> logging.Logger:
-    """The logger of a module. What it logs is escaped, tracebacks too.
+    """The logger of a module. All that it logs is escaped, arguments and tracebacks alike.
 
-    An argument that is ``Lines`` keeps its lines; so does the format.
+    An argument that is ``Lines`` keeps its lines, and so does a traceback.
     """
     logger = logging.getLogger(name)
-    logger.addFilter(_FILTER)  # the second time changes nothing
+    logger.addFilter(_escaping)  # the second time changes nothing
     return logger
 
 
-class _Escaping(logging.Filter):
-    """Escapes what a record says, before a handler of the application sees it."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if record.args:
-            given = record.args
-            record.args = (
-                {name: _safe(value) for name, value in given.items()}
-                if isinstance(given, dict)
-                else tuple(map(_safe, given))
-            )
-        if record.exc_info and not record.exc_text:
-            # A formatter takes this text if it is there, and makes its own otherwise.
-            record.exc_text = escape_lines(_formatted(record.exc_info))
-        return True
-
-
-_FILTER: Final = _Escaping()
+def _escaping(record: logging.LogRecord) -> bool:
+    """A filter that keeps each record, and makes it safe before a handler sees it."""
+    if record.args:
+        given = record.args
+        record.args = (
+            {name: _safe(value) for name, value in given.items()}
+            if isinstance(given, Mapping)
+            else tuple(map(_safe, given))
+        )
+    if record.exc_info and not record.exc_text:
+        # A formatter takes this text if it is there, and makes its own otherwise.
+        record.exc_text = _indented("".join(traceback.format_exception(*record.exc_info)))
+    return True
 
 
 def _safe(value: object) -> object:
-    if value is None or isinstance(value, int | float):
-        return value
+    if value is None or isinstance(value, Number):
+        return value  # for %d and %g
     if isinstance(value, Lines):
-        return "".join(f"\n{_INDENT}{line}" for line in escape_lines(value).splitlines())
-    if isinstance(value, str):
-        return escape(value)
+        if not value:
+            return ""
+        return "\n" + _indented(value)
+    if isinstance(value, str) and value.isprintable():
+        return value
     return _Escaped(value)
 
 
-class _Escaped:
-    """Any object in a log record: its text is made when the record is formatted, and escaped."""
+def _indented(text: str) -> str:
+    return "\n".join(_INDENT + line for line in escape_lines(text.rstrip("\n")).split("\n"))
 
-    __slots__ = ("value",)
+
+class _Escaped:
+    """An argument of a record: its text is made when the record is formatted, and escaped."""
+
+    __slots__ = ("_value",)
 
     def __init__(self, value: object) -> None:
-        self.value = value
+        self._value = value
 
     def __str__(self) -> str:
-        return escape(self.value)
+        return escape(self._value)
 
     def __repr__(self) -> str:
-        return escape(repr(self.value))
-
-
-def _formatted(info: object) -> str:
-    buffer = io.StringIO()
-    kind, error, frames = info  # type: ignore[misc]
-    traceback.print_exception(kind, error, frames, file=buffer)
-    return buffer.getvalue().rstrip("\n")
+        return escape(repr(self._value))

@@ -7,7 +7,6 @@ the status is sent. The client reads the answers to their end before it believes
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -46,6 +45,7 @@ from aqueduct.errors import (
     HandlerFailed,
     Refused,
 )
+from aqueduct.escaping import logger_of
 from aqueduct.failures import handler_failed
 from aqueduct.handlers import Handler
 from aqueduct.plans import Plan
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 __all__ = ["COUNTED", "RunningCall"]
 
-log = logging.getLogger(__name__)
+log = logger_of(__name__)
 
 COUNTED: Final = ("batches_in", "rows_in", "bytes_in", "batches_out", "rows_out", "bytes_out")
 """What a call counts, and a service sums up."""

@@ -34,6 +34,7 @@ from aqueduct.errors import (
     Refused,
     UnknownHandler,
 )
+from aqueduct.escaping import Lines, logger_of
 from aqueduct.handlers import Handler, Shape
 from aqueduct.hooks import allows
 from aqueduct.running import COUNTED, RunningCall
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = ["COUNTERS", "Serving"]
 
-log = logging.getLogger(__name__)
+log = logger_of(__name__)
 
 Drive = Callable[[RunningCall], Awaitable[Mapping[str, int] | None]]
 
@@ -375,7 +376,8 @@ class Serving:
         else:
             self._counted["failed"] += 1
             level = logging.INFO if isinstance(error, CallError) else logging.WARNING
-            log.log(level, "%r failed: %s\n%s", running.call, status.message, status.traceback)
+            lines = Lines(status.traceback)
+            log.log(level, "%r failed: %s%s", running.call, status.message, lines)
 
     def _observe(self, running: RunningCall, telemetry: Observer) -> None:
         """A call that nobody can observe is a call nevertheless."""

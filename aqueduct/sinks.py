@@ -47,7 +47,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -73,12 +72,13 @@ from aqueduct.attempts import Attempts, Known, Turns
 from aqueduct.calls import Call
 from aqueduct.config import Sinks
 from aqueduct.errors import BadCall, ConfigError
+from aqueduct.escaping import logger_of
 from aqueduct.handlers import EXCHANGE, Handler, make_handler
 from aqueduct.threads import Bench
 
 __all__ = ["Attempt", "Prepared", "Run", "Sink"]
 
-log = logging.getLogger(__name__)
+log = logger_of(__name__)
 
 _NAME_LIMIT: Final = 200
 _CALLED_WITH: Final = {

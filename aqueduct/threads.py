@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine
@@ -19,10 +18,11 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
 from aqueduct.errors import AqueductError, LocalProtocolError
+from aqueduct.escaping import logger_of
 
 __all__ = ["Bench", "LoopThread"]
 
-log = logging.getLogger(__name__)
+log = logger_of(__name__)
 
 Work = Callable[[], None]
 T = TypeVar("T")

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aqueduct.address import Address
 from aqueduct.carriers.contract import Bound
+from aqueduct.escaping import one_line
 from aqueduct.loading import load_service
 
 if TYPE_CHECKING:
@@ -75,8 +76,7 @@ class _Worker:
         except Exception as error:
             if os.environ.get("AQUEDUCT_DEBUG") == "1":
                 raise
-            text = " ".join(str(error).split()) or type(error).__name__
-            self._tell({"failed": text})
+            self._tell({"failed": one_line(error)})
             return 1
 
     async def _serve(self, service: Service, places: list[Bound], tls: ServerTls | None) -> int:

@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 
 from aqueduct.errors import AqueductError, CallError, HandlerFailed, SchemaMismatch
+from aqueduct.escaping import Lines, escape
 from spark_udfs.numbers import Numbers
 
 __all__ = ["NOWHERE", "Place", "here", "locate"]
@@ -81,13 +82,13 @@ def locate(
     where.append(f"after {sent} batches sent and {received} received")
     if isinstance(error, SchemaMismatch) and error.column and error.column not in text:
         where.append(f"column {error.column!r}: wanted {error.wanted}, got {error.got}")
-    lines = [f"{text} [{'; '.join(where)}]"]
+    lines = [escape(f"{text} [{'; '.join(where)}]")]
     if isinstance(error, HandlerFailed) and error.remote_traceback:
         remote = error.remote_traceback.rstrip()
         lines += ["", "In the service:", remote]
         notes = getattr(error, "__notes__", [])  # it may be there too, for Python to show
         error.__notes__ = [note for note in notes if remote not in note]
-    error.args = ("\n".join(lines), *error.args[1:])
+    error.args = (Lines("\n".join(lines)), *error.args[1:])
     if isinstance(error, CallError):
         error.peer = error.peer or peer
         error.handler = error.handler or handler

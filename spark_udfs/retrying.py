@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import copy
-import logging
 import random
 import time
 from typing import Any, TypeVar
 
 from aqueduct.errors import AqueductError, Busy, CallError, ConnectionLost, HeadersRejected, Refused
+from aqueduct.escaping import logger_of
 from spark_udfs.calling import Calling
 from spark_udfs.place import Place
 
 __all__ = ["Backoff", "Tries", "may_pass", "renumbered", "with_note"]
 
-log = logging.getLogger("spark_udfs")
+log = logger_of("spark_udfs")
 
 Error = TypeVar("Error", bound=AqueductError)
 

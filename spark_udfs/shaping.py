@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import logging
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
@@ -23,6 +22,7 @@ import pyarrow as pa
 from aqueduct.arrow.call import ONE_TO_ONE
 from aqueduct.arrow.schema import shorten
 from aqueduct.errors import BadCall, ConfigError
+from aqueduct.escaping import logger_of
 from spark_udfs.casting import Casting
 from spark_udfs.engine import Answer
 
@@ -37,7 +37,7 @@ MERGE_BYTES: Final = 8 << 20
 """Up to how many bytes batches are merged where only ``merge_rows`` is given."""
 _REASON: Final = 1000
 _TOLD: Final = 10
-_log = logging.getLogger("spark_udfs.exchange")
+_log = logger_of("spark_udfs.exchange")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ than until the next thing is due.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
@@ -33,6 +32,7 @@ from aqueduct.errors import (
     DeadlineExceeded,
     LocalProtocolError,
 )
+from aqueduct.escaping import logger_of
 from aqueduct.outgoing import END, Failure, window
 from spark_udfs.calling import Answer, Calling, Opened
 from spark_udfs.lanes import Addresses, Call, Service, Waiting
@@ -43,7 +43,7 @@ from spark_udfs.retrying import may_pass, renumbered, with_note
 
 __all__ = ["Spread"]
 
-log = logging.getLogger("spark_udfs")
+log = logger_of("spark_udfs")
 
 _GLANCE: Final = 5.0
 """Seconds after which a thread that waits looks whether anybody is left to answer."""

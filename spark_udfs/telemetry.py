@@ -17,13 +17,14 @@ from types import TracebackType
 from typing import Any, Final
 
 from aqueduct.errors import ConfigError
+from aqueduct.escaping import logger_of
 from spark_udfs.engine import Calling
 from spark_udfs.numbers import Numbers, Tally
 from spark_udfs.place import Place
 
 __all__ = ["Setup", "Trace", "carrier_of", "traced", "working"]
 
-log = logging.getLogger("spark_udfs")
+log = logger_of("spark_udfs")
 
 Setup = Callable[[], object]
 """Sets OpenTelemetry up in a Python worker: providers and exporters."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 import pickle
 import sys
 from collections.abc import Mapping
@@ -22,11 +21,12 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 from aqueduct.errors import ConfigError
+from aqueduct.escaping import logger_of
 
 __all__ = ["Parcel", "check_picklable", "library_version", "open_parcel", "unpacked"]
 
 _DISTRIBUTION: Final = "aqueduct-arrow"
-_log = logging.getLogger("spark_udfs")
+_log = logger_of("spark_udfs")
 
 
 class Parcel:

@@ -9,7 +9,6 @@ socket as long as the process lives, which costs nothing while nothing happens.
 from __future__ import annotations
 
 import io
-import logging
 import os
 import select
 import sys
@@ -18,9 +17,11 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final
 
+from aqueduct.escaping import logger_of
+
 __all__ = ["executor_socket", "input_look", "watch"]
 
-log = logging.getLogger(__name__)
+log = logger_of(__name__)
 
 _HUNG_UP: Final = getattr(select, "POLLRDHUP", None)
 """What the kernel calls it; Linux alone says it without a read."""

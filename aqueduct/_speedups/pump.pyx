@@ -5,7 +5,6 @@ compiled as every message passes here several times.
 """
 
 import asyncio
-import logging
 from collections import deque
 
 cimport cython
@@ -13,6 +12,7 @@ cimport cython
 from aqueduct._speedups.waiting cimport Waiter
 
 from aqueduct.clock import clock_of
+from aqueduct.escaping import logger_of
 
 __all__ = ["Pump", "apply"]
 
@@ -27,7 +27,7 @@ cdef enum:
     DATAGRAM = 4
     CLOSE = 5
 
-log = logging.getLogger("aqueduct.carriers.pump")
+log = logger_of("aqueduct.carriers.pump")
 
 
 @cython.final

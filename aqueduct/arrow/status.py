@@ -23,6 +23,7 @@ from aqueduct.errors import (
     Refused,
     SchemaMismatch,
 )
+from aqueduct.escaping import escape_lines
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -163,16 +164,17 @@ class Status:
                 got=self.got,
             )
         if issubclass(kind, HandlerFailed):
+            lines = escape_lines(self.traceback)
             failed = kind(
                 text,
                 peer=peer,
                 handler=handler,
                 kind=self.kind,
                 detail=self.detail,
-                remote_traceback=self.traceback,
+                remote_traceback=lines,
             )
-            if self.traceback:
-                failed.add_note(f"The handler's own traceback:\n{self.traceback.rstrip()}")
+            if lines:
+                failed.add_note(f"The handler's own traceback:\n{lines.rstrip()}")
             return failed
         return kind(text, peer=peer, handler=handler)
 

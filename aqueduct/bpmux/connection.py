@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections import deque
 from contextlib import suppress
@@ -15,13 +14,14 @@ from aqueduct.carriers.ports import host_port
 from aqueduct.carriers.stream.sockets import tune
 from aqueduct.config import Config
 from aqueduct.errors import ConnectionLost, Ended, LimitExceeded, RemoteProtocolError
+from aqueduct.escaping import logger_of
 from aqueduct.protocol.bpmux import events
 from aqueduct.protocol.bpmux.connection import Mux
 from aqueduct.protocol.bpmux.state import REQ_IN, SINK_IN, Entity
 
 __all__ = ["Connection", "Link", "Opened", "name_of"]
 
-log = logging.getLogger(__name__)
+log = logger_of(__name__)
 
 Opened: TypeAlias = Request | Sink | Stream | Duplex
 """What the peer may open, seen from this side: its sink is a Stream here, its stream a Sink."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -16,10 +15,11 @@ from aqueduct.carriers.stream.binding import bind
 from aqueduct.carriers.stream.sockets import why
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import ConnectFailed, ConnectionLost
+from aqueduct.escaping import logger_of
 
 __all__ = ["Handler", "Place", "Server", "connect", "serve"]
 
-log = logging.getLogger(__name__)
+log = logger_of(__name__)
 
 Place: TypeAlias = tuple[str, int] | str | os.PathLike[str]
 """(host, port) for TCP, or the path of a Unix socket."""

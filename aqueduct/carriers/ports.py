@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import logging
 import socket
 from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
 from aqueduct.address import Address
 from aqueduct.errors import ConfigError
+from aqueduct.escaping import logger_of
 
 __all__ = ["SocketAddress", "bind_ports", "host_port", "is_loopback"]
 
-logger = logging.getLogger("aqueduct.carriers")
+logger = logger_of("aqueduct.carriers")
 
 SocketAddress: TypeAlias = Any
 """What the socket module calls an address: (host, port) or (host, port, flow, scope)."""

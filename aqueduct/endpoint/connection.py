@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -21,6 +20,7 @@ from aqueduct.endpoint.local import Parcel, Pipe, queue_full
 from aqueduct.endpoint.message import Attachment, Headers, Message
 from aqueduct.endpoint.snapshot import ConnectionSnapshot
 from aqueduct.errors import ConnectionLost, Refused
+from aqueduct.escaping import logger_of
 from aqueduct.hooks import allows, shown
 from aqueduct.protocol.channels.connection import ChannelConnection
 from aqueduct.protocol.channels.events import (
@@ -38,7 +38,7 @@ from aqueduct.protocol.channels.state import SenderState
 
 __all__ = ["Connection"]
 
-log = logging.getLogger(__name__)
+log = logger_of(__name__)
 
 _OF_A_HALF: Final = (Readable, Writable, SenderEnded)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import suppress
@@ -20,11 +19,12 @@ from aqueduct.config import DEFAULT, Config
 from aqueduct.endpoint.connection import Connection, OnHeaders
 from aqueduct.endpoint.message import Headers
 from aqueduct.errors import ConfigError, ConnectFailed, ConnectionLost, LimitExceeded
+from aqueduct.escaping import logger_of
 from aqueduct.hooks import shown
 
 __all__ = ["Server", "bind", "connect", "serve"]
 
-log = logging.getLogger(__name__)
+log = logger_of(__name__)
 
 OnConnection = Callable[[Connection], Awaitable[None] | None]
 

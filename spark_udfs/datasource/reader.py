@@ -8,7 +8,6 @@ columns that are wanted are given by the option ``columns``, or by ``.schema(...
 from __future__ import annotations
 
 import json
-import logging
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from aqueduct.arrow.filters import filters_to_json
 from aqueduct.arrow.plan import READ, READING, Answer, Question, Reading
 from aqueduct.arrow.schema import difference, shorten
 from aqueduct.errors import AqueductError, BadCall, ConfigError, SchemaMismatch
+from aqueduct.escaping import logger_of
 from spark_udfs.calling import Calling
 from spark_udfs.datasource.asking import ask, patience, rest, tries
 from spark_udfs.datasource.options import Settings
@@ -51,7 +51,7 @@ __all__ = [
     "where",
 ]
 
-log = logging.getLogger(__name__)
+log = logger_of(__name__)
 
 
 def schema_of(settings: Settings) -> StructType:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import logging
 import random
 import time
 import uuid
@@ -39,6 +38,7 @@ from aqueduct.errors import (
     Refused,
     UnknownHandler,
 )
+from aqueduct.escaping import logger_of
 from aqueduct.sinks import Attempt, Prepared, Run
 from aqueduct.sync import SyncClient
 from aqueduct.writes import RemoteSink
@@ -63,7 +63,7 @@ __all__ = [
     "make_writer",
 ]
 
-log = logging.getLogger(__name__)
+log = logger_of(__name__)
 
 T = TypeVar("T")
 

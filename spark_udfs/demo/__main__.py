@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 import aqueduct
 from aqueduct.errors import AqueductError
+from aqueduct.escaping import escape_lines
 from spark_udfs.demo import flights as data
 from spark_udfs.demo import report
 from spark_udfs.demo.checksum import checksum, differences
@@ -161,7 +162,7 @@ def _failed(
 ) -> int:
     """Says why the job failed, in the words of whoever raised it."""
     text = str(error) or type(error).__name__
-    print(f"\nThe job failed: {text.strip()}", file=sys.stderr)
+    print(f"\nThe job failed: {escape_lines(text.strip())}", file=sys.stderr)
     ended = process.ended() if process else None
     if ended:
         print(f"\nWhat happened: {ended}", file=sys.stderr)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
@@ -18,10 +17,11 @@ from aqueduct.carriers.quic.sockets import SocketAddress
 from aqueduct.carriers.tls import identity_of
 from aqueduct.config import Config
 from aqueduct.errors import ConnectionLost, LocalProtocolError
+from aqueduct.escaping import logger_of
 
 __all__ = ["Host", "QuicCarrier"]
 
-logger = logging.getLogger("aqueduct.quic")
+logger = logger_of("aqueduct.quic")
 
 _REASON_LIMIT: Final = 512  # bytes of UTF-8: a CONNECTION_CLOSE has to fit one packet
 _CONFIRMATION: Final = 1.0  # seconds a close waits for the peer to finish the handshake

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import logging
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -33,10 +32,11 @@ from aqueduct.carriers.quic.tls import server_configuration
 from aqueduct.carriers.tls import ServerTls
 from aqueduct.config import Config
 from aqueduct.errors import ConnectionLost
+from aqueduct.escaping import logger_of
 
 __all__ = ["QuicListener", "listen"]
 
-logger = logging.getLogger("aqueduct.quic")
+logger = logger_of("aqueduct.quic")
 
 _WARN_EVERY: Final = 10.0  # seconds between two warnings about the same thing
 _ADMITTED: Final = 16  # packets that waited and are taken in one turn of the loop

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 import socket
 import struct
 import sys
@@ -15,10 +14,11 @@ from typing import Any, Final
 from aqueduct.address import Address
 from aqueduct.carriers.ports import host_port
 from aqueduct.config import Config
+from aqueduct.escaping import logger_of
 
 __all__ = ["UdpSocket", "datagram_size", "host_port", "is_loopback"]
 
-logger = logging.getLogger("aqueduct.quic")
+logger = logger_of("aqueduct.quic")
 
 BURST: Final = 128
 """Datagrams read in one wake-up, so that one socket starves nothing else on the loop."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import socket
 import stat
@@ -15,10 +14,11 @@ from aqueduct.carriers.ports import bind_ports, host_port, is_loopback
 from aqueduct.carriers.stream.sockets import check_path
 from aqueduct.config import DEFAULT
 from aqueduct.errors import ConfigError
+from aqueduct.escaping import logger_of
 
 __all__ = ["SocketFile", "bind"]
 
-logger = logging.getLogger("aqueduct.stream")
+logger = logger_of("aqueduct.stream")
 
 _MODE: Final = "0600"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 from typing import Any, Final, Protocol
 
@@ -24,12 +23,13 @@ from aqueduct.carriers.stream.tls import (
 from aqueduct.carriers.stream.wire import Wire
 from aqueduct.config import Config
 from aqueduct.errors import ConnectionLost, FrameError, LocalProtocolError, RemoteProtocolError
+from aqueduct.escaping import logger_of
 from aqueduct.protocol.bpmux import events
 from aqueduct.protocol.bpmux.state import Entity, type_for
 
 __all__ = ["Host", "StreamCarrier"]
 
-logger = logging.getLogger("aqueduct.stream")
+logger = logger_of("aqueduct.stream")
 
 _A_LOOK: Final = 0.05  # seconds for the loop to read what is there
 _MEASURE_EVERY: Final = 5.0  # seconds between two measurements of the round trip, at least

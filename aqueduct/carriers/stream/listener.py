@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 import socket
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -19,10 +18,11 @@ from aqueduct.carriers.stream.tls import Context, server_context
 from aqueduct.carriers.tls import ServerTls
 from aqueduct.config import Config
 from aqueduct.errors import ConfigError, ConnectionLost
+from aqueduct.escaping import logger_of
 
 __all__ = ["StreamListener", "listen"]
 
-logger = logging.getLogger("aqueduct.stream")
+logger = logger_of("aqueduct.stream")
 
 _WARN_EVERY: Final = 10.0  # seconds between two warnings about the same thing
 _ACCEPTED: Final = 64  # connections taken in one wake-up

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import functools
-import logging
 import os
 import socket
 import struct
@@ -17,6 +16,7 @@ from aqueduct.carriers.contract import PeerCredentials
 from aqueduct.carriers.ports import host_port
 from aqueduct.config import Config
 from aqueduct.errors import ConfigError
+from aqueduct.escaping import logger_of
 
 __all__ = [
     "check_path",
@@ -30,7 +30,7 @@ __all__ = [
     "why",
 ]
 
-logger = logging.getLogger("aqueduct.stream")
+logger = logger_of("aqueduct.stream")
 
 _SCRATCH: Final = 64 << 10
 _local: Final = threading.local()

@@ -8,7 +8,6 @@ In one wake-up a connection moves about ``Stream.wake_up`` bytes, then it is oth
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import os
 import socket
@@ -24,10 +23,11 @@ from aqueduct.carriers.stream.sockets import on_loopback, scratch, take_of
 from aqueduct.carriers.stream.tls import Tls
 from aqueduct.clock import clock_of
 from aqueduct.config import Config
+from aqueduct.escaping import logger_of
 
 __all__ = ["Wire"]
 
-logger = logging.getLogger("aqueduct.stream")
+logger = logger_of("aqueduct.stream")
 
 _TAKE: Final = 256 << 10  # bytes taken from the core at once, at most
 _OFFERED: Final = 3  # chunks that TCP is offered in the same call, if they are next in any case
