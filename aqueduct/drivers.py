@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from aqueduct.errors import AqueductError
+from aqueduct.errors import AqueductError, Busy
 from aqueduct.handlers import Handler, Shape
 from aqueduct.running import RunningCall
 from aqueduct.watch import Signal
@@ -220,6 +220,8 @@ class EachBatch:
         running = self._running
         try:
             encoded = running.encode(batch)
+        except Busy:  # that the service lacks memory is no fault of this batch
+            raise
         except AqueductError as error:  # the handler made what cannot be sent
             # With dictionaries, later answers may stand on what does not leave now.
             if not (running.encoder.independent and running.report(error, number)):

@@ -26,7 +26,7 @@
         |-- UnknownHandler        the service has no handler of that name and kind
         |-- SchemaMismatch        a column differs; .column, .wanted and .got name it
         |-- HandlerFailed         the handler raised; .kind, .detail and .remote_traceback
-        |-- Busy                  the service is at its limit of calls
+        |-- Busy                  the service is at its limit of calls, or has no memory
         |-- Refused               the service refused the call (token, drain)
         |-- BatchTooLarge         a record batch above batch_limit
         |-- BadCall               the call or its batches did not follow the convention
@@ -270,7 +270,7 @@ class HandlerFailed(CallError):
 
 
 class Busy(CallError):
-    """The service is at its limit of calls; try again later or elsewhere."""
+    """The service is at its limit of calls, or has no memory; try again later or elsewhere."""
 
     status = "busy"
 

@@ -36,6 +36,7 @@ from aqueduct.errors import (
     AqueductError,
     BadCall,
     BatchTooLarge,
+    Busy,
     CallError,
     Cancelled,
     ChannelError,
@@ -185,6 +186,9 @@ class RunningCall(Outputs):
                 self.input_over = True
                 self._note(error)
                 raise
+            except MemoryError as error:
+                self.input_over = True
+                raise self._no_input_memory(error, self.batches_in) from None
             if message is None:
                 return None
             self.moved += 1
@@ -193,6 +197,8 @@ class RunningCall(Outputs):
             except CallError as error:
                 self._note(error)
                 raise
+            except MemoryError as error:
+                raise self._no_input_memory(error, self.batches_in) from None
             self.partial = found is None
             if found is None:
                 continue
@@ -206,12 +212,14 @@ class RunningCall(Outputs):
             return found
 
     def decode(self, number: int, payload: Any) -> pa.RecordBatch:
-        """The batch of a payload. Of one thread at a time, in order."""
+        """The batch of a payload. Of one thread at a time, in order. Raises CallErrors."""
         try:
             batch = self.decoder.decode(payload, number=number)
         except CallError as error:
             self._note(error)
             raise
+        except MemoryError as error:
+            raise self._no_input_memory(error, number) from None
         self.rows_in += batch.num_rows
         return batch
 
@@ -224,6 +232,12 @@ class RunningCall(Outputs):
             )
             text = f"the output of handler {self.call.handler!r}: {detail}"
             raise HandlerFailed(text, kind="TypeError", detail=detail)
+        try:
+            return self._encoded(batch)
+        except MemoryError as error:
+            raise self._no_memory(error, f"an answer of {batch.nbytes} bytes") from None
+
+    def _encoded(self, batch: pa.RecordBatch) -> Encoded:
         encoded = self.encoder.encode(batch)
         limit = self.config.calls.batch_limit
         if encoded.size > limit:
@@ -544,6 +558,21 @@ class RunningCall(Outputs):
         error = BadCall(text, peer=self.call.peer, handler=self.call.handler)
         self._note(error)
         return error
+
+    def _no_input_memory(self, error: MemoryError, number: int) -> Busy:
+        """The library itself found no memory for input batch ``number``."""
+        busy = self._no_memory(error, f"batch {number} of the input")
+        self._note(busy)
+        return busy
+
+    def _no_memory(self, error: MemoryError, what: str) -> Busy:
+        reason = str(error) or "no memory"
+        text = (
+            f"the service could not take memory for {what} of handler {self.call.handler!r} "
+            f"({reason}); try again later or elsewhere, with fewer rows in a batch"
+        )
+        log.warning("%r: %s", self.call, text)
+        return Busy(text, peer=self.call.peer, handler=self.call.handler)
 
     def _note(self, error: AqueductError) -> None:
         """The input is at fault, whatever the handler makes of that."""

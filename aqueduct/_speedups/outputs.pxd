@@ -3,7 +3,7 @@
 from libc.stdint cimport int64_t
 
 from aqueduct._speedups.arrivals cimport Inputs
-from aqueduct._speedups.arrow_writer cimport BatchEncoder
+from aqueduct._speedups.arrow_writer cimport BatchEncoder, Encoded
 from aqueduct._speedups.posting cimport Posting
 
 cdef class Outputs(Inputs):
@@ -17,3 +17,4 @@ cdef class Outputs(Inputs):
     cdef bytes _key
     cdef Py_ssize_t _most
     cdef object _flush
+    cdef Encoded _plain(self, object batch)

@@ -34,7 +34,7 @@ cdef class Outputs(Inputs):
         cdef Encoded encoded
         if row is None or row.error is not None or self.encoder is None or not row.room():
             return False
-        encoded = self.encoder.plain(batch)
+        encoded = self._plain(batch)
         if encoded is None or encoded.size > self._most:
             return False
         self.rows_out += <int64_t> batch.num_rows
@@ -48,11 +48,18 @@ cdef class Outputs(Inputs):
         cdef Encoded encoded
         if self.encoder is None:
             return None
-        encoded = self.encoder.plain(batch)
+        encoded = self._plain(batch)
         if encoded is None or encoded.size > most:
             return None
         self.rows_out += <int64_t> batch.num_rows
         return encoded
+
+    cdef Encoded _plain(self, batch):
+        """The batch, if that is simply done; None: it is for others, who say what was wrong."""
+        try:
+            return self.encoder.plain(batch)
+        except MemoryError:
+            return None
 
     def count(self, int64_t number, int64_t size):
         """An answer of ``size`` bytes to input ``number`` was sent."""
