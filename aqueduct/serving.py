@@ -287,7 +287,7 @@ class Serving:
         decide = self.service.authorize
         if decide is None:
             return
-        names = {"peer": call.peer, "handler": call.handler}
+        names: Any = {"peer": call.peer, "handler": call.handler}
         # What went wrong in there is nothing that a stranger should read.
         undecided = "the service could not decide about the call, so it is refused"
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -243,7 +244,12 @@ async def test_authorize_that_returns_false_refuses(carrier, shape, is_async):
 
     service = aqueduct.Service("test", authorize=decide_later if is_async else decide)
     begun = []
-    service.handler("echo")(lambda batch: begun.append(1) or batch)
+
+    @service.handler("echo")
+    def echo(batch):
+        begun.append(batch)
+        return batch
+
     async with connected(service, carrier) as client:
 
         async def ask(token):
@@ -268,7 +274,7 @@ async def test_authorize_that_returns_none_or_true_allows(answer):
         assert values(await everything(client.exchange("echo", [numbers(1)]))) == [[1]]
 
 
-ODD = {
+ODD: dict[str, Any] = {
     "zero": 0,
     "one": 1,
     "text": "ok",
@@ -284,10 +290,13 @@ ODD = {
 @pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
 @pytest.mark.parametrize("name", ODD)
 async def test_authorize_that_returns_anything_else_refuses(name, is_async, caplog):
-    async def later(call):
+    def decide(call):
         return ODD[name]
 
-    service = aqueduct.Service("test", authorize=later if is_async else lambda call: ODD[name])
+    async def decide_later(call):
+        return ODD[name]
+
+    service = aqueduct.Service("test", authorize=decide_later if is_async else decide)
     service.handler("echo")(lambda batch: batch)
     async with connected(service) as client:
         with pytest.raises(Refused, match="could not decide about the call"):

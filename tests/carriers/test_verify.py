@@ -16,6 +16,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.x509.oid import ExtendedKeyUsageOID
 from OpenSSL import crypto
 
 from aqueduct.address import Address
@@ -24,12 +25,12 @@ from aqueduct.carriers.tls import ClientTls, ServerTls
 from aqueduct.carriers.verify import Trust, ascii_name
 from aqueduct.config import DEFAULT
 from aqueduct.errors import ConfigError, ConnectFailed
-from tests.carriers.users import DEADLINE, OVER
+from tests.carriers.users import DEADLINE, OVER, met
 
 DAY = datetime.timedelta(days=1)
 NOW = datetime.datetime.now(datetime.UTC)
-SERVER, CLIENT = x509.ExtendedKeyUsageOID.SERVER_AUTH, x509.ExtendedKeyUsageOID.CLIENT_AUTH
-ANY = x509.ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE
+SERVER, CLIENT = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
+ANY = ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE
 KEY = ec.generate_private_key(ec.SECP256R1())
 CA_KEY = ec.generate_private_key(ec.SECP256R1())
 MIDDLE_KEY = ec.generate_private_key(ec.SECP256R1())
@@ -405,6 +406,25 @@ async def test_the_advice_for_an_expired_authority_names_it(
     assert f"no longer valid since {old.not_valid_after_utc:%Y-%m-%d}" in text
     assert "renew the CA's certificate there and in ?ca=FILE" in text
     assert "pass its CA" not in text and "not trusted here" not in text
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+async def test_a_server_that_is_not_trusted_gets_no_connection(scheme: str) -> None:
+    room: Any = quic if scheme == "quic" else stream
+    accepted: list[Any] = []
+    listener = await room.listen(
+        Address.parse(f"{SCHEMES[scheme]}://127.0.0.1:0"),
+        DEFAULT,
+        ServerTls(pem(leaf(*HOST, purposes=[CLIENT])), key_pem(KEY)),
+        accepted.append,
+    )
+    address = Address.parse(listener.addresses[0])
+    with pytest.raises(ConnectFailed):
+        await room.connect(address, DEFAULT, ClientTls(ca=pem(ROOT), server_name="host.test"))
+    await met(lambda: not listener.half_open)
+    assert accepted == []
+    listener.close()
+    await asyncio.wait_for(listener.wait_closed(), DEADLINE)
 
 
 # Certificates of clients, which TLS alone has.
