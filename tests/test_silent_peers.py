@@ -109,7 +109,7 @@ class Crowd:
         for data, _ in connection.datagrams_to_send(loop.time()):
             sock.send(data)
         with self._none_in_time():
-            answer = await asyncio.wait_for(loop.sock_recv(sock, 65_536), 0.05)
+            answer = await asyncio.wait_for(loop.sock_recv(sock, 65_536), 0.5)
             header = pull_quic_header(Buffer(data=answer), host_cid_length=8)
             if header.packet_type == QuicPacketType.RETRY:
                 connection.receive_datagram(answer, sock.getpeername(), loop.time())
@@ -166,6 +166,23 @@ async def test_three_hundred_honest_clients_and_six_hundred_silent_peers(
         joining = asyncio.gather(*(crowd.join("nothing") for _ in range(400)))
         await all_connect(address, 300, DEFAULT)
         await joining
+
+
+async def test_a_first_packet_of_quic_waits_for_a_place(tmp_path: Path) -> None:
+    async with (
+        listening("quic", tmp_path, settings(4)) as (server, address),
+        crowd_at(address) as crowd,
+    ):
+        for _ in range(4):
+            await crowd.join("nothing")
+        (listener,) = server._listeners
+        await met(lambda: listener.half_open == 4)  # type: ignore[attr-defined]
+        await crowd.join("nothing")  # it sends each packet once
+        loop = asyncio.get_running_loop()
+        # Before the others are gone because of Timing.idle_timeout.
+        answer = await asyncio.wait_for(loop.sock_recv(crowd.sockets[-1], 65_536), 20)
+        header = pull_quic_header(Buffer(data=answer), host_cid_length=8)
+        assert header.packet_type == QuicPacketType.INITIAL
 
 
 @pytest.mark.parametrize("kind", ["tcp", "tls"])

@@ -222,8 +222,7 @@ class QuicListener:
     def _make_room(self) -> bool:
         """Gives up a handshake that was silent, if there is one."""
         # What a peer has sent may lie unread behind others': it was silent only until then.
-        read_until = min(door.socket.drained_at for door in self._doors)
-        silent = self._places.candidate(read_until)
+        silent = self._places.candidate(min(door.socket.read_until() for door in self._doors))
         if silent is None:
             return False
         reason = (

@@ -81,8 +81,7 @@ class UdpSocket:
         self._gathered = _set(sock, socket.IPPROTO_UDP, _UDP_GRO, 1)
         self._multihomed = not connected and _learn_destinations(sock)
         _forbid_fragments(sock)
-        self.drained_at = self._loop.time()
-        """The loop's time when nothing more was there to read."""
+        self._drained_at = self._loop.time()
         self.datagrams_sent = 0
         self.datagrams_received = 0
         sock.setblocking(False)
@@ -103,6 +102,16 @@ class UdpSocket:
     def closed(self) -> bool:
         """Whether ``close`` was called."""
         return self._sock.fileno() < 0
+
+    def read_until(self) -> float:
+        """The loop's time up to which all that came has been read."""
+        try:
+            self._sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            self._drained_at = self._loop.time()
+        except OSError:
+            pass  # what the network says of one peer
+        return self._drained_at
 
     def send(self, datagrams: Sequence[tuple[bytes, SocketAddress]]) -> None:
         """Sends the datagrams in order, or keeps them until the kernel takes more."""
@@ -151,7 +160,7 @@ class UdpSocket:
                         address if self._remote is None else self._remote,
                     )
         except BlockingIOError:
-            self.drained_at = self._loop.time()
+            self._drained_at = self._loop.time()
         except OSError as error:
             failure = error
         if received:
