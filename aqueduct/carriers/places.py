@@ -73,19 +73,20 @@ class Places(Generic[Peer]):
         """Who is to give up its place; None: nobody may yet, see ``pause``."""
         known = [(peer, place, peer.heard_at) for peer, place in self._places.items()]
         found = [
-            (place.origin, until, peer)
+            (place.origin, heard_at is not None, until, peer)
             for peer, place, heard_at in known
             if (until := self._patient_until(place, heard_at)) <= now
         ]
         if not found and all(heard_at is not None for _, _, heard_at in known):
             found = [
-                (place.origin, place.came_at, peer)
+                (place.origin, True, place.came_at, peer)
                 for peer, place, _ in known
                 if now - place.came_at >= self._longest
             ]
-        counts = Counter(origin for origin, _, _ in found)
-        found.sort(key=lambda each: (-counts[each[0]], each[1]))
-        return next((peer for _, _, peer in found if not peer.has_input()), None)
+        counts = Counter(origin for origin, _, _, _ in found)
+        # Of one address first those that have sent nothing, the oldest first.
+        found.sort(key=lambda each: (-counts[each[0]], each[1], each[2]))
+        return next((peer for _, _, _, peer in found if not peer.has_input()), None)
 
     def pause(self, now: float) -> float:
         """Seconds after which ``candidate`` may have somebody."""

@@ -71,6 +71,13 @@ def test_a_slow_handshake_is_kept_over_a_silent_peer() -> None:
     assert made.candidate(6.5) is peers["half"]
 
 
+def test_of_those_that_are_silent_one_that_was_never_heard_goes_first() -> None:
+    made, peers = filled(("half", "x", 0.0), ("silent", "x", 3.0), ("later", "x", 3.5))
+    peers["half"].heard_at = 1.0
+    assert made.candidate(3.0) is peers["half"]
+    assert made.candidate(4.0) is peers["silent"]
+
+
 def test_a_peer_whose_bytes_are_unread_is_not_silent() -> None:
     made, peers = filled(("a", "x", 0.0), ("b", "x", 0.1))
     peers["a"].unread = True
