@@ -160,11 +160,12 @@ async def test_silent_peers_take_no_places_from_honest_ones(kind: str, tmp_path:
 async def test_three_hundred_honest_clients_and_six_hundred_silent_peers(
     kind: str, tmp_path: Path
 ) -> None:
-    async with listening(kind, tmp_path, DEFAULT) as (_, address), crowd_at(address) as crowd:
+    config = settings(DEFAULT.stream.half_open)
+    async with listening(kind, tmp_path, config) as (_, address), crowd_at(address) as crowd:
         for _ in range(200):
             await crowd.join("nothing")
         joining = asyncio.gather(*(crowd.join("nothing") for _ in range(400)))
-        await all_connect(address, 300, DEFAULT)
+        await all_connect(address, 300, config)
         await joining
 
 
