@@ -239,8 +239,12 @@ class Connection:
         self._usable()
 
     def _flush(self) -> None:
-        """Gives the transport what may leave, unless it has enough."""
-        while self._writable.is_set() and self.error is None:
+        """Gives the transport what may leave, unless it has enough, or is closing.
+
+        After a loss, asyncio's ``writelines`` of Python 3.12 and 3.13 would watch a socket that is
+        closed: the next one with its number would never be heard.
+        """
+        while self._writable.is_set() and self.error is None and not self._transport.is_closing():
             buffers, size, _ = self.mux.take(self.config.mux.chunk)
             if not size:
                 break
