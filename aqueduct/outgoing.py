@@ -33,7 +33,6 @@ from aqueduct.errors import (
     BatchTooLarge,
     Cancelled,
     ChannelError,
-    ConfigError,
     ConnectionLost,
     DeadlineExceeded,
     Finished,
@@ -513,18 +512,15 @@ class Batches:
 
 
 def window(
-    config: Config, in_flight: int | None, in_flight_bytes: int | None, *, sink: bool = False
+    config: Config, in_flight: int | None, in_flight_bytes: Any, *, sink: bool = False
 ) -> Window:
-    """The window of a call. Raises ConfigError for numbers that cannot work.
+    """The window of a call, of arguments that were checked.
 
     Who says how many batches gets as many; otherwise there may be more of them if they are small.
     A sink answers nothing: unless it is told how many batches, their bytes alone count.
     """
     batches = config.calls.in_flight_batches if in_flight is None else in_flight
     size = config.calls.in_flight_bytes if in_flight_bytes is None else in_flight_bytes
-    for name, value in (("in_flight", batches), ("in_flight_bytes", size)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{name} is {value!r}; it must be a whole number above zero")
     if in_flight is not None:
         return Window(batches, size)
     if sink:

@@ -11,14 +11,13 @@ be spelled as Spark's are: ``inFlight`` is ``in_flight``. Arguments take such te
 from __future__ import annotations
 
 import difflib
-import math
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from aqueduct.address import Address
+from aqueduct.arguments import Kind, above_zero, choice, flag, size, text, whole, words
 from aqueduct.carriers.tls import ClientTls
 from aqueduct.config import COMPRESSIONS
 from aqueduct.errors import ConfigError
@@ -70,9 +69,6 @@ TLS: Final = (
 Reader = Callable[[Any], Any]
 """Takes an option's text, or its value in Python; raises ValueError for what is neither."""
 
-_SIZE: Final = re.compile(r"(\d+)\s*(?:([kmgt])i?)?b?", re.IGNORECASE)
-_SECONDS: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|min|m|h|d)?", re.IGNORECASE)
-_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 _PEM: Final = "-----BEGIN "
 
 
@@ -94,93 +90,14 @@ class Option:
 
         Raises ConfigError that begins with ``where``, by default the option's name.
         """
-        where = where or self.name
-        try:
-            return self.read(given)
-        except ConfigError as error:
-            raise ConfigError(f"{where}: {error}") from None
-        except (ValueError, TypeError, OverflowError):
-            shown = f"of the type {type(given).__name__}" if self.secret else repr(given)
-            raise ConfigError(f"{where} is {shown}; it must be {self.must}") from None
-
-
-def whole(least: int = 1) -> Reader:
-    """Reads whole numbers, ``least`` or more."""
-
-    def read(given: Any) -> int:
-        value = int(given) if isinstance(given, str) else given
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError
-        return value
-
-    return read
-
-
-def size(given: Any) -> int:
-    """Reads sizes above zero: 1024, ``"32m"``, ``"1 GiB"``; the units are powers of 1024."""
-    if isinstance(given, str):
-        found = _SIZE.fullmatch(given.strip())
-        if found is None:
-            raise ValueError
-        unit = (found[2] or "").lower()
-        given = int(found[1]) << (10 * " kmgt".index(unit) if unit else 0)
-    value: int = whole()(given)
-    return value
+        return Kind(self.must, self.read, self.secret).value(given, where or self.name)
 
 
 def seconds(given: Any) -> float | None:
-    """Reads seconds above zero: 2.5, ``"30s"``, ``"500ms"``, ``"2min"``; None is ``"none"``."""
-    if isinstance(given, str):
-        if given.strip().lower() == "none":
-            return None
-        found = _SECONDS.fullmatch(given.strip())
-        if found is None:
-            raise ValueError
-        given = float(found[1]) * _UNITS[(found[2] or "s").lower()]
-    if isinstance(given, bool) or not isinstance(given, int | float):
-        raise ValueError
-    if not 0 < given < math.inf:
-        raise ValueError
-    return given
-
-
-def flag(given: Any) -> bool:
-    """Reads ``"true"`` and ``"false"``, and ``"on"`` and ``"off"``."""
-    if isinstance(given, bool):
-        return given
-    if isinstance(given, str) and given.strip().lower() in ("true", "on"):
-        return True
-    if isinstance(given, str) and given.strip().lower() in ("false", "off"):
-        return False
-    raise ValueError
-
-
-def choice(*values: str) -> Reader:
-    """Reads one of ``values``."""
-
-    def read(given: Any) -> str:
-        value = given.strip().lower() if isinstance(given, str) else given
-        if value not in values:
-            raise ValueError
-        return str(value)
-
-    return read
-
-
-def text(given: Any) -> str:
-    """Reads text that is not empty."""
-    if not isinstance(given, str) or not given:
-        raise ValueError
-    return given
-
-
-def words(given: Any) -> tuple[str, ...]:
-    """Reads ``"a, b"`` or a sequence of text: one text or more."""
-    parts = given.split(",") if isinstance(given, str) else given
-    found = tuple(part.strip() if isinstance(part, str) else "" for part in parts)
-    if not all(found) or not found:
-        raise ValueError
-    return found
+    """Reads durations above zero: 2.5, ``"30s"``, ``"500ms"``, ``"2min"``; None is ``"none"``."""
+    if isinstance(given, str) and given.strip().lower() == "none":
+        return None
+    return above_zero(given)
 
 
 def _addresses(given: Any) -> tuple[str, ...]:
