@@ -317,6 +317,11 @@ class RunningCall(Outputs):
         """The number of the input batch that an answer made now belongs to."""
         return self.taken - 1 if self.taken else 0
 
+    @property
+    def input_fault(self) -> AqueductError | None:
+        """What is wrong with the client's batches, if something is."""
+        return self._fault
+
     # From outside
 
     def abort(self, reason: AqueductError) -> None:
@@ -437,7 +442,9 @@ class RunningCall(Outputs):
             )
             self.read_by(self.decoder.reader)
         if call.output_schema is not None:
-            self.encoder = Encoder(call.output_schema, where=f"the output of {where}", **names)
+            self.encoder = Encoder(
+                call.output_schema, where=f"the output of {where}", fault=handler.fault, **names
+            )
 
     def _accept(self) -> None:
         """Tells the client what batches will come."""
