@@ -11,13 +11,26 @@ be spelled as Spark's are: ``inFlight`` is ``in_flight``. Arguments take such te
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from aqueduct.address import Address
-from aqueduct.arguments import Kind, above_zero, choice, flag, size, text, whole, words
+from aqueduct.arguments import (
+    ARGUMENTS,
+    KINDS,
+    Kind,
+    above_zero,
+    an_instance,
+    choice,
+    flag,
+    size,
+    text,
+    whole,
+    words,
+)
 from aqueduct.carriers.tls import ClientTls
 from aqueduct.config import COMPRESSIONS
 from aqueduct.errors import ConfigError
@@ -28,11 +41,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = [
+    "FUNCTIONS",
     "HEADERS",
     "OPTIONS",
     "PREFIX",
     "TLS",
     "Option",
+    "argument",
     "choice",
     "convert",
     "defaults",
@@ -120,6 +135,76 @@ def _token(given: Any) -> Any:
     if not isinstance(given, str) and not callable(given):
         raise ValueError
     return given
+
+
+def _names(given: Any) -> tuple[str, ...]:
+    if isinstance(given, str):
+        raise TypeError  # its letters are names, too
+    found = tuple(given)
+    if not found or not all(isinstance(name, str) for name in found):
+        raise ValueError
+    return found
+
+
+def _distinct(given: Any) -> tuple[str, ...]:
+    found = _names(given)
+    if len(set(found)) < len(found):
+        raise ValueError
+    return found
+
+
+def _paths(given: Any) -> list[str]:
+    return [given] if isinstance(given, str) else [os.fspath(each) for each in given]
+
+
+def _type(given: Any) -> Any:
+    if isinstance(given, str):
+        return text(given)
+    return an_instance("pyspark.sql.types.DataType")(given)
+
+
+_SESSION: Final = ("pyspark.sql.session.SparkSession", "pyspark.sql.connect.session.SparkSession")
+FUNCTIONS: Final[Mapping[str, Kind]] = MappingProxyType(
+    {
+        "batch_bytes": Kind("a size above zero, such as 2097152 or '2m'", size),
+        "columns": Kind("a list of names, each once", _distinct),
+        "connection_headers": ARGUMENTS["headers"],
+        "config": ARGUMENTS["config"],
+        "form": Kind(
+            "one of 'table', 'key_table', 'batches', 'key_batches'",
+            choice("table", "key_table", "batches", "key_batches"),
+        ),
+        "group_bytes": Kind("a size above zero, such as 67108864 or '64m'", size),
+        "headers": ARGUMENTS["headers"],
+        "keys": Kind("a list of at least one column's name", _names),
+        "on_failure": Kind("'fail' or 'report'", choice("fail", "report")),
+        "paths": Kind("a path, or several as a list", _paths),
+        "read_ahead": Kind("a size above zero, such as 2097152 or '2m'", size),
+        "read_columns": Kind("a list of at least one name, or None", _names),
+        "returns": Kind("'receipts' or 'answers'", choice("receipts", "answers")),
+        "returned_type": Kind("a type of Spark, as DDL text or a DataType", _type),
+        "spark": Kind("a SparkSession", an_instance(*_SESSION)),
+        "split": Kind("a size above zero, such as 134217728 or '128m'", size),
+        "tasks": Kind("a whole number above zero", whole()),
+        "telemetry": KINDS["function"],
+        "tls": ARGUMENTS["tls"],
+        "write": Kind("a directory's path or URI, as text", text),
+    }
+)
+"""What the arguments of functions are that are no options, by name."""
+
+
+def argument(name: str, given: Any, entry: str = "") -> Any:
+    """What was given for an argument that is no option, read by ``FUNCTIONS``.
+
+    ``entry``: the name there, if it is another. Raises ConfigError.
+    """
+    kind = FUNCTIONS[entry or name]
+    try:
+        return kind.read(given)
+    except (ValueError, TypeError, AttributeError):
+        shown = repr(given) if len(repr(given)) < 200 else f"a {type(given).__name__}"
+        raise ConfigError(f"{name}={shown}; it must be {kind.must}") from None
 
 
 _ADDRESS: Final = (
