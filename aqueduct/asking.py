@@ -16,7 +16,7 @@ from aqueduct.arguments import Duration, read_arguments
 from aqueduct.arrow.call import CallHead, Partition
 from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoded, Encoder
-from aqueduct.arrow.schema import check
+from aqueduct.arrow.schema import check_expected
 from aqueduct.arrow.status import Status
 from aqueduct.arrow.unary import Answer, Answers, Question, room_of
 from aqueduct.arrow.wire import HELLO
@@ -223,8 +223,7 @@ class Asker:
         handler = self.head.handler
         schema, expected = answer.read_schema(), self.head.expected
         if expected is not None:
-            where = f"the output of handler {handler!r}"
-            check(expected, schema, where=where, peer=self._peer, handler=handler)
+            check_expected(expected, schema, peer=self._peer, handler=handler)
         decoder = Decoder(
             expected or schema,
             dictionary_limit=self._config.calls.batch_limit,

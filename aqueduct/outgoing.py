@@ -22,7 +22,7 @@ from aqueduct.arrow.compression import compress
 from aqueduct.arrow.cut import Assembler, pieces
 from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoded, Encoder
-from aqueduct.arrow.schema import check
+from aqueduct.arrow.schema import check_expected
 from aqueduct.arrow.status import Status
 from aqueduct.arrow.wire import BATCH, PIECE, STATUS, number_of, one_each
 from aqueduct.config import Config
@@ -389,8 +389,7 @@ class Outgoing(Feed):
         names = {"peer": self.peer, "handler": self.head.handler}
         hello = Hello.decode(headers, payload, kind=self.head.kind, **names)
         if hello.schema is not None and self.head.expected is not None:
-            where = f"the output of handler {self.head.handler!r}"
-            check(self.head.expected, hello.schema, where=where, **names)
+            check_expected(self.head.expected, hello.schema, **names)
         if hello.compression and hello.compression not in self.head.compressions:
             raise BadCall(
                 f"handler {self.head.handler!r} at {self.peer} answered with the compression "

@@ -28,7 +28,7 @@ from aqueduct.arrow.compression import compress
 from aqueduct.arrow.cut import Assembler, batch_headers, pieces
 from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoded, Encoder
-from aqueduct.arrow.schema import check
+from aqueduct.arrow.schema import check, check_expected
 from aqueduct.arrow.status import CANCELLED, OK, Status
 from aqueduct.arrow.wire import BATCH, PIECE, Headers
 from aqueduct.calls import Call
@@ -429,7 +429,7 @@ class RunningCall(Outputs):
         except Exception as error:
             raise handler_failed(error, "could not tell its output schema:") from error
         if head.expected is not None and call.output_schema is not None:
-            check(head.expected, call.output_schema, where=f"the output of {where}", **names)
+            check_expected(head.expected, call.output_schema, **names)
         known = self.config.calls.compressions
         self.compression = next((name for name in head.compressions if name in known), "")
         if call.schema is not None:

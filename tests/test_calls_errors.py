@@ -282,6 +282,27 @@ async def test_a_handler_at_fault_is_told_so_and_not_its_caller(
     assert advice in record.getMessage()
 
 
+@pytest.mark.parametrize("way", ["exchange", "call", "source"])
+async def test_a_caller_that_expects_otherwise_is_told_what_the_handler_declares(
+    service, carrier, way
+):
+    service.handler("echo", output=NUMBERS)(lambda batch: batch)
+    service.handler("give", kind="source", output=NUMBERS)(_give)
+    wanted = pa.schema([("id", pa.int32())])
+    async with connected(service, carrier) as client:
+        with pytest.raises(SchemaMismatch, match=r"output_schema= .* \(id int64\): expect that"):
+            if way == "call":
+                await client.call("echo", numbers(1), output_schema=wanted)
+            elif way == "source":
+                await everything(client.source("give", output_schema=wanted))
+            else:
+                await everything(client.exchange("echo", [numbers(1)], output_schema=wanted))
+
+
+def _give():
+    yield numbers(1)
+
+
 async def test_a_caller_at_fault_is_told_so_and_the_service_does_not_warn(service, carrier, caplog):
     service.handler("echo", input=NUMBERS)(lambda batch: batch)
     wrong = pa.record_batch({"id": pa.array([1], pa.int32())})

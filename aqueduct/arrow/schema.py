@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from aqueduct.errors import SchemaMismatch
 
-__all__ = ["Difference", "check", "difference", "shorten"]
+__all__ = ["Difference", "check", "check_expected", "difference", "shorten"]
 
 _SPARK_TYPES: Final = {
     "bool": "boolean",
@@ -90,6 +90,28 @@ def check(
         text = f"{found.what}; {fault}{found.remedy}" if fault else str(found)
         raise SchemaMismatch(
             f"{where}: {text}" if where else text,
+            peer=peer,
+            handler=handler,
+            column=found.column,
+            wanted=found.wanted,
+            got=found.got,
+        )
+
+
+def check_expected(
+    expected: pa.Schema, declared: pa.Schema, *, peer: str = "", handler: str = ""
+) -> None:
+    """Raises SchemaMismatch if a handler declares another output than its caller expects.
+
+    Then neither has made a mistake in a batch: the caller is told what to expect instead.
+    """
+    found = difference(expected, declared)
+    if found is not None:
+        answers = shorten(", ".join(f"{field.name} {_text(field)}" for field in declared))
+        raise SchemaMismatch(
+            f"the output of handler {handler!r}: {found.what}; output_schema= (in Spark schema=) "
+            f"expects otherwise than the handler declares ({answers}): expect that, and cast the "
+            "answers (in Spark by cast=True)",
             peer=peer,
             handler=handler,
             column=found.column,
