@@ -88,14 +88,20 @@ class Kind:
         """
         try:
             return self.read(given)
-        except ConfigError as error:
-            raise type(error)(f"{where}: {error}") from None
-        except (ValueError, OverflowError):
-            wrong = ConfigError
-        except (TypeError, AttributeError):
+        except Exception as error:  # noqa: BLE001  whatever a value of another kind leads to
+            raise self.refusal(given, where, error) from None
+
+    def refusal(self, given: Any, where: str, error: Exception) -> Exception:
+        """The error to raise where ``read`` has raised ``error``."""
+        if isinstance(error, ConfigError):
+            return type(error)(f"{where}: {error}")
+        wrong = ConfigError
+        if isinstance(error, TypeError | AttributeError):
             wrong = WrongType
+        elif not isinstance(error, ValueError | OverflowError):
+            return error  # of the value's own
         shown = f"of the type {type(given).__name__}" if self.secret else _shown(given)
-        raise wrong(f"{where} is {shown}; it must be {self.must}")
+        return wrong(f"{where} is {shown}; it must be {self.must}")
 
 
 def _shown(given: Any) -> str:
@@ -156,7 +162,7 @@ def duration(given: Any, *, least: float = 0.0) -> float:
         given = float(found[1]) * _SECONDS[unit]
     elif isinstance(given, timedelta):
         given = given.total_seconds()
-    if isinstance(given, bool) or not isinstance(given, numbers.Real):
+    if isinstance(given, bool) or not isinstance(given, (int, float, numbers.Real)):
         raise TypeError
     if not math.isfinite(given) or given < least:
         raise ValueError
@@ -225,7 +231,13 @@ def an_instance(*names: str) -> Callable[[Any], Any]:
 
 
 def _is_one(given: Any, *names: str) -> bool:
-    return any(f"{each.__module__}.{each.__qualname__}" in names for each in type(given).__mro__)
+    kind: Any = type(given)
+    return _is_named(kind, names)
+
+
+@functools.lru_cache(maxsize=256)
+def _is_named(kind: type, names: tuple[str, ...]) -> bool:
+    return any(f"{each.__module__}.{each.__qualname__}" in names for each in kind.__mro__)
 
 
 def words(given: Any) -> tuple[str, ...]:
@@ -332,9 +344,7 @@ def _partition(given: Any) -> Any:
 
 
 def _batches(given: Any) -> Any:
-    if isinstance(given, str | bytes | bytearray | memoryview | Mapping):
-        raise TypeError
-    if isinstance(given, list | tuple):
+    if isinstance(given, (list, tuple)):
         sound: type | None = None
         for each in given:
             if type(each) is sound:
@@ -347,6 +357,8 @@ def _batches(given: Any) -> Any:
                     f"{type(given).__name__}{advice}"
                 )
             sound = type(each)
+    elif isinstance(given, str | bytes | bytearray | memoryview | Mapping):
+        raise TypeError
     elif not isinstance(given, Iterable | AsyncIterable):
         an_instance("pyarrow.lib.RecordBatch", "pyarrow.lib.Table")(given)
     return given
@@ -521,8 +533,7 @@ def checked(**names: str) -> Callable[[Function], Function]:
             kind = ARGUMENTS.get(names.get(name, name))
             reader = None
             if kind is not None:
-                reader = functools.partial(_read, kind, f"{where}: {name}", (parameter.default,))
-                readers[name] = reader
+                reader = readers[name] = _reader(kind, f"{where}: {name}", parameter.default)
             if parameter.kind is parameter.VAR_POSITIONAL:
                 rest = reader
             elif parameter.kind is not parameter.KEYWORD_ONLY:
@@ -561,11 +572,18 @@ def checked(**names: str) -> Callable[[Function], Function]:
     return decorate
 
 
-def _read(kind: Kind, where: str, left_alone: tuple[Any, ...], given: Any) -> Any:
-    for value in left_alone:
-        if given is value:
+def _reader(kind: Kind, where: str, default: Any) -> Callable[[Any], Any]:
+    read = kind.read
+
+    def checking(given: Any) -> Any:
+        if given is default:
             return given
-    return kind.value(given, where)
+        try:
+            return read(given)
+        except Exception as error:  # noqa: BLE001  see ``Kind.value``
+            raise kind.refusal(given, where, error) from None
+
+    return checking
 
 
 def read_arguments(where: str, **given: Any) -> dict[str, Any]:

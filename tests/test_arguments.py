@@ -237,6 +237,16 @@ def test_checked_reads_arguments_wherever_they_stand():
         work("a", wait=None)  # its default is another
 
 
+def test_what_can_be_read_once_is_read_once():
+    @checked(headers="connection_headers")
+    def work(headers):
+        return headers
+
+    assert work(iter([("a", "b")])) == (("a", "b"),)
+    with pytest.raises(ConfigError, match="work: headers is"):
+        work(iter([1]))
+
+
 async def test_checked_leaves_a_coroutine_function_one():
     @checked()
     async def work(timeout):
