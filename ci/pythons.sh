@@ -57,9 +57,13 @@ run() { # suite, arguments of pytest
             python3 -m venv /venv
             export PIP_CERT=/etc/ssl/certs/ca-certificates.crt PIP_DISABLE_PIP_VERSION_CHECK=1
             export PIP_CONSTRAINT=/aqueduct/ci/constraints.txt
-            pip install --quiet setuptools cython
-            pip install --quiet --no-build-isolation \
-                --editable ".[bench,demo,postgres,spark,telemetry,test]"
+            # An installation compiles everything; after it, what has changed is enough.
+            if ! cmp --quiet pyproject.toml /venv/pyproject.toml; then
+                pip install --quiet setuptools cython
+                pip install --quiet --no-build-isolation \
+                    --editable ".[bench,demo,postgres,spark,telemetry,test]"
+                cp pyproject.toml /venv/
+            fi
             python setup.py --quiet build_ext --inplace
             # Some tests read what git has of the tree.
             [ -d .git ] || git init --quiet

@@ -86,19 +86,11 @@ def test_the_face_has_what_it_names(name: str) -> None:
     assert getattr(aqueduct, name) is not None
 
 
-@pytest.mark.parametrize("name", sorted(set(dir(aqueduct)) - set(aqueduct.__all__)))
+@pytest.mark.parametrize("name", aqueduct._SUBMODULES)
 def test_documented_modules_need_no_import_of_their_own(name: str) -> None:
     """In a process of its own, where nothing else has imported them."""
-    if name.startswith("_") or name in (
-        "annotations",
-        "importlib",
-        "Any",
-        "Final",
-        "TYPE_CHECKING",
-    ):
-        return
     code = f"import aqueduct, types; assert isinstance(aqueduct.{name}, types.ModuleType)"
-    subprocess.run([sys.executable, "-I", "-c", code], check=True, timeout=60, cwd="/")
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_the_modules_that_are_shown_are_those_of_the_docs() -> None:
@@ -113,8 +105,8 @@ def test_importing_the_package_is_light() -> None:
         "import sys; before = set(sys.modules); import aqueduct; aqueduct.errors; aqueduct.config\n"
         f"print(*sorted((set(sys.modules) - before) & {set(heavy)!r}))"
     )
-    command = [sys.executable, "-I", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, cwd="/")
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.split() == []
 
 
