@@ -367,7 +367,8 @@ class Serving:
             self._counted["cancelled"] += 1
         elif not running.accepted:
             self._counted["refused"] += 1
-            log.info("%r was refused: %s", running.call, status.message)
+            level = logging.WARNING if isinstance(error, HandlerFailed) else logging.INFO
+            log.log(level, "%r was refused: %s", running.call, status.message)
         else:
             self._counted["failed"] += 1
             # What the handler did wrong is for whoever looks after the service.
