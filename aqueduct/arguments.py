@@ -312,8 +312,9 @@ def _pairs(given: Any) -> Any:
         raise TypeError
     pairs = tuple(given.items() if isinstance(given, Mapping) else given)
     for key, value in pairs:
-        _text_or_bytes(key)
-        _text_or_bytes(value)
+        for part in (key, value):
+            if not isinstance(part, str):
+                _buffer(part)
     return given if isinstance(given, Mapping) else pairs
 
 
@@ -372,7 +373,7 @@ def _listening(given: Any) -> Any:
     """An address, what was bound before, or several of them."""
     if isinstance(given, str):
         return given
-    if isinstance(given, list | tuple):
+    if isinstance(given, Iterable) and not isinstance(given, bytes | Mapping):
         return [_listening(each) for each in given]
     return an_instance("aqueduct.address.Address", "aqueduct.carriers.contract.Bound")(given)
 

@@ -526,6 +526,21 @@ async def test_wrong_arguments_of_serving_are_refused(options, argument):
             pass
 
 
+async def test_addresses_may_be_any_iterable():
+    service = aqueduct.Service("x")
+    for addresses in (
+        {"memory://arguments"},
+        iter(["memory://arguments"]),
+        ("memory://arguments",),
+    ):
+        async with service.serving(addresses) as running:
+            assert running.addresses == ["memory://arguments"]
+    headers = [(bytearray(b"k"), memoryview(b"v")), ("a", "b")]
+    async with service.serving("memory://arguments"):
+        async with await aqueduct.Client.connect("memory://arguments", headers=iter(headers)):
+            pass
+
+
 async def test_wrong_arguments_of_the_ends_of_a_service_are_refused():
     service = aqueduct.Service("x")
     with refused("drain"):
