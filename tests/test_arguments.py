@@ -31,6 +31,8 @@ from aqueduct.arguments import (
 )
 from aqueduct.errors import AqueductError, ConfigError, LocalProtocolError, WrongType
 
+LOOSE: Any = aqueduct
+"""For calls that a type checker would refuse, too."""
 BATCH = pa.record_batch({"id": [1, 2]})
 NAN, INF = math.nan, math.inf
 
@@ -434,7 +436,7 @@ def test_a_sync_client_refuses_the_same():
     service.handler("echo")(lambda batch: batch)
 
     def ask(address: str) -> None:
-        with aqueduct.SyncClient(address) as client:
+        with LOOSE.SyncClient(address) as client:
             for name, value in OF_CALLS:
                 with refused(name):
                     client.exchange("echo", [BATCH], **{name: value})
@@ -527,7 +529,7 @@ async def test_wrong_arguments_of_serving_are_refused(options, argument):
 
 
 async def test_addresses_may_be_any_iterable():
-    service = aqueduct.Service("x")
+    service = LOOSE.Service("x")
     for addresses in (
         {"memory://arguments"},
         iter(["memory://arguments"]),
@@ -537,12 +539,12 @@ async def test_addresses_may_be_any_iterable():
             assert running.addresses == ["memory://arguments"]
     headers = [(bytearray(b"k"), memoryview(b"v")), ("a", "b")]
     async with service.serving("memory://arguments"):
-        async with await aqueduct.Client.connect("memory://arguments", headers=iter(headers)):
+        async with await LOOSE.Client.connect("memory://arguments", headers=iter(headers)):
             pass
 
 
 async def test_wrong_arguments_of_the_ends_of_a_service_are_refused():
-    service = aqueduct.Service("x")
+    service = LOOSE.Service("x")
     with refused("drain"):
         async with service.serving("aqueduct+tcp://127.0.0.1:0", drain="5m"):
             pass
@@ -559,16 +561,16 @@ async def test_wrong_arguments_of_the_ends_of_a_service_are_refused():
 @pytest.mark.parametrize(
     ("make", "argument"),
     [
-        (lambda: aqueduct.ClientTls(ca=5), "ClientTls.ca"),
-        (lambda: aqueduct.ClientTls(verify="off"), "ClientTls.verify"),
-        (lambda: aqueduct.ClientTls(server_name=5), "ClientTls.server_name"),
-        (lambda: aqueduct.ClientTls(password=b"x"), "ClientTls.password is of the type bytes"),
-        (lambda: aqueduct.ServerTls(None), "ServerTls.certificate"),
-        (lambda: aqueduct.dev_certificate(5), "names"),
-        (lambda: aqueduct.dev_certificate("abc"), "names"),
-        (lambda: aqueduct.dev_certificate(days="x"), "days"),
-        (lambda: aqueduct.channel(mode="ordered"), "mode"),
-        (lambda: aqueduct.channel(oneshot=1), "oneshot"),
+        (lambda: LOOSE.ClientTls(ca=5), "ClientTls.ca"),
+        (lambda: LOOSE.ClientTls(verify="off"), "ClientTls.verify"),
+        (lambda: LOOSE.ClientTls(server_name=5), "ClientTls.server_name"),
+        (lambda: LOOSE.ClientTls(password=b"x"), "ClientTls.password is of the type bytes"),
+        (lambda: LOOSE.ServerTls(None), "ServerTls.certificate"),
+        (lambda: LOOSE.dev_certificate(5), "names"),
+        (lambda: LOOSE.dev_certificate("abc"), "names"),
+        (lambda: LOOSE.dev_certificate(days="x"), "days"),
+        (lambda: LOOSE.channel(mode="ordered"), "mode"),
+        (lambda: LOOSE.channel(oneshot=1), "oneshot"),
     ],
 )
 def test_wrong_arguments_of_small_things_are_refused(make, argument):

@@ -108,7 +108,8 @@ def test_settings_are_durations_and_sizes() -> None:
 
 
 def test_what_a_kernel_cannot_take_is_refused() -> None:
-    for kind, name in ((Stream, "backlog"), (Quic, "socket_buffer"), (Stream, "unix_buffer")):
+    cases: list[tuple[Any, str]] = [(Stream, "backlog"), (Stream, "unix_buffer")]
+    for kind, name in (*cases, (Quic, "socket_buffer")):
         with pytest.raises(ConfigError, match=f"{name} is 1099511627776; .* takes at most"):
             kind(**{name: 1 << 40})
     with pytest.raises(ConfigError, match="the most that is possible"):

@@ -60,7 +60,15 @@ def test_constraints_are_within_the_bounds(project: dict) -> None:
 
 def test_the_sdist_has_every_file_of_the_project(tmp_path: Path) -> None:
     """What its tests and docs need is there: examples, benchmarks, docs, and what runs them."""
-    command = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", tmp_path]
+    command = [
+        sys.executable,
+        "-m",
+        "build",
+        "--sdist",
+        "--no-isolation",
+        "--outdir",
+        str(tmp_path),
+    ]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=150)
     (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as opened:

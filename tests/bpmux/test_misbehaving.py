@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -297,7 +299,7 @@ async def test_nothing_is_written_after_a_loss(family: str, tmp_path: Path, work
         connection, transport = pair.client, pair.client._transport
         number = transport.get_extra_info("socket").fileno()
         transport.abort()  # the loop tells the connection of it only in its next turn
-        begin = {
+        begin: dict[str, Callable[[], Any]] = {
             "request": lambda: asyncio.create_task(connection.request(b"?", timeout=5)),
             "sink": lambda: connection.open_sink(b"open"),
             "stream": lambda: connection.open_stream(b"open"),
@@ -308,7 +310,7 @@ async def test_nothing_is_written_after_a_loss(family: str, tmp_path: Path, work
         # A chunk for the transport at once, and what a user does before it is told.
         connection.open_sink(b"first")
         begun = begin[work]()
-        await within(connection.wait_closed())
+        await within(asyncio.ensure_future(connection.wait_closed()))
         if isinstance(begun, asyncio.Task):
             with pytest.raises(ConnectionLost):
                 await within(begun)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -132,7 +133,8 @@ def test_durations_of_options_have_the_units_of_arguments(name):
         assert convert({name: given}, OPTIONS) == {name: found}
     with pytest.raises(ConfigError, match=f"option {name}: '5m': m is no unit of time; write 5min"):
         convert({name: "5m"}, OPTIONS)
-    for wrong in (0, -1, "-1s", float("nan"), float("inf"), True, "1e3", []):
+    wrongs: list[Any] = [0, -1, "-1s", float("nan"), float("inf"), True, "1e3", []]
+    for wrong in wrongs:
         with pytest.raises(
             ConfigError, match=f"option {name} is .*; it must be seconds above zero"
         ):
@@ -143,7 +145,8 @@ def test_durations_of_options_have_the_units_of_arguments(name):
 def test_sizes_of_options_have_the_units_of_arguments(name):
     for given, found in (("64k", 64 << 10), ("1.5 GiB", 3 << 29), ("7", 7), (7, 7)):
         assert convert({name: given}, OPTIONS) == {name: found}
-    for wrong in (0, -1, 1.5, True, "5min", "1 month", int, []):
+    wrongs: list[Any] = [0, -1, 1.5, True, "5min", "1 month", int, []]
+    for wrong in wrongs:
         with pytest.raises(ConfigError, match=f"option {name} is .*; it must be a size above zero"):
             convert({name: wrong}, OPTIONS)
 
