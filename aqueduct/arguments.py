@@ -589,10 +589,14 @@ def _reader(kind: Kind, where: str, default: Any) -> Callable[[Any], Any]:
 
 def read_arguments(where: str, **given: Any) -> dict[str, Any]:
     """The same for arguments that one call of many shows: None is allowed. Raises ConfigError."""
-    return {
-        name: None if value is None else ARGUMENTS[name].value(value, f"{where}: {name}")
-        for name, value in given.items()
-    }
+    for name, value in given.items():
+        if value is not None:
+            kind = ARGUMENTS[name]
+            try:
+                given[name] = kind.read(value)
+            except Exception as error:  # noqa: BLE001  see ``Kind.value``
+                raise kind.refusal(value, f"{where}: {name}", error) from None
+    return given
 
 
 def check_fields(settings: Any, *, zero_allowed: Iterable[str] = ()) -> None:

@@ -418,6 +418,12 @@ async def test_wrong_arguments_of_an_exchange_are_refused(client, name, value):
             await client.sink(**{**given, "handler": given["handler"]})
 
 
+async def test_a_bool_is_no_number_although_it_equals_one(client):
+    assert await client.call("echo", BATCH, deadline=1) == BATCH
+    with refused("deadline is True"):
+        await client.call("echo", BATCH, deadline=True)
+
+
 async def test_durations_and_sizes_of_calls_are_text_too(client):
     stream = client.exchange("echo", [BATCH], deadline="30s", in_flight="2", in_flight_bytes="1m")
     assert [batch async for batch in stream] == [BATCH]
