@@ -20,18 +20,23 @@ if TYPE_CHECKING:
     from aqueduct import address as address
     from aqueduct import arguments as arguments
     from aqueduct import arrow as arrow
+    from aqueduct import blocking as blocking
     from aqueduct import bpmux as bpmux
+    from aqueduct import calls as calls
     from aqueduct import client as client
     from aqueduct import config as config
     from aqueduct import endpoint as endpoint
     from aqueduct import errors as errors
     from aqueduct import handlers as handlers
     from aqueduct import service as service
+    from aqueduct import serving as serving
     from aqueduct import sinks as sinks
+    from aqueduct import stream as stream
     from aqueduct import sync as sync
     from aqueduct import tables as tables
     from aqueduct import telemetry as telemetry
     from aqueduct import wire as wire
+    from aqueduct import writes as writes
     from aqueduct.arrow.call import Partition
     from aqueduct.arrow.describe import Description
     from aqueduct.blocking import SyncStream
@@ -103,18 +108,23 @@ _SUBMODULES: Final = (
     "address",
     "arguments",
     "arrow",
+    "blocking",
     "bpmux",
+    "calls",
     "client",
     "config",
     "endpoint",
     "errors",
     "handlers",
     "service",
+    "serving",
     "sinks",
+    "stream",
     "sync",
     "tables",
     "telemetry",
     "wire",
+    "writes",
 )
 """Those that are documented: ``aqueduct.errors`` needs no import of its own."""
 
