@@ -8,7 +8,7 @@ PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check
 CYTHON := $(wildcard aqueduct/_speedups/*.pyx aqueduct/_speedups/*.pxd)
 COMPILED := $(patsubst %.pyi,%,$(subst /,.,$(wildcard aqueduct/_speedups/*.pyi)))
 
-.PHONY: help demo test test-long fuzz requirements sabotage profiled bench bench-spark bench-check wheel wheels lint format setup clean
+.PHONY: help demo test test-long pythons fuzz requirements sabotage profiled bench bench-spark bench-check wheel wheels lint format setup clean
 
 help:           ## these lines
 	@sed -nE 's/^([a-z-]+):.*## /\1\t/p' Makefile | expand -t 14
@@ -23,6 +23,9 @@ test: lint .venv/spark.jsa ## lint, and every test that is not long; about 12 mi
 
 test-long: setup ## the tests that are too long for every run
 	ci/env pytest -m long tests
+
+pythons:        ## the tests that are not Spark's with the other Pythons of Debian, as root; ci/pythons.sh has more
+	ci/pythons.sh
 
 requirements: setup ## each requirement of docs/protocols with its tests
 	ci/env python -m tests.requirements

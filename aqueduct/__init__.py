@@ -6,6 +6,9 @@
 - ``Config`` and its parts in ``aqueduct.config``; every error in ``aqueduct.errors``.
 - ``connect``, ``serve``, ``channel``, ``Sender``, ``Receiver``, ``Message``: the channels beneath,
   which need no Arrow. See ``aqueduct.endpoint``.
+- ``aqueduct.bpmux``: requests, sinks and streams over TCP or Unix sockets, without Aqueduct.
+
+The modules named here need no import of their own: ``aqueduct.errors.Busy``.
 """
 
 from __future__ import annotations
@@ -14,6 +17,26 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from aqueduct import address as address
+    from aqueduct import arguments as arguments
+    from aqueduct import arrow as arrow
+    from aqueduct import blocking as blocking
+    from aqueduct import bpmux as bpmux
+    from aqueduct import calls as calls
+    from aqueduct import client as client
+    from aqueduct import config as config
+    from aqueduct import endpoint as endpoint
+    from aqueduct import errors as errors
+    from aqueduct import handlers as handlers
+    from aqueduct import service as service
+    from aqueduct import serving as serving
+    from aqueduct import sinks as sinks
+    from aqueduct import stream as stream
+    from aqueduct import sync as sync
+    from aqueduct import tables as tables
+    from aqueduct import telemetry as telemetry
+    from aqueduct import wire as wire
+    from aqueduct import writes as writes
     from aqueduct.arrow.call import Partition
     from aqueduct.arrow.describe import Description
     from aqueduct.blocking import SyncStream
@@ -81,10 +104,36 @@ _MODULES: Final = {
     "serve": "aqueduct.endpoint.serving",
 }
 
+_SUBMODULES: Final = (
+    "address",
+    "arguments",
+    "arrow",
+    "blocking",
+    "bpmux",
+    "calls",
+    "client",
+    "config",
+    "endpoint",
+    "errors",
+    "handlers",
+    "service",
+    "serving",
+    "sinks",
+    "stream",
+    "sync",
+    "tables",
+    "telemetry",
+    "wire",
+    "writes",
+)
+"""Those that are documented: ``aqueduct.errors`` needs no import of its own."""
+
 
 def __getattr__(name: str) -> Any:
     module = _MODULES.get(name)
     if module is None:
+        if name in _SUBMODULES:
+            return importlib.import_module(f"aqueduct.{name}")
         raise AttributeError(f"module 'aqueduct' has no attribute {name!r}")
     found = getattr(importlib.import_module(module), name)
     globals()[name] = found
@@ -92,4 +141,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_SUBMODULES})

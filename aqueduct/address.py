@@ -10,8 +10,8 @@
 
 Options of ``aqueduct://`` and ``aqueduct+tls://``: ``verify=off`` (no certificate check),
 ``fingerprint=sha256:HEX`` (pin the server's certificate), ``ca=FILE``, ``server_name=NAME``. Of
-``aqueduct://`` alone: ``datagram_size=BYTES``. Of ``aqueduct+unix://``: ``mode=OCTAL``, the rights
-of the socket file that a listener makes.
+``aqueduct://`` alone: ``datagram_size=BYTES``, such as 1200 or 8k. Of ``aqueduct+unix://``:
+``mode=OCTAL``, the rights of the socket file that a listener makes.
 
 Of all of them: ``compression=lz4`` or ``zstd``, which clients ask for in their calls.
 
@@ -28,6 +28,7 @@ from types import MappingProxyType
 from typing import Final
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, unquote_to_bytes, urlsplit
 
+from aqueduct.arguments import Kind, checked, size, whole
 from aqueduct.config import COMPRESSIONS
 from aqueduct.errors import ConfigError
 
@@ -62,6 +63,7 @@ class Address:
     """The file of a Unix socket; else empty."""
 
     @classmethod
+    @checked()
     def parse(cls, text: str) -> Address:
         """Parses ``text``. Raises ConfigError that names what is wrong and what would do."""
         scheme, separator, _ = text.partition("://")
@@ -78,7 +80,10 @@ class Address:
             parts = urlsplit(text)
             port = parts.port
         except ValueError as error:
-            raise ConfigError(f"{text!r}: {error}") from error
+            raise ConfigError(
+                f"{text!r}: {error}; a port is a number from 0 to 65535, and an IPv6 address has "
+                f"brackets, as in {scheme}://[::1]:{DEFAULT_PORT}"
+            ) from error
         options: dict[str, str] = {}
         for name, value in parse_qsl(parts.query, keep_blank_values=True):
             if name not in _OPTIONS[scheme]:
@@ -152,9 +157,10 @@ def _check_options(text: str, options: dict[str, str]) -> None:
             f"{text!r}: compression is {options['compression']!r}; it must be one of "
             f"{', '.join(COMPRESSIONS)}, none"
         )
-    size = options.get("datagram_size", "auto")
-    if size != "auto" and not (size.isdigit() and 1200 <= int(size) <= 16383):
-        raise ConfigError(f"{text!r}: datagram_size must be auto or 1200 to 16383")
+    if options.get("datagram_size", "auto") != "auto":
+        kind = Kind("auto or 1200 to 16383 bytes", lambda given: whole(1200, 16383)(size(given)))
+        found = kind.value(options["datagram_size"], f"{text!r}: datagram_size")
+        options["datagram_size"] = str(found)
     if "mode" in options and not _MODE.match(options["mode"]):
         raise ConfigError(
             f"{text!r}: mode is {options['mode']!r}; it must be three octal digits, such as 0600 "

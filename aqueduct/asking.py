@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from aqueduct.arguments import Duration, read_arguments
 from aqueduct.arrow.call import CallHead, Partition
 from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoded, Encoder
-from aqueduct.arrow.schema import check
+from aqueduct.arrow.schema import check_expected
 from aqueduct.arrow.status import Status
 from aqueduct.arrow.unary import Answer, Answers, Question, room_of
 from aqueduct.arrow.wire import HELLO
@@ -222,8 +223,7 @@ class Asker:
         handler = self.head.handler
         schema, expected = answer.read_schema(), self.head.expected
         if expected is not None:
-            where = f"the output of handler {handler!r}"
-            check(expected, schema, where=where, peer=self._peer, handler=handler)
+            check_expected(expected, schema, peer=self._peer, handler=handler)
         decoder = Decoder(
             expected or schema,
             dictionary_limit=self._config.calls.batch_limit,
@@ -264,14 +264,14 @@ class Askers:
     def __init__(self, make: Callable[[CallHead], Asker], token: bytes | None) -> None:
         self._make = make
         self._token = token
-        self._kept: dict[tuple[str, float | None, str | bytes | None], Asker] = {}
+        self._kept: dict[tuple[str, Duration | None, str | bytes | None], Asker] = {}
 
     def find(
         self,
         handler: str,
         batch: pa.RecordBatch,
         output_schema: pa.Schema | None,
-        deadline: float | None,
+        deadline: Duration | None,
         headers: Mapping[str, str] | None,
         run: str,
         attempt: str,
@@ -286,20 +286,34 @@ class Askers:
             )
         key = (handler, deadline, token)
         alike = headers is None and partition is None and not run and not attempt
-        if alike:
-            found = self._kept.get(key)
-            if (
-                found is not None
-                and batch.schema.equals(found.schema, check_metadata=True)
-                and same_schema(found.head.expected, output_schema)
-            ):
-                return found
+        if alike and deadline is not True:  # which a dict takes for 1
+            try:
+                found = self._kept.get(key)
+                if (
+                    found is not None
+                    and batch.schema.equals(found.schema, check_metadata=True)
+                    and same_schema(found.head.expected, output_schema)
+                ):
+                    return found
+            except TypeError:
+                pass  # an argument is none of its kind, as is said now
+        given = read_arguments(
+            "call",
+            handler=handler,
+            output_schema=output_schema,
+            deadline=deadline,
+            headers=headers,
+            run=run,
+            attempt=attempt,
+            token=token,
+            partition=partition,
+        )
         head = CallHead(
             handler=handler,
             kind="exchange",
             schema=batch.schema,
             expected=output_schema,
-            deadline=deadline,
+            deadline=given["deadline"],
             run=run,
             attempt=attempt,
             token=self._token if token is None else token_bytes(token),

@@ -10,6 +10,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from aqueduct.arguments import checked
 from aqueduct.arrow.call import CallHead, Kind, Partition
 from aqueduct.carriers.contract import PeerCredentials, PeerIdentity
 from aqueduct.endpoint import Connection
@@ -146,6 +147,7 @@ class Call:
         if self._reason is not None:
             raise self._reason
 
+    @checked()
     def on_cancel(self, callback: Callable[[], object]) -> None:
         """Calls ``callback()`` once when the call is cancelled, at once if it already is.
 

@@ -14,12 +14,14 @@ import signal
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, TextIO
 
 from aqueduct.address import Address
-from aqueduct.errors import AqueductError
+from aqueduct.arguments import KINDS
+from aqueduct.errors import AqueductError, ConfigError
 from aqueduct.escaping import escape, one_line
 from aqueduct.loading import load_service
 from aqueduct.worker import HURRY
@@ -94,23 +96,23 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--workers",
         metavar="N",
-        type=_positive,
+        type=_reader("count"),
         help="serve by so many processes, which share the addresses and are replaced when they "
         "die (by default: by this one process)",
     )
     serve.add_argument(
         "--restarts",
         metavar="N",
-        type=_whole,
+        type=_reader("count or zero"),
         default=10,
         help="deaths of workers within a minute that are borne; one more ends the service (10)",
     )
     serve.add_argument(
         "--start-timeout",
-        metavar="SECONDS",
-        type=_positive,
+        metavar="DURATION",
+        type=_reader("duration"),
         default=300,
-        help="how long a worker may take to load the service and to listen (300)",
+        help="how long a worker may take to load the service and to listen: seconds, or 5min (300)",
     )
     serve.set_defaults(run=_serve, usage=serve)
 
@@ -125,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
 
     ping = commands.add_parser("ping", help="the times of a handshake and of round trips")
     ping.add_argument("address", metavar="ADDRESS")
-    ping.add_argument("--count", type=_positive, default=4, help="round trips (4)")
+    ping.add_argument("--count", type=_reader("count"), default=4, help="round trips (4)")
     _add_certificate(ping)
     ping.set_defaults(run=_ping, usage=ping)
 
@@ -163,14 +165,16 @@ def _version() -> str:
         return "(not installed)"
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above zero")
-    return int(text)
+def _reader(kind: str) -> Callable[[str], Any]:
+    """What reads an argument of this kind of ``aqueduct.arguments.KINDS``."""
 
+    def read(text: str) -> Any:
+        try:
+            return KINDS[kind].value(text, "it")
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
 
-def _whole(text: str) -> int:
-    return 0 if text == "0" else _positive(text)
+    return read
 
 
 # ------------------------------------------------------------------ serve

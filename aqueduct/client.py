@@ -14,11 +14,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 import pyarrow as pa
 
 from aqueduct.address import Address
+from aqueduct.arguments import Duration, Size, checked
 from aqueduct.arrow.call import AS_COMPLETED, FAILURES, CallHead, Kind, Partition
 from aqueduct.arrow.compression import codec_of
 from aqueduct.arrow.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
@@ -65,6 +66,7 @@ _NO_WISHES: Final[frozenset[str]] = frozenset()
 class Client:
     """One connection to a service; any number of calls at once. Made by ``connect``."""
 
+    @checked(address="client_address")
     def __init__(
         self,
         connection: Connection,
@@ -91,9 +93,10 @@ class Client:
         self._heard: dict[str, Heard] = {}
 
     @classmethod
+    @checked(headers="connection_headers")
     async def connect(
         cls,
-        address: str,
+        address: str | Address,
         *,
         config: Config = DEFAULT,
         tls: ClientTls | None = None,
@@ -117,7 +120,8 @@ class Client:
         )
         if keep_alive:
             connection.hold()
-        compression = codec_of(Address.parse(address).options.get("compression", "none"))
+        parsed = address if isinstance(address, Address) else Address.parse(address)
+        compression = codec_of(parsed.options.get("compression", "none"))
         return cls(connection, address=plain(address), token=token, compression=compression)
 
     @property
@@ -130,6 +134,7 @@ class Client:
         """Whether no call is under way."""
         return not self._calls and not self._watches.asking
 
+    @checked()
     def exchange(
         self,
         handler: str,
@@ -138,8 +143,8 @@ class Client:
         schema: pa.Schema | None = None,
         output_schema: pa.Schema | None = None,
         in_flight: int | None = None,
-        in_flight_bytes: int | None = None,
-        deadline: float | None = None,
+        in_flight_bytes: Size | None = None,
+        deadline: Duration | None = None,
         headers: Mapping[str, str] | None = None,
         run: str = "",
         attempt: str = "",
@@ -160,8 +165,8 @@ class Client:
         - ``schema``: of ``batches``; may be left out for a list, Table, RecordBatch or
           RecordBatchReader.
         - ``output_schema``: of what must come back; compared before any batch is worked on.
-        - ``deadline``: seconds for the whole call. Without it the call fails when nothing moves
-          for Timing.progress_deadline while you wait for it.
+        - ``deadline``: for the whole call, in seconds or as text such as "500ms". Without it the
+          call fails when nothing moves for Timing.progress_deadline while you wait for it.
         - ``headers``: text for the handler's ``call.headers``; ``run`` and ``attempt``: the same
           for every attempt at one piece of work, and what tells the attempts apart; ``token``:
           instead of the client's; ``partition``: the share of the work that this call is.
@@ -201,7 +206,7 @@ class Client:
         batch: pa.RecordBatch,
         *,
         output_schema: pa.Schema | None = None,
-        deadline: float | None = None,
+        deadline: Duration | None = None,
         headers: Mapping[str, str] | None = None,
         run: str = "",
         attempt: str = "",
@@ -229,7 +234,7 @@ class Client:
         batch: pa.RecordBatch,
         *,
         output_schema: pa.Schema | None = None,
-        deadline: float | None = None,
+        deadline: Duration | None = None,
         headers: Mapping[str, str] | None = None,
         run: str = "",
         attempt: str = "",
@@ -242,12 +247,13 @@ class Client:
         )
         return pa.Table.from_batches(batches, schema)
 
+    @checked()
     def source(
         self,
         handler: str,
         *,
         output_schema: pa.Schema | None = None,
-        deadline: float | None = None,
+        deadline: Duration | None = None,
         headers: Mapping[str, str] | None = None,
         run: str = "",
         attempt: str = "",
@@ -271,6 +277,7 @@ class Client:
             compression=compression,
         )
 
+    @checked()
     async def sink(
         self,
         handler: str,
@@ -278,8 +285,8 @@ class Client:
         *,
         schema: pa.Schema | None = None,
         in_flight: int | None = None,
-        in_flight_bytes: int | None = None,
-        deadline: float | None = None,
+        in_flight_bytes: Size | None = None,
+        deadline: Duration | None = None,
         headers: Mapping[str, str] | None = None,
         run: str = "",
         attempt: str = "",
@@ -319,13 +326,15 @@ class Client:
         stream = self.source(DESCRIBE, output_schema=DESCRIBE_SCHEMA)
         return Description.from_batches([batch async for batch in stream], peer=self.address)
 
-    async def ping(self, *, timeout: float | None = None) -> float:
+    @checked()
+    async def ping(self, *, timeout: Duration | None = None) -> float:
         """The seconds of a round trip.
 
         Raises ConnectionLost, or DeadlineExceeded after ``timeout`` seconds (by default
         Timing.idle_timeout).
         """
-        seconds = self.config.timing.idle_timeout if timeout is None else timeout
+        given = self.config.timing.idle_timeout if timeout is None else timeout
+        seconds = cast("float", given)  # as ``checked`` read it
         try:
             async with asyncio.timeout(seconds):
                 return await self.connection.ping()
@@ -382,7 +391,7 @@ class Client:
         handler: str,
         batch: pa.RecordBatch,
         output_schema: pa.Schema | None,
-        deadline: float | None,
+        deadline: Duration | None,
         headers: Mapping[str, str] | None,
         run: str,
         attempt: str,
@@ -539,10 +548,11 @@ def connection_headers(headers: ConnectionHeaders) -> tuple[tuple[bytes, bytes],
     return tuple((_bytes(key), _bytes(value)) for key, value in pairs)
 
 
-def plain(address: str) -> str:
+def plain(address: str | Address) -> str:
     """An address without its options, as it was written. Raises ConfigError if it is none."""
-    Address.parse(address)
-    return address.partition("?")[0]
+    if isinstance(address, str):
+        Address.parse(address)
+    return str(address).partition("?")[0]
 
 
 def _bytes(text: str | bytes) -> bytes:

@@ -1,15 +1,17 @@
 """Every limit, window and timeout, as frozen dataclasses with the defaults of the design.
 
-Sizes are in bytes, times in seconds. A value that cannot work raises ConfigError at once.
+Sizes are in bytes and times in seconds, or text: ``Timing(idle_timeout="2min")``,
+``Flow(receive_budget="32m")``; ``aqueduct.arguments`` has the units. A value that cannot work
+raises ConfigError at once.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, SupportsIndex
+from typing import Any, Final, SupportsIndex, TypeAlias
 
+from aqueduct.arguments import Kind, an_instance, check_fields
 from aqueduct.errors import ConfigError
 
 __all__ = [
@@ -31,96 +33,103 @@ KiB: Final = 1 << 10
 MiB: Final = 1 << 20
 GiB: Final = 1 << 30
 _CONGESTION_NAME: Final = 15  # TCP_CA_NAME_MAX of Linux, less the final zero
+_BACKLOG: Final = (1 << 31) - 1
 COMPRESSIONS: Final = ("lz4", "zstd")
 """Those of Arrow, in the order of its ``CompressionType``."""
 
 
-def _require_positive(settings: Any, *, zero_allowed: Iterable[str] = ()) -> None:
-    for entry in fields(settings):
-        value = getattr(settings, entry.name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            continue
-        if value < 0 or (value == 0 and entry.name not in zero_allowed):
-            name = f"{type(settings).__name__}.{entry.name}"
-            raise ConfigError(f"{name} is {value!r}; it must be above zero")
+# How a setting is read and checked is said by its type; see ``aqueduct.arguments.FIELDS``.
+Bytes: TypeAlias = int
+Count: TypeAlias = int
+Seconds: TypeAlias = float
+Share: TypeAlias = float
+
+
+def _require_at_most(settings: Any, most: int, *names: str) -> None:
+    for name in names:
+        if getattr(settings, name) > most:
+            raise ConfigError(
+                f"{type(settings).__name__}.{name} is {getattr(settings, name)!r}; "
+                f"a socket takes at most {most} bytes"
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What a peer may ask of this side before the connection closes (AQ-R31)."""
 
-    frame_bytes: int = 16 * MiB
+    frame_bytes: Bytes = 16 * MiB
     """The largest frame; a MESSAGE counts with headers, attachments and payload."""
-    header_bytes: int = 64 * KiB
+    header_bytes: Bytes = 64 * KiB
     """The largest block of header data."""
-    block_bytes: int = 4 * MiB
+    block_bytes: Bytes = 4 * MiB
     """The largest block of attachments, or of ranges in an ack: they are held whole, and as numbers
     and pairs they take many times that for a moment."""
-    attachments: int = 1024
+    attachments: Count = 1024
     """Attachments in one message."""
-    channels: int = 100_000
+    channels: Count = 100_000
     """Channels of one connection that have state, counting attachments not yet taken. Those of up
     to 4 calls that have just been answered count until they are said to be closed, 25 ms later at
     most."""
-    unacknowledged: int = 1 << 20
+    unacknowledged: Count = 1 << 20
     """Unacknowledged messages of one sender; above it, sending waits."""
-    received_ranges: int = 65_536
+    received_ranges: Count = 65_536
     """Ranges of received message numbers of one channel, that is, holes plus one."""
-    destroyed_ranges: int = 1 << 16
+    destroyed_ranges: Count = 1 << 16
     """Ranges of destroyed indexes kept for each of the remote channel spaces (AQ-R24)."""
-    unready_connections: int = 512
+    unready_connections: Count = 512
     """Connections of a server whose peer has not sent its connection headers. For each one more,
     the address with the most silent ones loses its oldest (Timing.handshake_silence)."""
-    connections_address: int | None = None
+    connections_address: Count | None = None
     """Connections of a server from one IP address, one IPv6 network of 64 bits, or one process
     behind a Unix socket. None: any number, for sidecars and NAT have one address for all."""
-    early_datagrams: int = 64
+    early_datagrams: Count = 64
     """Datagrams kept until the peer's CONNECTION_HEADERS arrive (AQ-R10)."""
-    early_datagram_bytes: int = 1 * MiB
+    early_datagram_bytes: Bytes = 1 * MiB
     """The bytes of those datagrams."""
 
     def __post_init__(self) -> None:
-        _require_positive(self)
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
     """Windows, budgets and marks: how much may be under way."""
 
-    receive_budget: int = 64 * MiB
+    receive_budget: Bytes = 64 * MiB
     """Admitted and not yet taken by the application, for one connection."""
-    channel_receive_bytes: int = 16 * MiB
+    channel_receive_bytes: Bytes = 16 * MiB
     """The same for one channel; one message is always admitted."""
-    message_overhead: int = 512
+    message_overhead: Bytes = 512
     """What a message is charged beside its declared size."""
-    initial_window: int = 64 * KiB
+    initial_window: Bytes = 64 * KiB
     """What a peer may send on a stream before anything of it is admitted."""
-    read_ahead: int = 4 * MiB
+    read_ahead: Bytes = 4 * MiB
     """How far a stream of large messages may run ahead of the admitted one; charged."""
-    loopback_read_ahead: int = 1 * MiB
+    loopback_read_ahead: Bytes = 1 * MiB
     """The same at most over TCP and TLS while as much is sent as is received, if both ends are on
     this machine. There is no way that has to be filled: what runs ahead lies in the machine's
     memory, and is read back from there once it is more than the processors' caches hold."""
-    admitted_window: int = 8 * MiB
+    admitted_window: Bytes = 8 * MiB
     """How far ahead of the landed bytes an admitted message is credited."""
-    channel_high_water: int = 8 * MiB
+    channel_high_water: Bytes = 8 * MiB
     """Queued bytes of one sender above which its sends wait."""
-    channel_hard_limit: int = 64 * MiB
+    channel_hard_limit: Bytes = 64 * MiB
     """Queued bytes of one sender from which ``send_nowait`` raises SendQueueFull."""
-    connection_high_water: int = 64 * MiB
+    connection_high_water: Bytes = 64 * MiB
     """Queued bytes of a connection above which all sends wait."""
-    streams: int = 1024
+    streams: Count = 1024
     """Unidirectional streams that the peer may have open at once, beside those of channels."""
-    channel_streams: int = 8192
+    channel_streams: Count = 8192
     """Streams beyond ``streams`` that live channels may keep open, at most two each: the stream of
     an ORDERED channel and that of the acks live as long as their channel."""
-    unordered_streams: int = 32
+    unordered_streams: Count = 32
     """Streams that one channel in UNORDERED mode uses at once."""
-    control_share: float = 0.25
+    control_share: Share = 0.25
     """The share of openable streams that only control streams may use."""
 
     def __post_init__(self) -> None:
-        _require_positive(self)
+        check_fields(self)
         if self.control_share >= 1:
             raise ConfigError(
                 f"Flow.control_share is {self.control_share!r}; it must be below 1, "
@@ -139,35 +148,34 @@ class Flow:
 class Timing:
     """Delays and deadlines, in seconds (AQ-R33 for the first four)."""
 
-    ack_delay: float = 0.025
+    ack_delay: Seconds = 0.025
     """A received message is acknowledged within this."""
-    sent_unreliable_delay: float = 0.05
+    sent_unreliable_delay: Seconds = 0.05
     """Unreliable messages are announced within this."""
-    receipt_deadline: float = 1.0
+    receipt_deadline: Seconds = 1.0
     """Announced and unseen for max(this, 2 RTT): lost."""
-    destroyed_memory: float = 1.0
+    destroyed_memory: Seconds = 1.0
     """FORGET_CHANNELs for one channel are this far apart, and follow its close by this (AQ-R24)."""
-    connect_timeout: float = 10.0
+    connect_timeout: Seconds = 10.0
     """For the transport's handshake and the exchange of connection headers together."""
-    handshake_silence: float = 0.4
+    handshake_silence: Seconds = 0.4
     """While all places of handshakes are taken (Stream.half_open, Quic.half_open), a peer that has
     sent nothing for this long may lose its place to another one; one that has begun its handshake,
     for twice as long."""
-    idle_timeout: float = 30.0
+    idle_timeout: Seconds = 30.0
     """A peer silent for this long is gone."""
-    ping_interval: float = 10.0
+    ping_interval: Seconds = 10.0
     """While calls are open, silence is broken by a ping this often."""
-    progress_deadline: float = 60.0
+    progress_deadline: Seconds = 60.0
     """A call without a deadline of its own fails after this long without any progress."""
-    close_linger: float = 5.0
+    close_linger: Seconds = 5.0
     """A close lets queued data out for at most this long."""
-    drain_timeout: float = 30.0
+    drain_timeout: Seconds = 30.0
     """A draining service waits for its calls for at most this long."""
 
     def __post_init__(self) -> None:
-        _require_positive(
-            self, zero_allowed=("ack_delay", "close_linger", "drain_timeout", "handshake_silence")
-        )
+        zero_allowed = ("ack_delay", "close_linger", "drain_timeout", "handshake_silence")
+        check_fields(self, zero_allowed=zero_allowed)
         if self.ack_delay > 1.0:
             raise ConfigError(f"Timing.ack_delay is {self.ack_delay!r} s; at most 1 s (AQ-R33)")
         if self.ping_interval >= self.idle_timeout:
@@ -183,19 +191,20 @@ class Quic:
 
     datagram_size: int | str = "auto"
     """Bytes of a UDP payload: "auto" is 16,000 on loopback and 1,200 elsewhere."""
-    socket_buffer: int = 4 * MiB
+    socket_buffer: Bytes = 4 * MiB
     """Asked of the kernel for each direction of a UDP socket."""
-    transport_buffer: int = 2 * MiB
+    transport_buffer: Bytes = 2 * MiB
     """Bytes in flight on one connection: a cap on the congestion window, which nothing else
     bounds on a path without loss."""
-    half_open: int = 256
+    half_open: Count = 256
     """Connections of one listener whose handshake is not complete. More are let in when one of
     these was silent for Timing.handshake_silence: it makes room."""
     congestion_control: str = "reno"
     """"reno" or "cubic"."""
 
     def __post_init__(self) -> None:
-        _require_positive(self)
+        check_fields(self)
+        _require_at_most(self, GiB, "socket_buffer")
         size = self.datagram_size
         if size != "auto" and (isinstance(size, str) or not 1200 <= size <= 16383):
             raise ConfigError(
@@ -211,77 +220,77 @@ class Quic:
 class Mux:
     """bpmux/rel, the multiplexer of byte streams."""
 
-    chunk: int = 256 * KiB
+    chunk: Bytes = 256 * KiB
     """Payload bytes that one sink sends before it is another's turn."""
-    opening: int = 64 * KiB
+    opening: Bytes = 64 * KiB
     """The most bytes of a byte stream that travel with its opening chunk, on top-level credit."""
-    entities: int = 65_536
+    entities: Count = 65_536
     """Entities of each kind and direction; a peer that opens more is cut off (BP-R12)."""
-    payload_bytes: int = 64 * MiB
+    payload_bytes: Bytes = 64 * MiB
     """The largest payload that is put together from its pieces (BP-R12)."""
-    unanswered_pings: int = 1024
+    unanswered_pings: Count = 1024
     """Pings of the peer whose answers wait to leave; a peer that sends more does not read."""
-    pong_deadline: float = 30.0
+    pong_deadline: Seconds = 30.0
     """A ping without an answer for this long is reported (BP-R11)."""
 
     def __post_init__(self) -> None:
-        _require_positive(self)
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
     """The carriers over byte streams: TCP, TLS and Unix sockets, multiplexed by bpmux."""
 
-    top_credit: int = 1 * MiB
+    top_credit: Bytes = 1 * MiB
     """What the peer may have under way of opening payloads and datagrams (BP-R5)."""
-    wake_up: int = 4 * MiB
+    wake_up: Bytes = 4 * MiB
     """About the most that one connection reads, or writes, before others have their turn. What is
     urgent waits for so much too, where both ends share an event loop. Where memory is shared it is
     no more than ``shared_memory``."""
-    read_ahead: int = 64 * KiB
+    read_ahead: Bytes = 64 * KiB
     """Read beyond what has a place of its own already, where small messages come; at most 64 KiB
     are."""
-    notsent_lowat: int = 256 * KiB
+    notsent_lowat: Bytes = 256 * KiB
     """Bytes that the kernel holds of a connection and has not sent: what an urgent frame may
     have before it. Where TCP_NOTSENT_LOWAT is missing the socket buffer bounds it."""
-    unix_buffer: int = 1 * MiB
+    unix_buffer: Bytes = 1 * MiB
     """SO_SNDBUF of a Unix socket, up to what the system allows (net.core.wmem_max). What it holds
     is with the reader already and only not read, as what a receive buffer of TCP holds; with less
     than a message in it the two processes take turns instead of working at once."""
-    shared_memory: int = 2 * MiB
+    shared_memory: Bytes = 2 * MiB
     """Memory that both ends of a Unix socket share, for each direction; 0: none. Whole pages of
     4 KiB, at least 64 KiB. What fits is with the reader already and only not read. A client makes
     it once it has moved ``shared_memory_after`` bytes; a server takes it if it is no larger than
     this. Each can do without, and then the socket carries everything."""
-    shared_memory_after: int = 4 * MiB
+    shared_memory_after: Bytes = 4 * MiB
     """Bytes of payload, sent and received over a Unix socket, before memory is shared."""
-    keepalive: float = 15.0
+    keepalive: Seconds = 15.0
     """Silence after which the kernel probes a TCP connection, seconds; 0: it does not."""
     loopback_congestion: str = "reno"
     """Congestion control of TCP where both ends are on this machine; empty: the system's. BBR, the
     default of many servers, paces by timers: that halves the speed of a link that is a copy in
     memory. Where the system does not know the name, or allows it to root alone, its own stays."""
-    backlog: int = 1024
+    backlog: Count = 1024
     """Connections that the kernel keeps for a listener until they are accepted."""
-    half_open: int = 256
+    half_open: Count = 256
     """Connections of one listener whose handshake is not complete. More wait in the backlog, until
     one of these was silent for Timing.handshake_silence: it makes room."""
-    attempt_delay: float = 0.25
+    attempt_delay: Seconds = 0.25
     """An address of a name that has not answered for this long is joined by the next one."""
-    poll: float = 0.001
+    poll: Seconds = 0.001
     """Seconds that the event loop looks for the answer to a call of one batch, or for the next such
     call, before it sleeps; 0: it sleeps at once. It takes processor time that nobody else wants,
     where answers and calls came in time of late, and makes up for more than it lasts."""
 
     def __post_init__(self) -> None:
-        _require_positive(
+        check_fields(
             self, zero_allowed=("keepalive", "poll", "shared_memory", "shared_memory_after")
         )
-        for name in ("notsent_lowat", "unix_buffer"):
-            if getattr(self, name) > 1 * GiB:
-                raise ConfigError(
-                    f"Stream.{name} is {getattr(self, name)!r}; a socket takes at most {GiB} bytes"
-                )
+        _require_at_most(self, GiB, "notsent_lowat", "unix_buffer")
+        if self.backlog > _BACKLOG:
+            raise ConfigError(
+                f"Stream.backlog is {self.backlog}; the kernel takes at most {_BACKLOG}"
+            )
         name = self.loopback_congestion
         plain = isinstance(name, str) and name.isascii() and "\0" not in name
         if not plain or len(name) > _CONGESTION_NAME:
@@ -312,32 +321,32 @@ class Stream:
 class Calls:
     """Arrow calls."""
 
-    cut: int = 4 * MiB
+    cut: Bytes = 4 * MiB
     """An IPC message above this travels as several channel messages."""
-    batch_limit: int = 1 * GiB
+    batch_limit: Bytes = 1 * GiB
     """The largest IPC message that is received."""
-    in_flight_batches: int = 8
+    in_flight_batches: Count = 8
     """Batches of an exchange sent and not yet answered."""
-    in_flight_bytes: int = 32 * MiB
+    in_flight_bytes: Bytes = 32 * MiB
     """The bytes of those batches; one batch is always sent."""
-    small_batches: int = 64
+    small_batches: Count = 64
     """Small batches may be as many: so that both sides are at work all the time, which they are not
     where eight batches are gone in less time than a process takes to wake up."""
-    small_bytes: int = 2 * MiB
+    small_bytes: Bytes = 2 * MiB
     """They are small as long as all that are under way have fewer bytes than this; 0: none are."""
-    unary_bytes: int = 256 * KiB
+    unary_bytes: Bytes = 256 * KiB
     """A call of one batch has it in the same message up to this size (and ``cut``), and its answers
     in one message; what is larger travels as an exchange. With ``max_calls_connection`` of them
     open they take no more than ``Flow.receive_budget``."""
-    max_calls_connection: int = 256
+    max_calls_connection: Count = 256
     """Calls open at once on one connection; more are answered with `busy`."""
     compressions: tuple[str, ...] = COMPRESSIONS
     """What a service agrees to when a client asks for it; nothing is compressed by itself."""
-    max_calls_process: int = 1024
+    max_calls_process: Count = 1024
     """Calls open at once in a service; more are answered with `busy`."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, zero_allowed=("small_bytes",))
+        check_fields(self, zero_allowed=("small_bytes",))
         for name in self.compressions:
             if name not in COMPRESSIONS:
                 raise ConfigError(
@@ -349,42 +358,42 @@ class Calls:
 class Sinks:
     """Writes that are committed as a whole."""
 
-    receipt_bytes: int = 64 * KiB
+    receipt_bytes: Bytes = 64 * KiB
     """The receipt of one attempt, as JSON."""
-    document_bytes: int = 64 * MiB
+    document_bytes: Bytes = 64 * MiB
     """What one commit or abort says, as JSON: the receipts of all attempts of a run."""
-    attempts: int = 100_000
+    attempts: Count = 100_000
     """Attempts of one sink that are open, or prepared and not committed; more are answered with
     `busy`."""
-    time_to_live: float = 86_400.0
+    time_to_live: Seconds = 86_400.0
     """What was prepared, and neither committed nor aborted, is aborted after this many seconds in
     which nothing was heard of its run."""
 
     def __post_init__(self) -> None:
-        _require_positive(self)
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Tables:
     """Tables: how they are planned, on both sides."""
 
-    question_bytes: int = 1 * MiB
+    question_bytes: Bytes = 1 * MiB
     """The largest question to a table: columns and filters."""
-    answer_bytes: int = 16 * MiB
+    answer_bytes: Bytes = 16 * MiB
     """The largest answer: schema, splits, offsets."""
-    filters: int = 1000
+    filters: Count = 1000
     """Filters in one question."""
-    splits: int = 100_000
+    splits: Count = 100_000
     """Splits in one answer."""
-    split_bytes: int = 8 * KiB
+    split_bytes: Bytes = 8 * KiB
     """The largest split, as JSON: it says where rows are, and travels among a call's headers."""
-    filter_bytes: int = 8 * KiB
+    filter_bytes: Bytes = 8 * KiB
     """The filters that go with the reading of a split, as JSON; larger ones are not pushed."""
-    offset_bytes: int = 64 * KiB
+    offset_bytes: Bytes = 64 * KiB
     """The largest offset of a stream, as JSON."""
 
     def __post_init__(self) -> None:
-        _require_positive(self)
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,6 +418,14 @@ class Config:
         return super(Config, self).__reduce_ex__(protocol)
 
     def __post_init__(self) -> None:
+        for entry in fields(self):
+            given, kind = getattr(self, entry.name), entry.type
+            if kind == "bool":
+                continue
+            Kind(f"an aqueduct.config.{kind}", an_instance(f"aqueduct.config.{kind}")).value(
+                given, f"Config.{entry.name}"
+            )
+        check_fields(self)
         if self.calls.cut + self.limits.header_bytes > self.limits.frame_bytes:
             raise ConfigError(
                 f"Calls.cut ({self.calls.cut}) plus Limits.header_bytes "

@@ -3,7 +3,8 @@
 ::
 
     AqueductError
-    |-- ConfigError (also ValueError)       a setting or an address that cannot work
+    |-- ConfigError (also ValueError)       a setting, argument or address that cannot work
+    |   `-- WrongType (also TypeError)      one that is not of the type that is wanted
     |-- LocalProtocolError                  this side used the library wrongly; nothing changed
     |-- SendQueueFull                       a send that may not wait found no room
     |-- RemoteProtocolError                 the peer broke the protocol; .code is the wire code
@@ -69,6 +70,7 @@ __all__ = [
     "SequenceError",
     "UnknownHandler",
     "VersionError",
+    "WrongType",
 ]
 
 
@@ -87,7 +89,11 @@ class AqueductError(Exception):
 
 
 class ConfigError(AqueductError, ValueError):
-    """A setting or an address that cannot work; the text names it and says what would."""
+    """A setting, argument or address that cannot work; the text names it and says what would."""
+
+
+class WrongType(ConfigError, TypeError):
+    """A setting or an argument that is not of the type that is wanted."""
 
 
 class LocalProtocolError(AqueductError):

@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
 
+from aqueduct.arguments import signature_of
 from aqueduct.arrow.call import Kind
+from aqueduct.arrow.describe import RESERVED_PREFIX
 from aqueduct.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ __all__ = [
     "OutputSchema",
     "Shape",
     "make_handler",
+    "object_of",
     "shape_of",
     "takes_last",
 ]
@@ -102,6 +105,18 @@ class Handler:
         """Whether it is a function of one batch, so that each batch has one answer."""
         return self.kind == EXCHANGE and self.shape in (Shape.FUNCTION, Shape.COROUTINE)
 
+    @property
+    def fault(self) -> str:
+        """What is wrong where it answers with another schema; the remedy follows this text."""
+        if self.name.startswith(RESERVED_PREFIX):
+            return "what is yielded is not what its schema declares; where it is made, "
+        if self.output is None:
+            return (
+                "the handler declares no output=, so its answers must have the schema of its "
+                "input; declare output=, or in the handler, "
+            )
+        return "the handler answers otherwise than its output= declares; in the handler, "
+
     def invoke(self, *arguments: Any) -> Any:
         """Calls the function; the Call is the last of ``arguments``."""
         return self.function(*(arguments if self.takes_call else arguments[:-1]))
@@ -142,7 +157,7 @@ def make_handler(
     where = f"handler {name!r}"
     if not isinstance(name, str) or not name or len(name.encode()) > 256:
         raise ConfigError(f"a handler's name is {name!r}; it must be text of 1 to 256 bytes")
-    if kind not in _SHAPES:
+    if not isinstance(kind, str) or kind not in _SHAPES:
         known = ", ".join(repr(known) for known in _SHAPES)
         raise ConfigError(f"{where}: kind is {kind!r}; known kinds: {known}")
     if not callable(function):
@@ -221,7 +236,7 @@ def takes_last(
     """
     wanted = called_with.count(",") + 1
     try:
-        signature = inspect.signature(function)
+        signature = signature_of(function)
     except (TypeError, ValueError):  # some builtins have none
         return False
     for count in (wanted, wanted - 1):
@@ -240,3 +255,17 @@ def takes_last(
         f"{what} is called with {called_with}, where {last} may be left out; "
         f"its signature is {signature}"
     )
+
+
+def object_of(declared: type) -> Any:
+    """An object of a class, made without arguments. Raises ConfigError if it needs some."""
+    name = declared.__name__
+    try:
+        signature_of(declared).bind()
+    except TypeError as error:
+        raise ConfigError(
+            f"{name}() needs arguments ({error}): give an object, {name}(...), instead of the class"
+        ) from None
+    except ValueError:
+        pass  # some have no signature
+    return declared()

@@ -22,7 +22,7 @@ from aqueduct.arrow.compression import compress
 from aqueduct.arrow.cut import Assembler, pieces
 from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoded, Encoder
-from aqueduct.arrow.schema import check
+from aqueduct.arrow.schema import check_expected
 from aqueduct.arrow.status import Status
 from aqueduct.arrow.wire import BATCH, PIECE, STATUS, number_of, one_each
 from aqueduct.config import Config
@@ -33,7 +33,6 @@ from aqueduct.errors import (
     BatchTooLarge,
     Cancelled,
     ChannelError,
-    ConfigError,
     ConnectionLost,
     DeadlineExceeded,
     Finished,
@@ -390,8 +389,7 @@ class Outgoing(Feed):
         names = {"peer": self.peer, "handler": self.head.handler}
         hello = Hello.decode(headers, payload, kind=self.head.kind, **names)
         if hello.schema is not None and self.head.expected is not None:
-            where = f"the output of handler {self.head.handler!r}"
-            check(self.head.expected, hello.schema, where=where, **names)
+            check_expected(self.head.expected, hello.schema, **names)
         if hello.compression and hello.compression not in self.head.compressions:
             raise BadCall(
                 f"handler {self.head.handler!r} at {self.peer} answered with the compression "
@@ -513,18 +511,15 @@ class Batches:
 
 
 def window(
-    config: Config, in_flight: int | None, in_flight_bytes: int | None, *, sink: bool = False
+    config: Config, in_flight: int | None, in_flight_bytes: Any, *, sink: bool = False
 ) -> Window:
-    """The window of a call. Raises ConfigError for numbers that cannot work.
+    """The window of a call, of arguments that were checked.
 
     Who says how many batches gets as many; otherwise there may be more of them if they are small.
     A sink answers nothing: unless it is told how many batches, their bytes alone count.
     """
     batches = config.calls.in_flight_batches if in_flight is None else in_flight
     size = config.calls.in_flight_bytes if in_flight_bytes is None else in_flight_bytes
-    for name, value in (("in_flight", batches), ("in_flight_bytes", size)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{name} is {value!r}; it must be a whole number above zero")
     if in_flight is not None:
         return Window(batches, size)
     if sink:

@@ -27,7 +27,7 @@ from aqueduct.arrow.compression import compress
 from aqueduct.arrow.cut import Assembler, batch_headers, pieces
 from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoded, Encoder
-from aqueduct.arrow.schema import check
+from aqueduct.arrow.schema import check, check_expected
 from aqueduct.arrow.status import CANCELLED, OK, Status
 from aqueduct.arrow.wire import BATCH, PIECE, Headers
 from aqueduct.calls import Call
@@ -331,6 +331,11 @@ class RunningCall(Outputs):
         """The number of the input batch that an answer made now belongs to."""
         return self.taken - 1 if self.taken else 0
 
+    @property
+    def input_fault(self) -> AqueductError | None:
+        """What is wrong with the client's batches, if something is."""
+        return self._fault
+
     # From outside
 
     def abort(self, reason: AqueductError) -> None:
@@ -438,7 +443,7 @@ class RunningCall(Outputs):
         except Exception as error:
             raise handler_failed(error, "could not tell its output schema:") from error
         if head.expected is not None and call.output_schema is not None:
-            check(head.expected, call.output_schema, where=f"the output of {where}", **names)
+            check_expected(head.expected, call.output_schema, **names)
         known = self.config.calls.compressions
         self.compression = next((name for name in head.compressions if name in known), "")
         if call.schema is not None:
@@ -451,7 +456,9 @@ class RunningCall(Outputs):
             )
             self.read_by(self.decoder.reader)
         if call.output_schema is not None:
-            self.encoder = Encoder(call.output_schema, where=f"the output of {where}", **names)
+            self.encoder = Encoder(
+                call.output_schema, where=f"the output of {where}", fault=handler.fault, **names
+            )
 
     def _accept(self) -> None:
         """Tells the client what batches will come."""

@@ -18,11 +18,15 @@
         yield from pa.Table.from_batches(batches, schema=call.schema).sort_by("id").to_batches()
 
     service.run("aqueduct://0.0.0.0:4433", cert="server.pem", key="server.key")
+
+A handler without a name has that of its function: ``@service.handler`` and
+``@service.handler(output=ENRICHED)`` do, too.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import signal
 import threading
 from collections import Counter
@@ -32,11 +36,12 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from os import PathLike
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import pyarrow as pa
 
 from aqueduct.address import Address
+from aqueduct.arguments import UNGIVEN, Duration, checked
 from aqueduct.arrow.call import Kind
 from aqueduct.arrow.describe import (
     DESCRIBE,
@@ -52,7 +57,7 @@ from aqueduct.carriers.contract import Bound
 from aqueduct.carriers.tls import ServerTls, dev_certificate
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import ConfigError
-from aqueduct.handlers import EXCHANGE, SOURCE, Handler, OutputSchema, make_handler
+from aqueduct.handlers import EXCHANGE, SOURCE, Handler, OutputSchema, make_handler, object_of
 from aqueduct.serving import COUNTERS, Serving
 from aqueduct.sinks import Sink
 from aqueduct.tables import Filters, Table, TableSchema, make_table
@@ -84,6 +89,7 @@ class Service:
     A service may be served more than once at a time, by ``serving`` or ``run``.
     """
 
+    @checked()
     def __init__(
         self,
         name: str,
@@ -108,9 +114,13 @@ class Service:
         self._lock = threading.Lock()
         self._add_description()
 
+    @overload
+    def handler(self, name: Function) -> Function: ...
+
+    @overload
     def handler(
         self,
-        name: str,
+        name: str = ...,
         *,
         input: pa.Schema | None = None,
         output: OutputSchema = None,
@@ -119,9 +129,25 @@ class Service:
         idempotent: bool = False,
         max_calls: int | None = None,
         description: str = "",
-    ) -> Callable[[Function], Function]:
+    ) -> Callable[[Function], Function]: ...
+
+    @checked()
+    def handler(
+        self,
+        name: Any = UNGIVEN,
+        *,
+        input: pa.Schema | None = None,
+        output: OutputSchema = None,
+        kind: Kind = EXCHANGE,
+        concurrency: int = 1,
+        idempotent: bool = False,
+        max_calls: int | None = None,
+        description: str = "",
+    ) -> Any:
         """Registers the decorated function, and returns it unchanged.
 
+        - ``name``: what clients call it by; without one, the function's own name.
+          ``@service.handler`` without parentheses does as well.
         - ``kind``: ``exchange`` (batches in and out), ``source`` (out alone) or ``sink`` (in
           alone; it may return a dict of counters). See the table in ``aqueduct.handlers`` for
           how each may be written, and ``Call`` for the argument that may be left out.
@@ -138,17 +164,18 @@ class Service:
 
         Raises ConfigError for what cannot work.
         """
+        function, name = _apart(name, "handler", 256)
 
         def register(function: Function) -> Function:
-            if isinstance(name, str) and name.startswith(RESERVED_PREFIX):
+            called = _own_name(function, "handler") if name is UNGIVEN else name
+            if isinstance(called, str) and called.startswith(RESERVED_PREFIX):
                 raise ConfigError(
-                    f"handler {name!r}: names that begin with {RESERVED_PREFIX!r} are the library's"
+                    f"handler {called!r}: names that begin with {RESERVED_PREFIX!r} are the "
+                    "library's"
                 )
-            if name in self._handlers:
-                raise ConfigError(f"the service {self.name!r} has a handler {name!r} already")
-            self._handlers[name] = make_handler(
+            made = make_handler(
                 function,
-                name=name,
+                name=called,
                 kind=kind,
                 input=input,
                 output=output,
@@ -157,22 +184,55 @@ class Service:
                 max_calls=max_calls,
                 description=description,
             )
+            if called in self._handlers:
+                raise ConfigError(f"the service {self.name!r} has a handler {called!r} already")
+            self._handlers[called] = made
             return function
 
-        return register
+        return register if function is None else register(function)
 
+    @overload
+    def sink(self, name: type[Declared]) -> type[Declared]: ...
+
+    @overload
+    def sink(
+        self,
+        name: str = ...,
+        *,
+        schema: pa.Schema | None = None,
+        time_to_live: Duration | None = None,
+        description: str = "",
+    ) -> Callable[[type[Declared]], type[Declared]]: ...
+
+    @overload
     def sink(
         self,
         name: str,
         sink: Any,
         *,
         schema: pa.Schema | None = None,
-        time_to_live: float | None = None,
+        time_to_live: Duration | None = None,
         description: str = "",
-    ) -> Sink:
+    ) -> Sink: ...
+
+    @checked(schema="")  # looked at with the rest, so that the error names the sink
+    def sink(
+        self,
+        name: Any = UNGIVEN,
+        sink: Any = UNGIVEN,
+        *,
+        schema: pa.Schema | None = None,
+        time_to_live: Any = None,
+        description: str = "",
+    ) -> Any:
         """Registers a sink whose rows are written exactly once; see ``aqueduct.sinks``.
 
+        It gives the registered Sink, or decorates a class and returns it unchanged:
+        ``@service.sink``, ``@service.sink("store", schema=ROWS)``.
+
+        - ``name``: what clients call it by; a decorated class without one gives its own.
         - ``sink``: an object with ``open``, ``commit`` and ``abort``, or a class that makes one.
+          Without it this is a decorator.
         - ``schema``: of the batches that it takes; None: of any.
         - ``time_to_live``: seconds after the last sign of a run, until what it prepared and nobody
           committed is aborted; None: Sinks.time_to_live.
@@ -180,23 +240,44 @@ class Service:
 
         Raises ConfigError for what cannot work.
         """
-        if name in self._sinks:
-            raise ConfigError(f"the service {self.name!r} has a sink {name!r} already")
-        made = self._sinks[name] = Sink(
-            name,
-            sink,
-            schema=schema,
-            limits=self.config.sinks,
-            time_to_live=time_to_live,
-            description=description,
-        )
-        self._handlers.update({handler.name: handler for handler in made.handlers()})
-        return made
+        declared, name = _apart(name, "sink", 200)
+
+        def register(sink: Any) -> Sink:
+            called = _own_name(sink, "sink") if name is UNGIVEN else name
+            if isinstance(called, str) and called in self._sinks:
+                raise ConfigError(f"the service {self.name!r} has a sink {called!r} already")
+            made = Sink(
+                called,
+                sink,
+                schema=schema,
+                limits=self.config.sinks,
+                time_to_live=time_to_live,
+                description=description,
+            )
+            self._sinks[called] = made
+            self._handlers.update({handler.name: handler for handler in made.handlers()})
+            return made
+
+        def decorate(declared: Any) -> Any:
+            if inspect.isroutine(declared):
+                raise ConfigError(
+                    "a sink is a class, or an object, with open, commit and abort; a function that "
+                    'takes batches is registered by @service.handler(kind="sink")'
+                )
+            register(declared)
+            return declared
+
+        if declared is not None:
+            return decorate(declared)
+        return decorate if sink is UNGIVEN else register(sink)
+
+    @overload
+    def table(self, name: Declared) -> Declared: ...
 
     @overload
     def table(
         self,
-        name: str,
+        name: str = ...,
         table: None = None,
         *,
         schema: TableSchema | None = None,
@@ -219,9 +300,10 @@ class Service:
         description: str = "",
     ) -> Declared: ...
 
+    @checked(schema="")
     def table(
         self,
-        name: str,
+        name: Any = UNGIVEN,
         table: Any = None,
         *,
         schema: TableSchema | None = None,
@@ -234,7 +316,9 @@ class Service:
 
         ``aqueduct.tables`` shows both forms. Returns what was registered, unchanged.
 
-        - ``table``: an object with the methods of a table; without it this is a decorator.
+        - ``name``: what clients read it by; what is decorated without one gives its own.
+        - ``table``: an object with the methods of a table, or a class that makes one; without it
+          this is a decorator.
         - ``schema``: of all columns; a callable makes it of the Call, for example by its headers.
           An object may have it as an attribute.
         - ``splits``: a list of JSON values, or a function that makes it of the ``Request``. Without
@@ -248,12 +332,13 @@ class Service:
         The calls are to the handlers ``aqueduct.table.plan.NAME`` and ``aqueduct.table.read.NAME``,
         which is what ``authorize`` sees. Raises ConfigError for what cannot work.
         """
+        declared, name = _apart(name, "table", 200)
 
-        def register(table: Any) -> Any:
-            if name in self._tables:
-                raise ConfigError(f"the service {self.name!r} has a table {name!r} already")
+        def register(table: Any, called: Any = name) -> Any:
+            if isinstance(called, str) and called in self._tables:
+                raise ConfigError(f"the service {self.name!r} has a table {called!r} already")
             made, handlers = make_table(
-                name,
+                called,
                 table,
                 schema=schema,
                 splits=splits,
@@ -262,11 +347,18 @@ class Service:
                 max_calls=max_calls,
                 description=description,
             )
-            self._tables[name] = made
+            self._tables[called] = made
             self._handlers.update((handler.name, handler) for handler in handlers)
             return table
 
-        return register if table is None else register(table)
+        def decorate(table: Any) -> Any:
+            called = _own_name(table, "table") if name is UNGIVEN else name
+            register(object_of(table) if isinstance(table, type) else table, called)
+            return table
+
+        if declared is not None:
+            return decorate(declared)
+        return decorate if table is None else register(table)
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
@@ -318,6 +410,7 @@ class Service:
                 total.update(serving.counters())
         return {name: total[name] for name in COUNTERS}
 
+    @checked(tls="server_tls")
     @asynccontextmanager
     async def serving(
         self,
@@ -327,7 +420,7 @@ class Service:
         dev_cert: bool = False,
         client_ca: File | None = None,
         tls: ServerTls | None = None,
-        drain: float | None = None,
+        drain: Duration | None = None,
     ) -> AsyncIterator[Serving]:
         """Serves at ``addresses`` for as long as the block runs, then drains and ends.
 
@@ -353,12 +446,13 @@ class Service:
             for keeper in keepers:
                 keeper.cancel()
             try:
-                await serving.close(drain=drain)
+                await serving.close(drain=cast("float | None", drain))  # as ``checked`` read it
             finally:
                 with self._lock:
                     self._servings.remove(serving)
                     self._ended.update(serving.counters())
 
+    @checked(tls="server_tls")
     def run(
         self,
         *addresses: str | Sequence[str],
@@ -413,6 +507,26 @@ class Service:
             max_calls=None,
             description="What this service offers.",
         )
+
+
+def _apart(name: Any, what: str, limit: int) -> tuple[Any, Any]:
+    """What a decorator without parentheses was given, or None, and the name.
+
+    Raises ConfigError for what is neither.
+    """
+    if name is UNGIVEN or isinstance(name, str):
+        return None, name
+    if callable(name) or any(hasattr(name, method) for method in ("read", "open")):
+        return name, UNGIVEN
+    raise ConfigError(f"a {what}'s name is {name!r}; it must be text of 1 to {limit} bytes")
+
+
+def _own_name(declared: Any, what: str) -> str:
+    """The name of a function or class. Raises ConfigError if it has none that can be used."""
+    name = getattr(declared, "__name__", None)
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ConfigError(f'{declared!r} has no name of its own: write service.{what}("NAME")')
+    return name
 
 
 def _flat(addresses: Iterable[str | Bound | Sequence[str | Bound]]) -> list[str | Bound]:

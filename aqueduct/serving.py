@@ -27,11 +27,14 @@ from aqueduct.endpoint import Connection, Message, Receiver, Server, serve
 from aqueduct.errors import (
     AqueductError,
     BadCall,
+    BatchTooLarge,
     Busy,
     CallError,
     ChannelError,
     ConnectionLost,
+    HandlerFailed,
     Refused,
+    SchemaMismatch,
     UnknownHandler,
 )
 from aqueduct.escaping import Lines, logger_of
@@ -64,6 +67,8 @@ COUNTERS: Final = (
 )
 """The names that ``Serving.counters`` has."""
 
+_OF_HANDLERS: Final = (HandlerFailed, SchemaMismatch, BatchTooLarge)
+"""What is wrong with answers, unless it is the client's input."""
 _AT_ONCE: Final = 32
 """Calls of one connection that begin in one turn of the loop."""
 _AFTER_DRAIN: Final = 1.0
@@ -372,10 +377,15 @@ class Serving:
             self._counted["cancelled"] += 1
         elif not running.accepted:
             self._counted["refused"] += 1
-            log.info("%r was refused: %s", running.call, status.message)
+            level = logging.WARNING if isinstance(error, HandlerFailed) else logging.INFO
+            log.log(level, "%r was refused: %s", running.call, status.message)
         else:
             self._counted["failed"] += 1
-            level = logging.INFO if isinstance(error, CallError) else logging.WARNING
+            # What the handler did wrong is for whoever looks after the service.
+            own = not isinstance(error, CallError) or (
+                isinstance(error, _OF_HANDLERS) and error is not running.input_fault
+            )
+            level = logging.WARNING if own else logging.INFO
             lines = Lines(status.traceback)
             log.log(level, "%r failed: %s%s", running.call, status.message, lines)
 

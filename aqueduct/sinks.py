@@ -52,6 +52,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from aqueduct.arguments import signature_of
 from aqueduct.arrow.writing import (
     ABORT,
     ATTEMPT_HEADER,
@@ -73,7 +74,7 @@ from aqueduct.calls import Call
 from aqueduct.config import Sinks
 from aqueduct.errors import BadCall, ConfigError
 from aqueduct.escaping import logger_of
-from aqueduct.handlers import EXCHANGE, Handler, make_handler
+from aqueduct.handlers import EXCHANGE, Handler, make_handler, object_of
 from aqueduct.threads import Bench
 
 __all__ = ["Attempt", "Prepared", "Run", "Sink"]
@@ -117,7 +118,7 @@ class Sink:
                 f"{where}: schema must be a pyarrow.Schema, not {type(schema).__name__}"
             )
         if isinstance(sink, type):
-            sink = sink()
+            sink = object_of(sink)
         for method, arguments in _CALLED_WITH.items():
             _check_method(where, sink, method, arguments, optional=method == "leftovers")
         seconds = limits.time_to_live if time_to_live is None else time_to_live
@@ -418,9 +419,10 @@ def _check_method(
         inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method)
     ):
         raise ConfigError(f"{where}: {called} must be a plain function or generator")
+    signature = signature_of(method)
     try:
-        inspect.signature(method).bind(*arguments)
+        signature.bind(*arguments)
     except TypeError as error:
         raise ConfigError(
-            f"{where}: it is called as {called}; its signature is {inspect.signature(method)}"
+            f"{where}: it is called as {called}; its signature is {signature}"
         ) from error

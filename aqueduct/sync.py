@@ -17,10 +17,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 
+from aqueduct.address import Address
+from aqueduct.arguments import Duration, Size, checked
 from aqueduct.arrow.call import CallHead, Partition
 from aqueduct.arrow.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
 from aqueduct.asking import Askers, one_batch
@@ -52,9 +54,10 @@ class SyncClient:
     and the errors. A process that forks must connect after the fork.
     """
 
+    @checked(headers="connection_headers")
     def __init__(
         self,
-        address: str,
+        address: str | Address,
         *,
         config: Config = DEFAULT,
         tls: ClientTls | None = None,
@@ -92,6 +95,7 @@ class SyncClient:
         """Whether the connection is over, or was left behind by a fork."""
         return not self._thread.alive or self._client.connection.core.error is not None
 
+    @checked()
     def exchange(
         self,
         handler: str,
@@ -100,8 +104,8 @@ class SyncClient:
         schema: pa.Schema | None = None,
         output_schema: pa.Schema | None = None,
         in_flight: int | None = None,
-        in_flight_bytes: int | None = None,
-        deadline: float | None = None,
+        in_flight_bytes: Size | None = None,
+        deadline: Duration | None = None,
         headers: Mapping[str, str] | None = None,
         run: str = "",
         attempt: str = "",
@@ -142,6 +146,7 @@ class SyncClient:
         stream._ready = ready
         return stream
 
+    @checked()
     def lane(
         self,
         handler: str,
@@ -151,8 +156,8 @@ class SyncClient:
         schema: pa.Schema,
         output_schema: pa.Schema | None = None,
         in_flight: int | None = None,
-        in_flight_bytes: int | None = None,
-        deadline: float | None = None,
+        in_flight_bytes: Size | None = None,
+        deadline: Duration | None = None,
         headers: Mapping[str, str] | None = None,
         run: str = "",
         attempt: str = "",
@@ -192,7 +197,7 @@ class SyncClient:
         batch: pa.RecordBatch,
         *,
         output_schema: pa.Schema | None = None,
-        deadline: float | None = None,
+        deadline: Duration | None = None,
         headers: Mapping[str, str] | None = None,
         run: str = "",
         attempt: str = "",
@@ -214,7 +219,7 @@ class SyncClient:
         batch: pa.RecordBatch,
         *,
         output_schema: pa.Schema | None = None,
-        deadline: float | None = None,
+        deadline: Duration | None = None,
         headers: Mapping[str, str] | None = None,
         run: str = "",
         attempt: str = "",
@@ -227,13 +232,14 @@ class SyncClient:
         )
         return pa.Table.from_batches(batches, schema)
 
+    @checked()
     def prepare(
         self,
         handler: str,
         schema: pa.Schema,
         *,
         output_schema: pa.Schema | None = None,
-        deadline: float | None = None,
+        deadline: Duration | None = None,
     ) -> Prepared | None:
         """Makes calls of a function of one batch ready, which a thread is to make many of.
 
@@ -247,16 +253,17 @@ class SyncClient:
             kind="exchange",
             schema=schema,
             expected=output_schema,
-            deadline=deadline,
+            deadline=cast("float | None", deadline),  # as ``checked`` read it
         )
         return Prepared(self._thread, self._client, self._client.asker(head))
 
+    @checked()
     def source(
         self,
         handler: str,
         *,
         output_schema: pa.Schema | None = None,
-        deadline: float | None = None,
+        deadline: Duration | None = None,
         headers: Mapping[str, str] | None = None,
         run: str = "",
         attempt: str = "",
@@ -280,6 +287,7 @@ class SyncClient:
             compression=compression,
         )
 
+    @checked()
     def sink(
         self,
         handler: str,
@@ -287,8 +295,8 @@ class SyncClient:
         *,
         schema: pa.Schema | None = None,
         in_flight: int | None = None,
-        in_flight_bytes: int | None = None,
-        deadline: float | None = None,
+        in_flight_bytes: Size | None = None,
+        deadline: Duration | None = None,
         headers: Mapping[str, str] | None = None,
         run: str = "",
         attempt: str = "",
@@ -321,7 +329,8 @@ class SyncClient:
         stream = self.source(DESCRIBE, output_schema=DESCRIBE_SCHEMA)
         return Description.from_batches(list(stream), peer=self.address)
 
-    def ping(self, *, timeout: float | None = None) -> float:
+    @checked()
+    def ping(self, *, timeout: Duration | None = None) -> float:
         """The seconds of a round trip; see ``Client.ping``."""
         return self._thread.run(self._client.ping(timeout=timeout))
 
@@ -372,7 +381,7 @@ class SyncClient:
         handler: str,
         batch: pa.RecordBatch,
         output_schema: pa.Schema | None,
-        deadline: float | None,
+        deadline: Duration | None,
         headers: Mapping[str, str] | None,
         run: str,
         attempt: str,

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Builds the sdist, the wheel from the sdist, repairs it, and tries it in a fresh environment
-# outside the source tree. The results are in dist/.
+# outside the source tree; there, what cibuildwheel would run can be collected. The results are in
+# dist/.
 set -eu
 cd "$(dirname -- "$0")/.."
 here=$PWD
@@ -27,4 +28,9 @@ venv/bin/python -m pip install --quiet --disable-pip-version-check \
     -c "$here/ci/constraints.txt" "$here"/dist/*.whl
 venv/bin/python -I smoke.py
 venv/bin/aqueduct --help >/dev/null
+
+# What it is tested with, on other machines and other Pythons, can be collected there.
+venv/bin/python -m pip install --quiet --disable-pip-version-check \
+    -c "$here/ci/constraints.txt" "$(echo "$here"/dist/*.whl)[test]"
+venv/bin/python -I "$here/ci/collect.py" "$fresh/sources"
 ls -l "$here/dist"

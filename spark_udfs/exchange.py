@@ -30,6 +30,7 @@ from spark_udfs.numbers import Numbers, Tally, Total
 from spark_udfs.options import (
     OPTIONS,
     TLS,
+    argument,
     convert,
     defaults,
     layered,
@@ -149,6 +150,16 @@ def exchange(
                     "input_schema",
                 ],
             )
+    own = {
+        "headers": headers,
+        "connection_headers": connection_headers,
+        "tls": tls,
+        "telemetry": telemetry,
+    }
+    for name, value in own.items():
+        if value is not None:
+            argument(name, value)
+    argument("config", config)
     given = convert(
         {
             "address": address,

@@ -27,8 +27,7 @@ from aqueduct.errors import AqueductError, ConfigError
 from spark_udfs.engine import Calling, leased
 from spark_udfs.exchange import Exchange, exchange
 from spark_udfs.numbers import Numbers
-from spark_udfs.options import size as size_of
-from spark_udfs.options import unknown
+from spark_udfs.options import argument, unknown
 from spark_udfs.paths import FileFailed
 from spark_udfs.place import here
 from spark_udfs.reading import Ahead, Part, Piece, read
@@ -105,8 +104,10 @@ def exchange_files(
     """
     if "columns_mode" in options:
         raise ConfigError("columns_mode has no place here: columns= are those that are read")
-    if returns not in ("receipts", "answers"):
-        raise ConfigError(f"returns={returns!r}; it must be 'receipts' or 'answers'")
+    returns = argument("returns", returns)
+    on_failure = argument("on_failure", on_failure)
+    if write is not None:
+        argument("write", write)
     if returns == "answers" and (write is not None or on_failure == "report"):
         raise ConfigError(
             "returns='answers' leaves no receipt; write= and on_failure='report' are told in one"
@@ -175,20 +176,11 @@ class Reading:
 def _reading(
     columns: Sequence[str] | None, on_failure: str, batch_bytes: int | str, read_ahead: int | str
 ) -> Reading:
-    if isinstance(columns, str) or (columns is not None and not columns):
-        raise ConfigError(f"columns={columns!r}; it must be a list of at least one name, or None")
-    if on_failure not in ("fail", "report"):
-        raise ConfigError(f"on_failure={on_failure!r}; it must be 'fail' or 'report'")
-    sizes = []
-    for name, given in (("batch_bytes", batch_bytes), ("read_ahead", read_ahead)):
-        try:
-            sizes.append(size_of(given))
-        except ValueError as error:
-            raise ConfigError(
-                f"{name}={given!r}; it must be a size above zero, such as 2097152 or '2m'"
-            ) from error
     return Reading(
-        None if columns is None else tuple(columns), on_failure == "report", sizes[0], sizes[1]
+        columns=None if columns is None else argument("columns", columns, "read_columns"),
+        report=argument("on_failure", on_failure) == "report",
+        batch_bytes=argument("batch_bytes", batch_bytes),
+        read_ahead=argument("read_ahead", read_ahead),
     )
 
 

@@ -20,6 +20,7 @@ import pyarrow as pa
 from aqueduct.errors import ConfigError, SchemaMismatch
 from spark_udfs.exchange import Exchange, exchange
 from spark_udfs.numbers import Total
+from spark_udfs.options import argument
 from spark_udfs.schemas import arrow_schema
 from spark_udfs.travel import Parcel
 
@@ -58,8 +59,8 @@ def exchange_column(
 
     Needs Spark 4.1 or newer and an active session, as ``arrow_udf`` does. Raises ConfigError.
     """
-    if isinstance(columns, str) or not columns or len(set(columns)) < len(columns):
-        raise ConfigError(f"columns={columns!r}; it must be a list of names, each once")
+    columns = argument("columns", columns)
+    returns = argument("returns", returns, "returned_type")
     for name in ("columns_mode", "error_column", "schema", "input_schema", "ordered"):
         if options.get(name) is not None:
             raise ConfigError(f"{name} has no place here: a column goes, a column comes")

@@ -30,7 +30,7 @@ from aqueduct.errors import BatchTooLarge, ConfigError
 from spark_udfs.engine import leased
 from spark_udfs.exchange import Exchange, exchange
 from spark_udfs.numbers import Numbers
-from spark_udfs.options import size as size_of
+from spark_udfs.options import argument
 from spark_udfs.place import here
 from spark_udfs.schemas import AnySchema
 from spark_udfs.telemetry import working
@@ -88,9 +88,7 @@ def exchange_grouped(
         "batches": of_batches,
         "key_batches": of_key_and_batches,
     }
-    if form not in forms:
-        raise ConfigError(f"form={form!r}; it must be one of {', '.join(map(repr, forms))}")
-    function = forms[form]
+    function = forms[argument("form", form)]
     function.__name__ = f"exchange_{handler}"  # Spark shows it in plans
     return function
 
@@ -150,17 +148,11 @@ def exchange_by_key(
     ``apply`` of what is returned sorts a frame and maps it; as a function for ``mapInArrow`` it
     needs rows whose keys are together: ``frame.repartition(*keys).sortWithinPartitions(*keys)``.
     """
-    if isinstance(keys, str) or not keys or not all(isinstance(name, str) for name in keys):
-        raise ConfigError(f"keys={keys!r}; it must be a list of at least one column's name")
+    keys = argument("keys", keys)
     for name in ("merge_rows", "merge_bytes"):
         if options.get(name) is not None:
             raise ConfigError(f"{name} has no place here: a batch is one group")
-    try:
-        limit = size_of(group_bytes)
-    except ValueError as error:
-        raise ConfigError(
-            f"group_bytes={group_bytes!r}; it must be a size above zero, such as 67108864 or '64m'"
-        ) from error
+    limit = argument("group_bytes", group_bytes)
     call = exchange(address, handler, **options)
     # A setting of the session that merges batches would put groups together.
     shape = replace(call.shape, merge_rows=None, merge_bytes=None)

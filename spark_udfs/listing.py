@@ -13,8 +13,7 @@ import pyarrow as pa
 import pyarrow.fs as fs
 import pyarrow.parquet as pq
 
-from aqueduct.errors import ConfigError
-from spark_udfs.options import size as size_of
+from spark_udfs.options import argument
 from spark_udfs.paths import FileFailed, named, resolve
 from spark_udfs.reading import Part
 
@@ -45,15 +44,11 @@ def list_files(
 
     Raises FileFailed for what is not there, ConfigError for arguments that cannot work.
     """
-    try:
-        limit = size_of(split)
-    except ValueError as error:
-        raise ConfigError(
-            f"split={split!r}; it must be a size above zero, such as 134217728 or '128m'"
-        ) from error
-    if tasks is not None and (isinstance(tasks, bool) or not isinstance(tasks, int) or tasks < 1):
-        raise ConfigError(f"tasks={tasks!r}; it must be a whole number above zero")
-    found = find_parts([paths] if isinstance(paths, str) else list(paths), limit)
+    argument("spark", spark)
+    limit = argument("split", split)
+    if tasks is not None:
+        tasks = argument("tasks", tasks)
+    found = find_parts(argument("paths", paths), limit)
     if tasks is None:
         tasks = max(1, -(-sum(size for _, size in found) // limit))
     bins = spread(found, min(tasks, max(1, len(found))))

@@ -11,14 +11,26 @@ be spelled as Spark's are: ``inFlight`` is ``in_flight``. Arguments take such te
 from __future__ import annotations
 
 import difflib
-import math
-import re
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from aqueduct.address import Address
+from aqueduct.arguments import (
+    ARGUMENTS,
+    KINDS,
+    Kind,
+    above_zero,
+    an_instance,
+    choice,
+    flag,
+    size,
+    text,
+    whole,
+    words,
+)
 from aqueduct.carriers.tls import ClientTls
 from aqueduct.config import COMPRESSIONS
 from aqueduct.errors import ConfigError
@@ -29,11 +41,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = [
+    "FUNCTIONS",
     "HEADERS",
     "OPTIONS",
     "PREFIX",
     "TLS",
     "Option",
+    "argument",
     "choice",
     "convert",
     "defaults",
@@ -70,9 +84,6 @@ TLS: Final = (
 Reader = Callable[[Any], Any]
 """Takes an option's text, or its value in Python; raises ValueError for what is neither."""
 
-_SIZE: Final = re.compile(r"(\d+)\s*(?:([kmgt])i?)?b?", re.IGNORECASE)
-_SECONDS: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|min|m|h|d)?", re.IGNORECASE)
-_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 _PEM: Final = "-----BEGIN "
 
 
@@ -94,93 +105,14 @@ class Option:
 
         Raises ConfigError that begins with ``where``, by default the option's name.
         """
-        where = where or self.name
-        try:
-            return self.read(given)
-        except ConfigError as error:
-            raise ConfigError(f"{where}: {error}") from None
-        except (ValueError, TypeError, OverflowError):
-            shown = f"of the type {type(given).__name__}" if self.secret else repr(given)
-            raise ConfigError(f"{where} is {shown}; it must be {self.must}") from None
-
-
-def whole(least: int = 1) -> Reader:
-    """Reads whole numbers, ``least`` or more."""
-
-    def read(given: Any) -> int:
-        value = int(given) if isinstance(given, str) else given
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError
-        return value
-
-    return read
-
-
-def size(given: Any) -> int:
-    """Reads sizes above zero: 1024, ``"32m"``, ``"1 GiB"``; the units are powers of 1024."""
-    if isinstance(given, str):
-        found = _SIZE.fullmatch(given.strip())
-        if found is None:
-            raise ValueError
-        unit = (found[2] or "").lower()
-        given = int(found[1]) << (10 * " kmgt".index(unit) if unit else 0)
-    value: int = whole()(given)
-    return value
+        return Kind(self.must, self.read, self.secret).value(given, where or self.name)
 
 
 def seconds(given: Any) -> float | None:
-    """Reads seconds above zero: 2.5, ``"30s"``, ``"500ms"``, ``"2min"``; None is ``"none"``."""
-    if isinstance(given, str):
-        if given.strip().lower() == "none":
-            return None
-        found = _SECONDS.fullmatch(given.strip())
-        if found is None:
-            raise ValueError
-        given = float(found[1]) * _UNITS[(found[2] or "s").lower()]
-    if isinstance(given, bool) or not isinstance(given, int | float):
-        raise ValueError
-    if not 0 < given < math.inf:
-        raise ValueError
-    return given
-
-
-def flag(given: Any) -> bool:
-    """Reads ``"true"`` and ``"false"``, and ``"on"`` and ``"off"``."""
-    if isinstance(given, bool):
-        return given
-    if isinstance(given, str) and given.strip().lower() in ("true", "on"):
-        return True
-    if isinstance(given, str) and given.strip().lower() in ("false", "off"):
-        return False
-    raise ValueError
-
-
-def choice(*values: str) -> Reader:
-    """Reads one of ``values``."""
-
-    def read(given: Any) -> str:
-        value = given.strip().lower() if isinstance(given, str) else given
-        if value not in values:
-            raise ValueError
-        return str(value)
-
-    return read
-
-
-def text(given: Any) -> str:
-    """Reads text that is not empty."""
-    if not isinstance(given, str) or not given:
-        raise ValueError
-    return given
-
-
-def words(given: Any) -> tuple[str, ...]:
-    """Reads ``"a, b"`` or a sequence of text: one text or more."""
-    parts = given.split(",") if isinstance(given, str) else given
-    found = tuple(part.strip() if isinstance(part, str) else "" for part in parts)
-    if not all(found) or not found:
-        raise ValueError
-    return found
+    """Reads durations above zero: 2.5, ``"30s"``, ``"500ms"``, ``"2min"``; None is ``"none"``."""
+    if isinstance(given, str) and given.strip().lower() == "none":
+        return None
+    return above_zero(given)
 
 
 def _addresses(given: Any) -> tuple[str, ...]:
@@ -203,6 +135,76 @@ def _token(given: Any) -> Any:
     if not isinstance(given, str) and not callable(given):
         raise ValueError
     return given
+
+
+def _names(given: Any) -> tuple[str, ...]:
+    if isinstance(given, str):
+        raise TypeError  # its letters are names, too
+    found = tuple(given)
+    if not found or not all(isinstance(name, str) for name in found):
+        raise ValueError
+    return found
+
+
+def _distinct(given: Any) -> tuple[str, ...]:
+    found = _names(given)
+    if len(set(found)) < len(found):
+        raise ValueError
+    return found
+
+
+def _paths(given: Any) -> list[str]:
+    return [given] if isinstance(given, str) else [os.fspath(each) for each in given]
+
+
+def _type(given: Any) -> Any:
+    if isinstance(given, str):
+        return text(given)
+    return an_instance("pyspark.sql.types.DataType")(given)
+
+
+_SESSION: Final = ("pyspark.sql.session.SparkSession", "pyspark.sql.connect.session.SparkSession")
+FUNCTIONS: Final[Mapping[str, Kind]] = MappingProxyType(
+    {
+        "batch_bytes": Kind("a size above zero, such as 2097152 or '2m'", size),
+        "columns": Kind("a list of names, each once", _distinct),
+        "connection_headers": ARGUMENTS["headers"],
+        "config": ARGUMENTS["config"],
+        "form": Kind(
+            "one of 'table', 'key_table', 'batches', 'key_batches'",
+            choice("table", "key_table", "batches", "key_batches"),
+        ),
+        "group_bytes": Kind("a size above zero, such as 67108864 or '64m'", size),
+        "headers": ARGUMENTS["headers"],
+        "keys": Kind("a list of at least one column's name", _names),
+        "on_failure": Kind("'fail' or 'report'", choice("fail", "report")),
+        "paths": Kind("a path, or several as a list", _paths),
+        "read_ahead": Kind("a size above zero, such as 2097152 or '2m'", size),
+        "read_columns": Kind("a list of at least one name, or None", _names),
+        "returns": Kind("'receipts' or 'answers'", choice("receipts", "answers")),
+        "returned_type": Kind("a type of Spark, as DDL text or a DataType", _type),
+        "spark": Kind("a SparkSession", an_instance(*_SESSION)),
+        "split": Kind("a size above zero, such as 134217728 or '128m'", size),
+        "tasks": Kind("a whole number above zero", whole()),
+        "telemetry": KINDS["function"],
+        "tls": ARGUMENTS["tls"],
+        "write": Kind("a directory's path or URI, as text", text),
+    }
+)
+"""What the arguments of functions are that are no options, by name."""
+
+
+def argument(name: str, given: Any, entry: str = "") -> Any:
+    """What was given for an argument that is no option, read by ``FUNCTIONS``.
+
+    ``entry``: the name there, if it is another. Raises ConfigError.
+    """
+    kind = FUNCTIONS[entry or name]
+    try:
+        return kind.read(given)
+    except (ValueError, TypeError, AttributeError):
+        shown = repr(given) if len(repr(given)) < 200 else f"a {type(given).__name__}"
+        raise ConfigError(f"{name}={shown}; it must be {kind.must}") from None
 
 
 _ADDRESS: Final = (

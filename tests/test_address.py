@@ -65,6 +65,13 @@ def test_what_is_understood(
         ("aqueduct://", "names no host"),
         ("aqueduct+tcp://:80", "names no host"),
         ("aqueduct+tcp://h:99999", "Port out of range"),
+        ("aqueduct://h:80:90", "a port is a number from 0 to 65535"),
+        ("aqueduct+tcp://h:http", "a port is a number from 0 to 65535"),
+        ("aqueduct+tcp://::1:80", "an IPv6 address has brackets, as in aqueduct+tcp://[::1]:4433"),
+        ("80:90", "is not an address: write aqueduct://HOST:PORT"),
+        ("aqueduct://h?datagram_size=1k", "it must be auto or 1200 to 16383 bytes"),
+        ("aqueduct://h?datagram_size=5min", "datagram_size is '5min'"),
+        ("aqueduct://h?datagram_size=\u00b3", "datagram_size is"),
         ("aqueduct+tcp://h/path", "only a host, a port and options"),
         ("aqueduct+tcp://me@h", "only a host, a port and options"),
         ("aqueduct+tcp://h?verify=off", "unknown option 'verify'; known here: compression"),
@@ -103,3 +110,15 @@ NAMES = st.text(st.characters(exclude_characters="\0/", exclude_categories=["Cs"
 def test_any_path_survives_the_way_to_text_and_back(path: str) -> None:
     address = Address("aqueduct+unix", "", 0, {"mode": "0600"}, path)
     assert Address.parse(str(address)) == address
+
+
+def test_a_size_in_an_address_has_units() -> None:
+    address = Address.parse("aqueduct://h?datagram_size=8k")
+    assert address.options["datagram_size"] == "8192"
+    assert Address.parse(str(address)) == address
+
+
+@pytest.mark.parametrize("given", [4433, None, b"aqueduct://h", ["aqueduct://h"]])
+def test_what_is_no_text_is_no_address(given: object) -> None:
+    with pytest.raises(ConfigError, match=r"text is .*; it must be an address such as aqueduct://"):
+        Address.parse(given)  # type: ignore[arg-type]

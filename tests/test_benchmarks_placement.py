@@ -12,6 +12,8 @@ import pytest
 
 from benchmarks import placement
 
+pytestmark = pytest.mark.checkout
+
 PINS = hasattr(os, "sched_setaffinity")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -28,6 +29,8 @@ from tests.calls import (
     sync_client,
     values,
 )
+
+LIBRARY = str(Path(aqueduct.__file__).parent)
 
 
 @pytest.fixture(params=["memory", "quic"])
@@ -118,7 +121,7 @@ async def test_a_handler_that_raises(carrier, handler):
     assert "in check" in error.remote_traceback
     assert "raise ValueError" in error.remote_traceback
     # The library's own frames would hide the user's.
-    assert "aqueduct/" not in error.remote_traceback
+    assert LIBRARY not in error.remote_traceback
     assert any("in check" in note for note in error.__notes__)
 
 
@@ -225,6 +228,90 @@ async def test_a_handler_that_yields_another_schema(service, carrier, shape):
             await everything(stream)
     assert caught.value.column == "id"
     assert (caught.value.wanted, caught.value.got) == ("int64", "int32")
+
+
+OTHERWISE = "the handler answers otherwise than its output= declares; in the handler, "
+UNDECLARED = "the handler declares no output=, so its answers must have the schema of its input; "
+REQUIRED = pa.schema([pa.field("id", pa.int64(), nullable=False)])
+
+
+@pytest.mark.parametrize(
+    ("output", "made", "advice"),
+    [
+        (
+            NUMBERS,
+            {"id": pa.array([1], pa.int32())},
+            f"{OTHERWISE}cast to int64: batch.cast(schema)",
+        ),
+        (NUMBERS, {"id": [1], "more": [2]}, f"{OTHERWISE}leave it out: batch.select(['id'])"),
+        (NUMBERS, {"ID": [1]}, f"{OTHERWISE}did you mean it by 'ID'? then rename it"),
+        (NUMBERS, {"x": ["a"]}, f"{OTHERWISE}the columns that came are 'x'"),
+        (NUMBERS, {"id": [[1]]}, f"{OTHERWISE}no cast leads there"),
+        (REQUIRED, {"id": pa.array([None], pa.int64())}, OTHERWISE),
+        (None, {"length": [1]}, f"{UNDECLARED}declare output=, or in the handler, "),
+    ],
+    ids=["type", "extra", "case", "missing", "nested", "nulls", "undeclared"],
+)
+@pytest.mark.parametrize("shape", ["function", "generator", "call"])
+async def test_a_handler_at_fault_is_told_so_and_not_its_caller(
+    service, carrier, caplog, shape, output, made, advice
+):
+    """In the status, and by a warning in the service's log."""
+    batch = pa.record_batch(made)
+
+    @service.handler("generator", output=output)
+    def generator(batches):
+        for _ in batches:
+            yield batch
+
+    service.handler("function", output=output)(lambda _: batch)
+    async with connected(service, carrier) as client:
+        handler = "generator" if shape == "generator" else "function"
+        with pytest.raises(SchemaMismatch, match=f"the output of handler '{handler}'") as caught:
+            if shape == "call":
+                await client.call(handler, numbers(1))
+            else:
+                await everything(client.exchange(handler, [numbers(1)]))
+    text = str(caught.value)
+    assert advice in text
+    assert "in Spark" not in text
+    (record,) = (
+        each for each in caplog.records if each.name == "aqueduct.serving" and "failed" in each.msg
+    )
+    assert record.levelname == "WARNING"
+    assert advice in record.getMessage()
+
+
+@pytest.mark.parametrize("way", ["exchange", "call", "source"])
+async def test_a_caller_that_expects_otherwise_is_told_what_the_handler_declares(
+    service, carrier, way
+):
+    service.handler("echo", output=NUMBERS)(lambda batch: batch)
+    service.handler("give", kind="source", output=NUMBERS)(_give)
+    wanted = pa.schema([("id", pa.int32())])
+    async with connected(service, carrier) as client:
+        with pytest.raises(SchemaMismatch, match=r"output_schema= .* \(id int64\): expect that"):
+            if way == "call":
+                await client.call("echo", numbers(1), output_schema=wanted)
+            elif way == "source":
+                await everything(client.source("give", output_schema=wanted))
+            else:
+                await everything(client.exchange("echo", [numbers(1)], output_schema=wanted))
+
+
+def _give():
+    yield numbers(1)
+
+
+async def test_a_caller_at_fault_is_told_so_and_the_service_does_not_warn(service, carrier, caplog):
+    service.handler("echo", input=NUMBERS)(lambda batch: batch)
+    wrong = pa.record_batch({"id": pa.array([1], pa.int32())})
+    async with connected(service, carrier) as client:
+        with pytest.raises(SchemaMismatch, match=r"the input of handler .*; cast to int64: "):
+            await everything(client.exchange("echo", [wrong]))
+    assert not [
+        each for each in caplog.records if each.levelname == "WARNING" and "refused" in each.msg
+    ]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -413,7 +414,7 @@ async def test_what_a_handler_raises_comes_with_its_traceback(carrier, handler):
             error = caught.value
             assert (error.kind, error.detail) == ("ValueError", "seven")
             assert "fails" in error.remote_traceback
-            assert "aqueduct/" not in error.remote_traceback
+            assert str(Path(aqueduct.__file__).parent) not in error.remote_traceback
             assert (error.peer, error.handler) == (client.address, handler)
         await until(lambda: not service.counters()["open_calls"])
         assert service.counters()["failed"] == 2

@@ -383,3 +383,29 @@ def test_the_version_is_that_of_the_distribution():
         known = "(not installed)"
     done = run("--version")
     assert (done.returncode, done.stdout) == (0, f"aqueduct {known}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("serve", "app:service", "--start-timeout", "5m"), "m is no unit of time; write 5min for"),
+        (("serve", "app:service", "--start-timeout", "soon"), "is 'soon'; it must be above zero"),
+        (("serve", "app:service", "--workers", "0"), "is '0'; it must be above zero"),
+        (("serve", "app:service", "--restarts", "-1"), "--restarts"),
+        (("ping", "aqueduct+tcp://h", "--count", "many"), "is 'many'; it must be above zero"),
+    ],
+)
+def test_numbers_and_durations_of_the_command_line(arguments, text):
+    command = [sys.executable, "-m", "aqueduct.cli", *arguments]
+    if arguments[0] == "serve":
+        command += ["--listen", "aqueduct+tcp://127.0.0.1:0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert text in done.stderr
+
+
+def test_an_address_that_is_none_is_one_line():
+    command = [sys.executable, "-m", "aqueduct.cli", "ping", "aqueduct+tcp://127.0.0.1:80:90"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "a port is a number from 0 to 65535" in done.stderr

@@ -6,11 +6,13 @@ import copy
 import pickle
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
+from datetime import timedelta
+from typing import Any
 
 import pytest
 
-from aqueduct.config import DEFAULT, Calls, Stream
+from aqueduct.config import DEFAULT, Calls, Config, Limits, Mux, Quic, Sinks, Stream, Timing
 from aqueduct.errors import ConfigError
 
 
@@ -59,3 +61,65 @@ def test_memory_that_can_be_shared_and_none():
     assert [Stream(shared_memory=size).shared_memory for size in (0, 64 << 10)] == [0, 64 << 10]
     with pytest.raises(ConfigError, match=r"Stream\.shared_memory_after"):
         Stream(shared_memory_after=-1)
+
+
+PARTS: list[Any] = [getattr(DEFAULT, entry.name) for entry in fields(DEFAULT)]
+SETTINGS = [(type(part), entry) for part in PARTS if is_dataclass(part) for entry in fields(part)]
+NAMES = [f"{kind.__name__}.{entry.name}" for kind, entry in SETTINGS]
+
+
+@pytest.mark.parametrize(("kind", "entry"), SETTINGS, ids=NAMES)
+def test_every_setting_says_its_unit_and_refuses_what_is_none(kind: Any, entry: Any) -> None:
+    """A plain int or float would not say whether it is bytes, seconds or a count."""
+    assert entry.type not in ("int", "float")
+    wrong: list[Any] = [[], {}, object(), b"1", float("nan"), float("inf"), True]
+    if entry.type in ("Bytes", "Count", "Seconds", "Share"):
+        wrong += [-1, "many", None]
+    for value in wrong:
+        if (entry.type, value) == ("tuple[str, ...]", []):
+            continue  # none of them
+        with pytest.raises(ConfigError, match=rf"^{kind.__name__}\.{entry.name}\b"):
+            kind(**{entry.name: value})
+    given = {"Bytes": "{}b", "Seconds": "{:f}s"}.get(entry.type)
+    if given is not None:
+        value = getattr(kind(), entry.name)
+        assert getattr(kind(**{entry.name: given.format(value)}), entry.name) == value
+
+
+def test_settings_are_durations_and_sizes() -> None:
+    make: Any = Timing
+    timing = make(idle_timeout="2min", ping_interval=timedelta(seconds=7), connect_timeout="500ms")
+    assert (timing.idle_timeout, timing.ping_interval, timing.connect_timeout) == (120.0, 7.0, 0.5)
+    limits: Any = Limits
+    assert limits(frame_bytes="32m", header_bytes="64k").frame_bytes == 32 << 20
+    sinks: Any = Sinks
+    assert sinks(time_to_live="1d").time_to_live == 86_400.0
+    mux: Any = Mux
+    assert mux(chunk="128k").chunk == 128 << 10
+    quic: Any = Quic
+    assert quic(datagram_size="8k").datagram_size == 8192
+    calls: Any = Calls
+    assert calls(compressions="zstd, lz4").compressions == ("zstd", "lz4")
+    assert calls(compressions=[]).compressions == ()
+    with pytest.raises(ConfigError, match=r"^Timing\.idle_timeout: '30m': m is no unit .* 30min"):
+        make(idle_timeout="30m")
+    with pytest.raises(ConfigError, match="must be below"):
+        make(idle_timeout="5s")
+
+
+def test_what_a_kernel_cannot_take_is_refused() -> None:
+    cases: list[tuple[Any, str]] = [(Stream, "backlog"), (Stream, "unix_buffer")]
+    for kind, name in (*cases, (Quic, "socket_buffer")):
+        with pytest.raises(ConfigError, match=f"{name} is 1099511627776; .* takes at most"):
+            kind(**{name: 1 << 40})
+    with pytest.raises(ConfigError, match="the most that is possible"):
+        Limits(channels=1 << 64)
+
+
+def test_a_part_of_the_settings_is_of_its_class() -> None:
+    make: Any = Config
+    for name, value in (("limits", {}), ("timing", None), ("flow", Limits()), ("calls", "fast")):
+        with pytest.raises(ConfigError, match=rf"^Config\.{name} is .*an aqueduct\.config\."):
+            make(**{name: value})
+    with pytest.raises(ConfigError, match=r"^Config\.debug is 1; it must be True or False"):
+        make(debug=1)

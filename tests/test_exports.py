@@ -6,6 +6,9 @@ Read from the source, so that no module need be importable here (PySpark, an eve
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -81,6 +84,37 @@ def test_exports(module: str) -> None:
 @pytest.mark.parametrize("name", aqueduct.__all__)
 def test_the_face_has_what_it_names(name: str) -> None:
     assert getattr(aqueduct, name) is not None
+
+
+@pytest.mark.parametrize("name", aqueduct._SUBMODULES)
+def test_documented_modules_need_no_import_of_their_own(name: str) -> None:
+    """In a process of its own, where nothing else has imported them."""
+    code = f"import aqueduct, types; assert isinstance(aqueduct.{name}, types.ModuleType)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_the_modules_that_are_shown_are_those_of_the_docs() -> None:
+    assert {"errors", "config", "bpmux", "service", "tables", "telemetry"} <= set(dir(aqueduct))
+    with pytest.raises(AttributeError, match="module 'aqueduct' has no attribute 'nothing'"):
+        aqueduct.nothing  # noqa: B018
+
+
+def test_importing_the_package_is_light() -> None:
+    heavy = ("pyarrow", "aioquic", "cryptography", "asyncio", "pyspark", "numpy", "pandas")
+    code = (
+        "import sys; before = set(sys.modules); import aqueduct; aqueduct.errors; aqueduct.config\n"
+        f"print(*sorted((set(sys.modules) - before) & {set(heavy)!r}))"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize("package", ["aqueduct", "spark_udfs"])
+def test_types_are_for_users_too(package: str) -> None:
+    spec = find_spec(package)
+    assert spec is not None and spec.origin is not None
+    assert (Path(spec.origin).parent / "py.typed").is_file()
 
 
 def test_everything_the_face_shows_is_documented() -> None:

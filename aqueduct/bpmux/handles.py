@@ -13,6 +13,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from aqueduct.arguments import Duration, checked
 from aqueduct.errors import Ended, LimitExceeded, LocalProtocolError
 from aqueduct.protocol.bpmux.state import Entity
 
@@ -54,7 +55,8 @@ class Half:
 
     _payload = b""
 
-    async def ping(self, *, timeout: float | None = None) -> float:
+    @checked()
+    async def ping(self, *, timeout: Duration | None = None) -> float:
         """Asks the peer for a sign of life (BP-R11); returns the round-trip time, seconds.
 
         Raises TimeoutError, Ended, ConnectionLost. None of it ends anything.
@@ -141,7 +143,7 @@ class Half:
             self.connection._flush()
             self._changed()
 
-    async def _wait_ended(self, timeout: float | None) -> bytes:
+    async def _wait_ended(self, timeout: Duration | None) -> bytes:
         async with self.connection._deadline(timeout):
             await self._until(lambda: self.error is not None or self.acknowledged)
         if self.error is None:
@@ -160,8 +162,9 @@ class Sink(Half):
         self._turn = asyncio.Lock()
         self._most = entity.credit_out
 
+    @checked()
     async def send(
-        self, payload: Buffer, *, partial: bool | None = None, timeout: float | None = None
+        self, payload: Buffer, *, partial: bool | None = None, timeout: Duration | None = None
     ) -> None:
         """Sends one payload, and waits until it has left: until the peer gave credit for it.
 
@@ -191,6 +194,7 @@ class Sink(Half):
                 mux.write(self._entity, payload, whole=True)
             await self._left()
 
+    @checked()
     def end(self, payload: Buffer = b"") -> None:
         """Says that no payload follows; ``payload`` goes with it, as far as there is credit for it.
 
@@ -198,7 +202,8 @@ class Sink(Half):
         """
         self._end(payload)
 
-    async def wait_ended(self, *, timeout: float | None = None) -> bytes:
+    @checked()
+    async def wait_ended(self, *, timeout: Duration | None = None) -> bytes:
         """Waits until the peer has seen ``end``, or has ended it itself; its end payload, or b"".
 
         Raises ConnectionLost, TimeoutError.
@@ -233,7 +238,8 @@ class Stream(Half):
         self._payload = payload
         self._queue: deque[tuple[bytes, int]] = deque()
 
-    async def receive(self, *, timeout: float | None = None) -> bytes:
+    @checked()
+    async def receive(self, *, timeout: Duration | None = None) -> bytes:
         """The next payload. ``timeout`` in seconds; None: Timing.progress_deadline.
 
         Raises Ended once the peer has ended it and all was received, ConnectionLost,
@@ -250,12 +256,14 @@ class Stream(Half):
         self.connection._consumed(self._entity, charged)
         return payload
 
+    @checked()
     def end(self, payload: Buffer = b"") -> None:
         """Says that nothing more is wanted; what came and was not received is dropped."""
         self._queue.clear()
         self._end(payload)
 
-    async def wait_ended(self, *, timeout: float | None = None) -> bytes:
+    @checked()
+    async def wait_ended(self, *, timeout: Duration | None = None) -> bytes:
         """Waits until the peer has seen ``end``, or has ended it itself; its end payload, or b"".
 
         Raises ConnectionLost, TimeoutError.
@@ -307,16 +315,19 @@ class Duplex:
         """What the peer sent with the opening of this; empty if this side opened it."""
         return self.sink.payload
 
+    @checked()
     async def send(
-        self, payload: Buffer, *, partial: bool | None = None, timeout: float | None = None
+        self, payload: Buffer, *, partial: bool | None = None, timeout: Duration | None = None
     ) -> None:
         """See Sink.send."""
         await self.sink.send(payload, partial=partial, timeout=timeout)
 
-    async def receive(self, *, timeout: float | None = None) -> bytes:
+    @checked()
+    async def receive(self, *, timeout: Duration | None = None) -> bytes:
         """See Stream.receive."""
         return await self.stream.receive(timeout=timeout)
 
+    @checked()
     def end(self, payload: Buffer = b"") -> None:
         """Ends both halves; the sink with this payload."""
         self.sink.end(payload)
@@ -347,7 +358,8 @@ class Request(Half):
         """Whether the peer wants no answer any more."""
         return isinstance(self.error, Ended)
 
-    async def respond(self, payload: Buffer, *, timeout: float | None = None) -> None:
+    @checked()
+    async def respond(self, payload: Buffer, *, timeout: Duration | None = None) -> None:
         """Answers, and waits until the answer has left; an answer to who cancelled is dropped.
 
         One larger than the credit that came with the request travels in Partial mode. Raises
@@ -364,11 +376,13 @@ class Request(Half):
             async with self.connection._deadline(timeout):
                 await self._left()
 
+    @checked()
     def refuse(self, payload: Buffer = b"") -> None:
         """Ends it without an answer: the peer's ``request`` raises Ended with this payload."""
         self._end(payload)
 
-    async def wait_cancelled(self, *, timeout: float | None = None) -> bytes:
+    @checked()
+    async def wait_cancelled(self, *, timeout: Duration | None = None) -> bytes:
         """Waits until the peer wants no answer any more, or has one; what it said with a cancel.
 
         Raises ConnectionLost, TimeoutError.

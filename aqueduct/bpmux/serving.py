@@ -7,9 +7,10 @@ import os
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import Final, Self, TypeAlias
+from typing import Final, Self, TypeAlias, cast
 
 from aqueduct.address import UNIX, Address
+from aqueduct.arguments import Size, checked
 from aqueduct.bpmux.connection import Connection, Link, name_of
 from aqueduct.carriers.stream.binding import bind
 from aqueduct.carriers.stream.sockets import why
@@ -28,17 +29,18 @@ Handler: TypeAlias = Callable[[Connection], Awaitable[None]]
 WINDOW: Final = 256 << 10
 
 
-async def connect(place: Place, *, window: int = WINDOW, config: Config = DEFAULT) -> Connection:
+@checked()
+async def connect(place: Place, *, window: Size = WINDOW, config: Config = DEFAULT) -> Connection:
     """Connects to a program that serves bpmux, within Timing.connect_timeout.
 
-    ``window``: bytes that the peer may send ahead on each stream; see Connection. Raises
-    ConnectFailed.
+    ``window``: bytes, or text such as "256k", that the peer may send ahead on each stream; see
+    Connection. Raises ConfigError and ConnectFailed.
     """
     loop = asyncio.get_running_loop()
-    name = name_of(place)
+    name, read = name_of(place), cast("int", window)  # as ``checked`` read it
 
     def link() -> Link:
-        return Link(config, window, name)
+        return Link(config, read, name)
 
     try:
         async with asyncio.timeout(config.timing.connect_timeout):
@@ -79,6 +81,7 @@ class Server:
     def __str__(self) -> str:
         return name_of(self._place)
 
+    @checked()
     async def close(self, payload: bytes = b"") -> None:
         """Accepts no more, closes every connection, and waits for the handlers' end."""
         self._listener.close()
@@ -124,8 +127,9 @@ class Server:
             self.connections.discard(connection)
 
 
+@checked(handler="on_connection")
 async def serve(
-    handler: Handler, place: Place, *, window: int = WINDOW, config: Config = DEFAULT
+    handler: Handler, place: Place, *, window: Size = WINDOW, config: Config = DEFAULT
 ) -> Server:
     """Listens; each connection is given to ``handler``, and closed when that returns.
 
@@ -133,10 +137,10 @@ async def serve(
     nobody listens on is replaced. Raises ConfigError or OSError when the place cannot be had.
     """
     loop = asyncio.get_running_loop()
-    server = Server(config)
+    server, read = Server(config), cast("int", window)  # as ``checked`` read it
 
     def link() -> Link:
-        return Link(config, window, "", lambda made: server._made(made, handler))
+        return Link(config, read, "", lambda made: server._made(made, handler))
 
     if isinstance(place, tuple):
         host, port = place

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from aqueduct.address import Address
+from aqueduct.arguments import check_fields, checked
 from aqueduct.carriers.contract import PeerIdentity
 from aqueduct.errors import ConfigError
 
@@ -59,6 +60,9 @@ class ClientTls:
     password: str | None = field(default=None, repr=False)
     """Of the private key."""
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
@@ -74,6 +78,9 @@ class ServerTls:
     """CAs of the certificates that clients must show. Not to be had over QUIC: ConfigError."""
     development: bool = False
     """Made by ``dev_certificate``: addresses then carry its fingerprint."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @property
     def fingerprint(self) -> str:
@@ -108,6 +115,7 @@ def identity_of(certificate: x509.Certificate) -> PeerIdentity:
     )
 
 
+@checked()
 def dev_certificate(names: Iterable[str] = (), *, days: float = 30) -> ServerTls:
     """Makes a self-signed certificate in memory, for localhost, 127.0.0.1, ::1 and ``names``.
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from aqueduct._speedups.inbox import Inbox
 from aqueduct._speedups.pump import Pump
+from aqueduct.arguments import checked
 from aqueduct.carriers.contract import Carrier
 from aqueduct.clock import clock_of
 from aqueduct.config import Config
@@ -130,6 +131,7 @@ class Connection:
         """Why it is over, once it is."""
         return self.core.error
 
+    @checked()
     def snapshot(self, *, channels: int = 1000) -> ConnectionSnapshot:
         """Channels, queues, windows and losses at this moment, for logs, tools and tests.
 
@@ -196,11 +198,13 @@ class Connection:
         """Ends one ``hold``."""
         self._holds -= 1
 
+    @checked()
     def close_soon(self, code: int = 0, reason: str = "") -> None:
         """Begins to close: queued data leaves first, for at most Timing.close_linger."""
         self.core.close(code, reason, self._time())
         self.pump.flush()
 
+    @checked()
     async def close(self, code: int = 0, reason: str = "") -> None:
         """Closes and waits until the transport is gone."""
         self.close_soon(code, reason)

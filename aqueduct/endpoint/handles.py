@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from aqueduct._speedups.inbox import Inbox
 from aqueduct._speedups.posting import Posting
 from aqueduct._speedups.waiting import Waiter, Waiting
+from aqueduct.arguments import ARGUMENTS, checked
 from aqueduct.endpoint.local import (
     LocalMessage,
     Parcel,
@@ -24,7 +25,7 @@ from aqueduct.endpoint.local import (
     release,
 )
 from aqueduct.endpoint.message import Attachment, Message
-from aqueduct.errors import Finished, LocalProtocolError, ReceiverClosed
+from aqueduct.errors import Finished, LocalProtocolError, ReceiverClosed, WrongType
 from aqueduct.protocol.channels import ids
 from aqueduct.protocol.channels.events import Headers
 from aqueduct.protocol.channels.receiving import ReceiverHalf
@@ -258,20 +259,27 @@ class Sender:
         force: bool = True,
     ) -> int:
         self._check_here()
-        if copy:
-            payload = detached(payload)
-        if self._half is not None:
-            assert self._connection is not None
-            if not attachments:
-                return self._connection.send(self._half, payload, headers, (), mode)
-            self._half.check_sendable()
-            parcels = _packed(attachments, self)
-            number = self._connection.send(self._half, payload, headers, parcels, mode)
-        else:
-            pipe = self._local()
-            pipe.check_sendable()
-            parcels = _packed(attachments, self)
-            number = pipe.send(payload, headers, parcels, mode, force=force)
+        if mode.__class__ is not Mode:
+            ARGUMENTS["mode"].value(mode, "Sender.send: mode")
+        try:
+            if copy:
+                payload = detached(payload)
+            if self._half is not None:
+                assert self._connection is not None
+                if not attachments:
+                    return self._connection.send(self._half, payload, headers, (), mode)
+                self._half.check_sendable()
+                parcels = _packed(attachments, self)
+                number = self._connection.send(self._half, payload, headers, parcels, mode)
+            else:
+                pipe = self._local()
+                pipe.check_sendable()
+                parcels = _packed(attachments, self)
+                number = pipe.send(payload, headers, parcels, mode, force=force)
+        except TypeError:  # nothing was sent; what is wrong is looked for only now
+            ARGUMENTS["message_payload"].value(payload, "Sender.send: payload")
+            ARGUMENTS["message_headers"].value(headers, "Sender.send: headers")
+            raise
         for entry in attachments:
             (entry[0] if isinstance(entry, tuple) else entry)._sent_away = True
         return number
@@ -552,7 +560,7 @@ def _packed(attachments: Sequence[ToAttach], sender: Sender) -> list[tuple[Parce
     for entry in attachments:
         handle, headers = entry if isinstance(entry, tuple) else (entry, ())
         if not isinstance(handle, (Sender, Receiver)):
-            raise TypeError(
+            raise WrongType(
                 f"attachments are halves of channel() pairs, or (half, headers), not {handle!r}"
             )
         if handle._pipe is not None and id(handle._pipe) in pipes:
@@ -587,6 +595,7 @@ def _check_attachable(handle: Handle) -> None:
         )
 
 
+@checked()
 def channel(*, oneshot: bool = False, mode: Mode = Mode.ORDERED) -> tuple[Sender, Receiver]:
     """A linked pair of handles, (sender, receiver).
 

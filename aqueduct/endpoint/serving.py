@@ -11,6 +11,7 @@ from types import TracebackType
 
 from aqueduct._speedups import codec
 from aqueduct.address import Address
+from aqueduct.arguments import checked
 from aqueduct.carriers import memory, stream
 from aqueduct.carriers.contract import Bound, Carrier, Listener
 from aqueduct.carriers.places import Places, origin_of
@@ -29,6 +30,7 @@ log = logger_of(__name__)
 OnConnection = Callable[[Connection], Awaitable[None] | None]
 
 
+@checked(headers="message_headers")
 async def connect(
     address: str | Address,
     *,
@@ -233,6 +235,7 @@ async def bind(addresses: Sequence[str | Address], copies: int) -> list[list[Bou
     return sets
 
 
+@checked(headers="message_headers", tls="server_tls")
 async def serve(
     on_connection: OnConnection,
     addresses: str | Address | Bound | Sequence[str | Address | Bound],

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pyspark.sql.datasource import DataSource
 
 from spark_udfs.datasource.options import SHARED, Settings, settings_of
-from spark_udfs.options import defaults
+from spark_udfs.options import argument, defaults
 from spark_udfs.telemetry import Setup, Trace
 
 if TYPE_CHECKING:
@@ -93,6 +93,9 @@ def register(spark: SparkSession, *, telemetry: Setup | None = None) -> None:
     now is the parent of what tasks do, where no reading or writing names another by ``traced``.
     Raises ConfigError for settings that cannot be.
     """
+    argument("spark", spark)
+    if telemetry is not None:
+        argument("telemetry", telemetry)
     found = {name: value for name, value in defaults(session=spark).items() if name in SHARED}
     trace = Trace(telemetry)
     source: type[AqueductSource] = AqueductSource

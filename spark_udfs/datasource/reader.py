@@ -192,7 +192,7 @@ def check_same(settings: Settings, answer: Answer, given: pa.Schema) -> None:
     found = difference(given, _schema(settings, answer))
     if found is not None:
         raise SchemaMismatch(
-            f"{where(settings)} has changed since it was looked at: {found}",
+            f"{where(settings)} has changed since it was looked at: {found.what}; load it again",
             column=found.column,
             wanted=found.wanted,
             got=found.got,

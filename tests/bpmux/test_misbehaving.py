@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -287,3 +289,30 @@ async def test_a_cut_at_any_byte_ends_in_connection_lost(
 async def test_a_conversation_in_any_pieces(family: str, tmp_path: Path) -> None:
     for fate in (Fate(piece=1), Fate(piece=9, chop=True), Fate(delay=0.002)):
         assert await conversation(family, tmp_path, Proxy(up=fate, down=fate)) == ["done", "done"]
+
+
+@pytest.mark.parametrize("work", ["request", "sink", "stream", "duplex", "send", "ping"])
+async def test_nothing_is_written_after_a_loss(family: str, tmp_path: Path, work: str) -> None:
+    """Python 3.12 and 3.13 would watch the closed socket's number for ever, see ``_flush``."""
+    loop = asyncio.get_running_loop()
+    async with joined(family, tmp_path) as pair:
+        connection, transport = pair.client, pair.client._transport
+        number = transport.get_extra_info("socket").fileno()
+        transport.abort()  # the loop tells the connection of it only in its next turn
+        begin: dict[str, Callable[[], Any]] = {
+            "request": lambda: asyncio.create_task(connection.request(b"?", timeout=5)),
+            "sink": lambda: connection.open_sink(b"open"),
+            "stream": lambda: connection.open_stream(b"open"),
+            "duplex": lambda: connection.open_duplex(b"open"),
+            "send": lambda: asyncio.create_task(connection.send(b"text", timeout=5)),
+            "ping": lambda: asyncio.create_task(connection.ping(timeout=5)),
+        }
+        # A chunk for the transport at once, and what a user does before it is told.
+        connection.open_sink(b"first")
+        begun = begin[work]()
+        await within(asyncio.ensure_future(connection.wait_closed()))
+        if isinstance(begun, asyncio.Task):
+            with pytest.raises(ConnectionLost):
+                await within(begun)
+        assert not loop.remove_writer(number)
+        assert not loop.remove_reader(number)

@@ -6,6 +6,8 @@ import asyncio
 import dataclasses
 import gc
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -426,3 +428,42 @@ async def test_a_host_that_is_not_here() -> None:
         )
     with pytest.raises(ConfigError, match="cannot be listened at"):
         await quic.listen(Address.parse("aqueduct://192.0.2.1:0"), DEFAULT, TLS, lambda c: None)
+
+
+DISTRUSTFUL = """
+import asyncio, logging, sys
+CONFIGURE
+import aqueduct
+
+async def main():
+    service = aqueduct.Service("quiet")
+    async with service.serving("aqueduct://127.0.0.1:0", dev_cert=True) as running:
+        try:
+            await aqueduct.connect(running.addresses[0].partition("?")[0])
+        except aqueduct.errors.ConnectFailed:
+            print("refused")
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("configure", "said"),
+    [
+        ("", False),
+        ("logging.basicConfig()", True),
+        ("logging.getLogger('quic').addHandler(logging.StreamHandler())", True),
+        ("logging.getLogger('quic').setLevel('DEBUG'); logging.basicConfig()", True),
+        ("logging.basicConfig(level='ERROR')", False),
+    ],
+)
+def test_aioquic_writes_to_the_terminal_only_what_was_asked_for(configure: str, said: bool) -> None:
+    """Its logger is a library's: silent until somebody configures logging, and theirs then."""
+    code = DISTRUSTFUL.replace("CONFIGURE", configure)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=DEADLINE
+    )
+    assert done.stdout == "refused\n"
+    assert ("certificate" in done.stderr) is said, done.stderr
+    if not said:
+        assert done.stderr == ""

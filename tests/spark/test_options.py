@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+from typing import Any
+
 import pytest
 
 from aqueduct.carriers.tls import ClientTls
@@ -29,7 +32,6 @@ PEM = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
         ("deadline", "30s", 30.0),
         ("deadline", "500ms", 0.5),
         ("deadline", "2min", 120.0),
-        ("deadline", "2m", 120.0),
         ("deadline", "1.5 h", 5400.0),
         ("deadline", ".25", 0.25),
         ("deadline", "None", None),
@@ -123,6 +125,30 @@ def test_what_cannot_be_says_what_it_must_be(name, given, message):
     with pytest.raises(ConfigError) as caught:
         convert({name: given}, OPTIONS)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("name", ["deadline", "batch_deadline", "backoff", "backoff_limit"])
+def test_durations_of_options_have_the_units_of_arguments(name):
+    for given, found in (("2min", 120.0), ("1.5h", 5400.0), (3, 3), (timedelta(seconds=2), 2.0)):
+        assert convert({name: given}, OPTIONS) == {name: found}
+    with pytest.raises(ConfigError, match=f"option {name}: '5m': m is no unit of time; write 5min"):
+        convert({name: "5m"}, OPTIONS)
+    wrongs: list[Any] = [0, -1, "-1s", float("nan"), float("inf"), True, "1e3", []]
+    for wrong in wrongs:
+        with pytest.raises(
+            ConfigError, match=f"option {name} is .*; it must be seconds above zero"
+        ):
+            convert({name: wrong}, OPTIONS)
+
+
+@pytest.mark.parametrize("name", ["in_flight_bytes", "merge_bytes"])
+def test_sizes_of_options_have_the_units_of_arguments(name):
+    for given, found in (("64k", 64 << 10), ("1.5 GiB", 3 << 29), ("7", 7), (7, 7)):
+        assert convert({name: given}, OPTIONS) == {name: found}
+    wrongs: list[Any] = [0, -1, 1.5, True, "5min", "1 month", int, []]
+    for wrong in wrongs:
+        with pytest.raises(ConfigError, match=f"option {name} is .*; it must be a size above zero"):
+            convert({name: wrong}, OPTIONS)
 
 
 def test_an_unknown_name_names_the_near_miss():

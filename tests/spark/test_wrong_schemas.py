@@ -475,38 +475,35 @@ CASES = {
 """What the handler takes, what comes, a row of that for ``cast=True`` (None: no cast leads there),
 and the text."""
 
+EXPECTED = (
+    "output_schema= (in Spark schema=) expects otherwise than the handler declares ({}): expect "
+    "that, and cast the answers (in Spark by cast=True)"
+)
 OUTPUTS = {
     "a larger number": (
         one(pa.int64()),
         one(pa.int32()),
-        (
-            "column 'a' has another type: wanted int64, got int32; cast to int64: "
-            "batch.cast(schema), or in Spark col('a').cast('bigint')"
-        ),
+        "column 'a' has another type: wanted int64, got int32; " + EXPECTED.format("a int32"),
     ),
     "a column that does not come": (
         s(("a", pa.int64()), ("b", pa.string())),
         one(pa.int64()),
         (
-            "column 'b' is missing: wanted string, and no such column came; the columns that came "
-            "are 'a'"
+            "column 'b' is missing: wanted string, and no such column came; "
+            + EXPECTED.format("a int64")
         ),
     ),
     "a column that nobody wants": (
         s(("b", pa.string())),
         s(("a", pa.int64()), ("b", pa.string())),
-        (
-            "column 'a' is not wanted: int64 came; leave it out: batch.select(['b']), or in Spark "
-            ".select(['b'])"
-        ),
+        "column 'a' is not wanted: int64 came; " + EXPECTED.format("a int64, b string"),
     ),
     "nulls": (
         one(pa.int64(), nullable=False),
         one(pa.int64()),
         (
-            "column 'a' may hold nulls: wanted int64 not null, got int64 (nullable); declare it "
-            "nullable, or if it holds no null: batch.cast(schema), or in Spark "
-            "exchange(..., cast=True)"
+            "column 'a' may hold nulls: wanted int64 not null, got int64 (nullable); "
+            + EXPECTED.format("a int64")
         ),
     ),
 }

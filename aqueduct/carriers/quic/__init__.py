@@ -1,5 +1,7 @@
 """QUIC, by aioquic: the carrier of ``aqueduct://``."""
 
+import logging
+
 from aqueduct.carriers.quic.binding import bind
 from aqueduct.carriers.quic.connect import connect
 from aqueduct.carriers.quic.connection import QuicCarrier
@@ -16,3 +18,7 @@ __all__ = [
     "dev_certificate",
     "listen",
 ]
+
+# aioquic logs what peers do wrong, which this library reports by errors. Where nobody has
+# configured logging, Python would write that to the terminal. Configured, it is as it was.
+logging.getLogger("quic").addHandler(logging.NullHandler())
