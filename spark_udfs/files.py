@@ -354,7 +354,9 @@ class FilesExchange(_Files):
         if self.write is not None:
             written = Written(self.write, receipt.part, here().attempt_key)
         try:
-            with contextlib.closing(call(iter(entry))) as answers:
+            # Only what goes to Spark takes Spark's types.
+            work = call if self.answers else call.answers
+            with contextlib.closing(work(iter(entry))) as answers:
                 for answer in answers:
                     receipt.answered(answer)
                     if written is not None:

@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from aqueduct.arrow.schema import difference
 from aqueduct.errors import ConfigError, SchemaMismatch
 from spark_udfs.exchange import Exchange, exchange
 from spark_udfs.numbers import Total
-from spark_udfs.schemas import arrow_schema
+from spark_udfs.schemas import arrow_schema, large_types
 from spark_udfs.travel import Parcel
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def exchange_column(
     # What settings of the session say of these is for others, and would mix up the rows here.
     fixed = {"check_rows": True, "ordered": True, "on_error": "fail"}
     call = exchange(address, handler, **{**options, **fixed})
+    call = replace(call, exact=True, large=large_types())
     column = ColumnExchange(call, tuple(columns), wanted)
 
     def of_one(arrays: Iterator[pa.Array]) -> Iterator[pa.Array]:
@@ -124,9 +126,8 @@ class ColumnExchange(Parcel):
 
 def _same(found: pa.DataType, wanted: pa.DataType) -> bool:
     """Whether Spark takes one for the other: of timestamps with zones the zone's name is free."""
-    if pa.types.is_timestamp(found) and pa.types.is_timestamp(wanted):
-        return bool(found.unit == wanted.unit and (found.tz is None) == (wanted.tz is None))
-    return bool(found.equals(wanted))
+    mine, theirs = (pa.schema([("value", kind)]) for kind in (wanted, found))
+    return difference(mine, theirs) is None
 
 
 def _struct_of(returns: str | DataType) -> Any:

@@ -27,12 +27,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from aqueduct.errors import BatchTooLarge, ConfigError
+from spark_udfs.declared import refusal
 from spark_udfs.engine import leased
 from spark_udfs.exchange import Exchange, exchange
 from spark_udfs.numbers import Numbers
 from spark_udfs.options import size as size_of
 from spark_udfs.place import here
-from spark_udfs.schemas import AnySchema
+from spark_udfs.schemas import AnySchema, large_types
+from spark_udfs.spark_types import spark_schema
 from spark_udfs.telemetry import working
 from spark_udfs.travel import Parcel
 
@@ -66,7 +68,7 @@ def exchange_grouped(
 
     The columns of the answers must be those of the schema that ``applyInArrow`` is given.
     """
-    call = exchange(address, handler, **options)
+    call = replace(exchange(address, handler, **options), exact=True, large=large_types())
 
     def of_table(table: pa.Table) -> pa.Table:
         return _whole(call, table)
@@ -126,9 +128,13 @@ def _small(call: Exchange, batch: pa.RecordBatch) -> pa.Table:
         answer = client.call_table(
             calling.handler, batch, output_schema=calling.schema, **calling.head(place)
         )
-        numbers.batches_received = len(answer.to_batches())
-        numbers.rows_received = answer.num_rows
-        return answer
+        batches = answer.to_batches()
+        numbers.batches_received, numbers.rows_received = len(batches), answer.num_rows
+        if not call.fits(place):
+            return answer
+        fitting = call.fitting(answer.schema)
+        made = [fitting.one(each, number) for number, each in enumerate(batches)]
+        return pa.Table.from_batches(made, fitting.schema)
 
 
 def exchange_by_key(
@@ -189,9 +195,12 @@ class KeyedExchange(Parcel):
 
         ``schema``: of the answers; None asks the service (see ``Exchange.output_schema``).
         """
-        declared = self.call.output_schema(frame) if schema is None else schema
+        declared: Any = self.call.output_schema(frame) if schema is None else schema
+        if isinstance(declared, pa.Schema):
+            declared = spark_schema(declared, refusal("schema"))
+        told = replace(self, call=self.call.told(frame, declared))
         together = frame.repartition(*self.keys).sortWithinPartitions(*self.keys)
-        return together.mapInArrow(self, declared)
+        return together.mapInArrow(told, declared)
 
     def summary(self) -> str:
         """What was counted, in a few lines; a batch is a group."""
