@@ -57,6 +57,8 @@ def exchange_column(
     - ``options``: those of ``exchange``. As many rows must come back as were sent, which is
       checked; ``on_error="skip"`` and what else changes the rows has no place here.
 
+    What is returned has ``summary()`` and ``tally`` beside, as what ``exchange`` returns.
+
     Needs Spark 4.1 or newer and an active session, as ``arrow_udf`` does. Raises ConfigError.
     """
     if isinstance(columns, str) or not columns or len(set(columns)) < len(columns):
@@ -88,7 +90,9 @@ def exchange_column(
         raise ConfigError("exchange_column needs PySpark 4.1 or newer, for arrow_udf")
     function = of_one if len(columns) == 1 else of_several
     function.__name__ = f"exchange_{handler}"  # Spark shows it in plans, and names the column
-    return arrow_udf(function, returns)
+    made: Any = arrow_udf(function, returns)
+    made.tally, made.summary = call.tally, call.summary
+    return made
 
 
 @dataclass(frozen=True)

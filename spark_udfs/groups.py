@@ -30,7 +30,7 @@ from aqueduct.errors import BatchTooLarge, ConfigError
 from spark_udfs.declared import refusal
 from spark_udfs.engine import leased
 from spark_udfs.exchange import Exchange, exchange
-from spark_udfs.numbers import Numbers
+from spark_udfs.numbers import Numbers, Total
 from spark_udfs.options import size as size_of
 from spark_udfs.place import here
 from spark_udfs.schemas import AnySchema, large_types
@@ -66,7 +66,8 @@ def exchange_grouped(
       groups that need not fit into memory. ``key_table`` and ``key_batches`` have its key too,
       which then goes with the call as the header ``group-key``: a list in JSON.
 
-    The columns of the answers must be those of the schema that ``applyInArrow`` is given.
+    The columns of the answers must be those of the schema that ``applyInArrow`` is given. What is
+    returned has ``summary()`` and ``tally`` too; each group counts as a task.
     """
     call = replace(exchange(address, handler, **options), exact=True, large=large_types())
 
@@ -92,8 +93,10 @@ def exchange_grouped(
     }
     if form not in forms:
         raise ConfigError(f"form={form!r}; it must be one of {', '.join(map(repr, forms))}")
-    function = forms[form]
+    function: Any = forms[form]
     function.__name__ = f"exchange_{handler}"  # Spark shows it in plans
+    # Spark looks at the arguments of a function, so it is one, with what an Exchange has beside.
+    function.tally, function.summary = call.tally, call.summary
     return function
 
 
@@ -126,7 +129,11 @@ def _small(call: Exchange, batch: pa.RecordBatch) -> pa.Table:
     ):
         numbers.batches_sent, numbers.rows_sent = 1, batch.num_rows
         answer = client.call_table(
-            calling.handler, batch, output_schema=calling.schema, **calling.head(place)
+            calling.handler,
+            batch,
+            output_schema=calling.schema,
+            on_end=numbers.moved,
+            **calling.head(place),
         )
         batches = answer.to_batches()
         numbers.batches_received, numbers.rows_received = len(batches), answer.num_rows
@@ -202,8 +209,13 @@ class KeyedExchange(Parcel):
         together = frame.repartition(*self.keys).sortWithinPartitions(*self.keys)
         return together.mapInArrow(told, declared)
 
+    @property
+    def numbers(self) -> Total:
+        """What the tasks counted that ended well so far; to be read on the driver."""
+        return self.call.numbers
+
     def summary(self) -> str:
-        """What was counted, in a few lines; a batch is a group."""
+        """``numbers`` in a few lines for people; a batch is a group."""
         return self.call.summary()
 
     def _groups(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

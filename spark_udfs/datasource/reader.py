@@ -260,6 +260,7 @@ def _read(
 ) -> Iterator[pa.RecordBatch]:
     settings = wanted.settings
     lease = process_pool().lease(settings.peer(split.number + attempt), task=place.task)
+    numbers.reconnects += lease.reconnected
     failed = False
     reading = Reading(split.value, wanted.filters).encode()
     try:
