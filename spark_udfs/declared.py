@@ -22,7 +22,8 @@ from spark_udfs.casting import Casting
 from spark_udfs.engine import Calling, reach
 from spark_udfs.schemas import AnySchema, arrow_schema
 from spark_udfs.shaping import Shape, Shaper, joined_schema
-from spark_udfs.spark_types import Refusal, arrow_of, shown, spark_schema
+from spark_udfs.spark_schemas import arrow_of, spark_schema
+from spark_udfs.spark_types import Refusal, shown
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

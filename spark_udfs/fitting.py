@@ -167,31 +167,29 @@ def _list(array: Any, kind: Any) -> pa.Array:
     values = _convert(array.flatten(), field)
     if not field.nullable and values.null_count:
         raise pa.ArrowInvalid("an element is null, and must not be")
-    return _lists(array, pc.list_value_length(array), values, kind)
-
-
-def _lists(array: pa.Array, lengths: pa.Array, values: pa.Array, kind: Any) -> pa.Array:
-    ends = pc.cumulative_sum(pc.fill_null(lengths, 0).cast(pa.int64()))
-    offsets = pa.concat_arrays([pa.array([0], pa.int64()), ends]).cast(pa.int32())
+    offsets = _offsets(pc.list_value_length(array))
     mask = array.is_null() if array.null_count else None
     return pa.ListArray.from_arrays(offsets, values, type=kind, mask=mask)
 
 
 def _map(array: Any, kind: Any) -> pa.Array:
-    given = array.type
-    entries = pa.list_(pa.struct([given.key_field, given.item_field]))
-    wanted = pa.list_(pa.field("entries", pa.struct([kind.key_field, kind.item_field])))
-    inner = array.view(entries)
-    pairs = inner.flatten()
+    mask = array.is_null() if array.null_count else None
+    spans = pc.add(array.offsets, 0)  # of a slice they are one, which is not taken with a mask
+    lists = [pa.ListArray.from_arrays(spans, each, mask=mask) for each in (array.keys, array.items)]
     columns = []
-    for place, field in enumerate((kind.key_field, kind.item_field)):
-        column = _convert(pairs.field(place), field)
+    for each, field in zip(lists, (kind.key_field, kind.item_field), strict=True):
+        column = _convert(each.flatten(), field)
         if not field.nullable and column.null_count:
             raise pa.ArrowInvalid("a key or a value is null, and must not be")
         columns.append(column)
-    fields = list(wanted.value_type)
-    made = pa.StructArray.from_arrays(columns, fields=fields)
-    return _lists(inner, pc.list_value_length(inner), made, wanted).view(kind)
+    offsets = _offsets(pc.list_value_length(lists[0]))
+    return pa.MapArray.from_arrays(offsets, *columns, type=kind, mask=mask)
+
+
+def _offsets(lengths: pa.Array) -> pa.Array:
+    """Where rows of these lengths begin, one after the other, and where the last one ends."""
+    ends = pc.cumulative_sum(pc.fill_null(lengths, 0).cast(pa.int64()))
+    return pa.concat_arrays([pa.array([0], pa.int64()), ends]).cast(pa.int32())
 
 
 def _first_bad(array: pa.Array, field: pa.Field) -> int:

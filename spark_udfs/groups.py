@@ -34,7 +34,7 @@ from spark_udfs.numbers import Numbers, Total
 from spark_udfs.options import size as size_of
 from spark_udfs.place import here
 from spark_udfs.schemas import AnySchema, large_types
-from spark_udfs.spark_types import spark_schema
+from spark_udfs.spark_schemas import spark_schema
 from spark_udfs.telemetry import working
 from spark_udfs.travel import Parcel
 

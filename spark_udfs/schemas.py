@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import pyarrow as pa
 
 from aqueduct.errors import ConfigError
-from spark_udfs.spark_types import arrow_of
+from spark_udfs.spark_schemas import arrow_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,37 +10,33 @@ batches that come from Spark are sent with it, and a table or an answer may decl
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
 from aqueduct.arrow.schema import shorten
-from aqueduct.errors import ConfigError, SchemaMismatch
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import DataType, StructField, StructType
 
 __all__ = [
     "ARROW_TYPES",
+    "BOUNDS",
     "JSON_TYPE",
     "PRECISION",
     "SPARK_TYPES",
     "SQL_NAME",
     "ArrowRow",
+    "NoTypeError",
     "Refusal",
     "SparkRow",
-    "arrow_of",
     "bound_of",
+    "bounds_of",
     "markdown",
     "precision_of",
     "retold",
-    "same_meaning",
     "shown",
-    "spark_schema",
+    "tagged",
     "taken_schema",
     "told_schema",
 ]
@@ -52,14 +48,12 @@ JSON_TYPE: Final = b"Spark:DataType:JsonType"
 to make such a type of a text imports the module that the text names."""
 PRECISION: Final = b"SPARK::time::precision"
 """Spark's own key: how many digits the fraction of a second has in a column of times."""
-_METADATA: Final = b"SPARK::metadata::json"
-"""Spark's own key: the metadata of a column, such as its comment."""
 _DIGITS: Final = 38
 _MONTHS: Final = 21
 """The number of Arrow's interval of months. pyarrow can hold such a type, and has no name for it.
 """
 _LARGE: Final = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
-_BOUNDS: Final[Mapping[str, int]] = MappingProxyType(
+BOUNDS: Final[Mapping[str, int]] = MappingProxyType(
     {"day": 86_400_000_000, "hour": 3_600_000_000, "minute": 60_000_000, "second": 1}
 )
 """Microseconds of the last field of an interval; a second has a fraction."""
@@ -129,7 +123,7 @@ def _digits(kind: Any) -> tuple[int, int]:
 
 
 def _struct(kind: Any, inner: _Inner) -> pa.DataType:
-    found = _tagged(kind)
+    found = tagged(kind)
     if found == "variant":
         tag = pa.field("metadata", pa.binary(), False, {b"variant": b"true"})
         return pa.struct([pa.field("value", pa.binary(), False), tag])
@@ -139,7 +133,7 @@ def _struct(kind: Any, inner: _Inner) -> pa.DataType:
     return pa.struct([inner(field) for field in kind])
 
 
-def _tagged(kind: Any) -> str:
+def tagged(kind: Any) -> str:
     """Whether a struct is a variant, a geometry or a geography, by the tags that Spark gives."""
     tags = {field.name: field.metadata or {} for field in kind}
     if tags.keys() == {"value", "metadata"} and kind.num_fields == 2:
@@ -367,7 +361,7 @@ SPARK_TYPES: Final[tuple[SparkRow, ...]] = (
 """What each Spark type becomes in Arrow."""
 
 
-class _NoTypeError(Exception):
+class NoTypeError(Exception):
     """Spark has no type for a field. ``path`` is filled by those around it, innermost first."""
 
     def __init__(self, kind: Any, advice: str) -> None:
@@ -399,14 +393,14 @@ def taken_schema(
 
     try:
         return pa.schema([inner(field) for field in schema])
-    except _NoTypeError as error:
+    except NoTypeError as error:
         raise error.made(refusal) from None
 
 
 def _taken_field(field: pa.Field, inner: _Inner, loose: bool) -> pa.Field:
     try:
         kind = field.type if loose and _is_loose(field.type) else _taken(field.type, inner)
-    except _NoTypeError as error:
+    except NoTypeError as error:
         error.path.insert(0, field.name)
         raise
     return pa.field(field.name, kind, field.nullable, field.metadata)
@@ -422,268 +416,9 @@ def _taken(kind: pa.DataType, inner: _Inner) -> pa.DataType:
     for row in ARROW_TYPES:
         if row.holds(kind):
             if row.taken is None:
-                raise _NoTypeError(kind, row.note)
+                raise NoTypeError(kind, row.note)
             return row.taken(kind, inner)
-    raise _NoTypeError(kind, "give another type")
-
-
-def spark_schema(
-    schema: pa.Schema, refusal: Refusal, *, known: Iterable[DataType] = ()
-) -> StructType:
-    """What Spark calls the columns of ``schema``. Raises what ``refusal`` makes.
-
-    ``known``: types among which user-defined ones are looked for.
-    """
-    from pyspark.sql.types import StructType
-
-    told = {_json(kind): kind for each in known for kind in _user_defined(each)}
-    return StructType([_spark_field(field, told) for field in taken_schema(schema, refusal)])
-
-
-def _spark_field(field: pa.Field, known: Mapping[str, DataType]) -> StructField:
-    from pyspark.sql.types import StructField
-
-    return StructField(field.name, _spark_type(field, known), field.nullable, _column(field))
-
-
-def _column(field: pa.Field) -> dict[str, Any] | None:
-    """The metadata of a column, as Spark has it."""
-    text = (field.metadata or {}).get(_METADATA)
-    if text is None:
-        return None
-    try:
-        found = json.loads(text)
-    except ValueError:  # not Spark's doing
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def _spark_type(field: pa.Field, known: Mapping[str, DataType]) -> DataType:
-    """The type of a field of a schema that Spark takes."""
-    from pyspark.sql.pandas.types import from_arrow_type
-    from pyspark.sql.types import ArrayType, MapType, StructType
-
-    kind = field.type
-    metadata = field.metadata or {}
-    user = known.get(metadata.get(JSON_TYPE, b"").decode(errors="replace"))
-    if user is not None and _arrow_type(user, "UTC", False).equals(kind):
-        return user
-    if _is.is_struct(kind) and not _tagged(kind):
-        return StructType([_spark_field(each, known) for each in kind])
-    if _is.is_map(kind):
-        key, item = (_spark_type(each, known) for each in (kind.key_field, kind.item_field))
-        return MapType(key, item, kind.item_field.nullable)
-    if _is.is_list(kind):
-        inner = kind.value_field
-        return ArrayType(_spark_type(inner, known), inner.nullable)
-    found = from_arrow_type(kind, prefer_timestamp_ntz=True)
-    return _named(metadata, found) or found
-
-
-def _named(metadata: Mapping[bytes, bytes], found: DataType) -> DataType | None:
-    """The type that metadata names, if a column of ``found`` can be it."""
-    from pyspark.errors import PySparkException
-    from pyspark.sql.types import DayTimeIntervalType, StringType, TimeType
-
-    name = metadata.get(SQL_NAME, b"").decode(errors="replace").strip()
-    if isinstance(found, TimeType):
-        digits = precision_of(metadata)
-        return None if digits is None else TimeType(digits)
-    if isinstance(found, DayTimeIntervalType):
-        bounds = _bounds(name)
-        if bounds is None:
-            return None
-        numbers = [list(_BOUNDS).index(each) for each in bounds]
-        return DayTimeIntervalType(numbers[0], numbers[-1])
-    words = name.split()
-    if isinstance(found, StringType) and [each.lower() for each in words[:2]] == [
-        "string",
-        "collate",
-    ]:
-        try:
-            return StringType(" ".join(words[2:]))
-        except PySparkException:  # no collation of this Spark
-            return None
-    return None
-
-
-def _bounds(name: str) -> tuple[str, str] | None:
-    """The first and the last field of "interval day to hour"."""
-    words = name.lower().split()
-    if words[:1] != ["interval"] or len(words) not in (2, 4) or words[2:3] not in ([], ["to"]):
-        return None
-    first, last = words[1], words[-1]
-    order = list(_BOUNDS)
-    if first not in order or last not in order or order.index(first) > order.index(last):
-        return None
-    return first, last
-
-
-def bound_of(metadata: Mapping[bytes, bytes]) -> int:
-    """Of how many microseconds the values of an interval are a multiple, by its metadata."""
-    bounds = _bounds(metadata.get(SQL_NAME, b"").decode(errors="replace"))
-    return 1 if bounds is None else _BOUNDS[bounds[1]]
-
-
-def precision_of(metadata: Mapping[bytes, bytes]) -> int | None:
-    """The digits of the fraction of a second in a column of times, 0 to 6, by its metadata."""
-    text = metadata.get(PRECISION, b"")
-    digits = int(text) if text.isdigit() and len(text) < 3 else None
-    return digits if digits is not None and digits <= 6 else None
-
-
-def arrow_of(
-    schema: StructType,
-    what: str = "the schema",
-    *,
-    zone: str = "UTC",
-    large: bool = False,
-    calendar: bool = False,
-) -> pa.Schema:
-    """The Arrow schema in which Spark hands columns over and takes them, with what tells the rest.
-
-    - ``zone``: that of timestamps. ``large``: text and bytes have offsets of 64 bits.
-    - ``calendar``: intervals of a calendar may be there. Spark hands them over and takes none.
-
-    Raises ConfigError that begins with ``what`` for a type that Spark hands to no function.
-    """
-    fields = []
-    for field in schema:
-        try:
-            fields.append(_arrow_field(field, zone, large, calendar))
-        except _NoTypeError as error:
-            raise ConfigError(
-                f"{what}: column {'.'.join(error.path)!r} is {error.kind}, and {error}"
-            ) from None
-    return pa.schema(fields)
-
-
-def _arrow_field(field: StructField, zone: str, large: bool, calendar: bool) -> pa.Field:
-    from pyspark.sql.pandas.types import to_arrow_metadata
-
-    metadata = {**(to_arrow_metadata(field.metadata) or {}), **_tags(field.dataType)}
-    try:
-        kind = _arrow_type(field.dataType, zone, large, calendar)
-    except _NoTypeError as error:
-        error.path.insert(0, field.name)
-        raise
-    return pa.field(field.name, kind, field.nullable, metadata or None)
-
-
-def _arrow_type(kind: DataType, zone: str, large: bool, calendar: bool = False) -> pa.DataType:
-    from pyspark.errors import PySparkException
-    from pyspark.sql import types as spark
-    from pyspark.sql.pandas.types import to_arrow_type
-
-    def inner(name: str, kind: DataType, nullable: bool) -> pa.Field:
-        return _arrow_field(spark.StructField(name, kind, nullable), zone, large, calendar)
-
-    if isinstance(kind, spark.UserDefinedType):
-        return _arrow_type(kind.sqlType(), zone, large, calendar)
-    if isinstance(kind, spark.StructType):
-        return pa.struct([_arrow_field(field, zone, large, calendar) for field in kind])
-    if isinstance(kind, spark.ArrayType):
-        return pa.list_(inner("element", kind.elementType, kind.containsNull))
-    if isinstance(kind, spark.MapType):
-        key = inner("key", kind.keyType, False)
-        return pa.map_(key, inner("value", kind.valueType, kind.valueContainsNull))
-    if isinstance(kind, spark.CalendarIntervalType) and calendar:
-        return pa.month_day_nano_interval()
-    if isinstance(kind, spark.CharType | spark.VarcharType):
-        return pa.large_string() if large else pa.string()
-    try:
-        return to_arrow_type(kind, timezone=zone, prefers_large_types=large)
-    except PySparkException:
-        raise _NoTypeError(kind.simpleString(), _advice(kind)) from None
-
-
-def _advice(kind: DataType) -> str:
-    from pyspark.sql.types import CalendarIntervalType, YearMonthIntervalType
-
-    if isinstance(kind, YearMonthIntervalType):
-        return (
-            "Spark hands such columns to no function in Python: leave it out, or send its months, "
-            "extract(YEAR FROM c) * 12 + extract(MONTH FROM c)"
-        )
-    if isinstance(kind, CalendarIntervalType):
-        return (
-            "Spark takes no such column from Python: leave it out, or make an interval day to "
-            "second of it"
-        )
-    return "Arrow has no type for it: leave it out, or cast it to another"
-
-
-def _tags(kind: DataType) -> dict[bytes, bytes]:
-    """What tells a type that Arrow has not."""
-    from pyspark.sql import types as spark
-
-    if isinstance(kind, spark.UserDefinedType):
-        return {JSON_TYPE: _json(kind).encode()}
-    if isinstance(kind, spark.TimeType) and kind.precision != 6:
-        return {PRECISION: str(kind.precision).encode()}
-    name = kind.simpleString() if isinstance(kind, spark.AtomicType) else ""
-    if isinstance(kind, spark.DayTimeIntervalType) and name != "interval day to second":
-        return {SQL_NAME: name.encode()}
-    if isinstance(kind, spark.StringType) and name.startswith("string collate "):
-        return {SQL_NAME: name.encode()}
-    return {}
-
-
-def _json(kind: DataType) -> str:
-    return json.dumps(kind.jsonValue(), sort_keys=True)
-
-
-def _user_defined(kind: DataType) -> Iterator[DataType]:
-    """The user-defined types in ``kind``."""
-    from pyspark.sql import types as spark
-
-    if isinstance(kind, spark.UserDefinedType):
-        yield kind
-    elif isinstance(kind, spark.StructType):
-        for field in kind:
-            yield from _user_defined(field.dataType)
-    elif isinstance(kind, spark.ArrayType):
-        yield from _user_defined(kind.elementType)
-    elif isinstance(kind, spark.MapType):
-        yield from _user_defined(kind.keyType)
-        yield from _user_defined(kind.valueType)
-
-
-def same_meaning(wanted: pa.Schema, got: pa.Schema, where: str) -> None:
-    """Raises SchemaMismatch where one schema has a geometry and the other something else.
-
-    To Arrow these are equal structs. One without any tag may be read as either, and a geometry of
-    any system of coordinates (``geometry(ANY)``, srid -1) takes those of each.
-    """
-    for mine, theirs in zip(wanted, got, strict=True):
-        _same_meaning(where, mine.name, mine.type, theirs.type)
-
-
-def _same_meaning(where: str, path: str, wanted: Any, got: Any) -> None:
-    if _is.is_struct(wanted) and _is.is_struct(got):
-        mine, theirs = _shown(wanted), _shown(got)
-        if mine and theirs and mine != theirs and mine != theirs.partition("(")[0] + "(any)":
-            raise SchemaMismatch(
-                f"{where}: column {path!r} has another type: wanted {mine}, got {theirs}; declare "
-                "it as it is, and convert it in Spark",
-                column=path,
-                wanted=mine,
-                got=theirs,
-            )
-    for field, other in zip(_fields(wanted), _fields(got), strict=False):
-        _same_meaning(where, f"{path}.{field.name}", field.type, other.type)
-
-
-def _shown(kind: Any) -> str:
-    found = _tagged(kind)
-    if found not in ("geometry", "geography"):
-        return found
-    srid = int(kind.field("wkb").metadata[b"srid"])
-    return f"{found}({'any' if srid == -1 else srid})"
-
-
-def _fields(kind: Any) -> list[pa.Field]:
-    return [kind.field(place) for place in range(kind.num_fields)] if _is.is_nested(kind) else []
+    raise NoTypeError(kind, "give another type")
 
 
 def told_schema(got: pa.Schema, told: pa.Schema) -> pa.Schema:
@@ -703,6 +438,31 @@ def retold(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.
     """``batches`` with the metadata of ``schema``, which is that of ``told_schema``."""
     for batch in batches:
         yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+
+
+def bounds_of(name: str) -> tuple[str, str] | None:
+    """The first and the last field of "interval day to hour"."""
+    words = name.lower().split()
+    if words[:1] != ["interval"] or len(words) not in (2, 4) or words[2:3] not in ([], ["to"]):
+        return None
+    first, last = words[1], words[-1]
+    order = list(BOUNDS)
+    if first not in order or last not in order or order.index(first) > order.index(last):
+        return None
+    return first, last
+
+
+def bound_of(metadata: Mapping[bytes, bytes]) -> int:
+    """Of how many microseconds the values of an interval are a multiple, by its metadata."""
+    bounds = bounds_of(metadata.get(SQL_NAME, b"").decode(errors="replace"))
+    return 1 if bounds is None else BOUNDS[bounds[1]]
+
+
+def precision_of(metadata: Mapping[bytes, bytes]) -> int | None:
+    """The digits of the fraction of a second in a column of times, 0 to 6, by its metadata."""
+    text = metadata.get(PRECISION, b"")
+    digits = int(text) if text.isdigit() and len(text) < 3 else None
+    return digits if digits is not None and digits <= 6 else None
 
 
 def markdown() -> str:

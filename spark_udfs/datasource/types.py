@@ -13,9 +13,10 @@ import pyarrow as pa
 
 from aqueduct.arrow.schema import difference
 from aqueduct.errors import SchemaMismatch
-from spark_udfs import spark_types
+from spark_udfs import spark_schemas
 from spark_udfs.fitting import Fitting
-from spark_udfs.spark_types import Refusal, arrow_of, same_meaning, shown, taken_schema
+from spark_udfs.spark_schemas import arrow_of, same_meaning
+from spark_udfs.spark_types import Refusal, shown, taken_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -28,7 +29,7 @@ def spark_schema(schema: pa.Schema, where: str) -> StructType:
 
     Raises SchemaMismatch, beginning with ``where``, for a type that Spark has not.
     """
-    return spark_types.spark_schema(schema, _refusal(where))
+    return spark_schemas.spark_schema(schema, _refusal(where))
 
 
 def check_declared(declared: StructType, given: pa.Schema, where: str) -> None:

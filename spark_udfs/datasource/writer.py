@@ -48,7 +48,8 @@ from spark_udfs.engine import Calling
 from spark_udfs.numbers import Numbers, Tally, Total
 from spark_udfs.place import Place, here, locate
 from spark_udfs.pool import process_pool
-from spark_udfs.spark_types import arrow_of, retold, told_schema
+from spark_udfs.spark_schemas import arrow_of
+from spark_udfs.spark_types import retold, told_schema
 from spark_udfs.telemetry import working
 
 if TYPE_CHECKING:
