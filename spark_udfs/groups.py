@@ -21,7 +21,7 @@ import itertools
 import json
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,7 +30,7 @@ from aqueduct.errors import BatchTooLarge, ConfigError
 from spark_udfs.declared import refusal
 from spark_udfs.engine import leased
 from spark_udfs.exchange import Exchange, exchange
-from spark_udfs.numbers import Numbers, Total
+from spark_udfs.numbers import Numbers, Tally, Total
 from spark_udfs.options import size as size_of
 from spark_udfs.place import here
 from spark_udfs.schemas import AnySchema, large_types
@@ -41,7 +41,7 @@ from spark_udfs.travel import Parcel
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["KEY", "KeyedExchange", "exchange_by_key", "exchange_grouped"]
+__all__ = ["KEY", "GroupFunction", "KeyedExchange", "exchange_by_key", "exchange_grouped"]
 
 KEY: Final = "group-key"
 """The header of a call that has the group's key, as a list in JSON."""
@@ -50,13 +50,25 @@ _SMALL: Final = 1 * MiB
 """Bytes of a group that is sent as one message, with the call."""
 
 
+class GroupFunction(Protocol):
+    """What ``exchange_grouped`` returns: a function, and what its tasks count."""
+
+    tally: Tally
+
+    def __call__(self, *given: Any) -> Any:
+        """What becomes of a group."""
+
+    def summary(self) -> str:
+        """What was counted, in a few lines for people; each group counts as a task."""
+
+
 def exchange_grouped(
     address: str | Sequence[str],
     handler: str,
     *,
     form: Literal["table", "key_table", "batches", "key_batches"] = "table",
     **options: Any,
-) -> Callable[..., Any]:
+) -> GroupFunction:
     """A function for ``groupBy(...).applyInArrow``: each group is one call of an exchange handler.
 
     The handler gets the group's rows, a small group as one batch, and its answers are what becomes
@@ -97,7 +109,8 @@ def exchange_grouped(
     function.__name__ = f"exchange_{handler}"  # Spark shows it in plans
     # Spark looks at the arguments of a function, so it is one, with what an Exchange has beside.
     function.tally, function.summary = call.tally, call.summary
-    return function
+    made: GroupFunction = function
+    return made
 
 
 def _keyed(call: Exchange, key: tuple[pa.Scalar, ...]) -> Exchange:

@@ -64,8 +64,8 @@ def arrow_schema(schema: AnySchema, argument: str, *, calendar: bool = False) ->
             f"{argument} is a {type(schema).__name__}; "
             "it must be a pyarrow.Schema, a StructType or DDL text"
         )
-    zone = "UTC" if session is None else session.conf.get("spark.sql.session.timeZone", "UTC")
-    return arrow_of(schema, argument, zone=zone, large=large_types(), calendar=calendar)
+    zone = None if session is None else session.conf.get("spark.sql.session.timeZone")
+    return arrow_of(schema, argument, zone=zone or "UTC", large=large_types(), calendar=calendar)
 
 
 def large_types() -> bool:

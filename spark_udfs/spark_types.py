@@ -370,6 +370,7 @@ class NoTypeError(Exception):
         self.path: list[str] = []
 
     def made(self, refusal: Refusal) -> Exception:
+        """What ``refusal`` makes of it."""
         return refusal(".".join(self.path), self.kind, str(self))
 
 

@@ -225,7 +225,7 @@ class Writing:
             partition=place.partition or 0,
             task=place.task or 0,
         )
-        rows = itertools.chain((first,), source)
+        rows: Iterator[pa.RecordBatch] = itertools.chain((first,), source)
         own = Calling(settings.addresses, settings.handler, self.schema, headers=settings.headers)
         schema = first.schema
         del first

@@ -6,6 +6,7 @@ import datetime as dt
 import decimal
 import itertools
 import uuid
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -50,7 +51,7 @@ def stored(kind, values, storage):
 
 DAY = dt.date(2024, 1, 2)
 NOON = dt.time(12, 0, 0, 5)
-VALUES = {
+VALUES: dict[str, tuple[Any, pa.DataType, list[Any]]] = {
     "uint8": (pa.array([255, None], pa.uint8()), pa.int16(), [255, None]),
     "uint16": (pa.array([65535], pa.uint16()), pa.int32(), [65535]),
     "uint32": (pa.array([2**32 - 1], pa.uint32()), pa.int64(), [2**32 - 1]),
@@ -155,7 +156,7 @@ def test_types_that_spark_lacks_become_types_that_hold_every_value(name):
     assert fitted(maps.slice(1)).to_pylist() == [pairs[1:]]
 
 
-LOST = {
+LOST: dict[str, tuple[Any, str, int]] = {
     "nanoseconds": (pa.array([0, 1500], pa.timestamp("ns")), "00:00:00.000001500", 1),
     "a timestamp's range": (pa.array([2**62], pa.timestamp("s", "UTC")), "", 0),
     "a duration's nanoseconds": (pa.array([0, 0, 1], pa.duration("ns")), "", 2),

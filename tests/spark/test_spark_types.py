@@ -272,8 +272,8 @@ def test_a_user_defined_type_is_only_what_the_rows_have():
     sent = arrow_of(schema)
     assert spark_schema(sent, refused, known=[schema]) == schema
     # Nothing is imported that a service names.
-    plain = spark_schema(sent, refused)["vec"].dataType.elementType
-    assert plain == VectorUDT.sqlType()
+    (plain,) = spark_schema(sent, refused)
+    assert plain.dataType == sql.ArrayType(VectorUDT.sqlType())
     described = json.dumps({"type": "udt", "pyClass": "antigravity.Any", "sqlType": "long"})
     assert one(pa.int64(), {JSON_TYPE: described}).dataType == sql.LongType()
     assert "antigravity" not in sys.modules
