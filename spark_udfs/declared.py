@@ -90,9 +90,10 @@ def refusal(where: str) -> Refusal:
     """The error for a column that Spark has no type for; its text begins with ``where``."""
 
     def refused(column: str, kind: Any, advice: str) -> ConfigError:
+        cast = pa.types.is_decimal(kind)  # of the others nothing else can be made
         return ConfigError(
-            f"{where}: column {column!r} is {shown(kind)}, and Spark has no such type; {advice}. "
-            "Or name one in schema= and let cast=True make it"
+            f"{where}: column {column!r} is {shown(kind)}, and Spark has no such type; {advice}"
+            + (", or name another in schema= and let cast=True make it" if cast else "")
         )
 
     return refused

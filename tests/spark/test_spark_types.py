@@ -608,6 +608,24 @@ def test_intervals_of_months_and_calendars_are_refused_on_the_driver(spark, addr
         ).save()
 
 
+def test_a_filter_on_text_with_a_collation_loses_no_row(spark, running):
+    register(spark)
+    told = {SQL_NAME: "string collate UTF8_LCASE"}
+    schema = pa.schema([pa.field("c", pa.string(), metadata=told), ("plain", pa.string())])
+    batch = pa.record_batch([["Ab", "aB", "x"], ["Ab", "aB", "x"]], schema=schema)
+    service = aqueduct.Service("test")
+    service.table("words", schema=schema, filters="applied")(lambda: (yield batch))
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        with running(service, TCP, dev_cert=False) as address:
+            frame = spark.read.format("aqueduct").option("address", address).load("words")
+            for condition in ("c = 'AB'", "c in ('AB', 'y')", "startswith(c, 'A')", "c < 'b'"):
+                assert frame.where(condition).count() == 2, condition
+            assert frame.where("plain = 'Ab'").count() == 1
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
 # Columns go by position in mapInArrow
 
 
