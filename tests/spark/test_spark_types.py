@@ -515,34 +515,45 @@ def test_variant_geometry_collation_intervals_and_vectors_come_back_from_a_servi
     )
 
 
-def test_what_arrow_has_no_type_for_reaches_a_sink_and_is_read_back(spark, special, running):
+class Keeper(Shelf):
+    """A sink that keeps the schema of each attempt and its batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.schemas: list[pa.Schema] = []
+        self.batches: list[pa.RecordBatch] = []
+
+    def open(self, attempt, call):
+        self.schemas.append(call.schema)
+        return self
+
+    def write(self, batch):
+        self.batches.append(batch)
+
+    def prepare(self):
+        return {}
+
+    def commit(self, run, prepared):
+        return {}
+
+    def abort(self, *given):
+        pass
+
+
+@pytest.fixture
+def kept(spark, special, running):
+    """What a sink was sent of ``special``: a schema and a batch."""
     register(spark)
-    service = aqueduct.Service("test")
-    kept = []
-
-    class Keeper(Shelf):
-        def open(self, attempt, call):
-            kept.append(call.schema)
-            return Book()
-
-        def commit(self, run, prepared):
-            return {}
-
-    class Book:
-        def write(self, batch):
-            kept.append(batch)
-
-        def prepare(self):
-            return {}
-
-        def abort(self):
-            pass
-
-    service.sink("keep", Keeper())
+    service, keeper = aqueduct.Service("test"), Keeper()
+    service.sink("keep", keeper)
     with running(service, TCP, dev_cert=False) as address:
-        special.write.format("aqueduct").options(address=address, handler="keep").mode(
-            "append"
-        ).save()
+        writer = special.write.format("aqueduct").options(address=address, handler="keep")
+        writer.mode("append").save()
+    (schema,), (batch,) = keeper.schemas, keeper.batches
+    return schema, batch
+
+
+def test_what_arrow_has_no_type_for_reaches_a_sink_and_is_read_back(spark, special, kept, running):
     schema, batch = kept
     assert batch.schema.equals(schema, check_metadata=True)
     assert schema.field("c").metadata[SQL_NAME] == b"string collate UTF8_LCASE"
@@ -563,6 +574,45 @@ def test_what_arrow_has_no_type_for_reaches_a_sink_and_is_read_back(spark, speci
         # A user-defined type is declared, as the reader imports nothing that a service names.
         declared = reader.schema(special.schema).load("kept")
         assert declared.select("vec").collect() == special.select("vec").collect()
+
+
+def test_what_arrow_has_no_type_for_goes_through_streams(spark, special, kept, running, tmp_path):
+    schema, batch = kept
+
+    class Growing:
+        """A table with one row, before the offset 1."""
+
+        def __init__(self):
+            self.schema = schema
+
+        def initial(self):
+            return {"row": 0}
+
+        def latest(self, start, limit):
+            return {"row": 1}
+
+        def between(self, start, end):
+            return [0]
+
+        def read(self, split):
+            yield batch
+
+    service, keeper = aqueduct.Service("test"), Keeper()
+    service.table("growing", Growing())
+    service.sink("keep", keeper)
+    with running(service, TCP, dev_cert=False) as address:
+        given = {"address": address, "checkpointLocation": str(tmp_path / "checkpoint")}
+        wanted = special.drop("t").schema  # Spark's streams have no times yet
+        found = spark.readStream.format("aqueduct").options(**given).schema(wanted).load("growing")
+        assert found.schema == wanted
+        writer = found.writeStream.format("aqueduct").options(handler="keep", **given)
+        query = writer.trigger(availableNow=True).start()
+        assert query.awaitTermination(120)
+        assert query.exception() is None
+    (written,) = keeper.batches
+    sent = batch.drop_columns(["t"])
+    assert written.schema.equals(sent.schema, check_metadata=True)
+    assert written.equals(sent)
 
 
 def test_a_struct_declared_as_variant_is_one(spark, running):
