@@ -42,7 +42,7 @@ from spark_udfs.options import (
 from spark_udfs.place import Place, here, locate
 from spark_udfs.schemas import AnySchema, arrow_schema
 from spark_udfs.shaping import PLAIN, Mode, Shape, Shaper
-from spark_udfs.spark_types import retold, taken_schema, told_schema
+from spark_udfs.spark_types import nullable_schema, retold, taken_schema, told_schema
 from spark_udfs.telemetry import Setup, Trace, working
 from spark_udfs.travel import Parcel, check_picklable
 
@@ -413,11 +413,13 @@ class Exchange(Parcel):
         """
         where = f"the answer of {self.handler!r}"
         wanted = taken_schema(got, refusal(where), loose=not self.exact, large=self.large)
+        told = self.schema if self.declared is None else self.declared
         if self.declared is not None:
             # Spark goes by position, and looks at no name.
             mine, theirs = (taken_schema(each, refusal(where)) for each in (self.declared, got))
-            check(mine, theirs, where=f"{where} differs from what Spark was told by apply()")
-        return Fitting(wanted, got, where=where)
+            differs = f"{where} differs from what Spark was told by apply()"
+            check(nullable_schema(mine), theirs, where=differs)
+        return Fitting(wanted if told is None else told_schema(wanted, told), got, where=where)
 
     def output_schema(self, rows: AnySchema | DataFrame) -> StructType:
         """What comes of rows of this schema, to be declared to ``mapInArrow``.

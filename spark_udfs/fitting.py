@@ -20,6 +20,14 @@ __all__ = ["Fitting"]
 _is: Final = pa.types
 _DAY: Final = 86_400_000_000_000
 """Nanoseconds."""
+_LOSSES: Final = (
+    pa.ArrowInvalid,
+    pa.ArrowTypeError,
+    pa.ArrowNotImplementedError,
+    pa.ArrowCapacityError,
+    OverflowError,
+)
+"""What pyarrow raises for a value that does not fit; it may run out of memory beside."""
 
 
 class Fitting:
@@ -49,7 +57,7 @@ class Fitting:
     def _column(self, array: pa.Array, field: pa.Field, number: int) -> pa.Array:
         try:
             return _convert(array, field)
-        except (pa.ArrowException, OverflowError) as error:
+        except _LOSSES as error:
             row = _first_bad(array, field)
             value = _value(array, row)
             raise SchemaMismatch(
@@ -63,7 +71,7 @@ class Fitting:
 
 
 def _convert(array: pa.Array, field: pa.Field) -> pa.Array:
-    """``array`` as values of ``field``. Raises ArrowException for a value that is lost."""
+    """``array`` as values of ``field``. Raises one of _LOSSES for a value that is lost."""
     kind, given = field.type, array.type
     if _as_it_is(field, given):
         return array
@@ -90,7 +98,6 @@ def _as_it_is(field: pa.Field, given: pa.DataType) -> bool:
     """Whether there is nothing to convert or to check in a column of ``given``."""
     kind = field.type
     if not given.equals(kind):
-        # A zone's name is no part of the values; a schema gives it.
         return False
     if _is.is_nested(kind):
         inner = (kind.field(place) for place in range(kind.num_fields))
@@ -108,13 +115,13 @@ def _check(array: pa.Array, field: pa.Field) -> None:
     """What an Arrow type allows and Spark's type does not. Raises ArrowInvalid."""
     metadata = field.metadata or {}
     if _is.is_time(field.type):
-        digits = precision_of(metadata)
-        unit = 10 ** (9 - (6 if digits is None else digits))
+        given = precision_of(metadata)
+        digits = 6 if given is None else given
         values = array.view(pa.int64())
         least, most = pc.min_max(values).values()
         if least.as_py() is not None and not 0 <= least.as_py() <= most.as_py() < _DAY:
             raise pa.ArrowInvalid("it is no time of a day")
-        _check_multiple(values, unit, f"a time({9 - len(str(unit)) + 1}) has fewer digits")
+        _check_multiple(values, 10 ** (9 - digits), f"a time({digits}) has fewer digits")
     elif _is.is_duration(field.type):
         unit = bound_of(metadata)
         _check_multiple(array.view(pa.int64()), unit, "the interval's last field is larger")
@@ -199,7 +206,7 @@ def _first_bad(array: pa.Array, field: pa.Field) -> int:
         half = count // 2
         try:
             _convert(array.slice(start, half), field)
-        except (pa.ArrowException, OverflowError):
+        except _LOSSES:
             count = half
         else:
             start, count = start + half, count - half

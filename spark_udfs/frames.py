@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ import pyarrow as pa
 from aqueduct.arrow.schema import difference
 from aqueduct.errors import ConfigError, SchemaMismatch
 from spark_udfs.exchange import Exchange, exchange
+from spark_udfs.fitting import Fitting
 from spark_udfs.numbers import Total
 from spark_udfs.schemas import arrow_schema, large_types
 from spark_udfs.travel import Parcel
@@ -70,12 +71,12 @@ def exchange_column(
         raise ConfigError(
             f"on_error={options['on_error']!r} has no place here; it is for exchange(columns=[...])"
         )
-    wanted = arrow_schema(_struct_of(returns), "returns").field(0).type
+    wanted = arrow_schema(_struct_of(returns), "returns").field(0)
     # What settings of the session say of these is for others, and would mix up the rows here.
     fixed = {"check_rows": True, "ordered": True, "on_error": "fail"}
     call = exchange(address, handler, **{**options, **fixed})
     call = replace(call, exact=True, large=large_types())
-    column = ColumnExchange(call, tuple(columns), wanted)
+    column = ColumnExchange(call, tuple(columns), wanted.type, wanted.metadata)
 
     def of_one(arrays: Iterator[pa.Array]) -> Iterator[pa.Array]:
         return column((array,) for array in arrays)
@@ -102,6 +103,8 @@ class ColumnExchange(Parcel):
     call: Exchange
     columns: tuple[str, ...]
     returns: pa.DataType
+    metadata: Mapping[bytes, bytes] | None = None
+    """What tells of ``returns`` what Arrow does not, such as the bounds of an interval."""
 
     def __call__(self, arrays: Iterator[tuple[pa.Array, ...]]) -> Generator[pa.Array]:
         """The one column of the handler's answers, as many rows as were given."""
@@ -116,7 +119,14 @@ class ColumnExchange(Parcel):
                         wanted=str(self.returns),
                         got=found,
                     )
-                yield answer.column(0)
+                yield self._told(answer, number)
+
+    def _told(self, answer: pa.RecordBatch, number: int) -> pa.Array:
+        if self.metadata is None:
+            return answer.column(0)
+        field = answer.schema.field(0).with_metadata(self.metadata)
+        where = f"the answer of {self.call.handler!r}"
+        return Fitting(pa.schema([field]), answer.schema, where=where).one(answer, number).column(0)
 
     def _batches(self, arrays: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.RecordBatch]:
         for given in arrays:

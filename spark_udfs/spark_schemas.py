@@ -41,13 +41,21 @@ def spark_schema(
     from pyspark.sql.types import StructType
 
     told = {_json(kind): kind for each in known for kind in _user_defined(each)}
-    return StructType([_spark_field(field, told) for field in taken_schema(schema, refusal)])
+    try:
+        return StructType([_spark_field(field, told) for field in taken_schema(schema, refusal)])
+    except NoTypeError as error:
+        raise error.made(refusal) from None
 
 
 def _spark_field(field: pa.Field, known: Mapping[str, DataType]) -> StructField:
     from pyspark.sql.types import StructField
 
-    return StructField(field.name, _spark_type(field, known), field.nullable, _column(field))
+    try:
+        kind = _spark_type(field, known)
+    except NoTypeError as error:
+        error.path.insert(0, field.name)
+        raise
+    return StructField(field.name, kind, field.nullable, _column(field))
 
 
 def _column(field: pa.Field) -> dict[str, Any] | None:
@@ -64,6 +72,7 @@ def _column(field: pa.Field) -> dict[str, Any] | None:
 
 def _spark_type(field: pa.Field, known: Mapping[str, DataType]) -> DataType:
     """The type of a field of a schema that Spark takes."""
+    from pyspark.errors import PySparkException
     from pyspark.sql.pandas.types import from_arrow_type
     from pyspark.sql.types import ArrayType, MapType, StructType
 
@@ -80,18 +89,21 @@ def _spark_type(field: pa.Field, known: Mapping[str, DataType]) -> DataType:
     if pa.types.is_list(kind):
         inner = kind.value_field
         return ArrayType(_spark_type(inner, known), inner.nullable)
-    found = from_arrow_type(kind, prefer_timestamp_ntz=True)
+    try:
+        found = from_arrow_type(kind, prefer_timestamp_ntz=True)
+    except PySparkException:
+        raise NoTypeError(kind, "this version of Spark has none: give another type") from None
     return _named(metadata, found) or found
 
 
 def _named(metadata: Mapping[bytes, bytes], found: DataType) -> DataType | None:
     """The type that metadata names, if a column of ``found`` can be it."""
-    from pyspark.sql.types import DayTimeIntervalType, StringType, TimeType
+    from pyspark.sql.types import DayTimeIntervalType, StringType
 
     name = metadata.get(SQL_NAME, b"").decode(errors="replace").strip()
-    if isinstance(found, TimeType):
+    if found.simpleString().startswith("time("):  # Spark 4.0 has no such class
         digits = precision_of(metadata)
-        return None if digits is None else TimeType(digits)
+        return None if digits is None else type(found)(digits)  # type: ignore[call-arg]
     if isinstance(found, DayTimeIntervalType):
         bounds = bounds_of(name)
         if bounds is None:
@@ -191,9 +203,9 @@ def _tags(kind: DataType) -> dict[bytes, bytes]:
 
     if isinstance(kind, spark.UserDefinedType):
         return {JSON_TYPE: _json(kind).encode()}
-    if isinstance(kind, spark.TimeType) and kind.precision != 6:
-        return {PRECISION: str(kind.precision).encode()}
     name = kind.simpleString() if isinstance(kind, spark.AtomicType) else ""
+    if name.startswith("time(") and name != "time(6)":
+        return {PRECISION: name.removeprefix("time(").removesuffix(")").encode()}
     if isinstance(kind, spark.DayTimeIntervalType) and name != "interval day to second":
         return {SQL_NAME: name.encode()}
     if isinstance(kind, spark.StringType) and name.startswith("string collate "):

@@ -33,6 +33,7 @@ __all__ = [
     "bound_of",
     "bounds_of",
     "markdown",
+    "nullable_schema",
     "precision_of",
     "retold",
     "shown",
@@ -423,16 +424,34 @@ def _taken(kind: pa.DataType, inner: _Inner) -> pa.DataType:
 
 
 def told_schema(got: pa.Schema, told: pa.Schema) -> pa.Schema:
-    """``got``, with the metadata that ``told`` has beside, where both have the same columns."""
+    """``got`` with the metadata that ``told`` has, where both have the same columns."""
     if got.names != told.names:
         return got
     return pa.schema([_told_field(*pair) for pair in zip(got, told, strict=True)], got.metadata)
 
 
 def _told_field(got: pa.Field, told: pa.Field) -> pa.Field:
-    metadata = {**(told.metadata or {}), **(got.metadata or {})}
+    metadata = {**(got.metadata or {}), **(told.metadata or {})}
     kind = told.type if _is.is_nested(got.type) and told.type.equals(got.type) else got.type
     return pa.field(got.name, kind, got.nullable, metadata or None)
+
+
+def nullable_schema(schema: pa.Schema) -> pa.Schema:
+    """``schema`` with nulls everywhere: Spark's optimizer changes where there may be some."""
+    return pa.schema([_nullable(field) for field in schema])
+
+
+def _nullable(field: pa.Field) -> pa.Field:
+    kind = field.type
+    if _is.is_struct(kind):
+        kind = pa.struct([_nullable(each) for each in kind])
+    elif _is.is_map(kind):
+        kind = pa.map_(
+            kind.key_field.with_type(_nullable(kind.key_field).type), _nullable(kind.item_field)
+        )
+    elif _is.is_list(kind):
+        kind = pa.list_(_nullable(kind.value_field))
+    return pa.field(field.name, kind, True, field.metadata)
 
 
 def retold(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:

@@ -343,7 +343,7 @@ def test_a_geometry_is_not_read_as_one_of_another_system():
 def test_metadata_is_told_beside_what_is_there():
     got = pa.schema([pa.field("c", pa.string(), metadata={"a": "got"}), pa.field("d", pa.int64())])
     told = pa.schema([pa.field("c", pa.string(), metadata={"a": "x", "b": "y"}), ("d", pa.int64())])
-    assert told_schema(got, told).field("c").metadata == {b"a": b"got", b"b": b"y"}
+    assert told_schema(got, told).field("c").metadata == {b"a": b"x", b"b": b"y"}
     assert told_schema(got, pa.schema([("other", pa.int64())])) is got
 
 
@@ -465,6 +465,16 @@ def test_functions_of_columns_and_frames_take_types_that_spark_lacks(spark, sing
     for name in ("coded", "small"):
         made = frame.mapInPandas(exchange_pandas(single, name), f"c {named[name]}")
         assert [row[0] for row in made.collect()] == found[name]
+
+
+def test_a_function_of_columns_keeps_to_the_bounds_that_it_declares(spark, single):
+    frame = spark.range(0, 2, 1, 1)
+    seconds = frame.select(exchange_column(single, "seconds", "interval second")("id").alias("s"))
+    assert seconds.dtypes == [("s", "interval second")]
+    assert seconds.collect() == [(dt.timedelta(seconds=5),), (None,)]
+    minutes = frame.select(exchange_column(single, "seconds", "interval minute")("id"))
+    with pytest.raises(Exception, match=r"in row 0 of batch 0: the interval's last field is larg"):
+        minutes.collect()
 
 
 def test_a_frame_of_pandas_that_went_to_a_service_comes_back(spark, running):
