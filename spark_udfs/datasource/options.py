@@ -178,10 +178,12 @@ def _given(given: Mapping[str, str]) -> dict[str, str]:
     """
     names = {name.lower(): name for name in given}
     mine = {name: value for name, value in given.items() if name.lower() not in IGNORED}
+    twice = {_OWN + name for name in names}
     if not ("provider" in names and "owner" in names):
-        return mine
-    size = len(_OWN)
-    found = {name[size:]: value for name, value in mine.items() if name.lower().startswith(_OWN)}
+        return {name: value for name, value in mine.items() if name.lower() not in twice}
+    found = {
+        name[len(_OWN) :]: value for name, value in mine.items() if name.lower().startswith(_OWN)
+    }
     if "path" in names and not {"path", "handler"} & {name.lower() for name in found}:
         found["path"] = given[names["path"]]
     return found

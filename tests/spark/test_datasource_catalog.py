@@ -179,6 +179,7 @@ def test_what_spark_adds_to_options_is_passed_by() -> None:
     assert (found.handler, found.addresses) == ("words", ("aqueduct://a",))
     assert found.headers == (("Team", "blue"),)
     assert settings_of({**given, "serialization.format": "1", "checkpointLocation": "/c"}, {})
+    assert settings_of({**given, "option.address": "aqueduct://a"}, {}).handler == "words"
     by_path = {**own, "option.address": "aqueduct://a", "path": "words"}
     assert settings_of(by_path, {}).handler == "words"
     with pytest.raises(ConfigError, match=r"unknown option option\.address"):
