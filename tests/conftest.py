@@ -130,8 +130,8 @@ def pytest_collection_finish() -> None:
 SPARK_USERS = frozenset(
     f"test_{name}.py"
     for name in (
-        *("addresses", "arguments", "datasource_read", "datasource_stream"),
-        "datasource_tokens",
+        *("addresses", "arguments", "datasource_catalog", "datasource_read"),
+        *("datasource_stream", "datasource_tokens"),
         *("datasource_write", "files", "frames", "groups", "options"),
     )
 )
