@@ -263,6 +263,10 @@ def _share(given: Any) -> float:
     return above_zero(float(given) if isinstance(given, str) else given)
 
 
+def _number(given: Any) -> float:
+    return any_duration(float(given) if isinstance(given, str) else given)
+
+
 def _datagram(given: Any) -> int | str:
     return "auto" if given == "auto" else size(given)
 
@@ -450,7 +454,7 @@ ARGUMENTS: Final[Mapping[str, Kind]] = MappingProxyType(
         "client_ca": KINDS["file"],
         "dev_cert": KINDS["flag"],
         "names": Kind("names of hosts, as a list", _texts),
-        "days": Kind("above zero: a number of days", _share),
+        "days": Kind("a number of days", _number),
         # Connections and channels.
         "config": Kind("an aqueduct.Config", an_instance("aqueduct.config.Config")),
         "connection_headers": Kind(f"{_TEXT_TO_TEXT}, or pairs of text or bytes", _pairs),

@@ -59,7 +59,7 @@ run() { # suite, arguments of pytest
             export PIP_CONSTRAINT=/aqueduct/ci/constraints.txt
             # An installation compiles everything; after it, what has changed is enough.
             if ! cmp --quiet pyproject.toml /venv/pyproject.toml; then
-                pip install --quiet setuptools cython
+                pip install --quiet build cython setuptools
                 pip install --quiet --no-build-isolation \
                     --editable ".[bench,demo,postgres,spark,telemetry,test]"
                 cp pyproject.toml /venv/

@@ -389,6 +389,7 @@ def test_a_compiler_that_cannot_count_edges_gives_way(tmp_path: Path, bare_path:
     assert (answer.returncode, answer.stdout.strip()) == (0, str(other / "clang-14"))
 
 
+@pytest.mark.spark  # it has a Java
 def test_the_environment_of_commands() -> None:
     answer = subprocess.run(
         [str(ROOT / "ci" / "env"), "sh", "-c", "echo $JAVA_HOME:$PYSPARK_PYTHON:$PATH"],
