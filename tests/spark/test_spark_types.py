@@ -625,6 +625,20 @@ def test_what_arrow_has_no_type_for_goes_through_streams(spark, special, kept, r
     assert written.equals(sent)
 
 
+def test_the_length_of_char_and_varchar_is_kept_as_sparks_frames_have_it(spark, address):
+    spark.sql("create table lengths (c char(3), v varchar(5)) using parquet")
+    try:
+        spark.sql("insert into lengths values ('a', 'bcd')")
+        frame = spark.table("lengths")
+        found = frame.transform(exchange(address, "echo").apply)
+        assert found.schema == frame.schema
+        kept = [next(iter(field.metadata.values())) for field in found.schema]
+        assert kept == ["char(3)", "varchar(5)"]
+        assert found.collect() == [("a  ", "bcd")]
+    finally:
+        spark.sql("drop table lengths")
+
+
 def test_a_struct_declared_as_variant_is_one(spark, running):
     register(spark)
     plain = pa.schema(
