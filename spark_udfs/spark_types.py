@@ -321,8 +321,8 @@ SPARK_TYPES: Final[tuple[SparkRow, ...]] = (
     SparkRow(
         "char(n), varchar(n)",
         "string",
-        "columns of tables alone have them; Spark makes them string before a function sees them, "
-        "and takes no answer as char or varchar",
+        "to Spark's frames they are string, with the length in the column's metadata, which is "
+        "kept; Spark takes no answer that is declared as char or varchar",
     ),
     SparkRow("binary", "binary", "large_binary with useLargeVarTypes"),
     SparkRow("date", "date32"),

@@ -53,7 +53,8 @@ def job(spark: SparkSession, address: str, directory: Path) -> None:
     spark.conf.set("spark.sql.pyspark.worker.logging.enabled", "true")
     spans_to(str(directory / "driver"))
     with trace.get_tracer("job").start_as_current_span("nightly doubling"):
-        score = exchange(address, "double", telemetry=partial(spans_to, str(directory / "workers")))
+        set_up = partial(spans_to, str(directory / "workers"))
+        score = exchange(address, "double", schema="id long", telemetry=set_up)
         rows = spark.range(0, 10_000, 1, numPartitions=4).transform(score.apply)
         assert sum(row.id for row in rows.collect()) == 2 * sum(range(10_000))
 

@@ -467,6 +467,24 @@ def test_functions_of_columns_and_frames_take_types_that_spark_lacks(spark, sing
         assert [row[0] for row in made.collect()] == found[name]
 
 
+def test_text_with_wide_offsets_is_taken_by_every_function(spark, single):
+    spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", "true")
+    try:
+        frame = spark.sql("select 1L id, 'a' text, array('b') more")
+        rows = frame.collect()
+        assert frame.transform(exchange(single, "echo").apply).collect() == rows
+        for form in ("table", "batches"):
+            grouped = exchange_grouped(single, "echo", form=form)
+            assert frame.groupBy("id").applyInArrow(grouped, frame.schema).collect() == rows
+        plain = exchange_grouped(single, "coded")
+        coded = frame.groupBy("id").applyInArrow(plain, "c string").collect()
+        assert [row.c for row in coded] == ["a", "b"]
+        column = exchange_column(single, "echo", "string", columns=["text"])
+        assert frame.select(column("text")).collect() == [("a",)]
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.useLargeVarTypes")
+
+
 def test_a_function_of_columns_keeps_to_the_bounds_that_it_declares(spark, single):
     frame = spark.range(0, 2, 1, 1)
     seconds = frame.select(exchange_column(single, "seconds", "interval second")("id").alias("s"))
@@ -623,6 +641,20 @@ def test_what_arrow_has_no_type_for_goes_through_streams(spark, special, kept, r
     sent = batch.drop_columns(["t"])
     assert written.schema.equals(sent.schema, check_metadata=True)
     assert written.equals(sent)
+
+
+def test_the_length_of_char_and_varchar_is_kept_as_sparks_frames_have_it(spark, address):
+    spark.sql("create table lengths (c char(3), v varchar(5)) using parquet")
+    try:
+        spark.sql("insert into lengths values ('a', 'bcd')")
+        frame = spark.table("lengths")
+        found = frame.transform(exchange(address, "echo").apply)
+        assert found.schema == frame.schema
+        kept = [next(iter(field.metadata.values())) for field in found.schema]
+        assert kept == ["char(3)", "varchar(5)"]
+        assert found.collect() == [("a  ", "bcd")]
+    finally:
+        spark.sql("drop table lengths")
 
 
 def test_a_struct_declared_as_variant_is_one(spark, running):
