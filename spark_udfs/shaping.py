@@ -23,7 +23,7 @@ import pyarrow as pa
 from aqueduct.arrow.call import ONE_TO_ONE
 from aqueduct.arrow.schema import shorten
 from aqueduct.errors import BadCall, ConfigError
-from spark_udfs.casting import Casting
+from spark_udfs.casting import Cast, Casting
 from spark_udfs.engine import Answer
 
 __all__ = ["MERGE_BYTES", "PLAIN", "Mode", "Shape", "Shaper", "joined_schema", "merged"]
@@ -51,7 +51,8 @@ class Shape:
     check_rows: bool = False
     merge_rows: int | None = None
     merge_bytes: int | None = None
-    cast: bool = False
+    cast: Cast = False
+    """Whether what is sent and answered is cast; ``round``: also to the nearest values."""
     schema: pa.Schema | None = None
     """What answers are cast to; only with ``cast``."""
 
@@ -59,6 +60,11 @@ class Shape:
     def plain(self) -> bool:
         """Whether there is nothing to do."""
         return self == PLAIN
+
+    @property
+    def rounding(self) -> bool:
+        """Whether casts may round."""
+        return self.cast == "round"
 
     @property
     def by_batch(self) -> str:
@@ -136,7 +142,7 @@ class Shaper:
             )
         if shape.schema is not None:
             where = f"the output of handler {self.handler!r}"
-            self._answer_cast = Casting(shape.schema, schema, where=where)
+            self._answer_cast = Casting(shape.schema, schema, where=where, rounding=shape.rounding)
             schema = self._answer_cast.schema
         self._answer = schema
         self._output = joined_schema(shape, self.schema, schema)
@@ -153,7 +159,8 @@ class Shaper:
             batches = merged(batches, rows=shape.merge_rows, size=shape.merge_bytes)
         sending, schema = self._kept(batches), self.sent
         if wanted is not None:
-            casting = Casting(wanted, schema, where=f"the input of handler {self.handler!r}")
+            where = f"the input of handler {self.handler!r}"
+            casting = Casting(wanted, schema, where=where, rounding=shape.rounding)
             sending, schema = casting.all(sending), casting.schema
         answers = call(sending, schema)
         try:

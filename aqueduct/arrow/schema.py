@@ -15,9 +15,10 @@ from typing import Final, Literal
 
 import pyarrow as pa
 
+from aqueduct.arrow.cast_ways import obstacle
 from aqueduct.errors import SchemaMismatch
 
-__all__ = ["Difference", "check", "difference", "shorten"]
+__all__ = ["Difference", "check", "difference", "no_cast", "shorten"]
 
 _SPARK_TYPES: Final = {
     "bool": "boolean",
@@ -92,6 +93,11 @@ def difference(wanted: pa.Schema, got: pa.Schema) -> Difference | None:
         if found is not None:
             return found
     return None
+
+
+def no_cast(wanted: pa.DataType) -> str:
+    """What to do where no cast leads to ``wanted``."""
+    return f"no cast leads there: build it as {_short(wanted)}, or change what is declared"
 
 
 def shorten(text: str, limit: int = 200) -> str:
@@ -224,11 +230,12 @@ def _remedy(path: str, wanted: pa.DataType, got: pa.DataType) -> str:
         return f"send its storage: batch.column({path!r}).storage"
     if isinstance(wanted, pa.BaseExtensionType) and wanted.storage_type.equals(got):
         return f"wrap it: pa.ExtensionArray.from_storage({_short(wanted)}, column)"
-    try:
-        pa.nulls(0, got).cast(wanted)
-    except pa.ArrowException:
-        return f"no cast leads there: build it as {_short(wanted)}, or change what is declared"
-    text = f"{_fields(wanted, got)}cast to {_short(wanted)}: batch.cast(schema)"
+    if obstacle(wanted, got) is not None:
+        return f"{_fields(wanted, got)}{no_cast(wanted)}"
+    text = f"{_fields(wanted, got)}cast to {_short(wanted)}: "
+    if _is_view(wanted) or _is_view(got):
+        return text + "in Spark exchange(..., cast=True)"  # Arrow's own takes other values
+    text += "batch.cast(schema)"
     names = str(wanted), str(got)
     if _LARGE.get(names[0]) == names[1]:
         return text + ", or in Spark set spark.sql.execution.arrow.useLargeVarTypes=false"
@@ -250,6 +257,10 @@ def _fields(wanted: pa.DataType, got: pa.DataType) -> str:
     said = [f"it lacks the field {', '.join(lacking)}"] if lacking else []
     said += [f"the field {', '.join(surplus)} is not wanted"] if surplus else []
     return (shorten(", and ".join(said)) or "its fields are in another order") + "; "
+
+
+def _is_view(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind))
 
 
 def _spark_type(wanted: pa.DataType) -> str:

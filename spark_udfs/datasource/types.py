@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from aqueduct.arrow.casts import Unfit, cast
 from aqueduct.arrow.schema import difference
 from aqueduct.errors import SchemaMismatch
 
@@ -84,10 +85,11 @@ def fit(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
         array = column
         if not array.type.equals(field.type):
             try:
-                array = _cast(array, field.type)
-            except (pa.ArrowException, TypeError) as error:
+                array = cast(array, field.type)
+            except Unfit as error:
                 raise SchemaMismatch(
-                    f"column {field.name!r}: {column.type} does not become {field.type}: {error}",
+                    f"column {field.name!r}: {column.type} does not become {field.type}: the value "
+                    f"{error.value} in row {error.row}: {error}",
                     column=field.name,
                     wanted=str(field.type),
                     got=str(column.type),
@@ -96,16 +98,6 @@ def fit(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
     if not arrays:  # only its rows are counted
         return pa.RecordBatch.from_struct_array(pa.array([{}] * batch.num_rows, pa.struct([])))
     return pa.RecordBatch.from_arrays(arrays, schema=wanted)
-
-
-def _cast(array: pa.Array, wanted: pa.DataType) -> pa.Array:
-    if isinstance(array.type, pa.BaseExtensionType):
-        array = array.storage
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    if pa.types.is_run_end_encoded(array.type):
-        array = pa.compute.run_end_decode(array)
-    return array.cast(wanted)
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
