@@ -194,8 +194,11 @@ def _struct(array: pa.Array, wanted: pa.DataType, rounding: bool) -> pa.Array:
     there = array.is_valid() if array.null_count else None
     fields = []
     for field, place in zip(wanted, places, strict=True):
+        values = given[place]
+        if there is not None and kind_of(values.type) == "runs" and values.type != field.type:
+            values = _decoded(values, there)  # runs have no nulls of their own
         try:
-            fields.append(_field(given[place], field, rounding, there))
+            fields.append(_field(values, field, rounding, there))
         except Unfit as error:
             raise error.inside(field.name, error.row) from error.__cause__
     return pa.Array.from_buffers(wanted, len(array), [_validity(array)], children=fields)
@@ -376,14 +379,16 @@ def _runs_of(values: pa.Array, wanted: pa.DataType) -> pa.Array:
     return pa.RunEndEncodedArray.from_arrays(made.run_ends, made.values, type=wanted)
 
 
-def _decoded(array: pa.Array) -> pa.Array:
-    """The values of a dictionary or of runs, row by row."""
+def _decoded(array: pa.Array, there: pa.Array | None = None) -> pa.Array:
+    """The values of a dictionary or of runs, row by row; null where ``there`` is false."""
     if isinstance(array, pa.DictionaryArray):
         values, rows = array.dictionary, array.indices
     else:
         values = array.values
         numbers = pa.RunEndEncodedArray.from_arrays(array.run_ends, _numbers(len(values)))
         rows = pc.run_end_decode(numbers.slice(array.offset, len(array)))
+    if there is not None:
+        rows = pc.if_else(there, rows, None)
     return _cast(values, _without_views(values.type), False).take(rows)
 
 

@@ -335,8 +335,12 @@ def test_struct_casts_find_fields_by_name():
 
 def test_struct_casts_do_not_look_at_what_a_null_hides():
     hidden = pa.StructArray.from_arrays([pa.array(["x", "1"])], ["v"], mask=pa.array([True, False]))
+    runs = pa.RunEndEncodedArray.from_arrays(pa.array([1, 2], pa.int32()), pa.array(["x", "1"]))
+    encoded = pa.StructArray.from_arrays([runs], ["v"], mask=pa.array([True, False]))
     wanted = pa.struct([pa.field("v", pa.int8(), nullable=False)])
-    assert cast(hidden, wanted).to_pylist() == [None, {"v": 1}]
+    for array in (hidden, encoded):
+        assert cast(array, wanted).to_pylist() == [None, {"v": 1}]
+        assert cast(array.slice(1), wanted).to_pylist() == [{"v": 1}]
 
 
 def test_map_casts_lose_no_entry():
