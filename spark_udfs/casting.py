@@ -10,6 +10,7 @@ import pyarrow as pa
 from aqueduct.arrow.cast_ways import Obstacle, obstacle, places_by_name
 from aqueduct.arrow.casts import Unfit, cast, first_null
 from aqueduct.arrow.schema import check, difference, no_cast, shorten
+from aqueduct.config import DEFAULT
 from aqueduct.errors import SchemaMismatch
 
 __all__ = ["Cast", "Casting", "cast_column", "casts"]
@@ -39,20 +40,27 @@ class Casting:
     """The way from one schema to another: columns by name, types by casts by value."""
 
     def __init__(
-        self, wanted: pa.Schema, got: pa.Schema, *, where: str, rounding: bool = False
+        self,
+        wanted: pa.Schema,
+        got: pa.Schema,
+        *,
+        where: str,
+        rounding: bool = False,
+        limit: int = DEFAULT.calls.batch_limit,
     ) -> None:
-        """``where`` begins the text of errors; ``rounding``: values may become the nearest ones.
+        """``where`` begins the text of errors; ``rounding`` and ``limit`` are those of ``cast``.
 
         Columns are found by name, in any order and, where that is clear, in any case. Raises
         SchemaMismatch for columns that are missing or too many, and where no cast leads.
         """
         self._where = where
-        self._rounding = rounding
+        self._rounding, self._limit = rounding, limit
         self._places = _places(wanted, got, where)
         fields = []
         for field, place in zip(wanted, self._places, strict=True):
             came = got.field(place)
-            fields.append(pa.field(field.name, self._type(field, came), field.nullable))
+            metadata = field.metadata or came.metadata
+            fields.append(pa.field(field.name, self._type(field, came), field.nullable, metadata))
         self.schema = pa.schema(fields)
         """What comes out: ``wanted``, with the names of time zones and inner fields as they came.
         """
@@ -70,6 +78,7 @@ class Casting:
                 field,
                 where=self._where,
                 rounding=self._rounding,
+                limit=self._limit,
                 batch=f"batch {number}",
             )
             for field, place in zip(self.schema, self._places, strict=True)
@@ -78,6 +87,8 @@ class Casting:
 
     def _type(self, wanted: pa.Field, got: pa.Field) -> pa.DataType:
         """The type that a column will have. Raises SchemaMismatch where no cast leads."""
+        if wanted.type.equals(got.type):
+            return wanted.type  # its fields may have metadata
         mine, theirs = (pa.schema([pa.field(wanted.name, field.type)]) for field in (wanted, got))
         if difference(mine, theirs) is None:
             return got.type
@@ -88,14 +99,20 @@ class Casting:
 
 
 def cast_column(
-    array: pa.Array, field: pa.Field, *, where: str, rounding: bool, batch: str = "the batch"
+    array: pa.Array,
+    field: pa.Field,
+    *,
+    where: str,
+    rounding: bool,
+    batch: str,
+    limit: int = DEFAULT.calls.batch_limit,
 ) -> pa.Array:
     """A column as one of the type of ``field``, equal by value.
 
     Raises SchemaMismatch that names column, row and value, and ``batch``.
     """
     try:
-        made = cast(array, field.type, rounding=rounding)
+        made = cast(array, field.type, rounding=rounding, limit=limit)
     except Unfit as error:
         raise _misfit(field.name, error, where, batch) from error
     row = -1 if field.nullable else first_null(made)

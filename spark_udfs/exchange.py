@@ -345,7 +345,8 @@ class Exchange(Parcel):
         numbers: Numbers,
     ) -> Generator[pa.RecordBatch]:
         """The same with all that ``shape`` asks for."""
-        shaper = Shaper(self.shape, schema, handler=self.handler)
+        limit = calling.config.calls.batch_limit
+        shaper = Shaper(self.shape, schema, handler=self.handler, limit=limit)
         wanted = None
         if self.shape.cast:
             wanted = self.input_schema or declared_input(self.calling, task=place.task)

@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from aqueduct.arrow.call import ONE_TO_ONE
 from aqueduct.arrow.schema import shorten
+from aqueduct.config import DEFAULT
 from aqueduct.errors import BadCall, ConfigError
 from spark_udfs.casting import Cast, Casting
 from spark_udfs.engine import Answer
@@ -102,11 +103,22 @@ PLAIN: Final = Shape()
 class Shaper:
     """One partition's way through a ``Shape``; ``run`` is to be called once."""
 
-    def __init__(self, shape: Shape, schema: pa.Schema, *, handler: str) -> None:
-        """``schema``: of the rows. Raises ConfigError for columns that they do not have."""
+    def __init__(
+        self,
+        shape: Shape,
+        schema: pa.Schema,
+        *,
+        handler: str,
+        limit: int = DEFAULT.calls.batch_limit,
+    ) -> None:
+        """``schema``: of the rows; ``limit``: for casts, in bytes.
+
+        Raises ConfigError for columns that the rows do not have.
+        """
         self.shape = shape
         self.schema = schema
         self.handler = handler
+        self._limit = limit
         self._places = _places_of(shape.columns, schema) if shape.columns else []
         self.sent: pa.Schema = (
             pa.schema([schema.field(place) for place in self._places]) if self._places else schema
@@ -142,7 +154,7 @@ class Shaper:
             )
         if shape.schema is not None:
             where = f"the output of handler {self.handler!r}"
-            self._answer_cast = Casting(shape.schema, schema, where=where, rounding=shape.rounding)
+            self._answer_cast = self._casting(shape.schema, schema, where)
             schema = self._answer_cast.schema
         self._answer = schema
         self._output = joined_schema(shape, self.schema, schema)
@@ -159,8 +171,7 @@ class Shaper:
             batches = merged(batches, rows=shape.merge_rows, size=shape.merge_bytes)
         sending, schema = self._kept(batches), self.sent
         if wanted is not None:
-            where = f"the input of handler {self.handler!r}"
-            casting = Casting(wanted, schema, where=where, rounding=shape.rounding)
+            casting = self._casting(wanted, schema, f"the input of handler {self.handler!r}")
             sending, schema = casting.all(sending), casting.schema
         answers = call(sending, schema)
         try:
@@ -176,6 +187,10 @@ class Shaper:
                     self._failed,
                     "their rows are left out" if shape.on_error == "skip" else "nulls instead",
                 )
+
+    def _casting(self, wanted: pa.Schema, got: pa.Schema, where: str) -> Casting:
+        rounding = self.shape.rounding
+        return Casting(wanted, got, where=where, rounding=rounding, limit=self._limit)
 
     def _kept(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Remembers each batch, and gives what of it travels."""

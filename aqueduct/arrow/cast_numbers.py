@@ -41,6 +41,8 @@ Rule: TypeAlias = Callable[[pa.Array, pa.DataType, bool], pa.Array]
 
 _INTEGER: Final = r"^[+-]?[0-9]+$"
 _NUMBER: Final = r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+_PLAIN_NUMBER: Final = r"^[+-]?[0-9]{1,20}(\.[0-9]{0,18})?$"
+"""What fits into decimal128(38, 18), so that Arrow can read it without an overflow."""
 _NO_NUMBER: Final = r"(?i)^([+-]?inf|[+-]?infinity|nan)$"
 _DIGITS: Final = 76  # of the widest decimal that Arrow has
 _EXACT: Final = decimal.Context(
@@ -112,7 +114,7 @@ def floating(array: pa.Array, wanted: pa.DataType, rounding: bool) -> pa.Array:
     made = array.cast(wanted, safe=False)
     exact = made.cast(pa.float64())
     require(pc.is_finite(exact), f"it is out of the range of {wanted}")
-    if not rounding:
+    if not rounding and not _is_small(array, wanted):
         least, end = _bounds(array.type)
         within = pc.and_(pc.greater_equal(exact, least), pc.less(exact, end))
         back = pc.if_else(within, exact, 0.0).cast(array.type, safe=False)
@@ -168,6 +170,8 @@ def text_to_floating(array: pa.Array, wanted: pa.DataType, rounding: bool) -> pa
 
 def text_to_decimal(array: pa.Array, wanted: pa.DataType, rounding: bool) -> pa.Array:
     """The number that the text is, all of its digits."""
+    if pc.all(pc.match_substring_regex(array, _PLAIN_NUMBER), min_count=0).as_py():
+        return decimal_number(array.cast(pa.decimal128(38, 18)), wanted, rounding)
     require(pc.match_substring_regex(array, _NUMBER), "it is no number")
     numbers = (None if text is None else Decimal(text) for text in array.to_pylist())
     return _to_decimals(numbers, wanted, rounding)
@@ -195,15 +199,32 @@ def _rescaled(array: pa.Array, wanted: pa.DataType, rounding: bool) -> pa.Array:
     """Decimals as others. Raises ArrowInvalid if Arrow has no room for it, or a value none."""
     kind = array.type
     digits = wanted.precision - wanted.scale + kind.scale
-    if kind.scale > wanted.scale and rounding:
-        wide = array.cast(pa.decimal256(_DIGITS, kind.scale))
+    if kind.scale < wanted.scale and digits > 0:
+        # Arrow sees no overflow in rescaling, so what is out of range must go before.
+        array = array.cast(_decimal(digits, kind.scale))
+    elif kind.scale > wanted.scale >= 0 and rounding and kind.precision < _DIGITS:
+        wide = array.cast(_decimal(kind.precision + 1, kind.scale))
         array = pc.round(wide, wanted.scale, round_mode="half_to_even")
-    elif kind.scale < wanted.scale and digits > 0:
-        # Arrow sees no overflow of 256 bits, so what is out of range must go before.
-        array = array.cast(pa.decimal256(digits, kind.scale))
-    elif kind.scale < wanted.scale or wanted.scale < 0:  # Arrow does not always rescale to these
-        return _to_decimals(array.to_pylist(), wanted, rounding)
-    return array.cast(pa.decimal256(_DIGITS, wanted.scale)).cast(wanted)
+    elif kind.scale < wanted.scale or (
+        kind.scale > wanted.scale and (rounding or wanted.scale < 0)
+    ):
+        return _to_decimals(array.to_pylist(), wanted, rounding)  # what Arrow does not always do
+    # Arrow drops bits before it looks whether they are needed, where it narrows to 32 bits.
+    digits = 38 if max(array.type.bit_width, wanted.bit_width) <= 128 else _DIGITS
+    array = array.cast(_decimal(digits, wanted.scale))
+    return array.cast(_decimal(wanted.precision, wanted.scale)).cast(wanted)
+
+
+def _decimal(digits: int, scale: int) -> pa.DataType:
+    """The narrower of Arrow's two wide decimals that has so many digits."""
+    return pa.decimal128(digits, scale) if digits <= 38 else pa.decimal256(digits, scale)
+
+
+def _is_small(array: pa.Array, kind: pa.DataType) -> bool:
+    """Whether all integers are so small that floating point of this kind has them all."""
+    found = pc.min_max(array).as_py()
+    limit = 2 ** {16: 11, 32: 24, 64: 53}[kind.bit_width]
+    return found["min"] is None or -limit <= found["min"] <= found["max"] <= limit
 
 
 def _decimal_of(value: float | None) -> Decimal | None:

@@ -15,24 +15,35 @@ list views for nothing, and fill missing fields with nulls.
 
 from __future__ import annotations
 
+from typing import Final, NamedTuple
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from aqueduct.arrow.cast_numbers import Misfit, Rule
 from aqueduct.arrow.cast_ways import RULES, kind_of, places_by_name
+from aqueduct.config import DEFAULT
 
 __all__ = ["Unfit", "cast", "first_null"]
 
 
-def cast(array: pa.Array, wanted: pa.DataType, *, rounding: bool = False) -> pa.Array:
+def cast(
+    array: pa.Array,
+    wanted: pa.DataType,
+    *,
+    rounding: bool = False,
+    limit: int = DEFAULT.calls.batch_limit,
+) -> pa.Array:
     """``array`` with the type ``wanted``, equal by value; itself if it has that type.
 
-    ``rounding``: values may become the nearest ones that ``wanted`` has.
+    - ``rounding``: values may become the nearest ones that ``wanted`` has.
+    - ``limit``: about how many bytes the values of list views that overlap may take, one after the
+      other.
 
     Raises Unfit for the first value that does not fit, and ``pyarrow.ArrowException`` where there
     is an ``obstacle``.
     """
-    made = _cast(array, wanted, rounding)
+    made = _cast(array, wanted, _How(rounding, limit))
     if made is not array:
         made.validate(full=True)
     return made
@@ -69,36 +80,44 @@ class Unfit(Exception):
         )
 
 
-def _cast(array: pa.Array, wanted: pa.DataType, rounding: bool) -> pa.Array:
+class _How(NamedTuple):
+    rounding: bool
+    limit: int
+
+
+_PLAINLY: Final = _How(rounding=False, limit=DEFAULT.calls.batch_limit)
+
+
+def _cast(array: pa.Array, wanted: pa.DataType, how: _How) -> pa.Array:
     kind = array.type
     if kind.equals(wanted):
         return array
     if isinstance(kind, pa.BaseExtensionType):
-        return _cast(array.storage, wanted, rounding)
+        return _cast(array.storage, wanted, how)
     if isinstance(wanted, pa.BaseExtensionType):
-        return wanted.wrap_array(_cast(array, wanted.storage_type, rounding))
+        return wanted.wrap_array(_cast(array, wanted.storage_type, how))
     have, want = kind_of(kind), kind_of(wanted)
     if have == "null":
         return pa.nulls(len(array), wanted)
     if have == want == "dictionary":
-        return _redictionaried(array, wanted, rounding)
+        return _redictionaried(array, wanted, how)
     if have in ("dictionary", "runs"):
-        return _cast(_decoded(array), wanted, rounding)
+        return _cast(_decoded(array), wanted, how)
     if want in ("dictionary", "runs"):
-        values = _cast(array, wanted.value_type, rounding)
+        values = _cast(array, wanted.value_type, how)
         encode = _dictionary_of if want == "dictionary" else _runs_of
         return encode(values, wanted)
     if have == want == "struct":
-        return _struct(array, wanted, rounding)
+        return _struct(array, wanted, how)
     if have == want == "map":
-        return _map(array, wanted, rounding)
+        return _map(array, wanted, how)
     if have == want == "list":
-        return _list(array, wanted, rounding)
-    return _leaf(array, wanted, rounding)
+        return _list(array, wanted, how)
+    return _leaf(array, wanted, how)
 
 
-def _leaf(array: pa.Array, wanted: pa.DataType, rounding: bool) -> pa.Array:
-    got = array.type
+def _leaf(array: pa.Array, wanted: pa.DataType, how: _How) -> pa.Array:
+    got, rounding = array.type, how.rounding
     rule = RULES.get((kind_of(got), kind_of(wanted)))
     if rule is None:
         raise pa.ArrowNotImplementedError(f"no cast leads from {got} to {wanted}")
@@ -159,14 +178,12 @@ def _shown(scalar: pa.Scalar) -> str:
         return str(pc.cast(scalar, pa.string()).as_py())
 
 
-def _field(
-    array: pa.Array, field: pa.Field, rounding: bool, there: pa.Array | None = None
-) -> pa.Array:
+def _field(array: pa.Array, field: pa.Field, how: _How, there: pa.Array | None = None) -> pa.Array:
     """The values of a field inside a list, struct or map.
 
     ``there``: where there is one, if a null of the field may be one of the struct around it.
     """
-    made = _cast(array, field.type, rounding)
+    made = _cast(array, field.type, how)
     row = -1 if field.nullable else first_null(made, there)
     if row >= 0:
         why = "it is declared not null"
@@ -186,7 +203,7 @@ def first_null(array: pa.Array, there: pa.Array | None = None) -> int:
     return row
 
 
-def _struct(array: pa.Array, wanted: pa.DataType, rounding: bool) -> pa.Array:
+def _struct(array: pa.Array, wanted: pa.DataType, how: _How) -> pa.Array:
     places = places_by_name(*([field.name for field in kind] for kind in (wanted, array.type)))
     if places is None:
         raise pa.ArrowNotImplementedError(f"no cast leads from {array.type} to {wanted}")
@@ -198,27 +215,47 @@ def _struct(array: pa.Array, wanted: pa.DataType, rounding: bool) -> pa.Array:
         if there is not None and kind_of(values.type) == "runs" and values.type != field.type:
             values = _decoded(values, there)  # runs have no nulls of their own
         try:
-            fields.append(_field(values, field, rounding, there))
+            fields.append(_field(values, field, how, there))
         except Unfit as error:
             raise error.inside(field.name, error.row) from error.__cause__
     return pa.Array.from_buffers(wanted, len(array), [_validity(array)], children=fields)
 
 
-def _list(array: pa.Array, wanted: pa.DataType, rounding: bool) -> pa.Array:
+def _list(array: pa.Array, wanted: pa.DataType, how: _How) -> pa.Array:
     """Lists of one form as those of another, around the same values if these are not cast."""
     lengths = _lengths(pc.list_value_length(array))
     fixed = pa.types.is_fixed_size_list(wanted)
     buffers = [_validity(array)]
     if not fixed:
         buffers += _places(lengths, wanted, array)
+    if _is_view(array.type):
+        _check_size(array, lengths, wanted, how.limit)
     try:
         # Of views these are the lists' values too, in the order of the rows, and some twice.
-        values = _field(array.flatten(), wanted.value_field, rounding)
+        values = _field(array.flatten(), wanted.value_field, how)
     except Unfit as error:
         raise error.inside("item", _row_of(lengths, error.row)) from error.__cause__
     if fixed:
         values = _padded(array, lengths, values, wanted)
     return pa.Array.from_buffers(wanted, len(array), buffers, children=[values])
+
+
+def _is_view(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind))
+
+
+def _check_size(array: pa.Array, lengths: pa.Array, wanted: pa.DataType, limit: int) -> None:
+    """Raises Unfit for views that overlap so much that their values would take too much memory.
+
+    A few bytes can name the same values a million times.
+    """
+    count, held = pc.sum(lengths, min_count=0).as_py(), len(array.values)
+    if count > held and (size := array.values.nbytes * count // max(held, 1)) > limit:
+        why = (
+            f"its lists overlap, and would take {size} bytes one after the other, above the limit "
+            f"of {limit} (Calls.batch_limit)"
+        )
+        raise Unfit(None, "", why, wanted=wanted, got=array.type)
 
 
 def _places(lengths: pa.Array, wanted: pa.DataType, array: pa.Array) -> list[pa.Buffer]:
@@ -227,7 +264,7 @@ def _places(lengths: pa.Array, wanted: pa.DataType, array: pa.Array) -> list[pa.
     wide = types.is_large_list(wanted) or types.is_large_list_view(wanted)
     width = pa.int64() if wide else pa.int32()
     ends = pc.cumulative_sum_checked(lengths)
-    if types.is_list_view(wanted) or types.is_large_list_view(wanted):
+    if _is_view(wanted):
         starts = pc.subtract(ends, lengths)
         return [_data(numbers, width, wanted, array) for numbers in (starts, lengths)]
     return [_data(pa.concat_arrays([pa.array([0], pa.int64()), ends]), width, wanted, array)]
@@ -250,7 +287,7 @@ def _padded(array: pa.Array, lengths: pa.Array, values: pa.Array, wanted: pa.Dat
     return pa.concat_arrays(pieces)
 
 
-def _map(array: pa.Array, wanted: pa.DataType, rounding: bool) -> pa.Array:
+def _map(array: pa.Array, wanted: pa.DataType, how: _How) -> pa.Array:
     entries = _entries(array)
     lengths = _lengths(pc.list_value_length(entries))
     keys, items = entries.flatten().flatten()
@@ -260,7 +297,7 @@ def _map(array: pa.Array, wanted: pa.DataType, rounding: bool) -> pa.Array:
         ("value", wanted.item_field, items),
     ):
         try:
-            made.append(_field(values, field, rounding))
+            made.append(_field(values, field, how))
         except Unfit as error:
             raise error.inside(name, _row_of(lengths, error.row)) from error.__cause__
     if made[0] is not keys:
@@ -332,14 +369,14 @@ def _validity(array: pa.Array) -> pa.Buffer | None:
     return pc.invert(array.is_null()).buffers()[1]
 
 
-def _redictionaried(array: pa.Array, wanted: pa.DataType, rounding: bool) -> pa.Array:
+def _redictionaried(array: pa.Array, wanted: pa.DataType, how: _How) -> pa.Array:
     """A dictionary with other values or indices, in its own order."""
     try:
-        values = _cast(array.dictionary, wanted.value_type, rounding)
+        values = _cast(array.dictionary, wanted.value_type, how)
         indices = array.indices.cast(wanted.index_type)
     except (Unfit, pa.ArrowInvalid):
         # It may hold what no row has: so the rows are looked at.
-        made = _dictionary_of(_cast(_decoded(array), wanted.value_type, rounding), wanted)
+        made = _dictionary_of(_cast(_decoded(array), wanted.value_type, how), wanted)
         if not wanted.ordered:
             return made
         why = "its ordered dictionary holds a value that cannot be cast and that no row has"
@@ -389,7 +426,7 @@ def _decoded(array: pa.Array, there: pa.Array | None = None) -> pa.Array:
         rows = pc.run_end_decode(numbers.slice(array.offset, len(array)))
     if there is not None:
         rows = pc.if_else(there, rows, None)
-    return _cast(values, _without_views(values.type), False).take(rows)
+    return _cast(values, _without_views(values.type), _PLAINLY).take(rows)
 
 
 def _numbers(count: int) -> pa.Array:

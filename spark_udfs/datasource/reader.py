@@ -316,6 +316,7 @@ def _as_declared(wanted: Wanted, batches: Iterable[pa.RecordBatch]) -> Iterator[
                 where=f"table {settings.handler!r}",
                 rounding=settings.cast == "round",
                 batch=f"batch {number}",
+                limit=settings.config.calls.batch_limit,
             )
             for column, field in zip(batch.columns, wanted.made, strict=True)
         ]

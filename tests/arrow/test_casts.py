@@ -27,8 +27,12 @@ DECIMALS = [
     pa.decimal128(3, 3),
     pa.decimal128(5, -2),
     pa.decimal128(10, 0),
+    pa.decimal128(38, 0),
     pa.decimal128(38, 18),
+    pa.decimal128(38, 38),
+    pa.decimal256(40, -10),
     pa.decimal256(50, 25),
+    pa.decimal256(76, 0),
     pa.decimal256(76, 76),
 ]
 NUMBERS = [pa.bool_(), *INTEGERS, *FLOATS, *DECIMALS]
@@ -55,8 +59,8 @@ def counted(counts: list[int | None], kind: pa.DataType) -> pa.Array:
 def values_of(array: pa.Array) -> list[Any]:
     """What an array holds, as ``cast_by_hand`` has it."""
     if array.type in COUNTED:
-        return array.view(pa.int32() if array.type.bit_width == 32 else pa.int64()).to_pylist()
-    return array.to_pylist()
+        array = array.view(pa.int32() if array.type.bit_width == 32 else pa.int64())
+    return list(array.to_pylist())
 
 
 def array_of(values: list[Any], kind: pa.DataType) -> pa.Array:
@@ -202,6 +206,16 @@ def test_casts_that_round_name_the_option(value, got, wanted, rounded):
         cast(pa.array([value], got), wanted)
     assert caught.value.why.endswith(f'; it would become {rounded!r}, which cast="round" allows')
     assert cast(pa.array([value], got), wanted, rounding=True).to_pylist() == [rounded]
+
+
+@pytest.mark.parametrize("got", [kind for kind in DECIMALS if kind.precision > 9], ids=str)
+@pytest.mark.parametrize("wanted", [kind for kind in DECIMALS if kind.precision < 10], ids=str)
+def test_casts_to_narrow_decimals_drop_no_bits(got, wanted):
+    most = 10**got.precision
+    for units in (2**32 + 5, 2**33 * 1000, 2**64 + 5, 2**64, 2**128 + 7, 2**128 * 10):
+        if units < most:
+            judge([decimal_with(units, got.scale)], got, wanted, False)
+            judge([decimal_with(units, got.scale)], got, wanted, True)
 
 
 def test_casts_of_floats_take_the_nearest():

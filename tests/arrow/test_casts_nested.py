@@ -225,7 +225,7 @@ def same(found: Any, wanted: Any) -> bool:
         return len(found) == len(wanted) and all(map(same, found, wanted))
     if isinstance(wanted, dict):
         return list(found) == list(wanted) and all(map(same, found.values(), wanted.values()))
-    return found == wanted or (found != found and wanted != wanted)
+    return bool(found == wanted or (found != found and wanted != wanted))
 
 
 @settings(max_examples=600, deadline=None)
@@ -298,6 +298,13 @@ def test_list_views_that_overlap_too_much_are_refused_before_memory_is_taken():
     with pytest.raises(Unfit, match="more values together than list<item: int64> can count") as e:
         cast(array, pa.list_(pa.int64()))
     assert e.value.row is None
+    text = f"would take {rows * rows} bytes one after the other, above the limit of 1073741824 "
+    with pytest.raises(Unfit, match=text):
+        cast(array, pa.large_list(pa.int64()))
+    few = array.slice(0, 2)
+    assert len(cast(few, pa.list_(pa.int8()), limit=2 * rows).flatten()) == 2 * rows
+    with pytest.raises(Unfit, match=r"above the limit of 131071 \(Calls.batch_limit\)"):
+        cast(few, pa.list_(pa.int8()), limit=2 * rows - 1)
 
 
 def test_lists_of_another_form_share_their_values():

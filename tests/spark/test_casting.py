@@ -7,11 +7,12 @@ from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import aqueduct
 from aqueduct.errors import ConfigError, SchemaMismatch
-from spark_udfs import exchange, exchange_pandas, register
+from spark_udfs import exchange, exchange_files, exchange_pandas, register
 from spark_udfs.casting import Casting, casts
 from spark_udfs.frames import ColumnExchange
 from tests.sinks.shelf import Shelf
@@ -175,6 +176,19 @@ def test_columns_are_found_in_any_order_and_case():
     assert made.schema == wanted
 
 
+def test_casts_keep_the_metadata_of_fields():
+    tagged = pa.struct([pa.field("value", pa.binary(), metadata={"variant": "true"})])
+    plain = pa.struct([pa.field("value", pa.binary())])
+    note = {"comment": "how many"}
+    wanted = pa.schema([pa.field("v", tagged), pa.field("n", pa.int8(), metadata=note)])
+    got = pa.schema([pa.field("v", plain), pa.field("n", pa.int64(), metadata={"other": "x"})])
+    batch = pa.RecordBatch.from_arrays([pa.nulls(1, plain), pa.array([1])], schema=got)
+    made = Casting(wanted, got, where="here").one(batch, 0)
+    assert made.schema.equals(wanted, check_metadata=True)
+    bare = Casting(pa.schema([("n", pa.int8())]), pa.schema([got.field("n")]), where="here")
+    assert bare.schema.field("n").metadata == {b"other": b"x"}
+
+
 # List views
 
 
@@ -219,7 +233,18 @@ def test_the_advice_for_list_views_is_no_cast_of_arrows(address):
     assert "batch.cast" not in str(caught.value)
 
 
-# Functions of columns, and of frames of pandas
+# Files, functions of columns, and frames of pandas
+
+
+def test_files_are_cast_as_they_are_sent(address, tmp_path):
+    pq.write_table(pa.table({"a": [1.0, 2.5]}), tmp_path / "part.parquet")
+    frame = pa.record_batch({"path": [str(tmp_path / "part.parquet")]})
+    declared = pa.schema([("a", pa.int8())])
+    options = {"input_schema": declared, "returns": "answers"}
+    with pytest.raises(SchemaMismatch, match='it would become 2, which cast="round" allows'):
+        list(exchange_files(address, "echo", cast=True, **options)(iter([frame])))
+    answers = exchange_files(address, "echo", cast="round", **options)(iter([frame]))
+    assert [answer.to_pydict() for answer in answers] == [{"a": [1, 2]}]
 
 
 def test_a_column_that_comes_back_is_cast(address):
