@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from aqueduct.arrow.cast_ways import Obstacle, obstacle, places_by_name
 from aqueduct.arrow.casts import Unfit, cast, first_null
+from aqueduct.arrow.ipc import first_line
 from aqueduct.arrow.schema import check, difference, no_cast, shorten
 from aqueduct.config import DEFAULT
 from aqueduct.errors import SchemaMismatch
@@ -115,6 +116,14 @@ def cast_column(
         made = cast(array, field.type, rounding=rounding, limit=limit)
     except Unfit as error:
         raise _misfit(field.name, error, where, batch) from error
+    except pa.ArrowException as error:
+        raise SchemaMismatch(
+            f"{where}: column {field.name!r}: wanted {field.type}, got {array.type}, and {batch} "
+            f"cannot be cast: {first_line(error)}",
+            column=field.name,
+            wanted=str(field.type),
+            got=str(array.type),
+        ) from error
     row = -1 if field.nullable else first_null(made)
     if row >= 0:
         raise SchemaMismatch(

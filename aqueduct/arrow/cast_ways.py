@@ -35,7 +35,7 @@ from aqueduct.arrow.cast_times import (
     zoned,
 )
 
-__all__ = ["RULES", "Obstacle", "kind_of", "obstacle", "places_by_name"]
+__all__ = ["RULES", "Obstacle", "kind_of", "misnamed", "obstacle", "places_by_name"]
 
 RULES: Final[Mapping[tuple[str, str], Rule]] = MappingProxyType(
     {
@@ -159,7 +159,7 @@ def obstacle(wanted: pa.DataType, got: pa.DataType, path: tuple[str, ...] = ()) 
         if places is not None:
             pairs = [(mine, got.field(place)) for mine, place in zip(wanted, places, strict=True)]
             return _first_obstacle(path, [(mine.name, mine, theirs) for mine, theirs in pairs])
-        why = _misnamed(_names(wanted), _names(got))
+        why = misnamed(wanted, got) or "a name is there twice, or in two cases"
     elif have == want == "map" and (got.keys_sorted or not wanted.keys_sorted):
         return _first_obstacle(
             path,
@@ -208,13 +208,14 @@ def _names(kind: pa.DataType) -> list[str]:
     return [field.name for field in kind]
 
 
-def _misnamed(wanted: list[str], got: list[str]) -> str:
-    """Which fields of a struct keep it from being another."""
-    lacking = [repr(name) for name in wanted if name not in got]
-    surplus = [repr(name) for name in got if name not in wanted]
+def misnamed(wanted: pa.DataType, got: pa.DataType) -> str:
+    """Which fields one struct has and another has not; empty if they have the same names."""
+    mine, theirs = _names(wanted), _names(got)
+    lacking = [repr(name) for name in mine if name not in theirs]
+    surplus = [repr(name) for name in theirs if name not in mine]
     said = [f"it lacks the field {', '.join(lacking)}"] if lacking else []
     said += [f"the field {', '.join(surplus)} is not wanted"] if surplus else []
-    return ", and ".join(said) or "it has two fields of one name"
+    return ", and ".join(said)
 
 
 def _first_obstacle(

@@ -175,7 +175,11 @@ def _shown(scalar: pa.Scalar) -> str:
     try:
         return repr(scalar.as_py())
     except (ValueError, OverflowError):
+        pass
+    try:
         return str(pc.cast(scalar, pa.string()).as_py())
+    except pa.ArrowException:
+        return f"a value of {scalar.type}"
 
 
 def _field(array: pa.Array, field: pa.Field, how: _How, there: pa.Array | None = None) -> pa.Array:
@@ -300,7 +304,7 @@ def _map(array: pa.Array, wanted: pa.DataType, how: _How) -> pa.Array:
             made.append(_field(values, field, how))
         except Unfit as error:
             raise error.inside(name, _row_of(lengths, error.row)) from error.__cause__
-    if made[0] is not keys:
+    if how.rounding or not _keep_apart(keys.type, wanted.key_type):
         _check_keys(keys, made[0], lengths)
     inner = wanted.field(0).type
     pairs = pa.Array.from_buffers(inner, len(keys), [None], children=made)
@@ -322,18 +326,24 @@ def _entries(array: pa.Array) -> pa.Array:
     )
 
 
+def _keep_apart(got: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether no two values become one, as the texts "1" and "01" do, and floats that are near."""
+    have, want = kind_of(got), kind_of(wanted)
+    return got.equals(wanted) or have == want == "text" or have in ("integer", "date", "binary")
+
+
 def _check_keys(keys: pa.Array, made: pa.Array, lengths: pa.Array) -> None:
     """Raises Unfit where two keys of a map have become one, and so a value would be lost."""
-    before, after, place = keys.to_pylist(), made.to_pylist(), 0
+    before, after = ([_shown(key) for key in each] for each in (keys, made))
+    place = 0
     for row, length in enumerate(lengths.to_pylist()):
         part = slice(place, place + length)
         place += length
-        kept = {repr(key): key for key in after[part]}
-        if len(kept) < len({repr(key) for key in before[part]}):
+        if len(set(after[part])) < len(set(before[part])):
             raise Unfit(
                 row,
-                repr(before[part]),
-                f"two keys would become one of {list(kept.values())!r}",
+                ", ".join(before[part]),
+                f"two keys would become one: {', '.join(after[part])}",
                 wanted=made.type,
                 got=keys.type,
                 path=("key",),

@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 import pyarrow as pa
 
-from aqueduct.arrow.cast_ways import obstacle
+from aqueduct.arrow.cast_ways import misnamed, obstacle
 from aqueduct.errors import SchemaMismatch
 
 __all__ = ["Difference", "check", "difference", "no_cast", "shorten"]
@@ -233,8 +233,8 @@ def _remedy(path: str, wanted: pa.DataType, got: pa.DataType) -> str:
     if obstacle(wanted, got) is not None:
         return f"{_fields(wanted, got)}{no_cast(wanted)}"
     text = f"{_fields(wanted, got)}cast to {_short(wanted)}: "
-    if _is_view(wanted) or _is_view(got):
-        return text + "in Spark exchange(..., cast=True)"  # Arrow's own takes other values
+    if not _arrow_casts(wanted, got):
+        return text + "in Spark exchange(..., cast=True)"
     text += "batch.cast(schema)"
     names = str(wanted), str(got)
     if _LARGE.get(names[0]) == names[1]:
@@ -251,16 +251,20 @@ def _fields(wanted: pa.DataType, got: pa.DataType) -> str:
     """Which fields of a struct make the difference."""
     if not (pa.types.is_struct(wanted) and pa.types.is_struct(got)):
         return ""
-    mine, theirs = ([field.name for field in kind] for kind in (wanted, got))
-    lacking = [repr(name) for name in mine if name not in theirs]
-    surplus = [repr(name) for name in theirs if name not in mine]
-    said = [f"it lacks the field {', '.join(lacking)}"] if lacking else []
-    said += [f"the field {', '.join(surplus)} is not wanted"] if surplus else []
-    return (shorten(", and ".join(said)) or "its fields are in another order") + "; "
+    return (shorten(misnamed(wanted, got)) or "its fields are in another order") + "; "
 
 
-def _is_view(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind))
+def _arrow_casts(wanted: pa.DataType, got: pa.DataType) -> bool:
+    """Whether Arrow's own cast may be named. Of list views it takes other values."""
+    if any(
+        pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind) for kind in (wanted, got)
+    ):
+        return False
+    try:
+        pa.nulls(0, got).cast(wanted)
+    except pa.ArrowException:
+        return False
+    return True
 
 
 def _spark_type(wanted: pa.DataType) -> str:

@@ -147,7 +147,7 @@ def some(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
 
 
 @pytest.mark.parametrize("got", NUMBERS, ids=str)
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(data=st.data(), rounding=st.booleans())
 def test_casts_of_numbers_change_no_value(data, got, rounding):
     wanted = data.draw(st.sampled_from([kind for kind in NUMBERS if kind != got]))
@@ -229,7 +229,7 @@ def test_casts_of_floats_take_the_nearest():
 
 
 @pytest.mark.parametrize("wanted", NUMBERS, ids=str)
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(data=st.data(), rounding=st.booleans(), kind=st.sampled_from(TEXTS))
 def test_casts_of_text_to_numbers_read_every_character(data, wanted, rounding, kind):
     good = numbers(wanted).map(str)
@@ -242,7 +242,7 @@ def test_casts_of_text_to_numbers_read_every_character(data, wanted, rounding, k
 
 
 @pytest.mark.parametrize("got", NUMBERS, ids=str)
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(data=st.data(), kind=st.sampled_from(TEXTS))
 def test_casts_of_numbers_to_text_can_be_read_again(data, got, kind):
     values = data.draw(some(numbers(got)))
@@ -264,7 +264,7 @@ def test_casts_of_text_bound_their_work():
 
 
 @pytest.mark.parametrize("wanted", [*DATES, *TIMES, *STAMPS, *ZONED], ids=str)
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(data=st.data(), rounding=st.booleans(), kind=st.sampled_from(TEXTS))
 def test_casts_of_text_to_times_read_every_character(data, wanted, rounding, kind):
     known = wanted in ZONED
@@ -288,7 +288,7 @@ def test_casts_of_text_to_times_read_every_character(data, wanted, rounding, kin
 
 
 @pytest.mark.parametrize("got", [*DATES, *TIMES, *STAMPS, *ZONED], ids=str)
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(data=st.data(), kind=st.sampled_from(TEXTS))
 def test_casts_of_times_to_text_can_be_read_again(data, got, kind):
     days = st.integers(0, DAYS_OF_ZONES) if got in ZONED else st.integers(-700_000, 2_900_000)
@@ -313,7 +313,7 @@ def test_casts_of_dates_that_have_no_text_are_errors(count):
 
 
 @pytest.mark.parametrize("got", COUNTED, ids=str)
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(data=st.data(), rounding=st.booleans())
 def test_casts_of_times_change_no_value(data, got, rounding):
     ways = [kind for kind in COUNTED if kind != got and obstacle(kind, got) is None]
@@ -323,7 +323,7 @@ def test_casts_of_times_change_no_value(data, got, rounding):
 
 
 @pytest.mark.parametrize("kind", COUNTED, ids=str)
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(data=st.data(), rounding=st.booleans(), integers=st.sampled_from(INTEGERS))
 def test_casts_of_counts_change_no_value(data, kind, rounding, integers):
     judge(data.draw(some(counts(kind))), kind, integers, rounding)

@@ -176,6 +176,21 @@ def test_columns_are_found_in_any_order_and_case():
     assert made.schema == wanted
 
 
+def test_a_batch_that_is_not_sound_is_named():
+    # What has no row to blame: text that is none, of a peer that is trusted without a look.
+    data = pa.py_buffer(b"\xff")
+    broken = pa.Array.from_buffers(
+        pa.string(), 1, [None, pa.array([0, 1], pa.int32()).buffers()[1], data]
+    )
+    array = pa.StructArray.from_arrays([broken, pa.array([1])], ["t", "n"])
+    wanted = pa.schema([("a", pa.struct([("t", pa.string()), ("n", pa.int8())]))])
+    casting = Casting(wanted, pa.schema([("a", array.type)]), where="here")
+    with pytest.raises(SchemaMismatch) as caught:
+        casting.one(pa.record_batch({"a": array}), 3)
+    assert str(caught.value).startswith("here: column 'a': wanted struct<t: string, n: int8>, got ")
+    assert "and batch 3 cannot be cast: " in str(caught.value)
+
+
 def test_casts_keep_the_metadata_of_fields():
     tagged = pa.struct([pa.field("value", pa.binary(), metadata={"variant": "true"})])
     plain = pa.struct([pa.field("value", pa.binary())])
