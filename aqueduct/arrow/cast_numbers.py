@@ -67,12 +67,16 @@ def require(holds: pa.Array, why: str) -> None:
 
 def boolean(array: pa.Array, wanted: pa.DataType, rounding: bool) -> pa.Array:
     """Numbers as truth values: 0 and 1 alone are equal to one."""
+    neither = "it is neither 0 nor 1"
     if pa.types.is_decimal(array.type):
-        array = integer(array, pa.int64(), False)
+        try:
+            array = integer(array, pa.int64(), False)
+        except (Misfit, pa.ArrowInvalid):
+            raise Misfit(neither) from None
     elif pa.types.is_float16(array.type):
         array = array.cast(pa.float32())
     truth = pc.equal(array, pa.scalar(1, array.type))
-    require(pc.or_(truth, pc.equal(array, pa.scalar(0, array.type))), "it is neither 0 nor 1")
+    require(pc.or_(truth, pc.equal(array, pa.scalar(0, array.type))), neither)
     return truth
 
 
@@ -80,7 +84,10 @@ def integer(array: pa.Array, wanted: pa.DataType, rounding: bool) -> pa.Array:
     """Truth values and numbers as integers."""
     kind = array.type
     if pa.types.is_decimal(kind):
-        return decimal_number(array, pa.decimal256(_DIGITS, 0), rounding).cast(wanted)
+        try:
+            return decimal_number(array, pa.decimal256(_DIGITS, 0), rounding).cast(wanted)
+        except Misfit:
+            raise Misfit(f"{wanted} has no number that is equal to it") from None
     if not pa.types.is_floating(kind):
         return array.cast(wanted)
     array = array.cast(pa.float64())
@@ -127,9 +134,8 @@ def decimal_number(array: pa.Array, wanted: pa.DataType, rounding: bool) -> pa.A
     """Truth values and numbers as decimals."""
     kind = array.type
     if pa.types.is_floating(kind):
-        return _to_decimals(
-            map(_decimal_of, array.cast(pa.float64()).to_pylist()), wanted, rounding
-        )
+        numbers = map(_decimal_of, array.cast(pa.float64()).to_pylist())
+        return _to_decimals(numbers, wanted, rounding)
     if not pa.types.is_decimal(kind):
         if pa.types.is_boolean(kind):
             array = array.cast(pa.int8())

@@ -107,6 +107,7 @@ _LEAVES: Final = (
     (pa.types.is_struct, "struct"),
     (pa.types.is_map, "map"),
     (pa.types.is_union, "union"),
+    (pa.types.is_nested, "list"),
     (pa.types.is_dictionary, "dictionary"),
     (pa.types.is_run_end_encoded, "runs"),
     (pa.types.is_fixed_size_binary, "binary"),
@@ -160,7 +161,9 @@ def obstacle(wanted: pa.DataType, got: pa.DataType, path: tuple[str, ...] = ()) 
             pairs = [(mine, got.field(place)) for mine, place in zip(wanted, places, strict=True)]
             return _first_obstacle(path, [(mine.name, mine, theirs) for mine, theirs in pairs])
         why = misnamed(wanted, got) or "a name is there twice, or in two cases"
-    elif have == want == "map" and (got.keys_sorted or not wanted.keys_sorted):
+    elif have == want == "map":
+        if wanted.keys_sorted and not got.keys_sorted:
+            return Obstacle(path, wanted, got, "its keys are not declared to be sorted")
         return _first_obstacle(
             path,
             [
@@ -182,7 +185,7 @@ def kind_of(kind: pa.DataType) -> str:
     for is_it, name in _LEAVES:
         if is_it(kind):
             return name
-    return _BY_TYPE.get(kind, "list")
+    return _BY_TYPE.get(kind, "other")
 
 
 def places_by_name(wanted: Sequence[str], got: Sequence[str]) -> list[int] | None:
