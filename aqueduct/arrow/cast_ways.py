@@ -107,9 +107,9 @@ _LEAVES: Final = (
     (pa.types.is_struct, "struct"),
     (pa.types.is_map, "map"),
     (pa.types.is_union, "union"),
-    (pa.types.is_nested, "list"),
     (pa.types.is_dictionary, "dictionary"),
     (pa.types.is_run_end_encoded, "runs"),
+    (pa.types.is_nested, "list"),  # all others are
     (pa.types.is_fixed_size_binary, "binary"),
 )
 _BY_TYPE: Final = {

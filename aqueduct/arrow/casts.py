@@ -37,8 +37,7 @@ def cast(
     """``array`` with the type ``wanted``, equal by value; itself if it has that type.
 
     - ``rounding``: values may become the nearest ones that ``wanted`` has.
-    - ``limit``: about how many bytes the values of list views that overlap may take, one after the
-      other.
+    - ``limit``: how many bytes the values of list views that overlap may take, one after the other.
 
     Raises Unfit for the first value that does not fit, and ``pyarrow.ArrowException`` where there
     is an ``obstacle``.
@@ -81,6 +80,8 @@ class Unfit(Exception):
 
 
 class _How(NamedTuple):
+    """The options of ``cast``."""
+
     rounding: bool
     limit: int
 
@@ -232,11 +233,9 @@ def _list(array: pa.Array, wanted: pa.DataType, how: _How) -> pa.Array:
     buffers = [_validity(array)]
     if not fixed:
         buffers += _places(lengths, wanted, array)
-    if _is_view(array.type):
-        _check_size(array, lengths, wanted, how.limit)
+    flat = _flat(array, wanted, how.limit)
     try:
-        # Of views these are the lists' values too, in the order of the rows, and some twice.
-        values = _field(array.flatten(), wanted.value_field, how)
+        values = _field(flat, wanted.value_field, how)
     except Unfit as error:
         raise error.inside("item", _row_of(lengths, error.row)) from error.__cause__
     if fixed:
@@ -248,18 +247,40 @@ def _is_view(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind))
 
 
-def _check_size(array: pa.Array, lengths: pa.Array, wanted: pa.DataType, limit: int) -> None:
-    """Raises Unfit for views that overlap so much that their values would take too much memory.
+def _flat(array: pa.Array, wanted: pa.DataType, limit: int) -> pa.Array:
+    """The values of all lists that are not null, in the order of the rows; of views some twice.
 
-    A few bytes can name the same values a million times.
+    Raises Unfit where views overlap so much that this takes more than ``limit`` bytes: a few bytes
+    can name the same values a million times.
     """
-    count, held = pc.sum(lengths, min_count=0).as_py(), len(array.values)
-    if count > held and (size := array.values.nbytes * count // max(held, 1)) > limit:
-        why = (
-            f"its lists overlap, and would take {size} bytes one after the other, above the limit "
-            f"of {limit} (Calls.batch_limit)"
-        )
-        raise Unfit(None, "", why, wanted=wanted, got=array.type)
+    if not _is_view(array.type):
+        return array.flatten()
+    most = array.values.nbytes  # of one list
+    if most * len(array) <= limit or _apart(array):
+        return array.flatten()
+    pieces, size, step = [], 0, max(limit // most, 1)
+    for start in range(0, len(array), step):
+        pieces.append(array.slice(start, step).flatten())
+        size += pieces[-1].nbytes
+        if size > limit:
+            why = (
+                "its lists overlap, and one after the other their values take more than the "
+                f"limit of {limit} bytes (Calls.batch_limit)"
+            )
+            raise Unfit(None, "", why, wanted=wanted, got=array.type)
+    return pa.concat_arrays(pieces)
+
+
+def _apart(array: pa.Array) -> bool:
+    """Whether no value is in two lists of a view."""
+    starts, sizes = array.offsets.cast(pa.int64()), _lengths(pc.list_value_length(array))
+    some = pc.greater(sizes, 0)
+    starts, sizes = starts.filter(some), sizes.filter(some)
+    order = pc.array_sort_indices(starts)
+    starts = starts.take(order)
+    ends = pc.add(starts, sizes.take(order))
+    beyond = pc.less_equal(ends.slice(0, max(len(ends) - 1, 0)), starts.slice(1))
+    return bool(pc.all(beyond, min_count=0).as_py())
 
 
 def _places(lengths: pa.Array, wanted: pa.DataType, array: pa.Array) -> list[pa.Buffer]:

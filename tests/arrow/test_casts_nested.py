@@ -298,13 +298,21 @@ def test_list_views_that_overlap_too_much_are_refused_before_memory_is_taken():
     with pytest.raises(Unfit, match="more values together than list<item: int64> can count") as e:
         cast(array, pa.list_(pa.int64()))
     assert e.value.row is None
-    text = f"would take {rows * rows} bytes one after the other, above the limit of 1073741824 "
-    with pytest.raises(Unfit, match=text):
+    with pytest.raises(Unfit, match=r"its lists overlap, .* the limit of 1073741824 bytes"):
         cast(array, pa.large_list(pa.int64()))
     few = array.slice(0, 2)
     assert len(cast(few, pa.list_(pa.int8()), limit=2 * rows).flatten()) == 2 * rows
-    with pytest.raises(Unfit, match=r"above the limit of 131071 \(Calls.batch_limit\)"):
+    with pytest.raises(Unfit, match=r"than the limit of 131071 bytes \(Calls.batch_limit\)"):
         cast(few, pa.list_(pa.int8()), limit=2 * rows - 1)
+    # What one value takes counts, not how many there are.
+    words = pa.array(["", "x" * 1000, *[""] * 1000])
+    array = lists(pa.list_view, [(1, 1)] * 100, [False] * 100, words)
+    with pytest.raises(Unfit, match="its lists overlap"):
+        cast(array, pa.list_(pa.string()), limit=50_000)
+    assert cast(array, pa.list_(pa.string()), limit=200_000).to_pylist() == [["x" * 1000]] * 100
+    apart = lists(pa.list_view, [(500, 500), (0, 0), (0, 500)], [False] * 3, words)
+    made = cast(apart, pa.list_(pa.string()), limit=1000)
+    assert made.to_pylist() == apart.to_pylist()
 
 
 def test_lists_of_another_form_share_their_values():
