@@ -17,7 +17,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
@@ -42,7 +42,11 @@ from aqueduct.lane import Lane, News
 from aqueduct.outgoing import Batches, Window, window
 from aqueduct.prepared import Prepared, PreparedCall
 
-__all__ = ["SyncClient"]
+__all__ = ["OnEnd", "SyncClient"]
+
+OnEnd: TypeAlias = Callable[[int, int, float], object]
+"""Is told what a call has cost: the bytes of the encoded batches sent, of those received, and the
+seconds of waiting for the service."""
 
 
 class SyncClient:
@@ -220,10 +224,14 @@ class SyncClient:
         attempt: str = "",
         token: str | bytes | None = None,
         partition: Partition | None = None,
+        on_end: OnEnd | None = None,
     ) -> pa.Table:
-        """``call`` with all answers as a Table; see ``Client.call_table``."""
+        """``call`` with all answers as a Table; see ``Client.call_table``.
+
+        ``on_end`` is told what the call has cost, however it ended.
+        """
         schema, batches = self._ask(
-            handler, batch, output_schema, deadline, headers, run, attempt, token, partition
+            handler, batch, output_schema, deadline, headers, run, attempt, token, partition, on_end
         )
         return pa.Table.from_batches(batches, schema)
 
@@ -295,8 +303,12 @@ class SyncClient:
         token: str | bytes | None = None,
         partition: Partition | None = None,
         compression: str | None = None,
+        on_end: OnEnd | None = None,
     ) -> dict[str, int]:
-        """Calls a sink handler with ``batches`` and returns its counters; see ``Client.sink``."""
+        """Calls a sink handler with ``batches`` and returns its counters; see ``Client.sink``.
+
+        ``on_end`` is told what the call has cost, however it ended.
+        """
         stream = self._stream(
             "sink",
             handler,
@@ -311,9 +323,13 @@ class SyncClient:
             partition=partition,
             compression=compression,
         )
-        with stream:
-            for _ in stream:
-                pass
+        try:
+            with stream:
+                for _ in stream:
+                    pass
+        finally:
+            if on_end is not None:
+                on_end(stream.bytes_sent, stream.bytes_received, stream.waited)
         return dict(stream.counters)
 
     def describe(self) -> Description:
@@ -378,6 +394,7 @@ class SyncClient:
         attempt: str,
         token: str | bytes | None,
         partition: Partition | None,
+        on_end: OnEnd | None = None,
     ) -> tuple[pa.Schema, Sequence[pa.RecordBatch]]:
         askers: Askers | None = getattr(self._own, "askers", None)
         if askers is None:
@@ -386,30 +403,43 @@ class SyncClient:
             handler, batch, output_schema, deadline, headers, run, attempt, token, partition
         )
         encoded = asker.encode(batch)
-        if asker.fits(encoded):
-            call = PreparedCall(self._thread, self._client, asker, encoded, ())
-            answered = call.result()
-            if answered.follow is None:
-                assert answered.schema is not None
-                return answered.schema, answered.batches
-            stream = call.follow(answered)
-        else:
-            stream = self.exchange(
-                handler,
-                (batch,),
-                schema=batch.schema,
-                output_schema=output_schema,
-                deadline=deadline,
-                headers=headers,
-                run=run,
-                attempt=attempt,
-                token=token,
-                partition=partition,
-            )
-        with stream:
-            batches = list(stream)
-            assert stream.schema is not None
-            return stream.schema, batches
+        call: PreparedCall | None = None
+        stream: SyncStream | None = None
+        received = 0
+        try:
+            if asker.fits(encoded):
+                call = PreparedCall(self._thread, self._client, asker, encoded, ())
+                answered = call.result()
+                received = answered.size
+                if answered.follow is None:
+                    assert answered.schema is not None
+                    return answered.schema, answered.batches
+                stream = call.follow(answered)
+            else:
+                stream = self.exchange(
+                    handler,
+                    (batch,),
+                    schema=batch.schema,
+                    output_schema=output_schema,
+                    deadline=deadline,
+                    headers=headers,
+                    run=run,
+                    attempt=attempt,
+                    token=token,
+                    partition=partition,
+                )
+            with stream:
+                batches = list(stream)
+                assert stream.schema is not None
+                return stream.schema, batches
+        finally:
+            if on_end is not None:
+                sent, waited = (0, 0.0) if call is None else (encoded.size, call.waited)
+                if stream is not None:
+                    sent += stream.bytes_sent
+                    received += stream.bytes_received
+                    waited += stream.waited
+                on_end(sent, received, waited)
 
     def _batches(self, handler: str, batches: Any, schema: pa.Schema | None) -> Batches:
         if hasattr(batches, "__aiter__"):

@@ -22,12 +22,14 @@ from spark_udfs.casting import Casting
 from spark_udfs.engine import Calling, reach
 from spark_udfs.schemas import AnySchema, arrow_schema
 from spark_udfs.shaping import Shape, Shaper, joined_schema
+from spark_udfs.spark_schemas import arrow_of, spark_schema
+from spark_udfs.spark_types import Refusal, shown
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-__all__ = ["declared_input", "output_schema"]
+__all__ = ["declared_input", "output_schema", "refusal"]
 
 Found = TypeVar("Found")
 
@@ -59,14 +61,16 @@ def output_schema(
     from pyspark.sql.types import StringType, StructField, StructType
 
     schema: Any = getattr(rows, "schema", rows)
-    came = arrow_schema(schema, "rows")
+    came = arrow_schema(schema, "rows", calendar=True)
     shaper = Shaper(shape, came, handler=calling.handler)
     if answer is None:
         answer = _answer(calling, shape, shaper.sent, input_schema)
     joined = joined_schema(shape, came, answer)
+    known = schema if isinstance(schema, StructType) else StructType()
     own: list[StructField] = []
     if shape.columns:
-        own = list((schema if isinstance(schema, StructType) else _spark_schema(came)).fields)
+        given = schema if isinstance(schema, StructType) else spark_schema(came, refusal("rows"))
+        own = list(given.fields)
     replaced = set(answer.names) if shape.mode == "replace" else set()
     found = []
     for place, field in enumerate(joined):
@@ -75,8 +79,24 @@ def output_schema(
         elif field.name == shape.error_column:
             found.append(StructField(field.name, StringType()))
         else:
-            found += _spark_schema(pa.schema([field]), f"the answer of {calling.handler!r}").fields
-    return StructType(found)
+            refused = refusal(f"the answer of {calling.handler!r}")
+            found += spark_schema(pa.schema([field]), refused, known=[known]).fields
+    made = StructType(found)
+    arrow_of(made, f"what comes of the rows of {calling.handler!r}")  # Spark is to take all of it
+    return made
+
+
+def refusal(where: str) -> Refusal:
+    """The error for a column that Spark has no type for; its text begins with ``where``."""
+
+    def refused(column: str, kind: Any, advice: str) -> ConfigError:
+        cast = pa.types.is_decimal(kind)  # of the others nothing else can be made
+        return ConfigError(
+            f"{where}: column {column!r} is {shown(kind)}, and Spark has no such type; {advice}"
+            + (", or name another in schema= and let cast=True make it" if cast else "")
+        )
+
+    return refused
 
 
 def _answer(
@@ -143,18 +163,3 @@ def _ask(calling: Calling, task: int | None, ask: Callable[[SyncClient], Found])
         return ask(lease.client)
     finally:
         lease.release()
-
-
-def _spark_schema(schema: pa.Schema, where: str = "rows") -> StructType:
-    from pyspark.errors import PySparkException
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    for field in schema:
-        try:
-            from_arrow_schema(pa.schema([field]))
-        except PySparkException as error:
-            raise ConfigError(
-                f"{where}: column {field.name!r} is {field.type}, and Spark has no such type; "
-                "answer with another, or name one in schema= and let cast=True make it"
-            ) from error
-    return from_arrow_schema(schema)

@@ -3,7 +3,7 @@
 ::
 
     score = exchange("aqueduct://scores.example:4433", "score")
-    frame.mapInArrow(score, "id long, points double")
+    frame.transform(score.apply)
 
 What ``exchange`` returns is a plain function from iterator to iterator; it runs without Spark, on
 a list of batches, just as well. It holds no connection: it is pickled to the executors, and each
@@ -12,10 +12,11 @@ Python worker process connects once (``pool.py``).
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
@@ -25,8 +26,9 @@ from aqueduct.carriers.tls import ClientTls
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import AqueductError, ConfigError
 from spark_udfs.casting import Cast
-from spark_udfs.declared import declared_input, output_schema
+from spark_udfs.declared import declared_input, output_schema, refusal
 from spark_udfs.engine import Answer, Calling, run
+from spark_udfs.fitting import Fitting
 from spark_udfs.numbers import Numbers, Tally, Total
 from spark_udfs.options import (
     OPTIONS,
@@ -41,6 +43,7 @@ from spark_udfs.options import (
 from spark_udfs.place import Place, here, locate
 from spark_udfs.schemas import AnySchema, arrow_schema
 from spark_udfs.shaping import PLAIN, Mode, Shape, Shaper
+from spark_udfs.spark_types import nullable_schema, retold, taken_schema, told_schema
 from spark_udfs.telemetry import Setup, Trace, working
 from spark_udfs.travel import Parcel, check_picklable
 
@@ -257,6 +260,14 @@ class Exchange(Parcel):
     """What the tasks of this function count; see ``summary``."""
     trace: Trace = field(default_factory=Trace, compare=False)
     """The driver's span, and how OpenTelemetry is set up in workers."""
+    rows: pa.Schema | None = None
+    """Of the rows that ``apply`` was given, with the metadata that tells what Arrow does not."""
+    declared: pa.Schema | None = None
+    """What ``apply`` told Spark of what comes out; None: nobody told this function."""
+    exact: bool = False
+    """Whether answers are to have Spark's very types, which all but ``mapInArrow`` ask for."""
+    large: bool = False
+    """Whether text and bytes in these have offsets of 64 bits, by the session's setting."""
 
     @property
     def __name__(self) -> str:  # Spark shows it in plans
@@ -292,8 +303,18 @@ class Exchange(Parcel):
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Generator[pa.RecordBatch]:
         """The handler's answers in the order of ``batches``, which is read as there is room.
 
-        Closing the iterator early cancels the call.
+        In a task of Spark they have the types that Spark takes (docs/cookbook/types.md), and a
+        value that would be lost raises SchemaMismatch. Closing the iterator early cancels the call.
         """
+        return self._answers(batches, fitted=True)
+
+    def answers(self, batches: Iterator[pa.RecordBatch]) -> Generator[pa.RecordBatch]:
+        """The same with the types that the handler gave, for what does not go to Spark."""
+        return self._answers(batches, fitted=False)
+
+    def _answers(
+        self, batches: Iterator[pa.RecordBatch], *, fitted: bool
+    ) -> Generator[pa.RecordBatch]:
         source = iter(batches)
         first = next(source, None)
         if first is not None:
@@ -304,12 +325,18 @@ class Exchange(Parcel):
         else:
             return  # an empty partition, of which not even the columns are known
         del first
+        if self.rows is not None:
+            told = told_schema(schema, self.rows)
+            if not told.equals(schema, check_metadata=True):
+                source, schema = retold(source, told), told
         place, numbers = here(), Numbers()
         try:
             with working(
                 self.calling, tally=self.tally, trace=self.trace, place=place, numbers=numbers
             ) as calling:
-                yield from self._work(calling, source, schema, place, numbers)
+                answers = self._work(calling, source, schema, place, numbers)
+                fits = fitted and self.fits(place)
+                yield from self._fitted(answers) if fits else answers
         except AqueductError as error:
             raise locate(
                 error, peer=self.peer, handler=self.handler, place=place, numbers=numbers
@@ -366,6 +393,37 @@ class Exchange(Parcel):
 
         yield from shaper.run(source, call, wanted=wanted)
 
+    def _fitted(self, answers: Generator[pa.RecordBatch]) -> Generator[pa.RecordBatch]:
+        """``answers`` with the types that Spark takes."""
+        got: pa.Schema | None = None
+        fitting: Fitting | None = None
+        with contextlib.closing(answers):
+            for number, answer in enumerate(answers):
+                if fitting is None or not answer.schema.equals(got):
+                    got = answer.schema
+                    fitting = self.fitting(got)
+                yield answer if fitting.nothing else fitting.one(answer, number)
+
+    def fits(self, place: Place) -> bool:
+        """Whether answers go to Spark, so that they need its types."""
+        return place.task is not None or self.declared is not None
+
+    def fitting(self, got: pa.Schema) -> Fitting:
+        """How answers of ``got`` become what Spark takes, and was told of.
+
+        Raises ConfigError for a type that Spark has not, SchemaMismatch for other columns than
+        those that Spark was told of.
+        """
+        where = f"the answer of {self.handler!r}"
+        wanted = taken_schema(got, refusal(where), loose=not self.exact, large=self.large)
+        told = self.schema if self.declared is None else self.declared
+        if self.declared is not None:
+            # Spark goes by position, and looks at no name.
+            mine, theirs = (taken_schema(each, refusal(where)) for each in (self.declared, got))
+            differs = f"{where} differs from what Spark was told by apply()"
+            check(nullable_schema(mine), theirs, where=differs)
+        return Fitting(wanted if told is None else told_schema(wanted, told), got, where=where)
+
     def output_schema(self, rows: AnySchema | DataFrame) -> StructType:
         """What comes of rows of this schema, to be declared to ``mapInArrow``.
 
@@ -380,9 +438,19 @@ class Exchange(Parcel):
     def apply(self, frame: DataFrame) -> DataFrame:
         """``frame.mapInArrow`` with this function and its ``output_schema``.
 
-        For ``frame.transform(score.apply)`` too.
+        Each task compares its answers with that schema: Spark takes columns by their position, and
+        looks at no name. For ``frame.transform(score.apply)`` too.
         """
-        return frame.mapInArrow(self, self.output_schema(frame))
+        schema = self.output_schema(frame)
+        return frame.mapInArrow(self.told(frame, schema), schema)
+
+    def told(self, frame: DataFrame, schema: AnySchema) -> Exchange:
+        """This function for ``frame``, which Spark is told to become one of ``schema``."""
+        return replace(
+            self,
+            rows=arrow_schema(frame.schema, "rows", calendar=True),
+            declared=arrow_schema(schema, "schema"),
+        )
 
 
 def _headers(

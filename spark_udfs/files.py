@@ -26,7 +26,7 @@ import pyarrow as pa
 from aqueduct.errors import AqueductError, ConfigError
 from spark_udfs.engine import Calling, leased
 from spark_udfs.exchange import Exchange, exchange
-from spark_udfs.numbers import Numbers
+from spark_udfs.numbers import Numbers, Total
 from spark_udfs.options import size as size_of
 from spark_udfs.options import unknown
 from spark_udfs.paths import FileFailed
@@ -297,8 +297,13 @@ class _Files(Parcel, ABC):
         """Of the receipts, for ``mapInArrow``."""
         return RECEIPT
 
+    @property
+    def numbers(self) -> Total:
+        """What was counted of the parts that ended well so far; to be read on the driver."""
+        return self.call.numbers
+
     def summary(self) -> str:
-        """What was counted, in a few lines; each part counts as a task."""
+        """``numbers`` in a few lines for people; each part counts as a task."""
         return self.call.summary()
 
     def __call__(self, rows: Iterator[pa.RecordBatch]) -> Generator[pa.RecordBatch]:
@@ -354,7 +359,9 @@ class FilesExchange(_Files):
         if self.write is not None:
             written = Written(self.write, receipt.part, here().attempt_key)
         try:
-            with contextlib.closing(call(iter(entry))) as answers:
+            # Only what goes to Spark takes Spark's types.
+            work = call if self.answers else call.answers
+            with contextlib.closing(work(iter(entry))) as answers:
                 for answer in answers:
                     receipt.answered(answer)
                     if written is not None:
@@ -415,6 +422,7 @@ class FilesSink(_Files):
                     in_flight=calling.in_flight,
                     in_flight_bytes=calling.in_flight_bytes,
                     compression=calling.compression,
+                    on_end=numbers.moved,
                     **tries.head(),
                 )
         except AqueductError as error:

@@ -11,19 +11,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from aqueduct.arrow.cast_ways import obstacle
 from aqueduct.arrow.casts import Unfit, cast
+from aqueduct.arrow.schema import difference
 from aqueduct.errors import ConfigError, SchemaMismatch
 from spark_udfs.casting import Casting
 from spark_udfs.exchange import Exchange, exchange
+from spark_udfs.fitting import Fitting
 from spark_udfs.numbers import Total
-from spark_udfs.schemas import arrow_schema
+from spark_udfs.schemas import arrow_schema, large_types
 from spark_udfs.travel import Parcel
 
 if TYPE_CHECKING:
@@ -59,6 +61,8 @@ def exchange_column(
     - ``options``: those of ``exchange``. As many rows must come back as were sent, which is
       checked; ``on_error="skip"`` and what else changes the rows has no place here.
 
+    What is returned has ``summary()`` and ``tally`` beside, as what ``exchange`` returns.
+
     Needs Spark 4.1 or newer and an active session, as ``arrow_udf`` does. Raises ConfigError.
     """
     if isinstance(columns, str) or not columns or len(set(columns)) < len(columns):
@@ -70,11 +74,12 @@ def exchange_column(
         raise ConfigError(
             f"on_error={options['on_error']!r} has no place here; it is for exchange(columns=[...])"
         )
-    wanted = arrow_schema(_struct_of(returns), "returns").field(0).type
+    wanted = arrow_schema(_struct_of(returns), "returns").field(0)
     # What settings of the session say of these is for others, and would mix up the rows here.
     fixed = {"check_rows": True, "ordered": True, "on_error": "fail"}
     call = exchange(address, handler, **{**options, **fixed})
-    column = ColumnExchange(call, tuple(columns), wanted)
+    call = replace(call, exact=True, large=large_types())
+    column = ColumnExchange(call, tuple(columns), wanted.type, wanted.metadata)
 
     def of_one(arrays: Iterator[pa.Array]) -> Iterator[pa.Array]:
         return column((array,) for array in arrays)
@@ -89,7 +94,9 @@ def exchange_column(
         raise ConfigError("exchange_column needs PySpark 4.1 or newer, for arrow_udf")
     function = of_one if len(columns) == 1 else of_several
     function.__name__ = f"exchange_{handler}"  # Spark shows it in plans, and names the column
-    return arrow_udf(function, returns)
+    made: Any = arrow_udf(function, returns)
+    made.tally, made.summary = call.tally, call.summary
+    return made
 
 
 @dataclass(frozen=True)
@@ -99,6 +106,8 @@ class ColumnExchange(Parcel):
     call: Exchange
     columns: tuple[str, ...]
     returns: pa.DataType
+    metadata: Mapping[bytes, bytes] | None = None
+    """What tells of ``returns`` what Arrow does not, such as the bounds of an interval."""
 
     def __call__(self, arrays: Iterator[tuple[pa.Array, ...]]) -> Generator[pa.Array]:
         """The one column of the handler's answers, as many rows as were given."""
@@ -115,7 +124,14 @@ class ColumnExchange(Parcel):
                         wanted=str(self.returns),
                         got=found,
                     )
-                yield answer.column(0)
+                yield self._told(answer, number)
+
+    def _told(self, answer: pa.RecordBatch, number: int) -> pa.Array:
+        if self.metadata is None:
+            return answer.column(0)
+        field = answer.schema.field(0).with_metadata(self.metadata)
+        where = f"the answer of {self.call.handler!r}"
+        return Fitting(pa.schema([field]), answer.schema, where=where).one(answer, number).column(0)
 
     def _cast(self, answer: pa.RecordBatch, number: int) -> pa.RecordBatch:
         wanted = pa.schema([pa.field(answer.schema.names[0], self.returns)])
@@ -135,9 +151,8 @@ class ColumnExchange(Parcel):
 
 def _same(found: pa.DataType, wanted: pa.DataType) -> bool:
     """Whether Spark takes one for the other: of timestamps with zones the zone's name is free."""
-    if pa.types.is_timestamp(found) and pa.types.is_timestamp(wanted):
-        return bool(found.unit == wanted.unit and (found.tz is None) == (wanted.tz is None))
-    return bool(found.equals(wanted))
+    mine, theirs = (pa.schema([("value", kind)]) for kind in (wanted, found))
+    return difference(mine, theirs) is None
 
 
 def _struct_of(returns: str | DataType) -> Any:

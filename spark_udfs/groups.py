@@ -21,25 +21,27 @@ import itertools
 import json
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from aqueduct.errors import BatchTooLarge, ConfigError
+from spark_udfs.declared import refusal
 from spark_udfs.engine import leased
 from spark_udfs.exchange import Exchange, exchange
-from spark_udfs.numbers import Numbers
+from spark_udfs.numbers import Numbers, Tally, Total
 from spark_udfs.options import size as size_of
 from spark_udfs.place import here
-from spark_udfs.schemas import AnySchema
+from spark_udfs.schemas import AnySchema, large_types
+from spark_udfs.spark_schemas import spark_schema
 from spark_udfs.telemetry import working
 from spark_udfs.travel import Parcel
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["KEY", "KeyedExchange", "exchange_by_key", "exchange_grouped"]
+__all__ = ["KEY", "GroupFunction", "KeyedExchange", "exchange_by_key", "exchange_grouped"]
 
 KEY: Final = "group-key"
 """The header of a call that has the group's key, as a list in JSON."""
@@ -48,13 +50,25 @@ _SMALL: Final = 1 * MiB
 """Bytes of a group that is sent as one message, with the call."""
 
 
+class GroupFunction(Protocol):
+    """What ``exchange_grouped`` returns: a function, and what its tasks count."""
+
+    tally: Tally
+
+    def __call__(self, *given: Any) -> Any:
+        """What becomes of a group."""
+
+    def summary(self) -> str:
+        """What was counted, in a few lines for people; each group counts as a task."""
+
+
 def exchange_grouped(
     address: str | Sequence[str],
     handler: str,
     *,
     form: Literal["table", "key_table", "batches", "key_batches"] = "table",
     **options: Any,
-) -> Callable[..., Any]:
+) -> GroupFunction:
     """A function for ``groupBy(...).applyInArrow``: each group is one call of an exchange handler.
 
     The handler gets the group's rows, a small group as one batch, and its answers are what becomes
@@ -64,9 +78,10 @@ def exchange_grouped(
       groups that need not fit into memory. ``key_table`` and ``key_batches`` have its key too,
       which then goes with the call as the header ``group-key``: a list in JSON.
 
-    The columns of the answers must be those of the schema that ``applyInArrow`` is given.
+    The columns of the answers must be those of the schema that ``applyInArrow`` is given. What is
+    returned has ``summary()`` and ``tally`` too; each group counts as a task.
     """
-    call = exchange(address, handler, **options)
+    call = replace(exchange(address, handler, **options), exact=True, large=large_types())
 
     def of_table(table: pa.Table) -> pa.Table:
         return _whole(call, table)
@@ -90,9 +105,12 @@ def exchange_grouped(
     }
     if form not in forms:
         raise ConfigError(f"form={form!r}; it must be one of {', '.join(map(repr, forms))}")
-    function = forms[form]
+    function: Any = forms[form]
     function.__name__ = f"exchange_{handler}"  # Spark shows it in plans
-    return function
+    # Spark looks at the arguments of a function, so it is one, with what an Exchange has beside.
+    function.tally, function.summary = call.tally, call.summary
+    made: GroupFunction = function
+    return made
 
 
 def _keyed(call: Exchange, key: tuple[pa.Scalar, ...]) -> Exchange:
@@ -124,11 +142,19 @@ def _small(call: Exchange, batch: pa.RecordBatch) -> pa.Table:
     ):
         numbers.batches_sent, numbers.rows_sent = 1, batch.num_rows
         answer = client.call_table(
-            calling.handler, batch, output_schema=calling.schema, **calling.head(place)
+            calling.handler,
+            batch,
+            output_schema=calling.schema,
+            on_end=numbers.moved,
+            **calling.head(place),
         )
-        numbers.batches_received = len(answer.to_batches())
-        numbers.rows_received = answer.num_rows
-        return answer
+        batches = answer.to_batches()
+        numbers.batches_received, numbers.rows_received = len(batches), answer.num_rows
+        if not call.fits(place):
+            return answer
+        fitting = call.fitting(answer.schema)
+        made = [fitting.one(each, number) for number, each in enumerate(batches)]
+        return pa.Table.from_batches(made, fitting.schema)
 
 
 def exchange_by_key(
@@ -189,12 +215,20 @@ class KeyedExchange(Parcel):
 
         ``schema``: of the answers; None asks the service (see ``Exchange.output_schema``).
         """
-        declared = self.call.output_schema(frame) if schema is None else schema
+        declared: Any = self.call.output_schema(frame) if schema is None else schema
+        if isinstance(declared, pa.Schema):
+            declared = spark_schema(declared, refusal("schema"))
+        told = replace(self, call=self.call.told(frame, declared))
         together = frame.repartition(*self.keys).sortWithinPartitions(*self.keys)
-        return together.mapInArrow(self, declared)
+        return together.mapInArrow(told, declared)
+
+    @property
+    def numbers(self) -> Total:
+        """What the tasks counted that ended well so far; to be read on the driver."""
+        return self.call.numbers
 
     def summary(self) -> str:
-        """What was counted, in a few lines; a batch is a group."""
+        """``numbers`` in a few lines for people; a batch is a group."""
         return self.call.summary()
 
     def _groups(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -42,6 +42,12 @@ class Numbers:
     failed_batches: int = 0
     """Answered with a failure that the job tolerates (``on_error``)."""
 
+    def moved(self, sent: int, received: int, waited: float) -> None:
+        """Adds the bytes of a call, and the seconds that it waited."""
+        self.bytes_sent += sent
+        self.bytes_received += received
+        self.waiting_seconds += waited
+
 
 @dataclass(slots=True)
 class Total(Numbers):

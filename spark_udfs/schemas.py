@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, TypeAlias
 import pyarrow as pa
 
 from aqueduct.errors import ConfigError
+from spark_udfs.spark_schemas import arrow_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = ["AnySchema", "active_session", "arrow_schema"]
+__all__ = ["AnySchema", "active_session", "arrow_schema", "large_types"]
 
 AnySchema: TypeAlias = "pa.Schema | StructType | str"
 """An Arrow schema, a Spark schema, or Spark's DDL, for example ``"id long, name string"``."""
@@ -35,16 +36,16 @@ def active_session() -> SparkSession | None:
         return None
 
 
-def arrow_schema(schema: AnySchema, argument: str) -> pa.Schema:
+def arrow_schema(schema: AnySchema, argument: str, *, calendar: bool = False) -> pa.Schema:
     """``schema`` in Arrow, as Spark would hand it to a function.
 
-    DDL needs a running Spark session, which also gives timestamps their zone. Raises ConfigError
-    that names ``argument``.
+    DDL needs a running Spark session, which also gives timestamps their zone. ``calendar``: it may
+    have intervals of a calendar, which Spark hands over and does not take. Raises ConfigError that
+    names ``argument``.
     """
     if isinstance(schema, pa.Schema):
         return schema
     from pyspark.errors import PySparkException
-    from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StructType
 
     session = active_session()
@@ -63,12 +64,12 @@ def arrow_schema(schema: AnySchema, argument: str) -> pa.Schema:
             f"{argument} is a {type(schema).__name__}; "
             "it must be a pyarrow.Schema, a StructType or DDL text"
         )
-    zone = "UTC" if session is None else session.conf.get("spark.sql.session.timeZone", "UTC")
-    large = (
-        session is not None
-        and session.conf.get("spark.sql.execution.arrow.useLargeVarTypes", "false") == "true"
-    )
-    try:
-        return to_arrow_schema(schema, timezone=zone, prefers_large_types=large)
-    except PySparkException as error:
-        raise ConfigError(f"{argument}: Arrow has no type for it: {error}") from error
+    zone = None if session is None else session.conf.get("spark.sql.session.timeZone")
+    return arrow_of(schema, argument, zone=zone or "UTC", large=large_types(), calendar=calendar)
+
+
+def large_types() -> bool:
+    """Whether Spark hands over text and bytes with offsets of 64 bits, by the session's setting."""
+    session = active_session()
+    name = "spark.sql.execution.arrow.useLargeVarTypes"
+    return session is not None and session.conf.get(name, "false") == "true"

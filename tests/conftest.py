@@ -131,7 +131,7 @@ SPARK_USERS = frozenset(
     f"test_{name}.py"
     for name in (
         *("addresses", "datasource_read", "datasource_stream", "datasource_tokens"),
-        *("datasource_write", "files", "frames", "groups", "options"),
+        *("datasource_catalog", "datasource_write", "files", "frames", "groups", "options"),
     )
 )
 """Files, beside `test_spark_*`, with tests that take the fixture `spark`."""

@@ -54,7 +54,7 @@ def job(spark: SparkSession, address: str, directory: Path) -> None:
     spans_to(str(directory / "driver"))
     with trace.get_tracer("job").start_as_current_span("nightly doubling"):
         score = exchange(address, "double", telemetry=partial(spans_to, str(directory / "workers")))
-        rows = spark.range(0, 10_000, 1, numPartitions=4).mapInArrow(score, "id long")
+        rows = spark.range(0, 10_000, 1, numPartitions=4).transform(score.apply)
         assert sum(row.id for row in rows.collect()) == 2 * sum(range(10_000))
 
     print(score.summary())

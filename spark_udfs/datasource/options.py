@@ -80,8 +80,18 @@ WRITING: Final[Mapping[str, Option]] = MappingProxyType(
 )
 """Those of writing alone."""
 KNOWN: Final[Mapping[str, Option]] = MappingProxyType({**SHARED, **READING, **WRITING})
-IGNORED: Final = frozenset({"checkpointlocation"})
+IGNORED: Final = frozenset({"checkpointlocation", "serialization.format"})
 """Spark's own, which it passes on."""
+_OWN: Final = "option."
+"""What precedes an option among the properties of a table of Spark's catalog."""
+_NOTHING: Final = (
+    "no options came. If this is a table of Spark's catalog: Spark keeps the options of "
+    "CREATE TABLE and saveAsTable, and hands none of them to a source in Python. Give them where "
+    "the table is used: SELECT ... FROM NAME WITH (address = '...', handler = '...'), INSERT INTO "
+    "NAME WITH (...), spark.read.option(...).table(NAME) or df.writeTo(NAME).option(...).append(). "
+    "Or make a view, which keeps them: CREATE TEMPORARY VIEW NAME USING aqueduct OPTIONS (...). "
+    'If it is none: give .option("address", ...) and .option("handler", ...)'
+)
 
 _ADDRESS: Final = '.option("address", ...)'
 
@@ -134,9 +144,12 @@ def settings_of(
     """What was given, over ``defaults`` (from the settings of the session when it was registered).
 
     ``trace`` is that of the registration; the option ``trace`` names a later span. Raises
-    ConfigError: unknown, missing, or not what it must be.
+    ConfigError: unknown, missing, not what it must be, or none at all, as Spark has it for a table
+    of its catalog.
     """
-    mine = {name: value for name, value in given.items() if name.lower() not in IGNORED}
+    mine = _given(given)
+    if not mine:
+        raise ConfigError(_NOTHING)
     values = {name: value for name, value in defaults.items() if name in SHARED}
     values = layered(values, convert(mine, KNOWN))
     path = values.pop("path", None)
@@ -158,3 +171,22 @@ def settings_of(
     for name in ("headers", "connection_headers"):
         values[name] = tuple(values.get(name, {}).items())
     return Settings(addresses=values.pop("address"), handler=handler, tls=tls, more=more, **values)
+
+
+def _given(given: Mapping[str, str]) -> dict[str, str]:
+    """What the user gave, without what Spark puts beside it.
+
+    When it makes a table of its catalog, Spark hands over the table's properties: each option twice
+    (once after ``option.``), and its own, such as ``provider``, ``owner`` and ``location``.
+    """
+    names = {name.lower(): name for name in given}
+    mine = {name: value for name, value in given.items() if name.lower() not in IGNORED}
+    twice = {_OWN + name for name in names}
+    if not ("provider" in names and "owner" in names):
+        return {name: value for name, value in mine.items() if name.lower() not in twice}
+    found = {
+        name[len(_OWN) :]: value for name, value in mine.items() if name.lower().startswith(_OWN)
+    }
+    if "path" in names and not {"path", "handler"} & {name.lower() for name in found}:
+        found["path"] = given[names["path"]]
+    return found

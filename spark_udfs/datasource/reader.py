@@ -27,7 +27,8 @@ from spark_udfs.casting import Casting, cast_column
 from spark_udfs.datasource.asking import ask, patience, rest, tries
 from spark_udfs.datasource.options import Settings
 from spark_udfs.datasource.pushing import filter_of
-from spark_udfs.datasource.types import arrow_of, check_declared, fit, spark_schema
+from spark_udfs.datasource.types import arrow_of, check_declared, spark_schema
+from spark_udfs.fitting import Fitting
 from spark_udfs.numbers import Numbers, Tally
 from spark_udfs.place import Place, here, locate
 from spark_udfs.pool import process_pool
@@ -269,6 +270,7 @@ def _read(
 ) -> Iterator[pa.RecordBatch]:
     settings = wanted.settings
     lease = process_pool().lease(settings.peer(split.number + attempt), task=place.task)
+    numbers.reconnects += lease.reconnected
     failed = False
     reading = Reading(split.value, wanted.filters).encode()
     try:
@@ -286,8 +288,11 @@ def _read(
         lease.on_end(stream.close)
         try:
             with stream:
-                for batch in _as_declared(wanted, stream):
-                    made = fit(batch, wanted.made)
+                fitting: Fitting | None = None
+                for number, batch in enumerate(_as_declared(wanted, stream)):
+                    if fitting is None:  # all batches of a stream have one schema
+                        fitting = Fitting(wanted.made, batch.schema)
+                    made = fitting.one(batch, number)
                     numbers.batches_received += 1
                     numbers.rows_received += batch.num_rows
                     yield made

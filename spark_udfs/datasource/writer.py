@@ -48,6 +48,8 @@ from spark_udfs.engine import Calling
 from spark_udfs.numbers import Numbers, Tally, Total
 from spark_udfs.place import Place, here, locate
 from spark_udfs.pool import process_pool
+from spark_udfs.spark_schemas import arrow_of
+from spark_udfs.spark_types import retold, told_schema
 from spark_udfs.telemetry import working
 
 if TYPE_CHECKING:
@@ -180,20 +182,21 @@ class Writing:
         """Tells this try at the run from others, whose attempts Spark numbers from zero again."""
         self.schema: pa.Schema | None = None
         """What the sink takes; None: anything."""
+        self.rows: pa.Schema | None = None
+        """Of the rows, with the metadata that tells what Arrow does not; None: not looked yet."""
 
     def look(self, schema: StructType) -> None:
         """On the driver, before anything runs: asks for the sink's schema and compares.
 
-        Raises SchemaMismatch, UnknownHandler, and what connecting raises.
+        Raises ConfigError for a type that Spark hands to no function, SchemaMismatch,
+        UnknownHandler, and what connecting raises.
         """
-        from pyspark.sql.pandas.types import to_arrow_schema
-
-        settings = self.settings
+        settings, where = self.settings, self._where
+        self.rows = rows = arrow_of(schema, where)
         found = self._patiently(lambda sink: sink.look(deadline=settings.deadline))
         self.schema = found.schema
         if self.schema is None:
             return
-        rows, where = to_arrow_schema(schema, timezone="UTC"), self._where
         if settings.cast:
             Casting(self.schema, rows, where=where)
         else:
@@ -217,10 +220,14 @@ class Writing:
             partition=place.partition or 0,
             task=place.task or 0,
         )
-        rows = itertools.chain((first,), source)
+        rows: Iterator[pa.RecordBatch] = itertools.chain((first,), source)
         own = Calling(settings.addresses, settings.handler, self.schema, headers=settings.headers)
         schema = first.schema
         del first
+        if self.rows is not None:
+            told = told_schema(schema, self.rows)
+            if not told.equals(schema, check_metadata=True):
+                rows, schema = retold(rows, told), told
         try:
             # As for a source, its log tells: there is no session where an accumulator could be.
             with working(

@@ -239,14 +239,15 @@ def test_an_answer_that_spark_has_no_type_for(spark, running):
     import pyarrow as pa
 
     service = make()
-    wide = pa.schema([("big", pa.uint64()), ("half", pa.float16())])
+    wide = pa.schema([("half", pa.float16()), ("big", pa.decimal256(50, 2))])
     service.handler("wide", output=wide)(lambda batch: batch)
     with running(service, "aqueduct+tcp://127.0.0.1:0", dev_cert=False) as address:
         with pytest.raises(ConfigError) as caught:
             exchange(address, "wide").output_schema("id long")
         assert str(caught.value) == (
-            "the answer of 'wide': column 'big' is uint64, and Spark has no such type; answer with "
-            "another, or name one in schema= and let cast=True make it"
+            "the answer of 'wide': column 'big' is decimal256(50, 2), and Spark has no such type; "
+            "Spark has 38 digits: give decimal128(38, s), or text, or name another in schema= and "
+            "let cast=True make it"
         )
 
 
