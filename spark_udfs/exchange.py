@@ -25,6 +25,7 @@ from aqueduct.arrow.schema import check
 from aqueduct.carriers.tls import ClientTls
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import AqueductError, ConfigError
+from spark_udfs.casting import Cast
 from spark_udfs.declared import declared_input, output_schema, refusal
 from spark_udfs.engine import Answer, Calling, run
 from spark_udfs.fitting import Fitting
@@ -75,7 +76,7 @@ def exchange(
     error_column: str | None = None,
     merge_rows: int | None = None,
     merge_bytes: int | str | None = None,
-    cast: bool | None = None,
+    cast: Cast | None = None,
     token: str | Callable[[], str] | None = None,
     token_file: str | None = None,
     headers: Mapping[str, str] | None = None,
@@ -122,7 +123,8 @@ def exchange(
     - ``merge_rows``, ``merge_bytes``: batches are put together up to this size before they are
       sent. One waits until the next has come or the input has ended.
     - ``cast`` (false): what is sent is cast to what the handler declares (or to ``input_schema``),
-      and what it answers to ``schema``, by casts that change no value.
+      and what it answers to ``schema``, by casts that change no value (docs/cookbook/casts.md);
+      ``round``: values may become the nearest ones.
     - ``token``: goes with each call, and is checked by the service's ``authorize``. A function is
       called in the executor, before each call. ``token_file``: a path there, which is read
       before each call instead.
@@ -381,7 +383,8 @@ class Exchange(Parcel):
         numbers: Numbers,
     ) -> Generator[pa.RecordBatch]:
         """The same with all that ``shape`` asks for."""
-        shaper = Shaper(self.shape, schema, handler=self.handler)
+        limit = calling.config.calls.batch_limit
+        shaper = Shaper(self.shape, schema, handler=self.handler, limit=limit)
         wanted = None
         if self.shape.cast:
             wanted = self.input_schema or declared_input(self.calling, task=place.task)

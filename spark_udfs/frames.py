@@ -17,8 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from aqueduct.arrow.cast_ways import obstacle
+from aqueduct.arrow.casts import Unfit, cast
 from aqueduct.arrow.schema import difference
 from aqueduct.errors import ConfigError, SchemaMismatch
+from spark_udfs.casting import Casting
 from spark_udfs.exchange import Exchange, exchange
 from spark_udfs.fitting import Fitting
 from spark_udfs.numbers import Total
@@ -111,6 +114,8 @@ class ColumnExchange(Parcel):
         """The one column of the handler's answers, as many rows as were given."""
         with contextlib.closing(self.call(self._batches(arrays))) as answers:
             for number, answer in enumerate(answers):
+                if self.call.shape.cast and answer.num_columns == 1:
+                    answer = self._cast(answer, number)
                 if answer.num_columns != 1 or not _same(answer.schema.types[0], self.returns):
                     found = ", ".join(f"{field.name} {field.type}" for field in answer.schema)
                     raise SchemaMismatch(
@@ -128,6 +133,12 @@ class ColumnExchange(Parcel):
         field = answer.schema.field(0).with_metadata(self.metadata)
         where = f"the answer of {self.call.handler!r}"
         return Fitting(pa.schema([field]), answer.schema, where=where).one(answer, number).column(0)
+
+    def _cast(self, answer: pa.RecordBatch, number: int) -> pa.RecordBatch:
+        wanted = pa.schema([pa.field(answer.schema.names[0], self.returns)])
+        where = f"the output of handler {self.call.handler!r}"
+        rounding = self.call.shape.rounding
+        return Casting(wanted, answer.schema, where=where, rounding=rounding).one(answer, number)
 
     def _batches(self, arrays: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.RecordBatch]:
         for given in arrays:
@@ -207,7 +218,16 @@ def _array(series: Any, where: str, name: str, wanted: pa.DataType | None) -> pa
             # Spark hands frames local times of the session's zone; see pyspark's own converters
             # for what becomes of the hours that a change of the clocks skips or repeats.
             series = series.dt.tz_localize(zone, ambiguous=False, nonexistent="shift_forward")
-        return pa.Array.from_pandas(series, type=wanted)
+        made = pa.Array.from_pandas(series, type=wanted)
+        return made if wanted is None else _same_values(series, made)
+    except Unfit as error:
+        row = "" if error.row is None else f"the value {error.value} in row {error.row}: "
+        raise SchemaMismatch(
+            f"{where}: the frame's {series.dtype} values do not fit {wanted}: {row}{error.why}",
+            column=name,
+            wanted=str(wanted),
+            got=str(series.dtype),
+        ) from error
     except (pa.ArrowException, TypeError, ValueError, AttributeError) as error:
         raise SchemaMismatch(
             f"{where}: the frame's {series.dtype} values do not fit {wanted or 'any type'}: "
@@ -216,3 +236,16 @@ def _array(series: Any, where: str, name: str, wanted: pa.DataType | None) -> pa
             wanted=str(wanted or ""),
             got=str(series.dtype),
         ) from error
+
+
+def _same_values(series: Any, made: pa.Array) -> pa.Array:
+    """``made`` of ``series`` with a wanted type, by a cast where that is known to lead there.
+
+    Arrow makes an infinity of 1e300 here, True of 5, and drops the time of a timestamp for a date.
+    Raises Unfit.
+    """
+    try:
+        own = pa.Array.from_pandas(series)
+    except (pa.ArrowException, TypeError, ValueError):
+        return made  # of Python's objects some have no type by themselves
+    return made if obstacle(made.type, own.type) is not None else cast(own, made.type)

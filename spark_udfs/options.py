@@ -34,6 +34,7 @@ from aqueduct.arguments import (
 from aqueduct.carriers.tls import ClientTls
 from aqueduct.config import COMPRESSIONS
 from aqueduct.errors import ConfigError
+from spark_udfs.casting import casts
 from spark_udfs.schemas import active_session
 from spark_udfs.tokens import TokenFile
 
@@ -232,7 +233,7 @@ OPTIONS: Final[Mapping[str, Option]] = MappingProxyType(
             Option("check_rows", "true or false", flag),
             Option("merge_rows", "a whole number above zero", whole()),
             Option("merge_bytes", "a size above zero, such as 1m", size),
-            Option("cast", "true or false", flag),
+            Option("cast", "true, false or round", casts),
             Option("token", "text, or a function without arguments", _token, secret=True),
             Option("token_file", "the path of a file that every executor has", text),
             Option("compression", "one of lz4, zstd, none", choice(*COMPRESSIONS, "none")),

@@ -21,9 +21,10 @@ import pyarrow as pa
 
 from aqueduct.arrow.call import ONE_TO_ONE
 from aqueduct.arrow.schema import shorten
+from aqueduct.config import DEFAULT
 from aqueduct.errors import BadCall, ConfigError
 from aqueduct.escaping import logger_of
-from spark_udfs.casting import Casting
+from spark_udfs.casting import Cast, Casting
 from spark_udfs.engine import Answer
 
 __all__ = ["MERGE_BYTES", "PLAIN", "Mode", "Shape", "Shaper", "joined_schema", "merged"]
@@ -51,7 +52,8 @@ class Shape:
     check_rows: bool = False
     merge_rows: int | None = None
     merge_bytes: int | None = None
-    cast: bool = False
+    cast: Cast = False
+    """Whether what is sent and answered is cast; ``round``: also to the nearest values."""
     schema: pa.Schema | None = None
     """What answers are cast to; only with ``cast``."""
 
@@ -59,6 +61,11 @@ class Shape:
     def plain(self) -> bool:
         """Whether there is nothing to do."""
         return self == PLAIN
+
+    @property
+    def rounding(self) -> bool:
+        """Whether casts may round."""
+        return self.cast == "round"
 
     @property
     def by_batch(self) -> str:
@@ -96,11 +103,22 @@ PLAIN: Final = Shape()
 class Shaper:
     """One partition's way through a ``Shape``; ``run`` is to be called once."""
 
-    def __init__(self, shape: Shape, schema: pa.Schema, *, handler: str) -> None:
-        """``schema``: of the rows. Raises ConfigError for columns that they do not have."""
+    def __init__(
+        self,
+        shape: Shape,
+        schema: pa.Schema,
+        *,
+        handler: str,
+        limit: int = DEFAULT.calls.batch_limit,
+    ) -> None:
+        """``schema``: of the rows; ``limit``: for casts, in bytes.
+
+        Raises ConfigError for columns that the rows do not have.
+        """
         self.shape = shape
         self.schema = schema
         self.handler = handler
+        self._limit = limit
         self._places = _places_of(shape.columns, schema) if shape.columns else []
         self.sent: pa.Schema = (
             pa.schema([schema.field(place) for place in self._places]) if self._places else schema
@@ -136,7 +154,7 @@ class Shaper:
             )
         if shape.schema is not None:
             where = f"the output of handler {self.handler!r}"
-            self._answer_cast = Casting(shape.schema, schema, where=where)
+            self._answer_cast = self._casting(shape.schema, schema, where)
             schema = self._answer_cast.schema
         self._answer = schema
         self._output = joined_schema(shape, self.schema, schema)
@@ -153,7 +171,7 @@ class Shaper:
             batches = merged(batches, rows=shape.merge_rows, size=shape.merge_bytes)
         sending, schema = self._kept(batches), self.sent
         if wanted is not None:
-            casting = Casting(wanted, schema, where=f"the input of handler {self.handler!r}")
+            casting = self._casting(wanted, schema, f"the input of handler {self.handler!r}")
             sending, schema = casting.all(sending), casting.schema
         answers = call(sending, schema)
         try:
@@ -169,6 +187,10 @@ class Shaper:
                     self._failed,
                     "their rows are left out" if shape.on_error == "skip" else "nulls instead",
                 )
+
+    def _casting(self, wanted: pa.Schema, got: pa.Schema, where: str) -> Casting:
+        rounding = self.shape.rounding
+        return Casting(wanted, got, where=where, rounding=rounding, limit=self._limit)
 
     def _kept(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Remembers each batch, and gives what of it travels."""

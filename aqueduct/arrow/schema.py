@@ -15,9 +15,10 @@ from typing import Final, Literal
 
 import pyarrow as pa
 
+from aqueduct.arrow.cast_ways import misnamed, obstacle
 from aqueduct.errors import SchemaMismatch
 
-__all__ = ["Difference", "check", "check_expected", "difference", "shorten"]
+__all__ = ["Difference", "check", "check_expected", "difference", "no_cast", "shorten"]
 
 _SPARK_TYPES: Final = {
     "bool": "boolean",
@@ -131,6 +132,11 @@ def difference(wanted: pa.Schema, got: pa.Schema) -> Difference | None:
         if found is not None:
             return found
     return None
+
+
+def no_cast(wanted: pa.DataType) -> str:
+    """What to do where no cast leads to ``wanted``."""
+    return f"no cast leads there: build it as {_short(wanted)}, or change what is declared"
 
 
 def shorten(text: str, limit: int = 200) -> str:
@@ -264,11 +270,12 @@ def _remedy(path: str, wanted: pa.DataType, got: pa.DataType) -> tuple[str, str]
         return f"send its storage: batch.column({path!r}).storage", ""
     if isinstance(wanted, pa.BaseExtensionType) and wanted.storage_type.equals(got):
         return f"wrap it: pa.ExtensionArray.from_storage({_short(wanted)}, column)", ""
-    try:
-        pa.nulls(0, got).cast(wanted)
-    except pa.ArrowException:
-        return f"no cast leads there: build it as {_short(wanted)}, or change what is declared", ""
-    text = f"{_fields(wanted, got)}cast to {_short(wanted)}: batch.cast(schema)"
+    if obstacle(wanted, got) is not None:
+        return f"{_fields(wanted, got)}{no_cast(wanted)}", ""
+    text = f"{_fields(wanted, got)}cast to {_short(wanted)}"
+    if not _arrow_casts(wanted, got):
+        return text, "exchange(..., cast=True)"
+    text += ": batch.cast(schema)"
     names = str(wanted), str(got)
     if _LARGE.get(names[0]) == names[1]:
         return text, "set spark.sql.execution.arrow.useLargeVarTypes=false"
@@ -284,12 +291,20 @@ def _fields(wanted: pa.DataType, got: pa.DataType) -> str:
     """Which fields of a struct make the difference."""
     if not (pa.types.is_struct(wanted) and pa.types.is_struct(got)):
         return ""
-    mine, theirs = ([field.name for field in kind] for kind in (wanted, got))
-    lacking = [repr(name) for name in mine if name not in theirs]
-    surplus = [repr(name) for name in theirs if name not in mine]
-    said = [f"it lacks the field {', '.join(lacking)}"] if lacking else []
-    said += [f"the field {', '.join(surplus)} is not wanted"] if surplus else []
-    return (shorten(", and ".join(said)) or "its fields are in another order") + "; "
+    return (shorten(misnamed(wanted, got)) or "its fields are in another order") + "; "
+
+
+def _arrow_casts(wanted: pa.DataType, got: pa.DataType) -> bool:
+    """Whether Arrow's own cast may be named. Of list views it takes other values."""
+    if any(
+        pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind) for kind in (wanted, got)
+    ):
+        return False
+    try:
+        pa.nulls(0, got).cast(wanted)
+    except pa.ArrowException:
+        return False
+    return True
 
 
 def _spark_type(wanted: pa.DataType) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Final
 from aqueduct.carriers.tls import ClientTls
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import ConfigError
+from spark_udfs.casting import Cast
 from spark_udfs.options import (
     OPTIONS,
     TLS,
@@ -41,6 +42,7 @@ SHARED: Final[Mapping[str, Option]] = MappingProxyType(
             "token",
             "token_file",
             "compression",
+            "cast",
             *TLS,
         )
     }
@@ -71,7 +73,6 @@ WRITING: Final[Mapping[str, Option]] = MappingProxyType(
     {
         option.name: option
         for option in (
-            OPTIONS["cast"],
             Option("commit_deadline", "seconds above zero, such as 10min, or none", seconds),
             Option("run", "the name of what is written, the same when it is done again", text),
         )
@@ -111,6 +112,8 @@ class Settings:
     token: str | Callable[[], str] | None = field(default=None, repr=False)
     """A callable is asked for each call; see ``fresh_token``."""
     compression: str | None = None
+    cast: Cast = False
+    """Whether rows are cast: those written to what the sink takes, those read to ``.schema``."""
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     connection_headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     tls: ClientTls | None = field(default=None, repr=False)

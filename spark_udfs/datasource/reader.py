@@ -23,6 +23,7 @@ from aqueduct.arrow.schema import difference, shorten
 from aqueduct.errors import AqueductError, BadCall, ConfigError, SchemaMismatch
 from aqueduct.escaping import logger_of
 from spark_udfs.calling import Calling
+from spark_udfs.casting import Casting, cast_column
 from spark_udfs.datasource.asking import ask, patience, rest, tries
 from spark_udfs.datasource.options import Settings
 from spark_udfs.datasource.pushing import filter_of
@@ -100,6 +101,8 @@ class TableReader(DataSourceReader):
             settings, ask(settings, Question("schema", columns=self.columns), keep=True), schema
         )
         self.made = arrow_of(schema)
+        self.alike = not settings.cast or _alike(self.given, self.made)
+        """Whether filters mean the same for the table: not if text there is a number here."""
         self.filters: tuple[Condition, ...] = ()
         self.answer: Answer | None = None
 
@@ -110,6 +113,9 @@ class TableReader(DataSourceReader):
 
     def push(self, filters: list[Filter]) -> Iterable[Filter]:
         """Offers ``filters`` to the table, and gives back those that Spark has to apply."""
+        if not self.alike:
+            self._plan(())
+            return filters
         offered: list[tuple[Filter, Condition]] = []
         left: list[Filter] = []
         room = self.settings.config.tables.filter_bytes
@@ -184,8 +190,12 @@ def wanted_columns(settings: Settings, schema: StructType) -> tuple[str, ...]:
 
 def given_schema(settings: Settings, answer: Answer, declared: StructType) -> pa.Schema:
     """What the table gives, which can be read as ``declared``, or SchemaMismatch is raised."""
-    check_declared(declared, _schema(settings, answer), where(settings))
-    return _schema(settings, answer)
+    found, wanted = _schema(settings, answer), arrow_of(declared)
+    if settings.cast and wanted.names == found.names:
+        Casting(wanted, found, where=where(settings))
+    else:
+        check_declared(declared, found, where(settings))
+    return found
 
 
 def check_same(settings: Settings, answer: Answer, given: pa.Schema) -> None:
@@ -279,7 +289,7 @@ def _read(
         try:
             with stream:
                 fitting: Fitting | None = None
-                for number, batch in enumerate(stream):
+                for number, batch in enumerate(_as_declared(wanted, stream)):
                     if fitting is None:  # all batches of a stream have one schema
                         fitting = Fitting(wanted.made, batch.schema)
                     made = fitting.one(batch, number)
@@ -297,9 +307,38 @@ def _read(
         lease.release(close=failed and place.task is not None)
 
 
+def _as_declared(wanted: Wanted, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """``batches`` of a table, cast to the declared types if the option ``cast`` says so."""
+    settings = wanted.settings
+    for number, batch in enumerate(batches):
+        if not settings.cast or not batch.num_columns:
+            yield batch
+            continue
+        columns = [
+            cast_column(
+                column,
+                field,
+                where=f"table {settings.handler!r}",
+                rounding=settings.cast == "round",
+                batch=f"batch {number}",
+                limit=settings.config.calls.batch_limit,
+            )
+            for column, field in zip(batch.columns, wanted.made, strict=True)
+        ]
+        yield pa.RecordBatch.from_arrays(columns, schema=wanted.made)
+
+
 def where(settings: Settings) -> str:
     """The table and its address, for errors."""
     return f"table {settings.handler!r} at {settings.peer().address.partition('?')[0]}"
+
+
+def _alike(given: pa.Schema, made: pa.Schema) -> bool:
+    """Whether a table's columns are read as the types that they have."""
+    try:
+        return difference(made, arrow_of(spark_schema(given, ""))) is None
+    except SchemaMismatch:
+        return False
 
 
 def _schema(settings: Settings, answer: Answer) -> pa.Schema:

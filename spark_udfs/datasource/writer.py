@@ -197,15 +197,10 @@ class Writing:
         self.schema = found.schema
         if self.schema is None:
             return
-        if self.cast:
+        if settings.cast:
             Casting(self.schema, rows, where=where)
         else:
             check(self.schema, rows, where=where, handler=settings.handler)
-
-    @property
-    def cast(self) -> bool:
-        """Whether rows are cast to what the sink takes."""
-        return bool(self.settings.more.get("cast", False))
 
     @property
     def _where(self) -> str:
@@ -300,8 +295,10 @@ class Writing:
     ) -> Prepared:
         """What the attempt comes to, cast and tried as the options say."""
         rows = _counted(rows, numbers)
-        if self.cast and self.schema is not None:
-            casting = Casting(self.schema, schema, where=self._where)
+        cast = self.settings.cast
+        if cast and self.schema is not None:
+            rounding = cast == "round"
+            casting = Casting(self.schema, schema, where=self._where, rounding=rounding)
             schema, rows = casting.schema, casting.all(rows)
         for tries in itertools.count():
             try:

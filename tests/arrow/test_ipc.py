@@ -9,8 +9,10 @@ import weakref
 import pyarrow as pa
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from aqueduct._speedups.buffers import AlignedBuffer
+from aqueduct.arrow.compression import pack
 from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoder
 from aqueduct.arrow.ipc import by_identity, deserialize_schema, serialize_schema
@@ -93,6 +95,30 @@ def test_a_payload_is_read_by_arrow_itself(batches):
     )
     for batch, result in zip(batches, pa.ipc.open_stream(stream), strict=True):
         assert result.equals(batch)
+
+
+@pytest.mark.parametrize("form", [pa.ListViewArray, pa.LargeListViewArray])
+@given(data=st.data())
+def test_list_views_survive_with_gaps_overlaps_nulls_and_slices(form, data):
+    width = pa.int64() if form is pa.LargeListViewArray else pa.int32()
+    words = pa.array(["a", None, "ccc", "", "a text that is too long for a view"])
+    values = data.draw(st.sampled_from([words, words.cast(pa.string_view())]))
+    starts = data.draw(st.lists(st.integers(0, len(words)), min_size=1, max_size=6))
+    sizes = [data.draw(st.integers(0, len(words) - start)) for start in starts]
+    nulls = [data.draw(st.booleans()) for _ in starts]
+    array = form.from_arrays(
+        pa.array(starts, width), pa.array(sizes, width), values, mask=pa.array(nulls)
+    )
+    listed = pa.ListArray.from_arrays(pa.array([0, len(array)], pa.int32()), array)
+    whole = pa.StructArray.from_arrays([array], ["v"])
+    first = data.draw(st.integers(0, len(array)))
+    for column in (array.slice(first), whole.slice(first), listed):
+        batch = pa.record_batch({"v": column})
+        encoded = Encoder(batch.schema).encode(batch)
+        for payload in (joined(encoded), joined(pack(encoded, "zstd"))):
+            found = Decoder(batch.schema, compressions=("zstd",)).decode(payload)
+            found.validate(full=True)
+            assert found["v"].to_pylist() == column.to_pylist()
 
 
 @given(streams(dictionaries=False))
