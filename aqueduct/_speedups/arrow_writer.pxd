@@ -3,6 +3,7 @@
 from libc.stdint cimport int64_t, uint8_t
 
 from aqueduct._speedups.arrow_columns cimport ArrowArray, Columns
+from aqueduct._speedups.arrow_nulls cimport NotNull
 
 # A buffer of the body, in the order of the wire.
 cdef struct Part:
@@ -25,9 +26,11 @@ cdef class Encoded:
 
 cdef class BatchWriter:
     cdef Columns _columns
+    cdef NotNull _nulls
 
     cdef Encoded encode(self, object batch)
     cdef Encoded _encode(self, object batch, const ArrowArray *exported)
+    cdef bint _may_leave(self, const ArrowArray *exported) except -1
 
 cdef class BatchEncoder:
     cdef readonly object schema

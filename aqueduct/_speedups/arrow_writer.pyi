@@ -4,6 +4,7 @@ import pyarrow as pa
 from typing_extensions import disjoint_base
 
 from aqueduct._speedups.arrow_columns import Columns
+from aqueduct._speedups.arrow_nulls import NotNull
 from aqueduct._speedups.buffers import Piece
 
 __all__ = ["BatchEncoder", "BatchWriter", "Encoded"]
@@ -30,5 +31,5 @@ class BatchEncoder:
 
 @final
 class BatchWriter:
-    def __new__(cls, columns: Columns) -> BatchWriter: ...
+    def __new__(cls, columns: Columns, nulls: NotNull | None = None) -> BatchWriter: ...
     def write(self, batch: Any) -> tuple[list[bytes | memoryview | Piece], int] | None: ...

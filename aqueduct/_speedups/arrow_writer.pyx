@@ -28,6 +28,7 @@ from aqueduct._speedups.arrow_columns cimport (
     Step,
     count_bits,
 )
+from aqueduct._speedups.arrow_nulls cimport NotNull
 from aqueduct._speedups.buffers cimport count_copied, new_piece
 
 __all__ = ["BatchEncoder", "BatchWriter", "Encoded"]
@@ -48,6 +49,7 @@ cdef struct Walk:
     uint8_t *nodes          # where the next node goes
     uint8_t *buffers        # where the next buffer goes
     int64_t body            # bytes of the body so far
+    bint doubtful           # there are nulls where there must be none, perhaps out of sight
 
 cdef uint64_t ZERO = 0
 cdef tuple PADS = tuple(bytes(size) for size in range(8))
@@ -105,8 +107,13 @@ cdef class BatchEncoder:
 cdef class BatchWriter:
     """Writes the batches of one layout; where it cannot, Arrow's own writer has to."""
 
-    def __cinit__(self, Columns columns not None):
+    def __cinit__(self, Columns columns not None, NotNull nulls=None):
+        """``nulls`` looks at batches with nulls in arrays that must not have any.
+
+        Without it such batches are left to Arrow's own writer.
+        """
         self._columns = columns
+        self._nulls = nulls
 
     def write(self, batch):
         """The payload of a ``pyarrow.RecordBatch`` as (buffers, size), or None.
@@ -153,10 +160,13 @@ cdef class BatchWriter:
             walk.place = 0
             walk.part = parts
             walk.body = 0
+            walk.doubtful = False
             outcome = gather_columns(&walk, source, exported)
             if outcome == NO_MEMORY:
                 raise MemoryError
             if outcome != DONE:
+                return None
+            if walk.doubtful and not self._may_leave(exported):
                 return None
             store64(<uint8_t *> (parts + columns.buffers) + BODY_AT, walk.body)
             encoded = Encoded.__new__(Encoded)
@@ -165,6 +175,16 @@ cdef class BatchWriter:
             return encoded
         finally:
             free(parts)
+
+    cdef bint _may_leave(self, const ArrowArray *exported) except -1:
+        """Whether nulls where none are allowed are all out of sight."""
+        cdef int64_t nulls = 0
+        if self._nulls is None:
+            return False
+        try:
+            return self._nulls.look(exported, &nulls) < 0
+        except ValueError:  # the batch is damaged, and Encoder says so
+            return False
 
 
 @cython.final
@@ -229,7 +249,7 @@ cdef Outcome gather(
     elif nulls < 0 or (nulls and length != array.length):
         nulls = length - count_bits(<const uint8_t *> array.buffers[0], start, length)
     if step.strict and nulls:
-        return UNCOMMON
+        walk.doubtful = True
     store64(walk.nodes, length)
     store64(walk.nodes + 8, nulls)
     walk.nodes += 16

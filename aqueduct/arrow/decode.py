@@ -18,7 +18,6 @@ from aqueduct.arrow.ipc import (
     ROWS_LIMIT,
     adopt,
     first_line,
-    forbidden_nulls,
     serialize_schema,
 )
 from aqueduct.arrow.metadata import (
@@ -79,7 +78,6 @@ class Decoder:
         self._peer = peer
         self._handler = handler
         self._plan = found = plan(schema)
-        self._required = found.required
         self._full = checks == "full"
         self._deep = checks == "memory"
         self._layout = found.layout
@@ -88,7 +86,8 @@ class Decoder:
         self._fast: BatchReader | None = None
         if found.columns is not None:
             import_ = pa.RecordBatch._import_from_c
-            self._fast = BatchReader(found.columns, import_, schema, checks != "layout")
+            inside, nulls = checks != "layout", found.required.check
+            self._fast = BatchReader(found.columns, import_, schema, inside, nulls)
         self._stream: _DictionaryStream | None = None
         if found.dictionaries:
             self._stream = _DictionaryStream(schema, found.dictionaries, dictionary_limit)
@@ -171,13 +170,9 @@ class Decoder:
             raise _Malformed(
                 f"it says that it has {batch.num_rows} rows; the limit is {ROWS_LIMIT}"
             )
-        found = forbidden_nulls(batch, self._required)
-        if found is not None:
-            field, nulls = found
-            raise _Malformed(
-                f"column {field.name!r} is declared {field.type} not null, and {nulls} of its "
-                "values are null"
-            )
+        nulls = self._plan.required.find(batch)
+        if nulls is not None:
+            raise _Malformed(str(nulls))
         return batch
 
 

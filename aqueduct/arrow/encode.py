@@ -17,7 +17,6 @@ from aqueduct.arrow.ipc import (
     ROWS_LIMIT,
     adopt,
     first_line,
-    forbidden_nulls,
 )
 from aqueduct.arrow.metadata import SCHEMA, summarize
 from aqueduct.arrow.physical import plan
@@ -94,19 +93,7 @@ class Encoder(BatchEncoder):
             written = self.plain(batch)
             if written is not None:
                 return written
-        found = forbidden_nulls(batch, self._plan.required)
-        if found is not None:
-            field, nulls = found
-            raise SchemaMismatch(
-                f"{self._where}: column {field.name!r} is declared {field.type} not null, and "
-                f"{nulls} of its values are null; fill them (pyarrow.compute.fill_null), or "
-                "declare the column nullable",
-                peer=self._peer,
-                handler=self._handler,
-                column=field.name,
-                wanted=f"{field.type} not null",
-                got=f"{nulls} nulls",
-            )
+        self._check_nulls(batch)
         try:
             if not self._plan.dictionaries and batch.get_total_buffer_size() <= SMALL:
                 return _small(batch)
@@ -122,6 +109,23 @@ class Encoder(BatchEncoder):
             raise LocalProtocolError(text) from error
         finally:
             self._parts.clear()
+
+    def _check_nulls(self, batch: pa.RecordBatch) -> None:
+        try:
+            found = self._plan.required.find(batch)
+        except ValueError as error:
+            raise LocalProtocolError(f"{self._where} is damaged: {error}") from error
+        if found is not None:
+            what = "column" if found.path in self.schema.names else "field"
+            raise SchemaMismatch(
+                f"{self._where}: {found}; fill them (pyarrow.compute.fill_null), or declare the "
+                f"{what} nullable",
+                peer=self._peer,
+                handler=self._handler,
+                column=found.path,
+                wanted=f"{found.type} not null",
+                got=f"{found.nulls} nulls",
+            )
 
     def _open(self) -> pa.ipc.RecordBatchStreamWriter:
         options = pa.ipc.IpcWriteOptions(

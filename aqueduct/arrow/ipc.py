@@ -28,7 +28,6 @@ __all__ = [
     "by_identity",
     "deserialize_schema",
     "first_line",
-    "forbidden_nulls",
     "serialize_schema",
 ]
 
@@ -129,17 +128,6 @@ def adopt(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """``batch`` read as ``schema``, which it must match in layout. Nothing is copied."""
     array = batch.__arrow_c_array__()[1]
     return pa.RecordBatch._import_from_c_capsule(schema.__arrow_c_schema__(), array)
-
-
-def forbidden_nulls(
-    batch: pa.RecordBatch, required: tuple[int, ...]
-) -> tuple[pa.Field, int] | None:
-    """The first column with nulls among those that must not have any, and how many."""
-    for index in required:
-        nulls: int = batch.column(index).null_count
-        if nulls:
-            return batch.schema.field(index), nulls
-    return None
 
 
 def first_line(error: BaseException) -> str:

@@ -21,6 +21,7 @@ from aqueduct._speedups.arrow_columns import DEPTH_LIMIT, NODES_LIMIT, Columns
 from aqueduct._speedups.arrow_writer import BatchWriter
 from aqueduct.arrow.ipc import by_identity
 from aqueduct.arrow.metadata import Layout
+from aqueduct.arrow.nulls import Required
 
 __all__ = [
     "Plan",
@@ -44,8 +45,8 @@ class Plan:
     """Of its batches."""
     dictionaries: dict[int, Layout]
     """Of its dictionaries, by their ids."""
-    required: tuple[int, ...]
-    """The columns that are declared without nulls (the columns themselves, not fields inside)."""
+    required: Required
+    """The columns, and fields inside them, that are declared without nulls."""
     grows_by_deltas: bool
     columns: Columns | None
     """For the compiled reader; None if a type is not for it."""
@@ -73,14 +74,15 @@ def plan(schema: pa.Schema) -> Plan:
 def _make_plan(schema: pa.Schema) -> Plan:
     layout, dictionaries = layouts(schema)
     columns = common_columns(schema)
+    required = Required(schema)
     return Plan(
         schema,
         layout,
         dictionaries,
-        tuple(i for i, field in enumerate(schema) if not field.nullable),
+        required,
         grows_by_deltas(schema),
         columns,
-        None if columns is None else BatchWriter(columns),
+        None if columns is None else BatchWriter(columns, required.check),
     )
 
 
@@ -140,7 +142,7 @@ def _add_steps(steps: _Steps, kind: pa.DataType, strict: bool, levels: int) -> b
         # The entries of a map, and their keys, never are null: Arrow checks it too.
         steps.append(("struct", 0, 2, True))
         return _add_steps(steps, kind.key_type, True, levels - 2) and _add_steps(
-            steps, kind.item_type, False, levels - 2
+            steps, kind.item_type, not kind.item_field.nullable, levels - 2
         )
     elif types.is_list(kind):
         steps.append(("list", 0, 1, strict))
@@ -150,13 +152,16 @@ def _add_steps(steps: _Steps, kind: pa.DataType, strict: bool, levels: int) -> b
         steps.append(("fixed_list", kind.list_size, 1, strict))
     else:
         return _add_leaf(steps, kind, strict)
-    return all(_add_steps(steps, kind.field(i).type, False, levels - 1) for i in range(count))
+    return all(
+        _add_steps(steps, field.type, not field.nullable, levels - 1)
+        for field in map(kind.field, range(count))
+    )
 
 
 def _add_leaf(steps: _Steps, kind: pa.DataType, strict: bool) -> bool:
     types = pa.types
     if types.is_null(kind):
-        steps.append(("nulls", 0, 0, False))
+        steps.append(("nulls", 0, 0, strict))
     elif types.is_boolean(kind):
         steps.append(("bits", 0, 0, strict))
     elif types.is_fixed_size_binary(kind):
