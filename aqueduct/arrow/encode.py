@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from aqueduct._speedups.arrow_writer import BatchEncoder, Encoded
 from aqueduct._speedups.buffers import Piece
+from aqueduct.arrow.compact import Compactor
 from aqueduct.arrow.ipc import (
     ALIGNMENT,
     ROWS_LIMIT,
@@ -51,6 +52,7 @@ class Encoder(BatchEncoder):
         self._peer = peer
         self._handler = handler
         self._parts: list[pa.Buffer | bytes] = []
+        self._compactor: Compactor | None = None
         self._writer: pa.ipc.RecordBatchStreamWriter | None = None
 
     @property
@@ -94,6 +96,7 @@ class Encoder(BatchEncoder):
             if written is not None:
                 return written
         self._check_nulls(batch)
+        batch = self._compact(batch)
         try:
             if not self._plan.dictionaries and batch.get_total_buffer_size() <= SMALL:
                 return _small(batch)
@@ -114,7 +117,7 @@ class Encoder(BatchEncoder):
         try:
             found = self._plan.required.find(batch)
         except ValueError as error:
-            raise LocalProtocolError(f"{self._where} is damaged: {error}") from error
+            raise self._damaged(error) from error
         if found is not None:
             what = "column" if found.path in self.schema.names else "field"
             raise SchemaMismatch(
@@ -126,6 +129,20 @@ class Encoder(BatchEncoder):
                 wanted=f"{found.type} not null",
                 got=f"{found.nulls} nulls",
             )
+
+    def _compact(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        slack = self._plan.slack
+        if not slack and batch.num_rows:
+            return batch
+        if self._compactor is None:
+            self._compactor = Compactor(self.schema, slack)
+        try:
+            return self._compactor.compact(batch)
+        except (ValueError, pa.ArrowException) as error:
+            raise self._damaged(error) from error
+
+    def _damaged(self, error: Exception) -> LocalProtocolError:
+        return LocalProtocolError(f"{self._where} is damaged: {first_line(error)}")
 
     def _open(self) -> pa.ipc.RecordBatchStreamWriter:
         options = pa.ipc.IpcWriteOptions(

@@ -140,8 +140,7 @@ def _inside(kind: pa.DataType, strict: bool) -> list[_Inner]:
     if types.is_map(kind):
         return [(0, 0, None, pa.struct([_named(kind.key_field, "key"), _value(kind)]), False)]
     if types.is_struct(kind):
-        fields = enumerate(kind)
-        return [(i, 0, field.name, field.type, not field.nullable) for i, field in fields]
+        return [(i, 0, f.name, f.type, not f.nullable) for i, f in enumerate(kind)]
     if types.is_union(kind):
         fields = ((i, kind.field(i)) for i in range(kind.num_fields))
         codes = kind.type_codes

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from aqueduct._speedups.arrow_columns import DEPTH_LIMIT, NODES_LIMIT, Columns
 from aqueduct._speedups.arrow_writer import BatchWriter
+from aqueduct.arrow.compact import has_slack
 from aqueduct.arrow.ipc import by_identity
 from aqueduct.arrow.metadata import Layout
 from aqueduct.arrow.nulls import Required
@@ -48,6 +49,8 @@ class Plan:
     required: Required
     """The columns, and fields inside them, that are declared without nulls."""
     grows_by_deltas: bool
+    slack: tuple[int, ...]
+    """The columns that may hold what none of their rows refers to; see ``compact``."""
     columns: Columns | None
     """For the compiled reader; None if a type is not for it."""
     writer: BatchWriter | None
@@ -81,6 +84,8 @@ def _make_plan(schema: pa.Schema) -> Plan:
         dictionaries,
         required,
         grows_by_deltas(schema),
+        # What the compiled writer knows has none.
+        () if columns is not None else tuple(i for i, f in enumerate(schema) if has_slack(f.type)),
         columns,
         None if columns is None else BatchWriter(columns, required.check),
     )
