@@ -39,6 +39,7 @@ from aqueduct.endpoint import Connection, Message, connect
 from aqueduct.errors import AqueductError, DeadlineExceeded
 from aqueduct.outgoing import Batches, Outgoing, Window, window
 from aqueduct.stream import Stream
+from aqueduct.threads import apart
 from aqueduct.watch import Watches
 
 __all__ = [
@@ -317,7 +318,8 @@ class Client:
     async def describe(self) -> Description:
         """What the service says of itself: its name, version, handlers and their schemas."""
         stream = self.source(DESCRIBE, output_schema=DESCRIBE_SCHEMA)
-        return Description.from_batches([batch async for batch in stream], peer=self.address)
+        batches = [batch async for batch in stream]
+        return await apart(Description.from_batches, batches, peer=self.address)
 
     async def ping(self, *, timeout: float | None = None) -> float:
         """The seconds of a round trip.
@@ -392,7 +394,10 @@ class Client:
         asker = self._askers.find(
             handler, batch, output_schema, deadline, headers, run, attempt, token, partition
         )
-        encoded = asker.encode(batch)
+        if asker.slow(batch):
+            encoded = await asker.encode_apart(batch)
+        else:
+            encoded = asker.encode(batch)
         if not asker.fits(encoded):
             stream = self.exchange(
                 handler,

@@ -11,19 +11,6 @@ from libc.string cimport memcpy, memset
 
 __all__ = ["measure", "measure_children", "measure_lists", "move_bits", "rewrite"]
 
-cdef enum:
-    VIEW = 16           # bytes of a view
-    SHORT = 12          # bytes that it has in itself
-
-cdef struct Use:
-    int64_t size        # of the buffer
-    int64_t used        # bytes that views refer to, each as often as one does
-    int64_t low         # where the first of them is
-    int64_t high        # where the last one ends
-    const uint8_t *data
-    int32_t index       # which buffer it becomes; -1: its views are packed
-    int64_t shift       # bytes that are left out before the first one
-
 
 def measure(views not None, validity, int64_t offset, int64_t length, list sizes not None):
     """For each buffer of ``sizes`` bytes: (bytes in use, where they begin, where they end).

@@ -68,7 +68,7 @@ class Compactor:
     def compact(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The batch itself, or an equal one.
 
-        Raises ValueError for a view that refers to bytes outside its buffers.
+        Arrays that refer to what is not there stay as they are: who receives them says so.
         """
         if not batch.num_rows:
             columns = [_emptied(column) for column in batch.columns]
@@ -91,6 +91,8 @@ class Compactor:
 def _cut_of(kind: pa.DataType) -> _Cut | None:
     """What makes arrays of this type compact; None: nothing in it has slack."""
     types = pa.types
+    if types.is_primitive(kind):  # which most are
+        return None
     if isinstance(kind, pa.BaseExtensionType):
         inner = _cut_of(kind.storage_type)
         return None if inner is None else _extension(kind, inner)
@@ -134,7 +136,10 @@ def _cut_views(array: pa.Array) -> pa.Array:
     moves: list[tuple[int, int]] = []
     kept: list[pa.Buffer] = []
     packed = span = 0
-    found = measure(views, validity, offset, length, sizes)
+    try:
+        found = measure(views, validity, offset, length, sizes)
+    except ValueError:  # a view refers to bytes outside its buffers
+        return array
     for number, (used, low, high) in enumerate(found):
         if not used:
             moves.append((0, 0))  # no view refers to it
@@ -164,6 +169,8 @@ def _list_views(large: bool, inner: _Cut | None) -> _Cut:
         bits = validity if array.null_count else None
         used, low, high = measure_lists(starts, counts, bits, large, array.offset, len(array))
         values = array.values
+        if low < 0 or high > len(values):
+            return array
         scattered, apart = _pays(high - low, used), high - low < len(values)
         if scattered:
             found = array.flatten()
@@ -201,6 +208,8 @@ def _dense(kind: pa.UnionType, cuts: list[_Cut | None]) -> _Cut:
         made = []
         for code, child, inner in zip(type_codes, children, cuts, strict=True):
             used, low, high = uses.get(code, (0, 0, 0))
+            if low < 0 or high > len(child):
+                return array
             found = child
             if high - low < len(child) or _pays(high - low, used):
                 mine = pc.equal(kinds, pa.scalar(code, _INT8))

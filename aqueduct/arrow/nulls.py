@@ -49,15 +49,27 @@ class Required:
     """
 
     def __init__(self, schema: pa.Schema) -> None:
-        self._nodes: list[_Node] = []
-        self._names: list[tuple[str, pa.DataType]] = []
+        self._nodes: list[_Node] = []  # as long as they are gathered
+        self._names: list[tuple[str, pa.DataType]] = []  # what follows the column's, of each node
+        self._columns: dict[int, list[int]] = {}
+        """The columns that may not have nulls, or fields in them, by the first of their nodes."""
         links = self._place("struct", False, 0, "", pa.null())
+        # Columns of one type share their nodes: of very many columns most are of a few types.
+        known: dict[tuple[pa.DataType, bool], int] = {}
         for slot, field in enumerate(schema):
-            node = self._add(field.name, field.type, not field.nullable)
+            kind, strict = field.type, not field.nullable
+            if isinstance(kind, pa.BaseExtensionType):  # which may have no hash
+                node = self._add("", kind, strict)
+            elif (kind, strict) in known:
+                node = known[kind, strict]
+            else:
+                node = known[kind, strict] = self._add("", kind, strict)
             if node:
                 links.append((slot, 0, node))
+                self._columns.setdefault(node, []).append(slot)
         self.check: NotNull | None = NotNull(self._nodes) if links else None
         """What looks at batches; None if there is nothing to look for."""
+        self._nodes.clear()
 
     def find(self, batch: pa.RecordBatch) -> Found | None:
         """The first field with nulls that it must not have.
@@ -71,7 +83,15 @@ class Required:
         if found is None:
             return None
         node, nulls = found
-        path, kind = self._names[node]
+        name, kind = self._names[node]
+        slots = self._columns[max(first for first in self._columns if first <= node)]
+        if len(slots) > 1:  # these share the node: which of them is it?
+            for slot in slots:
+                alone = Required(pa.schema([batch.schema.field(slot)]))
+                column = alone.find(batch.select([slot]))
+                if column is not None:
+                    return column
+        path = batch.schema.field(slots[0]).name + name
         return Found(path, shorten(" ".join(str(kind).split())), nulls)
 
     def _place(
@@ -105,6 +125,8 @@ def _kind_of(kind: pa.DataType, strict: bool) -> tuple[str, bool, int]:
     types = pa.types
     while isinstance(kind, pa.BaseExtensionType):
         kind = kind.storage_type
+    if types.is_primitive(kind):
+        return "leaf", strict, 0
     if types.is_null(kind):
         return "nulls", strict, 0
     if types.is_struct(kind):
@@ -133,6 +155,8 @@ def _kind_of(kind: pa.DataType, strict: bool) -> tuple[str, bool, int]:
 def _inside(kind: pa.DataType, strict: bool) -> list[_Inner]:
     """What is inside a type."""
     types = pa.types
+    if types.is_primitive(kind):  # which most are
+        return []
     if types.is_dictionary(kind):
         return [(-1, 0, None, kind.value_type, strict)]
     if types.is_run_end_encoded(kind):

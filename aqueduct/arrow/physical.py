@@ -10,7 +10,7 @@ a batch is looked at through its *physical* schema: same layout, and no rule but
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Final, TypeAlias
@@ -20,7 +20,7 @@ import pyarrow as pa
 from aqueduct._speedups.arrow_columns import DEPTH_LIMIT, NODES_LIMIT, Columns
 from aqueduct._speedups.arrow_writer import BatchWriter
 from aqueduct.arrow.compact import has_slack
-from aqueduct.arrow.ipc import by_identity
+from aqueduct.arrow.ipc import by_identity, is_wide
 from aqueduct.arrow.metadata import Layout
 from aqueduct.arrow.nulls import Required
 
@@ -68,6 +68,8 @@ class Plan:
 @by_identity
 def plan(schema: pa.Schema) -> Plan:
     """The plan of a schema. Kept, because each call of a handler has the same ones again."""
+    if is_wide(schema):  # Arrow holds all threads up while it hashes and compares
+        return _make_plan(schema)
     try:
         return _kept_plan(schema)
     except TypeError:  # an extension type that cannot be hashed
@@ -189,7 +191,9 @@ def layouts(schema: pa.Schema) -> tuple[Layout, dict[int, Layout]]:
     those inside its values.
     """
     dictionaries: dict[int, Layout] = {}
-    return _sum(Layout(0, 0, 0), [field.type for field in schema], dictionaries), dictionaries
+    # Fields are asked for one by one: lists of very many would have the collector look at them.
+    types = (field.type for field in schema)
+    return _sum(Layout(0, 0, 0), types, dictionaries), dictionaries
 
 
 def _layout(kind: pa.DataType, dictionaries: dict[int, Layout]) -> Layout:
@@ -213,10 +217,10 @@ def _layout(kind: pa.DataType, dictionaries: dict[int, Layout]) -> Layout:
         own = Layout(1, 3, 0)
     else:
         own = Layout(1, 3 if _as_bytes(kind) or _is_bytes(kind) else 2, 0)
-    return _sum(own, [kind.field(i).type for i in range(kind.num_fields)], dictionaries)
+    return _sum(own, (kind.field(i).type for i in range(kind.num_fields)), dictionaries)
 
 
-def _sum(own: Layout, inner: list[pa.DataType], dictionaries: dict[int, Layout]) -> Layout:
+def _sum(own: Layout, inner: Iterable[pa.DataType], dictionaries: dict[int, Layout]) -> Layout:
     nodes, buffers, views = own
     for kind in inner:
         child = _layout(kind, dictionaries)
@@ -288,14 +292,15 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 def _all_types(schema: pa.Schema) -> Iterator[pa.DataType]:
     """The types of all columns and of all that is inside them; storage for extensions."""
-    waiting = [field.type for field in schema]
-    while waiting:
-        kind = waiting.pop()
-        if isinstance(kind, pa.BaseExtensionType):
-            waiting.append(kind.storage_type)
-            continue
-        yield kind
-        if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
-            waiting.append(kind.value_type)
-        else:
-            waiting.extend(kind.field(i).type for i in range(kind.num_fields))
+    for field in schema:
+        waiting = [field.type]
+        while waiting:
+            kind = waiting.pop()
+            if isinstance(kind, pa.BaseExtensionType):
+                waiting.append(kind.storage_type)
+                continue
+            yield kind
+            if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+                waiting.append(kind.value_type)
+            else:
+                waiting.extend(kind.field(i).type for i in range(kind.num_fields))

@@ -345,6 +345,17 @@ def test_a_null_in_a_dictionary_counts_where_a_row_refers_to_it(index):
         assert (0 if found is None else found.nulls) == nulls
 
 
+def test_a_nested_null_is_found_among_many_columns_of_one_type():
+    good, bad = pa.array([{"x": 1}], OPEN_X), pa.array([{"x": None}], OPEN_X)
+    schema = pa.schema([(f"c{n}", X) for n in range(2000)])
+    batch = pa.RecordBatch.from_arrays([good] * 1990 + [bad] * 10, names=schema.names)
+    batch = adopt(batch, schema)
+    required = Required(schema)
+    found = required.find(batch)
+    assert (found.path, found.type, found.nulls) == ("c1990.x", "int64", 1)
+    assert required.check.count == 3
+
+
 def test_columns_that_may_have_nulls_are_not_looked_at():
     assert Required(pa.schema([("a", pa.int64()), ("s", OPEN_X)])).check is None
     assert Required(pa.schema([("a", pa.int64()), ("s", X)])).check.count == 3
