@@ -22,7 +22,7 @@ from aqueduct.address import Address
 from aqueduct.arrow.call import AS_COMPLETED, FAILURES, CallHead, Kind, Partition
 from aqueduct.arrow.compression import codec_of
 from aqueduct.arrow.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
-from aqueduct.arrow.encode import Encoded
+from aqueduct.arrow.encode import LONG_BYTES, Encoded
 from aqueduct.arrow.wire import ALIVE, Headers
 from aqueduct.asking import (
     Answered,
@@ -222,6 +222,8 @@ class Client:
         schema, batches = await self._ask(
             handler, batch, output_schema, deadline, headers, run, attempt, token, partition
         )
+        if len(batches) > 1 and sum(each.nbytes for each in batches) >= LONG_BYTES:
+            return await apart(one_batch, schema, batches)
         return one_batch(schema, batches)
 
     async def call_table(

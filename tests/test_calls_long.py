@@ -86,6 +86,13 @@ def make():
                 return
             yield batch
 
+    @service.handler("halves", output=NUMBERS)
+    async def halves(batches):
+        async for batch in batches:
+            half = numbers(*range(batch["id"][0].as_py()))
+            yield half
+            yield half
+
     @service.handler("wide", input=WIDE, output=WIDE)
     async def wide_handler(batch):
         return batch
@@ -226,6 +233,23 @@ async def test_compressed_batches_leave_the_loop_to_others(carrier):
         stream = client.exchange("async generator", [batch], compression="zstd")
         count, answers = await rounds(all_of(stream), client)
         assert answers == [batch] and count >= 4
+
+
+@pytest.mark.parametrize("handler", ["function", "coroutine", "async generator"])
+async def test_large_slices_leave_the_loop_to_others(carrier, handler):
+    async with both(carrier) as (client, _):
+        words = pa.array(["word"] * 1_100_000)
+        batch = pa.record_batch([words], ["x"]).slice(1)
+        # All offsets are made anew, here and there.
+        stream = client.exchange(handler, [batch], deadline=PATIENCE)
+        count, answers = await rounds(all_of(stream), client)
+        assert answers == [batch] and count >= 1
+
+
+async def test_answers_that_are_put_together_leave_the_loop_to_others():
+    async with both("memory") as (client, _):
+        count, answer = await rounds(client.call("halves", numbers(1 << 19)), client)
+        assert answer.num_rows == 1 << 20 and count >= 1
 
 
 async def test_descriptions_with_very_many_columns_leave_the_loop_to_others(carrier):
@@ -383,6 +407,18 @@ async def test_only_what_takes_long_goes_to_threads():
     assert not Encoder(NUMBERS).slow("no batch at all")
     many = pa.record_batch([pa.array(range(1 << 20))], ["id"])
     assert not Encoder(many.schema).slow(many)
+    long = Encoder(pa.schema([("x", pa.list_(pa.list_(pa.null())))]))
+    inner = pa.ListArray.from_arrays(pa.array([0] * 1_200_001, pa.int32()), pa.nulls(0))
+    outer = pa.ListArray.from_arrays(pa.array([1, 1_200_000], pa.int32()), inner)
+    few_rows = pa.record_batch([outer], schema=long.schema)
+    assert not long.slow(few_rows) and long.plain(few_rows) is not None
+    inner = pa.ListArray.from_arrays(pa.array([1] * 1_200_001, pa.int32()), pa.nulls(1))
+    outer = pa.ListArray.from_arrays(pa.array([1, 1_200_000], pa.int32()), inner)
+    few_rows = pa.record_batch([outer], schema=long.schema)
+    assert long.plain(few_rows) is None and long.lengthy and long.slow(few_rows)
+    encoded = long.encode(few_rows)
+    assert long.plain(numbers(1)) is None and not long.lengthy
+    assert encoded.size > 4 << 20
     assert Encoder(many.schema).slow(many, "zstd")
     assert not Decoder(many.schema).slow(bytes(8 << 20))
     assert Decoder(many.schema, checks="full").slow(bytes(8 << 20))

@@ -36,6 +36,8 @@ LONG_PACKED: Final = 256 << 10
 """Bytes that take long to pack, or to unpack."""
 LONG_NODES: Final = 1000
 """Arrays of a batch for which it is the same."""
+LONG_ROWS: Final = 1 << 20
+"""Rows of a batch that take long if it is a slice, whatever writes it."""
 SMALL: Final = 4 << 10
 """Columns of at most so many bytes are copied: that costs less than to keep them apart."""
 _TOGETHER: Final = 256
@@ -72,7 +74,10 @@ class Encoder(BatchEncoder):
         return self._found is not None
 
     def slow(self, batch: Any, compression: str = "") -> bool:
-        """Whether to encode this batch may take milliseconds, so that an event loop should not."""
+        """Whether to encode this batch may take milliseconds, so that an event loop should not.
+
+        ``plain`` may have left it alone, or not have been asked.
+        """
         if not isinstance(batch, pa.RecordBatch):
             return False  # which ``encode`` refuses
         if self._found is None:
@@ -80,7 +85,7 @@ class Encoder(BatchEncoder):
         if self._fast is None and self._found.layout.nodes > LONG_NODES:
             return True
         if self._fast is not None and not compression:
-            return False
+            return self.lengthy or batch.num_rows > LONG_ROWS
         most = LONG_PACKED if compression else LONG_BYTES
         # The first is quicker to tell, and counts the whole for a slice.
         return bool(batch.get_total_buffer_size() >= most and batch.nbytes >= most)
@@ -100,7 +105,7 @@ class Encoder(BatchEncoder):
         """
         if self._found is None:
             self._prepare()
-        written = self.plain(batch)
+        written = self.plain(batch, brisk=False)
         if written is not None:
             return written
         if self.broken is not None:
@@ -124,7 +129,7 @@ class Encoder(BatchEncoder):
                 handler=self._handler,
             )
             batch = adopt(batch, self.schema)
-            written = self.plain(batch)
+            written = self.plain(batch, brisk=False)
             if written is not None:
                 return written
         self._check_nulls(batch)
