@@ -358,7 +358,7 @@ async def test_a_stream_may_be_closed_while_its_answer_is_being_decoded():
 async def test_a_reader_that_is_cancelled_loses_no_answer_that_takes_long():
     async with both("memory") as (client, _):
         stream = client.exchange("async generator", [wide(n) for n in range(3)])
-        found = []
+        found: list[pa.RecordBatch] = []
         async with asyncio.timeout(PATIENCE):
             while len(found) < 3:
                 reading = asyncio.ensure_future(anext(stream))

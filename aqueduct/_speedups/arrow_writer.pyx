@@ -80,8 +80,8 @@ cdef class Encoded:
 cdef class BatchEncoder:
     """Makes payloads of the batches of one schema as far as that is plain; the base of Encoder.
 
-    ``broken``: why it is of no use any more. ``lengthy``: the last batch takes milliseconds, because
-    it is a slice of which much has to be made anew; ``plain`` leaves it alone if it is to be brisk.
+    ``broken``: why it is of no use any more. ``lengthy``: the last batch takes milliseconds: much
+    of it has to be made anew, because it is a slice. Then ``plain`` leaves it alone, if ``brisk``.
     """
 
     def __init__(self, schema, BatchWriter writer, type kind not None, type refusal not None):

@@ -112,11 +112,17 @@ def seen(array, row, kind, path, nullable, found):
 
 
 def model(batch):
-    found = set()
+    found: set[str] = set()
     for field, column in zip(batch.schema, batch.columns, strict=True):
         for row in range(len(column)):
             seen(column, row, field.type, field.name, field.nullable, found)
     return found
+
+
+def found_in(batch):
+    """The field that is found, as a tuple; None if there is none."""
+    found = Required(batch.schema).find(batch)
+    return None if found is None else (found.path, found.type, found.nulls)
 
 
 @given(schemas(), st.integers(0, 1 << 32), st.data())
@@ -330,9 +336,9 @@ def test_the_compiled_writer_and_reader_take_nested_nulls_out_of_sight():
 def test_slices_of_nested_columns_count_their_own_nulls_alone():
     array = pa.array([{"x": None}, {"x": 1}, {"x": 2}, {"x": None}], OPEN_X)
     batch = declared(array, X)
-    assert Required(batch.schema).find(batch).nulls == 2
-    assert Required(batch.schema).find(batch.slice(1, 2)) is None
-    assert Required(batch.schema).find(batch.slice(1)).nulls == 1
+    assert found_in(batch) == ("a.x", "int64", 2)
+    assert found_in(batch.slice(1, 2)) is None
+    assert found_in(batch.slice(1)) == ("a.x", "int64", 1)
 
 
 @pytest.mark.parametrize("index", [pa.int8(), pa.uint16(), pa.int32(), pa.uint64()])
@@ -350,15 +356,15 @@ def test_a_nested_null_is_found_among_many_columns_of_one_type():
     schema = pa.schema([(f"c{n}", X) for n in range(2000)])
     batch = pa.RecordBatch.from_arrays([good] * 1990 + [bad] * 10, names=schema.names)
     batch = adopt(batch, schema)
-    required = Required(schema)
-    found = required.find(batch)
-    assert (found.path, found.type, found.nulls) == ("c1990.x", "int64", 1)
-    assert required.check.count == 3
+    assert found_in(batch) == ("c1990.x", "int64", 1)
+    check = Required(schema).check
+    assert check is not None and check.count == 3
 
 
 def test_columns_that_may_have_nulls_are_not_looked_at():
     assert Required(pa.schema([("a", pa.int64()), ("s", OPEN_X)])).check is None
-    assert Required(pa.schema([("a", pa.int64()), ("s", X)])).check.count == 3
+    check = Required(pa.schema([("a", pa.int64()), ("s", X)])).check
+    assert check is not None and check.count == 3
 
 
 def test_many_overlapping_list_views_are_looked_at_once():
@@ -369,7 +375,7 @@ def test_many_overlapping_list_views_are_looked_at_once():
         pa.array([None, *range(values - 1)], pa.int64()),
     )
     batch = declared(array, pa.list_view(strict("item", pa.int64())))
-    assert Required(batch.schema).find(batch).nulls == 1
+    assert found_in(batch) == ("a.item", "int64", 1)
 
 
 def test_offsets_that_point_outside_are_an_error_and_not_read():
@@ -386,13 +392,14 @@ def test_offsets_that_point_outside_are_an_error_and_not_read():
 
 def test_nodes_that_are_no_tree_are_refused():
     assert set(KINDS) >= {"struct", "leaf", "dictionary"}
-    for nodes in (
+    wrong: list[list[tuple[str, bool, int, list[tuple[int, int, int]]]]] = [
         [],
         [("leaf", True, 0, [])],
         [("struct", False, 0, [(0, 0, 0)])],
         [("struct", False, 0, [(0, 0, 2)]), ("leaf", True, 0, [])],
         [("struct", False, 0, [(-2, 0, 1)]), ("leaf", True, 0, [])],
         [("struct", False, 0, [(0, 0, i + 1)]) for i in range(300)] + [("leaf", True, 0, [])],
-    ):
+    ]
+    for nodes in wrong:
         with pytest.raises(LocalProtocolError):
             NotNull(nodes)
