@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 import aqueduct
+from aqueduct.arrow.call import CallHead
 from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoder
 from aqueduct.arrow.ipc import LONG_SCHEMA, is_wide, serialize_schema
@@ -389,9 +390,7 @@ async def test_errors_of_long_work_name_what_is_wrong(carrier):
 
 async def test_a_wide_schema_that_is_damaged_is_refused(carrier):
     async with both(carrier) as (client, _):
-        asker = client.asker(
-            aqueduct.arrow.call.CallHead(handler="wide", kind="exchange", schema=WIDE)
-        )
+        asker = client.asker(CallHead(handler="wide", kind="exchange", schema=WIDE))
         prefix = bytearray(asker.question.prefix)
         prefix[2000:3000] = b"\xff" * 1000
         asker.question.prefix = bytes(prefix)
