@@ -16,10 +16,11 @@ from aqueduct.arguments import Duration, read_arguments
 from aqueduct.arrow.call import CallHead, Partition
 from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoded, Encoder
+from aqueduct.arrow.ipc import LONG_SCHEMA
 from aqueduct.arrow.schema import check_expected
 from aqueduct.arrow.status import Status
 from aqueduct.arrow.unary import Answer, Answers, Question, room_of
-from aqueduct.arrow.wire import HELLO
+from aqueduct.arrow.wire import ANSWERS, HELLO
 from aqueduct.endpoint import Asked, Connection, Message
 from aqueduct.errors import (
     AqueductError,
@@ -28,6 +29,7 @@ from aqueduct.errors import (
     DeadlineExceeded,
     LocalProtocolError,
 )
+from aqueduct.threads import apart
 from aqueduct.watch import Watches
 
 if TYPE_CHECKING:
@@ -116,6 +118,22 @@ class Asker:
             encoder = self._encoder = self._make_encoder()
         return encoder.encode(batch)
 
+    def slow(self, batch: pa.RecordBatch) -> bool:
+        """Whether ``encode`` may take milliseconds, so that it is for a thread."""
+        if self._encoder is None:
+            self._encoder = self._make_encoder()
+        return self._encoder.slow(batch)
+
+    async def encode_apart(self, batch: pa.RecordBatch) -> Encoded:
+        """``encode`` in a thread. Raises DeadlineExceeded, too."""
+        try:
+            async with asyncio.timeout(self.head.deadline):
+                # One of its own: other calls may be made meanwhile.
+                return await apart(self._make_encoder().encode, batch)
+        except TimeoutError:
+            assert self.head.deadline is not None
+            raise self._expired(self.head.deadline) from None
+
     def fits(self, encoded: Encoded) -> bool:
         """Whether call and batch go in one message."""
         return self.question.body + encoded.size <= self._room
@@ -163,7 +181,13 @@ class Asker:
             connection.forget(waiting, close=answer is None)
         if answer.attachments and deadline is not None:
             deadline = max(deadline - (watches.time() - began), 0.001)
-        return self._read(answer, deadline)
+        if len(answer.payload) >= LONG_SCHEMA and _schema_bytes(answer) >= LONG_SCHEMA:
+            answered = await apart(self._read, answer)
+        else:
+            answered = self._read(answer)
+        if answered is None:
+            return Answered(follow=connection.message(answer), deadline=deadline)
+        return answered
 
     def following(self, answered: Answered) -> CallHead:
         """The call whose answers follow."""
@@ -177,7 +201,8 @@ class Asker:
             self.schema, where=f"the input of handler {handler!r}", peer=self._peer, handler=handler
         )
 
-    def _read(self, message: Received, left: float | None) -> Answered:
+    def _read(self, message: Received) -> Answered | None:
+        """What came back; None: the answers follow on the channels of the message."""
         heard = self._heard
         try:
             payload, found, known = message.payload, heard.found, heard.answered
@@ -207,7 +232,7 @@ class Asker:
                 str(error), peer=self._peer, handler=self.head.handler
             ) from error.__cause__
         if any(key == HELLO for key, _ in message.headers):
-            return Answered(follow=self._connection.message(message), deadline=left)
+            return None
         names = {"peer": self._peer, "handler": self.head.handler}
         status = Status.decode(message.headers, message.payload, **names)
         failed = status.to_exception(**names)
@@ -231,7 +256,7 @@ class Asker:
             peer=self._peer,
             handler=handler,
         )
-        if decoder.independent and len(answer.schema) <= _KEPT_BYTES:
+        if len(answer.schema) <= _KEPT_BYTES and decoder.independent:
             heard.answered, heard.found = answer.schema, decoder
         return decoder
 
@@ -253,6 +278,15 @@ class Asker:
                 "(Timing.progress_deadline); give the call a deadline if it may take longer"
             )
         return DeadlineExceeded(text, peer=self._peer, handler=handler)
+
+
+def _schema_bytes(answer: Received) -> int:
+    """Where the schema of an answer ends, as far as its headers say so."""
+    for key, value in answer.headers:
+        if key == ANSWERS:
+            end = value.split(b",", 1)[0]
+            return int(end) if end.isdigit() and len(end) < 18 else 0
+    return 0
 
 
 class Askers:
@@ -321,7 +355,7 @@ class Askers:
             metadata=headers or {},
         )
         asker = self._make(head)
-        if alike:
+        if alike and asker.question.body <= _KEPT_BYTES:  # to compare wide schemas takes long
             if len(self._kept) >= _KINDS:
                 self._kept.clear()
             self._kept[key] = asker

@@ -23,7 +23,7 @@ from aqueduct.arguments import Duration, Size, checked
 from aqueduct.arrow.call import AS_COMPLETED, FAILURES, CallHead, Kind, Partition
 from aqueduct.arrow.compression import codec_of
 from aqueduct.arrow.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
-from aqueduct.arrow.encode import Encoded
+from aqueduct.arrow.encode import LONG_BYTES, Encoded
 from aqueduct.arrow.wire import ALIVE, Headers
 from aqueduct.asking import (
     Answered,
@@ -40,6 +40,7 @@ from aqueduct.endpoint import Connection, Message, connect
 from aqueduct.errors import AqueductError, DeadlineExceeded
 from aqueduct.outgoing import Batches, Outgoing, Window, window
 from aqueduct.stream import Stream
+from aqueduct.threads import apart
 from aqueduct.watch import Watches
 
 __all__ = [
@@ -226,6 +227,8 @@ class Client:
         schema, batches = await self._ask(
             handler, batch, output_schema, deadline, headers, run, attempt, token, partition
         )
+        if len(batches) > 1 and sum(each.nbytes for each in batches) >= LONG_BYTES:
+            return await apart(one_batch, schema, batches)
         return one_batch(schema, batches)
 
     async def call_table(
@@ -324,7 +327,8 @@ class Client:
     async def describe(self) -> Description:
         """What the service says of itself: its name, version, handlers and their schemas."""
         stream = self.source(DESCRIBE, output_schema=DESCRIBE_SCHEMA)
-        return Description.from_batches([batch async for batch in stream], peer=self.address)
+        batches = [batch async for batch in stream]
+        return await apart(Description.from_batches, batches, peer=self.address)
 
     @checked()
     async def ping(self, *, timeout: Duration | None = None) -> float:
@@ -401,7 +405,10 @@ class Client:
         asker = self._askers.find(
             handler, batch, output_schema, deadline, headers, run, attempt, token, partition
         )
-        encoded = asker.encode(batch)
+        if asker.slow(batch):
+            encoded = await asker.encode_apart(batch)
+        else:
+            encoded = asker.encode(batch)
         if not asker.fits(encoded):
             stream = self.exchange(
                 handler,

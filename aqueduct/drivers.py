@@ -11,14 +11,17 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
+from aqueduct.arrow.encode import Encoded
 from aqueduct.errors import AqueductError, Busy
 from aqueduct.handlers import Handler, Shape
 from aqueduct.running import RunningCall
+from aqueduct.threads import Job, apart
 from aqueduct.watch import Signal
 
 __all__ = [
@@ -48,7 +51,10 @@ async def drive_async_generator(running: RunningCall) -> None:
         async for batch in generator:
             running.call.check()  # a handler may have swallowed its cancellation
             if not running.give(batch, running.answering if exchange else number):
-                encoded = running.encode(batch)
+                if running.slow_to_encode(batch):
+                    encoded = await apart(running.encode, batch)
+                else:
+                    encoded = running.encode(batch)
                 if not output.writable:
                     running.waits_for_client = True
                     await output.wait_writable(ample=True)
@@ -88,11 +94,13 @@ def sink_counters(handler: Handler, result: Any) -> Mapping[str, int] | None:
 class AsyncBatches:
     """The batches of a call, for a handler on the event loop: an async iterator."""
 
-    __slots__ = ("_running", "_spins")
+    __slots__ = ("_decoding", "_running", "_spins")
 
     def __init__(self, running: RunningCall) -> None:
         self._running = running
         self._spins = 0
+        self._decoding: Job[pa.RecordBatch] | None = None
+        """What decodes a batch that takes long, whether or not somebody waits for it."""
 
     def __aiter__(self) -> AsyncBatches:
         return self
@@ -104,6 +112,8 @@ class AsyncBatches:
             running.mark_soon()
             await asyncio.sleep(0)
         self._spins += 1
+        if self._decoding is not None:
+            return await self._decoded(self._decoding)
         while (batch := running.next_batch()) is None:
             receiver = running.receiver
             assert receiver is not None
@@ -114,6 +124,9 @@ class AsyncBatches:
                 if found is not None:
                     number, payload = found
                     running.taken = number + 1
+                    if running.slow_to_decode(payload):
+                        self._decoding = Job(partial(running.decode, number, payload))
+                        return await self._decoded(self._decoding)
                     return running.decode(number, payload)
                 if running.input_over:
                     raise StopAsyncIteration
@@ -128,6 +141,12 @@ class AsyncBatches:
                 running.waits_for_client = False
             self._spins = 1
         return batch
+
+    async def _decoded(self, job: Job[pa.RecordBatch]) -> pa.RecordBatch:
+        """The batch that is being decoded. A handler that is cancelled finds it the next time."""
+        await job.settled()
+        self._decoding = None
+        return job.result()
 
 
 class EachBatch:
@@ -155,6 +174,10 @@ class EachBatch:
         self._sizes: dict[int, int] = {}
         self._outstanding_bytes = 0
         self._done = 0  # batches that were answered
+        # In a thread that does nothing else: a batch that takes long to decode, with its number,
+        # and an answer that takes long to encode. Those behind them wait.
+        self._decoding: tuple[Job[pa.RecordBatch], int, int] | None = None
+        self._encoding: tuple[Job[Encoded], int] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def drive(self) -> None:
@@ -184,12 +207,12 @@ class EachBatch:
             number, batch, error = self._finished.popleft()
             self._answers[number] = (batch, error)
         blocked = self._send_answers()
-        while self._wants_more():
+        while self._decoded() and self._wants_more():
             found = running.take()
             if found is None:
                 break
             self._hand_out(*found)
-        if running.input_over and running.batches_in == self._done:
+        if running.input_over and running.batches_in == self._done and self._encoding is None:
             return True
         if blocked:
             running.output.notify_writable(ample=True)
@@ -199,7 +222,7 @@ class EachBatch:
     def _send_answers(self) -> bool:
         """Sends what is next, in order if so wished. True: it is there and has no room."""
         running = self._running
-        while self._answers:
+        while self._encoded() and self._answers:
             number = next(iter(self._answers)) if running.as_completed else self._done
             if number not in self._answers:
                 return False
@@ -218,8 +241,26 @@ class EachBatch:
 
     def _send(self, batch: Any, number: int) -> None:
         running = self._running
+        if running.slow_to_encode(batch):
+            self._encoding = Job(partial(running.encode, batch), self._signal.set), number
+            return
+        self._send_encoded(partial(running.encode, batch), number)
+
+    def _encoded(self) -> bool:
+        """Whether no answer is being encoded; one that was is sent."""
+        if self._encoding is None:
+            return True
+        job, number = self._encoding
+        if not job.done:
+            return False
+        self._encoding = None
+        self._send_encoded(job.result, number)
+        return True
+
+    def _send_encoded(self, encode: Callable[[], Encoded], number: int) -> None:
+        running = self._running
         try:
-            encoded = running.encode(batch)
+            encoded = encode()
         except Busy:  # that the service lacks memory is no fault of this batch
             raise
         except AqueductError as error:  # the handler made what cannot be sent
@@ -241,9 +282,27 @@ class EachBatch:
 
     def _hand_out(self, number: int, payload: Any) -> None:
         running = self._running
-        batch = running.decode(number, payload)
-        self._sizes[number] = len(payload)
-        self._outstanding_bytes += len(payload)
+        if running.slow_to_decode(payload):
+            job = Job(partial(running.decode, number, payload), self._signal.set)
+            self._decoding = job, number, len(payload)
+            return
+        self._begin(number, running.decode(number, payload), len(payload))
+
+    def _decoded(self) -> bool:
+        """Whether no batch is being decoded; one that was is handed out."""
+        if self._decoding is None:
+            return True
+        job, number, size = self._decoding
+        if not job.done:
+            return False
+        self._decoding = None
+        self._begin(number, job.result(), size)
+        return True
+
+    def _begin(self, number: int, batch: pa.RecordBatch, size: int) -> None:
+        running = self._running
+        self._sizes[number] = size
+        self._outstanding_bytes += size
         with self._lock:
             self._jobs.append((number, batch))
             if self._active >= running.handler.concurrency:

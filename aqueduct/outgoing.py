@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -22,6 +23,7 @@ from aqueduct.arrow.compression import compress
 from aqueduct.arrow.cut import Assembler, pieces
 from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoded, Encoder
+from aqueduct.arrow.ipc import LONG_SCHEMA
 from aqueduct.arrow.schema import check_expected
 from aqueduct.arrow.status import Status
 from aqueduct.arrow.wire import BATCH, PIECE, STATUS, number_of, one_each
@@ -38,6 +40,7 @@ from aqueduct.errors import (
     Finished,
     LocalProtocolError,
 )
+from aqueduct.threads import Job
 from aqueduct.watch import Watch, Watches
 
 __all__ = ["END", "Batches", "Failure", "Outgoing", "Window", "abandoned", "window"]
@@ -116,6 +119,10 @@ class Outgoing(Feed):
         self._calls = calls
         self._output_over = False
         self._loose = False  # the answers come in any order
+        self.opening: Job[Hello] | None = None
+        """What reads a hello with a very wide schema, as long as it does."""
+        self.decoding: Job[pa.RecordBatch] | None = None
+        """What decodes an answer that takes long, whoever waits for it."""
         self.answers = Answers(window)
         self.answers.on_change = on_change
         """Those that are read without further ado; the others come by ``take``. Its ``number`` is
@@ -239,6 +246,8 @@ class Outgoing(Feed):
         if payload is not None:
             return payload
         while not self._output_over:
+            if self.opening is not None:
+                return None
             try:
                 message = self._output.receive_nowait()
             except Finished as end:
@@ -337,6 +346,9 @@ class Outgoing(Feed):
         self._output.placement = None
         if self._input is not None:
             self._input.cancel()
+        for job in (self.opening, self.decoding):
+            if job is not None:
+                job.forget()
         if self.error is not None:  # else both were read to their ends
             self._output.close()
             self._status.close()
@@ -386,6 +398,24 @@ class Outgoing(Feed):
             self.window.settle(number)
 
     def _hello(self, headers: Any, payload: Any) -> None:
+        if len(payload) < LONG_SCHEMA:
+            self._accept(self._read_hello(headers, payload))
+        else:
+            self.opening = Job(partial(self._read_hello, headers, payload), self._opened)
+
+    def _opened(self) -> None:
+        """The wide schema is read."""
+        job, self.opening = self.opening, None
+        if self.over or job is None:
+            return
+        try:
+            self._accept(job.result())
+        except AqueductError as error:
+            self.fail(error)
+        else:
+            self._on_change()
+
+    def _read_hello(self, headers: Any, payload: Any) -> Hello:
         names = {"peer": self.peer, "handler": self.head.handler}
         hello = Hello.decode(headers, payload, kind=self.head.kind, **names)
         if hello.schema is not None and self.head.expected is not None:
@@ -396,6 +426,9 @@ class Outgoing(Feed):
                 f"{hello.compression!r}, which was not asked for",
                 **names,
             )
+        return hello
+
+    def _accept(self, hello: Hello) -> None:
         self.compression = hello.compression
         if hello.compression:
             self._agree(hello.compression)

@@ -50,6 +50,8 @@ class Plan:
             and not callable(handler.output)
             and handler.shape is not Shape.GENERATOR
             and not running.compression
+            and running.decoder.prepared
+            and running.encoder.prepared
             and running.decoder.independent
             and running.encoder.independent
         )

@@ -27,6 +27,7 @@ from aqueduct.arrow.compression import compress
 from aqueduct.arrow.cut import Assembler, batch_headers, pieces
 from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoded, Encoder
+from aqueduct.arrow.ipc import is_wide
 from aqueduct.arrow.schema import check, check_expected
 from aqueduct.arrow.status import CANCELLED, OK, Status
 from aqueduct.arrow.wire import BATCH, PIECE, Headers
@@ -50,6 +51,7 @@ from aqueduct.escaping import logger_of
 from aqueduct.failures import handler_failed
 from aqueduct.handlers import Handler
 from aqueduct.plans import Plan
+from aqueduct.threads import apart
 
 if TYPE_CHECKING:
     from aqueduct.serving import Serving
@@ -252,6 +254,15 @@ class RunningCall(Outputs):
             return compress(encoded, self.compression)
         return encoded
 
+    def slow_to_decode(self, payload: Any) -> bool:
+        """Whether that may take milliseconds: then ``decode`` is for a thread."""
+        return self.decoder.slow(payload)
+
+    def slow_to_encode(self, batch: Any) -> bool:
+        """Whether that may take milliseconds: then ``encode`` is for a thread."""
+        encoder = self.encoder
+        return encoder is not None and encoder.slow(batch, self.compression)
+
     def send(self, encoded: Encoded, number: int) -> None:
         """Sends an answer to input batch ``number``, whether or not there is room."""
         output = self.output
@@ -371,6 +382,10 @@ class RunningCall(Outputs):
             error = Cancelled("the call failed elsewhere")
         self.call._cancel(error)
 
+    def catch_up(self) -> None:
+        """The call began some time after it came: its client may have gone."""
+        self._status_changed()
+
     def alive(self) -> None:
         """The client's application is at work: a call that waits for it is not stuck."""
         if self.waits_for_client:
@@ -411,7 +426,14 @@ class RunningCall(Outputs):
         if serving.service.authorize is not None:
             await serving.authorize(call)
         handler = self._handler = serving.handler(head, self.connection.carrier.peer)
-        self._agree(handler)
+        if is_wide(head.schema) or is_wide(head.expected):
+            await apart(self._check_input, handler)
+            self._ask_output(handler)
+            await apart(self._check_output, handler)
+            self._make_codecs(handler)
+            self.hello = self._make_hello()
+        else:
+            self._agree(handler)
         self._accept()
         self.accepted = True
         return serving.driver_of(self, handler)
@@ -429,12 +451,21 @@ class RunningCall(Outputs):
             known.plan = Plan.of(handler, self)
 
     def _compare(self, handler: Handler) -> None:
+        self._check_input(handler)
+        self._ask_output(handler)
+        self._check_output(handler)
+        self._make_codecs(handler)
+
+    def _check_input(self, handler: Handler) -> None:
         call, head = self.call, self.head
-        where = f"handler {handler.name!r}"
-        names: dict[str, Any] = {"peer": call.peer, "handler": handler.name}
         if handler.input is not None and head.schema is not None:
-            check(handler.input, head.schema, where=f"the input of {where}", **names)
+            where = f"the input of handler {handler.name!r}"
+            check(handler.input, head.schema, where=where, peer=call.peer, handler=handler.name)
             call.schema = handler.input
+
+    def _ask_output(self, handler: Handler) -> None:
+        """Runs code of the handler's author, so on the loop."""
+        call, head = self.call, self.head
         call.output_schema = head.expected  # for an output= that follows the client's wish
         try:
             call.output_schema = handler.output_schema(call)
@@ -442,8 +473,17 @@ class RunningCall(Outputs):
             raise
         except Exception as error:
             raise handler_failed(error, "could not tell its output schema:") from error
+
+    def _check_output(self, handler: Handler) -> None:
+        call, head = self.call, self.head
         if head.expected is not None and call.output_schema is not None:
+            names = {"peer": call.peer, "handler": handler.name}
             check_expected(head.expected, call.output_schema, **names)
+
+    def _make_codecs(self, handler: Handler) -> None:
+        call, head = self.call, self.head
+        where = f"handler {handler.name!r}"
+        names: dict[str, Any] = {"peer": call.peer, "handler": handler.name}
         known = self.config.calls.compressions
         self.compression = next((name for name in head.compressions if name in known), "")
         if call.schema is not None:

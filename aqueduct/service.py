@@ -61,6 +61,7 @@ from aqueduct.handlers import EXCHANGE, SOURCE, Handler, OutputSchema, make_hand
 from aqueduct.serving import COUNTERS, Serving
 from aqueduct.sinks import Sink
 from aqueduct.tables import Filters, Table, TableSchema, make_table
+from aqueduct.threads import apart
 
 if TYPE_CHECKING:
     from aqueduct.telemetry import Observer
@@ -494,7 +495,8 @@ class Service:
 
     def _add_description(self) -> None:
         async def describe() -> AsyncIterator[pa.RecordBatch]:
-            yield self.describe().to_batch()
+            description = self.describe()
+            yield await apart(description.to_batch)
 
         self._handlers[DESCRIBE] = make_handler(
             describe,

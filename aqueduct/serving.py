@@ -11,12 +11,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from aqueduct.arrow.call import PLACES, CallHead, KnownCalls, check_attachments
+from aqueduct.arrow.call import PLACES, CallHead, KnownCall, KnownCalls, check_attachments
+from aqueduct.arrow.ipc import LONG_SCHEMA
 from aqueduct.arrow.status import CANCELLED, OK, Status
 from aqueduct.arrow.unary import Questions, room_of
-from aqueduct.arrow.wire import ALIVE
+from aqueduct.arrow.wire import ALIVE, BODY
 from aqueduct.bridge import Bridge
 from aqueduct.calls import Call
 from aqueduct.carriers.contract import Bound
@@ -41,7 +42,7 @@ from aqueduct.escaping import Lines, logger_of
 from aqueduct.handlers import Handler, Shape
 from aqueduct.hooks import allows
 from aqueduct.running import COUNTED, RunningCall
-from aqueduct.threads import Bench
+from aqueduct.threads import Bench, Job
 from aqueduct.unary import UnaryCall, drive_coroutine
 from aqueduct.watch import Watches
 
@@ -54,6 +55,8 @@ __all__ = ["COUNTERS", "Serving"]
 
 log = logger_of(__name__)
 
+_Opening: TypeAlias = tuple[CallHead, KnownCall | None, memoryview | None]
+"""A call, what is known of calls alike, and the payload of its one batch if it came with it."""
 Drive = Callable[[RunningCall], Awaitable[Mapping[str, int] | None]]
 
 _ENDS: Final = ("failed", "cancelled", "refused")
@@ -71,6 +74,8 @@ _OF_HANDLERS: Final = (HandlerFailed, SchemaMismatch, BatchTooLarge)
 """What is wrong with answers, unless it is the client's input."""
 _AT_ONCE: Final = 32
 """Calls of one connection that begin in one turn of the loop."""
+_WIDE_AT_ONCE: Final = 4
+"""Calls of one connection whose very wide schemas are read at once; later messages wait."""
 _AFTER_DRAIN: Final = 1.0
 """Seconds that handlers have to end once their calls are over."""
 
@@ -220,12 +225,21 @@ class Serving:
             for running in tuple(calls):
                 running.alive()
             return
+        if len(received.payload) >= LONG_SCHEMA and _schema_bytes(received) >= LONG_SCHEMA:
+            entrance.open_apart(received)
+        else:
+            self.open(entrance, received, partial(entrance.decode, received))
+
+    def open(
+        self, entrance: _Entrance, received: Received, decode: Callable[[], _Opening]
+    ) -> RunningCall | None:
+        """Begins the call that ``decode`` finds in a message; None: it was refused."""
+        calls = entrance.calls
         try:
-            question = entrance.questions.find(received)
-            if question is None:
-                running = self._begin(entrance, received)
+            head, known, payload = decode()
+            if payload is None:
+                running = self._begin(entrance, received, head, known)
             else:
-                head, known, payload = question
                 replying = entrance.connection.replying(received)
                 if replying is None:
                     raise BadCall(
@@ -241,14 +255,16 @@ class Serving:
             self._counted["refused"] += 1
             log.info("%s: a call was refused: %s", entrance.connection.peer, error)
             _refuse(entrance.connection.message(received), error)
-            return
+            return None
         calls.add(running)
         self.calls.add(running)
         self._starter.start(running)
+        return running
 
-    def _begin(self, entrance: _Entrance, received: Received) -> RunningCall:
+    def _begin(
+        self, entrance: _Entrance, received: Received, head: CallHead, known: KnownCall | None
+    ) -> RunningCall:
         connection = entrance.connection
-        head, known = entrance.known.decode(received.headers, received.payload)
         halves = [half for half, _ in received.attachments]
         check_attachments(head.kind, len(halves))
         places = PLACES[head.kind]
@@ -413,11 +429,21 @@ class Serving:
 class _Entrance:
     """The entrypoint of one connection: reads calls where they come in, without a task."""
 
-    __slots__ = ("_inbox", "_later", "_serving", "calls", "connection", "known", "questions")
+    __slots__ = (
+        "_inbox",
+        "_later",
+        "_opening",
+        "_serving",
+        "calls",
+        "connection",
+        "known",
+        "questions",
+    )
 
     def __init__(self, serving: Serving, connection: Connection) -> None:
         self._serving = serving
         self._later = False
+        self._opening = 0  # calls with a very wide schema, which is being read
         self.connection = connection
         self.calls: set[RunningCall] = set()
         """The connection's calls that are open."""
@@ -428,7 +454,7 @@ class _Entrance:
 
     def read(self) -> None:
         """Begins the calls that have come; a few at once, then others have the loop."""
-        if self._later:
+        if self._later or self._opening >= _WIDE_AT_ONCE:
             return
         connection = self.connection
         try:
@@ -437,7 +463,7 @@ class _Entrance:
                 if received is None:
                     return
                 self._serving.message(self, received)
-                if not self._inbox.queue:
+                if not self._inbox.queue or self._opening >= _WIDE_AT_ONCE:
                     return
         except ChannelError as error:  # the client will not call again, but reads its answers
             log.debug("%r: the entrypoint ended: %s", self.connection, error)
@@ -450,6 +476,40 @@ class _Entrance:
     def _go_on(self) -> None:
         self._later = False
         self.read()
+
+    def decode(self, received: Received) -> _Opening:
+        """The call that a message opens. Raises BadCall. May be used in threads."""
+        found = self.questions.find(received)
+        if found is not None:
+            return found
+        return *self.known.decode(received.headers, received.payload), None
+
+    def open_apart(self, received: Received) -> None:
+        """Has a very wide schema read in a thread; then the call begins.
+
+        Calls that come later may begin before it.
+        """
+        self._opening += 1
+        job: Job[_Opening]
+
+        def read() -> None:
+            self._opening -= 1
+            if self.connection.closed:
+                return
+            running = self._serving.open(self, received, job.result)
+            if running is not None:
+                running.catch_up()
+            self.read()
+
+        job = Job(partial(self.decode, received), read)
+
+
+def _schema_bytes(received: Received) -> int:
+    """Bytes of the schemas in the message of a call, as far as its headers say so."""
+    for key, value in received.headers:
+        if key == BODY:
+            return int(value) if value.isdigit() and len(value) < 18 else 0
+    return len(received.payload)
 
 
 def _refuse(message: Message, error: CallError) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from aqueduct._speedups.feeding import Feeding
 from aqueduct.arrow.decode import Decoder
 from aqueduct.errors import AqueductError
 from aqueduct.outgoing import END, Batches, Failure, Outgoing, abandoned
+from aqueduct.threads import Job, apart
 
 __all__ = ["Stream"]
 
@@ -92,6 +94,8 @@ class Stream:
         # From here to the end nothing is awaited with a payload in hand: a reader that is
         # cancelled loses none.
         call, answers, feeding = self._call, self._call.answers, self._feeding
+        if call.decoding is not None:
+            return await self._decoded(call.decoding)
         while True:
             if self._peeked is None:
                 batch = answers.next_batch()
@@ -107,6 +111,9 @@ class Stream:
                 payload = await self._take()
             if payload is not None:
                 break
+            if call.opening is not None:
+                await self._wait()
+                continue
             if (waiter := call.wait_answer()) is not None:  # as in _wait, without a coroutine more
                 try:
                     await waiter
@@ -122,12 +129,30 @@ class Stream:
         if self._decoder is None:
             self._decoder = call.decoder()
             call.answers.read_by(self._decoder.reader)
+        if self._decoder.slow(payload):
+            call.decoding = Job(partial(self._decoder.decode, payload))
+            return await self._decoded(call.decoding)
         try:
             return self._decoder.decode(payload)
         except AqueductError as error:
             call.fail(error)
             await self._stop_feeding()
             raise
+
+    async def _decoded(self, job: Job[pa.RecordBatch]) -> pa.RecordBatch:
+        """The answer that is being decoded. A reader that is cancelled finds it the next time."""
+        call = self._call
+        await job.settled()
+        call.decoding = None
+        try:
+            if call.error is not None:  # it failed meanwhile, or was closed
+                raise call.error
+            batch = job.result()
+        except BaseException as error:
+            call.fail(error)
+            await self._stop_feeding()
+            raise
+        return batch
 
     async def aclose(self) -> None:
         """Abandons the call, unless it is over: the handler is told to stop."""
@@ -168,6 +193,9 @@ class Stream:
 
     async def _wait(self) -> None:
         call = self._call
+        if call.opening is not None:
+            await call.opening.settled()
+            return
         waiter = call.wait_answer()
         if waiter is not None:
             try:
@@ -210,6 +238,7 @@ def _drop(call: Outgoing, feeder: asyncio.Task[None] | None) -> None:
 async def _feed(call: Outgoing, source: Batches, batches: Any, feeding: Feeding) -> None:
     """Sends batches as there is room. What the iterable raises becomes the error of the call."""
     try:
+        await _give_slow(call, source)
         if hasattr(batches, "__aiter__"):
             iterator = aiter(batches)
             try:
@@ -226,6 +255,7 @@ async def _feed(call: Outgoing, source: Batches, batches: Any, feeding: Feeding)
                     finally:
                         call.supplying = False
                     call.give(source, batch)
+                    await _give_slow(call, source)
                     call.expect_answer()
             finally:
                 if hasattr(iterator, "aclose"):
@@ -238,6 +268,7 @@ async def _feed(call: Outgoing, source: Batches, batches: Any, feeding: Feeding)
             if call.over:
                 return
             done = call.feed(source, batches, _SPINS)
+            await _give_slow(call, source)
             if done is False and not call.over:  # whatever comes from here on wakes it
                 waiter = feeding.wait(call, call.loop, call.connection.pump)
                 call.expect_answer()
@@ -251,3 +282,11 @@ async def _feed(call: Outgoing, source: Batches, batches: Any, feeding: Feeding)
         raise
     except BaseException as error:  # noqa: BLE001  an iterable may raise anything
         call.fail(error)
+
+
+async def _give_slow(call: Outgoing, source: Batches) -> None:
+    """Sends the batch that takes long to encode, if there is one."""
+    batch, call.slow = call.slow, None
+    if batch is not None:
+        encoded = await apart(source.encode, batch)
+        call.give_encoded(encoded)

@@ -12,21 +12,26 @@ import contextlib
 import itertools
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
+from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
+from aqueduct._speedups.waiting import Waiter
 from aqueduct.errors import AqueductError, LocalProtocolError
 from aqueduct.escaping import logger_of
 
-__all__ = ["Bench", "LoopThread"]
+__all__ = ["AT_WORK", "Bench", "Job", "LoopThread", "apart"]
 
 log = logger_of(__name__)
 
 Work = Callable[[], None]
 T = TypeVar("T")
 
+AT_WORK: Final = max(2, min(8, os.cpu_count() or 1))
+"""Threads of the process that are at long work at once."""
 _IDLE_SECONDS: Final = 30.0
 _names = itertools.count(1)
 
@@ -117,6 +122,133 @@ class _Worker:
                 if self._bench._leave(self):
                     return
                 work = self.inbox.get()
+
+
+class _Crew:
+    """A few threads that work off what is given to them, in its order."""
+
+    def __init__(self, name: str, size: int) -> None:
+        self._bench = Bench(name, idle_limit=size)
+        self._size = size
+        self._lock = threading.Lock()
+        self._waiting: deque[Work] = deque()
+        self._active = 0
+
+    def start(self, work: Work) -> None:
+        """Has a thread do it, soon; the caller does it where the system has no thread to give."""
+        with self._lock:
+            self._waiting.append(work)
+            if self._active >= self._size:
+                return
+            self._active += 1
+        try:
+            self._bench.start(self._work)
+        except RuntimeError:
+            self._work()
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._active -= 1
+                    return
+                work = self._waiting.popleft()
+            work()
+            del work  # it may hold batches
+
+
+_crew = _Crew("aqueduct-work", AT_WORK)
+
+
+def _new_crew() -> None:
+    global _crew
+    _crew = _Crew("aqueduct-work", AT_WORK)
+
+
+if hasattr(os, "register_at_fork"):  # the threads stay behind
+    os.register_at_fork(after_in_child=_new_crew)
+
+
+class Job(Generic[T]):
+    """Work of one message that is too long for an event loop, done in a thread.
+
+    Made on the loop, it begins at once, unless others are at work. A task that is cancelled while
+    it waits loses nothing: the job goes on, and may be waited for again.
+    """
+
+    __slots__ = ("_error", "_loop", "_on_done", "_value", "_waiter", "_work", "done")
+
+    def __init__(self, work: Callable[[], T], on_done: Callable[[], object] | None = None) -> None:
+        """``on_done`` is called on the loop, when the work is done."""
+        self.done = False
+        """Whether it is, or was forgotten: set on the loop."""
+        self._work: Callable[[], T] | None = work
+        self._on_done = on_done
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        self._waiter: Waiter | None = None
+        self._loop = asyncio.get_running_loop()
+        _crew.start(self._run)
+
+    async def wait(self) -> T:
+        """What the work returns, or raises. For one task at a time."""
+        await self.settled()
+        return self.result()
+
+    async def settled(self) -> None:
+        """Returns once it is ``done``. For one task at a time."""
+        while not self.done:
+            self._waiter = Waiter(self._loop)
+            await self._waiter
+
+    def result(self) -> T:
+        """The same, once it is ``done``."""
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]
+
+    def forget(self) -> None:
+        """Nobody wants the result any more: work that has not begun never does.
+
+        On the loop. Who waits for it to be settled waits no longer, and must not ask for a result.
+        """
+        self._work = self._on_done = None
+        self._wake()
+
+    def _run(self) -> None:
+        work, self._work = self._work, None
+        if work is None:
+            return
+        try:
+            self._value = work()
+        except BaseException as error:  # noqa: BLE001  it belongs to who waits
+            self._error = error
+        del work
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            self._loop.call_soon_threadsafe(self._finish)
+
+    def _finish(self) -> None:
+        self._wake()
+        if self._on_done is not None:
+            self._on_done()
+
+    def _wake(self) -> None:
+        self.done = True
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None:
+            waiter.step_soon()
+
+
+async def apart(work: Callable[..., T], *arguments: Any, **named: Any) -> T:
+    """What ``work(*arguments, **named)`` returns, done in a thread. Raises what it raises.
+
+    If the task is cancelled, work that has begun goes on, and nobody sees its result.
+    """
+    job = Job(partial(work, *arguments, **named))
+    try:
+        return await job.wait()
+    finally:
+        job.forget()
 
 
 class LoopThread:

@@ -17,6 +17,7 @@ from aqueduct.arrow.wire import Headers
 from aqueduct.endpoint import Connection, Replying, channel
 from aqueduct.errors import AqueductError, BatchTooLarge
 from aqueduct.running import RunningCall
+from aqueduct.threads import apart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -226,7 +227,10 @@ async def drive_coroutine(running: RunningCall) -> None:
     number, payload = found
     batch = running.read(payload)
     if batch is None:
-        batch = running.decode(number, payload)
+        if running.slow_to_decode(payload):
+            batch = await apart(running.decode, number, payload)
+        else:
+            batch = running.decode(number, payload)
     else:
         running.rows_in = batch.num_rows
     running.taken = 1
@@ -235,5 +239,10 @@ async def drive_coroutine(running: RunningCall) -> None:
         handler.function(batch, call) if handler.takes_call else handler.function(batch)
     )
     call.check()  # a handler may have swallowed its cancellation
-    encoded = running.write(answer, running.config.calls.batch_limit) or running.encode(answer)
+    encoded = running.write(answer, running.config.calls.batch_limit)
+    if encoded is None:
+        if running.slow_to_encode(answer):
+            encoded = await apart(running.encode, answer)
+        else:
+            encoded = running.encode(answer)
     running.send(encoded, number)

@@ -4,6 +4,7 @@ from typing import Any, final
 from _typeshed import ReadableBuffer
 
 from aqueduct._speedups.arrow_columns import Columns
+from aqueduct._speedups.arrow_nulls import NotNull
 
 __all__ = ["BatchReader"]
 
@@ -15,5 +16,6 @@ class BatchReader:
         import_: Callable[[int, Any], Any],
         schema: Any,
         inside: bool = True,
+        nulls: NotNull | None = None,
     ) -> BatchReader: ...
     def read(self, payload: ReadableBuffer) -> Any: ...

@@ -27,6 +27,8 @@ from aqueduct._speedups.arrow_columns cimport (
     count_bits,
 )
 
+from aqueduct._speedups.arrow_nulls cimport NotNull
+
 
 cdef extern from *:
     """
@@ -54,6 +56,7 @@ cdef struct Walk:
     const Step *steps
     int place                   # the next step
     bint inside                 # whether offsets are looked at one by one
+    bint doubtful               # there are nulls where there must be none, perhaps out of sight
     const uint8_t *nodes        # the next node
     const uint8_t *buffers      # the next buffer
     const uint8_t *body
@@ -85,8 +88,15 @@ cdef class BatchReader:
     looked at, so that a value may lie outside the payload.
     """
 
-    def __cinit__(self, Columns columns not None, import_, schema, bint inside=True):
+    def __cinit__(
+        self, Columns columns not None, import_, schema, bint inside=True, NotNull nulls=None
+    ):
+        """``nulls`` looks at batches with nulls in arrays that must not have any.
+
+        Without it such batches are left to Arrow's own reader.
+        """
         self._columns = columns
+        self._nulls = nulls
         self._import = import_
         self._schema = schema
         self._inside = inside
@@ -99,7 +109,7 @@ cdef class BatchReader:
         cdef Columns columns = self._columns
         cdef Landed *landed
         cdef ArrowArray batch
-        cdef bint good
+        cdef bint good, doubtful = False
         landed = <Landed *> malloc(
             sizeof(Landed)
             + columns.nodes * (sizeof(ArrowArray) + sizeof(ArrowArray *))
@@ -114,9 +124,15 @@ cdef class BatchReader:
             raise
         if landed.payload.len >= LONG_LOOK:
             with nogil:
-                good = look(columns, landed, &batch, self._inside)
+                good = look(columns, landed, &batch, self._inside, &doubtful)
         else:
-            good = look(columns, landed, &batch, self._inside)
+            good = look(columns, landed, &batch, self._inside, &doubtful)
+        try:
+            if good and doubtful:
+                good = self._may_come(&batch)
+        except BaseException:
+            release_landed(landed)
+            raise
         if not good:
             release_landed(landed)
             return None
@@ -125,6 +141,16 @@ cdef class BatchReader:
         finally:
             if batch.release != NULL:  # it did not come to take it over
                 release_landed(landed)
+
+    cdef bint _may_come(self, const ArrowArray *batch) except -1:
+        """Whether nulls where none are allowed are all out of sight."""
+        cdef int64_t nulls = 0
+        if self._nulls is None:
+            return False
+        try:
+            return self._nulls.look(batch, &nulls) < 0
+        except ValueError:  # something points outside, and Decoder says what
+            return False
 
 
 cdef void release_landed(Landed *landed) noexcept:
@@ -147,9 +173,12 @@ cdef void release_child(ArrowArray *array) noexcept nogil:
 
 
 cdef bint look(
-    Columns columns, Landed *landed, ArrowArray *batch, bint inside
+    Columns columns, Landed *landed, ArrowArray *batch, bint inside, bint *doubtful
 ) noexcept nogil:
-    """Looks at the whole payload and describes its batch; False: it is not for this reader."""
+    """Looks at the whole payload and describes its batch; False: it is not for this reader.
+
+    ``doubtful``: there are nulls where there must be none, perhaps out of sight.
+    """
     cdef const uint8_t *data = <const uint8_t *> landed.payload.buf
     cdef int64_t size = landed.payload.len, rows, metadata
     cdef int column
@@ -168,6 +197,7 @@ cdef bint look(
     walk.steps = columns.steps
     walk.place = 0
     walk.inside = inside
+    walk.doubtful = False
     walk.arrays = <ArrowArray *> (landed + 1)
     walk.children = <ArrowArray **> (walk.arrays + columns.nodes)
     walk.pointers = <const void **> (walk.children + columns.nodes)
@@ -185,6 +215,7 @@ cdef bint look(
     batch.dictionary = NULL
     batch.release = release_batch
     batch.private_data = landed
+    doubtful[0] = walk.doubtful
     return True
 
 
@@ -300,7 +331,7 @@ cdef bint look_at(Walk *walk, int64_t least, int64_t most) noexcept nogil:
     if length < least or length > most or nulls < 0 or nulls > length:
         return False
     if step.strict and nulls:
-        return False
+        walk.doubtful = True
     array.length = length
     array.null_count = nulls
     array.offset = 0

@@ -3,6 +3,7 @@
 from libc.stdint cimport int64_t, uint8_t
 
 from aqueduct._speedups.arrow_columns cimport ArrowArray, Columns
+from aqueduct._speedups.arrow_nulls cimport NotNull
 
 # A buffer of the body, in the order of the wire.
 cdef struct Part:
@@ -16,6 +17,7 @@ cdef struct Made:
 cdef class Source:
     cdef object batch               # keeps the columns alive
     cdef Made *made
+    cdef int64_t room               # bytes that may still be made
 
     cdef uint8_t *make(self, int64_t size) noexcept nogil
 
@@ -25,15 +27,20 @@ cdef class Encoded:
 
 cdef class BatchWriter:
     cdef Columns _columns
+    cdef NotNull _nulls
 
-    cdef Encoded encode(self, object batch)
-    cdef Encoded _encode(self, object batch, const ArrowArray *exported)
+    cdef Encoded encode(self, object batch, bint brisk, bint *lengthy)
+    cdef Encoded _encode(
+        self, object batch, const ArrowArray *exported, bint brisk, bint *lengthy
+    )
+    cdef bint _may_leave(self, const ArrowArray *exported) except -1
 
 cdef class BatchEncoder:
     cdef readonly object schema
+    cdef readonly bint lengthy
     cdef public object broken
     cdef public BatchWriter _fast
     cdef object _kind
     cdef object _refusal
 
-    cpdef Encoded plain(self, object batch)
+    cpdef Encoded plain(self, object batch, bint brisk=*)

@@ -7,7 +7,7 @@ zero, bits moved to the beginning of a byte.
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
@@ -28,6 +28,7 @@ from aqueduct._speedups.arrow_columns cimport (
     Step,
     count_bits,
 )
+from aqueduct._speedups.arrow_nulls cimport NotNull
 from aqueduct._speedups.buffers cimport count_copied, new_piece
 
 __all__ = ["BatchEncoder", "BatchWriter", "Encoded"]
@@ -35,11 +36,14 @@ __all__ = ["BatchEncoder", "BatchWriter", "Encoded"]
 cdef enum:
     # Bodies below so many bytes are copied: that costs less than to keep their parts apart.
     SMALL_BODY = 1 << 10
+    # To make more than so many bytes anew, for a slice, takes milliseconds.
+    BRISK = 4 << 20
 
 cdef enum Outcome:
     DONE
     UNCOMMON        # not for this writer
     NO_MEMORY
+    LENGTHY         # it takes long
 
 cdef struct Walk:
     const Step *steps
@@ -48,6 +52,7 @@ cdef struct Walk:
     uint8_t *nodes          # where the next node goes
     uint8_t *buffers        # where the next buffer goes
     int64_t body            # bytes of the body so far
+    bint doubtful           # there are nulls where there must be none, perhaps out of sight
 
 cdef uint64_t ZERO = 0
 cdef tuple PADS = tuple(bytes(size) for size in range(8))
@@ -75,7 +80,8 @@ cdef class Encoded:
 cdef class BatchEncoder:
     """Makes payloads of the batches of one schema as far as that is plain; the base of Encoder.
 
-    ``broken``: why it is of no use any more.
+    ``broken``: why it is of no use any more. ``lengthy``: the last batch takes milliseconds: much
+    of it has to be made anew, because it is a slice. Then ``plain`` leaves it alone, if ``brisk``.
     """
 
     def __init__(self, schema, BatchWriter writer, type kind not None, type refusal not None):
@@ -86,16 +92,17 @@ cdef class BatchEncoder:
         self._kind = kind
         self._refusal = refusal
 
-    cpdef Encoded plain(self, object batch):
-        """The payload of a batch; None if it is not plain, or not right."""
+    cpdef Encoded plain(self, object batch, bint brisk=True):
+        """The payload of a batch; None if it is not plain, or not right, or ``lengthy``."""
         cdef object schema
+        self.lengthy = False
         if self._fast is None or self.broken is not None or type(batch) is not self._kind:
             return None
         schema = batch.schema
         if schema is not self.schema and not schema.equals(self.schema):
             return None
         try:
-            return self._fast.encode(batch)
+            return self._fast.encode(batch, brisk, &self.lengthy)
         except self._refusal:
             return None
 
@@ -105,8 +112,13 @@ cdef class BatchEncoder:
 cdef class BatchWriter:
     """Writes the batches of one layout; where it cannot, Arrow's own writer has to."""
 
-    def __cinit__(self, Columns columns not None):
+    def __cinit__(self, Columns columns not None, NotNull nulls=None):
+        """``nulls`` looks at batches with nulls in arrays that must not have any.
+
+        Without it such batches are left to Arrow's own writer.
+        """
         self._columns = columns
+        self._nulls = nulls
 
     def write(self, batch):
         """The payload of a ``pyarrow.RecordBatch`` as (buffers, size), or None.
@@ -115,21 +127,25 @@ cdef class BatchWriter:
         than a batch may have. The columns are in the buffers themselves, but for small ones: they
         must not change until these are gone.
         """
-        cdef Encoded encoded = self.encode(batch)
+        cdef bint lengthy = False
+        cdef Encoded encoded = self.encode(batch, False, &lengthy)
         return None if encoded is None else (encoded.buffers, encoded.size)
 
-    cdef Encoded encode(self, object batch):
+    cdef Encoded encode(self, object batch, bint brisk, bint *lengthy):
+        """None, too, with ``lengthy`` set: it is to be ``brisk``, and would take long."""
         cdef ArrowArray exported
         exported.release = NULL
         batch._export_to_c(<uintptr_t> &exported)
         try:
-            return self._encode(batch, &exported)
+            return self._encode(batch, &exported, brisk, lengthy)
         finally:
             # Now, while it is at hand: the batch keeps its columns, and it is immutable.
             if exported.release != NULL:
                 exported.release(&exported)
 
-    cdef Encoded _encode(self, object batch, const ArrowArray *exported):
+    cdef Encoded _encode(
+        self, object batch, const ArrowArray *exported, bint brisk, bint *lengthy
+    ):
         cdef Source source
         cdef Columns columns = self._columns
         cdef Encoded encoded
@@ -140,6 +156,7 @@ cdef class BatchWriter:
             return None
         source = Source.__new__(Source)
         source.batch = batch
+        source.room = BRISK if brisk else INT64_MAX
         parts = <Part *> malloc(columns.buffers * sizeof(Part) + columns.head_size)
         if parts == NULL:
             raise MemoryError
@@ -153,10 +170,18 @@ cdef class BatchWriter:
             walk.place = 0
             walk.part = parts
             walk.body = 0
-            outcome = gather_columns(&walk, source, exported)
+            walk.doubtful = False
+            if brisk:
+                outcome = gather_columns(&walk, source, exported)
+            else:
+                with nogil:
+                    outcome = gather_columns(&walk, source, exported)
             if outcome == NO_MEMORY:
                 raise MemoryError
+            lengthy[0] = outcome == LENGTHY
             if outcome != DONE:
+                return None
+            if walk.doubtful and not self._may_leave(exported):
                 return None
             store64(<uint8_t *> (parts + columns.buffers) + BODY_AT, walk.body)
             encoded = Encoded.__new__(Encoded)
@@ -165,6 +190,16 @@ cdef class BatchWriter:
             return encoded
         finally:
             free(parts)
+
+    cdef bint _may_leave(self, const ArrowArray *exported) except -1:
+        """Whether nulls where none are allowed are all out of sight."""
+        cdef int64_t nulls = 0
+        if self._nulls is None:
+            return False
+        try:
+            return self._nulls.look(exported, &nulls) < 0
+        except ValueError:  # the batch is damaged, and Encoder says so
+            return False
 
 
 @cython.final
@@ -182,8 +217,12 @@ cdef class Source:
             made = self.made
 
     cdef uint8_t *make(self, int64_t size) noexcept nogil:
-        """Memory that lives as long as this; NULL: none."""
-        cdef Made *made = <Made *> malloc(<size_t> size + sizeof(Made))
+        """Memory that lives as long as this; NULL: none, or no ``room`` if that is below zero."""
+        cdef Made *made
+        self.room -= size
+        if self.room < 0:
+            return NULL
+        made = <Made *> malloc(<size_t> size + sizeof(Made))
         if made == NULL:
             return NULL
         made.next = self.made
@@ -191,7 +230,7 @@ cdef class Source:
         return <uint8_t *> (made + 1)
 
 
-cdef Outcome gather_columns(Walk *walk, Source source, const ArrowArray *batch) noexcept:
+cdef Outcome gather_columns(Walk *walk, Source source, const ArrowArray *batch) noexcept nogil:
     """``gather`` of each; what fails is an Outcome, nothing can raise."""
     cdef int64_t column
     cdef Outcome outcome
@@ -206,7 +245,7 @@ cdef Outcome gather_columns(Walk *walk, Source source, const ArrowArray *batch) 
 
 cdef Outcome gather(
     Walk *walk, Source source, const ArrowArray *array, int64_t first, int64_t length
-) noexcept:
+) noexcept nogil:
     """Node and buffers of ``length`` values of an array, from number ``first``, then its children.
 
     The caller has compared both with the array's own length.
@@ -229,7 +268,7 @@ cdef Outcome gather(
     elif nulls < 0 or (nulls and length != array.length):
         nulls = length - count_bits(<const uint8_t *> array.buffers[0], start, length)
     if step.strict and nulls:
-        return UNCOMMON
+        walk.doubtful = True
     store64(walk.nodes, length)
     store64(walk.nodes + 8, nulls)
     walk.nodes += 16
@@ -272,7 +311,7 @@ cdef Outcome gather(
     return DONE
 
 
-cdef Outcome add(Walk *walk, const uint8_t *data, int64_t size) noexcept:
+cdef Outcome add(Walk *walk, const uint8_t *data, int64_t size) noexcept nogil:
     """The next buffer, at the next multiple of 8."""
     if data == NULL and size:
         return UNCOMMON
@@ -288,7 +327,7 @@ cdef Outcome add(Walk *walk, const uint8_t *data, int64_t size) noexcept:
 
 cdef Outcome add_bits(
     Walk *walk, Source source, const uint8_t *bits, int64_t start, int64_t length
-) noexcept:
+) noexcept nogil:
     """``length`` bits from number ``start``; moved if these do not begin a byte."""
     cdef int64_t size = length + 7 >> 3, last = (start & 7) + length - 1 >> 3, place
     cdef int shift = start & 7
@@ -302,7 +341,7 @@ cdef Outcome add_bits(
         return add(walk, bits, size)
     made = source.make(size)
     if made == NULL:
-        return NO_MEMORY
+        return LENGTHY if source.room < 0 else NO_MEMORY
     for place in range(last):
         made[place] = bits[place] >> shift | bits[place + 1] << (8 - shift)
     if last < size:
@@ -319,7 +358,7 @@ cdef Outcome add_offsets(
     int64_t length,
     int64_t *inner,
     int64_t *values,
-) noexcept:
+) noexcept nogil:
     """The offsets of some values, counted from zero, and where what they point to is."""
     cdef bint large = step.kind == LARGE_BYTES or step.kind == LARGE_LIST
     cdef int64_t place, first, last
@@ -347,7 +386,7 @@ cdef Outcome add_offsets(
         return add(walk, <const uint8_t *> short32, 4 * (length + 1))
     made = source.make((8 if large else 4) * (length + 1))
     if made == NULL:
-        return NO_MEMORY
+        return LENGTHY if source.room < 0 else NO_MEMORY
     if large:
         for place in range(length + 1):
             (<uint64_t *> made)[place] = <uint64_t> long64[place] - <uint64_t> first

@@ -1,5 +1,6 @@
 """From the batches of an iterable to messages of a channel, as far as there is room."""
 
+from aqueduct._speedups.arrow_writer cimport Encoded
 from aqueduct._speedups.posting cimport Posting
 from aqueduct._speedups.waiting cimport Waiter
 
@@ -25,6 +26,7 @@ cdef class Feed:
     cdef public str compression
     cdef public bint over
     cdef public Py_ssize_t moved
+    cdef public object slow
     cdef bytes _key
     cdef Py_ssize_t _most
     cdef object _flush
@@ -33,6 +35,7 @@ cdef class Feed:
     cdef int _check(self) except -1
     cdef bint ready(self) except -1
     cdef bint push(self, object source, object batch) except -1
+    cdef bint push_encoded(self, Encoded encoded) except -1
 
 cdef class Feeding:
     cdef Feed _call

@@ -4,6 +4,7 @@ from typing import Any, final
 
 from typing_extensions import disjoint_base
 
+from aqueduct._speedups.arrow_writer import Encoded
 from aqueduct._speedups.posting import Posting
 from aqueduct._speedups.waiting import Waiter
 
@@ -36,6 +37,7 @@ class Feed:
     compression: str
     over: bool
     moved: int
+    slow: Any
     def __init__(
         self, window: Window | None, key: bytes, most: int, flush: Callable[[], object]
     ) -> None: ...
@@ -43,6 +45,7 @@ class Feed:
     def may_send(self) -> bool: ...
     def feed(self, source: Any, batches: Iterator[Any], count: int) -> bool | None: ...
     def give(self, source: Any, batch: Any) -> None: ...
+    def give_encoded(self, encoded: Encoded) -> None: ...
 
 @final
 class Feeding:

@@ -102,9 +102,10 @@ cdef class Feed:
 
     ``row`` takes the messages, None if there is no channel for batches; ``flush`` is called once
     some were queued. ``compression``: what batches may be compressed by, "" for nothing. ``over``:
-    the call has ended. ``moved`` grows with all that happens, for the progress deadline. The rest
-    is left to ``writable``, ``finish()``, and ``send(encoded, number)`` for what is not one plain
-    message.
+    the call has ended. ``moved`` grows with all that happens, for the progress deadline. ``slow``:
+    a batch that takes long to encode, None if there is none; who feeds has it encoded elsewhere
+    and gives it by ``give_encoded``, before all others. The rest is left to ``writable``,
+    ``finish()``, and ``send(encoded, number)`` for what is not one plain message.
     """
 
     def __init__(self, Window window, bytes key not None, Py_ssize_t most, flush):
@@ -119,7 +120,7 @@ cdef class Feed:
         """Sends what there is room for, at most ``count`` batches of an iterator.
 
         ``source`` encodes them. True: that were all, and the channel is finished. False: there is
-        no room. None: there is room still, and it is others' turn.
+        no room. None: there is room still, and it is others' turn; or the next one is ``slow``.
         """
         cdef PyObject *found
         cdef object batch
@@ -136,15 +137,23 @@ cdef class Feed:
                 batch = <object> found
                 Py_DECREF(batch)
                 posted |= self.push(source, batch)
+                if self.slow is not None:
+                    return None
         finally:
             if posted:
                 self._flush()
         return None
 
     def give(self, source not None, batch):
-        """Sends one batch, whether or not there is room."""
+        """Sends one batch, whether or not there is room, unless it is ``slow``."""
         self._check()
         if self.push(source, batch):
+            self._flush()
+
+    def give_encoded(self, Encoded encoded not None):
+        """Sends the payload of a batch, whether or not there is room."""
+        self._check()
+        if self.push_encoded(encoded):
             self._flush()
 
     @property
@@ -173,12 +182,18 @@ cdef class Feed:
         """Sends one batch; whether it was queued for ``flush``."""
         cdef BatchEncoder encoder = source.encoder
         cdef Encoded encoded = None
-        cdef Py_ssize_t number
         if not self.compression:
             encoded = encoder.plain(batch)
         if encoded is None or encoded.size > self._most:
             source.compression = self.compression
+            if encoder.slow(batch, self.compression):
+                self.slow = batch
+                return False
             encoded = source.encode(batch)
+        return self.push_encoded(encoded)
+
+    cdef bint push_encoded(self, Encoded encoded) except -1:
+        cdef Py_ssize_t number
         number = self.window.send(encoded.size)
         # What the service does not want any more is dropped: its status says why.
         if encoded.size > self._most or self.row is None or self.row.error is not None or self.over:

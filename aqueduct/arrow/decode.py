@@ -6,7 +6,7 @@ or a BadCall; see ``Decoder`` for what is looked at.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sized
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -14,11 +14,12 @@ import pyarrow as pa
 from aqueduct._speedups.arrow_reader import BatchReader
 from aqueduct._speedups.flatbuffer import is_batch
 from aqueduct.arrow.compression import Overblown, Unpacking
+from aqueduct.arrow.encode import LONG_BYTES, LONG_NODES, LONG_PACKED
 from aqueduct.arrow.ipc import (
     ROWS_LIMIT,
     adopt,
     first_line,
-    forbidden_nulls,
+    is_wide,
     serialize_schema,
 )
 from aqueduct.arrow.metadata import (
@@ -30,7 +31,7 @@ from aqueduct.arrow.metadata import (
     Summary,
     summarize,
 )
-from aqueduct.arrow.physical import plan
+from aqueduct.arrow.physical import Plan, plan
 from aqueduct.config import DEFAULT
 from aqueduct.errors import BadCall, BatchTooLarge, CallError
 
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 __all__ = ["Checks", "Decoder"]
+
+_LONG_ALWAYS: Final = 64 << 20
+"""Bytes of a payload that take long in any case."""
 
 Checks: TypeAlias = Literal["layout", "memory", "full"]
 """How closely a received batch is looked at; see ``Decoder``."""
@@ -78,26 +82,41 @@ class Decoder:
         self._where = where
         self._peer = peer
         self._handler = handler
-        self._plan = found = plan(schema)
-        self._required = found.required
+        self._checks = checks
         self._full = checks == "full"
         self._deep = checks == "memory"
-        self._layout = found.layout
         self._compressions = compressions
         self._limit = dictionary_limit
+        self._found: Plan | None = None
         self._fast: BatchReader | None = None
-        if found.columns is not None:
-            import_ = pa.RecordBatch._import_from_c
-            self._fast = BatchReader(found.columns, import_, schema, checks != "layout")
         self._stream: _DictionaryStream | None = None
-        if found.dictionaries:
-            self._stream = _DictionaryStream(schema, found.dictionaries, dictionary_limit)
         self._broken: _Fault | None = None
+        if not is_wide(schema):
+            self._prepare()
+
+    @property
+    def prepared(self) -> bool:
+        """Whether it has its plan: that of a very wide schema is made for the first batch."""
+        return self._found is not None
+
+    def slow(self, payload: Sized) -> bool:
+        """Whether to decode this payload may take milliseconds, so that an event loop should not.
+
+        ``len(payload)`` counts bytes.
+        """
+        size = len(payload)
+        if self._found is None or size >= _LONG_ALWAYS:
+            return True
+        if self._compressions and size >= LONG_PACKED:
+            return True
+        if self._fast is not None and not self._full:
+            return False
+        return size >= LONG_BYTES or self._found.layout.nodes > LONG_NODES
 
     @property
     def independent(self) -> bool:
         """Whether each batch stands alone, so that other streams may use this decoder, too."""
-        return self._stream is None
+        return not self._plan.dictionaries
 
     @property
     def reader(self) -> BatchReader | None:
@@ -114,6 +133,8 @@ class Decoder:
         """
         if self._broken is not None:
             raise self._broken.error()
+        if self._found is None:
+            self._prepare()
         try:
             if self._fast is not None:
                 batch = self._fast.read(payload)
@@ -136,6 +157,20 @@ class Decoder:
                 raise
             raise fault.error() from error
 
+    @property
+    def _plan(self) -> Plan:
+        return self._found or self._prepare()
+
+    def _prepare(self) -> Plan:
+        found = self._found = plan(self.schema)
+        if found.columns is not None:
+            import_ = pa.RecordBatch._import_from_c
+            inside, nulls = self._checks != "layout", found.required.check
+            self._fast = BatchReader(found.columns, import_, self.schema, inside, nulls)
+        if found.dictionaries:
+            self._stream = _DictionaryStream(self.schema, found.dictionaries, self._limit)
+        return found
+
     def _decode(self, payload: pa.Buffer) -> pa.RecordBatch:
         if payload.address % 8:  # Arrow expects its numbers on their own boundaries
             payload = _copied(payload)
@@ -146,12 +181,14 @@ class Decoder:
         again = self._stream is None  # whether to read it twice costs nothing
         if self._stream is not None:
             message, summary = _next_message(source)
-            batch = self._stream.read(payload, source, message, summary, self._layout, unpacking)
+            batch = self._stream.read(
+                payload, source, message, summary, self._plan.layout, unpacking
+            )
         else:
             message = _read_message(source)
-            if not is_batch(message.metadata, *self._layout):
+            if not is_batch(message.metadata, *self._plan.layout):
                 summary = summarize(message.metadata)
-                _check_batch(message, summary, self._layout, unpacking)
+                _check_batch(message, summary, self._plan.layout, unpacking)
                 again = not summary.compressed
             _check_end(source)
             batch = pa.ipc.read_record_batch(message, self.schema)
@@ -171,13 +208,9 @@ class Decoder:
             raise _Malformed(
                 f"it says that it has {batch.num_rows} rows; the limit is {ROWS_LIMIT}"
             )
-        found = forbidden_nulls(batch, self._required)
-        if found is not None:
-            field, nulls = found
-            raise _Malformed(
-                f"column {field.name!r} is declared {field.type} not null, and {nulls} of its "
-                "values are null"
-            )
+        nulls = self._plan.required.find(batch)
+        if nulls is not None:
+            raise _Malformed(str(nulls))
         return batch
 
 

@@ -6,22 +6,23 @@ are the batch's own buffers, so they must not change until they have left.
 
 from __future__ import annotations
 
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
 from aqueduct._speedups.arrow_writer import BatchEncoder, Encoded
 from aqueduct._speedups.buffers import Piece
+from aqueduct.arrow.compact import Compactor
 from aqueduct.arrow.ipc import (
     ALIGNMENT,
     ROWS_LIMIT,
     adopt,
     first_line,
-    forbidden_nulls,
+    is_wide,
 )
 from aqueduct.arrow.metadata import SCHEMA, summarize
-from aqueduct.arrow.physical import plan
-from aqueduct.arrow.schema import check
+from aqueduct.arrow.physical import Plan, plan
+from aqueduct.arrow.schema import check, same_schema
 from aqueduct.errors import LocalProtocolError, SchemaMismatch
 
 __all__ = ["Encoded", "Encoder", "Part"]
@@ -29,8 +30,18 @@ __all__ = ["Encoded", "Encoder", "Part"]
 Part: TypeAlias = bytes | memoryview | Piece
 """A buffer of a payload."""
 
+LONG_BYTES: Final = 4 << 20
+"""Bytes of a batch that take long to write, or to read, if the compiled modules do not do it."""
+LONG_PACKED: Final = 256 << 10
+"""Bytes that take long to pack, or to unpack."""
+LONG_NODES: Final = 1000
+"""Arrays of a batch for which it is the same."""
+LONG_ROWS: Final = 1 << 20
+"""Rows of a batch that take long if it is a slice, whatever writes it."""
 SMALL: Final = 4 << 10
 """Columns of at most so many bytes are copied: that costs less than to keep them apart."""
+_TOGETHER: Final = 256
+"""Parts of so many bytes are copied, and those that follow each other put together."""
 _ZEROS: Final = bytes(ALIGNMENT)
 _PREFIX: Final = 8  # the continuation, ff ff ff ff, and the length of the metadata
 
@@ -53,14 +64,39 @@ class Encoder(BatchEncoder):
         fault: str = "",
     ) -> None:
         """``where`` and ``fault`` are for errors; see ``aqueduct.arrow.schema.check``."""
-        self._plan = plan(schema)
-        super().__init__(schema, self._plan.writer, pa.RecordBatch, pa.ArrowException)
+        super().__init__(schema, None, pa.RecordBatch, pa.ArrowException)
+        self._found: Plan | None = None
+        if not is_wide(schema):
+            self._prepare()
         self._where = where or "the batch"
         self._peer = peer
         self._handler = handler
         self._fault = fault
         self._parts: list[pa.Buffer | bytes] = []
+        self._compactor: Compactor | None = None
         self._writer: pa.ipc.RecordBatchStreamWriter | None = None
+
+    @property
+    def prepared(self) -> bool:
+        """Whether it has its plan: that of a very wide schema is made for the first batch."""
+        return self._found is not None
+
+    def slow(self, batch: Any, compression: str = "") -> bool:
+        """Whether to encode this batch may take milliseconds, so that an event loop should not.
+
+        ``plain`` may have left it alone, or not have been asked.
+        """
+        if not isinstance(batch, pa.RecordBatch):
+            return False  # which ``encode`` refuses
+        if self._found is None:
+            return True
+        if self._fast is None and self._found.layout.nodes > LONG_NODES:
+            return True
+        if self._fast is not None and not compression:
+            return self.lengthy or batch.num_rows > LONG_ROWS
+        most = LONG_PACKED if compression else LONG_BYTES
+        # The first is quicker to tell, and counts the whole for a slice.
+        return bool(batch.get_total_buffer_size() >= most and batch.nbytes >= most)
 
     @property
     def independent(self) -> bool:
@@ -75,7 +111,9 @@ class Encoder(BatchEncoder):
         schema is not the encoder's, and LocalProtocolError if Arrow cannot write it; after the
         latter the encoder is of no use any more.
         """
-        written = self.plain(batch)
+        if self._found is None:
+            self._prepare()
+        written = self.plain(batch, brisk=False)
         if written is not None:
             return written
         if self.broken is not None:
@@ -90,7 +128,7 @@ class Encoder(BatchEncoder):
                 f"{self._where} has {batch.num_rows} rows, above the limit of {ROWS_LIMIT}; "
                 "send it in slices: batch.slice(offset, length)"
             )
-        if not batch.schema.equals(self.schema):
+        if not same_schema(batch.schema, self.schema):
             check(
                 self.schema,
                 batch.schema,
@@ -100,22 +138,11 @@ class Encoder(BatchEncoder):
                 fault=self._fault,
             )
             batch = adopt(batch, self.schema)
-            written = self.plain(batch)
+            written = self.plain(batch, brisk=False)
             if written is not None:
                 return written
-        found = forbidden_nulls(batch, self._plan.required)
-        if found is not None:
-            field, nulls = found
-            raise SchemaMismatch(
-                f"{self._where}: column {field.name!r} is declared {field.type} not null, and "
-                f"{nulls} of its values are null; {self._fault}fill them "
-                "(pyarrow.compute.fill_null), or declare the column nullable",
-                peer=self._peer,
-                handler=self._handler,
-                column=field.name,
-                wanted=f"{field.type} not null",
-                got=f"{nulls} nulls",
-            )
+        self._check_nulls(batch)
+        batch = self._compact(batch)
         try:
             if not self._plan.dictionaries and batch.get_total_buffer_size() <= SMALL:
                 return _small(batch)
@@ -131,6 +158,40 @@ class Encoder(BatchEncoder):
             raise LocalProtocolError(text) from error
         finally:
             self._parts.clear()
+
+    @property
+    def _plan(self) -> Plan:
+        return self._found or self._prepare()
+
+    def _prepare(self) -> Plan:
+        found = self._found = plan(self.schema)
+        self._fast = found.writer
+        return found
+
+    def _check_nulls(self, batch: pa.RecordBatch) -> None:
+        try:
+            found = self._plan.required.find(batch)
+        except ValueError as error:
+            raise LocalProtocolError(f"{self._where} is damaged: {error}") from error
+        if found is not None:
+            what = "column" if found.path in self.schema.names else "field"
+            raise SchemaMismatch(
+                f"{self._where}: {found}; {self._fault}fill them "
+                f"(pyarrow.compute.fill_null), or declare the {what} nullable",
+                peer=self._peer,
+                handler=self._handler,
+                column=found.path,
+                wanted=f"{found.type} not null",
+                got=f"{found.nulls} nulls",
+            )
+
+    def _compact(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        slack = self._plan.slack
+        if not slack and batch.num_rows:
+            return batch
+        if self._compactor is None:
+            self._compactor = Compactor(self.schema, slack)
+        return self._compactor.compact(batch)
 
     def _open(self) -> pa.ipc.RecordBatchStreamWriter:
         options = pa.ipc.IpcWriteOptions(
@@ -203,9 +264,18 @@ def _align(parts: list[pa.Buffer | bytes]) -> Encoded:
             size += len(head)
         left = summary.body
         size += left
+        small: list[pa.Buffer | bytes] = []
         while left > 0:
             part = parts[place]
             place += 1
             left -= len(part)
+            if len(part) <= _TOGETHER:  # very many of them would keep all threads busy
+                small.append(part)
+                continue
+            if small:
+                buffers.append(b"".join(small))
+                small = []
             buffers.append(part if type(part) is bytes else memoryview(part).cast("B"))
+        if small:
+            buffers.append(b"".join(small))
     return Encoded(buffers, size)

@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 __all__ = [
     "ALIGNMENT",
     "EXTENSION",
+    "LONG_SCHEMA",
     "ROWS_LIMIT",
     "adopt",
     "by_identity",
     "deserialize_schema",
     "first_line",
-    "forbidden_nulls",
+    "is_wide",
     "serialize_schema",
 ]
 
@@ -42,6 +43,9 @@ ROWS_LIMIT: Final = (1 << 31) - 1
 
 _KEPT: Final = 128
 _KEPT_SIZE: Final = 8 << 10  # bytes of a schema message: peers can make this keep a MiB
+
+LONG_SCHEMA: Final = 64 << 10
+"""Bytes of a schema message that takes milliseconds to read: more than some 1,000 columns."""
 
 _Value = TypeVar("_Value")
 
@@ -76,6 +80,11 @@ def serialize_schema(schema: pa.Schema) -> bytes:
     return message
 
 
+def is_wide(schema: pa.Schema | None) -> bool:
+    """Whether a schema is so large that comparing it, or planning for it, takes milliseconds."""
+    return schema is not None and len(serialize_schema(schema)) >= LONG_SCHEMA
+
+
 def deserialize_schema(payload: ReadableBuffer, *, where: str = "", peer: str = "") -> pa.Schema:
     """The schema of an IPC schema message. Raises BadCall if it is anything else.
 
@@ -88,6 +97,8 @@ def deserialize_schema(payload: ReadableBuffer, *, where: str = "", peer: str = 
             schema, kind, rest = _kept_parse(data)
         else:  # large, or of types that may be registered otherwise the next time
             schema, kind, rest = _parse(buffer)
+            if schema is not None and buffer.size >= LONG_SCHEMA:
+                serialize_schema(schema)  # here and now, for ``is_wide`` on an event loop
     except MemoryError:
         raise
     except Exception as error:
@@ -129,17 +140,6 @@ def adopt(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """``batch`` read as ``schema``, which it must match in layout. Nothing is copied."""
     array = batch.__arrow_c_array__()[1]
     return pa.RecordBatch._import_from_c_capsule(schema.__arrow_c_schema__(), array)
-
-
-def forbidden_nulls(
-    batch: pa.RecordBatch, required: tuple[int, ...]
-) -> tuple[pa.Field, int] | None:
-    """The first column with nulls among those that must not have any, and how many."""
-    for index in required:
-        nulls: int = batch.column(index).null_count
-        if nulls:
-            return batch.schema.field(index), nulls
-    return None
 
 
 def first_line(error: BaseException) -> str:

@@ -10,7 +10,7 @@ a batch is looked at through its *physical* schema: same layout, and no rule but
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Final, TypeAlias
@@ -19,8 +19,10 @@ import pyarrow as pa
 
 from aqueduct._speedups.arrow_columns import DEPTH_LIMIT, NODES_LIMIT, Columns
 from aqueduct._speedups.arrow_writer import BatchWriter
-from aqueduct.arrow.ipc import by_identity
+from aqueduct.arrow.compact import has_slack
+from aqueduct.arrow.ipc import by_identity, is_wide
 from aqueduct.arrow.metadata import Layout
+from aqueduct.arrow.nulls import Required
 
 __all__ = [
     "Plan",
@@ -44,9 +46,11 @@ class Plan:
     """Of its batches."""
     dictionaries: dict[int, Layout]
     """Of its dictionaries, by their ids."""
-    required: tuple[int, ...]
-    """The columns that are declared without nulls (the columns themselves, not fields inside)."""
+    required: Required
+    """The columns, and fields inside them, that are declared without nulls."""
     grows_by_deltas: bool
+    slack: tuple[int, ...]
+    """The columns that may hold what none of their rows refers to; see ``compact``."""
     columns: Columns | None
     """For the compiled reader; None if a type is not for it."""
     writer: BatchWriter | None
@@ -64,6 +68,8 @@ class Plan:
 @by_identity
 def plan(schema: pa.Schema) -> Plan:
     """The plan of a schema. Kept, because each call of a handler has the same ones again."""
+    if is_wide(schema):  # Arrow holds all threads up while it hashes and compares
+        return _make_plan(schema)
     try:
         return _kept_plan(schema)
     except TypeError:  # an extension type that cannot be hashed
@@ -73,14 +79,17 @@ def plan(schema: pa.Schema) -> Plan:
 def _make_plan(schema: pa.Schema) -> Plan:
     layout, dictionaries = layouts(schema)
     columns = common_columns(schema)
+    required = Required(schema)
     return Plan(
         schema,
         layout,
         dictionaries,
-        tuple(i for i, field in enumerate(schema) if not field.nullable),
+        required,
         grows_by_deltas(schema),
+        # What the compiled writer knows has none.
+        () if columns is not None else tuple(i for i, f in enumerate(schema) if has_slack(f.type)),
         columns,
-        None if columns is None else BatchWriter(columns),
+        None if columns is None else BatchWriter(columns, required.check),
     )
 
 
@@ -140,7 +149,7 @@ def _add_steps(steps: _Steps, kind: pa.DataType, strict: bool, levels: int) -> b
         # The entries of a map, and their keys, never are null: Arrow checks it too.
         steps.append(("struct", 0, 2, True))
         return _add_steps(steps, kind.key_type, True, levels - 2) and _add_steps(
-            steps, kind.item_type, False, levels - 2
+            steps, kind.item_type, not kind.item_field.nullable, levels - 2
         )
     elif types.is_list(kind):
         steps.append(("list", 0, 1, strict))
@@ -150,13 +159,16 @@ def _add_steps(steps: _Steps, kind: pa.DataType, strict: bool, levels: int) -> b
         steps.append(("fixed_list", kind.list_size, 1, strict))
     else:
         return _add_leaf(steps, kind, strict)
-    return all(_add_steps(steps, kind.field(i).type, False, levels - 1) for i in range(count))
+    return all(
+        _add_steps(steps, field.type, not field.nullable, levels - 1)
+        for field in map(kind.field, range(count))
+    )
 
 
 def _add_leaf(steps: _Steps, kind: pa.DataType, strict: bool) -> bool:
     types = pa.types
     if types.is_null(kind):
-        steps.append(("nulls", 0, 0, False))
+        steps.append(("nulls", 0, 0, strict))
     elif types.is_boolean(kind):
         steps.append(("bits", 0, 0, strict))
     elif types.is_fixed_size_binary(kind):
@@ -179,7 +191,9 @@ def layouts(schema: pa.Schema) -> tuple[Layout, dict[int, Layout]]:
     those inside its values.
     """
     dictionaries: dict[int, Layout] = {}
-    return _sum(Layout(0, 0, 0), [field.type for field in schema], dictionaries), dictionaries
+    # Fields are asked for one by one: lists of very many would have the collector look at them.
+    types = (field.type for field in schema)
+    return _sum(Layout(0, 0, 0), types, dictionaries), dictionaries
 
 
 def _layout(kind: pa.DataType, dictionaries: dict[int, Layout]) -> Layout:
@@ -203,10 +217,10 @@ def _layout(kind: pa.DataType, dictionaries: dict[int, Layout]) -> Layout:
         own = Layout(1, 3, 0)
     else:
         own = Layout(1, 3 if _as_bytes(kind) or _is_bytes(kind) else 2, 0)
-    return _sum(own, [kind.field(i).type for i in range(kind.num_fields)], dictionaries)
+    return _sum(own, (kind.field(i).type for i in range(kind.num_fields)), dictionaries)
 
 
-def _sum(own: Layout, inner: list[pa.DataType], dictionaries: dict[int, Layout]) -> Layout:
+def _sum(own: Layout, inner: Iterable[pa.DataType], dictionaries: dict[int, Layout]) -> Layout:
     nodes, buffers, views = own
     for kind in inner:
         child = _layout(kind, dictionaries)
@@ -278,14 +292,15 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 def _all_types(schema: pa.Schema) -> Iterator[pa.DataType]:
     """The types of all columns and of all that is inside them; storage for extensions."""
-    waiting = [field.type for field in schema]
-    while waiting:
-        kind = waiting.pop()
-        if isinstance(kind, pa.BaseExtensionType):
-            waiting.append(kind.storage_type)
-            continue
-        yield kind
-        if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
-            waiting.append(kind.value_type)
-        else:
-            waiting.extend(kind.field(i).type for i in range(kind.num_fields))
+    for field in schema:
+        waiting = [field.type]
+        while waiting:
+            kind = waiting.pop()
+            if isinstance(kind, pa.BaseExtensionType):
+                waiting.append(kind.storage_type)
+                continue
+            yield kind
+            if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+                waiting.append(kind.value_type)
+            else:
+                waiting.extend(kind.field(i).type for i in range(kind.num_fields))
