@@ -433,7 +433,8 @@ class Exchange(Parcel):
             mine, theirs = (taken_schema(each, refusal(where)) for each in (self.declared, got))
             differs = f"{where} differs from what Spark was told by apply()"
             check(nullable_schema(mine), theirs, where=differs)
-        return Fitting(wanted if told is None else told_schema(wanted, told), got, where=where)
+        wanted = wanted if told is None else told_schema(wanted, told)
+        return Fitting(wanted, got, where=where, rounding=self.shape.rounding)
 
     def output_schema(self, rows: AnySchema | DataFrame) -> StructType:
         """What comes of rows of this schema, to be declared to ``mapInArrow``.

@@ -11,6 +11,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from aqueduct.arrow.casts import Unfit, cast
 from aqueduct.arrow.schema import shorten
 from aqueduct.errors import SchemaMismatch
 from spark_udfs.spark_types import bound_of, precision_of, shown
@@ -33,9 +34,15 @@ _LOSSES: Final = (
 class Fitting:
     """The way of batches of one schema to another one that Spark takes, column by column."""
 
-    def __init__(self, wanted: pa.Schema, got: pa.Schema, *, where: str = "") -> None:
-        """``where`` begins the text of errors. Both schemas have the same number of columns."""
+    def __init__(
+        self, wanted: pa.Schema, got: pa.Schema, *, where: str = "", rounding: bool = False
+    ) -> None:
+        """``where`` begins the text of errors. Both schemas have the same number of columns.
+
+        ``rounding``: values that would be lost may become the nearest ones.
+        """
         self.schema = wanted
+        self._rounding = rounding
         self._where = f"{where}: " if where else ""
         pairs = zip(wanted, got, strict=True)
         self._converts = [not _as_it_is(mine, theirs.type) for mine, theirs in pairs]
@@ -58,12 +65,17 @@ class Fitting:
         try:
             return _convert(array, field)
         except _LOSSES as error:
+            rounded = _rounded(array, field) if self._rounding else None
+            if rounded is not None:
+                return rounded
             row = _first_bad(array, field)
-            value = _value(array, row)
+            value, remedy = _value(array, row), ""
+            if not self._rounding and _rounded(array.slice(row, 1), field) is not None:
+                remedy = '; cast="round" allows it to be rounded'
             raise SchemaMismatch(
                 f"{self._where}column {field.name!r}: {shown(array.type)} does not become "
                 f"{shown(field.type)}, which Spark takes, without a loss: the value {value} in "
-                f"row {row} of batch {number}: {error}",
+                f"row {row} of batch {number}: {error}{remedy}",
                 column=field.name,
                 wanted=str(field.type),
                 got=str(array.type),
@@ -92,6 +104,14 @@ def _convert(array: pa.Array, field: pa.Field) -> pa.Array:
     made = array if given.equals(kind) else array.cast(kind)
     _check(made, field)
     return made
+
+
+def _rounded(array: pa.Array, field: pa.Field) -> pa.Array | None:
+    """``array`` with the nearest values that the field can have; None if more would be lost."""
+    try:
+        return _convert(cast(array, field.type, rounding=True), field)
+    except (Unfit, *_LOSSES):
+        return None
 
 
 def _as_it_is(field: pa.Field, given: pa.DataType) -> bool:

@@ -40,6 +40,7 @@ def exchange_pandas(address: str, handler: str, **options: Any) -> PandasExchang
 
     Frames go through Arrow with ``input_schema``, or without it with the types of the partition's
     first frame. Give it when a column may be all null in the first frame, or holds nested values.
+    A value that would be another one then, such as 1e300 as a float, raises SchemaMismatch.
     """
     return PandasExchange(exchange(address, handler, **options))
 
@@ -59,8 +60,9 @@ def exchange_column(
     - ``returns``: Spark's type of what comes back, as DDL or a DataType. The handler's answers must
       have one column; its name does not matter, its type must be this one.
     - ``columns``: how the handler knows the columns that the function is given, in their order.
-    - ``options``: those of ``exchange``. As many rows must come back as were sent, which is
-      checked; ``on_error="skip"`` and what else changes the rows has no place here.
+    - ``options``: those of ``exchange``; with ``cast`` what comes back is cast to ``returns``, too.
+      As many rows must come back as were sent, which is checked; ``on_error="skip"`` and what else
+      changes the rows has no place here.
 
     What is returned has ``summary()`` and ``tally`` beside, as what ``exchange`` returns.
 

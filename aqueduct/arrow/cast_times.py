@@ -1,8 +1,8 @@
 """Casts of dates, times, timestamps and durations, and of text and integers to them and back.
 
 All goes by counts: integers of 64 bits, in units of a number of nanoseconds. Arrow's own casts
-drop the time of a timestamp that becomes a date, and let counts overflow in places. The rules are
-as those of ``cast_numbers``.
+drop the time of a timestamp that becomes a date, and let some counts overflow. The functions are
+rules, as those of ``cast_numbers``.
 
 A timestamp with a zone is an instant, and has a date and a time of day in that zone. They are kept
 where the zone is lost or gained, as Spark does: ``13:05+01:00`` becomes ``13:05``.
@@ -46,10 +46,10 @@ _TIME: Final = rf"^{_TIME_TEXT}$"
 _LOCAL: Final = rf"^{_DATE_TEXT}(?:[T ]{_TIME_TEXT})?$"
 _ZONED: Final = rf"^{_DATE_TEXT}(?:[T ]{_TIME_TEXT}{_ZONE_TEXT}?)?$"
 _FORM: Final = {
-    _DATE: "such as 2024-12-31",
-    _TIME: "such as 23:59:58.5",
-    _LOCAL: "such as 2024-12-31 23:59:58.5",
-    _ZONED: "such as 2024-12-31 23:59:58.5+01:00",
+    _DATE: "2024-12-31",
+    _TIME: "23:59:58.5",
+    _LOCAL: "2024-12-31 23:59:58.5",
+    _ZONED: "2024-12-31 23:59:58.5+01:00",
 }
 
 
@@ -206,7 +206,7 @@ def _parts(array: pa.Array, pattern: str) -> _Parts:
     """The named groups of ``pattern`` in text that has its form; empty where they are left out."""
     parts = pc.extract_regex(array, pattern)
     good = pc.or_(pc.is_valid(parts), pc.is_null(array))
-    require(good, f"it has not the form {_FORM[pattern]}")
+    require(good, f"it is not of the form {_FORM[pattern]}")
     names = [field.name for field in parts.type]
     return dict(zip(names, parts.flatten(), strict=True))  # null where the text is
 

@@ -9,8 +9,8 @@ a timestamp that becomes a date, no field of a struct.
 
 ``cast_ways.RULES`` has the pairs of kinds between which a cast leads. Lists, structs, maps,
 dictionaries and runs are taken apart and built anew around the values inside; lists by their
-offsets and sizes. Arrow's own casts are used only where they keep the rule: they take the sizes of
-list views for nothing, and fill missing fields with nulls.
+offsets and sizes. Arrow's own casts are used only where they keep the rule: they ignore the sizes
+of list views, and fill missing fields with nulls.
 """
 
 from __future__ import annotations

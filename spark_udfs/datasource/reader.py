@@ -291,7 +291,8 @@ def _read(
                 fitting: Fitting | None = None
                 for number, batch in enumerate(_as_declared(wanted, stream)):
                     if fitting is None:  # all batches of a stream have one schema
-                        fitting = Fitting(wanted.made, batch.schema)
+                        rounding = settings.cast == "round"
+                        fitting = Fitting(wanted.made, batch.schema, rounding=rounding)
                     made = fitting.one(batch, number)
                     numbers.batches_received += 1
                     numbers.rows_received += batch.num_rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -321,6 +322,25 @@ def test_frames_of_pandas_that_fit_go_as_declared(address):
 
 
 # Spark
+
+
+def test_what_spark_takes_is_rounded_if_that_is_allowed(address):
+    batch = pa.record_batch({"t": pa.array([2_000, 1_500], pa.timestamp("ns"))})
+    told = pa.schema([("t", pa.timestamp("us"))])
+    call = replace(exchange(address, "echo"), declared=told)  # as apply() makes it
+    with pytest.raises(SchemaMismatch) as caught:
+        list(call(iter([batch])))
+    assert "in row 1 of batch 0: " in str(caught.value)
+    assert '; cast="round" allows it to be rounded' in str(caught.value)
+    call = replace(exchange(address, "echo", cast="round"), declared=told)
+    (answer,) = call(iter([batch]))
+    assert answer["t"].cast(pa.int64()).to_pylist() == [2, 2]
+    batch = pa.record_batch({"t": pa.array([2**62], pa.timestamp("s"))})
+    for cast in (True, "round"):
+        call = replace(exchange(address, "echo", cast=cast), declared=told)
+        with pytest.raises(SchemaMismatch, match=r"column 't'.*row 0 of batch 0") as caught:
+            list(call(iter([batch])))
+        assert 'cast="round"' not in str(caught.value)
 
 
 @pytest.fixture
