@@ -98,10 +98,11 @@ class Encoder(BatchEncoder):
     def encode(self, batch: pa.RecordBatch) -> Encoded:
         """The payload of ``batch``. Its column buffers are not copied.
 
-        (Arrow itself copies what cannot be sent as it is: the validity bitmaps and offsets of a
-        slice that begins inside them.) Raises SchemaMismatch, before anything is written, if its
-        schema is not the encoder's, and LocalProtocolError if Arrow cannot write it; after the
-        latter the encoder is of no use any more.
+        What cannot be sent as it is, is copied: the validity bitmaps and offsets of a slice that
+        begins inside them, and what rows refer to of buffers that have much else (``compact``).
+        Raises SchemaMismatch, before anything is written, if the schema of the batch is not the
+        encoder's, or if it has nulls, at any depth, where that allows none; LocalProtocolError if
+        Arrow cannot write it, and then the encoder is of no use any more.
         """
         if self._found is None:
             self._prepare()
@@ -133,8 +134,8 @@ class Encoder(BatchEncoder):
             if written is not None:
                 return written
         self._check_nulls(batch)
-        batch = self._compact(batch)
         try:
+            batch = self._compact(batch)
             if not self._plan.dictionaries and batch.get_total_buffer_size() <= SMALL:
                 return _small(batch)
             if self._writer is None:
