@@ -22,7 +22,7 @@ from aqueduct.arrow.ipc import (
 )
 from aqueduct.arrow.metadata import SCHEMA, summarize
 from aqueduct.arrow.physical import Plan, plan
-from aqueduct.arrow.schema import check, same_schema
+from aqueduct.arrow.schema import check, equal_schemas
 from aqueduct.errors import LocalProtocolError, SchemaMismatch
 
 __all__ = ["Encoded", "Encoder", "Part"]
@@ -121,7 +121,7 @@ class Encoder(BatchEncoder):
                 f"{self._where} has {batch.num_rows} rows, above the limit of {ROWS_LIMIT}; "
                 "send it in slices: batch.slice(offset, length)"
             )
-        if not same_schema(batch.schema, self.schema):
+        if not equal_schemas(batch.schema, self.schema):
             check(
                 self.schema,
                 batch.schema,

@@ -18,7 +18,7 @@ import pyarrow as pa
 from aqueduct.arrow.ipc import is_wide, serialize_schema
 from aqueduct.errors import SchemaMismatch
 
-__all__ = ["Difference", "check", "difference", "same_schema", "shorten"]
+__all__ = ["Difference", "check", "difference", "equal_schemas", "shorten"]
 
 _SPARK_TYPES: Final = {
     "bool": "boolean",
@@ -84,7 +84,7 @@ def check(
 
 def difference(wanted: pa.Schema, got: pa.Schema) -> Difference | None:
     """The first difference that matters, or None."""
-    if same_schema(got, wanted):
+    if equal_schemas(got, wanted):
         return None
     if wanted.names != got.names:
         return _names(wanted, got)
@@ -95,7 +95,7 @@ def difference(wanted: pa.Schema, got: pa.Schema) -> Difference | None:
     return None
 
 
-def same_schema(got: pa.Schema, wanted: pa.Schema) -> bool:
+def equal_schemas(got: pa.Schema, wanted: pa.Schema) -> bool:
     """Whether they are equal but for metadata; False for some very wide ones that are.
 
     Arrow holds all threads up while it compares, so wide ones are compared by their messages, with
