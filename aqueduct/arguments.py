@@ -495,6 +495,7 @@ ARGUMENTS: Final[Mapping[str, Kind]] = MappingProxyType(
         "held": KINDS["function"],
         "ready": KINDS["function"],
         "callback": KINDS["function"],
+        "on_end": KINDS["function"],
         # Services.
         "description": KINDS["text"],
         "authorize": KINDS["function"],

@@ -212,11 +212,12 @@ class EachBatch:
             if found is None:
                 break
             self._hand_out(*found)
-        if running.input_over and running.batches_in == self._done and self._encoding is None:
+        answered = running.batches_in == self._done and self._encoding is None
+        if running.input_over and answered:
             return True
         if blocked:
             running.output.notify_writable(ample=True)
-        running.waits_for_client = blocked or running.batches_in == self._done
+        running.waits_for_client = blocked or answered
         return False
 
     def _send_answers(self) -> bool:

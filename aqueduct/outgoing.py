@@ -410,7 +410,7 @@ class Outgoing(Feed):
             return
         try:
             self._accept(job.result())
-        except AqueductError as error:
+        except Exception as error:  # noqa: BLE001  whoever reads is to see it
             self.fail(error)
         else:
             self._on_change()

@@ -1,5 +1,7 @@
 """Threads that are there at once: for handlers written without asyncio, and for the sync client.
 
+And a few for what takes an event loop too long: ``Job``.
+
 All of them are daemon threads, because a handler that never returns must not keep an interpreter
 from ending. For the same reason ``concurrent.futures`` is of no use here: its threads are joined
 at exit, and what finds no free thread waits in a queue, where one slow call starves the others.

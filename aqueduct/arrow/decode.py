@@ -59,7 +59,8 @@ class Decoder:
       where types are nested in unions, dictionaries and the like).
     - ``"full"``: also text is UTF-8, decimals and times are in range (about 80 us a MiB).
 
-    A payload that is not what it should be raises BadCall. If the schema has dictionaries, the
+    A payload that is not what it should be raises BadCall; so do nulls, at any depth, where the
+    schema allows none. If the schema has dictionaries, the
     stream cannot go on after that, and every later call raises the same. What has been sent of
     dictionaries and not been replaced may reach ``dictionary_limit`` bytes, then BatchTooLarge.
     So may what a payload unpacks to, if it is compressed by one of ``compressions``.

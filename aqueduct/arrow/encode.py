@@ -22,7 +22,7 @@ from aqueduct.arrow.ipc import (
 )
 from aqueduct.arrow.metadata import SCHEMA, summarize
 from aqueduct.arrow.physical import Plan, plan
-from aqueduct.arrow.schema import check, same_schema
+from aqueduct.arrow.schema import check, equal_schemas
 from aqueduct.errors import LocalProtocolError, SchemaMismatch
 
 __all__ = ["Encoded", "Encoder", "Part"]
@@ -106,10 +106,11 @@ class Encoder(BatchEncoder):
     def encode(self, batch: pa.RecordBatch) -> Encoded:
         """The payload of ``batch``. Its column buffers are not copied.
 
-        (Arrow itself copies what cannot be sent as it is: the validity bitmaps and offsets of a
-        slice that begins inside them.) Raises SchemaMismatch, before anything is written, if its
-        schema is not the encoder's, and LocalProtocolError if Arrow cannot write it; after the
-        latter the encoder is of no use any more.
+        What cannot be sent as it is, is copied: the validity bitmaps and offsets of a slice that
+        begins inside them, and what rows refer to of buffers that have much else (``compact``).
+        Raises SchemaMismatch, before anything is written, if the schema of the batch is not the
+        encoder's, or if it has nulls, at any depth, where that allows none; LocalProtocolError if
+        Arrow cannot write it, and then the encoder is of no use any more.
         """
         if self._found is None:
             self._prepare()
@@ -128,7 +129,7 @@ class Encoder(BatchEncoder):
                 f"{self._where} has {batch.num_rows} rows, above the limit of {ROWS_LIMIT}; "
                 "send it in slices: batch.slice(offset, length)"
             )
-        if not same_schema(batch.schema, self.schema):
+        if not equal_schemas(batch.schema, self.schema):
             check(
                 self.schema,
                 batch.schema,
@@ -142,8 +143,8 @@ class Encoder(BatchEncoder):
             if written is not None:
                 return written
         self._check_nulls(batch)
-        batch = self._compact(batch)
         try:
+            batch = self._compact(batch)
             if not self._plan.dictionaries and batch.get_total_buffer_size() <= SMALL:
                 return _small(batch)
             if self._writer is None:

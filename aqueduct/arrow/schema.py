@@ -24,8 +24,8 @@ __all__ = [
     "check",
     "check_expected",
     "difference",
+    "equal_schemas",
     "no_cast",
-    "same_schema",
     "shorten",
 ]
 
@@ -132,7 +132,7 @@ def check_expected(
 
 def difference(wanted: pa.Schema, got: pa.Schema) -> Difference | None:
     """The first difference that matters, or None."""
-    if same_schema(wanted, got):
+    if equal_schemas(got, wanted):
         return None
     if wanted.names != got.names:
         return _names(wanted, got)
@@ -148,16 +148,17 @@ def no_cast(wanted: pa.DataType) -> str:
     return f"no cast leads there: build it as {_short(wanted)}, or change what is declared"
 
 
-def same_schema(one: pa.Schema, other: pa.Schema) -> bool:
-    """Whether they are equal but for metadata; False for some wide ones that are.
+def equal_schemas(got: pa.Schema, wanted: pa.Schema) -> bool:
+    """Whether they are equal but for metadata; False for some very wide ones that are.
 
-    Arrow holds all threads up while it compares, so wide ones are compared by their messages.
+    Arrow holds all threads up while it compares, so wide ones are compared by their messages, with
+    the metadata. ``wanted`` is the one that is used again and again.
     """
-    if one is other:
+    if got is wanted:
         return True
-    if is_wide(one) or is_wide(other):
-        return serialize_schema(one) == serialize_schema(other)
-    return bool(one.equals(other))
+    if is_wide(wanted):
+        return len(got) == len(wanted) and serialize_schema(got) == serialize_schema(wanted)
+    return bool(got.equals(wanted))
 
 
 def shorten(text: str, limit: int = 200) -> str:

@@ -9,9 +9,12 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
+import aqueduct
+from aqueduct.arrow.ipc import adopt
 from aqueduct.config import Config, Timing
 from aqueduct.errors import ConfigError, SchemaMismatch
 from spark_udfs import exchange, exchange_pandas
+from tests.calls import served
 
 pytestmark = pytest.mark.spark
 
@@ -166,6 +169,27 @@ def test_nulls_where_none_are_wanted_name_their_column(spark, address):
     text = failure(maybe.mapInArrow(call, "id long"))
     assert "SchemaMismatch" in text
     assert "column 'id' may hold nulls" in text
+
+
+def test_a_nested_null_where_none_is_wanted_names_its_field(spark):
+    kind = pa.struct([pa.field("x", pa.int64(), nullable=False)])
+    strict = pa.schema([("a", kind)])
+    service = aqueduct.Service("nested")
+
+    @service.handler("nested", output=strict)
+    def nested(batch):
+        values = [None if value == 2 else {"x": value} for value in batch["id"].to_pylist()]
+        if batch.num_rows > 3:
+            values[3] = {"x": None}
+        loose = pa.record_batch([pa.array(values, pa.struct([("x", pa.int64())]))], ["a"])
+        return adopt(loose, strict)
+
+    with served(service) as address:
+        call = exchange(address, "nested")
+        rows = call.apply(spark.range(0, 3, 1, numPartitions=1)).collect()
+        assert [row.a and row.a.x for row in rows] == [0, 1, None]
+        text = failure(call.apply(spark.range(0, 4, 1, numPartitions=1)))
+    assert "column 'a.x' is declared int64 not null, and 1 of its values are null" in text
 
 
 def test_an_output_schema_that_does_not_fit_names_its_column(spark, address):
