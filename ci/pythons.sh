@@ -58,11 +58,12 @@ run() { # suite, arguments of pytest
             export PIP_CERT=/etc/ssl/certs/ca-certificates.crt PIP_DISABLE_PIP_VERSION_CHECK=1
             export PIP_CONSTRAINT=/aqueduct/ci/constraints.txt
             # An installation compiles everything; after it, what has changed is enough.
-            if ! cmp --quiet pyproject.toml /venv/pyproject.toml; then
+            cat pyproject.toml ci/pythons.sh >/venv/wanted
+            if ! cmp --quiet /venv/wanted /venv/installed; then
                 pip install --quiet build cython setuptools
                 pip install --quiet --no-build-isolation \
                     --editable ".[bench,demo,postgres,spark,telemetry,test]"
-                cp pyproject.toml /venv/
+                mv /venv/wanted /venv/installed
             fi
             python setup.py --quiet build_ext --inplace
             # Some tests read what git has of the tree.

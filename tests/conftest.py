@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
@@ -121,8 +122,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT))
 
 
+@settings(max_examples=1, database=None)
+@given(st.none())
+def _first_use(_: None) -> None:
+    """Has hypothesis keep its random numbers."""
+
+
 def pytest_collection_finish() -> None:
-    """Thousands of tests live to the end of a run: no search for garbage looks at them again."""
+    """Thousands of tests live to the end of a run: no search for garbage looks at them again.
+
+    Hypothesis looks for who refers to its random numbers when they are first used, which Python
+    3.14 cannot tell of what is frozen.
+    """
+    _first_use()
     gc.collect()
     gc.freeze()
 
