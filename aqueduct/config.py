@@ -54,8 +54,7 @@ class Limits:
     header_bytes: int = 64 * KiB
     """The largest block of header data."""
     block_bytes: int = 4 * MiB
-    """The largest block of attachments, or of ranges in an ack: they are held whole, and as numbers
-    and pairs they take many times that for a moment."""
+    """The largest block of attachments, or of ranges in an ack: they are held whole."""
     attachments: int = 1024
     """Attachments in one message."""
     channels: int = 100_000

@@ -210,20 +210,20 @@ class SenderHalf(Posting):
 
     # What the peer says
 
-    def acked(self, varints: Sequence[int]) -> list[int]:
+    def acked(self, ranges: bytes) -> list[int]:
         """ACK_RELIABLE. Returns channels that became accessible by it (AQ-R27.3)."""
-        reached = _take_links(self.links, self._numbers.ack(varints))
+        reached = _take_links(self.links, self._numbers.ack(ranges, bool(self.links)))
         self.links = self.links or NO_LINKS
         return self._reached(reached)
 
-    def ack_nacked(self, varints: Sequence[int]) -> tuple[list[int], list[int]]:
+    def ack_nacked(self, ranges: bytes) -> tuple[list[int], list[int]]:
         """ACK_NACK_UNRELIABLE. Returns (channels now accessible, channels lost) (AQ-R27.4)."""
         if self._unreliable is None:
             raise SequenceError("ACK_NACK_UNRELIABLE for datagrams that were never sent (AQ-R15)")
-        acked, nacked = self._unreliable.ack_nack(varints)
-        for start, stop in nacked:
-            self.nacked += stop - start
-            self._shared.datagrams_nacked += stop - start
+        told = bool(self.unreliable_links)
+        acked, nacked, missed = self._unreliable.ack_nack(ranges, told)
+        self.nacked += missed
+        self._shared.datagrams_nacked += missed
         lost = _take_links(self.unreliable_links, nacked)
         reached = _take_links(self.unreliable_links, acked)
         self.unreliable_links = self.unreliable_links or NO_LINKS
