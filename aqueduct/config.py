@@ -205,6 +205,16 @@ class Mux:
     """Entities of each kind and direction; a peer that opens more is cut off (BP-R12)."""
     payload_bytes: int = 64 * MiB
     """The largest payload that is put together from its pieces (BP-R12)."""
+    connection_bytes: int = 64 * MiB
+    """What one connection of ``aqueduct.bpmux`` holds of what its peer has sent and nobody has
+    taken, over all entities: it grants credit only while there is room. One payload more may be
+    completed beside it. It is also what this side may have queued (BP-R12)."""
+    wake_up: int = 256
+    """Chunks of one connection of ``aqueduct.bpmux`` that are taken before others have their
+    turn."""
+    closing_deadline: float = 30.0
+    """After the peer has ended the top level, what is open may go on, until nothing has moved for
+    so many seconds; then the connection is closed (BP-R14)."""
     unanswered_pings: int = 1024
     """Pings of the peer whose answers wait to leave; a peer that sends more does not read."""
     pong_deadline: float = 30.0

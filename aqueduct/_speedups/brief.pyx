@@ -327,6 +327,7 @@ cdef class Departures(Turns):
 cdef int remove(Entity entity, tuple maps) except -1:
     """As ``State.remove``."""
     entity.gone = True
+    entity.twin = None
     entity.items = ()
     entity.joined = b""
     entity.grant = entity.pings = entity.pongs = 0

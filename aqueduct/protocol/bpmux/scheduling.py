@@ -23,6 +23,7 @@ from aqueduct._speedups.outlet import Outlet
 from aqueduct.config import Mux as Settings
 from aqueduct.errors import LimitExceeded
 from aqueduct.protocol.bpmux import events
+from aqueduct.protocol.bpmux.budget import Budget
 from aqueduct.protocol.bpmux.state import DUPLEX, Entity, Item, State, type_for
 
 __all__ = ["Buffer", "Scheduler", "Taken"]
@@ -32,6 +33,7 @@ Taken: TypeAlias = tuple[list[bytes | memoryview], int, list[tuple[Entity, int]]
 """Buffers in wire order, their bytes, and how many bytes of payload are in them of whom."""
 
 UNLIMITED = 1 << 62
+_FORGOTTEN = 64
 
 
 class Scheduler(Departures):
@@ -48,6 +50,10 @@ class Scheduler(Departures):
         self._state = state
         self._events = reported
         self._settings = settings
+        self.budget: Budget | None = None
+        """Told of entities on which the peer sends no more."""
+        self._forgotten = 0
+        """Entities that were taken back and may still stand in a lane."""
 
     def take(self, limit: int) -> Taken:
         """Commits and returns the next chunks, about ``limit`` bytes of them."""
@@ -75,6 +81,8 @@ class Scheduler(Departures):
 
     def peer_ended(self, entity: Entity) -> None:
         """The peer's end is here: what waits is dropped, and the end acknowledged (BP-12)."""
+        if self.budget is not None:
+            self.budget.closed(entity)
         if entity.end_out:
             self._state.remove(entity)
         else:
@@ -103,9 +111,24 @@ class Scheduler(Departures):
     def forget(self, entity: Entity) -> None:
         """Takes an entity back that the peer does not know of."""
         self._wait_no_more(entity)
-        self._state.remove(entity)
+        halves = [entity]
         if entity.open_type == DUPLEX and entity.twin is not None:
-            self._state.remove(entity.twin)
+            halves.append(entity.twin)
+        for half in halves:
+            if self.budget is not None:
+                self.budget.closed(half)
+            self._state.remove(half)
+        self._forgotten += len(halves)
+        if self._forgotten > max(_FORGOTTEN, (len(self.fresh) + len(self.bulky)) // 2):
+            self._clear_lanes()
+
+    def _clear_lanes(self) -> None:
+        """Nothing is kept of what was taken back while the transport takes nothing."""
+        self._forgotten = 0
+        for lane in (self.urgent, self.fresh, self.bulky):
+            left = [entity for entity in lane if not entity.gone]
+            lane.clear()
+            lane.extend(left)
 
     def _wait_no_more(self, entity: Entity) -> None:
         """It has what it waited for, or needs it no more: the next one is tried."""
@@ -239,7 +262,7 @@ class Scheduler(Departures):
         if item is not None:
             for buffer in item.scatter.take(size, UNLIMITED):
                 out.add(buffer)
-            if size and not item.is_end:
+            if not item.is_end and (size or item.whole):
                 out.written.append((entity, size))
             if done:
                 items.popleft()
@@ -276,6 +299,8 @@ class Scheduler(Departures):
     def _has_ended(self, entity: Entity) -> None:
         """Our end was taken; nothing else leaves (BP-R8)."""
         entity.end_out = True
+        if self.budget is not None:
+            self.budget.granted -= entity.grant
         entity.drop()
         entity.grant = entity.pings = entity.pongs = 0
         if entity is self._state.top_sink:
