@@ -232,7 +232,6 @@ async def test_streams_that_nobody_reads_do_not_stop_the_one_that_is_read(
 ) -> None:
     """All of the room is taken by forty others; the last ones are read first."""
     async with joined(family, tmp_path, TIGHT, window=256 * KiB) as pair:
-
         size = 100 * KiB if partially else 30 * KiB
 
         async def fill(sink: Sink, number: int) -> None:

@@ -31,13 +31,16 @@ class Budget:
     Two entities go on without room, so that nothing waits for ever: one whose payload in Partial
     mode has begun, until it is complete, and one whose reader waits for a payload that needs more
     credit than it has. Only entities are chosen whose next payload the application waits for
-    (``wait_for``): what they send is taken at once.
+    (``wait_for``): what they send is taken at once. The second one keeps its place until there is
+    room for what it was granted.
 
-    ``pay(entity, size)`` grants credit to an entity that may still use it.
+    ``payload``: bytes of the largest payload. ``pay(entity, size)`` grants credit to an entity
+    that may still use it.
     """
 
     __slots__ = (
         "_ahead",
+        "_ahead_size",
         "_finishing",
         "_floor",
         "_held",
@@ -46,6 +49,7 @@ class Budget:
         "_limit",
         "_openings",
         "_pay",
+        "_payload",
         "_readers",
         "_shared",
         "_top",
@@ -54,7 +58,12 @@ class Budget:
     )
 
     def __init__(
-        self, limit: int, entities: int, top: Entity, pay: Callable[[Entity, int], None]
+        self,
+        limit: int,
+        payload: int,
+        entities: int,
+        top: Entity,
+        pay: Callable[[Entity, int], None],
     ) -> None:
         self.held = 0
         """Bytes that came and were not released."""
@@ -62,6 +71,7 @@ class Budget:
         """Bytes that the peer has credit for."""
         self._floor = max(limit // 4 // entities, 1)
         self._limit = limit
+        self._payload = payload
         self._shared = limit - limit // 4
         self._top = top
         self._pay = pay
@@ -71,12 +81,15 @@ class Budget:
         """Credit that is owed and found no room."""
         self._readers: dict[Entity, int] = {}
         """Entities whose next payload is waited for, and by how many."""
-        self._openings: OrderedDict[Entity, None] = OrderedDict()
-        """Entities whose opening payload has begun, and lacks credit of the top-level."""
+        self._openings: set[Entity] = set()
+        """Entities whose opening payload is not complete."""
         self._finishing: Entity | None = None
+        """Who goes on in Partial mode without room; the top-level for opening payloads."""
         self._hungry: OrderedDict[Entity, None] = OrderedDict()
         """Those of ``_readers`` that lack credit; some may have got it meanwhile."""
         self._ahead: Entity | None = None
+        self._ahead_size = 0
+        """What it was granted beyond the room that there was."""
 
     # Credit
 
@@ -101,20 +114,17 @@ class Budget:
 
     def refund(self, purse: Entity, entity: Entity, size: int) -> None:
         """Grants the bytes of a piece of an unfinished payload of ``entity`` again."""
-        if entity is self._finishing:
-            self._grant(purse, self._lacking.pop(purse, 0) + size)
-            return
+        if purse is self._top and entity is not purse:
+            self._openings.add(entity)
         self.give(purse, size)
-        if purse is self._top and entity is not purse and purse in self._lacking:
-            self._openings[entity] = None
-            self._favour()
+        if purse is self._finishing:
+            self._finish(purse)
 
     def completed(self, entity: Entity) -> None:
         """A payload of it is whole."""
-        self._openings.pop(entity, None)
-        if entity is self._ahead:
-            self._ahead = None
-        if entity is self._finishing and self._purse(entity) in self._readers:
+        self._openings.discard(entity)
+        finishing = self._finishing
+        if finishing is not None and not self._unfinished(finishing) and finishing in self._readers:
             self._finishing = None  # it is taken at once
             self._favour()
 
@@ -125,27 +135,35 @@ class Budget:
         self.granted -= size
         self.held += size
         self._held[purse] = self._held.get(purse, 0) + size
-        if purse is self._ahead and size and not purse.partial:
-            self._ahead = None
 
-    def release(self, purse: Entity, size: int) -> None:
-        """The application has taken so many bytes that came, or they were dropped."""
-        left = self._held.pop(purse, 0) - size
+    def consumed(self, purse: Entity, size: int, held: int) -> None:
+        """The application has taken ``held`` bytes, or dropped them; ``size`` may come again.
+
+        Who had room keeps it: others get what is left.
+        """
+        left = self._held.pop(purse, 0) - held
         if left > 0:
             self._held[purse] = left
-        self.held -= size
-        finishing = self._finishing
-        if finishing is not None and not finishing.partial and self._purse(finishing) is purse:
+        self.held -= held
+        if purse is self._finishing and not self._unfinished(purse):
             self._finishing = None
+        if size <= held and self.held + self.granted + size <= self._limit:
+            self._grant(purse, size)
+        else:
+            self.give(purse, size)
         if self._lacking:
             self._go_on()
 
     def closed(self, entity: Entity) -> None:
         """The peer sends no more on it."""
+        if entity.joined:  # an unfinished payload, which nobody gets
+            purse = self._top if entity.opening_in else entity
+            self.consumed(purse, 0, len(entity.joined))
+            entity.joined = b""
         self.granted -= entity.credit_in + entity.grant
         entity.credit_in = 0
         self._lacking.pop(entity, None)
-        self._openings.pop(entity, None)
+        self._openings.discard(entity)
         self._readers.pop(entity, None)
         if entity is self._finishing:
             self._finishing = None
@@ -171,8 +189,28 @@ class Budget:
 
     # Within
 
-    def _purse(self, entity: Entity) -> Entity:
-        return self._top if entity.opening_in else entity
+    def _unfinished(self, purse: Entity) -> bool:
+        """Whether a payload in Partial mode that it pays for is not complete."""
+        if purse is self._top and self._openings:
+            return True
+        return purse.partial > 0 and not purse.opening_in
+
+    def _finish(self, purse: Entity) -> None:
+        """Grants what a payload misses that goes on without room.
+
+        Of opening payloads, which a peer may mix, all together have room for one more.
+        """
+        if purse is self._top and self._openings:
+            most = self._limit + self._payload + self._ahead_size - self.held - self.granted
+        else:
+            most = purse.partial - purse.credit_in - purse.grant
+        owed = self._lacking.get(purse, 0)
+        now = min(owed, max(most, 0))
+        if now == owed:
+            self._lacking.pop(purse, None)
+        else:
+            self._lacking[purse] = owed - now
+        self._grant(purse, now)
 
     def _owe(self, entity: Entity, size: int) -> None:
         self._lacking[entity] = size
@@ -207,20 +245,23 @@ class Budget:
 
     def _favour(self) -> None:
         """Chooses who goes on without room."""
-        if self._finishing is not None and self._ahead is not None:
-            return
+        if self._ahead is not None and self.held + self.granted <= self._limit:
+            self._ahead = None  # what it had beyond the limit is made up for
+        if self._ahead is None:
+            self._ahead_size = 0
+        if self._finishing is not None:
+            self._finish(self._finishing)
+            if self._ahead is not None:
+                return
         readers = self._readers
-        if self._top in readers and self._top in self._lacking and self._finishing is None:
-            opening = next(iter(self._openings), None)
-            if opening is not None:
-                self._finishing = opening
-                self._grant(self._top, self._lacking.pop(self._top))
         for entity in tuple(islice(self._hungry, _LOOKED_AT)):
             if entity not in readers or entity not in self._lacking:
                 del self._hungry[entity]
-            elif entity.partial and not entity.opening_in and self._finishing is None:
-                self._finishing = entity
-                self._grant(entity, self._lacking.pop(entity))
-            elif not entity.partial and self._ahead is None:
+            elif self._unfinished(entity):
+                if self._finishing is None:
+                    self._finishing = entity
+                    self._finish(entity)
+            elif self._ahead is None:
                 self._ahead = entity
+                self._ahead_size = self._lacking[entity]
                 self._grant(entity, self._lacking.pop(entity))

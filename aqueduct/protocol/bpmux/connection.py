@@ -101,6 +101,7 @@ class Mux:
         if whole and regrant:
             self._budget = self._scheduler.budget = Budget(
                 self.settings.connection_bytes,
+                self.settings.payload_bytes,
                 self.settings.entities,
                 self.top_stream,
                 self._scheduler.give_back,
@@ -483,8 +484,7 @@ class Mux:
         if self._budget is None:
             self._scheduler.give_back(entity, size)
             return
-        self._budget.release(entity, size if held is None else held)
-        self._budget.give(entity, size)
+        self._budget.consumed(entity, size, size if held is None else held)
 
     def wait_for(self, entity: Entity) -> None:
         """The application waits for the next payload of it, until ``wait_no_more``.

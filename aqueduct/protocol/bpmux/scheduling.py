@@ -52,6 +52,9 @@ class Scheduler(Departures):
         self._settings = settings
         self.budget: Budget | None = None
         """Told of entities on which the peer sends no more."""
+        self._begun: Entity | None = None
+        """Whose opening payload is leaving in pieces. Another one would take the credit that it
+        needs to become whole, and neither might."""
         self._forgotten = 0
         """Entities that were taken back and may still stand in a lane."""
 
@@ -132,8 +135,13 @@ class Scheduler(Departures):
 
     def _wait_no_more(self, entity: Entity) -> None:
         """It has what it waited for, or needs it no more: the next one is tried."""
-        if entity in self._waiting:
+        waited = entity in self._waiting
+        if waited:
             del self._waiting[entity]
+        if entity is self._begun and not (entity.items and entity.items[0].begun):
+            self._begun = None
+            waited = True
+        if waited:
             self._wake_waiting()
 
     def _wake_waiting(self) -> None:
@@ -196,7 +204,7 @@ class Scheduler(Departures):
                 enough = size <= available
             elif item.total:
                 size = min(waiting, room, available)
-                enough = size > 0
+                enough = size > 0 and not (on_top and self._begun not in (None, entity))
                 total = 0 if item.begun or size == item.total else item.total
             else:
                 size = min(waiting, room, available)
@@ -216,6 +224,8 @@ class Scheduler(Departures):
             self._abandon(entity)
         elif entity not in self._waiting:
             self._waiting[entity] = None
+            if entity is self._begun:
+                self._waiting.move_to_end(entity, last=False)
 
     def _chunk(
         self, entity: Entity, item: Item | None, size: int, total: int, available: int, out: Outlet
@@ -274,6 +284,8 @@ class Scheduler(Departures):
                 out.add(buffer)
         if opening:
             self._has_opened(entity)
+        if on_top and not done:
+            self._begun = entity
         if on_top:
             self._wait_no_more(entity)
         ends = item is not None and (item.is_end or item.is_response)
