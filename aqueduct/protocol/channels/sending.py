@@ -278,6 +278,25 @@ class SenderHalf(Posting):
         taken, self.acked_links = self.acked_links, NO_CHANNELS
         return taken
 
+    def stopped(self) -> None:
+        """The peer stopped a stream of messages: its receiver is to be closed soon."""
+        if self.error is None:
+            shared = self._shared
+            shared.stopped_due.append((shared.now + shared.config.timing.progress_deadline, self))
+
+    def stop_due(self) -> None:
+        """It was not: nothing that was sent will be acknowledged, and nothing more be sent."""
+        if self.error is not None or self.state is SenderState.ENDED:
+            return
+        if self.state is SenderState.OPEN:
+            self.cancel()
+        limit = self._shared.config.timing.progress_deadline
+        self.error = ReceiverClosed(
+            f"the peer stopped reading {ids.describe(self.channel)} and did not close its "
+            f"receiver within {limit:g} s (Timing.progress_deadline)"
+        )
+        self._shared.events += [Writable(self), SenderEnded(self)]
+
     # What the streams say
 
     def left_by(self, stream: object) -> None:
