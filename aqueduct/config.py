@@ -210,8 +210,7 @@ class Mux:
     taken, over all entities: it grants credit only while there is room. One payload more may be
     completed beside it. It is also what this side may have queued (BP-R12)."""
     wake_up: int = 256
-    """Chunks of one connection of ``aqueduct.bpmux`` that are taken before others have their
-    turn."""
+    """Chunks of one connection that are read before others have their turn."""
     closing_deadline: float = 30.0
     """After the peer has ended the top level, what is open may go on, until nothing has moved for
     so many seconds; then the connection is closed (BP-R14)."""

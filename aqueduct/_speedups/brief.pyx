@@ -85,8 +85,9 @@ cdef class Arrivals(Reading):
         while True:
             if step == NOTHING:
                 step = self.run_plain()
-            if step != HEAD or not self.at_once():
+            if step != HEAD or self.allowance == 0 or not self.at_once():
                 return step
+            self.allowance -= self.allowance > 0
             step = NOTHING
 
     def tell(self, arrival, piece, acknowledgement):

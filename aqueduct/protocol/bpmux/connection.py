@@ -128,8 +128,8 @@ class Mux:
     def receive_data(self, data: bytes | bytearray | memoryview, most: int = 0) -> None:
         """The next bytes from the peer, in any pieces.
 
-        With ``most`` above zero, and ``whole``, no more chunks than that are taken: what is
-        ``unread`` is taken by ``read_on``, before more is received.
+        With ``most`` above zero no more chunks than that are taken: what is ``unread`` is taken
+        by ``read_on``, before more is received.
         """
         if self.error is not None:
             return
@@ -146,14 +146,15 @@ class Mux:
     def read_on(self, most: int = 0) -> None:
         """Takes what is ``unread``, or ``most`` chunks of it."""
         if self.unread:
-            self.go_on(Step.NOTHING, most)
+            self._receiving.allowance = most or -1
+            self.go_on(Step.NOTHING)
 
-    def go_on(self, step: int, most: int = 0) -> None:
+    def go_on(self, step: int) -> None:
         """Takes what an ``Intake`` leaves to the core, from this step of its decoder on."""
         if self.error is not None:
             return
         try:
-            self._receiving.go_on(step, most)
+            self._receiving.go_on(step)
         except RemoteProtocolError as error:
             self._fail(error)
 

@@ -65,30 +65,27 @@ class Receiving(Arrivals):
         self._whole = whole
         self._regrant = regrant
         self._budget = budget
-        self.unread = False
-        """Whether chunks are left of what was received: ``go_on`` takes them."""
 
     def receive(self, data: bytes | bytearray | memoryview, most: int = 0) -> None:
         """The next bytes of the connection, or ``most`` chunks of them."""
         self.decoder.feed(data)
-        self.go_on(_NOTHING, most)
+        self.allowance = most or -1
+        self.go_on(_NOTHING)
 
-    def go_on(self, step: int, most: int = 0) -> None:
+    def go_on(self, step: int) -> None:
         """Takes this step of the decoder, if it is one, and all that follow.
 
-        With ``most`` above zero it stops before the chunk behind so many; plain chunks, which
-        the compiled way takes, are not counted.
+        It stops before the chunk that is above the ``allowance``.
         """
-        count = 0
         if self.unread:
             self.unread, step = False, Step.HEAD
         step = self.run(step)
         while step != _NOTHING:
             if step == Step.HEAD:
-                if most and count == most:
+                if not self.allowance:
                     self.unread = True
                     return
-                count += 1
+                self.allowance -= self.allowance > 0
                 self._head()
             elif step == Step.PIECE:
                 self._piece()
