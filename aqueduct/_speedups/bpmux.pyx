@@ -152,7 +152,8 @@ cdef class ChunkDecoder:
     are of the current chunk from HEAD on; ``credit`` and ``end_payload`` (length) from REST on,
     which comes if one of them is there. Payloads come in pieces, as their bytes come: ``data`` of
     PIECE and END_PIECE, of which ``missing`` bytes are yet to come; an empty one has no piece.
-    Large pieces are views of what was fed. DONE ends each chunk.
+    Large pieces are views of what was fed. DONE ends each chunk. ``chunks`` counts those that have
+    begun.
 
     Raises FrameError for bytes that are no chunk of any state. No memory is taken for what
     is only announced. After an error every method raises it again.
@@ -218,6 +219,7 @@ cdef class ChunkDecoder:
         if state == AT_HEAD:
             if not self._gather(True):
                 return NOTHING
+            self.chunks += 1
             self.credit = self.end_payload = 0
             self.missing = self.payload
             if self.flags & PAYLOAD_FLAG and self.payload:

@@ -299,7 +299,8 @@ class _Door:
 
     # the socket
 
-    def _arrived(self, buffer: memoryview, size: int, address: SocketAddress) -> None:
+    def _arrived(self, buffer: memoryview, size: int, address: SocketAddress) -> int:
+        events = 0
         now = self._loop.time()
         routes, id_stop = self._routes, 1 + self._id_length
         carrier = previous = None
@@ -311,7 +312,7 @@ class _Door:
             else:
                 carrier = self._long_header(bytes(data), address)
             if carrier is not previous and previous is not None:
-                previous.deliver()
+                events += previous.deliver()
             previous = carrier
             if carrier is not None:
                 carrier.receive(data, address, now)
@@ -319,7 +320,8 @@ class _Door:
             elif self._farewells:
                 self._repeat_farewell(data)
         if carrier is not None:
-            carrier.deliver()
+            events += carrier.deliver()
+        return events
 
     def _burst(self) -> None:
         touched, self._touched = self._touched, {}
