@@ -503,6 +503,8 @@ class QuicCarrier:
         for timer in (self._timer, self._close_timer):
             if timer is not None:
                 timer.cancel()
+        for sender in self._senders.values():
+            sender.drop()
         self._senders.clear()
         self._early.clear()
         self._host.ended(self, error)

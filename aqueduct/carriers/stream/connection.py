@@ -435,6 +435,7 @@ class StreamCarrier(Wire):
         self._incoming.clear()
         self._datagrams.clear()
         self._early.clear()
+        self._mux.drop()
         self._host.ended(self, error)
         if tell:
             self._tell_user()

@@ -527,6 +527,17 @@ class Mux:
             entity.pongs += 1
             self._scheduler.hurry(entity)
 
+    def drop(self) -> None:
+        """The connection is over: nothing that waits here is kept, nor whom it concerned."""
+        for known in self._state.maps:
+            for entity in known.values():
+                entity.drop()
+                entity.joined = b""
+                entity.user = entity.twin = None
+        self._scheduler.drop()
+        self._events.clear()
+        self._receiving.tell(None, None, None)
+
     # Looking
 
     def find(self, place: int, identifier: int) -> Entity | None:

@@ -103,6 +103,12 @@ class Scheduler(Departures):
             entity, _ = self._waiting.popitem(last=False)
             self._abandon(entity)
 
+    def drop(self) -> None:
+        """Nothing leaves any more."""
+        for lane in (self.urgent, self.fresh, self.bulky, self._waiting):
+            lane.clear()
+        self._begun = None
+
     def _abandon(self, entity: Entity) -> None:
         if entity.gone or entity.end_in:
             return
