@@ -152,7 +152,8 @@ cdef class Intake:
         if self._shares:
             self._hear_knocks()
         if (
-            self.inlet is None and not self._reading.unread and last.identifier and not last.gone and not last.end_in
+            self.inlet is None and not self._reading.unread
+            and last.identifier and not last.gone and not last.end_in
             and self._chunks.flags == PAYLOAD_FLAG
             and (self._chunks.payload >= ASK_FROM or last.identifier == self._latest)
         ):

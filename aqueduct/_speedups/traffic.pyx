@@ -15,8 +15,6 @@ from aqueduct._speedups.turns cimport Turns
 
 from aqueduct._speedups.turns import write_out
 
-from aqueduct.errors import RemoteProtocolError
-
 __all__ = ["Traffic"]
 
 cdef enum:
@@ -36,8 +34,9 @@ cdef class Traffic:
     What waits to leave is in ``_turns`` or, if it is ``_dirty``, still to be asked for by
     ``_collect``. ``_out`` has what was taken, about ``_take`` bytes at once, and ``_offered``
     chunks behind that are shown to the kernel. In one wake-up ``_turn`` bytes are read, or
-    ``_chunks`` chunks, and as many bytes written. ``_secure``: chunks may be sent, by ``_records`` if that is not None. ``_writing``: the
-    kernel takes no more now. ``_parting``: the last words are said.
+    ``_chunks`` chunks, and as many bytes written. ``_secure``: chunks may be sent, by ``_records``
+    if that is not None. ``_writing``: the kernel takes no more now. ``_parting``: the last words
+    are said.
     """
 
     # Reading
@@ -55,7 +54,8 @@ cdef class Traffic:
             finally:
                 if self._inlet is not None:
                     self._close_inlet()
-        except (RemoteProtocolError, OSError) as error:
+        except Exception as error:
+            # A fault of this side ends the connection, too: it could not read on.
             self._read_failed(error)
             return 0
         finally:
@@ -70,6 +70,8 @@ cdef class Traffic:
             if not self._begun or not self._established:
                 budget -= <Py_ssize_t> self._read_first()
                 continue
+            if self._mux.error is not None:
+                raise self._mux.error  # what follows a violation is not read
             outcome, size = self._intake.read(budget)
             budget -= size
             if outcome == CORE:

@@ -134,7 +134,7 @@ async def test_a_task_that_is_cancelled_leaves_nothing_behind(family: str, tmp_p
                 asyncio.create_task(pair.client.ping()),
                 asyncio.create_task(pair.client.accept()),
             ]
-            seen = [weakref.ref(task) for task in tasks]
+            seen: list[weakref.ref[object]] = [weakref.ref(task) for task in tasks]
             await asyncio.sleep(0)
             (call,) = pair.client._live - before
             seen.append(weakref.ref(call))
@@ -193,7 +193,7 @@ async def test_a_peer_within_its_credit_cannot_make_a_connection_hold_more(
             await peer.say(chunk(Kind.OUT_SINK, 300, bytes(size)))
             sent[300] += size
             assert held(connection) <= LIMIT + 2 * MiB
-        assert len(await within(waiting)) == 2 * MiB
+        assert await within(waiting) == bytes(2 * MiB)
         assert held(connection) == sum(sent.values()) - 2 * MiB
 
 
@@ -265,7 +265,7 @@ async def test_idle_streams_leave_credit_for_others(family: str, tmp_path: Path)
         assert isinstance(stream, Stream)
         reading = asyncio.create_task(stream.receive())
         await last.send(bytes(MiB))
-        assert len(await within(reading)) == MiB
+        assert await within(reading) == bytes(MiB)
         assert len(taken) == 1000
         assert pair.server.mux._budget.granted <= LIMIT + MiB  # type: ignore[union-attr]
 
@@ -366,7 +366,7 @@ async def test_a_payload_above_what_may_wait_is_sent_alone(family: str, tmp_path
     async with joined(family, tmp_path, config) as pair:
         reading = asyncio.create_task(pair.server.receive())
         await pair.client.send(bytes(2 * MiB))
-        assert len(await within(reading)) == 2 * MiB
+        assert await within(reading) == bytes(2 * MiB)
 
 
 def test_small_payloads_that_wait_are_packed() -> None:

@@ -23,7 +23,13 @@ from aqueduct.carriers.stream.tls import (
 )
 from aqueduct.carriers.stream.wire import Wire
 from aqueduct.config import Config
-from aqueduct.errors import ConnectionLost, FrameError, LocalProtocolError, RemoteProtocolError
+from aqueduct.errors import (
+    ConnectionLost,
+    FrameError,
+    InternalError,
+    LocalProtocolError,
+    RemoteProtocolError,
+)
 from aqueduct.protocol.bpmux import events
 from aqueduct.protocol.bpmux.state import Entity, type_for
 
@@ -238,9 +244,12 @@ class StreamCarrier(Wire):
             self._violated(error)
         elif isinstance(error, TlsError):
             self.lose(self._failed(self._explain(error)))
-        else:
-            assert isinstance(error, OSError)
+        elif isinstance(error, OSError):
             self.lose(self._failed(why(error)))
+        else:
+            logger.error("%s: a fault while reading", self.peer, exc_info=error)
+            self._finish(self._failed("internal error"))
+            self._say(InternalError.code, "internal error")
 
     def _write_failed(self, error: OSError) -> None:
         self._loop.call_soon(self._read_last, error)
