@@ -248,6 +248,18 @@ def test_the_end_of_in_sink_0_ends_that_direction_alone() -> None:
     assert lone.error is None
 
 
+@pytest.mark.requirement("BP-R14")
+def test_openings_that_wait_for_credit_outlive_the_end_of_in_sink_0() -> None:
+    lone = Lone(whole=True)
+    lone.mux.request(b"abc", credit=5)
+    assert lone.answer() == ""
+    lone.receive("620000")
+    assert lone.answer() == "a100"
+    lone.receive("a80003")
+    assert lone.answer() == "1800" + "03616263" + "05"
+    assert not lone.of(events.ABANDONED)
+
+
 def test_a_burst_of_chunks_is_taken_in_steps() -> None:
     lone = Lone(whole=True)
     mux = lone.mux
