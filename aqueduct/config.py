@@ -63,8 +63,7 @@ class Limits:
     header_bytes: Bytes = 64 * KiB
     """The largest block of header data."""
     block_bytes: Bytes = 4 * MiB
-    """The largest block of attachments, or of ranges in an ack: they are held whole, and as numbers
-    and pairs they take many times that for a moment."""
+    """The largest block of attachments, or of ranges in an ack: they are held whole."""
     attachments: Count = 1024
     """Attachments in one message."""
     channels: Count = 100_000
@@ -228,6 +227,15 @@ class Mux:
     """Entities of each kind and direction; a peer that opens more is cut off (BP-R12)."""
     payload_bytes: Bytes = 64 * MiB
     """The largest payload that is put together from its pieces (BP-R12)."""
+    connection_bytes: Bytes = 64 * MiB
+    """What one connection of ``aqueduct.bpmux`` holds of what its peer has sent and nobody has
+    taken, over all entities: it grants credit only while there is room. One payload more may be
+    completed beside it. It is also what this side may have queued (BP-R12)."""
+    wake_up: Count = 256
+    """Chunks of one connection that are read before others have their turn."""
+    closing_deadline: Seconds = 30.0
+    """After the peer has ended the top level, what is open may go on, until nothing has moved for
+    so many seconds; then the connection is closed (BP-R14)."""
     unanswered_pings: Count = 1024
     """Pings of the peer whose answers wait to leave; a peer that sends more does not read."""
     pong_deadline: Seconds = 30.0

@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from aqueduct.arrow.call import Partition
+from aqueduct.arrow.documents import answer_of
 from aqueduct.arrow.writing import (
     ABORT,
     ATTEMPT_HEADER,
@@ -61,7 +62,8 @@ class RemoteSink:
     def look(self, *, deadline: float | None = None) -> SinkDescription:
         """What the sink takes. Raises UnknownHandler if there is no such sink."""
         answer = self._ask(LOOK, "{}", "", deadline)
-        return SinkDescription.from_json([answer], limit=self._limit)
+        with answer_of(self.client.address, LOOK + self.name):
+            return SinkDescription.from_json([answer], limit=self._limit)
 
     def write(
         self,
@@ -101,7 +103,9 @@ class RemoteSink:
             on_open(stream)
         with stream:
             stream.opened()  # the sink's schema is compared before anything is sent
-            answer = Receipt.from_json(list(stream), limit=self._limit)
+            receipt = list(stream)
+        with answer_of(self.client.address, WRITE + self.name):
+            answer = Receipt.from_json(receipt, limit=self._limit)
         if (answer.batches, answer.rows) != (counted.batches, counted.rows):
             raise BadCall(
                 f"the sink {self.name!r} was sent {counted.batches} batches of {counted.rows} "
@@ -122,7 +126,8 @@ class RemoteSink:
         text = Settlement(run, tuple(prepared)).to_json()
         answer = self._ask(COMMIT, text, run.key, deadline)
         where = "the answer to a commit"
-        return document_of([answer], where, limit=self._limit).get("result")
+        with answer_of(self.client.address, COMMIT + self.name):
+            return document_of([answer], where, limit=self._limit).get("result")
 
     def abort(
         self,

@@ -80,7 +80,7 @@ def test_a_bad_session_breaks_at_its_last_step(case: dict[str, Any]) -> None:
         ([["send", "7000"]], "(send): the bytes end inside a chunk"),
         ([["send", "a100"]], "is sent by the core itself"),
         ([["send", "500000"]], "Out-Sink 0 is never sent (BP-R3)"),
-        ([["send", "d00000"]], "Duplex 0 is never sent (BP-R3)"),
+        ([["send", "d00000"]], "a Duplex with identifier 0"),
         ([["send", "700001aa"]], "cannot leave: the peer has given credit for 0"),
         ([["send", "480101"]], "opening it needs a payload (BP-8)"),
         ([["send", "300100"]], "names nothing that the peer has opened (BP-7)"),

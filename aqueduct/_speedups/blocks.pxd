@@ -16,7 +16,16 @@ cdef tuple attached_channels(
     uint64_t header_limit,
     uint64_t attachment_limit,
 )
-cdef tuple range_lengths(const uint8_t *pos, const uint8_t *end, bint paired)
+# What ``attached_channels`` would raise, without an object for each header.
+cdef int check_attachments(
+    const uint8_t *pos,
+    const uint8_t *end,
+    bint from_server,
+    uint64_t header_limit,
+    uint64_t attachment_limit,
+) except -1
+# RANGES: a check of the bytes as they came, which makes no numbers of Python.
+cdef int check_ranges(const uint8_t *pos, const uint8_t *end, bint paired) except -1
 
 # The bytes of header data; raises what ``header_pairs`` would.
 cdef bytes header_block(const uint8_t *block, Py_ssize_t size)
@@ -24,3 +33,8 @@ cdef bytes header_block(const uint8_t *block, Py_ssize_t size)
 # The same from the bytes of a block that was checked before.
 cdef tuple headers_of(bytes block)
 cdef tuple attachments_of(bytes block)
+# As ``attachments_of``, but the headers of each channel are bytes still.
+cdef tuple attached_blocks(bytes block)
+cdef tuple ranges_of(bytes block)
+# The bytes of such a block.
+cdef bytes ranges_block(tuple ranges)

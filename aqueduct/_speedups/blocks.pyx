@@ -7,7 +7,14 @@ may lie in memory that somebody else can write to, so each length is checked whe
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport uint8_t, uint64_t
 
-from aqueduct._speedups.varint cimport VARINT_MORE, raise_varint, varint_load
+from aqueduct._speedups.varint cimport (
+    VARINT_MAX,
+    VARINT_MORE,
+    raise_varint,
+    to_uint64,
+    varint_load,
+    varint_store,
+)
 
 from aqueduct.errors import FrameError, LimitExceeded, SequenceError
 
@@ -80,49 +87,83 @@ cdef tuple attached_channels(
     cdef uint64_t channel = 0
     cdef Py_ssize_t size
     while pos < end:
-        if <uint64_t> len(attached) == attachment_limit:
-            raise LimitExceeded(
-                f"a message with more than {attachment_limit} attachments "
-                "(Limits.attachments)"
-            )
-        inner_varint(&pos, end, &channel)
-        if channel == 0:
-            raise SequenceError("the entrypoint is attached (AQ-R4)")
-        if (channel & CREATOR != 0) != from_server:
-            raise SequenceError(f"channel {channel} is attached by the side that did not create it")
-        if channel in seen:
-            raise SequenceError(f"channel {channel} is attached twice (AQ-R4)")
-        seen.add(channel)
-        size = inner_length(&pos, end)
-        if <uint64_t> size > header_limit:
-            raise LimitExceeded(
-                f"{size} bytes of headers of attached channel {channel}, "
-                f"{header_limit} are allowed (Limits.header_bytes)"
-            )
+        size = attached_head(&pos, end, &channel, seen, from_server, header_limit, attachment_limit)
         attached.append((channel, header_pairs(pos, pos + size)))
         pos += size
     return tuple(attached)
 
 
-cdef tuple range_lengths(const uint8_t *pos, const uint8_t *end, bint paired):
+cdef int check_attachments(
+    const uint8_t *pos,
+    const uint8_t *end,
+    bint from_server,
+    uint64_t header_limit,
+    uint64_t attachment_limit,
+) except -1:
+    cdef set seen = set()
+    cdef uint64_t channel = 0
+    cdef Py_ssize_t size
+    while pos < end:
+        size = attached_head(&pos, end, &channel, seen, from_server, header_limit, attachment_limit)
+        if not are_headers(pos, pos + size):
+            header_pairs(pos, pos + size)  # says what is wrong
+        pos += size
+    return 0
+
+
+cdef Py_ssize_t attached_head(
+    const uint8_t **pos,
+    const uint8_t *end,
+    uint64_t *channel,
+    set seen,
+    bint from_server,
+    uint64_t header_limit,
+    uint64_t attachment_limit,
+) except -1:
+    """Reads one attachment up to its headers, whose size is returned."""
+    cdef Py_ssize_t size
+    if <uint64_t> len(seen) == attachment_limit:
+        raise LimitExceeded(
+            f"a message with more than {attachment_limit} attachments (Limits.attachments)"
+        )
+    inner_varint(pos, end, channel)
+    if channel[0] == 0:
+        raise SequenceError("the entrypoint is attached (AQ-R4)")
+    if (channel[0] & CREATOR != 0) != from_server:
+        raise SequenceError(
+            f"channel {channel[0]} is attached by the side that did not create it"
+        )
+    if channel[0] in seen:
+        raise SequenceError(f"channel {channel[0]} is attached twice (AQ-R4)")
+    seen.add(channel[0])
+    size = inner_length(pos, end)
+    if <uint64_t> size > header_limit:
+        raise LimitExceeded(
+            f"{size} bytes of headers of attached channel {channel[0]}, "
+            f"{header_limit} are allowed (Limits.header_bytes)"
+        )
+    return size
+
+
+cdef int check_ranges(const uint8_t *pos, const uint8_t *end, bint paired) except -1:
     """The varints of ACK_RELIABLE (``paired``, AQ-20) or ACK_NACK_UNRELIABLE (AQ-21)."""
-    cdef list lengths = []
     cdef uint64_t length = 0, total = 0
+    cdef Py_ssize_t count = 0
     while pos < end:
         inner_varint(&pos, end, &length)
-        if length == 0 and lengths:
+        if length == 0 and count:
             raise FrameError("a varint of its RANGES after the first is zero")
         if length > 0xFFFFFFFFFFFFFFFF - total:
             raise FrameError("its RANGES reach above 2^64 - 1 (AQ-R2)")
         total += length
-        lengths.append(length)
-    if not lengths:
+        count += 1
+    if count == 0:
         raise FrameError("its RANGES are empty")
-    if paired and len(lengths) % 2:
-        raise FrameError(f"its RANGES have {len(lengths)} varints, an odd number (AQ-20)")
+    if paired and count % 2:
+        raise FrameError(f"its RANGES have {count} varints, an odd number (AQ-20)")
     if total == 0:
         raise FrameError("its RANGES name no message")
-    return tuple(lengths)
+    return 0
 
 
 cdef tuple headers_of(bytes block):
@@ -137,6 +178,41 @@ cdef tuple attachments_of(bytes block):
         pos, pos + PyBytes_GET_SIZE(block), pos[0] & CREATOR,
         0xFFFFFFFFFFFFFFFF, 0xFFFFFFFFFFFFFFFF,
     )
+
+
+cdef tuple attached_blocks(bytes block):
+    cdef const uint8_t *pos = <const uint8_t *> PyBytes_AS_STRING(block)
+    cdef const uint8_t *end = pos + PyBytes_GET_SIZE(block)
+    cdef list attached = []
+    cdef uint64_t channel = 0
+    cdef Py_ssize_t size
+    while pos < end:
+        inner_varint(&pos, end, &channel)
+        size = inner_length(&pos, end)
+        attached.append((channel, PyBytes_FromStringAndSize(<const char *> pos, size)))
+        pos += size
+    return tuple(attached)
+
+
+cdef tuple ranges_of(bytes block):
+    cdef const uint8_t *pos = <const uint8_t *> PyBytes_AS_STRING(block)
+    cdef const uint8_t *end = pos + PyBytes_GET_SIZE(block)
+    cdef list lengths = []
+    cdef uint64_t length = 0
+    while pos < end:
+        inner_varint(&pos, end, &length)
+        lengths.append(length)
+    return tuple(lengths)
+
+
+cdef bytes ranges_block(tuple ranges):
+    cdef uint8_t[VARINT_MAX] out
+    cdef list parts = []
+    for length in ranges:
+        parts.append(
+            PyBytes_FromStringAndSize(<char *> out, varint_store(out, to_uint64(length)) - out)
+        )
+    return b"".join(parts)
 
 
 cdef int inner_varint(const uint8_t **pos, const uint8_t *end, uint64_t *value) except -1:

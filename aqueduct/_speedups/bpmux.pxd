@@ -39,6 +39,7 @@ cdef class ChunkDecoder:
     cdef readonly uint64_t payload
     cdef readonly uint64_t credit
     cdef readonly uint64_t end_payload
+    cdef readonly uint64_t chunks    # so many have begun
     cdef readonly uint64_t missing
     cdef readonly object data
 

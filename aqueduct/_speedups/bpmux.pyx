@@ -54,6 +54,7 @@ ACK_END = ACK_END_FLAG
 
 cdef uint64_t HIGHEST = 0xFFFFFFFFFFFFFFFF
 cdef uint8_t EMPTY = 0
+cdef str DUPLEX_0 = "a Duplex with identifier 0, which is the top-level's (BP-R13)"
 
 cdef enum:
     # States of the decoder.
@@ -108,7 +109,8 @@ def encode_head(int type, int flags, identifier, payload=0, total=0):
     """The bytes of a chunk up to its payload; those after it are from ``encode_rest``.
 
     ``payload`` is the length of the payload, if ``flags`` has PAYLOAD. With ``total`` above zero a
-    Partial stands before it (BP-16). LocalProtocolError for numbers outside 64 bits.
+    Partial stands before it (BP-16). LocalProtocolError for numbers outside 64 bits, and for a
+    Duplex 0 (BP-R13).
     """
     cdef uint8_t[HEAD_MAX] out
     cdef uint8_t *end
@@ -118,6 +120,8 @@ def encode_head(int type, int flags, identifier, payload=0, total=0):
     to_number(identifier, HIGHEST, "the identifier", &number)
     to_number(payload, HIGHEST, "the payload's length", &size)
     to_number(total, HIGHEST, "the total size", &whole)
+    if number == 0 and type == DUPLEX_TYPE:
+        raise LocalProtocolError(DUPLEX_0)
     end = head_store(out, type, flags, number, whole)
     if flags & PAYLOAD_FLAG:
         end = varu64_store(end, size)
@@ -148,7 +152,8 @@ cdef class ChunkDecoder:
     are of the current chunk from HEAD on; ``credit`` and ``end_payload`` (length) from REST on,
     which comes if one of them is there. Payloads come in pieces, as their bytes come: ``data`` of
     PIECE and END_PIECE, of which ``missing`` bytes are yet to come; an empty one has no piece.
-    Large pieces are views of what was fed. DONE ends each chunk.
+    Large pieces are views of what was fed. DONE ends each chunk. ``chunks`` counts those that have
+    begun.
 
     Raises FrameError for bytes that are no chunk of any state. No memory is taken for what
     is only announced. After an error every method raises it again.
@@ -214,6 +219,7 @@ cdef class ChunkDecoder:
         if state == AT_HEAD:
             if not self._gather(True):
                 return NOTHING
+            self.chunks += 1
             self.credit = self.end_payload = 0
             self.missing = self.payload
             if self.flags & PAYLOAD_FLAG and self.payload:
@@ -318,6 +324,8 @@ cdef class ChunkDecoder:
         size = varu64_load(at, end, &self.identifier)
         if size <= 0:
             return self._short(size, "the identifier")
+        if self.identifier == 0 and self.type == DUPLEX_TYPE:
+            self._fail(DUPLEX_0)
         at += size
         self.payload = 0
         if self.flags & PAYLOAD_FLAG:

@@ -26,9 +26,9 @@ class Arrivals(Reading):
     def run(self, step: int = 0) -> int: ...
     def tell(
         self,
-        arrival: Callable[[Entity, bytes | memoryview], bool],
-        piece: Callable[[Entity, bytes | memoryview], bool],
-        acknowledgement: Callable[[Entity], object],
+        arrival: Callable[[Entity, bytes | memoryview], bool] | None,
+        piece: Callable[[Entity, bytes | memoryview], bool] | None,
+        acknowledgement: Callable[[Entity], object] | None,
     ) -> None: ...
 
 @disjoint_base

@@ -85,8 +85,9 @@ cdef class Arrivals(Reading):
         while True:
             if step == NOTHING:
                 step = self.run_plain()
-            if step != HEAD or not self.at_once():
+            if step != HEAD or self.allowance == 0 or not self.at_once():
                 return step
+            self.allowance -= self.allowance > 0
             step = NOTHING
 
     def tell(self, arrival, piece, acknowledgement):
@@ -95,7 +96,7 @@ cdef class Arrivals(Reading):
         ``arrival(entity, data)`` instead of ARRIVED, ``piece(entity, data)`` instead of PAYLOAD
         behind which no end has come yet, ``acknowledgement(entity)`` instead of
         ACKNOWLEDGED for a sink. The first two return whether they took it: or it is reported. They
-        raise nothing.
+        raise nothing. None, for all three: nobody is called any more.
         """
         self._on_arrival = arrival
         self._on_piece = piece
@@ -327,6 +328,7 @@ cdef class Departures(Turns):
 cdef int remove(Entity entity, tuple maps) except -1:
     """As ``State.remove``."""
     entity.gone = True
+    entity.twin = None
     entity.items = ()
     entity.joined = b""
     entity.grant = entity.pings = entity.pongs = 0

@@ -146,7 +146,7 @@ cdef class Brisk:
         frame = found
         attachments = ()
         if frame._attachments:
-            attachments = self._registry.attached(frame.attachments)
+            attachments = self._registry.attached(frame.attached)
         received = self._received(frame, attachments)
         half.count(received.charge)
         half._outstanding += 1
@@ -230,7 +230,7 @@ cdef class Brisk:
         cdef object shared, sender
         if not frame._attachments or half._unreliable is not None or half._declared >= 0:
             return False
-        attachments = frame.attachments
+        attachments = frame.attached
         if len(attachments) != 1:
             return False
         channel = attachments[0][0]

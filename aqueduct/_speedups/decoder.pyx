@@ -5,7 +5,7 @@ The order of calls of a Decoder: ``feed`` what came, then ``next`` until it says
 """
 
 cimport cython
-from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from aqueduct._speedups.blocks cimport (
@@ -13,9 +13,10 @@ from aqueduct._speedups.blocks cimport (
     ONESHOT,
     SENDER,
     attached_channels,
+    check_attachments,
+    check_ranges,
     header_block,
     header_pairs,
-    range_lengths,
 )
 from aqueduct._speedups.buffers cimport count_copied
 from aqueduct._speedups.frames cimport (
@@ -302,12 +303,18 @@ cdef class Decoder(Landing):
                 block = self.block(self._size)
                 if block == NULL:
                     return self._starved()
-                self._attachments = attached_channels(
-                    block, block + self._size, self.from_server,
-                    self._header_limit, self._attachment_limit,
-                )
                 if self._size > LARGE_BLOCK:
                     self._attachments = block[:self._size]
+                    block = <const uint8_t *> PyBytes_AS_STRING(self._attachments)
+                    check_attachments(
+                        block, block + self._size, self.from_server,
+                        self._header_limit, self._attachment_limit,
+                    )
+                else:
+                    self._attachments = attached_channels(
+                        block, block + self._size, self.from_server,
+                        self._header_limit, self._attachment_limit,
+                    )
                 self._overhead += self._size
                 self.release_block()
                 self._state = AT_PAYLOAD_LENGTH
@@ -544,15 +551,18 @@ cdef class Decoder(Landing):
         cdef AckReliable reliable
         cdef AckNackUnreliable unreliable
         cdef bint paired = self._tag == ACK_RELIABLE_TAG
-        cdef tuple ranges = range_lengths(block, block + self._size, paired)
+        # A copy first: the bytes may lie in memory that somebody else can write to.
+        cdef bytes ranges = block[:self._size]
+        block = <const uint8_t *> PyBytes_AS_STRING(ranges)
+        check_ranges(block, block + self._size, paired)
         self._frame_done()
         if paired:
             reliable = AckReliable.__new__(AckReliable)
-            reliable.ranges = ranges
+            reliable.block = ranges
             return reliable
         unreliable = AckNackUnreliable.__new__(AckNackUnreliable)
         unreliable.channel = self._route
-        unreliable.ranges = ranges
+        unreliable.block = ranges
         return unreliable
 
     cdef object _head_frame(self):

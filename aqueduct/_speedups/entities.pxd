@@ -50,6 +50,8 @@ cdef class Reading:
     cdef public Entity purse
     cdef public bint opening
     cdef public bint last
+    cdef public int allowance        # chunks that may be taken now; below zero: any number
+    cdef public bint unread          # a chunk begins that is above it
     cdef list _reported
     cdef dict _top_out
     cdef dict _in

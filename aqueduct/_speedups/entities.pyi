@@ -83,6 +83,8 @@ class Reading:
     purse: Entity
     opening: bool
     last: bool
+    allowance: int
+    unread: bool
     def __init__(
         self,
         top: Entity,

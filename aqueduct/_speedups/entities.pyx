@@ -131,11 +131,14 @@ cdef class Reading:
     """The chunk under way on the receiving side; the base of what gives chunks their meaning.
 
     ``entity`` is whom it is for, ``purse`` who its payload is charged to, ``opening`` whether it
-    opens, ``last`` whether its payload ends what the application gets as one.
+    opens, ``last`` whether its payload ends what the application gets as one. ``allowance``: so
+    many chunks are taken before others have their turn; below zero: any number. Once it is used up
+    a HEAD is returned that nobody has looked at: who stops there says that it is ``unread``.
     """
 
     def __cinit__(self, *arguments, **options):
         self.decoder = ChunkDecoder()
+        self.allowance = -1
 
     def __init__(
         self,
@@ -169,8 +172,10 @@ cdef class Reading:
                 ))
             elif step == DONE and self._plain:
                 self._plain = False
-            elif step != HEAD or not self.plain_head():
+            elif step != HEAD or self.allowance == 0 or not self.plain_head():
                 return step
+            else:
+                self.allowance -= self.allowance > 0
 
     cdef bint plain_head(self) except -1:
         """Whether the chunk that begins is plain, and if so takes its credit."""

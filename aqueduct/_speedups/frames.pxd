@@ -48,11 +48,11 @@ cdef class CancelSender:
     pass
 
 cdef class AckReliable:
-    cdef readonly tuple ranges
+    cdef readonly bytes block
 
 cdef class AckNackUnreliable:
     cdef readonly uint64_t channel
-    cdef readonly tuple ranges
+    cdef readonly bytes block
 
 cdef class CloseReceiver:
     pass

@@ -9,7 +9,13 @@ and a million queued messages should not be walked by the collector.
 cimport cython
 from libc.stdint cimport uint64_t
 
-from aqueduct._speedups.blocks cimport attachments_of, headers_of
+from aqueduct._speedups.blocks cimport (
+    attached_blocks,
+    attachments_of,
+    headers_of,
+    ranges_block,
+    ranges_of,
+)
 
 __all__ = [
     "FRAME_NAMES",
@@ -26,6 +32,7 @@ __all__ = [
     "RouteTo",
     "SentUnreliable",
     "Version",
+    "decode_headers",
 ]
 
 FRAME_NAMES = {
@@ -42,6 +49,11 @@ FRAME_NAMES = {
     CLOSE_RECEIVER_TAG: "CLOSE_RECEIVER",
     FORGET_CHANNEL_TAG: "FORGET_CHANNEL",
 }
+
+
+def decode_headers(headers not None):
+    """The (key, value) pairs of headers that are bytes still; pairs are returned as they are."""
+    return headers_of(headers) if type(headers) is bytes else headers
 
 
 @cython.final
@@ -159,6 +171,13 @@ cdef class Message:
         """(channel, headers) pairs."""
         if type(self._attachments) is bytes:
             self._attachments = attachments_of(self._attachments)
+        return self._attachments
+
+    @property
+    def attached(self):
+        """As ``attachments``, but the headers of a channel may be bytes still."""
+        if type(self._attachments) is bytes:
+            return attached_blocks(self._attachments)
         return self._attachments
 
     def __eq__(self, other):
@@ -296,15 +315,23 @@ cdef class CancelSender:
 @cython.freelist(64)
 @cython.auto_pickle(False)
 cdef class AckReliable:
-    """Received numbers of messages on streams: gap, range, gap, range, ... (AQ-20)."""
+    """Received numbers of messages on streams: gap, range, gap, range, ... (AQ-20).
+
+    ``block`` has them as they are on the wire: as numbers they take many times that.
+    """
 
     TAG = ACK_RELIABLE_TAG
 
     def __init__(self, tuple ranges not None):
-        self.ranges = ranges
+        self.block = ranges_block(ranges)
+
+    @property
+    def ranges(self):
+        """The numbers of ``block``."""
+        return ranges_of(self.block)
 
     def __eq__(self, other):
-        return type(other) is AckReliable and self.ranges == (<AckReliable> other).ranges
+        return type(other) is AckReliable and self.block == (<AckReliable> other).block
 
     __hash__ = None
 
@@ -317,19 +344,27 @@ cdef class AckReliable:
 @cython.freelist(64)
 @cython.auto_pickle(False)
 cdef class AckNackUnreliable:
-    """Numbers of messages in datagrams: acked, nacked, acked, ... (AQ-21)."""
+    """Numbers of messages in datagrams: acked, nacked, acked, ... (AQ-21).
+
+    ``block`` as in AckReliable.
+    """
 
     TAG = ACK_NACK_UNRELIABLE_TAG
 
     def __init__(self, uint64_t channel, tuple ranges not None):
         self.channel = channel
-        self.ranges = ranges
+        self.block = ranges_block(ranges)
+
+    @property
+    def ranges(self):
+        """The numbers of ``block``."""
+        return ranges_of(self.block)
 
     def __eq__(self, other):
         return (
             type(other) is AckNackUnreliable
             and self.channel == (<AckNackUnreliable> other).channel
-            and self.ranges == (<AckNackUnreliable> other).ranges
+            and self.block == (<AckNackUnreliable> other).block
         )
 
     __hash__ = None

@@ -1,6 +1,6 @@
 """Messages that were admitted and not taken yet, and what they are charged."""
 
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint64_t
 
 from aqueduct._speedups.runs cimport Received, Run
 from aqueduct._speedups.tracker cimport ReceivedNumbers
@@ -32,7 +32,7 @@ cdef class Inbox:
     cdef public object placement_key
     cdef public object evicted
     cdef public Py_ssize_t evictions
-    cdef public Py_ssize_t nacked
+    cdef public uint64_t nacked
     cdef public object _unreliable
     cdef public object _control
     cdef public object _receipt

@@ -20,6 +20,7 @@ cdef enum:
     CORE = 2
     TURN = 3
     WHOLE = 4
+    LEFT = 5
 
 cdef class Intake:
     cdef readonly Entity entity      # whose inlet is open
@@ -50,6 +51,8 @@ cdef class Intake:
     cpdef object use(self, Entity entity, Inlet inlet)
     cdef int _wake_from(self, int threshold) except -1
     cdef int _read_once(self) except -1
+    cdef int _run_on(self) except -1
+    cdef int _feed(self, object data, bint alone) except -1
     # These return -1 if nothing is there now, 0 at the end.
     cdef Py_ssize_t _land(self, Py_ssize_t wanted, Py_ssize_t ahead) except -2
     cdef Py_ssize_t _fetch(self, Py_ssize_t size) except -2

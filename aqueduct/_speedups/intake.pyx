@@ -73,7 +73,7 @@ cdef enum:
 class Outcome:
     """Why ``Intake.read`` returned."""
 
-    DRAINED, END, CORE, TURN, WHOLE = range(5)
+    DRAINED, END, CORE, TURN, WHOLE, LEFT = range(6)
 
 
 @cython.final
@@ -140,7 +140,8 @@ cdef class Intake:
         """Reads until nothing is there, about ``budget`` bytes were read, or the core is needed.
 
         Returns (an ``Outcome``, bytes read). CORE: what was read is fed to the core's decoder, and
-        it goes on with ``step``. WHOLE: a large message is, and a large one behind it has no memory
+        it goes on with ``step``. LEFT: the allowance of ``reading`` is used up, and chunks are left
+        of what was read. WHOLE: a large message is, and a large one behind it has no memory
         yet: whoever takes the first lets go of what the other lands in, and so the caches have it
         still. Raises OSError of the socket (BlockingIOError is an outcome).
         """
@@ -151,13 +152,14 @@ cdef class Intake:
         if self._shares:
             self._hear_knocks()
         if (
-            self.inlet is None and last.identifier and not last.gone and not last.end_in
+            self.inlet is None and not self._reading.unread
+            and last.identifier and not last.gone and not last.end_in
             and self._chunks.flags == PAYLOAD_FLAG
             and (self._chunks.payload >= ASK_FROM or last.identifier == self._latest)
         ):
             self._open(last)  # where there was much, more will come
         while budget > 0:
-            outcome = self._read_once()
+            outcome = self._run_on() if self._reading.unread else self._read_once()
             budget -= self._last
             if outcome != TURN:
                 break
@@ -172,6 +174,10 @@ cdef class Intake:
             else:
                 self._wake_from(1)
         return outcome, before - budget
+
+    def allow(self, int chunks):
+        """So many chunks are taken before others have their turn."""
+        self._reading.allowance = chunks
 
     def relax(self):
         """Any byte makes the socket readable again; returns whether that was different."""
@@ -236,14 +242,25 @@ cdef class Intake:
                 return END if size == 0 else DRAINED
             self._last = size
             alone = False
+        return self._feed(PyBytes_FromStringAndSize(<char *> self._memory, size), alone)
+
+    cdef int _run_on(self) except -1:
+        """Takes what is left of the last read."""
+        self._last = 0
+        return self._feed(None, False)
+
+    cdef int _feed(self, object data, bint alone) except -1:
+        """What comes of these bytes, or of those that were left."""
         try:
-            self.step = self._run(PyBytes_FromStringAndSize(<char *> self._memory, size))
+            self.step = self._run(data)
         except RemoteProtocolError:
             # The decoder raises it again when the core goes on, which knows what to do about it.
             self.step = NOTHING
             return CORE
-        if self.step != NOTHING or reading._reported:
+        if self.step != NOTHING or self._reading._reported:
             return CORE
+        if self._reading.unread:
+            return LEFT
         return WHOLE if alone else TURN
 
     cdef Py_ssize_t _land(self, Py_ssize_t wanted, Py_ssize_t ahead) except -2:
@@ -356,13 +373,20 @@ cdef class Intake:
         return 0
 
     cdef int _run(self, object data) except -1:
-        """Feeds the chunk decoder; the step that the core is to take, NOTHING if there is none."""
+        """Feeds the chunk decoder; the step that the core is to take, NOTHING if there is none.
+
+        Without data it goes on with a chunk that was left.
+        """
         cdef ChunkDecoder chunks = self._chunks
         cdef Reading reading = self._reading
         cdef int step
-        chunks.push(data)
+        if data is not None:
+            chunks.push(data)
         while True:
-            step = chunks.step()
+            step = HEAD if reading.unread else chunks.step()
+            reading.unread = step == HEAD and reading.allowance == 0
+            if reading.unread:
+                return NOTHING
             if step == PIECE:
                 if not reading._plain:
                     return step
@@ -375,15 +399,17 @@ cdef class Intake:
             elif step == DONE and reading._plain:
                 reading._plain = False
             elif step == HEAD and reading.credit_head():
-                pass
+                reading.allowance -= reading.allowance > 0
             elif step == REST and reading.credit():
                 pass
             elif step == DONE and chunks.flags == CREDIT_FLAG:
                 pass
             elif step == HEAD and reading.at_once():
+                reading.allowance -= reading.allowance > 0
                 if reading._reported:
                     return NOTHING  # the core has it reported before what is behind it
             elif step == HEAD and reading.plain_head():
+                reading.allowance -= reading.allowance > 0
                 if (
                     self.entity is not reading.entity and reading.entity.identifier
                     and chunks.payload >= ASK_FROM

@@ -57,7 +57,7 @@ cdef class Posting:
     cdef public bint accessible
     cdef public bint waits_for_ample
     cdef public bint oneshot
-    cdef public Py_ssize_t nacked
+    cdef public uint64_t nacked
     cdef public Py_ssize_t streams_in
     cdef public object links
     cdef public object unreliable_links

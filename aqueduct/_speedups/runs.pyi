@@ -31,7 +31,7 @@ class Received:
     @property
     def raw(self) -> bytes | tuple[tuple[bytes, bytes], ...]: ...
     @property
-    def attachments(self) -> tuple[tuple[Any, tuple[tuple[bytes, bytes], ...]], ...]: ...
+    def attachments(self) -> tuple[tuple[Any, bytes | tuple[tuple[bytes, bytes], ...]], ...]: ...
     @property
     def charge(self) -> int: ...
     @property
@@ -40,7 +40,7 @@ class Received:
         self,
         number: int,
         headers: tuple[tuple[bytes, bytes], ...],
-        attachments: tuple[tuple[Any, tuple[tuple[bytes, bytes], ...]], ...],
+        attachments: tuple[tuple[Any, bytes | tuple[tuple[bytes, bytes], ...]], ...],
         payload: Any,
         charge: int,
         *,
@@ -49,7 +49,7 @@ class Received:
     @staticmethod
     def of(
         message: Message,
-        attachments: tuple[tuple[Any, tuple[tuple[bytes, bytes], ...]], ...],
+        attachments: tuple[tuple[Any, bytes | tuple[tuple[bytes, bytes], ...]], ...],
         charge: int,
         *,
         reliable: bool = True,

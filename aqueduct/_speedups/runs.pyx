@@ -27,7 +27,8 @@ cdef enum:
 @cython.freelist(1024)
 @cython.auto_pickle(False)
 cdef class Received:
-    """One message. ``attachments`` are (half, headers) pairs, the halves those of this side's core.
+    """One message. ``attachments`` are (half, headers) pairs, the halves those of this side's core;
+    the headers are pairs, or bytes for ``frames.decode_headers``.
 
     ``charge``: bytes of the budget that return when it is taken. ``dropped``: evicted by a later
     unreliable message; still in the queue, but nobody gets it.

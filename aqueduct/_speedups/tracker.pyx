@@ -6,10 +6,11 @@ sets alone, and the collector need not walk those of a hundred thousand channels
 """
 
 cimport cython
-from libc.stdint cimport uint32_t, uint64_t
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from aqueduct._speedups.ranges cimport RangeSet, to_span
-from aqueduct._speedups.varint cimport to_number, to_uint64
+from aqueduct._speedups.varint cimport raise_varint, to_number, to_uint64, varint_load
 
 from aqueduct.errors import LimitExceeded, LocalProtocolError, SequenceError
 
@@ -54,32 +55,29 @@ cdef class SentNumbers:
         self._next += 1
         return number
 
-    def ack(self, varints):
-        """Takes the RANGES of an ACK_RELIABLE: gap, range, gap, range, ... (AQ-36).
+    def ack(self, bytes ranges not None, bint told=True):
+        """Takes the RANGES of an ACK_RELIABLE, as bytes: gap, range, gap, range, ... (AQ-36).
 
         Returns what is newly acknowledged, as ascending (start, stop) pairs; numbers acked before
-        are passed over. Raises SequenceError, with nothing changed, for a number that was never
-        sent (AQ-R16), ValueError for an odd number of varints.
+        are passed over. With ``told`` False nobody asks, and no pair is made. Raises
+        SequenceError, with nothing changed, for a number that was never sent (AQ-R16), ValueError
+        for an odd number of varints.
         """
-        cdef list spans = []
         cdef list newly = []
-        cdef uint64_t at = 0, length = 0
-        cdef bint is_range = False
-        for varint in varints:
-            length = to_uint64(varint)
-            if length > self._next - at:
-                raise SequenceError(
-                    f"ACK_RELIABLE reaches {at + <object> length}, but only {self._next} messages "
-                    "were sent (AQ-R16)"
-                )
-            if is_range and length:
-                spans.append((at, at + length))
-            at += length
-            is_range = not is_range
-        if is_range:
+        cdef uint64_t at = 0, length = 0, added = 0
+        cdef const uint8_t *pos = <const uint8_t *> PyBytes_AS_STRING(ranges)
+        cdef const uint8_t *end = pos + PyBytes_GET_SIZE(ranges)
+        if check_reach(pos, end, self._next, 0, "ACK_RELIABLE", "AQ-R16") % 2:
             raise ValueError("the varints of ACK_RELIABLE are pairs of gap and range (AQ-20)")
-        for start, stop in spans:
-            newly += self._settle(start, stop - 1)
+        while pos < end:
+            pos += next_of(pos, end, &length)
+            at += length
+            pos += next_of(pos, end, &length)
+            if length and told:
+                newly += self._settle(at, at + length - 1)
+            elif length:
+                self._acked.add_span(at, at + length - 1, &added)
+            at += length
         return newly
 
     def ack_range(self, start, stop):
@@ -265,30 +263,31 @@ cdef class UnreliableSent:
         self._announced = self._next
         return count
 
-    def ack_nack(self, varints):
-        """Takes the RANGES of an ACK_NACK_UNRELIABLE: ack, nack, ack, ... (AQ-38).
+    def ack_nack(self, bytes ranges not None, bint told=True):
+        """Takes the RANGES of an ACK_NACK_UNRELIABLE, as bytes: ack, nack, ack, ... (AQ-38).
 
-        They go on where the last ones ended (AQ-R15). Returns (acked, nacked), lists of
-        ascending (start, stop) pairs. Raises SequenceError, with nothing changed, past the last
-        message that was sent.
+        They go on where the last ones ended (AQ-R15). Returns (acked, nacked, lost): lists of
+        ascending (start, stop) pairs, and how many messages were nacked. With ``told`` False
+        nobody asks for pairs, and none is made. Raises SequenceError, with nothing changed, past
+        the last message that was sent.
         """
         cdef list acked = []
         cdef list nacked = []
-        cdef uint64_t at = self._settled, length = 0
+        cdef uint64_t at = self._settled, length = 0, lost = 0
+        cdef const uint8_t *pos = <const uint8_t *> PyBytes_AS_STRING(ranges)
+        cdef const uint8_t *end = pos + PyBytes_GET_SIZE(ranges)
         cdef bint is_ack = True
-        for varint in varints:
-            length = to_uint64(varint)
-            if length > self._next - at:
-                raise SequenceError(
-                    f"ACK_NACK_UNRELIABLE reaches {at + <object> length}, but only {self._next} "
-                    "messages were sent (AQ-R15)"
-                )
-            if length:
+        check_reach(pos, end, self._next, at, "ACK_NACK_UNRELIABLE", "AQ-R15")
+        while pos < end:
+            pos += next_of(pos, end, &length)
+            if not is_ack:
+                lost += length
+            if length and told:
                 (acked if is_ack else nacked).append((at, at + length))
             at += length
             is_ack = not is_ack
         self._settled = at
-        return acked, nacked
+        return acked, nacked, lost
 
     def __repr__(self):
         return f"<UnreliableSent: {self._next} sent, {self.unsettled} not settled>"
@@ -409,6 +408,37 @@ cdef class UnreliableReceived:
             f"<UnreliableReceived: {self.announced} announced, {self.settled} settled, "
             f"{self.ranges.count} to ack>"
         )
+
+
+cdef int next_of(const uint8_t *pos, const uint8_t *end, uint64_t *length) except -1:
+    """Reads the varint at ``pos``; returns its size."""
+    cdef int size = varint_load(pos, end, length)
+    if size == 0:
+        raise ValueError("RANGES end inside a varint")
+    if size < 0:
+        raise_varint(size)
+    return size
+
+
+cdef Py_ssize_t check_reach(
+    const uint8_t *pos, const uint8_t *end, uint64_t sent, uint64_t at, str frame, str requirement
+) except -1:
+    """How many varints RANGES from ``at`` have; SequenceError if they reach past ``sent``.
+
+    A range covers at least one number, so what was sent bounds the work that follows.
+    """
+    cdef uint64_t length = 0
+    cdef Py_ssize_t count = 0
+    while pos < end:
+        pos += next_of(pos, end, &length)
+        if length > sent - at:
+            raise SequenceError(
+                f"{frame} reaches {at + <object> length}, but only {sent} messages were sent "
+                f"({requirement})"
+            )
+        at += length
+        count += 1
+    return count
 
 
 cdef uint64_t received_number(object number) except? 0:

@@ -37,5 +37,7 @@ cdef class Traffic:
     cdef public bint _transmitting
     cdef public Py_ssize_t _sent
     cdef public Py_ssize_t _turn
+    cdef public int _chunks
+    cdef bint _again                 # reading goes on in the loop's next turn
     cdef public Py_ssize_t _take
     cdef public Py_ssize_t _offered

@@ -8,14 +8,12 @@ caches that its own bytes have emptied.
 cimport cython
 
 from aqueduct._speedups.entities cimport Entity
-from aqueduct._speedups.intake cimport CORE, DRAINED, END, WHOLE
+from aqueduct._speedups.intake cimport CORE, DRAINED, END, LEFT, WHOLE
 from aqueduct._speedups.outlet cimport Outlet
 from aqueduct._speedups.runs cimport Inlet
 from aqueduct._speedups.turns cimport Turns
 
 from aqueduct._speedups.turns import write_out
-
-from aqueduct.errors import RemoteProtocolError
 
 __all__ = ["Traffic"]
 
@@ -35,9 +33,10 @@ cdef class Traffic:
 
     What waits to leave is in ``_turns`` or, if it is ``_dirty``, still to be asked for by
     ``_collect``. ``_out`` has what was taken, about ``_take`` bytes at once, and ``_offered``
-    chunks behind that are shown to the kernel. In one wake-up ``_turn`` bytes are read, and as many
-    written. ``_secure``: chunks may be sent, by ``_records`` if that is not None. ``_writing``: the
-    kernel takes no more now. ``_parting``: the last words are said.
+    chunks behind that are shown to the kernel. In one wake-up ``_turn`` bytes are read, or
+    ``_chunks`` chunks, and as many bytes written. ``_secure``: chunks may be sent, by ``_records``
+    if that is not None. ``_writing``: the kernel takes no more now. ``_parting``: the last words
+    are said.
     """
 
     # Reading
@@ -55,7 +54,8 @@ cdef class Traffic:
             finally:
                 if self._inlet is not None:
                     self._close_inlet()
-        except (RemoteProtocolError, OSError) as error:
+        except Exception as error:
+            # A fault of this side ends the connection, too: it could not read on.
             self._read_failed(error)
             return 0
         finally:
@@ -65,10 +65,13 @@ cdef class Traffic:
         """Reads until nothing is there, a large message is whole, or it is the turn of others."""
         cdef Py_ssize_t size
         cdef int outcome
+        self._intake._reading.allowance = self._chunks
         while budget > 0 and self._reading:
             if not self._begun or not self._established:
                 budget -= <Py_ssize_t> self._read_first()
                 continue
+            if self._mux.error is not None:
+                raise self._mux.error  # what follows a violation is not read
             outcome, size = self._intake.read(budget)
             budget -= size
             if outcome == CORE:
@@ -76,8 +79,10 @@ cdef class Traffic:
                     self._close_inlet()
                 self._mux.go_on(self._intake.step)
                 self._take_events()
-                if self._intake.drained:
+                if self._intake.drained and not self._intake._reading.unread:
                     return 0
+            elif outcome == LEFT:
+                break
             elif outcome == WHOLE:
                 if budget > 0:
                     return budget
@@ -87,9 +92,19 @@ cdef class Traffic:
                 self._close_inlet()
                 self._end_of_stream()
                 return 0
-        if self._reading and (self._records is not None or self._intake._shares):
-            self._loop.call_soon(self._readable)  # what these hold makes no socket readable
+        if self._reading and (
+            self._records is not None or self._intake._shares or self._intake._reading.unread
+        ):
+            if not self._again:
+                self._again = True
+                self._loop.call_soon(self._read_again)  # these make no socket readable
         return 0
+
+    def _read_again(self):
+        """Others had their turn."""
+        self._again = False
+        if self._reading:
+            self._readable()
 
     def _open_inlet(self, Entity entity not None):
         """Opens the inlet of a stream, if its user has one to give.

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from aqueduct.arrow import wire
 from aqueduct.arrow.call import KINDS, Kind
-from aqueduct.arrow.documents import schema_of
+from aqueduct.arrow.documents import answer_of, schema_of, text_of
 from aqueduct.arrow.ipc import serialize_schema
 from aqueduct.errors import BadCall
 
@@ -160,14 +160,13 @@ class Description:
     @classmethod
     def from_batches(cls, batches: Iterable[pa.RecordBatch], *, peer: str = "") -> Description:
         """The description that an answer holds. Raises BadCall if it holds none."""
-        texts = [text for batch in batches for text in batch.column(0).to_pylist()]
-        if len(texts) != 1 or not isinstance(texts[0], str):
-            raise BadCall(
-                f"the description of the service is one text, and {len(texts)} rows came",
-                peer=peer,
-                handler=DESCRIBE,
-            )
-        return cls.from_json(texts[0], peer=peer)
+        came = tuple(batches)
+        rows = sum(batch.num_rows for batch in came)
+        with answer_of(peer, DESCRIBE):
+            if rows != 1:
+                raise BadCall(f"the description of the service is one text, and {rows} rows came")
+            text = text_of(came, "the description of the service", limit=_LIMIT)
+            return cls.from_json(text, peer=peer)
 
 
 def _schema_to_json(schema: pa.Schema | None) -> dict[str, str] | None:
@@ -219,4 +218,16 @@ def _sink_from_json(document: Any) -> SinkSummary:
 def _of_type(document: Any, name: str, kind: type[Any]) -> Any:
     if not isinstance(document, dict) or type(document.get(name)) is not kind:
         raise BadCall(f"it has no {name!r} of the type {kind.__name__}")
-    return document[name]
+    value = document[name]
+    if kind is str and not _is_text(value):
+        raise BadCall(f"its {name!r} has half a character: {value!a:.80}")
+    return value
+
+
+def _is_text(value: str) -> bool:
+    """Whether it can be shown: JSON may hold one half of a pair of surrogates."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

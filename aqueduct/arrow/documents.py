@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +18,18 @@ import pyarrow.compute as pc
 from aqueduct.arrow.ipc import deserialize_schema
 from aqueduct.errors import BadCall
 
-__all__ = ["check_size", "object_of", "schema_of", "text_of"]
+__all__ = ["answer_of", "check_size", "object_of", "schema_of", "text_of"]
+
+
+@contextmanager
+def answer_of(peer: str, handler: str) -> Iterator[None]:
+    """While an answer is read: a BadCall names the service that gave it, and the handler."""
+    try:
+        yield
+    except BadCall as error:
+        if error.peer:
+            raise
+        raise BadCall(str(error), peer=peer, handler=handler) from error.__cause__
 
 
 def text_of(batches: Sequence[pa.RecordBatch], where: str, *, limit: int, name: str = "") -> str:

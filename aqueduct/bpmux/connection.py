@@ -5,20 +5,28 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import Any, Self, TypeAlias, cast
+from typing import Any, Final, Self, TypeAlias, cast
+from weakref import proxy
 
 from aqueduct.arguments import Duration, Size, checked
-from aqueduct.bpmux.handles import Buffer, Call, Duplex, Half, Request, Sink, Stream
+from aqueduct.bpmux.handles import Buffer, Call, Duplex, Half, Request, Sink, Stream, again
 from aqueduct.carriers.ports import host_port
 from aqueduct.carriers.stream.sockets import tune
 from aqueduct.config import Config
-from aqueduct.errors import ConnectionLost, Ended, LimitExceeded, RemoteProtocolError
+from aqueduct.errors import (
+    ConnectionLost,
+    Ended,
+    LimitExceeded,
+    RemoteProtocolError,
+    SendQueueFull,
+)
 from aqueduct.escaping import logger_of
 from aqueduct.protocol.bpmux import events
 from aqueduct.protocol.bpmux.connection import Mux
-from aqueduct.protocol.bpmux.state import REQ_IN, SINK_IN, Entity
+from aqueduct.protocol.bpmux.state import PLACES, REQ_IN, SINK_IN, Entity
 
 __all__ = ["Connection", "Link", "Opened", "name_of"]
 
@@ -27,6 +35,12 @@ log = logger_of(__name__)
 Opened: TypeAlias = Request | Sink | Stream | Duplex
 """What the peer may open, seen from this side: its sink is a Stream here, its stream a Sink."""
 
+_PAYLOAD_COST: Final = 16
+"""What each payload that waits counts beside its bytes."""
+_IN_A_ROW: Final = 64
+"""So many things are taken without a pause before others on the event loop have their turn."""
+_NO_PROGRESS: Final = (events.PING, events.PONG, events.PONG_MISSING)
+"""Signs of life, by which nothing that is open comes nearer to its end."""
 END_CREDIT = 256
 """Bytes that the peer may say with the end of something on which only this side sends."""
 
@@ -37,6 +51,13 @@ class Connection:
     ``async for opened in connection`` gives what the peer opens; ``receive`` its messages of the
     top level. Both hold the peer back while they are not taken: their payloads have the credit of
     the top level in common (BP-R5), ``Stream.top_credit`` bytes.
+
+    What the peer sends and nobody has taken is bounded by Mux.connection_bytes, and so is what
+    waits to be sent: ``send``, ``request`` and ``respond`` wait for room, all else raises
+    SendQueueFull.
+
+    When the peer ends its top level, what is open goes on until it has ended, or nothing has moved
+    for Mux.closing_deadline. Then the connection is closed (BP-R14).
 
     Every wait ends: by its ``timeout`` (seconds; None: Timing.progress_deadline), or with the
     connection, which is lost when the peer says nothing for Timing.idle_timeout although it
@@ -60,15 +81,31 @@ class Connection:
         self._writable = asyncio.Event()
         self._writable.set()
         self._live: set[Half] = set()
-        self._leaving: set[Half] = set()
-        """Those with something queued that somebody waits for."""
+        self._queued = 0
+        """Bytes that wait to be sent."""
+        self._sendable = asyncio.Event()
+        """Set when these have become fewer."""
+        self._unread = 0
+        """Payloads that wait to be received."""
+        self._in_a_row = 0
+        self._flushing: asyncio.Handle | None = None
+        self._closing = False
+        """Whether ``close`` was called."""
+        self._ended_by_peer: ConnectionLost | None = None
+        """What ends the connection once all that is open has ended (BP-R14)."""
+        self._progress = 0.0
+        """When something moved that is open."""
+        self._end_watch: asyncio.TimerHandle | None = None
+        self._loss: tuple[Exception | None] | None = None
+        """Why the transport has gone, while some of what it brought is not looked at."""
         self._abort: asyncio.TimerHandle | None = None
         self._gone: asyncio.Future[None] = self._loop.create_future()
         self._heard = self._loop.time()
         self._opened: deque[tuple[Opened, int]] = deque()
         self._accepting = asyncio.Event()
-        self._top = Sink(self, self.mux.top_sink)
-        self._messages = Stream(self, self.mux.top_stream, config.stream.top_credit)
+        # These two are a part of it, and must not keep it.
+        self._top = Sink(proxy(self), self.mux.top_sink)
+        self._messages = Stream(proxy(self), self.mux.top_stream, config.stream.top_credit)
         self.mux.credit(self.mux.top_stream, config.stream.top_credit)
         self._alive = self._loop.call_later(config.timing.ping_interval, self._stay_alive)
         self._flush()
@@ -82,48 +119,56 @@ class Connection:
         """Asks the peer, and waits for its response of at most Mux.payload_bytes.
 
         ``window``: how many bytes of it may come at once. A caller that is cancelled, or has waited
-        for ``timeout``, cancels the request. Raises Ended when the peer ends it without a response,
-        ConnectionLost, TimeoutError.
+        for ``timeout``, cancels the request, or takes it back if it has not left. Raises Ended when
+        the peer ends it without a response, ConnectionLost, TimeoutError.
         """
         self._usable()
         credit = self._credit(window)
-        entity = self.mux.request(payload, credit=credit, total=self._total(payload))
-        call = Call(self, entity)
-        self._flush()
-        try:
-            async with self._deadline(timeout):
+        size = memoryview(payload).nbytes
+        async with self._deadline(timeout):
+            if not self._has_room(size):
+                await self._room(size)
+            total = self._total(payload)
+            entity = self.mux.request(payload, credit=credit, total=total)
+            call = Call(self, entity)
+            call._queue(size)
+            try:
+                self._flush()
                 return await call.answer()
-        finally:
-            call.cancel()
+            finally:
+                call.cancel()
 
     @checked()
     def open_sink(self, payload: Buffer = b"") -> Sink:
         """A sink to the peer, which reads it as a stream. Opens with a payload (BP-R5)."""
-        self._usable()
+        size = self._opening(payload)
         total = self._total(payload)
         entity = self.mux.open_sink(payload, credit=END_CREDIT, whole=not total, total=total)
         sink = Sink(self, entity)
+        sink._queue(size)
         self._flush()
         return sink
 
     @checked()
     def open_stream(self, payload: Buffer = b"", *, window: Size | None = None) -> Stream:
         """A stream from the peer, which writes it as a sink, ``window`` bytes ahead at most."""
-        self._usable()
+        size = self._opening(payload)
         credit = self._credit(window)
         entity = self.mux.open_stream(payload, credit=credit, total=self._total(payload))
         stream = Stream(self, entity, credit)
+        stream._queue(size)
         self._flush()
         return stream
 
     @checked()
     def open_duplex(self, payload: Buffer = b"", *, window: Size | None = None) -> Duplex:
         """Both in one."""
-        self._usable()
+        size = self._opening(payload)
         credit = self._credit(window)
         out, into = self.mux.open_duplex(payload, credit=credit, total=self._total(payload))
-        self.mux.consumed(out, END_CREDIT)
+        self.mux.consumed(out, END_CREDIT, 0)
         duplex = Duplex(Sink(self, out), Stream(self, into, credit))
+        duplex.stream._queue(size)
         self._flush()
         return duplex
 
@@ -147,20 +192,27 @@ class Connection:
 
         Raises ConnectionLost, and TimeoutError, if ``timeout`` (seconds) is given.
         """
-        async with asyncio.timeout(cast("float | None", timeout)):
-            while not self._opened:
-                self._usable()
-                self._accepting.clear()
-                await self._accepting.wait()
+        if self._opened:
+            await self._yield()
+        if not self._opened:
+            with self._reading(self.mux.top_stream):
+                async with asyncio.timeout(cast("float | None", timeout)):
+                    while not self._opened:
+                        self._usable()
+                        self._accepting.clear()
+                        await self._accepting.wait()
         opened, charged = self._opened.popleft()
-        self.mux.consumed(self.mux.top_stream, charged)
+        for half in _halves(opened):
+            half.connection = self
+        mux = self.mux
+        mux.consumed(mux.top_stream, charged, len(opened.payload))
         if isinstance(opened, Stream):
-            self.mux.consumed(opened._entity, opened.window)
+            mux.consumed(opened._entity, opened.window, 0)
         elif isinstance(opened, Duplex):
-            self.mux.consumed(opened.stream._entity, opened.stream.window)
-            self.mux.consumed(opened.sink._entity, END_CREDIT)
+            mux.consumed(opened.stream._entity, opened.stream.window, 0)
+            mux.consumed(opened.sink._entity, END_CREDIT, 0)
         elif isinstance(opened, Sink):
-            self.mux.consumed(opened._entity, END_CREDIT)
+            mux.consumed(opened._entity, END_CREDIT, 0)
         self._flush()
         return opened
 
@@ -188,17 +240,38 @@ class Connection:
         """Ends the connection: the peer gets ``payload`` as the reason.
 
         What was sent before arrives. Waits for the peer's acknowledgement for at most
-        Timing.close_linger.
+        Timing.close_linger. A payload that lacks credit waits for it for half of that; then the
+        end leaves without it (BP-R15). Closing again waits for the first close.
         """
-        if self.error is None:
-            self.mux.end(self.mux.top_sink, payload)
-            self._top.ending = True
-            self._flush()
-            with suppress(TimeoutError, ConnectionLost, Ended):
-                async with asyncio.timeout(self.config.timing.close_linger):
-                    await self._top._until(lambda: self._top.acknowledged)
+        if self.error is None and not self._closing:
+            self._closing = True
+            try:
+                await self._say_end(payload)
+            except BaseException:
+                self._over(ConnectionLost("this side gave up the connection"), abort=True)
+                raise
             self._over(ConnectionLost("this side closed the connection", code=0))
         await self.wait_closed()
+
+    async def _say_end(self, payload: Buffer) -> None:
+        """The end of the top level, until the peer has seen it."""
+        mux, top = self.mux, self._top
+        linger = self.config.timing.close_linger
+        if not mux.top_sink.ending:
+            mux.end(mux.top_sink, payload)
+        top.ending = True
+        self._flush()
+        with suppress(ConnectionLost, Ended):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(linger / 2):
+                    await top._until(lambda: top.acknowledged)
+            mux.end_bare()
+            if mux.top_sink.items:
+                mux.end(mux.top_sink, drop=True)
+            self._flush()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(linger / 2):
+                    await top._until(lambda: top.acknowledged)
 
     async def wait_closed(self) -> None:
         """Returns once the transport is gone, whatever ended it: see ``error``."""
@@ -230,13 +303,51 @@ class Connection:
         self.mux.ping(entity, self._loop.time())
         self._flush()
 
-    def _consumed(self, entity: Entity, charged: int) -> None:
-        self.mux.consumed(entity, charged)
+    def _consumed(self, purse: Entity, charged: int, held: int) -> None:
+        """The application has taken ``held`` bytes; ``charged`` of credit are given for them."""
+        self.mux.consumed(purse, charged, held)
         self._flush()
+
+    def _let_go(self, purse: Entity, charged: int, held: int) -> None:
+        """As ``_consumed``, from anywhere: nothing is sent before the event loop's next turn."""
+        self.mux.consumed(purse, charged, held)
+        if self._flushing is None and self.error is None:
+            with suppress(RuntimeError):  # another thread's garbage collection, or a closed loop
+                self._flushing = self._loop.call_soon(self._flush_late)
+
+    def _flush_late(self) -> None:
+        self._flushing = None
+        self._flush()
+
+    @contextmanager
+    def _reading(self, entity: Entity) -> Iterator[None]:
+        """While the application waits for the next payload of this entity (BP-R12)."""
+        self.mux.wait_for(entity)
+        self._flush()
+        try:
+            yield
+        finally:
+            self.mux.wait_no_more(entity)
+
+    async def _yield(self) -> None:
+        """Lets others run, now and then: what is here already is taken without a wait."""
+        self._in_a_row += 1
+        if self._in_a_row >= _IN_A_ROW:
+            self._in_a_row = 0
+            await asyncio.sleep(0)
+
+    def _count_unread(self) -> None:
+        self._unread += 1
+        limit = self.config.mux.connection_bytes
+        if self._unread * _PAYLOAD_COST > limit:
+            raise LimitExceeded(
+                f"{self._unread} payloads wait to be received, each of which counts "
+                f"{_PAYLOAD_COST} bytes; Mux.connection_bytes is {limit} (BP-R12)"
+            )
 
     def _usable(self) -> None:
         if self.error is not None:
-            raise self.error.with_traceback(None)
+            raise again(self.error)
 
     def _total(self, payload: Buffer) -> int:
         """What an opening payload is to be announced as: 0 if it travels in one chunk.
@@ -247,9 +358,30 @@ class Connection:
         most = min(self._top._most or size, self.config.mux.chunk)
         return size if size > most else 0
 
-    async def _room(self) -> None:
-        """Waits until the transport takes more."""
+    def _has_room(self, size: int) -> bool:
+        """Whether ``size`` bytes more may wait to be sent. One payload always may."""
+        return not self._queued or self._queued + size <= self.config.mux.connection_bytes
+
+    def _require_room(self, size: int) -> None:
+        if size and not self._has_room(size):
+            raise SendQueueFull(
+                f"{self._queued} bytes wait to be sent to {self.peer}, and {size} more are above "
+                f"Mux.connection_bytes ({self.config.mux.connection_bytes}); nothing was sent"
+            )
+
+    def _opening(self, payload: Buffer) -> int:
+        """The size of an opening payload. Raises if nothing can be opened with it now."""
+        self._usable()
+        size = memoryview(payload).nbytes
+        self._require_room(size)
+        return size
+
+    async def _room(self, size: int) -> None:
+        """Waits until the transport takes more, and ``size`` bytes more may be queued."""
         await self._writable.wait()
+        while self.error is None and not self._has_room(size):
+            self._sendable.clear()
+            await self._sendable.wait()
         self._usable()
 
     def _flush(self) -> None:
@@ -259,22 +391,44 @@ class Connection:
         closed: the next one with its number would never be heard.
         """
         while self._writable.is_set() and self.error is None and not self._transport.is_closing():
-            buffers, size, _ = self.mux.take(self.config.mux.chunk)
+            buffers, size, written = self.mux.take(self.config.mux.chunk)
             if not size:
                 break
             self._transport.writelines(buffers)
-        for handle in tuple(self._leaving):
-            if not handle._entity.items:
-                handle._changed()
+            for entity, _ in written:
+                if entity.user is not None:
+                    entity.user._has_left()
+            if written:
+                self._progress = self._loop.time()
+        if self._ended_by_peer is not None:
+            self._end_if_nothing_is_open()
 
     # What the transport and the core tell
 
     def _received(self, data: bytes) -> None:
         self._heard = self._loop.time()
         if self.error is None:
-            self.mux.receive_data(data)
-            self._dispatch()
-            self._flush()
+            self.mux.receive_data(data, self.config.mux.wake_up)
+            self._advance()
+
+    def _read_on(self) -> None:
+        if self.error is None:
+            self.mux.read_on(self.config.mux.wake_up)
+            self._advance()
+
+    def _advance(self) -> None:
+        """Tells what has come, and answers. What is left of it has its turn after others."""
+        self._dispatch()
+        self._flush()
+        if self.error is not None:
+            return
+        if self.mux.unread:
+            self._transport.pause_reading()
+            self._loop.call_soon(self._read_on)
+        elif self._loss is not None:
+            self._lost(*self._loss)
+        else:
+            self._transport.resume_reading()
 
     def _received_eof(self) -> None:
         if self.error is None:
@@ -295,6 +449,8 @@ class Connection:
         if kind == events.FAILED:
             self._broken(event[1])
             return
+        if kind not in _NO_PROGRESS:
+            self._progress = self._heard
         entity: Entity = event[1]
         handle: Any = entity.user
         if kind == events.PAYLOAD:
@@ -307,14 +463,21 @@ class Connection:
             if handle is not None:
                 handle._changed()
         elif kind == events.PONG:
-            handle._ponged(self._loop.time() - event[2])
+            if handle is not None:
+                handle._ponged(self._loop.time() - event[2])
         elif kind == events.ENDED:
+            _, _, payload, purse, charged = event
+            held = (purse, charged, len(payload))
             if entity is self.mux.top_stream:
-                self._closed_by_peer(event[2])
+                self._consumed(*held)
+                self._peer_ends(payload)
             elif handle is not None:
-                handle._ended(Ended(f"the peer has ended {handle!r}", event[2]))
+                handle._ended(Ended(f"the peer has ended {handle!r}", payload), held)
+            else:
+                self._consumed(*held)
         elif kind == events.ACKNOWLEDGED:
-            handle._seen()
+            if handle is not None:
+                handle._seen()
         elif kind == events.ABANDONED and handle is not None:
             text = f"{handle!r} never came to be: one side has closed the top level"
             handle._ended(ConnectionLost(text, code=0))
@@ -337,23 +500,49 @@ class Connection:
                 opened = Duplex(opened, Stream(self, entity.twin, self.window))
         else:
             opened = Stream(self, entity, self.window, payload)
+        for half in _halves(opened):
+            half.connection = proxy(self)  # what waits here must not keep the connection
         self._opened.append((opened, charged))
         self._accepting.set()
 
-    def _closed_by_peer(self, payload: bytes) -> None:
-        self._flush()  # the acknowledgement
+    def _peer_ends(self, payload: bytes) -> None:
+        """The peer has ended its top level; what is open goes on (BP-R14)."""
         text = bytes(payload).decode("utf-8", "replace")
         reason = f": {text}" if text else ""
-        self._over(
-            ConnectionLost(
-                f"{self.peer} closed the connection{reason}", code=0, reason=text, remote=True
-            )
+        error = ConnectionLost(
+            f"{self.peer} closed the connection{reason}", code=0, reason=text, remote=True
         )
+        self._ended_by_peer = error
+        self._messages._ended(error)
+        deadline = self.config.mux.closing_deadline
+        self._end_watch = self._loop.call_later(deadline, self._watch_end)
+
+    def _end_if_nothing_is_open(self) -> None:
+        error = self._ended_by_peer
+        if error is None or self.error is not None or self._closing or not self.mux.idle:
+            return
+        mux = self.mux
+        top = (not mux.top_sink.gone) + (not mux.top_stream.gone)
+        if sum(mux.count(place) for place in range(len(PLACES))) > top:
+            return
+        self._over(error)
+
+    def _watch_end(self) -> None:
+        """Closes if nothing that is open has moved for too long."""
+        deadline = self.config.mux.closing_deadline
+        left = self._progress + deadline - self._loop.time()
+        if left > 0:
+            self._end_watch = self._loop.call_later(left, self._watch_end)
+            return
+        error = self._ended_by_peer
+        assert error is not None
+        text = f"{error}; nothing moved for {deadline:g} s after that (Mux.closing_deadline)"
+        self._over(ConnectionLost(text, code=0, reason=error.reason, remote=True), abort=True)
 
     def _broken(self, error: RemoteProtocolError) -> None:
         log.warning("%s broke bpmux: %s", self.peer, error)
         lost = ConnectionLost(f"{self.peer} broke bpmux: {error}", code=error.code)
-        lost.__cause__ = error
+        lost.__cause__ = error.with_traceback(None)
         self._over(lost, abort=True)
 
     def _over(self, error: ConnectionLost, *, abort: bool = False) -> None:
@@ -361,24 +550,33 @@ class Connection:
         if self.error is None:
             self.error = error
             self._alive.cancel()
+            if self._end_watch is not None:
+                self._end_watch.cancel()
+            if self._flushing is not None:
+                self._flushing.cancel()
             for handle in tuple(self._live):
                 handle._ended(error)
             self._accepting.set()
             self._writable.set()  # who waits for it finds the error
+            self._sendable.set()
         if abort:
             self._transport.abort()
         else:
             self._transport.close()
-            if self._abort is None:
+            if self._abort is None and not self._gone.done():
                 linger = self.config.timing.close_linger
                 self._abort = self._loop.call_later(linger, self._transport.abort)
 
     def _lost(self, error: Exception | None) -> None:
         """The transport is gone."""
+        if self.mux.unread and self.error is None:
+            self._loss = (error,)  # what it brought before comes first
+            return
         why = "without a close" if error is None else str(error)
         lost = ConnectionLost(f"the connection with {self.peer} is lost: {why}")
-        lost.__cause__ = error
-        self._over(lost)
+        if error is not None:
+            lost.__cause__ = error.with_traceback(None)
+        self._over(self._ended_by_peer or lost)
         if self._abort is not None:
             self._abort.cancel()
         if not self._gone.done():
@@ -395,7 +593,10 @@ class Connection:
             return
         self._alive = self._loop.call_later(timing.ping_interval, self._stay_alive)
         if silence >= timing.ping_interval / 2:
-            self._ping(self.mux.top_stream)
+            top = self.mux.top_sink if self._ended_by_peer else self.mux.top_stream
+            if not (top.gone or top.ending):
+                self._ping(top)
+        self._flush()
 
 
 class Link(asyncio.Protocol):
@@ -441,6 +642,10 @@ class Link(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """See asyncio."""
         self.connection._lost(error)
+
+
+def _halves(opened: Opened) -> tuple[Half, ...]:
+    return (opened.sink, opened.stream) if isinstance(opened, Duplex) else (opened,)
 
 
 def name_of(place: Any) -> str:

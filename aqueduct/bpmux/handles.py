@@ -7,29 +7,59 @@ waits on it raises that, and so does every later use.
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from aqueduct.arguments import Duration, checked
+from aqueduct.bpmux.payloads import Payloads
 from aqueduct.errors import Ended, LimitExceeded, LocalProtocolError
-from aqueduct.protocol.bpmux.state import Entity
+from aqueduct.protocol.bpmux.state import Entity, Item
 
 if TYPE_CHECKING:
     from aqueduct.bpmux.connection import Connection
 
-__all__ = ["Buffer", "Call", "Duplex", "Half", "Request", "Sink", "Stream"]
+__all__ = ["Buffer", "Call", "Duplex", "Half", "Request", "Sink", "Stream", "again"]
 
 Buffer = bytes | bytearray | memoryview
 """Bytes, contiguous. What is sent must not change until the sending call has returned."""
+_Error = TypeVar("_Error", bound=Exception)
+
+
+def again(error: _Error) -> _Error:
+    """The same error, to be raised once more.
+
+    An error that was raised refers to the frames it came through. One that is kept would make a
+    cycle of them and of all that they know, which only the garbage collector could free.
+    """
+    found = copy.copy(error)
+    found.__cause__ = error.__cause__
+    return found
 
 
 class Half:
     """What handles of one entity have in common."""
 
-    def __init__(self, connection: Connection, entity: Entity) -> None:
+    __slots__ = (
+        "__weakref__",
+        "_end_held",
+        "_entity",
+        "_payload",
+        "_pings",
+        "_queued",
+        "_waiting",
+        "acknowledged",
+        "connection",
+        "ending",
+        "error",
+    )
+
+    def __init__(self, connection: Connection, entity: Entity, payload: bytes = b"") -> None:
+        self._end_held: tuple[Entity, int, int] | None = None
+        """Of an end payload that nobody has taken: who paid for it, credit to give, bytes."""
         self.connection = connection
         self.error: Exception | None = None
         """How it ended: Ended by the peer, ConnectionLost; None: it has not."""
@@ -38,10 +68,18 @@ class Half:
         self.acknowledged = False
         """Whether the peer has seen that."""
         self._entity = entity
-        self._waiting: set[asyncio.Future[None]] = set()
-        self._pings: deque[asyncio.Future[float]] = deque()
+        self._payload = payload
+        self._queued = 0
+        """Bytes that wait to be sent."""
+        self._waiting: set[asyncio.Future[None]] | None = None
+        self._pings: deque[asyncio.Future[float]] | None = None
         entity.user = self
         connection._live.add(self)
+
+    def __del__(self) -> None:
+        # Whoever drops a handle wants nothing of what waits on it.
+        with suppress(ReferenceError):  # the connection went first
+            self._drop()
 
     @property
     def identifier(self) -> int:
@@ -53,8 +91,6 @@ class Half:
         """What the peer sent with the opening of this; empty if this side opened it."""
         return self._payload
 
-    _payload = b""
-
     @checked()
     async def ping(self, *, timeout: Duration | None = None) -> float:
         """Asks the peer for a sign of life (BP-R11); returns the round-trip time, seconds.
@@ -64,6 +100,8 @@ class Half:
         pong: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self._usable()
         self.connection._ping(self._entity)
+        if self._pings is None:
+            self._pings = deque()
         self._pings.append(pong)
         async with self.connection._deadline(timeout):
             return await pong
@@ -77,26 +115,29 @@ class Half:
 
     def _changed(self) -> None:
         """Whoever waits looks again."""
-        for waiter in self._waiting:
+        for waiter in self._waiting or ():
             if not waiter.done():
                 waiter.set_result(None)
 
-    def _ended(self, error: Exception) -> None:
+    def _ended(self, error: Exception, held: tuple[Entity, int, int] | None = None) -> None:
         """It is over; the first reason stays."""
-        self.connection._live.discard(self)
+        self._detach()
         if self.error is None:
             self.error = error
-            for pong in self._pings:
+            self._end_held = held
+            for pong in self._pings or ():
                 if not pong.done():
-                    pong.set_exception(error.with_traceback(None))
+                    pong.set_exception(again(error))
                     pong.exception()  # whoever asked may have gone
-            self._pings.clear()
+            self._pings = None
             self._changed()
+        elif held is not None:
+            self.connection._consumed(*held)
 
     def _seen(self) -> None:
         """The peer has acknowledged this side's end."""
         self.acknowledged = True
-        self.connection._live.discard(self)
+        self._detach()
         self._changed()
 
     def _ponged(self, seconds: float) -> None:
@@ -106,60 +147,125 @@ class Half:
             if not pong.done():
                 pong.set_result(seconds)
 
+    def _has_left(self) -> None:
+        """Bytes of it have left."""
+        if not self._entity.items:
+            self._unqueue(self._queued)
+        self._changed()
+
     # Within
 
-    def _usable(self) -> None:
+    def _detach(self) -> None:
+        """Nothing more happens to it: neither the connection nor the entity refers to it."""
+        self.connection._live.discard(self)
+        self._entity.user = None
+        self._unqueue(self._queued)
+
+    def _drop(self) -> None:
+        """What waits here is let go."""
+        held, self._end_held = self._end_held, None
+        if held is not None:
+            self.connection._let_go(*held)
+
+    def _queue(self, size: int) -> None:
+        self._queued += size
+        self.connection._queued += size
+
+    def _unqueue(self, size: int) -> None:
+        size = min(size, self._queued)
+        if size:
+            self._queued -= size
+            self.connection._queued -= size
+            self.connection._sendable.set()
+
+    def _raise_error(self) -> None:
+        """Raises how it ended, if it has."""
         if self.error is not None:
-            raise self.error.with_traceback(None)
+            self._take_end()
+            raise again(self.error)
+
+    def _take_end(self) -> None:
+        """The application hears of the end: its payload is the application's now."""
+        held, self._end_held = self._end_held, None
+        if held is not None:
+            self.connection._consumed(*held)
+
+    def _usable(self) -> None:
+        self._raise_error()
         if self.ending:
             raise LocalProtocolError(f"{self!r}: this side has ended it already")
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         """Waits until this is so, or raises how the entity ended. The caller has a deadline."""
         while not condition():
-            if self.error is not None:
-                raise self.error.with_traceback(None)
+            self._raise_error()
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            if self._waiting is None:
+                self._waiting = set()
             self._waiting.add(waiter)
             try:
                 await waiter
             finally:
                 self._waiting.discard(waiter)
 
-    async def _left(self) -> None:
-        """Waits until everything of it that was queued has left."""
-        connection = self.connection
-        connection._flush()
-        connection._leaving.add(self)
+    async def _left(self, item: Item | None) -> None:
+        """Waits until this has left. If the caller gives up before it began, it never leaves."""
+        entity = self._entity
+        self.connection._flush()
         try:
-            await self._until(lambda: not self._entity.items)
+            await self._until(lambda: item is None or item not in entity.items)
+        except BaseException:
+            if item is not None:
+                self.connection.mux.withdraw(entity, item)
+            raise
         finally:
-            connection._leaving.discard(self)
+            if not entity.items:
+                self._unqueue(self._queued)
 
     def _end(self, payload: Buffer) -> None:
-        if self.error is None and not self.ending:
-            self.connection.mux.end(self._entity, payload)
-            self.ending = True
-            self.connection._flush()
-            self._changed()
+        if self.error is not None or self.ending:
+            return
+        size = memoryview(payload).nbytes
+        self.connection._require_room(size)
+        self.connection.mux.end(self._entity, payload)
+        self._queue(size)
+        self.ending = True
+        self.connection._flush()
+        self._changed()
+
+    def _take_back(self) -> bool:
+        """Takes an opening back of which the peer has heard nothing; whether it could (BP-R15).
+
+        Halves of a Duplex opened together: see there.
+        """
+        entity = self._entity
+        if self.error is not None or entity.twin is not None:
+            return False
+        if not self.connection.mux.take_back(entity):
+            return False
+        self.ending = True
+        self._seen()
+        return True
 
     async def _wait_ended(self, timeout: Duration | None) -> bytes:
         async with self.connection._deadline(timeout):
             await self._until(lambda: self.error is not None or self.acknowledged)
         if self.error is None:
             return b""
+        self._take_end()
         if isinstance(self.error, Ended):
             return self.error.payload
-        raise self.error.with_traceback(None)
+        raise again(self.error)
 
 
 class Sink(Half):
     """Takes payloads to the peer, in order, as far as the peer gives credit."""
 
+    __slots__ = ("_most", "_turn")
+
     def __init__(self, connection: Connection, entity: Entity, payload: bytes = b"") -> None:
-        super().__init__(connection, entity)
-        self._payload = payload
-        self._turn = asyncio.Lock()
+        super().__init__(connection, entity, payload)
+        self._turn: asyncio.Lock | None = None
         self._most = entity.credit_out
 
     @checked()
@@ -175,30 +281,35 @@ class Sink(Half):
 
         Raises Ended when the peer wants no more, ConnectionLost, LocalProtocolError after ``end``,
         and TimeoutError when no credit came: what had begun in Partial mode goes on, of anything
-        else nothing was sent.
+        else nothing is sent.
         """
         self._usable()
         size = memoryview(payload).nbytes
-        mux = self.connection.mux
-        async with self.connection._deadline(timeout), self._turn:
+        connection = self.connection
+        mux = connection.mux
+        if self._turn is None:
+            self._turn = asyncio.Lock()
+        async with connection._deadline(timeout), self._turn:
             if partial is None and size:
                 await self._until(lambda: self._most > 0)
-                partial = size > min(self._most, self.connection.config.mux.chunk)
-            await self.connection._room()
+                partial = size > min(self._most, connection.config.mux.chunk)
+            await connection._room(size)
             if not partial:
                 await self._until(lambda: self._entity.credit_out >= size)
             self._usable()
+            self._queue(size)
             if partial:
-                mux.write(self._entity, payload, total=size)
+                item = mux.write(self._entity, payload, total=size)
             else:
-                mux.write(self._entity, payload, whole=True)
-            await self._left()
+                item = mux.write(self._entity, payload, whole=True)
+            await self._left(item)
 
     @checked()
     def end(self, payload: Buffer = b"") -> None:
-        """Says that no payload follows; ``payload`` goes with it, as far as there is credit for it.
+        """Says that no payload follows; ``payload`` goes with it, and waits for credit.
 
-        Without effect on what has ended. What an earlier ``send`` queued leaves before.
+        Without effect on what has ended. What an earlier ``send`` queued leaves before. If the
+        connection is closed before there is credit, the end leaves without its payload.
         """
         self._end(payload)
 
@@ -219,7 +330,8 @@ class Sink(Half):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.end()
+        if kind is None or not self._take_back():
+            self.end()
 
     def _changed(self) -> None:
         self._most = max(self._most, self._entity.credit_out)
@@ -229,14 +341,15 @@ class Sink(Half):
 class Stream(Half):
     """Gives the payloads that the peer sends, in order; taking one gives credit back (BP-R12)."""
 
+    __slots__ = ("_queue_in", "window")
+
     def __init__(
         self, connection: Connection, entity: Entity, window: int, payload: bytes = b""
     ) -> None:
-        super().__init__(connection, entity)
+        self._queue_in: Payloads | None = None
+        super().__init__(connection, entity, payload)
         self.window = window
         """Bytes that the peer may send ahead of what is received here."""
-        self._payload = payload
-        self._queue: deque[tuple[bytes, int]] = deque()
 
     @checked()
     async def receive(self, *, timeout: Duration | None = None) -> bytes:
@@ -247,20 +360,27 @@ class Stream(Half):
         """
         if self.ending:
             raise LocalProtocolError(f"{self!r}: this side has ended it already")
-        if not self._queue:
-            async with self.connection._deadline(timeout):
-                await self._until(lambda: bool(self._queue) or self.ending)
+        if self._waits:
+            await self.connection._yield()
+        if not self._waits:
+            with self.connection._reading(self._entity):
+                async with self.connection._deadline(timeout):
+                    await self._until(lambda: self._waits or self.ending)
         if self.ending:
             raise LocalProtocolError(f"{self!r}: this side has ended it while it was read")
-        payload, charged = self._queue.popleft()
-        self.connection._consumed(self._entity, charged)
+        assert self._queue_in is not None
+        payload, charged = self._queue_in.take()
+        self.connection._unread -= 1
+        self.connection._consumed(self._entity, charged, len(payload))
         return payload
 
     @checked()
     def end(self, payload: Buffer = b"") -> None:
         """Says that nothing more is wanted; what came and was not received is dropped."""
-        self._queue.clear()
-        self._end(payload)
+        self._drop_queue()
+        if not self._take_back():
+            self._end(payload)
+        self.connection._flush()
 
     @checked()
     async def wait_ended(self, *, timeout: Duration | None = None) -> bytes:
@@ -291,20 +411,42 @@ class Stream(Half):
     ) -> None:
         self.end()
 
+    @property
+    def _waits(self) -> bool:
+        return self._queue_in is not None and self._queue_in.count > 0
+
+    def _drop(self) -> None:
+        super()._drop()
+        self._drop_queue()
+
+    def _drop_queue(self) -> None:
+        queue = self._queue_in
+        if queue is not None and queue.count:
+            self.connection._unread -= queue.count
+            self.connection._let_go(self._entity, 0, queue.size)
+            queue.clear()
+
     def _arrived(self, payload: bytes, charged: int) -> None:
+        connection = self.connection
         if self.ending:
+            connection._let_go(self._entity, 0, len(payload))
             return  # the peer had not seen the end
-        if len(self._queue) >= self.window:
+        if self._queue_in is None:
+            self._queue_in = Payloads()
+        if self._queue_in.count >= self.window:
             # Empty payloads take no credit, but memory all the same.
             raise LimitExceeded(
-                f"{len(self._queue)} payloads wait on {self!r}, whose window is {self.window}"
+                f"{self._queue_in.count} payloads wait on {self!r}, whose window is {self.window}"
             )
-        self._queue.append((payload, charged))
+        self._queue_in.append(payload, charged)
+        connection._count_unread()
         self._changed()
 
 
 class Duplex:
     """A sink and a stream of one identifier; each ends by itself (BP-R9)."""
+
+    __slots__ = ("sink", "stream")
 
     def __init__(self, sink: Sink, stream: Stream) -> None:
         self.sink = sink
@@ -339,8 +481,19 @@ class Duplex:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *raised: object) -> None:
-        self.end()
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        connection = self.sink.connection
+        if kind is not None and connection.mux.take_back(self.sink._entity):
+            for half in (self.sink, self.stream):
+                half.ending = True
+                half._seen()
+        else:
+            self.end()
 
     def __repr__(self) -> str:
         return f"<bpmux Duplex {self.sink.identifier} with {self.sink.connection.peer}>"
@@ -349,9 +502,7 @@ class Duplex:
 class Request(Half):
     """The peer asks something: ``payload``. It gets one answer, or the request is ended."""
 
-    def __init__(self, connection: Connection, entity: Entity, payload: bytes) -> None:
-        super().__init__(connection, entity)
-        self._payload = payload
+    __slots__ = ()
 
     @property
     def cancelled(self) -> bool:
@@ -363,18 +514,28 @@ class Request(Half):
         """Answers, and waits until the answer has left; an answer to who cancelled is dropped.
 
         One larger than the credit that came with the request travels in Partial mode. Raises
-        LocalProtocolError for a second answer, ConnectionLost, TimeoutError.
+        LocalProtocolError for a second answer, ConnectionLost, TimeoutError: then nothing is sent
+        if nothing had left, and the request can still be answered.
         """
         if self.cancelled:
             return
         self._usable()
         size = memoryview(payload).nbytes
-        room = min(self._entity.credit_out, self.connection.config.mux.chunk)
-        self.connection.mux.respond(self._entity, payload, total=size if size > room else 0)
-        self.ending = True
+        connection = self.connection
         with suppress(Ended):
-            async with self.connection._deadline(timeout):
-                await self._left()
+            async with connection._deadline(timeout):
+                if not connection._has_room(size):
+                    await connection._room(size)
+                    self._usable()
+                room = min(self._entity.credit_out, connection.config.mux.chunk)
+                total = size if size > room else 0
+                self._queue(size)
+                item = connection.mux.respond(self._entity, payload, total=total)
+                self.ending = True
+                try:
+                    await self._left(item)
+                finally:
+                    self.ending = self._entity.ending
 
     @checked()
     def refuse(self, payload: Buffer = b"") -> None:
@@ -393,24 +554,33 @@ class Request(Half):
 class Call(Half):
     """A request of this side, on its way."""
 
+    __slots__ = ("_answer",)
+
     def __init__(self, connection: Connection, entity: Entity) -> None:
         super().__init__(connection, entity)
         self._answer: bytes | None = None
 
     async def answer(self) -> bytes:
         """The response. The caller has a deadline."""
-        await self._until(lambda: self._answer is not None)
+        with self.connection._reading(self._entity):
+            await self._until(lambda: self._answer is not None)
         assert self._answer is not None
         return self._answer
 
     def cancel(self) -> None:
-        """No answer is wanted any more."""
-        if self._answer is None:
-            self._end(b"")
-        if self._entity.gone:
-            self.connection._live.discard(self)  # the peer never heard of it
+        """No answer is wanted any more: a request that has not left never does (BP-R15)."""
+        if self._answer is not None:
+            self.connection._let_go(self._entity, 0, len(self._answer))
+        elif self.error is None and not self._take_back():
+            self.ending = True
+            if not self._entity.ending and not self._entity.end_in and not self._entity.gone:
+                self.connection.mux.end(self._entity, drop=True)
+            self.connection._flush()
 
     def _arrived(self, payload: bytes, charged: int) -> None:
-        self._answer = payload
-        self.connection._live.discard(self)
+        if self.ending:
+            self.connection._let_go(self._entity, 0, len(payload))
+        else:
+            self._answer = payload
+        self._detach()
         self._changed()

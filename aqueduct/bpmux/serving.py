@@ -72,6 +72,7 @@ class Server:
         self._release: Callable[[], None] | None = None
         self._place: tuple[str, int] | str
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     @property
     def place(self) -> tuple[str, int] | str:
@@ -83,16 +84,29 @@ class Server:
 
     @checked()
     async def close(self, payload: bytes = b"") -> None:
-        """Accepts no more, closes every connection, and waits for the handlers' end."""
+        """Accepts no more, closes every connection, and waits for the handlers' end.
+
+        Closing again does the same to what is still there. A handler that does not end within
+        Timing.close_linger after it was cancelled is named in the log.
+        """
+        self._closed = True
         self._listener.close()
-        if self._release is not None:
-            self._release()
-        closing = [connection.close(payload) for connection in tuple(self.connections)]
-        await asyncio.gather(*closing)
-        for task in tuple(self._tasks):
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(tuple(self._tasks), timeout=self.config.timing.close_linger)
+        release, self._release = self._release, None
+        if release is not None:
+            release()
+        try:
+            closing = [connection.close(payload) for connection in tuple(self.connections)]
+            for found in await asyncio.gather(*closing, return_exceptions=True):
+                if isinstance(found, Exception):
+                    log.error("closing a connection failed", exc_info=found)
+        finally:
+            tasks = self._tasks - {asyncio.current_task()}
+            for task in tasks:
+                task.cancel()
+        if tasks:
+            _, left = await asyncio.wait(tasks, timeout=self.config.timing.close_linger)
+            for task in left:
+                log.warning("a handler goes on after its server was closed: %r", task)
 
     async def __aenter__(self) -> Self:
         return self
@@ -108,6 +122,9 @@ class Server:
     # Within
 
     def _made(self, connection: Connection, handler: Handler) -> None:
+        if self._closed:
+            connection._over(ConnectionLost("this side closes its server"), abort=True)
+            return
         self.connections.add(connection)
         task = asyncio.get_running_loop().create_task(self._run(connection, handler))
         self._tasks.add(task)

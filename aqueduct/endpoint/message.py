@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from aqueduct._speedups.frames import decode_headers
 from aqueduct.protocol.channels.events import Headers
 
 if TYPE_CHECKING:
@@ -15,11 +16,17 @@ __all__ = ["Attachment", "Headers", "Message"]
 class Attachment:
     """A channel half that came with a message: ``handle`` and the channel's ``headers``."""
 
-    __slots__ = ("handle", "headers")
+    __slots__ = ("_headers", "handle")
 
-    def __init__(self, handle: Sender | Receiver, headers: Headers) -> None:
+    def __init__(self, handle: Sender | Receiver, headers: bytes | Headers) -> None:
         self.handle = handle
-        self.headers = headers
+        self._headers = headers
+
+    @property
+    def headers(self) -> Headers:
+        """(key, value) pairs of bytes; made when they are asked for."""
+        self._headers = decode_headers(self._headers)
+        return self._headers
 
 
 class Message:

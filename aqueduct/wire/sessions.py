@@ -151,7 +151,7 @@ class Session:
             if entity.gone:
                 raise WireError(f"{name}: the top-level has ended")
             return entity
-        if identifier == 0 and type_ in (SINK_OUT, STREAM_OUT, DUPLEX):
+        if identifier == 0 and type_ in (SINK_OUT, STREAM_OUT):
             raise WireError(f"{name} is never sent (BP-R3)")
         if type_ == DUPLEX:
             half = mux.find(STREAM_OUT, identifier)

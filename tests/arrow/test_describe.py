@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 
 import pyarrow as pa
 import pytest
@@ -94,3 +95,38 @@ def test_answers_that_are_wrong():
     for batches, rows in (([], 0), ([batch, batch], 2)):
         with pytest.raises(BadCall, match=f"is one text, and {rows} rows came"):
             Description.from_batches(batches)
+
+
+def damaged(text: bytes) -> pa.RecordBatch:
+    """A batch whose one text has these bytes, UTF-8 or not."""
+    offsets = pa.py_buffer(struct.pack("=ii", 0, len(text)))
+    column = pa.Array.from_buffers(pa.string(), 1, [None, offsets, pa.py_buffer(text)])
+    return pa.RecordBatch.from_arrays([column], schema=DESCRIBE_SCHEMA)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"\xff\xfe",
+        DESCRIPTION.to_json().encode()[:-3] + b"\x80}]",
+        b'{"service": "\xc3"}',
+        b"",
+        b"[]",
+        b"5",
+        b"null",
+        b'{"service": 5}',
+        b"[" * 100_000,
+        b"9" * 100_000,
+        altered(name="\ud800").encode(),
+        altered(input={"ipc": "AAAA", "text": ""}).encode(),
+        altered(input={"ipc": "\u00e9", "text": ""}).encode(),
+        altered(input=[1]).encode(),
+        json.dumps({**json.loads(DESCRIPTION.to_json()), "tables": [5]}).encode(),
+        json.dumps({**json.loads(DESCRIPTION.to_json()), "sinks": {"a": 1}}).encode(),
+    ],
+)
+def test_a_damaged_description_is_an_error_of_the_library_that_names_the_peer(text: bytes):
+    with pytest.raises(BadCall) as caught:
+        Description.from_batches([damaged(text)], peer="tcp://there:1")
+    assert (caught.value.peer, caught.value.handler) == ("tcp://there:1", DESCRIBE)
+    str(caught.value).encode()

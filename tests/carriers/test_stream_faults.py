@@ -9,6 +9,7 @@ import random
 import socket
 import struct
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -417,3 +418,42 @@ async def test_a_network_that_stalls() -> None:
         for user in (pair.client, pair.server):
             await user.until(lambda: user.lost)  # noqa: B023
             assert "is gone: nothing was heard" in str(user.lost[0])
+
+
+@pytest.mark.parametrize("what", ["streams", "payloads", "credit", "pongs"])
+async def test_tiny_chunks_of_one_connection_do_not_hold_up_the_loop(what: str) -> None:
+    """Counted in chunks for a turn of the event loop: each costs as much as a large one."""
+    config = dataclasses.replace(DEFAULT, flow=Flow(streams=30_000))
+    many = 12_000
+    async with against(config) as (peer, user):
+        if what == "streams":
+            said = b"".join(
+                chunk(Kind.OUT_SINK, number, b"x", end=b"", credit=9)
+                for number in range(1, many + 1)
+            )
+        elif what == "payloads":
+            await peer.say(opening(0))
+            await peer.until(lambda: peer.credit(Kind.IN_STREAM, 1))
+            said = chunk(Kind.OUT_SINK, 1, b"x") * many
+        elif what == "credit":
+            said = chunk(Kind.IN_STREAM, 0, credit=1) * many
+        else:
+            said = chunk(Kind.IN_SINK, 0) * many
+        carrier: Any = user.carrier
+        decoder = carrier._mux.reading.decoder
+        turns: list[int] = []
+
+        async def watch() -> None:
+            while True:
+                turns.append(decoder.chunks)
+                await asyncio.sleep(0)
+
+        watching = asyncio.create_task(watch())
+        before = decoder.chunks
+        await peer.say(said)
+        async with asyncio.timeout(DEADLINE):
+            while decoder.chunks - before < many:  # noqa: ASYNC110 - each turn is looked at
+                await asyncio.sleep(0)
+        watching.cancel()
+        steps = [after - earlier for earlier, after in pairwise(turns)]
+        assert max(steps) <= 2 * DEFAULT.mux.wake_up + 2

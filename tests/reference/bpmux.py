@@ -203,11 +203,8 @@ class Endpoint:
     def _create(self, chunk: Chunk, place: str) -> None:
         if chunk.type in ("In-Request", "In-Sink", "In-Stream"):
             raise Violation("an in-entity is unknown")
-        if chunk.type == "Duplex":
-            if chunk.id == 0:
-                raise Violation("Duplex 0")
-            if chunk.id in self.maps["stream_in"]:
-                raise Violation("in use")
+        if chunk.type == "Duplex" and chunk.id in self.maps["stream_in"]:
+            raise Violation("in use")
         if chunk.payload is None:
             raise Violation("opening without a payload")
         self.maps[place][chunk.id] = Entity()
@@ -284,6 +281,8 @@ class Endpoint:
             raise error("a payload on In-Stream")
         if chunk.type == "Duplex" and chunk.payload is None:
             raise error("a Duplex without a payload")
+        if chunk.type == "Duplex" and chunk.id == 0:
+            raise error("Duplex 0 (BP-R13)")
         if chunk.total:
             first = chunk.end if chunk.payload is None else chunk.payload
             if first is None:

@@ -131,12 +131,12 @@ class UnreliableSent:
         self.announced = self.next
         return count
 
-    def ack_nack(self, varints: Sequence[int]) -> tuple[Pairs, Pairs]:
+    def ack_nack(self, varints: Sequence[int]) -> tuple[Pairs, Pairs, int]:
         if self.settled + sum(varints) > self.next:
             raise SequenceError("never sent")
         acked, nacked = alternate(varints, self.settled)
         self.settled += sum(varints)
-        return runs(acked), runs(nacked)
+        return runs(acked), runs(nacked), len(nacked)
 
 
 class UnreliableReceived:

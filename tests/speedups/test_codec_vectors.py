@@ -162,12 +162,14 @@ def decode_by_model(vector: Vector) -> tuple[list[model.Frame], RemoteProtocolEr
 )
 def test_the_meaning_of_acks(vector: Vector) -> None:
     frame, meaning = vector["decoded"][-1], vector["meaning"]
+    ranges = codec.AckReliable(tuple(frame["ranges"])).block
     if frame["type"] == "ACK_RELIABLE":
-        acked = SentNumbers(sent=(1 << 64) - 1).ack(frame["ranges"])
+        acked = SentNumbers(sent=(1 << 64) - 1).ack(ranges)
         assert [list(pair) for pair in acked] == meaning
     else:
         sent = UnreliableSent(sent=(1 << 64) - 1)
-        acks, nacks = sent.ack_nack(frame["ranges"])
+        acks, nacks, lost = sent.ack_nack(ranges)
+        assert lost == sum(stop - start for start, stop in nacks)
         assert [list(pair) for pair in acks] == meaning["acks"]
         assert [list(pair) for pair in nacks] == meaning["nacks"]
         assert sent.settled == meaning["next"]

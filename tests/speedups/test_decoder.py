@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aqueduct._speedups import codec
+from aqueduct._speedups.frames import decode_headers
 from aqueduct.errors import (
     FrameError,
     LimitExceeded,
@@ -456,3 +458,36 @@ def test_frames_are_values(pairs: model.Headers) -> None:
         hash(one)
     with pytest.raises(AttributeError):
         one.headers = ()  # type: ignore[misc]
+
+
+@pytest.mark.requirement("AQ-R31")
+@pytest.mark.requirement("AQ-16")
+def test_large_blocks_become_objects_when_they_are_asked_for() -> None:
+    """Attachments with a million empty headers in 3 MiB, and two million ranges in 2 MiB."""
+    pairs = b"\x01k\x00" * 16_000
+    attached = b"".join(
+        model.varint(channel) + model.varint(len(pairs)) + pairs for channel in range(3, 131, 2)
+    )
+    message = b"\x04\x00\x00" + model.varint(len(attached)) + attached + b"\x00"
+    ranges = b"\x08" + model.varint(1 << 21) + b"\x01" * (1 << 21)
+    for route, frame in ((b"\x03\x02", message), (b"\x03\x02", ranges)):
+        decoder = codec.Decoder(from_server=True, header_limit=1 << 16)
+        if frame is ranges:
+            decoder = codec.Decoder(from_server=False)
+        data = route + frame
+        decoder.feed(data)
+        assert isinstance(decoder.next(), codec.RouteTo)
+        tracemalloc.start()
+        try:
+            found = decoder.next()
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert peak < len(data) + (1 << 20)
+        if isinstance(found, codec.Message):
+            assert [channel for channel, _ in found.attached] == list(range(3, 131, 2))
+            assert all(headers == pairs for _, headers in found.attached)
+            assert decode_headers(found.attached[0][1]) == ((b"k", b""),) * 16_000
+        else:
+            assert isinstance(found, codec.AckReliable)
+            assert len(found.block) == len(found.ranges) == 1 << 21

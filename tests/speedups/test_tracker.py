@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from aqueduct._speedups import codec, tracker
-from aqueduct.errors import LimitExceeded, LocalProtocolError, SequenceError
+from aqueduct.errors import FrameError, LimitExceeded, LocalProtocolError, SequenceError
 from tests.reference import tracker as model
 
 HIGHEST = (1 << 64) - 1
@@ -22,15 +24,21 @@ lengths = st.builds(
 )
 
 
+def block(*varints: int) -> bytes:
+    """RANGES as they are on the wire."""
+    return codec.AckReliable(varints).block
+
+
 def same(compiled: Any, reference: Any, name: str, *arguments: Any) -> Any:
     """Calls both; the same result, or an error of the same type."""
+    given = [block(*found) if isinstance(found, (list, tuple)) else found for found in arguments]
     try:
         expected = getattr(reference, name)(*arguments)
     except (SequenceError, LimitExceeded, LocalProtocolError) as error:
         with pytest.raises(type(error)):
-            getattr(compiled, name)(*arguments)
+            getattr(compiled, name)(*given)
         return None
-    assert getattr(compiled, name)(*arguments) == expected
+    assert getattr(compiled, name)(*given) == expected
     return expected
 
 
@@ -151,18 +159,65 @@ def test_acks_of_numbers_never_sent_change_nothing() -> None:
     for _ in range(5):
         sent.take()
     with pytest.raises(SequenceError, match="reaches 6, but only 5 messages were sent"):
-        sent.ack((0, 2, 1, 3))
+        sent.ack(block(0, 2, 1, 3))
     with pytest.raises(SequenceError, match=r"\[4, 6\) is acknowledged"):
         sent.ack_range(4, 6)
     assert (sent.unacked, sent.is_acked(0)) == (5, False)
-    assert sent.ack((0, 2, 1, 1)) == [(0, 2), (3, 4)]
-    assert sent.ack((0, 4)) == [(2, 3)]
-    assert sent.ack((0, 4)) == []
+    assert sent.ack(block(0, 2, 1, 1)) == [(0, 2), (3, 4)]
+    assert sent.ack(block(0, 4)) == [(2, 3)]
+    assert sent.ack(block(0, 4)) == []
     assert sent.unacked_ranges() == [(4, 5)]
     with pytest.raises(ValueError, match="pairs of gap and range"):
-        sent.ack((0,))
-    with pytest.raises(OverflowError):
-        sent.ack((0, 1 << 64))
+        sent.ack(block(0))
+    with pytest.raises(ValueError, match="end inside a varint"):
+        sent.ack(b"\x00\x81")
+    with pytest.raises(FrameError):
+        sent.ack(bytes(9) + b"\xff" * 10)
+    assert sent.unacked_ranges() == [(4, 5)]
+
+
+def peak_of(work: Callable[[], object]) -> int:
+    """Bytes of memory that ``work`` takes at most."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.requirement("AQ-R16")
+@pytest.mark.parametrize("sent", [3, 1 << 22])
+def test_a_large_block_of_ranges_makes_no_numbers_of_python(sent: int) -> None:
+    """Two million gaps and ranges: as numbers they would take a hundred megabytes and a second."""
+    ranges = b"\x01" * (1 << 22)
+    numbers = tracker.SentNumbers(sent=sent)
+
+    def work() -> None:
+        if sent == 3:
+            with pytest.raises(SequenceError, match="reaches 4, but only 3 messages"):
+                numbers.ack(ranges, told=False)
+        else:
+            assert numbers.ack(ranges, told=False) == []
+
+    assert peak_of(work) < 1 << 20
+    assert numbers.unacked == (3 if sent == 3 else 1 << 21)
+    if sent == 3:
+        return
+    assert numbers.ack(ranges) == []  # known already
+    assert peak_of(lambda: numbers.ack(ranges)) < 1 << 20
+
+
+@pytest.mark.requirement("AQ-R15")
+def test_a_large_block_about_datagrams_makes_no_numbers_of_python() -> None:
+    ranges = b"\x01" * (1 << 22)
+    numbers = tracker.UnreliableSent(sent=1 << 22)
+    found: list[object] = []
+    assert peak_of(lambda: found.append(numbers.ack_nack(ranges, told=False))) < 1 << 20
+    assert found == [([], [], 1 << 21)]
+    with pytest.raises(SequenceError, match="reaches 4194305, but only 4194304 messages"):
+        numbers.ack_nack(ranges, told=False)
+    assert numbers.unsettled == 0
 
 
 @pytest.mark.requirement("AQ-R13")
@@ -239,8 +294,8 @@ def test_announcements_above_64_bits() -> None:
     sent.take()
     assert (sent.take_announcement(), sent.take_announcement()) == (1, 0)
     with pytest.raises(SequenceError, match="reaches 2, but only 1"):
-        sent.ack_nack((1, 1))
-    assert sent.ack_nack((0, 1)) == ([], [(0, 1)])
+        sent.ack_nack(block(1, 1))
+    assert sent.ack_nack(block(0, 1)) == ([], [(0, 1)], 1)
 
 
 @given(st.permutations(range(30)))
@@ -251,7 +306,7 @@ def test_any_order_is_acked_once(order: list[int]) -> None:
     for index, number in enumerate(order):
         assert received.add(number)
         if index % 4 == 3 or index == 29:
-            for pair in sent.ack(received.take_ack()):
+            for pair in sent.ack(block(*received.take_ack())):
                 acked += range(*pair)
     assert sorted(acked) == list(range(30))
     assert sent.all_acked

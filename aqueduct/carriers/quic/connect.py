@@ -217,14 +217,14 @@ class _Attempt:
 
     # the socket
 
-    def _arrived(self, buffer: memoryview, size: int, address: SocketAddress) -> None:
+    def _arrived(self, buffer: memoryview, size: int, address: SocketAddress) -> int:
         carrier = self._carrier
         assert carrier is not None
         self._refusals = 0
         now = self._loop.time()
         for at in range(0, len(buffer), size):
             carrier.receive(buffer[at : at + size], address, now)
-        carrier.deliver()
+        return carrier.deliver()
 
     def _burst(self) -> None:
         assert self._carrier is not None

@@ -255,11 +255,11 @@ class QuicCarrier:
             logger.exception("%s: aioquic failed on a datagram", self.peer)
             self._quic.close(QuicErrorCode.INTERNAL_ERROR, 0, "internal error")
 
-    def deliver(self) -> None:
-        """Hands on what has arrived, while it is in the processor's cache."""
+    def deliver(self) -> int:
+        """Hands on what has arrived, while it is in the processor's cache; how many events."""
         self._processing = True
         try:
-            self._take_events()
+            return self._take_events()
         finally:
             self._processing = False
 
@@ -373,14 +373,16 @@ class QuicCarrier:
                 self._reported = False
                 self._user.end_of_input()
 
-    def _take_events(self) -> None:
+    def _take_events(self) -> int:
+        count = 0
         if self.error is not None:
-            return
+            return count
         while self._begun and self._early:
             self._handle(self._early.popleft())
         user, quic = self._user, self._quic
         event: Any = quic.next_event()
         while event is not None and self.error is None:
+            count += 1
             if type(event) is tuple and self._begun and user is not None:  # the common case
                 stream_id, data, fin = event
                 self._received += len(data)
@@ -393,6 +395,7 @@ class QuicCarrier:
             else:
                 self._handle(event)
             event = quic.next_event()
+        return count
 
     def _handle(self, event: Any) -> None:
         user = self._user
@@ -507,6 +510,8 @@ class QuicCarrier:
         for timer in (self._timer, self._close_timer):
             if timer is not None:
                 timer.cancel()
+        for sender in self._senders.values():
+            sender.drop()
         self._senders.clear()
         self._early.clear()
         self._host.ended(self, error)

@@ -360,7 +360,8 @@ class _Door:
 
     # the socket
 
-    def _arrived(self, buffer: memoryview, size: int, address: SocketAddress) -> None:
+    def _arrived(self, buffer: memoryview, size: int, address: SocketAddress) -> int:
+        events = 0
         now = self._loop.time()
         routes, id_stop = self._routes, 1 + self._id_length
         carrier = previous = None
@@ -372,7 +373,7 @@ class _Door:
             else:
                 carrier = self._long_header(bytes(data), address)
             if carrier is not previous and previous is not None:
-                previous.deliver()
+                events += previous.deliver()
             previous = carrier
             if carrier is not None:
                 carrier.receive(data, address, now)
@@ -380,7 +381,8 @@ class _Door:
             elif self._farewells:
                 self._repeat_farewell(data)
         if carrier is not None:
-            carrier.deliver()
+            events += carrier.deliver()
+        return events
 
     def admit(self, data: bytes, address: SocketAddress) -> None:
         """Takes a datagram that had to wait for a place."""

@@ -84,6 +84,16 @@ class SendBuffer:
         """Whether nothing more may be written."""
         return self._fin is not None or self._reset_code is not None
 
+    def drop(self) -> None:
+        """The connection is over: nothing leaves any more, and no buffer is kept."""
+        self._views.clear()
+        self._starts.clear()
+        self._first = self._cursor = 0
+        self._totals.queued -= self._stop - self._base
+        self._base = self._fresh = self._stop
+        self._lost = RangeSet()
+        self.losses = False
+
     def append(self, buffers: Sequence[Buffer], fin: bool) -> None:
         """Queues ``buffers`` by reference, and the end of the stream."""
         small: list[Buffer] = []

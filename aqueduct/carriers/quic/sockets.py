@@ -21,6 +21,7 @@ __all__ = ["UdpSocket", "datagram_size", "host_port", "is_loopback"]
 logger = logger_of("aqueduct.quic")
 
 BURST: Final = 128
+_EVENTS_OF_A_DATAGRAM: Final = 8  # of streams: as many are usual at most
 """Datagrams read in one wake-up, so that one socket starves nothing else on the loop."""
 RUN_BYTES: Final = 65_000
 """The most bytes that cross the kernel in one call."""
@@ -53,7 +54,8 @@ class UdpSocket:
 
     ``on_datagrams(buffer, size, address)`` gets one or more datagrams that lie one after the
     other in ``buffer``, all of ``size`` bytes but for the last; the buffer is used again after
-    the call. ``on_burst`` follows when nothing more was there to read. On Linux a run of equal
+    the call. It may return how many events they led to, so that others have their turn.
+    ``on_burst`` follows when nothing more was there to read. On Linux a run of equal
     datagrams crosses the kernel in one call, both ways (UDP_SEGMENT and UDP_GRO).
     """
 
@@ -62,7 +64,7 @@ class UdpSocket:
         sock: socket.socket,
         *,
         buffer_size: int,
-        on_datagrams: Callable[[memoryview, int, SocketAddress], None],
+        on_datagrams: Callable[[memoryview, int, SocketAddress], int | None],
         on_burst: Callable[[], None],
         on_error: Callable[[OSError], None],
         on_writable: Callable[[], None],
@@ -153,18 +155,20 @@ class UdpSocket:
                     size, address = self._sock.recvfrom_into(self._buffer)
                     segment = size
                 if size:
-                    received += -(-size // segment)
-                    self._on_datagrams(
+                    count = -(-size // segment)
+                    events = self._on_datagrams(
                         self._buffer[:size],
                         segment,
                         address if self._remote is None else self._remote,
                     )
+                    self.datagrams_received += count
+                    # Many tiny frames in a datagram are as much work as many datagrams.
+                    received += max(count, (events or 0) // _EVENTS_OF_A_DATAGRAM)
         except BlockingIOError:
             self._drained_at = self._loop.time()
         except OSError as error:
             failure = error
         if received:
-            self.datagrams_received += received
             self._on_burst()
         if failure is not None:
             self._on_error(failure)

@@ -22,7 +22,13 @@ from aqueduct.carriers.stream.tls import (
 )
 from aqueduct.carriers.stream.wire import Wire
 from aqueduct.config import Config
-from aqueduct.errors import ConnectionLost, FrameError, LocalProtocolError, RemoteProtocolError
+from aqueduct.errors import (
+    ConnectionLost,
+    FrameError,
+    InternalError,
+    LocalProtocolError,
+    RemoteProtocolError,
+)
 from aqueduct.escaping import logger_of
 from aqueduct.protocol.bpmux import events
 from aqueduct.protocol.bpmux.state import Entity, type_for
@@ -253,9 +259,12 @@ class StreamCarrier(Wire):
             self._violated(error)
         elif isinstance(error, TlsError):
             self.lose(self._failed(self._explain(error)))
-        else:
-            assert isinstance(error, OSError)
+        elif isinstance(error, OSError):
             self.lose(self._failed(why(error)))
+        else:
+            logger.error("%s: a fault while reading", self.peer, exc_info=error)
+            self._finish(self._failed("internal error"))
+            self._say(InternalError.code, "internal error")
 
     def _write_failed(self, error: OSError) -> None:
         self._loop.call_soon(self._read_last, error)
@@ -450,6 +459,7 @@ class StreamCarrier(Wire):
         self._incoming.clear()
         self._datagrams.clear()
         self._early.clear()
+        self._mux.drop()
         self._host.ended(self, error)
         if tell:
             self._tell_user()

@@ -45,6 +45,7 @@ _CODE_SIZE: Final = 9  # the longest VarU64
 _RESERVE: Final = 1024  # of the top-level's credit, for its close and for limits of streams
 _REASON_LIMIT: Final = 256  # bytes of UTF-8
 _STOPPED_KEPT: Final = 4096
+_MOST_STREAMS: Final = 1 << 60  # a peer may allow more than any stream number, up to 2^64 - 1
 _MESSAGE_LIMIT: Final = 64 << 10  # bytes of one message of the top-level
 
 
@@ -115,7 +116,7 @@ class Mapping(Traffic, ABC):
     @property
     def openable(self) -> int:
         """How many more streams may be opened now."""
-        return 0 if self._over else self._allowed - self._opened
+        return 0 if self._over else min(self._allowed - self._opened, _MOST_STREAMS)
 
     @property
     def datagram_limit(self) -> int:

@@ -54,6 +54,7 @@ class Wire(Mapping):
         # Reading.
         self._turn = config.stream.wake_up
         """Bytes that are read, or written, before it is others' turn."""
+        self._chunks = config.mux.wake_up
         self._ahead = scratch("plain")[: config.stream.read_ahead]
         self._intake = Intake(
             self._mux.reading,

@@ -7,10 +7,12 @@ from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import Any
 
+from aqueduct._speedups.bpmux import Step
 from aqueduct._speedups.buffers import Scatter
 from aqueduct.config import Mux as Settings
 from aqueduct.errors import FrameError, LocalProtocolError, RemoteProtocolError
 from aqueduct.protocol.bpmux import events
+from aqueduct.protocol.bpmux.budget import Budget
 from aqueduct.protocol.bpmux.receiving import Receiving
 from aqueduct.protocol.bpmux.scheduling import Buffer, Scheduler, Taken
 from aqueduct.protocol.bpmux.state import (
@@ -71,7 +73,12 @@ class Mux:
     connection.
 
     ``regrant`` (default: as ``whole``) grants the pieces of an unfinished partial payload back at
-    once (BP-R12). ``brief`` reports streams that come and go in one chunk by ARRIVED.
+    once. ``brief`` reports streams that come and go in one chunk by ARRIVED.
+
+    **Memory.** With ``whole`` and ``regrant`` everything that came and was not ``consumed``, and
+    the credit that lets more come, is bounded by ``Mux.connection_bytes`` (BP-R12): credit that
+    finds no room is granted later. ``wait_for`` says which payload the application waits for, so
+    that the room cannot all be taken by others.
     """
 
     def __init__(
@@ -89,6 +96,16 @@ class Mux:
         self.top_stream = self._state.top_stream
         self._events: list[events.Event] = []
         self._scheduler = Scheduler(self._state, self._events, self.settings)
+        regrant = whole if regrant is None else regrant
+        self._budget: Budget | None = None
+        if whole and regrant:
+            self._budget = self._scheduler.budget = Budget(
+                self.settings.connection_bytes,
+                self.settings.payload_bytes,
+                self.settings.entities,
+                self.top_stream,
+                self._scheduler.give_back,
+            )
         self.turns = self._scheduler
         """For ``write_out``, which is ``take`` and its way to a socket at once."""
         self._receiving = Receiving(
@@ -97,8 +114,9 @@ class Mux:
             self._events,
             self.settings,
             whole=whole,
-            regrant=whole if regrant is None else regrant,
+            regrant=regrant,
             brief=brief,
+            budget=self._budget,
         )
         self._next_request = 0
         self._next_sink = 1
@@ -107,14 +125,29 @@ class Mux:
 
     # Inputs
 
-    def receive_data(self, data: bytes | bytearray | memoryview) -> None:
-        """The next bytes from the peer, in any pieces."""
+    def receive_data(self, data: bytes | bytearray | memoryview, most: int = 0) -> None:
+        """The next bytes from the peer, in any pieces.
+
+        With ``most`` above zero no more chunks than that are taken: what is ``unread`` is taken
+        by ``read_on``, before more is received.
+        """
         if self.error is not None:
             return
         try:
-            self._receiving.receive(data)
+            self._receiving.receive(data, most)
         except RemoteProtocolError as error:
             self._fail(error)
+
+    @property
+    def unread(self) -> bool:
+        """Whether chunks are left of what was received."""
+        return self.error is None and self._receiving.unread
+
+    def read_on(self, most: int = 0) -> None:
+        """Takes what is ``unread``, or ``most`` chunks of it."""
+        if self.unread:
+            self._receiving.allowance = most or -1
+            self.go_on(Step.NOTHING)
 
     def go_on(self, step: int) -> None:
         """Takes what an ``Intake`` leaves to the core, from this step of its decoder on."""
@@ -291,18 +324,19 @@ class Mux:
         whole: bool = False,
         total: int = 0,
         urgent: bool = False,
-    ) -> None:
+    ) -> Item | None:
         """Queues bytes on a sink, by reference; they must not change until they were taken.
 
         Plain, they are a run of bytes that may be cut into payloads anywhere. ``whole``: one
         payload in one chunk, which waits for credit for all of it. ``total``: the beginning of one
         payload of so many bytes, which travels in pieces in Partial mode; following writes without
         options are the rest of it. ``urgent``: a whole payload that goes first and may use kept
-        credit.
+        credit. Returns what can be withdrawn, if it is a payload of its own.
         """
         self._require(entity)
         if self._over(entity):
-            return
+            return None
+        item: Item | None = None
         last = entity.items[-1] if entity.items else None
         unfinished = last is not None and last.missing > 0
         if entity.place not in (SINK_OUT, SINK_IN) and not (unfinished and not urgent):
@@ -329,6 +363,31 @@ class Mux:
             if not last.scatter.nbytes:
                 entity.items.remove(last)
         self._scheduler.wake(entity)
+        return item
+
+    def withdraw(self, entity: Entity, item: Item) -> bool:
+        """Takes back a payload, a response or an end of which no byte has left; whether it could.
+
+        Its memory is let go (BP-R15). After a response or an end the entity may be used again.
+        """
+        if item.begun or item not in entity.items:
+            return False
+        entity.items.remove(item)
+        if item.is_end or item.is_response:
+            entity.ending = False
+        self._scheduler.wake(entity)
+        return True
+
+    def take_back(self, entity: Entity) -> bool:
+        """Takes back what this side opened, if the peer has heard nothing of it; whether it could.
+
+        Both halves of a Duplex are. The peer never sees it, and nothing is kept (BP-R15).
+        """
+        if entity.opened or entity.gone or self.error is not None:
+            return False
+        duplex = entity.twin is not None and entity.open_type != DUPLEX
+        self._scheduler.forget(entity.twin if duplex and entity.twin is not None else entity)
+        return True
 
     def message(self, payload: Buffer | Iterable[Buffer], *, urgent: bool = False) -> None:
         """One message on the top-level; it waits for credit as a whole."""
@@ -336,18 +395,20 @@ class Mux:
 
     def respond(
         self, entity: Entity, payload: Buffer | Iterable[Buffer] = b"", *, total: int = 0
-    ) -> None:
-        """Answers a request, which ends it (BP-R7)."""
+    ) -> Item | None:
+        """Answers a request, which ends it (BP-R7). Returns what can be withdrawn."""
         if entity.place != REQ_IN:
             raise LocalProtocolError(f"respond: {entity!r} is no request of the peer")
         self._require(entity)
         if self._over(entity):
-            return
+            return None
         if entity.ending:
             raise LocalProtocolError(f"respond: {entity!r} has been answered or ended")
-        entity.add(self._item(payload, whole=not total, total=total, is_response=True))
+        item = self._item(payload, whole=not total, total=total, is_response=True)
+        entity.add(item)
         entity.ending = True
         self._scheduler.wake(entity)
+        return item
 
     def end(
         self,
@@ -361,8 +422,8 @@ class Mux:
 
         What is queued leaves first, or is ``drop``-ped, with an end or a response that waits (an
         unfinished payload in Partial mode still leaves, as nothing else could). A request that is
-        dropped before its opening chunk was taken is taken back: the peer never sees it. On the
-        top-level it is the close.
+        dropped before its opening chunk was taken is taken back. On the top-level it is the
+        close. A payload waits for credit; ``end_bare`` sends the end without it.
         """
         self._require(entity)
         if self._over(entity):
@@ -385,24 +446,64 @@ class Mux:
         entity.ending = True
         self._scheduler.wake(entity)
 
+    def end_bare(self) -> None:
+        """Ends whose payloads wait for credit leave without them: the connection is to close.
+
+        An end behind a payload that has not left stays: it would say that all was sent (BP-R15).
+        """
+        for known in self._state.maps:
+            for entity in known.values():
+                item = entity.items[0] if entity.items else None
+                if item is not None and item.is_end and item.whole and item.scatter.nbytes:
+                    entity.items[0] = self._item(b"", total=0, whole=True, is_end=True)
+                    self._scheduler.wake(entity)
+
     def close(self, payload: Buffer | Iterable[Buffer] = b"") -> None:
-        """Ends the top-level; messages that wait are dropped. Entities go on."""
+        """Ends the top-level; messages that wait are dropped. Entities go on (BP-R14)."""
         self.end(self.top_sink, payload, drop=True)
 
     # Commands: credit and signs of life
 
     def credit(self, entity: Entity, size: int) -> None:
-        """Lets the peer send ``size`` more bytes on it."""
+        """Lets the peer send ``size`` more bytes on it, as soon as there is room for them."""
         self._require(entity)
         if not 0 <= size <= HIGHEST - entity.credit_in - entity.grant:
             raise LocalProtocolError(f"credit: {size} more bytes for {entity!r} are above 2^64 - 1")
         if entity.end_out:
             raise LocalProtocolError(f"credit: {entity!r} has been ended")
-        self._scheduler.give_back(entity, size)
+        if self._budget is not None:
+            self._budget.give(entity, size, all_room=True)
+        else:
+            self._scheduler.give_back(entity, size)
 
-    def consumed(self, entity: Entity, size: int) -> None:
-        """As ``credit``, and without effect where the peer can use none any more."""
-        self._scheduler.give_back(entity, size)
+    def consumed(self, entity: Entity, size: int, held: int | None = None) -> None:
+        """As ``credit``, and without effect where the peer can use none any more.
+
+        ``held``: bytes that are held no more, if these are not as many: a payload of which pieces
+        were granted back before has more of them.
+        """
+        if self._budget is None:
+            self._scheduler.give_back(entity, size)
+            return
+        self._budget.consumed(entity, size, size if held is None else held)
+
+    def wait_for(self, entity: Entity) -> None:
+        """The application waits for the next payload of it, until ``wait_no_more``.
+
+        For what the peer opens, and for its messages, that is ``top_stream``.
+        """
+        if self._budget is not None:
+            self._budget.wait_for(entity)
+
+    def wait_no_more(self, entity: Entity) -> None:
+        """The opposite of ``wait_for``; they come in pairs."""
+        if self._budget is not None:
+            self._budget.wait_no_more(entity)
+
+    @property
+    def held(self) -> int:
+        """Bytes that came and were not consumed; 0 where they are not counted."""
+        return 0 if self._budget is None else self._budget.held
 
     def ping(self, entity: Entity, now: float) -> None:
         """Asks for a sign of life: PONG, or PONG_MISSING after ``Mux.pong_deadline``."""
@@ -426,6 +527,17 @@ class Mux:
             entity.pongs += 1
             self._scheduler.hurry(entity)
 
+    def drop(self) -> None:
+        """The connection is over: nothing that waits here is kept, nor whom it concerned."""
+        for known in self._state.maps:
+            for entity in known.values():
+                entity.drop()
+                entity.joined = b""
+                entity.user = entity.twin = None
+        self._scheduler.drop()
+        self._events.clear()
+        self._receiving.tell(None, None, None)
+
     # Looking
 
     def find(self, place: int, identifier: int) -> Entity | None:
@@ -439,7 +551,8 @@ class Mux:
     # Within
 
     def _fail(self, error: RemoteProtocolError) -> None:
-        self.error = error
+        # Its traceback would keep the frames, and with them all that this object refers to.
+        self.error = error.with_traceback(None)
         self._events.append((events.FAILED, error))
 
     def _identifier(self, identifier: int | None, *places: int) -> int:
@@ -491,6 +604,8 @@ class Mux:
         entity.opened = False
         entity.open_type = open_type
         entity.grant = credit
+        if self._budget is not None:
+            entity.grant = self._budget.opening(entity, credit)
         if place != REQ_OUT and identifier == self._chosen:
             self._next_sink = identifier % HIGHEST + 1
         if item is not None:

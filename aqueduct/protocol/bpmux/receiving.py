@@ -9,6 +9,7 @@ from aqueduct._speedups.brief import Arrivals
 from aqueduct.config import Mux as Settings
 from aqueduct.errors import LimitExceeded, SequenceError
 from aqueduct.protocol.bpmux import events
+from aqueduct.protocol.bpmux.budget import Budget
 from aqueduct.protocol.bpmux.scheduling import Scheduler
 from aqueduct.protocol.bpmux.state import (
     DUPLEX,
@@ -45,6 +46,7 @@ class Receiving(Arrivals):
         whole: bool,
         regrant: bool,
         brief: bool,
+        budget: Budget | None,
     ) -> None:
         super().__init__(
             state.top_stream,
@@ -62,17 +64,28 @@ class Receiving(Arrivals):
         self._settings = settings
         self._whole = whole
         self._regrant = regrant
+        self._budget = budget
 
-    def receive(self, data: bytes | bytearray | memoryview) -> None:
-        """The next bytes of the connection."""
+    def receive(self, data: bytes | bytearray | memoryview, most: int = 0) -> None:
+        """The next bytes of the connection, or ``most`` chunks of them."""
         self.decoder.feed(data)
+        self.allowance = most or -1
         self.go_on(_NOTHING)
 
     def go_on(self, step: int) -> None:
-        """Takes this step of the decoder, if it is one, and all that follow."""
+        """Takes this step of the decoder, if it is one, and all that follow.
+
+        It stops before the chunk that is above the ``allowance``.
+        """
+        if self.unread:
+            self.unread, step = False, Step.HEAD
         step = self.run(step)
         while step != _NOTHING:
             if step == Step.HEAD:
+                if not self.allowance:
+                    self.unread = True
+                    return
+                self.allowance -= self.allowance > 0
                 self._head()
             elif step == Step.PIECE:
                 self._piece()
@@ -164,10 +177,18 @@ class Receiving(Arrivals):
         """All bytes of the chunk's payload are here."""
         entity = self.entity
         if self.last:
+            if self._budget is not None:
+                self._budget.completed(entity)
             entity.opening_in = False
         elif self._regrant:
-            # Or a payload larger than the window would never be whole (BP-R12).
-            self._scheduler.give_back(self.purse, self.decoder.payload)
+            self._refund(entity, self.decoder.payload)
+
+    def _refund(self, entity: Entity, size: int) -> None:
+        """Grants a piece again: or a payload above the window would never be whole (BP-R12)."""
+        if self._budget is not None:
+            self._budget.refund(self.purse, entity, size)
+        else:
+            self._scheduler.give_back(self.purse, size)
 
     def _rest(self) -> None:
         decoder = self.decoder
@@ -186,7 +207,7 @@ class Receiving(Arrivals):
             if entity.partial:
                 entity.partial -= size
                 if entity.partial and self._regrant:
-                    self._scheduler.give_back(self.purse, size)
+                    self._refund(entity, size)
             elif size > self._settings.payload_bytes:
                 self._too_large(entity, size)
 
@@ -210,6 +231,8 @@ class Receiving(Arrivals):
                 self._scheduler.peer_ended(entity)
         elif flags & ACK_END:
             self._events.append((events.ACKNOWLEDGED, entity))
+            if self._budget is not None:
+                self._budget.closed(entity)
             self._state.remove(entity)
         elif not flags and entity.awaited:
             ping = entity.awaited.popleft()
@@ -225,11 +248,8 @@ class Receiving(Arrivals):
         name = f"{TYPE_NAMES[type_]} {identifier}"
         if place not in (REQ_IN, SINK_IN, STREAM_IN):
             self._break(f"{name} names nothing that this side has opened (BP-7, BP-R4)")
-        if type_ == DUPLEX:
-            if identifier == 0:
-                self._break("a Duplex with identifier 0, the top-level's (BP-7)")
-            if identifier in self._state.maps[STREAM_IN]:
-                self._break(f"{name} is in use for a sink of the peer (BP-8)")
+        if type_ == DUPLEX and identifier in self._state.maps[STREAM_IN]:
+            self._break(f"{name} is in use for a sink of the peer (BP-8)")
         if not decoder.flags & PAYLOAD:
             self._break(f"{name} is unknown, and opening it needs a payload (BP-8)")
         if len(self._state.maps[place]) >= self._settings.entities or (
@@ -300,6 +320,8 @@ class Receiving(Arrivals):
         if entity.partial and what == "an end payload" and size > entity.partial:
             self._above(entity, size)
         purse.credit_in -= size
+        if self._budget is not None:
+            self._budget.arrived(purse, size)
 
     def _above(self, entity: Entity, size: int) -> Never:
         self._break(

@@ -23,6 +23,7 @@ from aqueduct._speedups.outlet import Outlet
 from aqueduct.config import Mux as Settings
 from aqueduct.errors import LimitExceeded
 from aqueduct.protocol.bpmux import events
+from aqueduct.protocol.bpmux.budget import Budget
 from aqueduct.protocol.bpmux.state import DUPLEX, Entity, Item, State, type_for
 
 __all__ = ["Buffer", "Scheduler", "Taken"]
@@ -32,6 +33,7 @@ Taken: TypeAlias = tuple[list[bytes | memoryview], int, list[tuple[Entity, int]]
 """Buffers in wire order, their bytes, and how many bytes of payload are in them of whom."""
 
 UNLIMITED = 1 << 62
+_FORGOTTEN = 64
 
 
 class Scheduler(Departures):
@@ -48,6 +50,13 @@ class Scheduler(Departures):
         self._state = state
         self._events = reported
         self._settings = settings
+        self.budget: Budget | None = None
+        """Told of entities on which the peer sends no more."""
+        self._begun: Entity | None = None
+        """Whose opening payload is leaving in pieces. Another one would take the credit that it
+        needs to become whole, and neither might."""
+        self._forgotten = 0
+        """Entities that were taken back and may still stand in a lane."""
 
     def take(self, limit: int) -> Taken:
         """Commits and returns the next chunks, about ``limit`` bytes of them."""
@@ -75,6 +84,8 @@ class Scheduler(Departures):
 
     def peer_ended(self, entity: Entity) -> None:
         """The peer's end is here: what waits is dropped, and the end acknowledged (BP-12)."""
+        if self.budget is not None:
+            self.budget.closed(entity)
         if entity.end_out:
             self._state.remove(entity)
         else:
@@ -92,6 +103,12 @@ class Scheduler(Departures):
             entity, _ = self._waiting.popitem(last=False)
             self._abandon(entity)
 
+    def drop(self) -> None:
+        """Nothing leaves any more."""
+        for lane in (self.urgent, self.fresh, self.bulky, self._waiting):
+            lane.clear()
+        self._begun = None
+
     def _abandon(self, entity: Entity) -> None:
         if entity.gone or entity.end_in:
             return
@@ -103,14 +120,34 @@ class Scheduler(Departures):
     def forget(self, entity: Entity) -> None:
         """Takes an entity back that the peer does not know of."""
         self._wait_no_more(entity)
-        self._state.remove(entity)
+        halves = [entity]
         if entity.open_type == DUPLEX and entity.twin is not None:
-            self._state.remove(entity.twin)
+            halves.append(entity.twin)
+        for half in halves:
+            if self.budget is not None:
+                self.budget.closed(half)
+            self._state.remove(half)
+        self._forgotten += len(halves)
+        if self._forgotten > max(_FORGOTTEN, (len(self.fresh) + len(self.bulky)) // 2):
+            self._clear_lanes()
+
+    def _clear_lanes(self) -> None:
+        """Nothing is kept of what was taken back while the transport takes nothing."""
+        self._forgotten = 0
+        for lane in (self.urgent, self.fresh, self.bulky):
+            left = [entity for entity in lane if not entity.gone]
+            lane.clear()
+            lane.extend(left)
 
     def _wait_no_more(self, entity: Entity) -> None:
         """It has what it waited for, or needs it no more: the next one is tried."""
-        if entity in self._waiting:
+        waited = entity in self._waiting
+        if waited:
             del self._waiting[entity]
+        if entity is self._begun and not (entity.items and entity.items[0].begun):
+            self._begun = None
+            waited = True
+        if waited:
             self._wake_waiting()
 
     def _wake_waiting(self) -> None:
@@ -173,7 +210,7 @@ class Scheduler(Departures):
                 enough = size <= available
             elif item.total:
                 size = min(waiting, room, available)
-                enough = size > 0
+                enough = size > 0 and not (on_top and self._begun not in (None, entity))
                 total = 0 if item.begun or size == item.total else item.total
             else:
                 size = min(waiting, room, available)
@@ -193,6 +230,8 @@ class Scheduler(Departures):
             self._abandon(entity)
         elif entity not in self._waiting:
             self._waiting[entity] = None
+            if entity is self._begun:
+                self._waiting.move_to_end(entity, last=False)
 
     def _chunk(
         self, entity: Entity, item: Item | None, size: int, total: int, available: int, out: Outlet
@@ -239,7 +278,7 @@ class Scheduler(Departures):
         if item is not None:
             for buffer in item.scatter.take(size, UNLIMITED):
                 out.add(buffer)
-            if size and not item.is_end:
+            if not item.is_end and (size or item.whole):
                 out.written.append((entity, size))
             if done:
                 items.popleft()
@@ -251,6 +290,8 @@ class Scheduler(Departures):
                 out.add(buffer)
         if opening:
             self._has_opened(entity)
+        if on_top and not done:
+            self._begun = entity
         if on_top:
             self._wait_no_more(entity)
         ends = item is not None and (item.is_end or item.is_response)
@@ -276,6 +317,8 @@ class Scheduler(Departures):
     def _has_ended(self, entity: Entity) -> None:
         """Our end was taken; nothing else leaves (BP-R8)."""
         entity.end_out = True
+        if self.budget is not None:
+            self.budget.granted -= entity.grant
         entity.drop()
         entity.grant = entity.pings = entity.pongs = 0
         if entity is self._state.top_sink:

@@ -68,6 +68,7 @@ class State:
     def remove(self, entity: Entity) -> None:
         """Takes it from its map; its identifier may be used again (BP-R8)."""
         entity.gone = True
+        entity.twin = None
         entity.drop()
         entity.joined = b""
         entity.grant = entity.pings = entity.pongs = 0

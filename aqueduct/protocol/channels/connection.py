@@ -218,12 +218,19 @@ class ChannelConnection:
             self._use_room()
 
     def receive_stop(self, number: int, code: int, now: float) -> None:
-        """The peer reads no more of a stream of ours. What matters comes as CLOSE_RECEIVER."""
+        """The peer reads no more of a stream of ours. What matters comes as CLOSE_RECEIVER.
+
+        If it does not, within Timing.progress_deadline, the channel ends: its user would wait for
+        ever.
+        """
         self._shared.now = now
         if self.error is None or self._closing is not None:
             stream = self._shared.outgoing.stopped(number)
-            if stream is not None and self._shared.blocked:
-                self._reader.unblock([stream.half])
+            half = None if stream is None else stream.half
+            if half is not None:
+                half.stopped()
+                if self._shared.blocked:
+                    self._reader.unblock([half])
             self._close_if_drained()
 
     def receive_datagram(self, data: bytes, now: float) -> None:
@@ -261,7 +268,15 @@ class ChannelConnection:
             shared.ack_due.popleft()  # it has ended, and with that said all it owed
         kept = self._forgetting.kept
         deadline = kept[0][0] if kept else None
-        for queue in (shared.ack_due, shared.close_due, shared.announce_due, shared.receipt_due):
+        while shared.stopped_due and shared.stopped_due[0][1].error is not None:
+            shared.stopped_due.popleft()
+        for queue in (
+            shared.ack_due,
+            shared.close_due,
+            shared.announce_due,
+            shared.receipt_due,
+            shared.stopped_due,
+        ):
             if queue and (deadline is None or queue[0][0] < deadline):
                 deadline = queue[0][0]
         return deadline
@@ -294,6 +309,8 @@ class ChannelConnection:
             half.receipt_due(upto)
             if alive and half.error is not None:
                 self._reader.half_ended(half)
+        while shared.stopped_due and shared.stopped_due[0][0] <= now:
+            shared.stopped_due.popleft()[1].stop_due()
         for channel in self._forgetting.due(now):
             self._write_forget(channel)
         self._use_room()

@@ -347,7 +347,7 @@ class Reader:
             half.recharge(stream.partial, size)
             half.check_number(frame.num)  # two streams may have declared one number (AQ-R13)
         stream.partial = -1
-        attachments = frame.attachments and self._registry.attached(frame.attachments)
+        attachments = frame.attached and self._registry.attached(frame.attached)
         half.message(Received.of(frame, attachments or (), half.cost(size)))
         if half.error is not None:
             self.half_ended(half)
@@ -360,7 +360,7 @@ class Reader:
             self._drop(evicted)
         if not wanted:
             return
-        attachments = frame.attachments and self._registry.attached(frame.attachments)
+        attachments = frame.attached and self._registry.attached(frame.attached)
         half.datagram(Received.of(frame, attachments or (), half.cost(size), reliable=False))
         if half.error is not None:
             self.half_ended(half)
@@ -394,7 +394,7 @@ class Reader:
     def _on_ack_reliable(self, stream: InStream, frame: codec.AckReliable) -> None:
         half = stream.half
         assert isinstance(half, SenderHalf)
-        self._registry.reached(half.acked(frame.ranges))
+        self._registry.reached(half.acked(frame.block))
         if self._shared.blocked:
             self.unblock([half])
 
@@ -403,7 +403,7 @@ class Reader:
         assert isinstance(half, SenderHalf)
         if frame.channel != half.channel:
             raise SequenceError("ACK_NACK_UNRELIABLE names another channel than ROUTE_TO (AQ-R14)")
-        reached, lost = half.ack_nacked(frame.ranges)
+        reached, lost = half.ack_nacked(frame.block)
         self._registry.reached(reached)
         self._lose(lost)
         if self._shared.blocked:

@@ -92,10 +92,10 @@ class Registry:
         return half
 
     def attached(
-        self, attachments: Sequence[tuple[int, Headers]]
-    ) -> tuple[tuple[Half, Headers], ...]:
+        self, attachments: Sequence[tuple[int, bytes | Headers]]
+    ) -> tuple[tuple[Half, bytes | Headers], ...]:
         """The halves of a received message's attachments (AQ-42)."""
-        halves: list[tuple[Half, Headers]] = []
+        halves: list[tuple[Half, bytes | Headers]] = []
         for channel, headers in attachments:
             if channel in self._attached:
                 raise SequenceError(f"{ids.describe(channel)} was attached twice (AQ-R4)")

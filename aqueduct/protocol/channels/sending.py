@@ -210,20 +210,20 @@ class SenderHalf(Posting):
 
     # What the peer says
 
-    def acked(self, varints: Sequence[int]) -> list[int]:
+    def acked(self, ranges: bytes) -> list[int]:
         """ACK_RELIABLE. Returns channels that became accessible by it (AQ-R27.3)."""
-        reached = _take_links(self.links, self._numbers.ack(varints))
+        reached = _take_links(self.links, self._numbers.ack(ranges, bool(self.links)))
         self.links = self.links or NO_LINKS
         return self._reached(reached)
 
-    def ack_nacked(self, varints: Sequence[int]) -> tuple[list[int], list[int]]:
+    def ack_nacked(self, ranges: bytes) -> tuple[list[int], list[int]]:
         """ACK_NACK_UNRELIABLE. Returns (channels now accessible, channels lost) (AQ-R27.4)."""
         if self._unreliable is None:
             raise SequenceError("ACK_NACK_UNRELIABLE for datagrams that were never sent (AQ-R15)")
-        acked, nacked = self._unreliable.ack_nack(varints)
-        for start, stop in nacked:
-            self.nacked += stop - start
-            self._shared.datagrams_nacked += stop - start
+        told = bool(self.unreliable_links)
+        acked, nacked, missed = self._unreliable.ack_nack(ranges, told)
+        self.nacked += missed
+        self._shared.datagrams_nacked += missed
         lost = _take_links(self.unreliable_links, nacked)
         reached = _take_links(self.unreliable_links, acked)
         self.unreliable_links = self.unreliable_links or NO_LINKS
@@ -277,6 +277,25 @@ class SenderHalf(Posting):
         """What was acked while this one was pending: it shares what becomes of it."""
         taken, self.acked_links = self.acked_links, NO_CHANNELS
         return taken
+
+    def stopped(self) -> None:
+        """The peer stopped a stream of messages: its receiver is to be closed soon."""
+        if self.error is None:
+            shared = self._shared
+            shared.stopped_due.append((shared.now + shared.config.timing.progress_deadline, self))
+
+    def stop_due(self) -> None:
+        """It was not: nothing that was sent will be acknowledged, and nothing more be sent."""
+        if self.error is not None or self.state is SenderState.ENDED:
+            return
+        if self.state is SenderState.OPEN:
+            self.cancel()
+        limit = self._shared.config.timing.progress_deadline
+        self.error = ReceiverClosed(
+            f"the peer stopped reading {ids.describe(self.channel)} and did not close its "
+            f"receiver within {limit:g} s (Timing.progress_deadline)"
+        )
+        self._shared.events += [Writable(self), SenderEnded(self)]
 
     # What the streams say
 

@@ -52,6 +52,7 @@ class Shared(Budget):
         "receipt_due",
         "rtt",
         "side",
+        "stopped_due",
     )
 
     def __init__(self, config: Config, side: int, *, loopback: bool = False) -> None:
@@ -88,6 +89,8 @@ class Shared(Budget):
         """Who owes a SENT_UNRELIABLE, in order."""
         self.receipt_due: deque[list[Any]] = deque()
         """Until when datagrams numbered below the last item are waited for (AQ-37)."""
+        self.stopped_due: deque[tuple[float, SenderHalf]] = deque()
+        """Senders of which the peer stopped a stream, and until when its receiver may be closed."""
         self.datagram_limit = 0
         """The largest datagram, bytes; 0: unreliable messages go by stream (AQ-R17)."""
         self.datagram_room = 1 << 62

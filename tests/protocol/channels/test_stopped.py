@@ -1,0 +1,70 @@
+"""A peer that stops a stream of messages and never closes its receiver: nobody waits for ever."""
+
+from __future__ import annotations
+
+import pytest
+
+from aqueduct._speedups import codec
+from aqueduct.config import DEFAULT
+from aqueduct.errors import ReceiverClosed
+from aqueduct.protocol.channels.events import SenderEnded, Writable
+from aqueduct.protocol.channels.sending import Mode, SenderHalf
+from tests.protocol.channels.peer import CLOSE, Peer, route
+
+DEADLINE = DEFAULT.timing.progress_deadline
+
+
+def sender_of(peer: Peer) -> SenderHalf:
+    half = peer.core.entrypoint
+    assert isinstance(half, SenderHalf)
+    return half
+
+
+@pytest.mark.parametrize("mode", [Mode.ORDERED, Mode.UNORDERED])
+def test_a_sender_ends_when_its_stopped_stream_is_not_followed_by_a_close(mode: Mode) -> None:
+    peer = Peer("server")
+    half = sender_of(peer)
+    peer.other.send(half, bytes(100_000), mode=mode)
+    peer.look()
+    (number,) = [n for n, said in peer._streams.items() if len(said.data) > 1000]
+    peer.core.receive_stop(number, 0, peer.pair.now)
+    assert half.writable == (mode is Mode.UNORDERED)
+    peer.core.wait_writable(half, mode, False)
+    peer.pair.advance(DEADLINE - 1)
+    assert half.error is None
+    peer.pair.advance(2)
+    assert isinstance(half.error, ReceiverClosed)
+    assert "did not close its receiver within 60 s (Timing.progress_deadline)" in str(half.error)
+    assert Writable(half) in peer.other.events and SenderEnded(half) in peer.other.events
+    with pytest.raises(ReceiverClosed):
+        half.check_sendable()
+    # The peer is told, so that its receiver ends as well.
+    assert ("CANCEL_SENDER",) in [frame for frames in peer.told(0) for frame in frames]
+
+
+def test_a_sender_that_finished_ends_as_well() -> None:
+    peer = Peer("server")
+    half = sender_of(peer)
+    peer.other.send(half, bytes(100_000))
+    peer.other.finish(half)
+    peer.look()
+    (number,) = [n for n, said in peer._streams.items() if len(said.data) > 1000]
+    peer.core.receive_stop(number, 0, peer.pair.now)
+    peer.pair.advance(DEADLINE + 1)
+    assert isinstance(half.error, ReceiverClosed)
+
+
+def test_a_close_that_follows_the_stop_is_what_the_sender_learns() -> None:
+    peer = Peer("server")
+    half = sender_of(peer)
+    peer.other.send(half, bytes(100_000))
+    peer.look()
+    (number,) = [n for n, said in peer._streams.items() if len(said.data) > 1000]
+    peer.core.receive_stop(number, 0, peer.pair.now)
+    peer.say(route(0), codec.CLOSE_RECEIVER)
+    assert isinstance(half.error, ReceiverClosed)
+    assert str(half.error) == "the peer closed the receiver"
+    peer.pair.advance(DEADLINE + 1)
+    assert str(half.error) == "the peer closed the receiver"
+    assert CLOSE not in [frame for frames in peer.told(0) for frame in frames]
+    assert peer.core.next_deadline() is None
