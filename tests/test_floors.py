@@ -17,7 +17,7 @@ import pytest
 
 GROUND = "the ground floor"
 FLOORS: tuple[dict[str, str], ...] = (
-    {f"aqueduct.{name}": GROUND for name in ("errors", "config", "address", "clock")},
+    {f"aqueduct.{name}": GROUND for name in ("errors", "config", "address", "clock", "forks")},
     {"aqueduct._speedups": ""},
     {"aqueduct.protocol.channels": "", "aqueduct.protocol.bpmux": ""},
     {"aqueduct.carriers.contract": "", "aqueduct.wire": ""},

@@ -18,6 +18,7 @@ from aqueduct.config import DEFAULT, Config
 from aqueduct.endpoint.connection import Connection, OnHeaders
 from aqueduct.endpoint.message import Headers
 from aqueduct.errors import ConfigError, ConnectFailed, ConnectionLost
+from aqueduct.forks import own_loop
 
 __all__ = ["Server", "bind", "connect", "serve"]
 
@@ -42,6 +43,7 @@ async def connect(
     target = address if isinstance(address, Address) else Address.parse(address)
     codec.encode_connection_headers(headers)
     loop = asyncio.get_running_loop()
+    own_loop(loop)
     deadline = loop.time() + config.timing.connect_timeout
     carrier: Carrier
     if target.scheme == "memory":
@@ -221,6 +223,7 @@ async def serve(
     if not addresses:
         raise ConfigError("serve needs at least one address to listen on")
     server = Server(config)
+    own_loop(asyncio.get_running_loop())
 
     def accept(carrier: Carrier) -> None:
         server._accept(carrier, on_connection, on_headers, headers)

@@ -24,6 +24,7 @@ from aqueduct.carriers.stream.sockets import on_loopback, scratch, take_of
 from aqueduct.carriers.stream.tls import Tls
 from aqueduct.clock import clock_of
 from aqueduct.config import Config
+from aqueduct.forks import own
 
 __all__ = ["Wire"]
 
@@ -238,6 +239,7 @@ class Wire(Mapping):
             os.close(fd)
 
     def _share(self, rings: Rings) -> None:
+        own(rings)
         # Who goes on while the other side fills, or empties, it again works with cold memory.
         self._turn = min(self._turn, self._config.stream.shared_memory)
         self._intake.share(rings)
