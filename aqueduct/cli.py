@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
+import math
 import os
 import signal
 import statistics
@@ -21,12 +21,11 @@ from typing import TYPE_CHECKING, Any
 from aqueduct.address import Address
 from aqueduct.errors import AqueductError
 from aqueduct.loading import load_service
-from aqueduct.worker import HURRY
+from aqueduct.process import Deadline, serve_until_signal
 
 if TYPE_CHECKING:
     from aqueduct.arrow.describe import Description
     from aqueduct.carriers.tls import ClientTls
-    from aqueduct.service import Service
 
 __all__ = ["main"]
 
@@ -111,6 +110,13 @@ def _parser() -> argparse.ArgumentParser:
         default=300,
         help="how long a worker may take to load the service and to listen (300)",
     )
+    serve.add_argument(
+        "--drain",
+        metavar="SECONDS",
+        type=_seconds,
+        help="after SIGINT or SIGTERM the process ends within this, and open calls have all but "
+        "the last of it (by default Timing.drain_timeout of the service: 25)",
+    )
     serve.set_defaults(run=_serve, usage=serve)
 
     describe = commands.add_parser(
@@ -168,6 +174,16 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return seconds
+
+
 def _whole(text: str) -> int:
     return 0 if text == "0" else _positive(text)
 
@@ -189,43 +205,18 @@ def _serve(args: argparse.Namespace) -> int:
         args.usage.error("--dev-cert makes a certificate; it excludes --cert and --key")
     if args.workers:
         return _serve_by_workers(args)
-    return asyncio.run(_serve_until_signal(load_service(args.service), args))
-
-
-async def _serve_until_signal(service: Service, args: argparse.Namespace) -> int:
-    loop, first, second = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
-
-    def on_signal(number: signal.Signals) -> None:
-        if second.is_set():
-            os._exit(128 + number)
-        elif first.is_set():
-            second.set()
-            # A handler that does not let go must not keep who has asked twice.
-            loop.call_later(HURRY, os._exit, 128 + number)
-        first.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal, number)
-    serving = service.serving(
-        *args.listen,
-        cert=args.cert,
-        key=args.key,
-        dev_cert=args.dev_cert,
-        client_ca=args.client_ca,
-    )
-    async with serving as running:
-        loop.add_signal_handler(
-            signal.SIGUSR1, lambda: _tell(json.dumps(running.state(), separators=(",", ":")))
+    return asyncio.run(
+        serve_until_signal(
+            load_service(args.service),
+            args.listen,
+            drain=args.drain,
+            deadline=Deadline(),
+            cert=args.cert,
+            key=args.key,
+            dev_cert=args.dev_cert,
+            client_ca=args.client_ca,
         )
-        for address in running.addresses:
-            _say(f"listening on {address}")
-        await first.wait()
-        _tell("draining; a second signal ends at once")
-        await running.drain(second)
-    if second.is_set():
-        _tell("ended by a second signal; calls were cut")
-        return 1
-    return 0
+    )
 
 
 def _serve_by_workers(args: argparse.Namespace) -> int:
@@ -245,18 +236,9 @@ def _serve_by_workers(args: argparse.Namespace) -> int:
         count=args.workers,
         tls=tls,
         restarts=Restarts(limit=args.restarts, start=args.start_timeout),
-        say=_say,
-        tell=_tell,
+        drain=args.drain,
     )
     return asyncio.run(workers.run())
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
-
-
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 # --------------------------------------------------------- describe and ping
