@@ -229,7 +229,7 @@ class ServiceSignals:
         deadline = self._deadline
         if self._noted == 1:
             seconds = max(self.seconds, LEAST)
-            text = f"ended {seconds:g} s after the signal: something did not let go"
+            text = f"ended {seconds:g} s after the signal: a handler or thread holds on"
             deadline.end_in(seconds, 1, text)
         elif self._noted == 2:
             deadline.end_in(self._patience, 128 + number)

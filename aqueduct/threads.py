@@ -180,6 +180,11 @@ class LoopThread:
         self._started.wait()
 
     @property
+    def ended(self) -> bool:
+        """Whether nothing more comes from the loop, as ``check`` would say."""
+        return self._ended
+
+    @property
     def alive(self) -> bool:
         """Whether the loop still runs, in this very process."""
         return self.pid == os.getpid() and not self.loop.is_closed()
@@ -240,6 +245,7 @@ class LoopThread:
 
     def left_behind(self) -> None:
         """In a forked child: the loop is the parent's, and its thread stayed there."""
+        self._ended = True
         forks.sever_loop(self.loop)
 
     def stop(self) -> None:
