@@ -127,6 +127,11 @@ def python(code: str, *arguments: str, timeout: float = PATIENCE) -> subprocess.
         capture_output=True,
         text=True,
         timeout=timeout,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        # From 3.12 on Python warns of every fork of a process with threads.
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "PYTHONWARNINGS": "ignore::DeprecationWarning",
+        },
         check=False,
     )

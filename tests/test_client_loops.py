@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from typing import Any
 
@@ -159,13 +160,16 @@ async def test_a_closed_client_may_be_closed_anywhere(service):
 
 # Loops that nest
 
+NESTING = ["nest_asyncio2", *(["nest_asyncio"] if sys.version_info < (3, 14) else [])]
+"""The one that works with every Python, and the one that most people have."""
+
 NESTED = """
 import asyncio, sys
 import pyarrow as pa
-import nest_asyncio
+import importlib
 import aqueduct
 
-when = sys.argv[2]
+when, nest_asyncio = sys.argv[2], importlib.import_module(sys.argv[3])
 if when == "first":
     nest_asyncio.apply()
 ONE = pa.record_batch({"n": pa.array([1], pa.int64())})
@@ -219,21 +223,29 @@ with aqueduct.SyncClient(sys.argv[1]) as client:
 """
 
 
-@pytest.mark.parametrize("when", ["first", "inside"])
-@pytest.mark.parametrize("carrier", CARRIERS)
-async def test_a_loop_may_be_run_within_itself_by_nest_asyncio(service, tmp_path, carrier, when):
+@pytest.mark.parametrize(
+    ("carrier", "when", "module"),
+    [
+        *((carrier, when, NESTING[0]) for carrier in CARRIERS for when in ("first", "inside")),
+        *(("tcp", "first", module) for module in NESTING[1:]),
+    ],
+)
+async def test_a_loop_may_be_run_within_itself_by_nest_asyncio(
+    service, tmp_path, carrier, when, module
+):
     address = CARRIERS[carrier].format(folder=tmp_path)
     async with service.serving(address, dev_cert=secure(carrier), drain=0) as running:
-        done = await asyncio.to_thread(python, NESTED, running.addresses[0], when)
+        done = await asyncio.to_thread(python, NESTED, running.addresses[0], when, module)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 LATE = """
 import asyncio, sys
 import pyarrow as pa
-import nest_asyncio
+import importlib
 import aqueduct
 
+nest_asyncio = importlib.import_module(sys.argv[2])
 ONE = pa.record_batch({"n": pa.array([1], pa.int64())})
 
 async def main():
@@ -258,7 +270,7 @@ async def test_a_loop_that_nests_later_works_or_is_an_error(service, tmp_path, c
     """The task may be stepped by what reads from its peer: that cannot read meanwhile."""
     address = CARRIERS[carrier].format(folder=tmp_path)
     async with service.serving(address, dev_cert=secure(carrier), drain=0) as running:
-        done = await asyncio.to_thread(python, LATE, running.addresses[0])
+        done = await asyncio.to_thread(python, LATE, running.addresses[0], NESTING[0])
     assert (done.returncode, done.stderr) == (0, "")
     words = "call nest_asyncio.apply() before the first call"
     assert done.stdout == "works\n" or words in done.stdout

@@ -27,6 +27,8 @@ CARRIERS = {
     "quic": "aqueduct://127.0.0.1:0",
 }
 LOOP = "inherited on the loop"
+# From 3.12 on Python warns of every fork of a process with threads.
+pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 ONE = pa.record_batch({"n": pa.array([1], pa.int64())})
 
 SERVICE = """

@@ -193,6 +193,7 @@ def mapped() -> int:
     return Path("/proc/self/maps").read_text().count("aqueduct-rings")
 
 
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # is multi-threaded
 def test_in_a_forked_child_there_is_other_memory_in_its_place():
     ours = Rings(SMALLEST)
     theirs = Rings.of_peer(ours.fileno(), SMALLEST)
