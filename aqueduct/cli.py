@@ -17,19 +17,18 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from aqueduct.address import Address
 from aqueduct.arguments import KINDS
 from aqueduct.errors import AqueductError, ConfigError
 from aqueduct.escaping import escape, one_line
 from aqueduct.loading import load_service
-from aqueduct.worker import HURRY
+from aqueduct.process import Deadline, say, serve_until_signal, tell
 
 if TYPE_CHECKING:
     from aqueduct.arrow.describe import Description
     from aqueduct.carriers.tls import ClientTls
-    from aqueduct.service import Service
 
 __all__ = ["main"]
 
@@ -55,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
         text = one_line(error)
         if not isinstance(error, (_Failed, AqueductError, OSError)):
             text = f"{type(error).__name__}: {text} (AQUEDUCT_DEBUG=1 shows where)"
-        _tell(f"aqueduct {args.command}: {text}")
+        tell(f"aqueduct {args.command}: {text}")
         return 1
     return status
 
@@ -113,6 +112,13 @@ def _parser() -> argparse.ArgumentParser:
         type=_reader("duration"),
         default=300,
         help="how long a worker may take to load the service and to listen: seconds, or 5min (300)",
+    )
+    serve.add_argument(
+        "--drain",
+        metavar="DURATION",
+        type=_reader("duration or zero"),
+        help="after SIGINT or SIGTERM the process ends within this, and open calls have all but "
+        "the last of it (by default Timing.drain_timeout of the service: 25)",
     )
     serve.set_defaults(run=_serve, usage=serve)
 
@@ -194,43 +200,18 @@ def _serve(args: argparse.Namespace) -> int:
         args.usage.error("--dev-cert makes a certificate; it excludes --cert and --key")
     if args.workers:
         return _serve_by_workers(args)
-    return asyncio.run(_serve_until_signal(load_service(args.service), args))
-
-
-async def _serve_until_signal(service: Service, args: argparse.Namespace) -> int:
-    loop, first, second = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
-
-    def on_signal(number: signal.Signals) -> None:
-        if second.is_set():
-            os._exit(128 + number)
-        elif first.is_set():
-            second.set()
-            # A handler that does not let go must not keep who has asked twice.
-            loop.call_later(HURRY, os._exit, 128 + number)
-        first.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal, number)
-    serving = service.serving(
-        *args.listen,
-        cert=args.cert,
-        key=args.key,
-        dev_cert=args.dev_cert,
-        client_ca=args.client_ca,
-    )
-    async with serving as running:
-        loop.add_signal_handler(
-            signal.SIGUSR1, lambda: _tell(json.dumps(running.state(), separators=(",", ":")))
+    return asyncio.run(
+        serve_until_signal(
+            load_service(args.service),
+            args.listen,
+            drain=args.drain,
+            deadline=Deadline(),
+            cert=args.cert,
+            key=args.key,
+            dev_cert=args.dev_cert,
+            client_ca=args.client_ca,
         )
-        for address in running.addresses:
-            _say(f"listening on {address}")
-        await first.wait()
-        _tell("draining; a second signal ends at once")
-        await running.drain(second)
-    if second.is_set():
-        _tell("ended by a second signal; calls were cut")
-        return 1
-    return 0
+    )
 
 
 def _serve_by_workers(args: argparse.Namespace) -> int:
@@ -250,25 +231,9 @@ def _serve_by_workers(args: argparse.Namespace) -> int:
         count=args.workers,
         tls=tls,
         restarts=Restarts(limit=args.restarts, start=args.start_timeout),
-        say=_say,
-        tell=_tell,
+        drain=args.drain,
     )
     return asyncio.run(workers.run())
-
-
-def _say(line: str) -> None:
-    _write(line, sys.stdout)
-
-
-def _tell(line: str) -> None:
-    _write(line, sys.stderr)
-
-
-def _write(line: str, where: TextIO) -> None:
-    """Writes one line: what a peer has put into it can neither end it nor move the cursor."""
-    encoding = where.encoding or "utf-8"
-    text = escape(line).encode(encoding, "backslashreplace").decode(encoding)
-    print(text, file=where, flush=True)
 
 
 # --------------------------------------------------------- describe and ping
@@ -277,9 +242,9 @@ def _write(line: str, where: TextIO) -> None:
 def _describe(args: argparse.Namespace) -> int:
     description = asyncio.run(_fetch_description(args.address, args.token, _client_tls(args)))
     if args.json:
-        _say(_printable_json(description.to_json()))
+        say(_printable_json(description.to_json()))
         return 0
-    _say(
+    say(
         f"{description.service}  (aqueduct-arrow {description.library}, "
         f"call convention {description.convention})"
     )
@@ -289,38 +254,38 @@ def _describe(args: argparse.Namespace) -> int:
             traits.append(f"concurrency {handler.concurrency}")
         if handler.idempotent:
             traits.append("idempotent")
-        _say("")
-        _say(f"{handler.name}  ({', '.join(traits)})")
+        say("")
+        say(f"{handler.name}  ({', '.join(traits)})")
         if handler.summary:
-            _say(f"  {handler.summary}")
+            say(f"  {handler.summary}")
         if handler.kind != "source":
             _print_schema("input", handler.input, "any")
         if handler.kind != "sink":
             _print_schema("output", handler.output, "depends on the call")
     for table in description.tables:
-        _say("")
-        _say(f"{table.name}  (table{', stream' if table.streams else ''})")
+        say("")
+        say(f"{table.name}  (table{', stream' if table.streams else ''})")
         if table.summary:
-            _say(f"  {table.summary}")
+            say(f"  {table.summary}")
         _print_schema("columns", table.schema, "depend on the call")
     for sink in description.sinks:
-        _say("")
-        _say(f"{sink.name}  (sink, exactly once)")
+        say("")
+        say(f"{sink.name}  (sink, exactly once)")
         if sink.summary:
-            _say(f"  {sink.summary}")
+            say(f"  {sink.summary}")
         _print_schema("takes", sink.schema, "any")
     return 0
 
 
 def _print_schema(label: str, schema: Any, otherwise: str) -> None:
     if schema is None:
-        _say(f"  {label}: {otherwise}")
+        say(f"  {label}: {otherwise}")
         return
-    _say(f"  {label}:")
+    say(f"  {label}:")
     names = [escape(field.name) for field in schema]
     width = max(map(len, names), default=0)
     for name, field in zip(names, schema, strict=True):
-        _say(f"    {name:{width}}  {field.type}{'' if field.nullable else ' not null'}")
+        say(f"    {name:{width}}  {field.type}{'' if field.nullable else ' not null'}")
 
 
 def _printable_json(document: str) -> str:
@@ -346,15 +311,15 @@ async def _measure(address: str, count: int, tls: ClientTls | None) -> None:
     began = time.perf_counter()
     connection = await connect(address, tls=tls)
     try:
-        _say(f"handshake with {connection.peer}: {_ms(time.perf_counter() - began)}")
+        say(f"handshake with {connection.peer}: {_ms(time.perf_counter() - began)}")
         trips = []
         for number in range(1, count + 1):
             trips.append(await connection.ping())
-            _say(f"round trip {number}: {_ms(trips[-1])}")
+            say(f"round trip {number}: {_ms(trips[-1])}")
     finally:
         await connection.close()
     middle = _ms(statistics.median(trips))
-    _say(f"min {_ms(min(trips))}, median {middle}, max {_ms(max(trips))}")
+    say(f"min {_ms(min(trips))}, median {middle}, max {_ms(max(trips))}")
 
 
 def _ms(seconds: float) -> str:
@@ -379,7 +344,7 @@ def _wire(args: argparse.Namespace) -> int:
     text = sys.stdin.read() if args.hex == "-" else args.hex
     try:
         for line in wire.dissect(args.protocol, text, context):
-            _say(line)
+            say(line)
     except wire.WireError as error:
         where = "" if error.offset is None else f" at byte {error.offset}"
         raise _Failed(f"{error.kind}{where}: {error}") from error

@@ -65,7 +65,11 @@ _NO_WISHES: Final[frozenset[str]] = frozenset()
 
 
 class Client:
-    """One connection to a service; any number of calls at once. Made by ``connect``."""
+    """One connection to a service; any number of calls at once. Made by ``connect``.
+
+    It belongs to the event loop and the process that it was made on: elsewhere calls raise
+    LocalProtocolError.
+    """
 
     @checked(address="client_address")
     def __init__(
@@ -337,6 +341,7 @@ class Client:
         Raises ConnectionLost, or DeadlineExceeded after ``timeout`` seconds (by default
         Timing.idle_timeout).
         """
+        self.connection.check_here()
         given = self.config.timing.idle_timeout if timeout is None else timeout
         seconds = cast("float", given)  # as ``checked`` read it
         try:
@@ -347,7 +352,10 @@ class Client:
             raise DeadlineExceeded(text, peer=self.address) from None
 
     async def close(self) -> None:
-        """Closes the connection. Calls that are open fail with ConnectionLost."""
+        """Closes the connection. Calls that are open fail with ConnectionLost.
+
+        In a forked child it returns at once, and the parent's connection goes on.
+        """
         await self.connection.close()
         # A timer would keep the connection in memory until it is due.
         self._watches.close()
@@ -380,6 +388,7 @@ class Client:
         window: Window | None,
         **head: Any,
     ) -> Stream:
+        self.connection.check_here()
         call_head = make_head(
             kind,
             handler,
@@ -402,6 +411,7 @@ class Client:
         token: str | bytes | None,
         partition: Partition | None,
     ) -> tuple[pa.Schema, Sequence[pa.RecordBatch]]:
+        self.connection.check_here()
         asker = self._askers.find(
             handler, batch, output_schema, deadline, headers, run, attempt, token, partition
         )

@@ -169,8 +169,11 @@ class Timing:
     """A call without a deadline of its own fails after this long without any progress."""
     close_linger: Seconds = 5.0
     """A close lets queued data out for at most this long."""
-    drain_timeout: Seconds = 30.0
-    """A draining service waits for its calls for at most this long."""
+    drain_timeout: Seconds = 25.0
+    """A service that is told to end does so within this: less than the 30 s that Kubernetes gives.
+
+    Open calls have all but the last quarter of it, or all but the last 2 s.
+    """
 
     def __post_init__(self) -> None:
         zero_allowed = ("ack_delay", "close_linger", "drain_timeout", "handshake_silence")

@@ -170,9 +170,15 @@ class Crossing:
         """
         if self.expect(room, acceptance):
             return NEWS
-        while (found := self._look(_GLANCE)) is None:
-            self.check()
-        return found
+        while True:
+            if self._thread.ended:
+                found = self.take_nowait()
+                if found is None:
+                    self.check()
+            else:
+                found = self._look(_GLANCE)
+            if found is not None:
+                return found
 
     def glance(self, seconds: float) -> Any:
         """What the loop has for the thread by then, or None. The loop has heard of all then."""

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final, TypeAlias
 
+from aqueduct.forks import own
+
 __all__ = ["DEFERRED", "Deferral"]
 
 _Handler: TypeAlias = Callable[[int, "FrameType | None"], Any]
@@ -36,7 +38,7 @@ DEFERRED: Final = tuple(
 class Deferral:
     """Signals wait from ``begin`` until ``end``. For the main thread; it does nothing in others."""
 
-    __slots__ = ("_came", "_handlers", "_main", "_noticed")
+    __slots__ = ("__weakref__", "_came", "_handlers", "_main", "_noticed")
 
     def __init__(self, noticed: Callable[[], object]) -> None:
         """``noticed`` is called when a signal comes that waits then, wherever the thread is."""
@@ -44,6 +46,7 @@ class Deferral:
         self._main = threading.main_thread().ident
         self._handlers: dict[int, _Handler] = {}
         self._came: dict[int, FrameType | None] = {}
+        own(self)
 
     def begin(self) -> None:
         """From here on signals wait. What comes before is raised, and then none does."""
@@ -69,6 +72,11 @@ class Deferral:
             handlers, came = self._handlers, self._came
             self._handlers, self._came = {}, {}  # a frame is not to live on here
             self._handle(handlers, came)
+
+    def left_behind(self) -> None:
+        """In a forked child: nobody is to end the wait, and what came is the parent's."""
+        self._restore()
+        self._handlers, self._came = {}, {}
 
     def _restore(self) -> None:
         """Each signal has its own handler again, also if one of these raises meanwhile."""

@@ -14,6 +14,8 @@ from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, copy_context
 from typing import Any, Protocol
 
+from aqueduct._speedups.waiting import nests
+
 __all__ = ["Starter", "Work"]
 
 
@@ -47,7 +49,7 @@ class Starter:
         loop, spare = self._loop, self._spare
         if spare is None or spare.task.done() or spare.task.cancelling():
             spare = self._spare = _Spare(loop)
-        if not spare.ready or asyncio.current_task(loop) is not None:
+        if not spare.ready or asyncio.current_task(loop) is not None or nests(loop):
             work.task = loop.create_task(work.run())
             work.task.add_done_callback(_ended(work))
             return

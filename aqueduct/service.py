@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import signal
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -56,8 +55,9 @@ from aqueduct.calls import Call
 from aqueduct.carriers.contract import Bound
 from aqueduct.carriers.tls import ServerTls, dev_certificate
 from aqueduct.config import DEFAULT, Config
-from aqueduct.errors import ConfigError
+from aqueduct.errors import ConfigError, LocalProtocolError
 from aqueduct.handlers import EXCHANGE, SOURCE, Handler, OutputSchema, make_handler, object_of
+from aqueduct.process import Deadline, Holders, serve_until_signal
 from aqueduct.serving import COUNTERS, Serving
 from aqueduct.sinks import Sink
 from aqueduct.tables import Filters, Table, TableSchema, make_table
@@ -431,7 +431,8 @@ class Service:
           then carry; ``client_ca``: the CAs of the certificates that clients must show, over
           TLS (a client's certificate cannot be had over QUIC); ``tls`` says the same in full.
           TCP without TLS, Unix sockets and memory have no use for them.
-        - ``drain``: seconds that open calls get at the end; None: Timing.drain_timeout.
+        - ``drain``: seconds that the end may take, of which open calls get all but the last;
+          None: Timing.drain_timeout. See ``Serving.close``.
 
         Raises ConfigError for addresses or certificates that cannot work, or that are taken.
         """
@@ -462,36 +463,42 @@ class Service:
         dev_cert: bool = False,
         client_ca: File | None = None,
         tls: ServerTls | None = None,
+        drain: float | None = None,
     ) -> None:
         """Serves until SIGINT or SIGTERM, then drains and returns.
 
         Prints the addresses, one to a line. A second signal ends the drain: calls that are open
-        then fail. For programs that have nothing else to do; see ``serving`` for the arguments
-        and for all others.
+        then fail. SIGUSR1 writes the state of the service to standard error, as a line of JSON.
+        For programs that have nothing else to do; see ``serving`` for the arguments and for all
+        others.
+
+        If handlers hold the event loop, or threads and processes that they have started hold the
+        end of the program, the process ends with status 1 once ``drain`` seconds (None:
+        Timing.drain_timeout) have passed since the signal. Raises LocalProtocolError where an
+        event loop runs already, as in a notebook.
         """
+        if asyncio._get_running_loop() is not None:
+            raise LocalProtocolError(
+                "Service.run runs an event loop of its own, and one runs in this thread already, "
+                "as in a notebook or a coroutine; there, use: async with service.serving(...)"
+            )
+        holders, deadline = Holders(), Deadline()
         certificates = {"cert": cert, "key": key, "dev_cert": dev_cert, "client_ca": client_ca}
-        asyncio.run(self._run(addresses, **certificates, tls=tls))
-
-    async def _run(self, addresses: tuple[str | Sequence[str], ...], **options: Any) -> None:
-        loop = asyncio.get_running_loop()
-        first, second = asyncio.Event(), asyncio.Event()
-
-        def signalled() -> None:
-            (second if first.is_set() else first).set()
-
-        in_main = threading.current_thread() is threading.main_thread()
-        signals = (signal.SIGINT, signal.SIGTERM) if in_main else ()
-        async with self.serving(*addresses, **options) as serving:
-            for number in signals:
-                loop.add_signal_handler(number, signalled)
-            try:
-                for address in serving.addresses:
-                    print(address, flush=True)  # noqa: T201
-                await first.wait()
-                await serving.drain(second)
-            finally:
-                for number in signals:
-                    loop.remove_signal_handler(number)
+        try:
+            asyncio.run(
+                serve_until_signal(
+                    self,
+                    addresses,
+                    drain=drain,
+                    deadline=deadline,
+                    quiet=True,
+                    **certificates,
+                    tls=tls,
+                )
+            )
+        finally:
+            if not (deadline.ordered and holders):
+                deadline.cancel()  # what the program does now may take its time
 
     def _add_description(self) -> None:
         async def describe() -> AsyncIterator[pa.RecordBatch]:

@@ -76,8 +76,8 @@ _AT_ONCE: Final = 32
 """Calls of one connection that begin in one turn of the loop."""
 _WIDE_AT_ONCE: Final = 4
 """Calls of one connection whose very wide schemas are read at once; later messages wait."""
-_AFTER_DRAIN: Final = 1.0
-"""Seconds that handlers have to end once their calls are over."""
+_CLOSING: Final = 2.0
+"""Seconds of a drain, at most, in which handlers end whose calls are over, and clients are told."""
 
 
 class Serving:
@@ -143,16 +143,19 @@ class Serving:
         )
 
     async def close(self, *, drain: float | None = None) -> None:
-        """Takes no more calls, waits ``drain`` seconds for those that are open, and ends.
+        """Takes no more calls, waits for those that are open, and ends, within ``drain`` seconds.
 
-        None means Timing.drain_timeout. Calls that are open after it fail with Refused.
+        None means Timing.drain_timeout. The last quarter of them, 2 s at most, is for the end of
+        calls that are still open then: they fail with Refused.
         """
         self._draining = True
         server, self._server = self._server, None
         if server is None:
             return
         server.stop_listening()
-        seconds = self.config.timing.drain_timeout if drain is None else drain
+        whole = self.config.timing.drain_timeout if drain is None else drain
+        closing = min(whole / 4, _CLOSING)
+        seconds = whole - closing
         if not await self._wait_idle(seconds):
             log.warning(
                 "%s: %d calls did not end within %g s and are ended now",
@@ -167,7 +170,7 @@ class Serving:
                 text = f"the service {self.service.name!r} is ending"
                 ending = Refused(text, peer=call.peer, handler=call.handler, draining=True)
                 running.abort(ending)
-            await self._wait_idle(_AFTER_DRAIN)
+            await self._wait_idle(closing / 2)
         await server.close(reason="the service has ended")
         for running in tuple(self.calls):  # handlers that do not let go
             running.task.cancel()
@@ -175,9 +178,9 @@ class Serving:
         self._starter.close()
         self.watches.close()
 
-    async def drain(self, hurry: asyncio.Event) -> None:
+    async def drain(self, hurry: asyncio.Event, seconds: float | None = None) -> None:
         """``close``, but from the moment that ``hurry`` is set open calls get no more time."""
-        closing = asyncio.ensure_future(self.close())
+        closing = asyncio.ensure_future(self.close(drain=seconds))
         hurried = asyncio.ensure_future(hurry.wait())
         await asyncio.wait((closing, hurried), return_when=asyncio.FIRST_COMPLETED)
         hurried.cancel()

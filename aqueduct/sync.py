@@ -14,10 +14,14 @@ that answers at the end.
 
 from __future__ import annotations
 
+import atexit
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
+from weakref import WeakValueDictionary
 
 import pyarrow as pa
 
@@ -28,6 +32,7 @@ from aqueduct.arrow.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
 from aqueduct.asking import Askers, one_batch
 from aqueduct.blocking import SyncStream
 from aqueduct.borrowing import BorrowedLoop
+from aqueduct.carriers.ports import holds_up
 from aqueduct.carriers.tls import ClientTls
 from aqueduct.client import (
     Client,
@@ -49,6 +54,11 @@ __all__ = ["OnEnd", "SyncClient"]
 OnEnd: TypeAlias = Callable[[int, int, float], object]
 """Is told what a call has cost: the bytes of the encoded batches sent, of those received, and the
 seconds of waiting for the service."""
+
+_AT_EXIT: Final = 2.0
+"""Seconds that all clients together have to close as the interpreter ends."""
+_clients: Final[WeakValueDictionary[int, SyncClient]] = WeakValueDictionary()
+"""Those that are open, and some that are closed."""
 
 
 class SyncClient:
@@ -72,8 +82,10 @@ class SyncClient:
         connection_headers(headers)  # errors belong here rather than into the other thread
         self.address = plain(address)
         """The service's address, without options."""
+        self._address = Address.parse(address)
         self.config = config
         self._lock = threading.Lock()
+        self._check_caller()
         self._own = threading.local()
         """What each thread has for itself."""
         self._thread = BorrowedLoop("aqueduct-sync-client")
@@ -93,6 +105,8 @@ class SyncClient:
             raise
         client = self._client
         self._thread.idle = lambda: client.idle
+        self._thread.check_caller = self._check_caller
+        _clients[id(self)] = self
 
     @property
     def closed(self) -> bool:
@@ -358,21 +372,26 @@ class SyncClient:
         """Notices what came since the last call, such as the end of the connection."""
         self._thread.catch_up(self._client.connection)
 
-    def disown(self) -> None:
-        """In the child of a fork: lets go of the parent's connection, which stays as it is."""
-        self._thread.disown()
-
     def close(self) -> None:
-        """Closes the connection and ends its thread. Open calls fail with ConnectionLost."""
+        """Closes the connection and ends its thread. Open calls fail with ConnectionLost.
+
+        Clients that are open as the interpreter ends are closed then. In a forked child this is
+        without effect, and the parent's connection goes on.
+        """
+        timing = self.config.timing
+        self._close(timing.close_linger + timing.connect_timeout)
+
+    def _close(self, limit: float) -> None:
+        """``close``, with ``limit`` seconds to tell the peer."""
+        if not self._thread.alive or sys.is_finalizing():
+            return
         with self._lock:
             if not self._thread.alive:
                 return
             try:
-                timing = self.config.timing
-                limit = timing.close_linger + timing.connect_timeout
                 self._thread.run(self._client.close(), timeout=limit)
-            except TimeoutError:
-                pass
+            except (TimeoutError, LocalProtocolError):
+                pass  # the peer sees the end of the socket
             finally:
                 self._thread.stop()
 
@@ -391,6 +410,15 @@ class SyncClient:
         return f"<SyncClient of {self.address}{' closed' if self.closed else ''}>"
 
     # Within
+
+    def _check_caller(self) -> None:
+        """Raises LocalProtocolError if who waits here holds up the very loop that would answer."""
+        if holds_up(self._address):
+            raise LocalProtocolError(
+                f"{self.address} is served by the event loop of this thread, and a SyncClient "
+                "would hold it up while it waits for the answer; use aqueduct.Client, or make the "
+                "call in another thread, as by asyncio.to_thread"
+            )
 
     def _ask(
         self,
@@ -496,3 +524,15 @@ class SyncClient:
         )
         call_head.encode()  # errors belong here rather than into the other thread
         return Crossing(self._thread, self._client, call_head, window, mailbox)
+
+
+def _close_all() -> None:
+    """The interpreter ends. After this its daemon threads stand still, and nobody would answer."""
+    until = time.monotonic() + _AT_EXIT
+    for reference in _clients.valuerefs():
+        client = reference()
+        if client is not None:
+            client._close(max(until - time.monotonic(), 0.1))
+
+
+atexit.register(_close_all)

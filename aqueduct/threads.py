@@ -9,10 +9,13 @@ at exit, and what finds no free thread waits in a queue, where one slow call sta
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import contextlib
 import itertools
 import os
+import selectors
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -21,6 +24,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, TypeVar
 
+from aqueduct import forks
 from aqueduct._speedups.waiting import Waiter
 from aqueduct.errors import AqueductError, LocalProtocolError
 from aqueduct.escaping import logger_of
@@ -36,6 +40,23 @@ AT_WORK: Final = max(2, min(8, os.cpu_count() or 1))
 """Threads of the process that are at long work at once."""
 _IDLE_SECONDS: Final = 30.0
 _names = itertools.count(1)
+_ENDING: Final = (
+    "the interpreter is ending, and with it the threads of clients: close clients, and make calls, "
+    "before the program ends"
+)
+_GREEN: Final = ("gevent.", "eventlet.")
+_ALL: Final = "the threads, selectors and queues"
+
+
+def _patched() -> str:
+    """Which of the modules that threads rest on have been patched, for people; "" for none."""
+    parts = {
+        "threads": _thread.start_new_thread,
+        "selectors": selectors.DefaultSelector,
+        "queues": SimpleQueue,
+    }
+    names = [name for name, part in parts.items() if part.__module__.startswith(_GREEN)]
+    return _ALL if len(names) == len(parts) else f"the {' and '.join(names)}" if names else ""
 
 
 class Bench:
@@ -46,6 +67,12 @@ class Bench:
     """
 
     def __init__(self, name: str = "aqueduct", *, idle_limit: int = 32) -> None:
+        """Raises LocalProtocolError if threads cannot work, as half of them was patched."""
+        if _patched() not in ("", _ALL):
+            raise LocalProtocolError(
+                f"{_patched()} of this process are those of gevent.monkey or eventlet, and others "
+                f"are not, so handlers could not run; let it patch all of {_ALL}, or none"
+            )
         self._name = name
         self._idle_limit = idle_limit
         self._idle: list[_Worker] = []
@@ -260,15 +287,36 @@ class LoopThread:
     """
 
     def __init__(self, name: str = "aqueduct-loop") -> None:
+        """Raises LocalProtocolError where there are no threads to be had."""
+        if sys.is_finalizing():
+            raise LocalProtocolError(_ENDING)
+        if patched := _patched():
+            raise LocalProtocolError(
+                f"{patched} of this process are those of gevent.monkey or eventlet, and a "
+                "SyncClient needs a real thread for its event loop; leave them as they are: "
+                "gevent.monkey.patch_all(thread=False, select=False, queue=False)"
+            )
         self.pid = os.getpid()
         self.loop = asyncio.new_event_loop()
         self._ended = False
+        self.check_caller: Callable[[], None] = lambda: None
+        """Raises if the calling thread must not wait."""
         self._begun: set[Future[Any]] = set()
         """What ``run`` waits for, in all threads."""
+        forks.own(self)
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self.loop.close()
+            raise LocalProtocolError(f"a client needs a thread, and has none: {error}") from error
         self._started.wait()
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more comes from the loop, as ``check`` would say."""
+        return self._ended
 
     @property
     def alive(self) -> bool:
@@ -284,10 +332,13 @@ class LoopThread:
             )
         if self._ended or not self.alive:
             raise LocalProtocolError("the client is closed: its event loop has ended")
+        if sys.is_finalizing():
+            raise LocalProtocolError(_ENDING)
         if asyncio._get_running_loop() is self.loop:
             raise LocalProtocolError(
                 "a sync client was called on its own event loop, which would wait for itself"
             )
+        self.check_caller()
 
     def call(self, callback: Callable[..., object], *arguments: Any) -> None:
         """Schedules ``callback(*arguments)`` on the loop."""
@@ -326,28 +377,15 @@ class LoopThread:
                 self.check()  # says so if it is the end of the loop that cancelled it
             raise
 
-    def disown(self) -> None:
-        """In the child of a fork: lets go of the loop's sockets, which are the parent's.
-
-        Otherwise they would stay open as long as either process lives, and a peer would not learn
-        of the parent's death. Nothing is closed: the numbers lead to nowhere from here on, so that
-        objects which think that they own them do no harm.
-        """
-        selector = getattr(self.loop, "_selector", None)
-        if self.pid == os.getpid() or selector is None:
-            return
-        nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            # Nothing is unregistered: the kernel's list is shared with the parent's loop.
-            for descriptor in (*(key.fd for key in selector.get_map().values()), selector.fileno()):
-                os.dup2(nowhere, descriptor, inheritable=False)
-        finally:
-            os.close(nowhere)
+    def left_behind(self) -> None:
+        """In a forked child: the loop is the parent's, and its thread stayed there."""
+        self._ended = True
+        forks.sever_loop(self.loop)
 
     def stop(self) -> None:
         """Ends the loop and its thread; what still runs on it is cancelled."""
         self._ended = True
-        if self.alive:
+        if self.alive and not sys.is_finalizing():  # when no thread but this one runs any more
             with contextlib.suppress(RuntimeError):  # it has ended meanwhile
                 self.call(self.loop.stop)
             if threading.current_thread() is not self._thread:

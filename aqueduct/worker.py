@@ -17,22 +17,21 @@ import socket
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from aqueduct.address import Address
 from aqueduct.carriers.contract import Bound
 from aqueduct.escaping import one_line
+from aqueduct.forks import own_socket
 from aqueduct.loading import load_service
+from aqueduct.process import HURRY, Deadline, ServiceSignals, end_process
 
 if TYPE_CHECKING:
     from aqueduct.carriers.tls import ServerTls
     from aqueduct.service import Service
     from aqueduct.serving import Serving
 
-__all__ = ["HURRY", "main", "tls_from_json", "tls_to_json"]
-
-HURRY: Final = 2.0
-"""Seconds that a service has to tell its clients once it shall end at once."""
+__all__ = ["main", "tls_from_json", "tls_to_json"]
 
 
 def main(arguments: list[str]) -> int:
@@ -46,6 +45,7 @@ def main(arguments: list[str]) -> int:
 class _Worker:
     def __init__(self, name: str, number: int, control: socket.socket) -> None:
         control.set_inheritable(False)
+        own_socket(control)
         self._name = name
         self._number = number
         self._control = control
@@ -54,6 +54,8 @@ class _Worker:
         self._running: Serving | None = None
         self._first = asyncio.Event()
         self._second = asyncio.Event()
+        self._deadline = Deadline()
+        self._seconds = 0.0
 
     def run(self) -> int:
         # Unbuffered: a buffer's lock, held by a thread, would be in the way of the process's end.
@@ -72,24 +74,38 @@ class _Worker:
         listener.start()
         try:
             service = load_service(self._name)
-            return asyncio.run(self._serve(service, places, tls_from_json(job["tls"])))
+            tls, drain = tls_from_json(job["tls"]), job["drain"]
+            return asyncio.run(self._serve(service, places, tls, drain))
         except Exception as error:
             if os.environ.get("AQUEDUCT_DEBUG") == "1":
                 raise
             self._tell({"failed": one_line(error)})
             return 1
 
-    async def _serve(self, service: Service, places: list[Bound], tls: ServerTls | None) -> int:
-        self._loop = loop = asyncio.get_running_loop()
-        async with service.serving(*places, tls=tls) as running:
-            self._running = running
-            # A signal to one worker alone drains it, however often it comes.
-            loop.add_signal_handler(signal.SIGTERM, self._first.set)
-            loop.add_signal_handler(signal.SIGUSR1, self._look)
-            drain = service.config.timing.drain_timeout
-            self._tell({"ready": {"addresses": running.addresses, "drain": drain}})
-            await self._first.wait()
-            await running.drain(self._second)
+    async def _serve(
+        self,
+        service: Service,
+        places: list[Bound],
+        tls: ServerTls | None,
+        drain: float | None,
+    ) -> int:
+        self._loop = asyncio.get_running_loop()
+        self._seconds = service.config.timing.drain_timeout if drain is None else drain
+        signals = ServiceSignals(  # to one worker alone: the first process replaces it
+            drain=self._first.set,
+            hurry=self._second.set,
+            seconds=self._seconds,
+            deadline=self._deadline,
+            numbers=(signal.SIGTERM,),
+        )
+        with signals:
+            async with service.serving(*places, tls=tls, drain=self._seconds) as running:
+                self._running = running
+                signals.look = self._look
+                ready = {"addresses": running.addresses, "drain": self._seconds}
+                self._tell({"ready": ready})
+                await self._first.wait()
+                await running.drain(self._second, self._seconds)
         return 1 if self._second.is_set() else 0
 
     # From here on, what the first process says
@@ -97,11 +113,15 @@ class _Worker:
     def _listen(self, lines: socket.SocketIO) -> None:
         """In a thread: a handler that blocks the event loop must not hide the end of the parent."""
         for line in lines:
-            self._in_loop(getattr(self, f"_{json.loads(line)['do']}"))
+            command = json.loads(line)
+            if "seconds" in command:
+                self._seconds = command["seconds"]
+                self._deadline.end_in(self._seconds)
+            self._in_loop(getattr(self, f"_{command['do']}"))
         # Nobody watches over this process any more, and nobody else would ever end it.
         if self._in_loop(self._hurry):
             time.sleep(HURRY)
-        os._exit(1)
+        end_process(1)
 
     def _in_loop(self, command: Any) -> bool:
         try:
@@ -136,6 +156,7 @@ class _Worker:
 def _adopt(fd: int) -> socket.socket:
     sock = socket.socket(fileno=fd)
     sock.set_inheritable(False)
+    own_socket(sock)
     return sock
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -21,9 +20,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from aqueduct.config import DEFAULT
 from aqueduct.endpoint.serving import bind
 from aqueduct.errors import ConfigError
-from aqueduct.worker import HURRY, tls_to_json
+from aqueduct.process import HURRY, LEAST, Deadline, ServiceSignals, say, tell
+from aqueduct.worker import tls_to_json
 
 if TYPE_CHECKING:
     from aqueduct.address import Address
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Restarts", "Workers"]
 
-_GRACE: Final = 15.0
-"""Seconds beyond its drain that a worker has to be gone."""
+_LAST: Final = 1.0
+"""Seconds of a drain, at most, that the first process keeps for the end of its workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,22 +76,23 @@ class Workers:
         count: int,
         tls: ServerTls | None,
         restarts: Restarts | None = None,
-        say: Callable[[str], None] = print,
-        tell: Callable[[str], None] = print,
+        drain: float | None = None,
     ) -> None:
-        """``say`` takes the lines of standard output, ``tell`` those of standard error."""
+        """``drain``: seconds that the end may take; None: what the service's settings say."""
         self._service = service
         self._addresses = addresses
         self._count = count
         self._tls = tls
         self._restarts = restarts or Restarts()
-        self._say = say
-        self._tell = tell
+        self._drain = drain
+        self._deadline = Deadline(self._kill)
         self._deaths: deque[float] = deque()
         self._places: list[list[Bound]] = []
         self._crew: list[_Slot] = []
         self._announced = False
-        self._signals = 0
+        self._signals: ServiceSignals
+        self._ended = 0
+        """How often this was told to end."""
         self._failure = ""
         self._cut = False
         self._loop: asyncio.AbstractEventLoop
@@ -105,30 +107,40 @@ class Workers:
         self._loop = asyncio.get_running_loop()
         self._over = asyncio.Event()
         self._places = await bind(self._addresses, self._count)
-        handlers = {signal.SIGUSR1: self._look, signal.SIGCHLD: self._reap}
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._loop.add_signal_handler(number, self._signalled, number)
-        for number, handler in handlers.items():
-            self._loop.add_signal_handler(number, handler)
+        self._signals = ServiceSignals(
+            drain=self._drained,
+            hurry=self._hurried,
+            seconds=DEFAULT.timing.drain_timeout if self._drain is None else self._drain,
+            deadline=self._deadline,
+            patience=HURRY + 2 * _LAST,
+        )
+        self._signals.look = self._look
+        self._loop.add_signal_handler(signal.SIGCHLD, self._reap)
+        try:
+            with self._signals:
+                await self._watch()
+        finally:
+            self._loop.remove_signal_handler(signal.SIGCHLD)
+        if not self._announced and self._failure:
+            raise ConfigError(self._failure)
+        return 1 if self._cut else 0
+
+    async def _watch(self) -> None:
         try:
             self._crew = [_Slot(self, number, self._job(number)) for number in range(self._count)]
             for slot in self._crew:
                 slot.start()
             await self._over.wait()
         finally:
-            for slot in self._crew:
-                slot.kill()
+            self._kill()
             self._let_go()
-        if not self._announced and self._failure:
-            raise ConfigError(self._failure)
-        return 1 if self._cut else 0
 
     def _job(self, number: int) -> dict[str, Any]:
         places = [
             {"address": str(bound.address), "sockets": [sock.fileno() for sock in bound.sockets]}
             for bound in self._places[number]
         ]
-        return {"places": places, "tls": tls_to_json(self._tls)}
+        return {"places": places, "tls": tls_to_json(self._tls), "drain": self._drain}
 
     def _let_go(self) -> None:
         """The addresses are free; who comes is refused instead of waiting for nobody."""
@@ -137,16 +149,17 @@ class Workers:
 
     # Signals
 
-    def _signalled(self, number: int) -> None:
-        self._signals += 1
-        if self._signals == 1:
-            self._end("draining; a second signal ends at once")
-        elif self._signals == 2:
-            self._hurry("ended by a second signal; calls were cut")
-        else:
-            for slot in self._crew:
-                slot.kill()
-            os._exit(128 + number)
+    def _drained(self) -> None:
+        self._ended = 1
+        self._end("draining; a second signal ends at once")
+
+    def _hurried(self) -> None:
+        self._ended = 2
+        self._hurry("ended by a second signal; calls were cut")
+
+    def _kill(self) -> None:
+        for slot in self._crew:
+            slot.kill()
 
     def _look(self) -> None:
         for slot in self._crew:
@@ -161,10 +174,10 @@ class Workers:
     @property
     def ending(self) -> bool:
         """Whether no worker is to be replaced any more."""
-        return bool(self._signals or self._failure)
+        return bool(self._ended or self._failure)
 
     def _end(self, text: str) -> None:
-        self._tell(text)
+        tell(text)
         self._let_go()
         for slot in self._crew:
             slot.end()
@@ -172,7 +185,7 @@ class Workers:
 
     def _hurry(self, text: str) -> None:
         self._cut = True
-        self._tell(text)
+        tell(text)
         for slot in self._crew:
             slot.hurry()
 
@@ -182,35 +195,34 @@ class Workers:
 
     # What the slots report
 
-    def ready(self, slot: _Slot) -> None:
-        """A worker listens. Once all do, for the first time, the addresses are told."""
+    def ready(self, slot: _Slot, drain: float) -> None:
+        """A worker listens. Once all do, for the first time, the addresses are told.
+
+        ``drain``: seconds that its end may take.
+        """
+        self._signals.seconds = drain
         if self._announced:
-            self._tell(f"{slot.name} listens")
+            tell(f"{slot.name} listens")
         elif all(other.addresses for other in self._crew):
             self._announced = True
             for address in slot.addresses:
-                self._say(f"listening on {address}")
-
-    def tell(self, text: str) -> None:
-        """A line for the operator."""
-        self._tell(text)
+                say(f"listening on {address}")
 
     def died(self, slot: _Slot, how: str, *, well: bool) -> float | None:
         """A worker has ended. In how many seconds it is to be replaced; None: not at all."""
         if self.ending:
-            if self._announced and not (well or slot.unfinished or self._signals > 1):
+            if self._announced and not (well or slot.unfinished or self._ended > 1):
                 self._cut = True
-                self._tell(f"{slot.name} {how}")
+                tell(f"{slot.name} {how}")
             self._check_over()
             return None
         if not self._announced:
             self._failure = slot.failed or f"{slot.name} {how} before it listened"
-            for other in self._crew:
-                other.kill()
+            self._kill()
             self._check_over()
             return None
         if well:
-            self._tell(f"{slot.name} was drained; another takes its place")
+            tell(f"{slot.name} was drained; another takes its place")
             return 0.0
         how = slot.failed or f"{slot.name} {how}"
         now = self._loop.time()
@@ -227,7 +239,7 @@ class Workers:
             return None
         pause = slot.pause(self._restarts)
         when = f" in {pause:g} s" if pause else ""
-        self._tell(f"{how}; another takes its place{when}")
+        tell(f"{how}; another takes its place{when}")
         return pause
 
     @property
@@ -247,7 +259,7 @@ class _Slot:
     def __init__(self, workers: Workers, number: int, job: dict[str, Any]) -> None:
         self._workers = workers
         self._number = number
-        self._job = json.dumps(job).encode() + b"\n"
+        self._job = json.dumps(job)
         self._sockets = [fd for place in job["places"] for fd in place["sockets"]]
         self._loop = asyncio.get_running_loop()
         self._control: socket.socket | None = None
@@ -300,21 +312,24 @@ class _Slot:
         if self.process is None:
             return
         if self.addresses:
-            self._write(b'{"do":"drain"}\n')
-            self._after(self._drain + _GRACE, self._stuck)
+            # Time is left to see the worker's end, which is to come before that of this process.
+            seconds = max(self._drain, LEAST)
+            last = min(_LAST, seconds / 4)
+            self._write(json.dumps({"do": "drain", "seconds": seconds - last}))
+            self._after(seconds - last / 2, self._stuck)
         else:
             self.unfinished = True
             self.kill()
 
     def hurry(self) -> None:
         """Ends now; a worker that does not is killed."""
-        self._write(b'{"do":"hurry"}\n')
-        self._after(HURRY + 1, self.kill)
+        self._write(json.dumps({"do": "hurry", "seconds": HURRY}))
+        self._after(HURRY + _LAST, self.kill)
 
     def look(self) -> None:
         """Has the process tell its state."""
         if self.addresses:
-            self._write(b'{"do":"look"}\n')
+            self._write(json.dumps({"do": "look"}))
 
     def kill(self) -> None:
         """Kills the process."""
@@ -357,7 +372,7 @@ class _Slot:
             self.kill()
 
     def _stuck(self) -> None:
-        self._workers.tell(f"{self.name} does not end and is killed")
+        tell(f"{self.name} does not end and is killed")
         self.kill()
 
     def _after(self, seconds: float, call: Callable[[], None]) -> None:
@@ -368,10 +383,10 @@ class _Slot:
             timer.cancel()
         self._timers.clear()
 
-    def _write(self, line: bytes) -> None:
+    def _write(self, line: str) -> None:
         if self._control is not None:
             with suppress(OSError):  # it has died, as SIGCHLD will say
-                self._control.sendall(line)
+                self._control.sendall(line.encode() + b"\n")
 
     def _readable(self) -> None:
         while self._control is not None:
@@ -394,7 +409,7 @@ class _Slot:
         if "failed" in message:
             self.failed = message["failed"]
         elif "state" in message:
-            self._workers.tell(json.dumps(message["state"], separators=(",", ":")))
+            tell(json.dumps(message["state"], separators=(",", ":")))
         elif "ready" in message:
             self._forget_timers()
             self.addresses = message["ready"]["addresses"]
@@ -402,7 +417,7 @@ class _Slot:
             if self._workers.ending:
                 self.end()
             else:
-                self._workers.ready(self)
+                self._workers.ready(self, self._drain)
 
 
 def _how(status: int) -> str:

@@ -244,12 +244,6 @@ class Pool:
                 entry.close()
             self._look.put(None)
 
-    def disown(self) -> None:
-        """In the child of a fork: lets go of the parent's connections."""
-        for entry in self._entries.values():  # the only thread of this process
-            if entry.client is not None:
-                entry.client.disown()
-
     def _check(self, task: int | None) -> None:
         if self._hung_up and task is not None:
             raise Cancelled(f"the executor has left task {task}: there is nobody to work for")
@@ -430,10 +424,9 @@ def _after_fork() -> None:
     global _pool, _pool_lock
     _pool_lock = threading.Lock()  # another thread of the parent may have held it
     if _pool is not None:
-        # Its threads stayed with the parent. It is kept from the garbage collector, whose
-        # finalisers would speak for the parent.
+        # Its threads stayed with the parent. Its connections have let go of their sockets; the
+        # garbage collector need not walk them.
         _inherited.append(_pool)
-        _pool.disown()
         _pool = None
 
 

@@ -19,7 +19,10 @@ GROUND = "the ground floor"
 FLOORS: tuple[dict[str, str], ...] = (
     {
         f"aqueduct.{name}": GROUND
-        for name in ("errors", "arguments", "config", "address", "clock", "escaping", "hooks")
+        for name in (
+            *("errors", "arguments", "config", "address", "clock"),
+            *("escaping", "forks", "hooks"),
+        )
     },
     {"aqueduct._speedups": ""},
     {"aqueduct.protocol.channels": "", "aqueduct.protocol.bpmux": ""},

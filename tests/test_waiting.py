@@ -13,7 +13,8 @@ import pytest
 
 from aqueduct import Connection, Receiver, channel, connect, serve
 from aqueduct._speedups.pump import Pump
-from aqueduct._speedups.waiting import Waiter, Waiting
+from aqueduct._speedups.waiting import Waiter, Waiting, nests
+from aqueduct.errors import LocalProtocolError
 from tests.carriers.streams import listen_at
 from tests.carriers.users import DEADLINE
 
@@ -276,3 +277,40 @@ async def test_who_is_woken_outside_of_a_turn_goes_on_in_the_next(tmp_path: Path
             assert done == [False]
             await task
             pump.attend(False)
+
+
+async def test_who_waits_for_a_handle_is_on_its_loop() -> None:
+    waiting, seen = Waiting(asyncio.get_running_loop()), list[str]()
+
+    async def wait() -> None:
+        await waiting.wait()
+
+    with pytest.raises(LocalProtocolError, match="belongs to another event loop"):
+        await asyncio.to_thread(asyncio.run, wait())
+    task = waiting_task(waiting, seen, "here")
+    await asyncio.sleep(0)
+    waiting.wake()
+    await task
+    assert seen == ["here"]
+
+
+async def test_no_task_is_stepped_by_a_callback_of_a_loop_that_nests() -> None:
+    """A callback that is at work could not run again within the step."""
+    loop = asyncio.get_running_loop()
+    assert not nests(loop)
+    for nested in (False, True):
+        if nested:
+            loop._nest_patched = True  # type: ignore[attr-defined]
+        waiter = Waiter(loop)
+        task = asyncio.ensure_future(marked_by(waiter))
+        await asyncio.sleep(0)
+        done: list[bool] = []
+
+        def step(waiter: Waiter = waiter, task: Any = task, done: list[bool] = done) -> None:
+            waiter.step()
+            done.append(task.done())
+
+        await from_the_loop(step)
+        assert done == [not nested]
+        await task
+    assert nests(loop)

@@ -147,6 +147,11 @@ cdef class Pump:
         self._dispatch()
         self._on_closed()
 
+    def left_behind(self, error):
+        """In a forked child: every handle reads ``error`` from now on, and nobody is woken."""
+        self._closed = True  # nothing leaves
+        self.core.connection_lost(error)
+
     # The endpoint calls
 
     cpdef object flush_soon(self):

@@ -39,6 +39,7 @@ cdef class Rings:
     cdef uint64_t _written
     cdef uint64_t _read
     cdef int _fd
+    cdef object __weakref__
 
     cdef void _free(self) noexcept
     cdef int _map(self, int fd, Py_ssize_t capacity, int out) except -1

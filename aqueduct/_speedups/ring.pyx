@@ -111,7 +111,7 @@ cdef extern from *:
     ssize_t send_one(int fd, uint8_t byte, int passed) nogil
     int passed_in(void *control, size_t size) nogil
     int is_huge(int fd) nogil
-    int PROT_READ, PROT_WRITE, MAP_SHARED
+    int PROT_READ, PROT_WRITE, MAP_SHARED, MAP_PRIVATE, MAP_ANONYMOUS, MAP_FIXED
     void *MAP_FAILED
     void *mmap(void *place, size_t size, int protection, int flags, int fd, ssize_t offset) nogil
     int close(int fd) nogil
@@ -214,6 +214,26 @@ cdef class Rings:
         """The peer has a descriptor of its own."""
         close_descriptor(self._fd)
         self._fd = -1
+
+    def left_behind(self):
+        """In a forked child: memory of the child's own is in this place from now on.
+
+        The parent goes on with what was here, so the child must not write to it. Raises OSError.
+        """
+        cdef void *memory
+        self.passed()
+        if self._memory == NULL:
+            return
+        memory = mmap(
+            self._memory,
+            <size_t> (PAGE + 2 * self.capacity),
+            PROT_READ | PROT_WRITE,
+            MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED,
+            -1,
+            0,
+        )
+        if memory == MAP_FAILED:
+            PyErr_SetFromErrno(OSError)
 
     @property
     def waits(self):

@@ -2,6 +2,8 @@
 
 cdef class Waiting
 
+cpdef bint nests(loop) except -1
+
 cdef class Waiter:
     cdef public bint _asyncio_future_blocking
     cdef public bint woken      # set it before a step that is somebody else's to make
@@ -15,3 +17,4 @@ cdef class Waiter:
 
 cdef class Waiting:
     cdef readonly list waiters
+    cdef public object loop

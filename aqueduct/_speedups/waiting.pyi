@@ -5,7 +5,9 @@ from typing import Any, Protocol, final, type_check_only
 
 from typing_extensions import disjoint_base
 
-__all__ = ["Waiter", "Waiting"]
+__all__ = ["Waiter", "Waiting", "nests"]
+
+def nests(loop: AbstractEventLoop) -> bool: ...
 
 @type_check_only
 class _Stepper(Protocol):
@@ -31,6 +33,8 @@ class Waiter:
 
 @final
 class Waiting:
+    loop: AbstractEventLoop | None
+    def __init__(self, loop: AbstractEventLoop | None = None) -> None: ...
     @property
     def waiters(self) -> list[Waiter] | None: ...
     def wake(self, stepper: _Stepper | None = None) -> None: ...

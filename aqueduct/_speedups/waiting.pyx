@@ -11,12 +11,23 @@ import sys
 cimport cython
 from cpython.contextvars cimport PyContext_CheckExact, PyContext_Enter, PyContext_Exit
 
-__all__ = ["Waiter", "Waiting"]
+from aqueduct.errors import LocalProtocolError
+
+__all__ = ["Waiter", "Waiting", "nests"]
 
 cdef object current_task = asyncio.current_task
 if sys.version_info < (3, 12):  # where it is a function of Python, which does this and no more
     current_task = asyncio.tasks._current_tasks.get
 cdef object get_running_loop = asyncio.get_running_loop
+
+
+cpdef bint nests(loop) except -1:
+    """Whether callbacks of this loop may run it again, as nest_asyncio lets them.
+
+    A task that is stepped within a callback would then run that callback once more while it is at
+    work, which its context forbids. So on such a loop every task goes on in a turn of its own.
+    """
+    return getattr(loop, "_nest_patched", False)
 
 
 @cython.auto_pickle(False)
@@ -35,7 +46,7 @@ cdef class Waiter:
         self.woken = True
         if self._callback is None:
             return
-        if current_task(self._loop) is not None:
+        if current_task(self._loop) is not None or nests(self._loop):
             self.step_soon()
             return
         context, self._context = self._context, None
@@ -106,7 +117,13 @@ cdef class Waiter:
 @cython.final
 @cython.auto_pickle(False)
 cdef class Waiting:
-    """Tasks that wait for a handle to change; ``waiters`` are those, None if there is none."""
+    """Tasks that wait for a handle to change; ``waiters`` are those, None if there is none.
+
+    ``loop`` is where it changes; None: wherever it is waited for.
+    """
+
+    def __init__(self, loop=None):
+        self.loop = loop
 
     def wake(self, stepper=None):
         """Lets all of them look again: when ``stepper`` has them step, or soon."""
@@ -121,8 +138,17 @@ cdef class Waiting:
                 stepper.step(waiter)
 
     def wait(self):
-        """What to await: it returns with the next ``wake``. Await it at once, and once."""
-        cdef Waiter waiter = Waiter(get_running_loop())
+        """What to await: it returns with the next ``wake``. Await it at once, and once.
+
+        Raises LocalProtocolError on another loop than ``loop``, if that is set.
+        """
+        cdef object running = get_running_loop()
+        cdef Waiter waiter
+        if self.loop is not None and running is not self.loop:
+            raise LocalProtocolError(
+                "this belongs to another event loop, where its messages come: wait for them there"
+            )
+        waiter = Waiter(running)
         waiter._among = self
         if self.waiters is None:
             self.waiters = []

@@ -16,14 +16,9 @@ from aqueduct.bpmux.handles import Buffer, Call, Duplex, Half, Request, Sink, St
 from aqueduct.carriers.ports import host_port
 from aqueduct.carriers.stream.sockets import tune
 from aqueduct.config import Config
-from aqueduct.errors import (
-    ConnectionLost,
-    Ended,
-    LimitExceeded,
-    RemoteProtocolError,
-    SendQueueFull,
-)
+from aqueduct.errors import ConnectionLost, Ended, LimitExceeded, RemoteProtocolError, SendQueueFull
 from aqueduct.escaping import logger_of
+from aqueduct.forks import own, sever
 from aqueduct.protocol.bpmux import events
 from aqueduct.protocol.bpmux.connection import Mux
 from aqueduct.protocol.bpmux.state import PLACES, REQ_IN, SINK_IN, Entity
@@ -108,6 +103,7 @@ class Connection:
         self._messages = Stream(proxy(self), self.mux.top_stream, config.stream.top_credit)
         self.mux.credit(self.mux.top_stream, config.stream.top_credit)
         self._alive = self._loop.call_later(config.timing.ping_interval, self._stay_alive)
+        own(self)
         self._flush()
 
     # What this side begins
@@ -287,6 +283,18 @@ class Connection:
         traceback: TracebackType | None,
     ) -> None:
         await self.close()
+
+    def left_behind(self) -> None:
+        """In a forked child: the connection is the parent's. Its socket is closed here."""
+        sock = self._transport.get_extra_info("socket")
+        if sock is not None:
+            sever((sock.fileno(),))
+        self.error = ConnectionLost(
+            f"the connection to {self.peer} belongs to the process that process {os.getpid()} was "
+            "forked from; connect after the fork"
+        )
+        if not self._gone.done():
+            self._gone.set_result(None)
 
     def __repr__(self) -> str:
         return f"<bpmux Connection with {self.peer}{' closed' if self.error else ''}>"

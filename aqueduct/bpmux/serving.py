@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from types import TracebackType
@@ -12,11 +13,14 @@ from typing import Final, Self, TypeAlias, cast
 from aqueduct.address import UNIX, Address
 from aqueduct.arguments import Size, checked
 from aqueduct.bpmux.connection import Connection, Link, name_of
+from aqueduct.carriers.ports import resolve
 from aqueduct.carriers.stream.binding import bind
+from aqueduct.carriers.stream.connect import dial
 from aqueduct.carriers.stream.sockets import why
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import ConnectFailed, ConnectionLost
 from aqueduct.escaping import logger_of
+from aqueduct.forks import own, own_loop, sever
 
 __all__ = ["Handler", "Place", "Server", "connect", "serve"]
 
@@ -24,6 +28,7 @@ log = logger_of(__name__)
 
 Place: TypeAlias = tuple[str, int] | str | os.PathLike[str]
 """(host, port) for TCP, or the path of a Unix socket."""
+TCP: Final = "aqueduct+tcp"
 Handler: TypeAlias = Callable[[Connection], Awaitable[None]]
 
 WINDOW: Final = 256 << 10
@@ -37,6 +42,7 @@ async def connect(place: Place, *, window: Size = WINDOW, config: Config = DEFAU
     Connection. Raises ConfigError and ConnectFailed.
     """
     loop = asyncio.get_running_loop()
+    own_loop(loop)
     name, read = name_of(place), cast("int", window)  # as ``checked`` read it
 
     def link() -> Link:
@@ -45,15 +51,17 @@ async def connect(place: Place, *, window: Size = WINDOW, config: Config = DEFAU
     try:
         async with asyncio.timeout(config.timing.connect_timeout):
             if isinstance(place, tuple):
-                host, port = place
-                delay = config.stream.attempt_delay
-                _, made = await loop.create_connection(link, host, port, happy_eyeballs_delay=delay)
+                deadline = loop.time() + config.timing.connect_timeout
+                sock = await dial(Address(TCP, *place), config, deadline)
+                _, made = await loop.create_connection(link, sock=sock)
             else:
                 _, made = await loop.create_unix_connection(link, os.fspath(place))
     except TimeoutError:
         raise ConnectFailed(
             f"{name}: no answer within {config.timing.connect_timeout:g} s (Timing.connect_timeout)"
         ) from None
+    except ConnectFailed as error:
+        raise ConnectFailed(f"{name}: {error.reason}", reason=error.reason) from error
     except OSError as error:
         if error.errno:
             error = OSError(error.errno, os.strerror(error.errno))  # asyncio has a text of its own
@@ -68,7 +76,7 @@ class Server:
         self.config = config
         self.connections: set[Connection] = set()
         """Those that live."""
-        self._listener: asyncio.AbstractServer
+        self._listener: asyncio.Server
         self._release: Callable[[], None] | None = None
         self._place: tuple[str, int] | str
         self._tasks: set[asyncio.Task[None]] = set()
@@ -107,6 +115,10 @@ class Server:
             _, left = await asyncio.wait(tasks, timeout=self.config.timing.close_linger)
             for task in left:
                 log.warning("a handler goes on after its server was closed: %r", task)
+
+    def left_behind(self) -> None:
+        """In a forked child: the parent listens."""
+        sever([sock.fileno() for sock in self._listener.sockets])
 
     async def __aenter__(self) -> Self:
         return self
@@ -154,14 +166,18 @@ async def serve(
     nobody listens on is replaced. Raises ConfigError or OSError when the place cannot be had.
     """
     loop = asyncio.get_running_loop()
+    own_loop(loop)
     server, read = Server(config), cast("int", window)  # as ``checked`` read it
 
     def link() -> Link:
         return Link(config, read, "", lambda made: server._made(made, handler))
 
     if isinstance(place, tuple):
-        host, port = place
-        listener = await loop.create_server(link, host, port, backlog=config.stream.backlog)
+        name, port = place
+        # Not by asyncio, whose threads are to be had no more once the main thread has ended.
+        found = await resolve(name, port, socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        hosts = list(dict.fromkeys(str(where[0]) for _, _, _, _, where in found))
+        listener = await loop.create_server(link, hosts, port, backlog=config.stream.backlog)
         host, port = listener.sockets[0].getsockname()[:2]
         server._place = host, port
     else:
@@ -171,4 +187,5 @@ async def serve(
         server._place, server._release = address.path, bound.release
         listener = await loop.create_unix_server(link, sock=sock, backlog=config.stream.backlog)
     server._listener = listener
+    own(server)
     return server

@@ -3,23 +3,48 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
+import os
 import socket
-from collections.abc import Sequence
-from typing import Any, Final, TypeAlias
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final, TypeAlias, TypeVar, cast
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from aqueduct.address import Address
+from aqueduct.address import UNIX, Address
 from aqueduct.errors import ConfigError
 from aqueduct.escaping import logger_of
+from aqueduct.forks import own_socket
 
-__all__ = ["SocketAddress", "bind_ports", "host_port", "is_loopback"]
+__all__ = [
+    "SocketAddress",
+    "bind_ports",
+    "holds_up",
+    "host_port",
+    "is_loopback",
+    "listens",
+    "resolve",
+]
 
 logger = logger_of("aqueduct.carriers")
+
+T = TypeVar("T")
 
 SocketAddress: TypeAlias = Any
 """What the socket module calls an address: (host, port) or (host, port, flow, scope)."""
 
+_Found: TypeAlias = tuple[Any, Any, int, str, Any]
+"""Family, type, protocol, name, and a SocketAddress."""
+
 _PORT_TRIES: Final = 16
+_listening: Final[
+    WeakKeyDictionary[
+        asyncio.AbstractEventLoop, tuple[int, WeakValueDictionary[int, socket.socket]]
+    ]
+] = WeakKeyDictionary()
+"""In which thread each event loop began to accept connections, and on what."""
 
 
 def host_port(address: SocketAddress) -> str:
@@ -30,9 +55,126 @@ def host_port(address: SocketAddress) -> str:
 
 def is_loopback(address: SocketAddress) -> bool:
     """Whether a socket that is bound there can be reached from this machine alone."""
-    found = ipaddress.ip_address(str(address[0]).partition("%")[0])
-    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-    return (mapped or found).is_loopback
+    return _plain(str(address[0])).is_loopback
+
+
+async def resolve(host: str, port: int, kind: int, *, flags: int = 0) -> list[_Found]:
+    """The addresses of a host, as ``socket.getaddrinfo`` gives them.
+
+    An address needs no thread, and a name does not depend on the event loop's executor: that takes
+    nothing once the main thread has ended. Raises OSError and UnicodeError.
+    """
+    try:
+        numeric = flags | socket.AI_NUMERICHOST
+        return socket.getaddrinfo(host, port, type=kind, flags=numeric)
+    except socket.gaierror:
+        pass  # it is a name
+    loop = asyncio.get_running_loop()
+    try:
+        return await loop.getaddrinfo(host, port, type=kind, flags=flags)
+    except RuntimeError:  # of the executor
+        return await _in_a_thread(partial(socket.getaddrinfo, host, port, type=kind, flags=flags))
+
+
+async def _in_a_thread(work: Callable[[], T]) -> T:
+    """What ``work`` returns or raises in a thread of its own, which holds up no exit."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[T] = loop.create_future()
+
+    def settle(found: T | None, error: Exception | None) -> None:
+        if answer.done():  # nobody waits any more
+            return
+        if error is None:
+            answer.set_result(cast("T", found))
+        else:
+            answer.set_exception(error)
+
+    def run() -> None:
+        found, failed = None, None
+        try:
+            found = work()
+        except Exception as error:  # noqa: BLE001  it belongs to who waits
+            failed = error
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(settle, found, failed)
+
+    threading.Thread(target=run, name="aqueduct-resolve", daemon=True).start()
+    return await answer
+
+
+def listens(sock: socket.socket) -> None:
+    """Notes that the running loop accepts connections on this socket."""
+    loop = asyncio.get_running_loop()
+    if loop not in _listening:
+        _listening[loop] = threading.get_ident(), WeakValueDictionary()
+    _listening[loop][1][id(sock)] = sock
+
+
+def holds_up(address: Address) -> bool:
+    """Whether a service at this address stands still as long as the calling thread waits.
+
+    Its event loop is that of this thread then. Looks up a name, if that loop has a port of that
+    number.
+    """
+    if not _listening:
+        return False
+    running = asyncio._get_running_loop()
+    for reference in _listening.keyrefs():
+        loop = reference()
+        if loop is None:
+            continue
+        thread, sockets = _listening[loop]
+        if loop is running or (thread == threading.get_ident() and not loop.is_running()):
+            for found in sockets.valuerefs():
+                sock = found()
+                if sock is not None and _accepts(sock, address):
+                    return True
+    return False
+
+
+def _accepts(sock: socket.socket, address: Address) -> bool:
+    """Whether who connects to the address comes to this socket."""
+    kind = socket.SOCK_DGRAM if address.scheme == "aqueduct" else socket.SOCK_STREAM
+    if sock.fileno() < 0 or sock.type != kind:
+        return False
+    name = sock.getsockname()
+    if sock.family == socket.AF_UNIX:
+        return address.scheme == UNIX and _same_file(os.fsdecode(name), address.path)
+    if address.scheme == UNIX or name[1] != address.port:
+        return False
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=kind)
+    except (OSError, UnicodeError):
+        return False
+    return any(_reaches(where, name) for _, _, _, _, where in found)
+
+
+def _same_file(one: str, other: str) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return False
+
+
+def _reaches(where: SocketAddress, bound: SocketAddress) -> bool:
+    """Whether who connects to ``where`` comes to a socket that is bound there."""
+    host, own = (_plain(str(address[0])) for address in (where, bound))
+    if not own.is_unspecified:
+        return host == own
+    if host.is_loopback or host.is_unspecified:
+        return True
+    family = socket.AF_INET if host.version == 4 else socket.AF_INET6
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((str(host), 0))
+        except OSError:
+            return False
+    return True
+
+
+def _plain(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    found = ipaddress.ip_address(host.partition("%")[0])
+    return getattr(found, "ipv4_mapped", None) or found
 
 
 async def bind_ports(
@@ -42,11 +184,8 @@ async def bind_ports(
 
     Port 0 takes a free one. Raises ConfigError: the name does not resolve, or the port is taken.
     """
-    loop = asyncio.get_running_loop()
     try:
-        found = await loop.getaddrinfo(
-            address.host, address.port, type=kind, flags=socket.AI_PASSIVE
-        )
+        found = await resolve(address.host, address.port, kind, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
@@ -83,6 +222,7 @@ def _bind_all(
         except OSError as error:
             problems.append(f"{host_port(where)}: {error.strerror}")
             continue
+        own_socket(sock)
         try:
             if family == socket.AF_INET6:
                 # "::" alone takes IPv4 too; beside an IPv4 address each has its own socket.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -11,6 +12,7 @@ from typing import Any, Final
 
 from aqueduct._speedups.inbox import Inbox
 from aqueduct._speedups.pump import Pump
+from aqueduct._speedups.waiting import nests
 from aqueduct.arguments import checked
 from aqueduct.carriers.contract import Carrier
 from aqueduct.clock import clock_of
@@ -20,8 +22,9 @@ from aqueduct.endpoint.handles import Receiver, Sender
 from aqueduct.endpoint.local import Parcel, Pipe, queue_full
 from aqueduct.endpoint.message import Attachment, Headers, Message
 from aqueduct.endpoint.snapshot import ConnectionSnapshot
-from aqueduct.errors import ConnectionLost, Refused
+from aqueduct.errors import ConnectionLost, LocalProtocolError, Refused
 from aqueduct.escaping import logger_of
+from aqueduct.forks import own
 from aqueduct.hooks import allows, shown
 from aqueduct.protocol.channels.connection import ChannelConnection
 from aqueduct.protocol.channels.events import (
@@ -42,6 +45,9 @@ __all__ = ["Connection"]
 log = logger_of(__name__)
 
 _OF_A_HALF: Final = (Readable, Writable, SenderEnded)
+
+_FORKED: Final = object()
+"""In place of the event loop, where a connection is not this process's."""
 
 OnHeaders = Callable[[Headers, "Connection"], Headers | bool]
 """The server's hook: given the client's headers, returns the server's own.
@@ -73,11 +79,12 @@ class Connection:
         """The peer's connection headers."""
         self._own_headers = headers
         self._on_headers = on_headers
-        self._loop = asyncio.get_running_loop()
-        self._time = clock_of(self._loop)
+        self.loop = asyncio.get_running_loop()
+        """The event loop that it lives on."""
+        self._time = clock_of(self.loop)
         self._made = self._time()
-        self._ready: asyncio.Future[None] = self._loop.create_future()
-        self._closed: asyncio.Future[None] = self._loop.create_future()
+        self._ready: asyncio.Future[None] = self.loop.create_future()
+        self._closed: asyncio.Future[None] = self.loop.create_future()
         self._pongs: list[asyncio.Future[None]] = []
         self._alive_timer: asyncio.TimerHandle | None = None
         self._holds = 0
@@ -86,8 +93,11 @@ class Connection:
             Sender(half, self) if isinstance(half, SenderHalf) else Receiver(half, self)
         )
         """The client's Sender, the server's Receiver: the channel that is there at the start."""
+        self.home: object = self.loop
+        """The loop that may use this; something else in a forked child."""
+        own(self)
         carrier.attach(self.pump)
-        self._alive_timer = self._loop.call_later(config.timing.ping_interval, self._stay_alive)
+        self._alive_timer = self.loop.call_later(config.timing.ping_interval, self._stay_alive)
 
     # For people and errors
 
@@ -167,6 +177,7 @@ class Connection:
 
     async def wait_ready(self) -> None:
         """Returns once the peer's connection headers are in; raises ConnectionLost."""
+        self.check_here()
         await asyncio.shield(self._ready)
 
     async def ping(self) -> float:
@@ -174,9 +185,10 @@ class Connection:
 
         Raises ConnectionLost, or TimeoutError after Timing.idle_timeout.
         """
+        self.check_here()
         if self.error is not None:
             raise self.error.with_traceback(None)
-        pong = self._loop.create_future()
+        pong = self.loop.create_future()
         self._pongs.append(pong)
         self.pump.on_pong = self._ponged
         began = self._time()
@@ -206,12 +218,22 @@ class Connection:
 
     @checked()
     async def close(self, code: int = 0, reason: str = "") -> None:
-        """Closes and waits until the transport is gone."""
+        """Closes and waits until the transport is gone.
+
+        In a forked child it returns at once, and the parent's connection goes on. Raises
+        LocalProtocolError on another event loop.
+        """
+        if self._closed.done():
+            return
+        self.check_here()
         self.close_soon(code, reason)
         await self.wait_closed()
 
     async def wait_closed(self) -> None:
         """Returns once the transport is gone, whatever ended it."""
+        if self._closed.done():
+            return
+        self.check_here()
         await asyncio.shield(self._closed)
 
     async def __aenter__(self) -> Connection:
@@ -219,6 +241,28 @@ class Connection:
 
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
+
+    def check_here(self) -> None:
+        """Raises LocalProtocolError unless the caller is on this connection's event loop.
+
+        And in its process: a forked child has no connection of its parent's.
+        """
+        if asyncio._get_running_loop() is not self.home:
+            raise LocalProtocolError(self._elsewhere())
+        if self.pump._stepping and nests(self.loop):
+            # This task was stepped by what reads from the peer, which stands still until it waits.
+            raise LocalProtocolError(
+                f"the connection to {self.peer} cannot go on within this step of the task: the "
+                "event loop was made to nest only now; call nest_asyncio.apply() before the first "
+                "call, or await something, as asyncio.sleep(0), after it"
+            )
+
+    def left_behind(self) -> None:
+        """In a forked child: the connection is the parent's. Its sockets are closed here."""
+        self.home = _FORKED
+        if not self._closed.done():
+            self._closed.set_result(None)
+        self.pump.left_behind(ConnectionLost(self._elsewhere()))
 
     # What handles ask
 
@@ -414,7 +458,7 @@ class Connection:
 
     def dropped(self, half: Half) -> None:
         """A handle was garbage-collected, in any thread: nobody can use its channel any more."""
-        if self.closed or self._loop.is_closed():
+        if self.closed or self.loop.is_closed():
             return
         if isinstance(half, SenderHalf):
             if half.state is not SenderState.OPEN:
@@ -422,9 +466,27 @@ class Connection:
         elif half.error is not None and not half.queue:
             return  # what it still queued has its price, and may carry channels
         with suppress(RuntimeError):  # the loop may close in another thread
-            self._loop.call_soon_threadsafe(self._drop, half)
+            self.loop.call_soon_threadsafe(self._drop, half)
 
     # Within
+
+    def _elsewhere(self) -> str:
+        """What is wrong about where this is used."""
+        if self.home is _FORKED:
+            return (
+                f"the connection to {self.peer} belongs to the process that process {os.getpid()} "
+                "was forked from; connect after the fork"
+            )
+        if self.loop.is_closed():
+            return (
+                f"the event loop of the connection to {self.peer} has ended, and the connection "
+                "with it; connect on the loop that uses it"
+            )
+        return (
+            f"the connection to {self.peer} belongs to another event loop; use it there "
+            "(asyncio.run_coroutine_threadsafe brings a call from another thread), connect on "
+            "this loop, or take a SyncClient, which any thread may use"
+        )
 
     def _take(self, half: ReceiverHalf) -> Received | None:
         if half.queue:
@@ -481,6 +543,7 @@ class Connection:
             sender = pipe.sender()
             if sender is not None and pipe.sender_error is None and not pipe.settled:
                 sender._half, sender._connection = half, self
+                sender._waiting.loop = self.loop
                 half.handle = weakref.ref(sender)
             networked.append((pipe, half))
             return
@@ -490,6 +553,7 @@ class Connection:
             self.core.close_receiver(half, self._time())
             return
         receiver._half, receiver._connection = half, self
+        receiver._waiting.loop = self.loop
         half.handle = weakref.ref(receiver)
         half.placement, half.placement_key = receiver._placement, receiver._placement_key
         receiver._changed()
@@ -607,4 +671,4 @@ class Connection:
                 self.carrier.ping()
                 self.carrier.flush()
         # Counted from the last input: at fixed times a silence could grow to two intervals.
-        self._alive_timer = self._loop.call_later(left, self._stay_alive)
+        self._alive_timer = self.loop.call_later(left, self._stay_alive)

@@ -7,6 +7,7 @@ networked, and the code that uses it cannot tell. A handle belongs to the event 
 from __future__ import annotations
 
 import weakref
+from asyncio import _get_running_loop
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -67,7 +68,7 @@ class Sender:
         self._connection = connection
         self._mode = mode
         self._pipe = pipe
-        self._waiting = Waiting()
+        self._waiting = Waiting(None if connection is None else connection.loop)
         self._sent_away = False
         self.on_change: Callable[[], None] | None = None
         """Called on the loop when the channel ended, or is writable again after notify_writable.
@@ -148,6 +149,9 @@ class Sender:
         ended (ChannelError, ConnectionLost), or LocalProtocolError for a misuse.
         """
         mode = mode or self._mode
+        connection = self._connection
+        if connection is not None and _get_running_loop() is not connection.home:
+            connection.check_here()
         if not self._has_room(mode):
             await self._wait_room(mode)
         return self._send(payload, headers, attachments, mode, copy)
@@ -345,7 +349,7 @@ class Receiver:
         self._pipe = pipe
         self._placement: Callable[[Headers, int], Any] | None = None
         self._placement_key: bytes | None = None
-        self._waiting = Waiting()
+        self._waiting = Waiting(None if connection is None else connection.loop)
         self._sent_away = False
         self.on_change: Callable[[], None] | None = None
         """Called on the loop when a message or the end came to a channel that had nothing to read.

@@ -21,6 +21,7 @@ from aqueduct.endpoint.connection import Connection, OnHeaders
 from aqueduct.endpoint.message import Headers
 from aqueduct.errors import ConfigError, ConnectFailed, ConnectionLost, LimitExceeded
 from aqueduct.escaping import logger_of
+from aqueduct.forks import own_loop
 from aqueduct.hooks import shown
 
 __all__ = ["Server", "bind", "connect", "serve"]
@@ -47,6 +48,7 @@ async def connect(
     target = address if isinstance(address, Address) else Address.parse(address)
     codec.encode_connection_headers(headers)
     loop = asyncio.get_running_loop()
+    own_loop(loop)
     deadline = loop.time() + config.timing.connect_timeout
     carrier: Carrier
     if target.scheme == "memory":
@@ -265,6 +267,7 @@ async def serve(
     if not addresses:
         raise ConfigError("serve needs at least one address to listen on")
     server = Server(config)
+    own_loop(asyncio.get_running_loop())
 
     def accept(carrier: Carrier) -> None:
         server._accept(carrier, on_connection, on_headers, headers)

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -187,3 +188,30 @@ def test_memory_that_may_not_be_written_to_is_refused() -> None:
     with memory(PAGE + 2 * SMALLEST, (*SEALS, "WRITE"), head_of(SMALLEST)) as fd:
         with pytest.raises(PermissionError):
             Rings.of_peer(fd, LARGEST)
+
+
+def mapped() -> int:
+    """How many pieces of such memory this process has in its address space."""
+    return Path("/proc/self/maps").read_text().count("aqueduct-rings")
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # is multi-threaded
+def test_in_a_forked_child_there_is_other_memory_in_its_place():
+    ours = Rings(SMALLEST)
+    theirs = Rings.of_peer(ours.fileno(), SMALLEST)
+    before = mapped()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        ours.left_behind()
+        ours.left_behind()
+        os.write(writing, f"{ours.fileno()} {mapped()} {ours.waits}".encode())
+        del ours  # which lets go of what is there now
+        os._exit(0)
+    os.close(writing)
+    with open(reading) as said:
+        assert said.read() == f"-1 {before - 1} False"  # that of ``theirs`` is left
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert ours.fileno() >= 0
+    assert not theirs.waits
+    assert mapped() == before

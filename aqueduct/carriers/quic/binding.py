@@ -9,6 +9,7 @@ from aqueduct.address import Address
 from aqueduct.carriers.contract import Bound
 from aqueduct.carriers.ports import bind_ports
 from aqueduct.errors import ConfigError
+from aqueduct.forks import own_socket
 
 __all__ = ["bind"]
 
@@ -42,6 +43,7 @@ def _share(
             for copy in sets:
                 twin = socket.socket(sock.family, socket.SOCK_DGRAM)
                 copy.append(twin)
+                own_socket(twin)
                 twin.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
                 if sock.family == socket.AF_INET6:
                     only = sock.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)

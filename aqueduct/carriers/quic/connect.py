@@ -13,6 +13,7 @@ from aioquic.quic.packet import QuicErrorCode
 from aioquic.tls import AlertDescription
 
 from aqueduct.address import Address
+from aqueduct.carriers.ports import resolve
 from aqueduct.carriers.quic.connection import QuicCarrier
 from aqueduct.carriers.quic.fast import FastConnection
 from aqueduct.carriers.quic.flow import capped_congestion_control
@@ -66,10 +67,9 @@ async def connect(address: Address, config: Config, tls: ClientTls | None = None
 
 
 async def _resolve(address: Address, deadline: float) -> list[tuple[int, SocketAddress]]:
-    loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout_at(deadline):
-            found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_DGRAM)
+            found = await resolve(address.host, address.port, socket.SOCK_DGRAM)
     except TimeoutError:
         reason = f"the name {address.host!r} was not resolved in time"
     except OSError as error:

@@ -23,6 +23,7 @@ from aioquic.quic.retry import QuicRetryTokenHandler
 from aqueduct.address import Address
 from aqueduct.carriers.contract import Carrier
 from aqueduct.carriers.places import Places, origin_of
+from aqueduct.carriers.ports import listens
 from aqueduct.carriers.quic.binding import bind
 from aqueduct.carriers.quic.connection import QuicCarrier
 from aqueduct.carriers.quic.fast import FastConnection
@@ -102,6 +103,8 @@ class QuicListener:
         self._finished = asyncio.Event()
         self._port = sockets[0].getsockname()[1]
         self._doors = [_Door(self, sock, config) for sock in sockets]
+        for sock in sockets:
+            listens(sock)
 
     @property
     def addresses(self) -> Sequence[str]:

@@ -15,6 +15,7 @@ from aqueduct.address import Address
 from aqueduct.carriers.ports import host_port
 from aqueduct.config import Config
 from aqueduct.escaping import logger_of
+from aqueduct.forks import own_socket
 
 __all__ = ["UdpSocket", "datagram_size", "host_port", "is_loopback"]
 
@@ -72,6 +73,7 @@ class UdpSocket:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._sock = sock
+        own_socket(sock)
         self._on_datagrams = on_datagrams
         self._on_burst = on_burst
         self._on_error = on_error

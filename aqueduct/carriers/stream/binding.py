@@ -15,6 +15,7 @@ from aqueduct.carriers.stream.sockets import check_path
 from aqueduct.config import DEFAULT
 from aqueduct.errors import ConfigError
 from aqueduct.escaping import logger_of
+from aqueduct.forks import own_socket
 
 __all__ = ["SocketFile", "bind"]
 
@@ -66,8 +67,14 @@ async def bind(
         address = address.with_port(first[0].getsockname()[1])
         release = None
         _warn_if_exposed(address, first)
-    twins = [[sock.dup() for sock in first] for _ in range(copies - 1)]
+    twins = [[_twin(sock) for sock in first] for _ in range(copies - 1)]
     return [Bound(address, tuple(sockets), release) for sockets in (first, *twins)]
+
+
+def _twin(sock: socket.socket) -> socket.socket:
+    twin = sock.dup()
+    own_socket(twin)
+    return twin
 
 
 def _warn_if_exposed(address: Address, sockets: list[socket.socket]) -> None:
@@ -85,6 +92,7 @@ def _bind_unix(address: Address, backlog: int) -> socket.socket:
     check_path(address)
     _clear(address)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    own_socket(sock)
     try:
         sock.bind(address.path)
         try:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from aqueduct.address import UNIX, Address
-from aqueduct.carriers.ports import SocketAddress, host_port
+from aqueduct.carriers.ports import SocketAddress, host_port, resolve
 from aqueduct.carriers.stream.connection import StreamCarrier
 from aqueduct.carriers.stream.sockets import check_path, tune, why
 from aqueduct.carriers.stream.tls import Context, client_context
@@ -19,8 +19,9 @@ from aqueduct.carriers.tls import ClientTls, client_tls
 from aqueduct.carriers.verify import ascii_name
 from aqueduct.config import Config
 from aqueduct.errors import ConfigError, ConnectFailed, ConnectionLost
+from aqueduct.forks import own_socket
 
-__all__ = ["connect"]
+__all__ = ["connect", "dial"]
 
 _FULL_PAUSE: Final = 0.01  # seconds between two looks at a Unix socket with a full backlog
 
@@ -50,7 +51,7 @@ async def connect(address: Address, config: Config, tls: ClientTls | None = None
     if address.scheme == UNIX:
         sock = await _dial_unix(address, config, deadline)
     else:
-        sock = await _dial(address, config, await _resolve(address, deadline), deadline)
+        sock = await dial(address, config, deadline)
     attempt = _Attempt(address, wanted)
     try:
         carrier = StreamCarrier(
@@ -142,10 +143,9 @@ def _failure(address: Address, reason: str) -> ConnectFailed:
 
 async def _resolve(address: Address, deadline: float) -> list[_Target]:
     """The addresses of the name, families in turn (RFC 8305 section 4). Raises ConnectFailed."""
-    loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout_at(deadline):
-            found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+            found = await resolve(address.host, address.port, socket.SOCK_STREAM)
     except TimeoutError:
         raise _failure(address, f"the name {address.host!r} was not resolved in time") from None
     except OSError as error:
@@ -161,10 +161,15 @@ async def _resolve(address: Address, deadline: float) -> list[_Target]:
     return [target for pair in pairs for target in pair if target is not None]
 
 
+async def dial(address: Address, config: Config, deadline: float) -> socket.socket:
+    """The first socket that connects to an address of the host. Raises ConnectFailed."""
+    return await _dial(address, config, await _resolve(address, deadline), deadline)
+
+
 async def _dial(
     address: Address, config: Config, targets: Iterable[_Target], deadline: float
 ) -> socket.socket:
-    """The first connected socket. Raises ConnectFailed."""
+    """The same for these addresses."""
     loop = asyncio.get_running_loop()
     waiting = list(targets)
     running: dict[asyncio.Task[socket.socket], SocketAddress] = {}
@@ -210,6 +215,7 @@ async def _dial(
 
 async def _connect_one(family: int, where: SocketAddress, config: Config) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
+    own_socket(sock)
     try:
         sock.setblocking(False)
         await asyncio.get_running_loop().sock_connect(sock, where)
@@ -234,6 +240,7 @@ async def _dial_unix(address: Address, config: Config, deadline: float) -> socke
     check_path(address)
     loop = asyncio.get_running_loop()
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    own_socket(sock)
     try:
         tune(sock, config)
         while True:

@@ -11,6 +11,7 @@ from typing import Final
 from aqueduct.address import UNIX, Address
 from aqueduct.carriers.contract import Carrier
 from aqueduct.carriers.places import Places, origin_of
+from aqueduct.carriers.ports import listens
 from aqueduct.carriers.stream.binding import SocketFile, bind
 from aqueduct.carriers.stream.connection import StreamCarrier
 from aqueduct.carriers.stream.sockets import tune
@@ -19,6 +20,7 @@ from aqueduct.carriers.tls import ServerTls
 from aqueduct.config import Config
 from aqueduct.errors import ConfigError, ConnectionLost
 from aqueduct.escaping import logger_of
+from aqueduct.forks import own_socket
 
 __all__ = ["StreamListener", "listen"]
 
@@ -103,6 +105,8 @@ class StreamListener:
         self._refused = 0
         self._finished = asyncio.Event()
         for sock in self._sockets:
+            own_socket(sock)
+            listens(sock)
             sock.setblocking(False)
         self._listen()
 
@@ -211,6 +215,7 @@ class StreamListener:
                     return
             try:
                 sock, _ = listening.accept()
+                own_socket(sock)
             except (BlockingIOError, ConnectionAbortedError):
                 return
             except OSError as error:

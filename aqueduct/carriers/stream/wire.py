@@ -24,6 +24,7 @@ from aqueduct.carriers.stream.tls import Tls
 from aqueduct.clock import clock_of
 from aqueduct.config import Config
 from aqueduct.escaping import logger_of
+from aqueduct.forks import own
 
 __all__ = ["Wire"]
 
@@ -239,6 +240,7 @@ class Wire(Mapping):
             os.close(fd)
 
     def _share(self, rings: Rings) -> None:
+        own(rings)
         # Who goes on while the other side fills, or empties, it again works with cold memory.
         self._turn = min(self._turn, self._config.stream.shared_memory)
         self._intake.share(rings)

@@ -1,0 +1,157 @@
+"""What a child of ``os.fork`` must not share with its parent: sockets, event loops and signals.
+
+A child inherits every descriptor. As long as it lives, the kernel keeps the parent's connections
+open and its ports taken, although nobody serves them. It shares the kernel's list of what the
+parent's event loop waits for, and would change it. And a signal to the child is written to the
+wake-up socket of the parent's loop, which takes it for its own.
+
+So a forked child lets go of all that before it runs anything else. Descriptors are not closed but
+lead to ``/dev/null`` from then on: objects that think that they own them do no harm. A process
+that is started by exec (subprocess, posix_spawn, multiprocessing's spawn and forkserver) inherits
+none of it in the first place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterable
+from typing import Any, Final, Protocol
+from weakref import WeakKeyDictionary, WeakSet
+
+from aqueduct.escaping import logger_of
+
+__all__ = ["Inherited", "own", "own_loop", "own_socket", "sever", "sever_loop"]
+
+log = logger_of(__name__)
+
+
+class Inherited(Protocol):
+    """Something that a forked child inherits and must not use as its parent does."""
+
+    def left_behind(self) -> None:
+        """Called in the child, before anything else runs there.
+
+        It must change nothing outside of this process, and step no task.
+        """
+
+
+_sockets: Final[WeakSet[socket.socket]] = WeakSet()
+_loops: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, bool]] = WeakKeyDictionary()
+"""With each whether its thread is the main thread, which has the signals."""
+_inherited: Final[WeakSet[Any]] = WeakSet()
+_FILES: Final = ("_selector", "_ssock", "_csock")
+"""Of a loop."""
+_masks: Final = threading.local()
+
+
+def own_socket(sock: socket.socket) -> None:
+    """A forked child does not keep this socket open."""
+    _sockets.add(sock)
+
+
+def own_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """A forked child leaves this loop alone if it runs at that time. Call it where the loop runs.
+
+    Its signal handlers have no effect in the child either.
+    """
+    if loop not in _loops:
+        _loops[loop] = threading.current_thread() is threading.main_thread()
+
+
+def own(inherited: Inherited) -> None:
+    """``left_behind`` is called in a forked child. Only a weak reference is kept."""
+    _inherited.add(inherited)
+
+
+def sever(descriptors: Iterable[int]) -> None:
+    """Has these descriptors lead to ``/dev/null``. The files that they led to stay as they are."""
+    wanted = [descriptor for descriptor in descriptors if descriptor >= 0]
+    if not wanted:
+        return
+    try:
+        nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:  # there is no descriptor left: take one of these
+        os.close(wanted[0])
+        nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        for descriptor in wanted:
+            if descriptor != nowhere:
+                os.dup2(nowhere, descriptor, inheritable=False)
+    finally:
+        if nowhere not in wanted:
+            os.close(nowhere)
+
+
+def sever_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Parts a loop from its parent's: the kernel's list of files to wait for, and what wakes it.
+
+    Of a loop that is not asyncio's own nothing is known.
+    """
+    files: Iterable[Any] = (getattr(loop, name, None) for name in _FILES)
+    sever([file.fileno() for file in files if hasattr(file, "fileno")])
+
+
+# In the parent
+
+
+def _before() -> None:
+    # A signal that comes to the child before it has handlers of its own would go to the parent.
+    # It is kept back until then.
+    loops = [loop for reference in _loops.keyrefs() if (loop := reference()) is not None]
+    if any(_loops.get(loop) and loop.is_running() for loop in loops):
+        _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+
+
+def _after() -> None:
+    mask = _masks.__dict__.pop("before", None)
+    if mask is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+# In the child
+
+
+def _after_in_child() -> None:
+    try:
+        _let_go()
+    except Exception:
+        log.exception("a forked process could not let go of what belongs to its parent")
+    finally:
+        _after()
+
+
+def _let_go() -> None:
+    running = [loop for loop in _loops if loop.is_running()]
+    sever([sock.fileno() for sock in list(_sockets)])
+    for loop in running:
+        sever_loop(loop)
+    signals_are_loops = any(_loops[loop] for loop in running)
+    inherited = list(_inherited)
+    _sockets.clear()
+    _loops.clear()
+    _inherited.clear()
+    for each in inherited:
+        try:
+            each.left_behind()
+        except Exception:
+            log.exception("a forked process could not let go of %s", type(each).__name__)
+    if signals_are_loops:
+        _reset_signals()
+
+
+def _reset_signals() -> None:
+    """The handlers of asyncio mean nothing without its loop: they leave their work to it."""
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        handler = signal.getsignal(number)
+        function = getattr(handler, "func", handler)
+        if (getattr(function, "__module__", None) or "").startswith("asyncio."):
+            interrupt = number == signal.SIGINT
+            signal.signal(number, signal.default_int_handler if interrupt else signal.SIG_DFL)
+
+
+os.register_at_fork(before=_before, after_in_parent=_after, after_in_child=_after_in_child)
