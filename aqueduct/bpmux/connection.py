@@ -574,6 +574,8 @@ class Connection:
             if self._abort is None and not self._gone.done():
                 linger = self.config.timing.close_linger
                 self._abort = self._loop.call_later(linger, self._transport.abort)
+        if self._loss is not None:
+            self._transport_gone()  # it went before all that it brought was looked at
 
     def _lost(self, error: Exception | None) -> None:
         """The transport is gone."""
@@ -585,6 +587,9 @@ class Connection:
         if error is not None:
             lost.__cause__ = error.with_traceback(None)
         self._over(self._ended_by_peer or lost)
+        self._transport_gone()
+
+    def _transport_gone(self) -> None:
         if self._abort is not None:
             self._abort.cancel()
         if not self._gone.done():

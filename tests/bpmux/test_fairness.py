@@ -109,3 +109,15 @@ async def test_a_handler_that_never_waits_lets_others_run(family: str, tmp_path:
         assert ran >= 4
         task.cancel()
         await client.close()
+
+
+async def test_a_violation_behind_the_loss_of_the_transport_ends_all_waits(
+    family: str, tmp_path: Path
+) -> None:
+    """The transport is gone while what it brought is read in steps, and that is no bpmux."""
+    async with attacked(family, tmp_path) as (peer, connection):
+        await peer.until(lambda: peer.credit(Kind.IN_STREAM, 0))
+        await peer.say(chunk(Kind.IN_SINK, 0, b"") * 3000 + chunk(Kind.IN_STREAM, 77, credit=1))
+        peer.close()
+        await within(asyncio.ensure_future(connection.wait_closed()))
+        assert connection.error is not None
