@@ -82,7 +82,7 @@ class SyncClient:
         connection_headers(headers)  # errors belong here rather than into the other thread
         self.address = plain(address)
         """The service's address, without options."""
-        self._address = Address.parse(address)
+        self._address = address if isinstance(address, Address) else Address.parse(address)
         self.config = config
         self._lock = threading.Lock()
         self._check_caller()
