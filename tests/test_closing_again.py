@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from aqueduct import Client, Connection, Service, SyncClient, connect, serve
-from aqueduct.service import Call
+from aqueduct.calls import Call
 
 BATCH = pa.record_batch({"x": [1]})
 
