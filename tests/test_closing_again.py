@@ -9,8 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from aqueduct import Client, Connection, Service, SyncClient, connect, serve
-from aqueduct.calls import Call
+from aqueduct import Call, Client, Connection, Service, SyncClient, connect, serve
 
 BATCH = pa.record_batch({"x": [1]})
 

@@ -17,6 +17,7 @@ import pytest
 from aqueduct.address import Address
 from aqueduct.carriers import stream
 from aqueduct.config import DEFAULT, Config, Flow, Mux, Stream
+from aqueduct.protocol.channels.connection import ChannelConnection
 from tests.carriers.chunks import Chunk, Kind, RawPeer, chunk, varu64
 from tests.carriers.proxy import End, Fate, Proxy
 from tests.carriers.users import (
@@ -457,3 +458,17 @@ async def test_tiny_chunks_of_one_connection_do_not_hold_up_the_loop(what: str) 
         watching.cancel()
         steps = [after - earlier for earlier, after in pairwise(turns)]
         assert max(steps) <= 2 * DEFAULT.mux.wake_up + 2
+
+
+@pytest.mark.parametrize("allowed", [(1 << 63) - 1, 1 << 63, (1 << 64) - 1])
+async def test_a_peer_may_allow_any_number_of_streams(allowed: int) -> None:
+    """The core counts what may be opened in 63 bits."""
+    said = chunk(Kind.IN_SINK, 0, b"\1" + varu64(allowed))
+    async with against() as (peer, user):
+        await peer.say(said)
+        await user.until(lambda: user.carrier.openable > 1 << 59)
+        core = ChannelConnection(is_client=False, config=DEFAULT)
+        core.start(0.0, 1200)
+        core.openable_changed(user.carrier.openable, 0.0)
+        user.send(0, b"payload", fin=True)
+        await peer.until(lambda: peer.payload(Kind.OUT_SINK, 1) == b"payload")
