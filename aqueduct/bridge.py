@@ -9,6 +9,7 @@ back the client.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import Mapping
 from queue import Empty, SimpleQueue
@@ -16,6 +17,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from aqueduct._speedups.inbox import Lease
 from aqueduct.arrow.encode import Encoded
 from aqueduct.drivers import sink_counters
 from aqueduct.handlers import SINK
@@ -38,13 +40,14 @@ class Bridge:
         self._signal = Signal()
         self._waking = False
         self._stopped = False
-        # To the thread: (number, payload), _END, or an exception to raise.
+        # To the thread: (number, payload, lease), _END, or an exception to raise.
         self._inbox: SimpleQueue[Any] = SimpleQueue()
         self._handed = 0  # of the loop: batches put into the inbox, and their bytes
         self._handed_bytes = 0
         self._taken_bytes = 0  # of the thread; running.taken counts them
         self._input_handed = running.receiver is None  # its end too
         self._hungry = False  # of the thread: it waits for a batch
+        self._lease: Lease | None = None  # of the thread: what the batch it has is charged
         # From the thread: (encoded, number) in order.
         self._outbox: deque[tuple[Encoded, int]] = deque()  # a source's have no number yet
         self._given = 0  # bytes put into the outbox, of the thread
@@ -120,7 +123,7 @@ class Bridge:
                 break
             self._handed += 1
             self._handed_bytes += len(found[1])
-            self._inbox.put(found)
+            self._inbox.put((*found, running.take_lease()))
         if running.input_over:
             self._input_handed = True
             self._inbox.put(_END)
@@ -142,20 +145,25 @@ class Bridge:
         """The next batch for the handler. Raises StopIteration, or why the call is over."""
         running = self.running
         running.call.check()
+        if self._lease is not None:
+            self._lease.give_back()
+            self._lease = None
         try:
             found = self._inbox.get_nowait()
         except Empty:
+            running.want(True, threading.get_ident())
             self._hungry = True
             self._wake()
             found = self._inbox.get()
             self._hungry = False
+            running.want(False)
         if found is _END:
             self._inbox.put(_END)
             raise StopIteration
         if isinstance(found, BaseException):
             self._inbox.put(found)
             raise found
-        number, payload = found
+        number, payload, self._lease = found
         self._taken_bytes += len(payload)
         running.taken = number + 1
         if self._handed - running.taken == _AHEAD // 2 and not self._input_handed:

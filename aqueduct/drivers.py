@@ -16,6 +16,7 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
+from aqueduct._speedups.inbox import Lease
 from aqueduct.errors import AqueductError
 from aqueduct.handlers import Handler, Shape
 from aqueduct.running import RunningCall
@@ -29,6 +30,8 @@ __all__ = [
     "sink_counters",
 ]
 
+_Job: TypeAlias = "tuple[int, pa.RecordBatch, Lease | None]"
+"""A batch's number, the batch, and what it is charged until the handler has worked on it."""
 _Outcome: TypeAlias = "tuple[int, Any, BaseException | None]"
 """A batch's number, and its answer or what the handler raised."""
 
@@ -118,6 +121,7 @@ class AsyncBatches:
                 if running.input_over:
                     raise StopAsyncIteration
             running.waits_for_client = True
+            running.want(True, id(asyncio.current_task()))
             running.mark_soon()
             running.expect_batch()
             try:
@@ -126,6 +130,7 @@ class AsyncBatches:
                     await receiver.wait_change()
             finally:
                 running.waits_for_client = False
+                running.want(False)
             self._spins = 1
         return batch
 
@@ -144,7 +149,7 @@ class EachBatch:
         self._signal = Signal()
         self._lock = threading.Lock()
         # Under the lock: work for threads, and how many threads there are.
-        self._jobs: deque[tuple[int, pa.RecordBatch]] = deque()
+        self._jobs: deque[_Job] = deque()
         self._active = 0
         self._stopped = False
         # What threads append and the loop takes.
@@ -194,6 +199,8 @@ class EachBatch:
         if blocked:
             running.output.notify_writable(ample=True)
         running.waits_for_client = blocked or running.batches_in == self._done
+        # With something at work, what comes next is only ahead of the handler.
+        running.want(running.batches_in == self._done, id(self))
         return False
 
     def _send_answers(self) -> bool:
@@ -239,11 +246,12 @@ class EachBatch:
 
     def _hand_out(self, number: int, payload: Any) -> None:
         running = self._running
+        lease = running.take_lease()
         batch = running.decode(number, payload)
         self._sizes[number] = len(payload)
         self._outstanding_bytes += len(payload)
         with self._lock:
-            self._jobs.append((number, batch))
+            self._jobs.append((number, batch, lease))
             if self._active >= running.handler.concurrency:
                 return
             self._active += 1
@@ -259,7 +267,7 @@ class EachBatch:
                 self._active -= 1
             raise
 
-    def _trade(self, outcome: _Outcome | None) -> tuple[int, pa.RecordBatch] | None:
+    def _trade(self, outcome: _Outcome | None) -> _Job | None:
         """Hands in what became of one batch, for the next one; None: go home.
 
         All under one lock, so that one wake tells the loop of both.
@@ -283,6 +291,8 @@ class EachBatch:
                 outcome = (job[0], handler.invoke(job[1], call), None)
             except BaseException as error:  # noqa: BLE001  a handler may raise anything
                 outcome = (job[0], None, error)
+            if job[2] is not None:
+                job[2].give_back()
         self._wake()
 
     async def _work_async(self) -> None:
@@ -294,6 +304,8 @@ class EachBatch:
                 outcome = (job[0], await handler.invoke(job[1], call), None)
             except BaseException as error:  # noqa: BLE001
                 outcome = (job[0], None, error)
+            if job[2] is not None:
+                job[2].give_back()
         self._signal.set()
 
     def _wake(self) -> None:

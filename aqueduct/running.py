@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from aqueduct._speedups.inbox import Lease
 from aqueduct._speedups.outputs import Outputs
 from aqueduct.arrow.call import (
     AS_COMPLETED,
@@ -142,6 +143,9 @@ class RunningCall(Outputs):
             handler=self.head.handler,
         )
         receiver.placement, receiver.placement_key = self._assembler.place, PIECE
+        receiver.announce = self._assembler.announce
+        assert receiver.inbox is not None
+        receiver.inbox.keeps = receiver.inbox.told = True
         self.connection.patient(
             receiver.inbox
         )  # the end of the call often follows that of its input
@@ -166,7 +170,7 @@ class RunningCall(Outputs):
 
         Raises BadCall, and what ended the channel if not its finish.
         """
-        payload = self.take_whole()
+        payload = self.take_whole()  # and ``lease`` what it is charged
         if payload is not None:
             return self.batches_in - 1, payload
         receiver, assembler = self.receiver, self._assembler
@@ -203,7 +207,19 @@ class RunningCall(Outputs):
                 raise self._bad(text)
             self.batches_in += 1
             self.bytes_in += len(payload)
+            if receiver.inbox is not None:
+                self.lease = receiver.inbox.lease(payload)
             return found
+
+    def want(self, wanted: bool, reader: object = None) -> None:
+        """Whether the handler waits for its next batch, in the thread or task ``reader``."""
+        if self.receiver is not None and self.receiver.inbox is not None:
+            self.receiver.inbox.want(wanted, reader)
+
+    def take_lease(self) -> Lease | None:
+        """What the batch that was just taken is charged; who takes it gives it back."""
+        lease, self.lease = self.lease, None
+        return lease
 
     def decode(self, number: int, payload: Any) -> pa.RecordBatch:
         """The batch of a payload. Of one thread at a time, in order."""
@@ -518,8 +534,14 @@ class RunningCall(Outputs):
             self.conclude(self.call.reason or Cancelled("the call was cancelled"))
         self.call._forget_callbacks()
         self.stop = None
+        if self.lease is not None:
+            self.lease.give_back()
+            self.lease = None
         if self.receiver is not None:
             self.receiver.placement = self.receiver.on_change = None
+            if self.receiver.inbox is not None:
+                self.receiver.announce = None
+                self.receiver.inbox.let_go()
         self.output.on_change = None
         self.serving.call_ended(self)
 

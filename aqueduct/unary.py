@@ -153,6 +153,7 @@ class _Brought:
     arriving: Final = False
     readable: Final = True
     error: Final = None
+    inbox: Final = None
 
     __slots__ = ()
 

@@ -17,9 +17,9 @@ import pytest
 
 GROUND = "the ground floor"
 FLOORS: tuple[dict[str, str], ...] = (
-    {f"aqueduct.{name}": GROUND for name in ("errors", "config", "address", "clock")},
+    {f"aqueduct.{name}": GROUND for name in ("errors", "config", "address", "clock", "machine")},
     {"aqueduct._speedups": ""},
-    {"aqueduct.protocol.channels": "", "aqueduct.protocol.bpmux": ""},
+    {"aqueduct.accounts": "", "aqueduct.protocol.channels": "", "aqueduct.protocol.bpmux": ""},
     {"aqueduct.carriers.contract": "", "aqueduct.wire": ""},
     {f"aqueduct.carriers.{name}": "" for name in ("ports", "pump", "tls")},
     {f"aqueduct.carriers.{name}": "" for name in ("memory", "quic", "stream")},

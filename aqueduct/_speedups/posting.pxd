@@ -1,7 +1,8 @@
 """What is done for each message of a long row, and for each run of bytes that has left."""
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
+from aqueduct._speedups.accounts cimport Account
 from aqueduct._speedups.tracker cimport SentNumbers, UnreliableSent
 
 cdef class OutStream:
@@ -20,6 +21,9 @@ cdef class Ledger:
     cdef readonly bint _debug
     cdef public Py_ssize_t queued
     cdef readonly uint64_t charged
+    cdef public Account process     # what all connections have queued
+    cdef public int64_t process_budget
+    cdef public object place        # what is made above the mark of this connection, or None
     cdef public bint fell
     cdef public Py_ssize_t _control_queued
     cdef Py_ssize_t _mark           # of the connection, bytes

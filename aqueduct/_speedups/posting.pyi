@@ -4,6 +4,7 @@ from typing import Any, final
 
 from typing_extensions import disjoint_base
 
+from aqueduct._speedups.accounts import Account
 from aqueduct._speedups.tracker import SentNumbers, UnreliableSent
 
 __all__ = ["Ledger", "OutStream", "Posting"]
@@ -37,6 +38,11 @@ class Ledger:
     connected: bool
     version_acknowledged: bool
     queued: int
+    process: Account
+    process_budget: int
+    place: Any
+    @property
+    def mark(self) -> int: ...
     @property
     def charged(self) -> int: ...
     fell: bool

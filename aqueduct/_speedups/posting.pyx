@@ -7,8 +7,9 @@ whose Outgoing and SenderHalf build on the classes here.
 from collections import OrderedDict
 
 cimport cython
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
+from aqueduct._speedups.accounts cimport Account
 from aqueduct._speedups.encoder cimport message_buffers
 from aqueduct._speedups.tracker cimport SentNumbers
 
@@ -19,6 +20,8 @@ from aqueduct._speedups.inbox import EMPTY
 __all__ = ["Ledger", "OutStream", "Posting"]
 
 cdef uint64_t HIGHEST = 0xFFFFFFFFFFFFFFFF
+
+cdef int64_t UNLIMITED = <int64_t> 1 << 62
 
 cdef enum:
     WRITE = 0   # the kind of effect that writes to a stream
@@ -51,11 +54,13 @@ cdef class OutStream:
         return self.number < 0 and not self.dead
 
 
+@cython.no_gc_clear  # its end needs the account
 @cython.auto_pickle(False)
 cdef class Ledger:
     """Bytes that were written and have not left; the base of what has all streams of one side.
 
-    ``queued`` counts them, ``charged`` all that ever were; ``_control_queued`` those that no half
+    ``queued`` counts them, and ``process`` those of all connections, which may be
+    ``process_budget``; ``charged`` all that ever were; ``_control_queued`` those that no half
     pays for. ``fell``: whether
     ``queued`` fell below the connection's mark since somebody looked. ``_openable`` streams may be
     opened, of which ``_opened_since`` in effects that the carrier has not seen yet. Once
@@ -64,6 +69,8 @@ cdef class Ledger:
 
     def __init__(self, list effects_out not None, flow, limits, sending, bint debug):
         """``sending``: the state of a half that may send."""
+        self.process = Account()
+        self.process_budget = UNLIMITED
         self._open = {}
         self._effects = effects_out
         self._debug = debug
@@ -75,6 +82,14 @@ cdef class Ledger:
         self._control_share = flow.control_share
         self._control_waiting = OrderedDict()
         self._message_waiting = OrderedDict()
+
+    def __dealloc__(self):
+        self.process.used -= self.queued
+
+    @property
+    def mark(self):
+        """Bytes that may be queued before sends wait: Flow.connection_high_water."""
+        return self._mark
 
     def written(self, number, Py_ssize_t size):
         """``size`` bytes of a stream left. Returns the half that paid for them.
@@ -184,6 +199,7 @@ cdef class Ledger:
     cpdef int _charge(self, OutStream stream, Py_ssize_t size) except -1:
         stream.queued += size
         self.queued += size
+        self.process.used += size
         self.charged += <uint64_t> size
         if stream.half is not None:
             (<Posting?> stream.half).queued += size
@@ -198,10 +214,15 @@ cdef class Ledger:
             self.fell = True
         stream.queued -= size
         self.queued -= size
+        self.process.used -= size
         if stream.half is not None:
             (<Posting?> stream.half).queued -= size
         else:
             self._control_queued -= size
+        if self.process.waiting and (
+            stream.half is None or (<Posting> stream.half).queued == 0
+        ):
+            self.process.notify()  # what a channel had is gone
         return 0
 
 
@@ -225,6 +246,8 @@ cdef class Posting:
     def writable(self):
         """Whether a send would stay below the high-water marks (design: Flow).
 
+        Whatever others have queued, one message of each channel may be: who reads it may read
+        nothing else before.
         Not while the peer has stopped the stream: what is written vanishes without ever counting
         as queued, so nothing would hold the sender until CLOSE_RECEIVER comes. Once it has ended
         there is nothing to wait for: a send is refused.
@@ -241,7 +264,10 @@ cdef class Posting:
             unsettled += self._unreliable._next - self._unreliable._settled
         return (
             self.queued < ledger._channel_mark
-            and ledger.queued < ledger._mark
+            and (
+                (ledger.queued < ledger._mark and ledger.process.used < ledger.process_budget)
+                or self.queued == 0
+            )
             and unsettled < <uint64_t> ledger._messages
             and (
                 self._message_stream is None

@@ -315,6 +315,7 @@ class Receiver:
 
     __slots__ = (
         "__weakref__",
+        "_announce",
         "_connection",
         "_half",
         "_pipe",
@@ -337,6 +338,7 @@ class Receiver:
         self._pipe = pipe
         self._placement: Callable[[Headers, int], Any] | None = None
         self._placement_key: bytes | None = None
+        self._announce: Callable[[Headers], int] | None = None
         self._waiting = Waiting()
         self._sent_away = False
         self.on_change: Callable[[], None] | None = None
@@ -386,6 +388,21 @@ class Receiver:
         self._placement_key = key
         if self._half is not None:
             self._half.placement_key = key
+
+    @property
+    def announce(self) -> Callable[[Headers], int] | None:
+        """How large the batch is that a message begins, where batches come in several messages.
+
+        Called with the headers of a message with the ``placement_key``, before it arrives; returns
+        the bytes of all messages of the batch, which find room together, or 0.
+        """
+        return self._announce
+
+    @announce.setter
+    def announce(self, hook: Callable[[Headers], int] | None) -> None:
+        self._announce = hook
+        if self._half is not None:
+            self._half.announce = hook
 
     async def receive(self) -> Message:
         """The next message.

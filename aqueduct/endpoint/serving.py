@@ -10,6 +10,7 @@ from contextlib import suppress
 from types import TracebackType
 
 from aqueduct._speedups import codec
+from aqueduct.accounts import process
 from aqueduct.address import Address
 from aqueduct.carriers import memory, stream
 from aqueduct.carriers.contract import Bound, Carrier, Listener
@@ -17,7 +18,7 @@ from aqueduct.carriers.tls import ClientTls, ServerTls
 from aqueduct.config import DEFAULT, Config
 from aqueduct.endpoint.connection import Connection, OnHeaders
 from aqueduct.endpoint.message import Headers
-from aqueduct.errors import ConfigError, ConnectFailed, ConnectionLost
+from aqueduct.errors import ConfigError, ConnectFailed, ConnectionLost, LimitExceeded
 
 __all__ = ["Server", "bind", "connect", "serve"]
 
@@ -41,6 +42,9 @@ async def connect(
     """
     target = address if isinstance(address, Address) else Address.parse(address)
     codec.encode_connection_headers(headers)
+    text = _crowded(config)
+    if text:
+        raise ConnectFailed(f"{target}: {text}")
     loop = asyncio.get_running_loop()
     deadline = loop.time() + config.timing.connect_timeout
     carrier: Carrier
@@ -126,7 +130,12 @@ class Server:
         on_headers: OnHeaders | None,
         headers: Headers,
     ) -> None:
+        text = _crowded(self.config)
         connection = Connection(carrier, self.config, headers=headers, on_headers=on_headers)
+        if text:
+            log.warning("%s was refused: %s", connection.peer, text)
+            connection.close_soon(LimitExceeded.code, text)
+            return
         if self._closing:
             connection.close_soon(0, "the server is closing")
             return
@@ -249,6 +258,14 @@ async def serve(
         await server.close()
         raise
     return server
+
+
+def _crowded(config: Config) -> str:
+    """Why this process may have no connection more; "" if it may."""
+    limit = config.limits.connections
+    if process().connections < limit:
+        return ""
+    return f"the process has {limit} connections open, which is the limit (Limits.connections)"
 
 
 def _address(given: str | Address | Bound) -> Address:
