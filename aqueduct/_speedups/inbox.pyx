@@ -133,6 +133,11 @@ cdef class Inbox:
         self._declared = -1
 
     @property
+    def owed(self):
+        """Bytes of messages that were taken and belong to no lease yet: parts of a batch."""
+        return self._owed
+
+    @property
     def room(self):
         """Bytes of messages that can be admitted without asking for each; below zero: none."""
         return self.left()

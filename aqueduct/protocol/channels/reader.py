@@ -557,8 +557,8 @@ class Reader:
             half = stream.half
             if not isinstance(half, ReceiverHalf) or half.error is not None:
                 continue
-            if stream.partial < 0 and not half.pledged:
-                continue
+            if stream.head is not None or (stream.partial < 0 and not (half.pledged or half.owed)):
+                continue  # it waits itself, or nothing is missing
             come = stream.decoder.reach(0)
             since, waited = slow.get(stream, (come, 0.0))
             waited += passed
@@ -580,7 +580,7 @@ class Reader:
         Whoever has it may wait for those who wait for the place.
         """
         self._idle_place += passed
-        if place.pledged or place.streams_land:
+        if place.pledged or place.owed or place.streams_land:
             self._idle_place = 0.0
         elif self._idle_place >= self.config.timing.stall_deadline:
             self._idle_place = 0.0

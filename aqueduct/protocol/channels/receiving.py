@@ -41,9 +41,9 @@ NOBODY: Final = cast("OrderedDict[InStream, None]", EMPTY)
 Placement: TypeAlias = Callable[[Headers, int], Any]
 """Given a message's headers and size in bytes: the writable buffer it is to land in, or None."""
 
-Announcement: TypeAlias = Callable[[Headers], int]
-"""Given a message's headers: the bytes of the batch that begins with it and comes in several
-messages; 0 if it begins none."""
+Announcement: TypeAlias = Callable[[Headers], tuple[int, int] | None]
+"""Given the headers of a message: where it begins in a batch that comes in several messages, and
+the bytes of that batch; None if it is not part of one."""
 
 
 class ReceiverHalf(Inbox):
@@ -99,43 +99,63 @@ class ReceiverHalf(Inbox):
         return True
 
     def admit_head(self, head: codec.MessageHead) -> bool:
-        """Charges the message of a head if it may come; with the first one of a batch all of it.
+        """Charges the message of a head if it may come; with a part of a batch all that follows.
 
         So a batch that has begun finds room for all of its messages.
         """
         size = head.size + head.overhead
-        if self.announce is not None and self.placement_key in dict(head.headers):
-            if 0 < head.size <= self.pledged:
-                self.pledged -= head.size
-                self._charge(self.cost(size) - head.size)
-                self._outstanding += 1
-                return True
-            rest = self.announce(head.headers) - head.size
-            if rest > 0 and not self.pledged:
-                if not self.admit(size + rest):
-                    return False
-                self.pledged = rest
-                return True
-        return self.admit(size)
+        part = self._part(head)
+        if part is None:
+            return self.admit(size)
+        if 0 < head.size <= self.pledged:
+            self.pledged -= head.size
+            self._charge(self.cost(size) - head.size)
+            self._outstanding += 1
+            return True
+        offset, total = part
+        rest = 0 if self.pledged else max(0, total - offset - head.size)
+        if not offset:
+            if not self.admit(size + rest):
+                return False
+        else:  # the batch began before anybody could tell how large it is
+            charge = self.cost(size + rest)
+            if self._is_budget_used(charge) and not self._goes_on_above(charge, begun=True):
+                return False
+            self._charge(charge)
+            self._outstanding += 1
+        self.pledged += rest
+        return True
+
+    def _part(self, head: codec.MessageHead) -> tuple[int, int] | None:
+        """Where in its batch a message begins, and the batch's size; None: it is no part of one."""
+        if self.announce is None or self.placement_key not in dict(head.headers):
+            return None
+        part: tuple[int, int] | None = self.announce(head.headers)
+        return part
 
     def needs(self, head: codec.MessageHead) -> int:
         """What the message of a head will be charged when it is admitted."""
-        size = head.size + head.overhead
-        if self.announce is not None and self.placement_key in dict(head.headers):
-            size = max(size, self.announce(head.headers) + head.overhead)
-        return self.cost(size)
+        offset, total = self._part(head) or (0, 0)
+        return self.cost(max(head.size, total - offset) + head.overhead)
 
     @property
     def awaited(self) -> bool:
+        """Whether the reader waits for the message whose head waits first."""
+        head = next(iter(self.waiting)).head if self.waiting else None
+        part = None if head is None else self._part(head)
+        return self._is_awaited(begun=part is not None and part[0] > 0)
+
+    def _is_awaited(self, begun: bool) -> bool:
         """Whether the reader waits for the next message, whatever else is unread.
 
-        A reader that does not tell when it waits does so while nothing is there to be read.
+        A reader that does not tell when it waits does so while nothing is there to be read. What
+        is there of a batch that has ``begun`` is of no use before the rest has come.
         """
-        if self._outstanding or not self.assured:
+        if not self.assured or (self._outstanding and not begun):
             return False
         return not self.told or (self.wanted and not self.held)
 
-    def _goes_on_above(self, charge: int) -> bool:
+    def _goes_on_above(self, charge: int, begun: bool = False) -> bool:
         """Whether a message may go on above a budget. One may at a time; it takes that place.
 
         A message that fits what the peer may send unasked takes no more memory once it is admitted.
@@ -143,7 +163,7 @@ class ReceiverHalf(Inbox):
         shared = self._shared
         if charge <= shared.config.flow.initial_window and self.assured and not self._outstanding:
             return True
-        if not self.awaited:
+        if not self._is_awaited(begun):
             return False
         here = not shared.fits(charge)
         everywhere = not shared.fits_process(charge)
@@ -186,7 +206,9 @@ class ReceiverHalf(Inbox):
         starved = self._shared.starved
         first = next(iter(self.waiting), None)
         head = first.head if first is not None else None
-        if head is None or (self._outstanding and self._is_full(self.needs(head))):
+        part = None if head is None else self._part(head)
+        begun = part is not None and part[0] > 0
+        if head is None or (self._outstanding and not begun and self._is_full(self.needs(head))):
             starved.pop(self, None)
         else:
             starved.setdefault(self, None)
