@@ -8,144 +8,159 @@ here knows of event loops: who waits is told by a callable, in any thread.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from typing import Final
 from weakref import WeakSet
 
 from aqueduct._speedups.accounts import Account
 from aqueduct._speedups.inbox import Budget
-from aqueduct._speedups.posting import Ledger, Posting
+from aqueduct._speedups.posting import Ledger
 
-__all__ = ["Process", "Receiving", "Reservation", "Sending", "process"]
+__all__ = ["FROM", "Process", "Receiving", "Reservation", "Sending", "process"]
 
 FROM: Final = 256 << 10
 """Smaller answers and batches are not waited for before they are made."""
 
 
 class Reservation:
-    """Room for one answer, or batch, before it is made: of ``size`` bytes, as far as one can know.
+    """Room for what one call makes next: of ``size`` bytes, as far as one can know before.
 
-    Granted, or waiting for ``wake``. It is given back by ``release``.
+    It is asked for, then ``granted`` or waited for, and used up by ``made`` and ``posted``, or
+    given back by ``release``. ``end`` is its own end. One thread makes; one queues what was made.
     """
 
-    __slots__ = ("__weakref__", "_account", "_ledger", "_row", "granted", "size", "wake")
+    __slots__ = ("_account", "_ledger", "_made", "_posted", "_queued", "granted", "size", "wake")
 
     def __init__(
-        self, account: Sending, ledger: Ledger, row: Posting | None, wake: Callable[[], None]
+        self,
+        account: Sending,
+        ledger: Ledger,
+        queued: Callable[[], int],
+        wake: Callable[[], None],
     ) -> None:
         self._account = account
         self._ledger = ledger
-        self._row = row
+        self._queued: Callable[[], int] | None = queued
+        self._made = 0  # bytes, counted by who makes
+        self._posted = 0  # and by who queues them
         self.wake = wake
-        """Called in any thread once the room is granted."""
+        """Called, in any thread, once the room that was asked for is granted."""
         self.size = 0
         self.granted = False
 
-    def ask(self, size: int) -> bool:
-        """Whether the next one, of about ``size`` bytes, may be made now; else ``wake`` is called.
+    @property
+    def waits(self) -> bool:
+        """Whether room was asked for and is not there yet."""
+        return self in self._account.waiting
 
-        What was granted before returns.
+    def ask(self, size: int) -> bool:
+        """Whether about ``size`` bytes may be made now; otherwise ``wake`` is called once they may.
+
+        What was granted before, and not made, returns.
         """
         return self._account._ask(self, size)
 
+    def made(self, size: int) -> None:
+        """What the room was for has ``size`` bytes: these count until they are ``posted``."""
+        self._made += size
+        self._account.charge(size)
+        self.release()
+
+    def posted(self, size: int) -> None:
+        """So many bytes of what was made are queued, and count there."""
+        self._posted += size
+        self._account.charge(-size)
+
     def release(self) -> None:
-        """It was made, and is counted where it is queued; or it will not be made."""
+        """What the room was for will not be made, or counts already."""
         self._account._release(self)
 
     def end(self) -> None:
-        """Nothing more is made by who asked."""
+        """Nothing more is made, nor posted."""
+        self.posted(self._made - self._posted)
+        self._queued = None
         self._account._end(self)
 
     @property
     def _left(self) -> bool:
-        """Whether what was made in the place above the budget has left."""
-        return not self.granted and (self._row is None or self._row.queued == 0)
+        """Whether all that was made has left."""
+        if self.granted or self._made != self._posted:
+            return False
+        return self._queued is None or self._queued() == 0
 
 
 class Sending(Account):
     """Bytes that all connections have queued, and room for what is about to be made.
 
     ``waiting``: Reservations that wait, in order. A large answer is made only if it fits the
-    process's budget and the connection's high-water mark, or if it is alone above them: then its
-    Reservation has the ``place``, here or of the connection's Ledger, until it has left.
+    process's budget, or if it is alone above that: then its Reservation has the ``place`` until it
+    has left. A connection's own mark makes no call wait that has nothing queued: its reader may
+    read nothing else before.
     """
 
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # handlers ask in threads of their own
+
     def reservation(
-        self, ledger: Ledger, row: Posting | None, wake: Callable[[], None]
+        self, ledger: Ledger, queued: Callable[[], int], wake: Callable[[], None]
     ) -> Reservation:
-        """For one call: what it makes leaves by ``row``, of the connection that has ``ledger``."""
-        return Reservation(self, ledger, row, wake)
+        """For one call of the connection that has ``ledger``; ``queued``: its bytes there."""
+        return Reservation(self, ledger, queued, wake)
 
     def notify(self) -> None:
         """Grants what there is room for, in the order of asking."""
-        passed: set[Ledger] = set()
-        for waiting in tuple(self.waiting):
-            if waiting._ledger in passed:
-                continue
-            if not self._fits_process(waiting):
-                return  # or large ones would wait for ever
-            if self._grant(waiting):
-                self.waiting.pop(waiting, None)
-                waiting.wake()
-            else:
-                passed.add(waiting._ledger)
+        with self._lock:
+            for waiting in tuple(self.waiting):
+                if waiting in self.waiting:
+                    if not self._grant(waiting):
+                        return  # or large ones would wait for ever
+                    waiting.wake()
 
     # Within
 
     def _ask(self, asking: Reservation, size: int) -> bool:
-        self._release(asking)
-        if size < FROM:
-            return True
-        asking.size = size
-        if not self.waiting and self._grant(asking):
-            return True
-        self.waiting[asking] = None
-        self.notify()
-        return bool(asking.granted)
+        with self._lock:
+            self._release(asking)
+            if size < FROM:
+                return True
+            asking.size = size
+            self.waiting[asking] = None
+            return len(self.waiting) == 1 and self._grant(asking)
 
     def _release(self, asked: Reservation) -> None:
-        self.waiting.pop(asked, None)
-        if asked.granted:
-            asked.granted = False
-            self.charge(-asked.size)
+        with self._lock:
+            self.waiting.pop(asked, None)
+            if asked.granted:
+                asked.granted = False
+                self.charge(-asked.size)
 
     def _end(self, asked: Reservation) -> None:
-        self._release(asked)
-        asked._row = None
-        if self.place is asked:
-            self.place = None
-        if asked._ledger.place is asked:
-            asked._ledger.place = None
-        if self.waiting:
-            self.notify()
-
-    def _fits_process(self, asking: Reservation) -> bool:
-        budget = asking._ledger.process_budget
-        if self.used + asking.size <= budget:
-            return True
-        return self._is_free(self.place) or self.place is asking
+        with self._lock:
+            self._release(asked)
+            if self.place is asked:
+                self.place = None
+            if self.waiting:
+                self.notify()
 
     def _grant(self, asking: Reservation) -> bool:
-        ledger, size = asking._ledger, asking.size
-        above = self.used + size > ledger.process_budget
-        others = any(waiting._ledger is not ledger for waiting in self.waiting)
-        if others and not above and ledger.queued + size > ledger.process_budget >> 1:
-            above = True  # it would hold more than half of what all have
-        if above and not (self._is_free(self.place) or self.place is asking):
-            return False
-        here = ledger.queued + size > ledger.mark
-        if here and not (self._is_free(ledger.place) or ledger.place is asking):
-            return False
-        if above:
+        if self._is_above(asking):
+            place: Reservation | None = self.place
+            if not (place is None or place is asking or place._left):
+                return False
             self.place = asking
-        if here:
-            ledger.place = asking
         asking.granted = True
-        self.charge(size)
+        del self.waiting[asking]
+        self.charge(asking.size)
         return True
 
-    def _is_free(self, place: Reservation | None) -> bool:
-        return place is None or place._left
+    def _is_above(self, asking: Reservation) -> bool:
+        """Whether it would exceed the process's budget, or half of that while others wait."""
+        ledger, size = asking._ledger, asking.size
+        if self.used + size > ledger.process_budget:
+            return True
+        others = any(waiting._ledger is not ledger for waiting in self.waiting)
+        return others and ledger.queued + size > ledger.process_budget >> 1
 
 
 class Receiving(Account):

@@ -18,6 +18,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from aqueduct._speedups.inbox import Lease
+from aqueduct.accounts import FROM, Reservation
 from aqueduct.arrow.encode import Encoded
 from aqueduct.drivers import sink_counters
 from aqueduct.handlers import SINK
@@ -48,12 +49,14 @@ class Bridge:
         self._input_handed = running.receiver is None  # its end too
         self._hungry = False  # of the thread: it waits for a batch
         self._lease: Lease | None = None  # of the thread: what the batch it has is charged
-        # From the thread: (encoded, number) in order.
-        self._outbox: deque[tuple[Encoded, int]] = deque()  # a source's have no number yet
+        # From the thread: (encoded, number, whether the accounts count it) in order.
+        self._outbox: deque[tuple[Encoded, int, bool]] = deque()  # a source's have no number yet
         self._given = 0  # bytes put into the outbox, of the thread
         self._sent = 0  # and taken out of it, of the loop
         self._room: SimpleQueue[None] = SimpleQueue()
         self._blocked = False  # of the thread: it waits for room
+        self._granted: SimpleQueue[None] = SimpleQueue()
+        self._account: Reservation | None = None  # of the thread: for answers that are large
         # The thread's last words.
         self._done = False
         self._result: Mapping[str, int] | None = None
@@ -92,9 +95,12 @@ class Bridge:
         running, outbox, output = self.running, self._outbox, self.running.output
         done = self._done  # before the outbox is looked at: nothing comes into it afterwards
         while outbox and output.writable:
-            encoded, number = outbox.popleft()
+            encoded, number, counted = outbox.popleft()
             self._sent += encoded.size
             running.send(encoded, number if number >= 0 else running.batches_out)
+            if counted:
+                assert self._account is not None
+                self._account.posted(encoded.size)
         if self._blocked and self._has_room():
             self._blocked = False
             self._room.put(None)
@@ -133,6 +139,7 @@ class Bridge:
         self._stopped = True
         self._inbox.put(self.running.call.reason or _END)
         self._room.put(None)
+        self._granted.put(None)
         self._signal.set()
 
     def _woken(self) -> None:
@@ -181,6 +188,8 @@ class Bridge:
             else:
                 generator = handler.invoke(*arguments)
                 try:
+                    if running.expects:
+                        self._reserve(running.expects)
                     for batch in generator:
                         self._give(batch, running.answering if exchange else -1)
                 finally:
@@ -194,8 +203,11 @@ class Bridge:
         call = self.running.call
         call.check()
         encoded = self.running.encode(batch)
+        account = self._account
+        if account is not None:
+            account.made(encoded.size)
         self._given += encoded.size
-        self._outbox.append((encoded, number))
+        self._outbox.append((encoded, number, account is not None))
         self._wake()
         while not self._has_room():
             self._blocked = True
@@ -205,6 +217,19 @@ class Bridge:
             self._wake()
             self._room.get()
             call.check()
+        if account is not None or encoded.size >= FROM:
+            self._reserve(encoded.size)
+
+    def _reserve(self, size: int) -> None:
+        """Waits until there is room for the next answer, about as large as this one."""
+        running = self.running
+        account = self._account
+        if account is None:
+            account = self._account = running.room(lambda: self._granted.put(None))
+        if not account.ask(size):
+            while not (account.granted or self._stopped):
+                self._granted.get()
+            running.call.check()
 
     def _has_room(self) -> bool:
         waiting = len(self._outbox)
@@ -221,6 +246,7 @@ class Bridge:
                 self._stopped = True
                 self._inbox.put(_END)
                 self._room.put(None)
+                self._granted.put(None)
 
 
 class ThreadBatches:

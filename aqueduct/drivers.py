@@ -17,6 +17,7 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 
 from aqueduct._speedups.inbox import Lease
+from aqueduct.accounts import FROM, Reservation
 from aqueduct.errors import AqueductError
 from aqueduct.handlers import Handler, Shape
 from aqueduct.running import RunningCall
@@ -48,6 +49,8 @@ async def drive_async_generator(running: RunningCall) -> None:
     generator = handler.invoke(*arguments)
     spins = number = 0
     try:
+        if running.expects:
+            await running.wait_room()
         async for batch in generator:
             running.call.check()  # a handler may have swallowed its cancellation
             if not running.give(batch, running.answering if exchange else number):
@@ -58,6 +61,9 @@ async def drive_async_generator(running: RunningCall) -> None:
                     running.waits_for_client = False
                     spins = 0
                 running.send(encoded, running.answering if exchange else number)
+            if running.expects:
+                running.answered()
+                await running.wait_room()
             number += 1
             spins += 1
             if spins >= _SPINS:  # nothing else would run while there is always room
@@ -161,6 +167,8 @@ class EachBatch:
         self._outstanding_bytes = 0
         self._done = 0  # batches that were answered
         self._tasks: set[asyncio.Task[None]] = set()
+        self._rooms: dict[int, Reservation] = {}  # for the answers of batches at work
+        self._room: Reservation | None = None  # for that of the next one
 
     async def drive(self) -> None:
         """Works on the call to its end. The last thread has come back when it returns."""
@@ -189,16 +197,21 @@ class EachBatch:
             number, batch, error = self._finished.popleft()
             self._answers[number] = (batch, error)
         blocked = self._send_answers()
-        while self._wants_more():
+        while self._wants_more() and self._has_room():
             found = running.take()
             if found is None:
                 break
+            if self._room is not None:
+                self._rooms[found[0]], self._room = self._room, None
             self._hand_out(*found)
+        if self._room is not None and self._room.granted:
+            self._room.release()  # there is no batch for it yet
         if running.input_over and running.batches_in == self._done:
             return True
         if blocked:
             running.output.notify_writable(ample=True)
-        running.waits_for_client = blocked or running.batches_in == self._done
+        lacks_room = self._room is not None and self._room.waits
+        running.waits_for_client = blocked or (running.batches_in == self._done and not lacks_room)
         # With something at work, what comes next is only ahead of the handler.
         running.want(running.batches_in == self._done, id(self))
         return False
@@ -221,6 +234,11 @@ class EachBatch:
                     raise error
             elif not running.give(batch, number):
                 self._send(batch, number)
+            room = self._rooms.pop(number, None)
+            if room is not None:
+                room.release()
+                if self._room is None:
+                    self._room = room
         return False
 
     def _send(self, batch: Any, number: int) -> None:
@@ -243,6 +261,18 @@ class EachBatch:
         if outstanding < 2 * concurrency:
             return True
         return outstanding < concurrency + _AHEAD and self._outstanding_bytes < _AHEAD_BYTES
+
+    def _has_room(self) -> bool:
+        """Whether there is room for one more answer, if they are large; else the loop is woken."""
+        running = self._running
+        size = running.expects
+        if not size and running.batches_in:
+            size = running.bytes_in // running.batches_in  # the answer may be as large
+        if size < FROM:
+            return True
+        if self._room is None:
+            self._room = running.room(self._wake)
+        return self._room.granted or (not self._room.waits and self._room.ask(size))
 
     def _hand_out(self, number: int, payload: Any) -> None:
         running = self._running

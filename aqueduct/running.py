@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from aqueduct._speedups.inbox import Lease
 from aqueduct._speedups.outputs import Outputs
+from aqueduct.accounts import FROM, Reservation
 from aqueduct.arrow.call import (
     AS_COMPLETED,
     FAILURES,
@@ -38,6 +39,7 @@ from aqueduct.errors import (
     AqueductError,
     BadCall,
     BatchTooLarge,
+    Busy,
     CallError,
     Cancelled,
     ChannelError,
@@ -50,6 +52,7 @@ from aqueduct.errors import (
 from aqueduct.failures import handler_failed
 from aqueduct.handlers import Handler
 from aqueduct.plans import Plan
+from aqueduct.watch import Signal
 
 if TYPE_CHECKING:
     from aqueduct.serving import Serving
@@ -96,6 +99,9 @@ class RunningCall(Outputs):
     _marking = False  # whether it is looked at soon if a mark is due
     _timer: asyncio.TimerHandle | None = None  # of the client's deadline
     _assembler: Assembler | None = None
+    expects = 0
+    """Bytes of the next answer, if it is likely to be a large one; else 0."""
+    _room: tuple[Reservation, Signal] | None = None
     _is_over = False
     _since = 0.0  # when it moved last, as far as was noticed
     _seen: tuple[int, ...] = (0, 0, 0, 0, 0, False)  # what ``_progress`` said then
@@ -126,6 +132,8 @@ class RunningCall(Outputs):
         self.encoder: Encoder
         self.hello: tuple[Headers, list[bytes]]
         self.call = Call(connection, head, number)
+        self.rooms: list[Reservation] = []
+        """Room that was asked for answers."""
         self.input_over = receiver is None
         self.stop: Callable[[], None] | None = None
         """How the driver ends the handler; None: by cancelling the task."""
@@ -210,6 +218,45 @@ class RunningCall(Outputs):
             if receiver.inbox is not None:
                 self.lease = receiver.inbox.lease(payload)
             return found
+
+    def grew(self, size: int) -> None:
+        """An answer is the largest so far: for as much room is waited before the next."""
+        if size >= FROM:
+            self.expects = size
+            sizes = self.serving.sizes
+            sizes[self.head.handler] = max(size, sizes.get(self.head.handler, 0))
+
+    def room(self, wake: Callable[[], None]) -> Reservation:
+        """Room for answers before they are made; ``wake`` is called in any thread."""
+        connection = self.connection
+        found = connection.sending.reservation(
+            connection.core.outgoing, lambda: int(self.output.queued), wake
+        )
+        self.rooms.append(found)
+        return found
+
+    async def wait_room(self) -> None:
+        """Returns once there is room for the next answer, for a handler on the event loop."""
+        if self._room is None:
+            signal, loop = Signal(), asyncio.get_running_loop()
+
+            def wake() -> None:
+                try:
+                    loop.call_soon_threadsafe(signal.set)
+                except RuntimeError:  # the loop is closed
+                    pass
+
+            self._room = self.room(wake), signal
+        room, signal = self._room
+        if room.ask(self.expects):
+            return
+        while not room.granted:
+            await signal.wait()
+
+    def answered(self) -> None:
+        """The answer for which ``wait_room`` was called is queued."""
+        if self._room is not None:
+            self._room[0].release()
 
     def want(self, wanted: bool, reader: object = None) -> None:
         """Whether the handler waits for its next batch, in the thread or task ``reader``."""
@@ -408,6 +455,8 @@ class RunningCall(Outputs):
         if serving.service.authorize is not None:
             await serving.authorize(call)
         handler = self._handler = serving.handler(head, self.connection.carrier.peer)
+        if serving.sizes:
+            self.expects = serving.sizes.get(head.handler, 0)
         self._agree(handler)
         self._accept()
         self.accepted = True
@@ -534,6 +583,11 @@ class RunningCall(Outputs):
             self.conclude(self.call.reason or Cancelled("the call was cancelled"))
         self.call._forget_callbacks()
         self.stop = None
+        for room in self.rooms:
+            room.end()
+        self.rooms.clear()
+        if self.largest_out >= FROM or self.expects:
+            self.serving.sizes[self.head.handler] = self.largest_out
         if self.lease is not None:
             self.lease.give_back()
             self.lease = None
@@ -586,6 +640,9 @@ class RunningCall(Outputs):
         moved = self._progress()
         if moved != self._seen:
             self._seen, self._since = moved, now
+        elif now - self._since >= progress / 2 and self._lacks_room(progress / 2):
+            self.serving.watches.discard(self)  # before the client gives up, without a reason
+            self._expired(progress / 2)
         elif now - self._since >= progress:
             self.serving.watches.discard(self)
             self._expired(progress)
@@ -615,5 +672,29 @@ class RunningCall(Outputs):
                 f"handler {call.handler!r} neither took nor yielded a batch for {seconds:g} s "
                 "(Timing.progress_deadline); give the call a deadline if it may take longer"
             )
+        busy = self._lacks_room(seconds)
+        if busy and self.head.deadline is None:
+            log.info("%r: %s", call, busy)
+            self.abort(Busy(busy, peer=call.peer, handler=call.handler))
+            return
         log.info("%r: %s", call, text)
         self.abort(DeadlineExceeded(text, peer=call.peer, handler=call.handler))
+
+    def _lacks_room(self, seconds: float) -> str:
+        """Which budget the call has waited for all the time, and why that is full; "" if none."""
+        flow, handler = self.config.flow, self.call.handler
+        inbox = None if self.receiver is None else self.receiver.inbox
+        if any(room.waits for room in self.rooms):
+            return (
+                f"handler {handler!r} waited {seconds:g} s for room for its next answer: what was "
+                "answered before has not left, as nobody reads it; the process's budget is "
+                f"{flow.process_send_bytes} bytes (Flow.process_send_budget)"
+            )
+        if inbox is not None and inbox.waiting:
+            return (
+                f"handler {handler!r} waited {seconds:g} s for room for its next batch: other "
+                f"handlers hold theirs; the budgets are {flow.receive_budget} bytes of a connection"
+                f" (Flow.receive_budget) and {flow.process_receive_bytes} of the process "
+                "(Flow.process_receive_budget)"
+            )
+        return ""

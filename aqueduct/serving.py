@@ -87,6 +87,8 @@ class Serving:
         self._idle = asyncio.Event()
         """Nothing more is waited for; looked at while the service drains."""
         self._handlers = service.handlers
+        self.sizes: dict[str, int] = {}
+        """Bytes of the largest answer of the last call of each handler that makes large ones."""
         self.room = room_of(self.config.calls)
         """Bytes of a call's answers that go with its status."""
         loop = asyncio.get_running_loop()

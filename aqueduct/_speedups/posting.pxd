@@ -23,7 +23,6 @@ cdef class Ledger:
     cdef readonly uint64_t charged
     cdef public Account process     # what all connections have queued
     cdef public int64_t process_budget
-    cdef public object place        # what is made above the mark of this connection, or None
     cdef public bint fell
     cdef public Py_ssize_t _control_queued
     cdef Py_ssize_t _mark           # of the connection, bytes

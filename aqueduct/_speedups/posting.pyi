@@ -40,9 +40,6 @@ class Ledger:
     queued: int
     process: Account
     process_budget: int
-    place: Any
-    @property
-    def mark(self) -> int: ...
     @property
     def charged(self) -> int: ...
     fell: bool

@@ -86,11 +86,6 @@ cdef class Ledger:
     def __dealloc__(self):
         self.process.used -= self.queued
 
-    @property
-    def mark(self):
-        """Bytes that may be queued before sends wait: Flow.connection_high_water."""
-        return self._mark
-
     def written(self, number, Py_ssize_t size):
         """``size`` bytes of a stream left. Returns the half that paid for them.
 

@@ -106,6 +106,11 @@ class Connection:
         return self.carrier.local
 
     @property
+    def sending(self) -> accounts.Sending:
+        """What all connections of the process are to send."""
+        return self._process.sending
+
+    @property
     def rtt(self) -> float:
         """The smoothed round-trip time, seconds."""
         return self.carrier.rtt
