@@ -30,7 +30,17 @@ class Reservation:
     given back by ``release``. ``end`` is its own end. One thread makes; one queues what was made.
     """
 
-    __slots__ = ("_account", "_ledger", "_made", "_posted", "_queued", "granted", "size", "wake")
+    __slots__ = (
+        "_account",
+        "_again",
+        "_ledger",
+        "_made",
+        "_posted",
+        "_queued",
+        "granted",
+        "size",
+        "wake",
+    )
 
     def __init__(
         self,
@@ -44,6 +54,7 @@ class Reservation:
         self._queued: Callable[[], int] | None = queued
         self._made = 0  # bytes, counted by who makes
         self._posted = 0  # and by who queues them
+        self._again = False
         self.wake = wake
         """Called, in any thread, once the room that was asked for is granted."""
         self.size = 0
@@ -54,11 +65,13 @@ class Reservation:
         """Whether room was asked for and is not there yet."""
         return self in self._account.waiting
 
-    def ask(self, size: int) -> bool:
+    def ask(self, size: int, *, again: bool = False) -> bool:
         """Whether about ``size`` bytes may be made now; otherwise ``wake`` is called once they may.
 
-        What was granted before, and not made, returns.
+        What was granted before, and not made, returns. ``again``: something was made before, so
+        there may be nothing more: who asks finds out by going on.
         """
+        self._again = again
         return self._account._ask(self, size)
 
     def made(self, size: int) -> None:
@@ -96,10 +109,12 @@ class Sending(Account):
     ``waiting``: Reservations that wait, in order. A large answer is made only if it fits the
     process's budget, or if it is alone above that: then its Reservation has the ``place`` until it
     has left. A connection's own mark makes no call wait that has nothing queued: its reader may
-    read nothing else before.
+    read nothing else before. A call whose answers have all left may be at its end, which its
+    reader may wait for: one of those goes on at a time, too (``_last``).
     """
 
     def __init__(self) -> None:
+        self._last: Reservation | None = None
         self._lock = threading.RLock()  # handlers ask in threads of their own
 
     def reservation(
@@ -111,11 +126,14 @@ class Sending(Account):
     def notify(self) -> None:
         """Grants what there is room for, in the order of asking."""
         with self._lock:
+            full = False
             for waiting in tuple(self.waiting):
-                if waiting in self.waiting:
-                    if not self._grant(waiting):
-                        return  # or large ones would wait for ever
+                if waiting not in self.waiting:
+                    continue
+                if self._grant(waiting, only_last=full):
                     waiting.wake()
+                else:
+                    full = True  # what is behind is not to pass by, or large ones would wait long
 
     # Within
 
@@ -126,7 +144,7 @@ class Sending(Account):
                 return True
             asking.size = size
             self.waiting[asking] = None
-            return len(self.waiting) == 1 and self._grant(asking)
+            return self._grant(asking, only_last=len(self.waiting) > 1)
 
     def _release(self, asked: Reservation) -> None:
         with self._lock:
@@ -140,15 +158,19 @@ class Sending(Account):
             self._release(asked)
             if self.place is asked:
                 self.place = None
+            if self._last is asked:
+                self._last = None
             if self.waiting:
                 self.notify()
 
-    def _grant(self, asking: Reservation) -> bool:
-        if self._is_above(asking):
-            place: Reservation | None = self.place
-            if not (place is None or place is asking or place._left):
+    def _grant(self, asking: Reservation, *, only_last: bool) -> bool:
+        if only_last or self._is_above(asking):
+            if not only_last and _is_free(self.place, asking):
+                self.place = asking
+            elif asking._again and asking._left and _is_free(self._last, asking):
+                self._last = asking
+            else:
                 return False
-            self.place = asking
         asking.granted = True
         del self.waiting[asking]
         self.charge(asking.size)
@@ -161,6 +183,10 @@ class Sending(Account):
             return True
         others = any(waiting._ledger is not ledger for waiting in self.waiting)
         return others and ledger.queued + size > ledger.process_budget >> 1
+
+
+def _is_free(place: Reservation | None, asking: Reservation) -> bool:
+    return place is None or place is asking or place._left
 
 
 class Receiving(Account):

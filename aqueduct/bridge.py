@@ -191,7 +191,10 @@ class Bridge:
                     if running.expects:
                         self._reserve(running.expects)
                     for batch in generator:
-                        self._give(batch, running.answering if exchange else -1)
+                        size = self._give(batch, running.answering if exchange else -1)
+                        del batch  # or it would be kept while the next one has no room
+                        if self._account is not None or size >= FROM:
+                            self._reserve(size, again=True)
                 finally:
                     generator.close()
         except BaseException as error:  # noqa: BLE001  a handler may raise anything
@@ -199,34 +202,35 @@ class Bridge:
         self._done = True
         self._wake()
 
-    def _give(self, batch: Any, number: int) -> None:
+    def _give(self, batch: Any, number: int) -> int:
+        """Hands an answer to the loop; returns its size in bytes."""
         call = self.running.call
         call.check()
         encoded = self.running.encode(batch)
-        account = self._account
+        account, size = self._account, encoded.size
         if account is not None:
-            account.made(encoded.size)
-        self._given += encoded.size
+            account.made(size)
+        self._given += size
         self._outbox.append((encoded, number, account is not None))
+        del encoded, batch  # they belong to the outbox
         self._wake()
         while not self._has_room():
             self._blocked = True
             if self._has_room():  # the loop may not have seen the flag
                 self._blocked = False
-                return
+                return size
             self._wake()
             self._room.get()
             call.check()
-        if account is not None or encoded.size >= FROM:
-            self._reserve(encoded.size)
+        return size
 
-    def _reserve(self, size: int) -> None:
+    def _reserve(self, size: int, *, again: bool = False) -> None:
         """Waits until there is room for the next answer, about as large as this one."""
         running = self.running
         account = self._account
         if account is None:
             account = self._account = running.room(lambda: self._granted.put(None))
-        if not account.ask(size):
+        if not account.ask(size, again=again):
             while not (account.granted or self._stopped):
                 self._granted.get()
             running.call.check()

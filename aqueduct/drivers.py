@@ -62,8 +62,9 @@ async def drive_async_generator(running: RunningCall) -> None:
                     spins = 0
                 running.send(encoded, running.answering if exchange else number)
             if running.expects:
+                batch = encoded = None  # or they would be kept while the next one has no room
                 running.answered()
-                await running.wait_room()
+                await running.wait_room(again=True)
             number += 1
             spins += 1
             if spins >= _SPINS:  # nothing else would run while there is always room
@@ -197,7 +198,7 @@ class EachBatch:
             number, batch, error = self._finished.popleft()
             self._answers[number] = (batch, error)
         blocked = self._send_answers()
-        while self._wants_more() and self._has_room():
+        while self._wants_more() and (self._has_room() or running.at_end):
             found = running.take()
             if found is None:
                 break

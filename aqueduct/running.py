@@ -235,8 +235,22 @@ class RunningCall(Outputs):
         self.rooms.append(found)
         return found
 
-    async def wait_room(self) -> None:
-        """Returns once there is room for the next answer, for a handler on the event loop."""
+    @property
+    def at_end(self) -> bool:
+        """Whether nothing more comes of the input, though nobody has noticed."""
+        inbox = None if self.receiver is None else self.receiver.inbox
+        return (
+            inbox is not None
+            and inbox.error is not None
+            and not inbox.queue
+            and not self.holds_payload
+        )
+
+    async def wait_room(self, *, again: bool = False) -> None:
+        """Returns once there is room for the next answer, for a handler on the event loop.
+
+        ``again``: it has answered before.
+        """
         if self._room is None:
             signal, loop = Signal(), asyncio.get_running_loop()
 
@@ -248,7 +262,7 @@ class RunningCall(Outputs):
 
             self._room = self.room(wake), signal
         room, signal = self._room
-        if room.ask(self.expects):
+        if room.ask(self.expects, again=again):
             return
         while not room.granted:
             await signal.wait()
@@ -309,6 +323,8 @@ class RunningCall(Outputs):
         else:
             for headers, payload in pieces(encoded, number, self._cut):
                 output.post(payload, headers)
+            if (row := output.row) is not None:
+                row.end_batch()
         self.count(number, encoded.size)
 
     def report(self, error: BaseException, number: int) -> bool:

@@ -23,6 +23,7 @@ cdef class Ledger:
     cdef readonly uint64_t charged
     cdef public Account process     # what all connections have queued
     cdef public int64_t process_budget
+    cdef readonly int64_t retained  # bytes that left of batches that have not left whole
     cdef public bint fell
     cdef public Py_ssize_t _control_queued
     cdef Py_ssize_t _mark           # of the connection, bytes
@@ -47,6 +48,7 @@ cdef class Ledger:
     cdef int _emit(self, OutStream stream, list buffers, bint fin) except -1
     cpdef int _charge(self, OutStream stream, Py_ssize_t size) except -1
     cpdef int _release(self, OutStream stream, Py_ssize_t size) except -1
+    cdef int _retain(self, Posting half, Py_ssize_t size) except -1
 
 cdef class Posting:
     cdef public Ledger _ledger
@@ -69,6 +71,9 @@ cdef class Posting:
     cdef public object _unordered_open
     cdef public object _unordered_waiting
     cdef public bint _finish_waits
+    cdef object _ends               # of large batches, counted in bytes; None: there was none
+    cdef int64_t _left
+    cdef int64_t _returned
 
     cdef bint room(self) except -1
     cpdef object post(self, object payload, object headers)

@@ -4,7 +4,7 @@ Which streams there are and what a channel's end means is decided by ``aqueduct.
 whose Outgoing and SenderHalf build on the classes here.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 
 cimport cython
 from libc.stdint cimport int64_t, uint64_t
@@ -60,7 +60,7 @@ cdef class Ledger:
     """Bytes that were written and have not left; the base of what has all streams of one side.
 
     ``queued`` counts them, and ``process`` those of all connections, which may be
-    ``process_budget``; ``charged`` all that ever were; ``_control_queued`` those that no half
+    ``process_budget``, with what is ``retained`` of them; ``charged`` all that ever were; ``_control_queued`` those that no half
     pays for. ``fell``: whether
     ``queued`` fell below the connection's mark since somebody looked. ``_openable`` streams may be
     opened, of which ``_opened_since`` in effects that the carrier has not seen yet. Once
@@ -84,7 +84,7 @@ cdef class Ledger:
         self._message_waiting = OrderedDict()
 
     def __dealloc__(self):
-        self.process.used -= self.queued
+        self.process.used -= self.queued + self.retained
 
     def written(self, number, Py_ssize_t size):
         """``size`` bytes of a stream left. Returns the half that paid for them.
@@ -209,15 +209,35 @@ cdef class Ledger:
             self.fell = True
         stream.queued -= size
         self.queued -= size
-        self.process.used -= size
         if stream.half is not None:
             (<Posting?> stream.half).queued -= size
+            if (<Posting> stream.half)._ends is not None:
+                self._retain(<Posting> stream.half, size)
+            else:
+                self.process.used -= size
         else:
             self._control_queued -= size
+            self.process.used -= size
         if self.process.waiting and (
             stream.half is None or (<Posting> stream.half).queued == 0
         ):
             self.process.notify()  # what a channel had is gone
+        return 0
+
+
+    cdef int _retain(self, Posting half, Py_ssize_t size) except -1:
+        """A large batch keeps its memory until all of it has left: so long it counts."""
+        cdef int64_t reached
+        half._left += size
+        self.retained += size
+        reached = half._returned
+        while half._ends and <int64_t> half._ends[0] <= half._left:
+            reached = half._ends.popleft()
+        if not half._ends:
+            reached = half._left
+        self.retained -= reached - half._returned
+        self.process.used -= reached - half._returned
+        half._returned = reached
         return 0
 
 
@@ -270,6 +290,12 @@ cdef class Posting:
                 or self.state is not ledger._sending
             )
         )
+
+    def end_batch(self):
+        """What was posted since the last call is one batch: its bytes count until all have left."""
+        if self._ends is None:
+            self._ends = deque()
+        self._ends.append(self._left + self.queued)
 
     cpdef object post(self, object payload, object headers):
         """One more ORDERED message without attachments: what is done for each of a long row.

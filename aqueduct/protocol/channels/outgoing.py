@@ -89,7 +89,7 @@ class Outgoing(Ledger):
         self._open.clear()
         self._control_waiting.clear()
         self._message_waiting.clear()
-        self.process.charge(-self.queued)
+        self.process.charge(-self.queued - self.retained)
         self.process = Account()
         self.queued = self._control_queued = self._held_back = 0
 
