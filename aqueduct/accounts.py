@@ -51,7 +51,7 @@ class Reservation:
     ) -> None:
         self._account = account
         self._ledger = ledger
-        self._queued: Callable[[], int] | None = queued
+        self._queued = queued
         self._made = 0  # bytes, counted by who makes
         self._posted = 0  # and by who queues them
         self._again = False
@@ -92,7 +92,6 @@ class Reservation:
     def end(self) -> None:
         """Nothing more is made, nor posted."""
         self.posted(self._made - self._posted)
-        self._queued = None
         self._account._end(self)
 
     @property
@@ -100,7 +99,7 @@ class Reservation:
         """Whether all that was made has left."""
         if self.granted or self._made != self._posted:
             return False
-        return self._queued is None or self._queued() == 0
+        return self._queued() == 0
 
 
 class Sending(Account):
@@ -156,10 +155,11 @@ class Sending(Account):
     def _end(self, asked: Reservation) -> None:
         with self._lock:
             self._release(asked)
-            if self.place is asked:
-                self.place = None
-            if self._last is asked:
-                self._last = None
+            if asked._left:  # else others wait for that
+                if self.place is asked:
+                    self.place = None
+                if self._last is asked:
+                    self._last = None
             if self.waiting:
                 self.notify()
 

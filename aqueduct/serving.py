@@ -13,6 +13,8 @@ from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from aqueduct import accounts
+from aqueduct._speedups.inbox import Inbox
 from aqueduct.arrow.call import PLACES, CallHead, KnownCalls, check_attachments
 from aqueduct.arrow.status import CANCELLED, OK, Status
 from aqueduct.arrow.unary import Questions, room_of
@@ -64,6 +66,8 @@ COUNTERS: Final = (
 
 _AT_ONCE: Final = 32
 """Calls of one connection that begin in one turn of the loop."""
+_LEASED: Final = 4096
+"""Bytes of a call of one batch that are charged until its end; fewer are until it begins."""
 _AFTER_DRAIN: Final = 1.0
 """Seconds that handlers have to end once their calls are over."""
 
@@ -179,10 +183,26 @@ class Serving:
         """Ends the drain of a ``close`` that is under way."""
         self._idle.set()
 
+    def memory(self) -> dict[str, int]:
+        """What this process holds, in bytes; may be called from any thread.
+
+        ``received_bytes`` of batches until their handlers are done with them, ``kept_bytes`` of
+        those that handlers keep although they asked for more, ``sending_bytes`` of what has not
+        left; and ``connections``, a number. All services and clients of the process are in it.
+        """
+        process = accounts.process()
+        return {
+            "received_bytes": process.receiving.used,
+            "kept_bytes": process.receiving.kept,
+            "sending_bytes": process.sending.used,
+            "connections": process.connections,
+        }
+
     def state(self) -> dict[str, Any]:
-        """Counters and connections as plain values, for JSON."""
+        """Counters, memory and connections as plain values, for JSON."""
         return {
             "counters": self.counters(),
+            "memory": self.memory(),
             "connections": [connection.snapshot().to_dict() for connection in self._connections],
         }
 
@@ -232,6 +252,8 @@ class Serving:
                 running = UnaryCall(
                     self, entrance.connection, head, known, payload, replying, number
                 )
+                if len(payload) >= _LEASED:
+                    running.brought = entrance.inbox.lease(received.payload)
         except CallError as error:
             self._counted["refused"] += 1
             log.info("%s: a call was refused: %s", entrance.connection.peer, error)
@@ -394,7 +416,7 @@ class Serving:
 class _Entrance:
     """The entrypoint of one connection: reads calls where they come in, without a task."""
 
-    __slots__ = ("_inbox", "_later", "_serving", "calls", "connection", "known", "questions")
+    __slots__ = ("_later", "_serving", "calls", "connection", "inbox", "known", "questions")
 
     def __init__(self, serving: Serving, connection: Connection) -> None:
         self._serving = serving
@@ -404,7 +426,8 @@ class _Entrance:
         """The connection's calls that are open."""
         self.questions = Questions(connection.peer)
         self.known = KnownCalls(connection.peer)
-        self._inbox = connection.entrypoint.inbox
+        self.inbox: Inbox = connection.entrypoint.inbox
+        self.inbox.keeps = True
         connection.entrypoint.on_change = self.read
 
     def read(self) -> None:
@@ -418,7 +441,8 @@ class _Entrance:
                 if received is None:
                     return
                 self._serving.message(self, received)
-                if not self._inbox.queue:
+                self.inbox.settle()
+                if not self.inbox.queue:
                     return
         except ChannelError as error:  # the client will not call again, but reads its answers
             log.debug("%r: the entrypoint ended: %s", self.connection, error)

@@ -14,9 +14,9 @@ __all__ = ["Outputs"]
 cdef class Outputs(Inputs):
     """A call in the service: its batches, and what the handler makes of them.
 
-    ``batches_out``, ``rows_out`` and ``bytes_out`` count that; ``grew(size)`` is called, of who
-    builds on this, with each answer that is the ``largest_out`` so far. Inputs below ``_settled`` are
-    answered, or told to be taken; ``_settled_bytes`` had come when that was said.
+    ``batches_out``, ``rows_out`` and ``bytes_out`` count that; ``grew(size)``, of who builds on
+    this, is called with each answer that is the ``largest_out`` so far. Inputs below ``_settled``
+    are answered, or told to be taken; ``_settled_bytes`` had come when that was said.
     """
 
     def leave_by(self, Posting row, bytes key not None, Py_ssize_t most, flush):

@@ -60,10 +60,10 @@ cdef class Ledger:
     """Bytes that were written and have not left; the base of what has all streams of one side.
 
     ``queued`` counts them, and ``process`` those of all connections, which may be
-    ``process_budget``, with what is ``retained`` of them; ``charged`` all that ever were; ``_control_queued`` those that no half
-    pays for. ``fell``: whether
-    ``queued`` fell below the connection's mark since somebody looked. ``_openable`` streams may be
-    opened, of which ``_opened_since`` in effects that the carrier has not seen yet. Once
+    ``process_budget``, with what is ``retained``: bytes that left of batches that have not left
+    whole. ``charged`` counts all that ever were; ``_control_queued`` those that no half pays for.
+    ``fell``: whether ``queued`` fell below the connection's mark since somebody looked.
+    ``_openable`` streams may be opened, of which ``_opened_since`` in effects that the carrier has not seen yet. Once
     ``version_acknowledged``, sequences begin without VERSION (AQ-26).
     """
 
@@ -223,7 +223,6 @@ cdef class Ledger:
         ):
             self.process.notify()  # what a channel had is gone
         return 0
-
 
     cdef int _retain(self, Posting half, Py_ssize_t size) except -1:
         """A large batch keeps its memory until all of it has left: so long it counts."""
