@@ -61,8 +61,9 @@ async def drive_async_generator(running: RunningCall) -> None:
                     running.waits_for_client = False
                     spins = 0
                 running.send(encoded, running.answering if exchange else number)
+                del encoded
             if running.expects:
-                batch = encoded = None  # or they would be kept while the next one has no room
+                del batch  # or it would be kept while the next one has no room
                 running.answered()
                 await running.wait_room(again=True)
             number += 1

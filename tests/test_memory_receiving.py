@@ -108,7 +108,7 @@ async def test_async_handlers_and_functions_of_one_batch_stay_within_the_budget(
 
     async with connected(service, "tcp", client_config=config()) as client:
         async with asyncio.timeout(60):
-            found = await asyncio.gather(
+            found: list[Any] = await asyncio.gather(
                 *(client.sink("sink", [batch_of(size)] * 3, schema=SCHEMA) for _ in range(6)),
                 *(exchange(client) for _ in range(6)),
             )

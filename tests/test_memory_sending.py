@@ -6,15 +6,17 @@ import asyncio
 import gc
 import threading
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from aqueduct import Client, Service
-from aqueduct.accounts import process
+from aqueduct.accounts import Sending, process
 from aqueduct.config import Config
 from aqueduct.errors import Busy
+from aqueduct.protocol.channels.outgoing import Outgoing
 from tests.calls import config, connected, serving, until, until_seen
 
 KiB, MiB = 1 << 10, 1 << 20
@@ -150,16 +152,13 @@ async def test_calls_that_find_no_room_for_their_answers_fail_as_busy() -> None:
 
 
 def test_room_is_granted_in_order_and_never_twice() -> None:
-    from aqueduct.accounts import Sending
-    from aqueduct.protocol.channels.outgoing import Outgoing
-
     account = Sending()
     ledger = Outgoing(narrow(process_send_budget=4 * MiB), [], account)
     queued = {"first": 0, "second": 0, "third": 0}
     woken: list[str] = []
     rooms = {
         name: account.reservation(
-            ledger, lambda name=name: queued[name], lambda name=name: woken.append(name)
+            ledger, partial(queued.__getitem__, name), partial(woken.append, name)
         )
         for name in queued
     }
@@ -180,9 +179,6 @@ def test_room_is_granted_in_order_and_never_twice() -> None:
 
 
 def test_threads_that_ask_at_once_get_no_more_than_there_is() -> None:
-    from aqueduct.accounts import Sending
-    from aqueduct.protocol.channels.outgoing import Outgoing
-
     account = Sending()
     ledger = Outgoing(narrow(process_send_budget=4 * MiB), [], account)
     peaks: list[int] = []

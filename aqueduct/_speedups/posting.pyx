@@ -63,8 +63,8 @@ cdef class Ledger:
     ``process_budget``, with what is ``retained``: bytes that left of batches that have not left
     whole. ``charged`` counts all that ever were; ``_control_queued`` those that no half pays for.
     ``fell``: whether ``queued`` fell below the connection's mark since somebody looked.
-    ``_openable`` streams may be opened, of which ``_opened_since`` in effects that the carrier has not seen yet. Once
-    ``version_acknowledged``, sequences begin without VERSION (AQ-26).
+    ``_openable`` streams may be opened, of which ``_opened_since`` in effects that the carrier has
+    not seen yet. Once ``version_acknowledged``, sequences begin without VERSION (AQ-26).
     """
 
     def __init__(self, list effects_out not None, flow, limits, sending, bint debug):

@@ -61,8 +61,8 @@ class Reader:
         """The bytes in use when a sweep found nothing under way; -1: it has not."""
         self._sweep_interval = min(SWEEP, shared.config.timing.stall_deadline / 4)
         """Seconds from one sweep to the next."""
-        self._idle_place = 0.0
-        """Seconds in which the one above the budget was whole, and not given back."""
+        self._idle_places: dict[ReceiverHalf, float] = {}
+        """Seconds in which what is above a budget was whole, and not given back."""
         self._paused: dict[InStream, None] = {}
         """Streams whose ROUTE_TO waits for the gate."""
         self._handlers: Handlers = {
@@ -214,6 +214,7 @@ class Reader:
         self._paused.clear()
         self._early.clear()
         self._slow.clear()
+        self._idle_places.clear()
 
     def close_receiver(self, half: ReceiverHalf, error: Any = None) -> None:
         """The application reads no more of this channel (AQ-43)."""
@@ -540,7 +541,7 @@ class Reader:
         elif self._sweep_due is None and shared.budget_used != self._idle_at:
             self._swept = shared.now
             self._slow.clear()
-            self._idle_place = 0.0
+            self._idle_places.clear()
             self._sweep_due = shared.now + self._sweep_interval
         return self._sweep_due
 
@@ -568,23 +569,24 @@ class Reader:
                 self._fail_stalled(half, come - since, waited)
             else:
                 self._slow[stream] = since, waited
-        place = self._shared.place or self._shared.process.place
-        if place is not None and place._shared is self._shared:
-            self._pass_on(place, passed)
-        elif not self._slow:
+        idle, self._idle_places = self._idle_places, {}
+        for place in (self._shared.place, self._shared.process.place):
+            if isinstance(place, ReceiverHalf) and place._shared is self._shared:
+                self._pass_on(place, idle.get(place, 0.0) + passed)
+        if not (self._slow or self._idle_places):
             self._sweep_due, self._idle_at = None, self._shared.budget_used  # until that changes
 
-    def _pass_on(self, place: ReceiverHalf, passed: float) -> None:
-        """What is whole, and not given back, leaves its place above the budget in the end.
+    def _pass_on(self, place: ReceiverHalf, idle: float) -> None:
+        """What is whole, and not given back for so many seconds, leaves its place in the end.
 
         Whoever has it may wait for those who wait for the place.
         """
-        self._idle_place += passed
         if place.pledged or place.owed or place.streams_land:
-            self._idle_place = 0.0
-        elif self._idle_place >= self.config.timing.stall_deadline:
-            self._idle_place = 0.0
+            idle = 0.0
+        if idle >= self.config.timing.stall_deadline:
             place.leave_place()
+        else:
+            self._idle_places[place] = idle
 
     def _blocks_others(self, half: ReceiverHalf) -> bool:
         shared = self._shared
