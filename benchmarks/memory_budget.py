@@ -60,6 +60,8 @@ class Trial:
     connections: int
     pause: float
     address: str = "aqueduct+tcp://127.0.0.1:0"
+    limit: int = 0
+    """What is allowed instead of what follows from the budget."""
 
     @property
     def config(self) -> Config:
@@ -70,7 +72,7 @@ class Trial:
     @property
     def allowed(self) -> int:
         """Bytes that a peak may be above the memory after one call."""
-        return int((self.budget + min(self.size, 100 * 10**6)) * 1.1)
+        return self.limit or int((self.budget + self.size) * 1.1)
 
 
 def batch_of(size: int) -> pa.RecordBatch:
@@ -231,6 +233,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--collectors", type=int, default=8, help="8")
     parser.add_argument("--collected", type=size_of, default=1 << 30, help="1g")
     parser.add_argument("--pause", type=float, default=0.5, help="seconds that readers pause (0.5)")
+    parser.add_argument("--listen", default="aqueduct+tcp://127.0.0.1:0", help="where to serve")
+    parser.add_argument("--allowed", type=size_of, default=0, help="peak beside the first call")
     parser.add_argument("--timeout", type=float, default=600, help="seconds for one kind (600)")
     parser.add_argument("--only", default=",".join(KINDS), help="kinds of calls")
     parser.add_argument("--json", type=Path, help="write the results to this file")
@@ -255,7 +259,16 @@ def main(arguments: list[str] | None = None) -> int:
         calls, size = args.calls, args.size
         if kind == "collect":
             calls, size = args.collectors, args.collected
-        trial = Trial(kind, calls, size, args.budget, args.connections, args.pause)
+        trial = Trial(
+            kind,
+            calls,
+            size,
+            args.budget,
+            args.connections,
+            args.pause,
+            address=args.listen,
+            limit=args.allowed,
+        )
         print(f"{kind}: {calls} calls ...", file=sys.stderr, flush=True)
         rows.append(attempt(trial, args.timeout))
     if args.json:
