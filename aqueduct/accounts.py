@@ -195,14 +195,18 @@ class Receiving(Account):
     def __init__(self) -> None:
         self.members: WeakSet[Budget] = WeakSet()
         """The budgets of all connections that are open."""
+        self._lock = threading.Lock()  # their loops are in threads of their own
 
     def join(self, member: Budget) -> None:
         """A connection begins to count here."""
-        self.members.add(member)
+        with self._lock:
+            self.members.add(member)
 
     def press(self) -> None:
         """Somebody begins to wait: all connections look whether something comes too slowly."""
-        for member in tuple(self.members):
+        with self._lock:
+            members = tuple(self.members)
+        for member in members:
             if member.wake is not None:
                 member.wake()
 

@@ -463,7 +463,10 @@ class Outgoing(Feed):
     def _progress(self) -> object:
         if self.supplying or not self.waiting:
             return object()  # an application that does not wait has all the time it wants
-        return self.moved, self.answers.moved, 0 if self._input is None else self._input.queued
+        queued = 0 if self._input is None else self._input.queued
+        # What the service takes of other calls it takes in turn: it has not forgotten this one.
+        others = self.connection.core.outgoing.queued if queued else 0
+        return self.moved, self.answers.moved, queued, others
 
     def _expired(self, seconds: float) -> None:
         handler = self.head.handler

@@ -104,7 +104,7 @@ class RunningCall(Outputs):
     _room: tuple[Reservation, Signal] | None = None
     _is_over = False
     _since = 0.0  # when it moved last, as far as was noticed
-    _seen: tuple[int, ...] = (0, 0, 0, 0, 0, False)  # what ``_progress`` said then
+    _seen: tuple[int, ...] = (0, 0, 0, 0, 0, False, 0)  # what ``_progress`` said then
 
     def __init__(
         self,
@@ -655,6 +655,8 @@ class RunningCall(Outputs):
         """What Watches calls now and then: a call that stands still has an end."""
         moved = self._progress()
         if moved != self._seen:
+            if self._seen[:-1] == moved[:-1]:
+                self.tell_alive()  # it has only come nearer to its turn
             self._seen, self._since = moved, now
         elif now - self._since >= progress / 2 and self._lacks_room(progress / 2):
             self.serving.watches.discard(self)  # before the client gives up, without a reason
@@ -671,7 +673,23 @@ class RunningCall(Outputs):
             self.batches_out,
             self.output.queued,
             self.waits_for_client,
+            # As long as others give back what they hold, its turn for room will come.
+            self._turnover,
         )
+
+    @property
+    def _turnover(self) -> int:
+        """Bytes that came back to the account in which the call waits for room; 0: it does not."""
+        if any(room.waits for room in self.rooms):
+            return self.connection.sending.returned
+        return self.connection.core.budget.process.returned if self._lacks_room(0) else 0
+
+    def tell_alive(self) -> None:
+        """The client need not fear for a call that waits for room in this process."""
+        if self.receiver is None:
+            self.output.post(b"", batch_headers(0))
+        elif self.taken:
+            self.output.post(b"", batch_headers(self.taken - 1))
 
     def _expired(self, seconds: float) -> None:
         call = self.call
@@ -706,7 +724,7 @@ class RunningCall(Outputs):
                 "answered before has not left, as nobody reads it; the process's budget is "
                 f"{flow.process_send_bytes} bytes (Flow.process_send_budget)"
             )
-        if inbox is not None and inbox.waiting:
+        if inbox is not None and inbox.wanted and inbox.waiting:
             return (
                 f"handler {handler!r} waited {seconds:g} s for room for its next batch: other "
                 f"handlers hold theirs; the budgets are {flow.receive_budget} bytes of a connection"

@@ -94,6 +94,11 @@ class UnaryCall(RunningCall):
             self.brought.give_back()
         super().ended()
 
+    def tell_alive(self) -> None:
+        """As an exchange, once it is one."""
+        if self._gathered.sender is not None:
+            super().tell_alive()
+
     def mark(self) -> None:
         """The client sends no other batch, so it need not know."""
 

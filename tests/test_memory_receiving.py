@@ -364,3 +364,39 @@ async def test_a_service_tells_what_its_process_holds() -> None:
         client = await Client.connect(running.addresses[0])
         assert running.memory()["connections"] == found["connections"] + 2
         await client.close()
+
+
+async def test_calls_that_wait_for_their_turn_do_not_fail_while_others_get_theirs() -> None:
+    """The last one waits for longer than a call may stand still."""
+    patience, work, calls = 3.0, 0.4, 10
+    timing = {"progress_deadline": patience, "stall_deadline": 30.0}
+    flow = {"receive_budget": 2 * MiB, "read_ahead": 256 * KiB, "process_send_budget": 3 * MiB}
+    settings = config(flow=flow, timing=timing, calls={"cut": 256 * KiB})
+    service = Service("turns", config=settings)
+
+    @service.handler("work", kind="sink", input=SCHEMA)
+    def work_on(batches: Iterator[pa.RecordBatch], call: Any) -> None:
+        for _ in batches:
+            time.sleep(work)
+
+    @service.handler("large", kind="source", output=SCHEMA)
+    def large(call: Any) -> Iterator[pa.RecordBatch]:
+        yield batch_of(2 * MiB)
+
+    async def read(client: Client, turn: asyncio.Lock) -> int:
+        stream = client.source("large")
+        rows = 0
+        async with turn:
+            await asyncio.sleep(work)
+            async for batch in stream:
+                rows += batch.num_rows
+        return rows
+
+    async with connected(service, "tcp", client_config=settings) as client:
+        sinks = [client.sink("work", [batch_of(2 * MiB)], schema=SCHEMA) for _ in range(calls)]
+        await asyncio.gather(*sinks)
+        turn = asyncio.Lock()
+        async with turn:
+            assert sum([batch.num_rows async for batch in client.source("large")]) == 2 * MiB // 8
+        found = await asyncio.gather(*(read(client, turn) for _ in range(calls)))
+        assert found == [2 * MiB // 8] * calls

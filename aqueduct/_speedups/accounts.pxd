@@ -4,6 +4,7 @@ from libc.stdint cimport int64_t
 
 cdef class Account:
     cdef public int64_t used
+    cdef public int64_t returned  # all that ever was
     cdef public int64_t alive     # handed to handlers and readers, and not freed
     cdef public int64_t lent      # of those, still charged
     cdef public dict waiting

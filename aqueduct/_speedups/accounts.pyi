@@ -7,6 +7,7 @@ __all__ = ["Account"]
 @disjoint_base
 class Account:
     used: int
+    returned: int
     alive: int
     lent: int
     waiting: dict[Any, Any]

@@ -14,7 +14,7 @@ __all__ = ["Account"]
 cdef class Account:
     """Bytes of one direction that all connections of a process hold.
 
-    ``used``: bytes that are charged. ``waiting``: who waits for room, in order; ``place``: who goes
+    ``used``: bytes that are charged; ``returned``: all that were, and are no more. ``waiting``: who waits for room, in order; ``place``: who goes
     on above the budget, or None. ``alive``: bytes of received buffers that handlers and readers
     have, ``lent`` those of them that are still charged: the difference is kept beyond need.
     """
@@ -33,8 +33,10 @@ cdef class Account:
 
     cdef int spend(self, int64_t size) except -1:
         self.used += size
-        if size < 0 and self.waiting:
-            self.notify()
+        if size < 0:
+            self.returned -= size
+            if self.waiting:
+                self.notify()
         return 0
 
     def join(self, member):

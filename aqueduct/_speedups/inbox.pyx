@@ -77,6 +77,8 @@ cdef class Budget:
         own.used = self.budget_used
         self.process = own
         process.spend(-self.budget_used)
+        if process.waiting:
+            process.notify()  # fewer wait
 
     cdef bint is_awaited(self) except -1:
         """Whether somebody waits for room that may have come back."""

@@ -236,6 +236,7 @@ cdef class Ledger:
             reached = half._left
         self.retained -= reached - half._returned
         self.process.used -= reached - half._returned
+        self.process.returned += reached - half._returned
         half._returned = reached
         return 0
 
