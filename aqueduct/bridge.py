@@ -69,6 +69,8 @@ class Bridge:
         running.output.on_change = self._signal.set
         if running.receiver is not None:
             running.receiver.on_change = self._signal.set
+        if running.expects:  # here, so that calls get room in the order in which they came
+            self._ask(running.expects)
         running.serving.start_thread(self._work)
         try:
             while not self._step():
@@ -188,8 +190,8 @@ class Bridge:
             else:
                 generator = handler.invoke(*arguments)
                 try:
-                    if running.expects:
-                        self._reserve(running.expects)
+                    if self._account is not None:
+                        self._await_room(self._account)
                     for batch in generator:
                         size = self._give(batch, running.answering if exchange else -1)
                         del batch  # or it would be kept while the next one has no room
@@ -224,16 +226,21 @@ class Bridge:
             call.check()
         return size
 
-    def _reserve(self, size: int, *, again: bool = False) -> None:
+    def _reserve(self, size: int, *, again: bool) -> None:
         """Waits until there is room for the next answer, about as large as this one."""
-        running = self.running
-        account = self._account
-        if account is None:
-            account = self._account = running.room(lambda: self._granted.put(None))
-        if not account.ask(size, again=again):
-            while not (account.granted or self._stopped):
-                self._granted.get()
-            running.call.check()
+        if not self._ask(size, again=again):
+            assert self._account is not None
+            self._await_room(self._account)
+
+    def _ask(self, size: int, *, again: bool = False) -> bool:
+        if self._account is None:
+            self._account = self.running.room(lambda: self._granted.put(None))
+        return self._account.ask(size, again=again)
+
+    def _await_room(self, account: Reservation) -> None:
+        while account.waits and not self._stopped:
+            self._granted.get()
+        self.running.call.check()
 
     def _has_room(self) -> bool:
         waiting = len(self._outbox)

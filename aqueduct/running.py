@@ -264,7 +264,7 @@ class RunningCall(Outputs):
         room, signal = self._room
         if room.ask(self.expects, again=again):
             return
-        while not room.granted:
+        while room.waits:
             await signal.wait()
 
     def answered(self) -> None:
@@ -602,8 +602,10 @@ class RunningCall(Outputs):
         for room in self.rooms:
             room.end()
         self.rooms.clear()
-        if self.largest_out >= FROM or self.expects:
+        if self.largest_out >= FROM:
             self.serving.sizes[self.head.handler] = self.largest_out
+        elif self.expects and self.batches_out:
+            self.serving.sizes.pop(self.head.handler, None)
         if self.lease is not None:
             self.lease.give_back()
             self.lease = None

@@ -151,6 +151,36 @@ async def test_calls_that_find_no_room_for_their_answers_fail_as_busy() -> None:
     assert all("Flow.process_send_budget" in error for error in errors)
 
 
+@pytest.mark.parametrize("name", ["source", "async source", "function"])
+async def test_a_handler_whose_answers_are_small_again_waits_for_no_room(name: str) -> None:
+    sizes = iter([SIZE, 64, 64, 64])
+    made = Service("changes", config=narrow(process_send_budget=MiB))
+
+    @made.handler("source", kind="source", output=SCHEMA)
+    def source(call: Any) -> Iterator[pa.RecordBatch]:
+        yield batch_of(next(sizes))
+
+    @made.handler("async source", kind="source", output=SCHEMA)
+    async def async_source(call: Any) -> AsyncIterator[pa.RecordBatch]:
+        yield batch_of(next(sizes))
+
+    @made.handler("function", input=SCHEMA, output=SCHEMA)
+    def function(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch_of(next(sizes))
+
+    async with serving(made, "tcp") as running:
+        async with await Client.connect(running.addresses[0], config=narrow()) as client:
+            for size in (SIZE, 64, 64, 64):
+                stream = (
+                    client.exchange(name, [batch_of(64)], schema=SCHEMA)
+                    if name == "function"
+                    else client.source(name)
+                )
+                assert [batch.num_rows async for batch in stream] == [size // 8]
+                await until(lambda: not running.calls)
+                assert bool(running.sizes) == (size == SIZE)
+
+
 def test_room_is_granted_in_order_and_never_twice() -> None:
     account = Sending()
     ledger = Outgoing(narrow(process_send_budget=4 * MiB), [], account)
