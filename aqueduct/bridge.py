@@ -9,6 +9,7 @@ back the client.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import Mapping
 from queue import Empty, SimpleQueue
@@ -16,6 +17,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from aqueduct._speedups.inbox import Lease
+from aqueduct.accounts import FROM, Reservation
 from aqueduct.arrow.encode import Encoded
 from aqueduct.drivers import sink_counters
 from aqueduct.handlers import SINK
@@ -38,19 +41,22 @@ class Bridge:
         self._signal = Signal()
         self._waking = False
         self._stopped = False
-        # To the thread: (number, payload), _END, or an exception to raise.
+        # To the thread: (number, payload, lease), _END, or an exception to raise.
         self._inbox: SimpleQueue[Any] = SimpleQueue()
         self._handed = 0  # of the loop: batches put into the inbox, and their bytes
         self._handed_bytes = 0
         self._taken_bytes = 0  # of the thread; running.taken counts them
         self._input_handed = running.receiver is None  # its end too
         self._hungry = False  # of the thread: it waits for a batch
-        # From the thread: (encoded, number) in order.
-        self._outbox: deque[tuple[Encoded, int]] = deque()  # a source's have no number yet
+        self._lease: Lease | None = None  # of the thread: what the batch it has is charged
+        # From the thread: (encoded, number, whether the accounts count it) in order.
+        self._outbox: deque[tuple[Encoded, int, bool]] = deque()  # a source's have no number yet
         self._given = 0  # bytes put into the outbox, of the thread
         self._sent = 0  # and taken out of it, of the loop
         self._room: SimpleQueue[None] = SimpleQueue()
         self._blocked = False  # of the thread: it waits for room
+        self._granted: SimpleQueue[None] = SimpleQueue()
+        self._account: Reservation | None = None  # of the thread: for answers that are large
         # The thread's last words.
         self._done = False
         self._result: Mapping[str, int] | None = None
@@ -63,6 +69,8 @@ class Bridge:
         running.output.on_change = self._signal.set
         if running.receiver is not None:
             running.receiver.on_change = self._signal.set
+        if running.expects:  # here, so that calls get room in the order in which they came
+            self._ask(running.expects)
         running.serving.start_thread(self._work)
         try:
             while not self._step():
@@ -89,9 +97,12 @@ class Bridge:
         running, outbox, output = self.running, self._outbox, self.running.output
         done = self._done  # before the outbox is looked at: nothing comes into it afterwards
         while outbox and output.writable:
-            encoded, number = outbox.popleft()
+            encoded, number, counted = outbox.popleft()
             self._sent += encoded.size
             running.send(encoded, number if number >= 0 else running.batches_out)
+            if counted:
+                assert self._account is not None
+                self._account.posted(encoded.size)
         if self._blocked and self._has_room():
             self._blocked = False
             self._room.put(None)
@@ -120,7 +131,7 @@ class Bridge:
                 break
             self._handed += 1
             self._handed_bytes += len(found[1])
-            self._inbox.put(found)
+            self._inbox.put((*found, running.take_lease()))
         if running.input_over:
             self._input_handed = True
             self._inbox.put(_END)
@@ -130,6 +141,7 @@ class Bridge:
         self._stopped = True
         self._inbox.put(self.running.call.reason or _END)
         self._room.put(None)
+        self._granted.put(None)
         self._signal.set()
 
     def _woken(self) -> None:
@@ -142,20 +154,25 @@ class Bridge:
         """The next batch for the handler. Raises StopIteration, or why the call is over."""
         running = self.running
         running.call.check()
+        if self._lease is not None:
+            self._lease.give_back()
+            self._lease = None
         try:
             found = self._inbox.get_nowait()
         except Empty:
+            running.want(True, threading.get_ident())
             self._hungry = True
             self._wake()
             found = self._inbox.get()
             self._hungry = False
+            running.want(False)
         if found is _END:
             self._inbox.put(_END)
             raise StopIteration
         if isinstance(found, BaseException):
             self._inbox.put(found)
             raise found
-        number, payload = found
+        number, payload, self._lease = found
         self._taken_bytes += len(payload)
         running.taken = number + 1
         if self._handed - running.taken == _AHEAD // 2 and not self._input_handed:
@@ -173,8 +190,13 @@ class Bridge:
             else:
                 generator = handler.invoke(*arguments)
                 try:
+                    if self._account is not None:
+                        self._await_room(self._account)
                     for batch in generator:
-                        self._give(batch, running.answering if exchange else -1)
+                        size = self._give(batch, running.answering if exchange else -1)
+                        del batch  # or it would be kept while the next one has no room
+                        if self._account is not None or size >= FROM:
+                            self._reserve(size, again=True)
                 finally:
                     generator.close()
         except BaseException as error:  # noqa: BLE001  a handler may raise anything
@@ -182,21 +204,43 @@ class Bridge:
         self._done = True
         self._wake()
 
-    def _give(self, batch: Any, number: int) -> None:
+    def _give(self, batch: Any, number: int) -> int:
+        """Hands an answer to the loop; returns its size in bytes."""
         call = self.running.call
         call.check()
         encoded = self.running.encode(batch)
-        self._given += encoded.size
-        self._outbox.append((encoded, number))
+        account, size = self._account, encoded.size
+        if account is not None:
+            account.made(size)
+        self._given += size
+        self._outbox.append((encoded, number, account is not None))
+        del encoded, batch  # they belong to the outbox
         self._wake()
         while not self._has_room():
             self._blocked = True
             if self._has_room():  # the loop may not have seen the flag
                 self._blocked = False
-                return
+                return size
             self._wake()
             self._room.get()
             call.check()
+        return size
+
+    def _reserve(self, size: int, *, again: bool) -> None:
+        """Waits until there is room for the next answer, about as large as this one."""
+        if not self._ask(size, again=again):
+            assert self._account is not None
+            self._await_room(self._account)
+
+    def _ask(self, size: int, *, again: bool = False) -> bool:
+        if self._account is None:
+            self._account = self.running.room(lambda: self._granted.put(None))
+        return self._account.ask(size, again=again)
+
+    def _await_room(self, account: Reservation) -> None:
+        while account.waits and not self._stopped:
+            self._granted.get()
+        self.running.call.check()
 
     def _has_room(self) -> bool:
         waiting = len(self._outbox)
@@ -213,6 +257,7 @@ class Bridge:
                 self._stopped = True
                 self._inbox.put(_END)
                 self._room.put(None)
+                self._granted.put(None)
 
 
 class ThreadBatches:

@@ -13,6 +13,7 @@ from typing import Any, Final, SupportsIndex, TypeAlias
 
 from aqueduct.arguments import Kind, an_instance, check_fields
 from aqueduct.errors import ConfigError
+from aqueduct.machine import quarter_of_memory
 
 __all__ = [
     "COMPRESSIONS",
@@ -70,6 +71,8 @@ class Limits:
     """Channels of one connection that have state, counting attachments not yet taken. Those of up
     to 4 calls that have just been answered count until they are said to be closed, 25 ms later at
     most."""
+    connections: Count = 16_384
+    """Connections of a process, of all its services and clients together."""
     unacknowledged: Count = 1 << 20
     """Unacknowledged messages of one sender; above it, sending waits."""
     received_ranges: Count = 65_536
@@ -96,9 +99,20 @@ class Flow:
     """Windows, budgets and marks: how much may be under way."""
 
     receive_budget: Bytes = 64 * MiB
-    """Admitted and not yet taken by the application, for one connection."""
+    """Bytes that one connection holds of what was received: from the first byte of a batch until
+    its handler or reader asks for the next one, ends, or frees it. Above it one batch goes on at a
+    time, the oldest whose handler or reader waits."""
+    process_receive_budget: Bytes = 0
+    """The same for all connections of a process; 0: a quarter of the memory that the machine, or
+    the process's control group, has. While others wait no connection holds more than half of it."""
+    process_send_budget: Bytes = 0
+    """Bytes that all connections of a process hold of what is to be sent, until it has left; 0: as
+    above. ``connection_high_water`` is the same for one connection."""
+    stall_rate: Bytes = 64 * KiB
+    """Bytes a second that a batch has to gain while others wait for its room; one that gains less
+    for Timing.stall_deadline fails with `busy`."""
     channel_receive_bytes: Bytes = 16 * MiB
-    """The same for one channel; one message is always admitted."""
+    """Bytes of one channel that were received and not yet taken; one message is always admitted."""
     message_overhead: Bytes = 512
     """What a message is charged beside its declared size."""
     initial_window: Bytes = 64 * KiB
@@ -128,7 +142,7 @@ class Flow:
     """The share of openable streams that only control streams may use."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        check_fields(self, zero_allowed=("process_receive_budget", "process_send_budget"))
         if self.control_share >= 1:
             raise ConfigError(
                 f"Flow.control_share is {self.control_share!r}; it must be below 1, "
@@ -141,6 +155,16 @@ class Flow:
             )
         if self.streams < 8:
             raise ConfigError(f"Flow.streams is {self.streams!r}; at least 8 are needed")
+
+    @property
+    def process_receive_bytes(self) -> int:
+        """``process_receive_budget``, or what it is by default on this machine."""
+        return self.process_receive_budget or quarter_of_memory()
+
+    @property
+    def process_send_bytes(self) -> int:
+        """``process_send_budget``, or what it is by default on this machine."""
+        return self.process_send_budget or quarter_of_memory()
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +191,9 @@ class Timing:
     """While calls are open, silence is broken by a ping this often."""
     progress_deadline: Seconds = 60.0
     """A call without a deadline of its own fails after this long without any progress."""
+    stall_deadline: Seconds = 5.0
+    """A batch that gains less than Flow.stall_rate for this long, while others wait for its room,
+    fails; and so long the others wait for a batch above the budget that is not given back."""
     close_linger: Seconds = 5.0
     """A close lets queued data out for at most this long."""
     drain_timeout: Seconds = 25.0

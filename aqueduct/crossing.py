@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
+from aqueduct._speedups.inbox import Lease
 from aqueduct.arrow.call import CallHead
 from aqueduct.arrow.encode import Encoded
 from aqueduct.borrowing import BorrowedLoop
@@ -79,11 +81,13 @@ class Crossing:
         self._waking = False
         self._untold = False  # of the thread: the loop has not been woken for what changed
         self._borrowed = False  # the thread itself runs the loop
-        # To the thread: numbers with payloads or Failures, END, Failed, or NEWS.
+        # To the thread: numbers with payloads or Failures and what they are charged, END, Failed,
+        # or NEWS.
         self._inbox: SimpleQueue[Any] = SimpleQueue()
         self._mailbox = mailbox or self._inbox
         self._handed = self._handed_bytes = 0  # of the loop
         self._consumed = 0  # of the thread
+        self._lease: Lease | None = None  # of the thread: what the answer that it has is charged
         self.consumed_bytes = 0
         """Bytes of the answers' payloads that the thread has taken."""
         self.waited = 0.0
@@ -97,6 +101,7 @@ class Crossing:
         # Of the loop alone.
         self._blocked = False  # but the thread looks at it
         self._waiting = False  # of the thread
+        self._reader = 0  # which thread waited last
         self._finished = False
         self._over = False
         self._pumping = False
@@ -158,10 +163,17 @@ class Crossing:
 
     def take_nowait(self) -> Any:
         """What the loop has for the thread, or None."""
+        self._give_back()
         try:
             return self.taken(self._inbox.get_nowait())
         except Empty:
             return None
+
+    def _give_back(self) -> None:
+        """The thread asks for another answer, so it is done with the last one."""
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.give_back()
 
     def wait(self, *, room: bool = False, acceptance: bool = False) -> Any:
         """The same, waited for; NEWS if there is room, or acceptance, if these were asked for.
@@ -256,19 +268,28 @@ class Crossing:
                 self._mailbox.put(Failed(ConnectionLost(f"{self._client!r} is closed")))
 
     def taken(self, found: Any) -> Any:
-        """Counts what comes out of the queue; returns it."""
+        """Counts what comes out of the queue; returns it, an answer as its number and payload."""
         if type(found) is tuple:
+            number, payload, lease = found
+            self._give_back()
+            self._lease = lease
             self._consumed += 1
-            self.consumed_bytes += len(found[1])
+            self.consumed_bytes += len(payload)
             if self._paused and self._handed - self._consumed <= _AHEAD // 2:
                 self.wake()
+            return number, payload
+        if found is not NEWS:
+            self._give_back()
         return found
 
     def set_waiting(self, waiting: bool) -> None:
         """Whether the thread waits for the service: the deadline on progress runs then."""
         self._waiting = waiting
+        if waiting:
+            self._give_back()
+            self._reader = threading.get_ident()
         if self.call is not None:
-            self.call.waiting = waiting
+            self.call.set_waiting(waiting, self._reader)
 
     # On the loop
 
@@ -315,7 +336,7 @@ class Crossing:
 
     def _begin(self) -> Outgoing:
         call = self._client.begin(self.head, self._window, self.pump, self._answered)
-        call.waiting = self._waiting
+        call.set_waiting(self._waiting, self._reader)
         self.call = call
         return call
 
@@ -337,4 +358,5 @@ class Crossing:
                 return
             self._handed += 1
             self._handed_bytes += len(found)
-            self._mailbox.put((call.answers.number, found))
+            lease, call.answers.lease = call.answers.lease, None
+            self._mailbox.put((call.answers.number, found, lease))

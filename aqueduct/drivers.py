@@ -17,6 +17,8 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
+from aqueduct._speedups.inbox import Lease
+from aqueduct.accounts import FROM, Reservation
 from aqueduct.arrow.encode import Encoded
 from aqueduct.errors import AqueductError, Busy
 from aqueduct.handlers import Handler, Shape
@@ -32,6 +34,8 @@ __all__ = [
     "sink_counters",
 ]
 
+_Job: TypeAlias = "tuple[int, pa.RecordBatch, Lease | None]"
+"""A batch's number, the batch, and what it is charged until the handler has worked on it."""
 _Outcome: TypeAlias = "tuple[int, Any, BaseException | None]"
 """A batch's number, and its answer or what the handler raised."""
 
@@ -48,6 +52,8 @@ async def drive_async_generator(running: RunningCall) -> None:
     generator = handler.invoke(*arguments)
     spins = number = 0
     try:
+        if running.expects:
+            await running.wait_room()
         async for batch in generator:
             running.call.check()  # a handler may have swallowed its cancellation
             if not running.give(batch, running.answering if exchange else number):
@@ -61,6 +67,11 @@ async def drive_async_generator(running: RunningCall) -> None:
                     running.waits_for_client = False
                     spins = 0
                 running.send(encoded, running.answering if exchange else number)
+                del encoded
+            if running.expects:
+                del batch  # or it would be kept while the next one has no room
+                running.answered()
+                await running.wait_room(again=True)
             number += 1
             spins += 1
             if spins >= _SPINS:  # nothing else would run while there is always room
@@ -131,6 +142,7 @@ class AsyncBatches:
                 if running.input_over:
                     raise StopAsyncIteration
             running.waits_for_client = True
+            running.want(True, id(asyncio.current_task()))
             running.mark_soon()
             running.expect_batch()
             try:
@@ -139,6 +151,7 @@ class AsyncBatches:
                     await receiver.wait_change()
             finally:
                 running.waits_for_client = False
+                running.want(False)
             self._spins = 1
         return batch
 
@@ -163,7 +176,7 @@ class EachBatch:
         self._signal = Signal()
         self._lock = threading.Lock()
         # Under the lock: work for threads, and how many threads there are.
-        self._jobs: deque[tuple[int, pa.RecordBatch]] = deque()
+        self._jobs: deque[_Job] = deque()
         self._active = 0
         self._stopped = False
         # What threads append and the loop takes.
@@ -176,9 +189,11 @@ class EachBatch:
         self._done = 0  # batches that were answered
         # In a thread that does nothing else: a batch that takes long to decode, with its number,
         # and an answer that takes long to encode. Those behind them wait.
-        self._decoding: tuple[Job[pa.RecordBatch], int, int] | None = None
+        self._decoding: tuple[Job[pa.RecordBatch], int, int, Lease | None] | None = None
         self._encoding: tuple[Job[Encoded], int] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._rooms: dict[int, Reservation] = {}  # for the answers of batches at work
+        self._room: Reservation | None = None  # for that of the next one
 
     async def drive(self) -> None:
         """Works on the call to its end. The last thread has come back when it returns."""
@@ -207,17 +222,24 @@ class EachBatch:
             number, batch, error = self._finished.popleft()
             self._answers[number] = (batch, error)
         blocked = self._send_answers()
-        while self._decoded() and self._wants_more():
+        while self._decoded() and self._wants_more() and (self._has_room() or running.at_end):
             found = running.take()
             if found is None:
                 break
+            if self._room is not None:
+                self._rooms[found[0]], self._room = self._room, None
             self._hand_out(*found)
+        if self._room is not None and self._room.granted:
+            self._room.release()  # there is no batch for it yet
         answered = running.batches_in == self._done and self._encoding is None
         if running.input_over and answered:
             return True
         if blocked:
             running.output.notify_writable(ample=True)
-        running.waits_for_client = blocked or answered
+        lacks_room = self._room is not None and self._room.waits
+        running.waits_for_client = blocked or (answered and not lacks_room)
+        # With something at work, what comes next is only ahead of the handler.
+        running.want(running.batches_in == self._done, id(self))
         return False
 
     def _send_answers(self) -> bool:
@@ -238,7 +260,17 @@ class EachBatch:
                     raise error
             elif not running.give(batch, number):
                 self._send(batch, number)
+            if self._encoding is None:
+                self._leave_room(number)
         return False
+
+    def _leave_room(self, number: int) -> None:
+        """An answer is queued, and counts there."""
+        room = self._rooms.pop(number, None)
+        if room is not None:
+            room.release()
+            if self._room is None:
+                self._room = room
 
     def _send(self, batch: Any, number: int) -> None:
         running = self._running
@@ -256,6 +288,7 @@ class EachBatch:
             return False
         self._encoding = None
         self._send_encoded(job.result, number)
+        self._leave_room(number)
         return True
 
     def _send_encoded(self, encode: Callable[[], Encoded], number: int) -> None:
@@ -281,31 +314,44 @@ class EachBatch:
             return True
         return outstanding < concurrency + _AHEAD and self._outstanding_bytes < _AHEAD_BYTES
 
+    def _has_room(self) -> bool:
+        """Whether there is room for one more answer, if they are large; else the loop is woken."""
+        running = self._running
+        size = running.expects
+        if not size and running.batches_in:
+            size = running.bytes_in // running.batches_in  # the answer may be as large
+        if size < FROM:
+            return True
+        if self._room is None:
+            self._room = running.room(self._wake)
+        return self._room.granted or (not self._room.waits and self._room.ask(size))
+
     def _hand_out(self, number: int, payload: Any) -> None:
         running = self._running
+        lease = running.take_lease()
         if running.slow_to_decode(payload):
             job = Job(partial(running.decode, number, payload), self._signal.set)
-            self._decoding = job, number, len(payload)
+            self._decoding = job, number, len(payload), lease
             return
-        self._begin(number, running.decode(number, payload), len(payload))
+        self._begin(number, running.decode(number, payload), len(payload), lease)
 
     def _decoded(self) -> bool:
         """Whether no batch is being decoded; one that was is handed out."""
         if self._decoding is None:
             return True
-        job, number, size = self._decoding
+        job, number, size, lease = self._decoding
         if not job.done:
             return False
         self._decoding = None
-        self._begin(number, job.result(), size)
+        self._begin(number, job.result(), size, lease)
         return True
 
-    def _begin(self, number: int, batch: pa.RecordBatch, size: int) -> None:
+    def _begin(self, number: int, batch: pa.RecordBatch, size: int, lease: Lease | None) -> None:
         running = self._running
         self._sizes[number] = size
         self._outstanding_bytes += size
         with self._lock:
-            self._jobs.append((number, batch))
+            self._jobs.append((number, batch, lease))
             if self._active >= running.handler.concurrency:
                 return
             self._active += 1
@@ -321,7 +367,7 @@ class EachBatch:
                 self._active -= 1
             raise
 
-    def _trade(self, outcome: _Outcome | None) -> tuple[int, pa.RecordBatch] | None:
+    def _trade(self, outcome: _Outcome | None) -> _Job | None:
         """Hands in what became of one batch, for the next one; None: go home.
 
         All under one lock, so that one wake tells the loop of both.
@@ -345,6 +391,8 @@ class EachBatch:
                 outcome = (job[0], handler.invoke(job[1], call), None)
             except BaseException as error:  # noqa: BLE001  a handler may raise anything
                 outcome = (job[0], None, error)
+            if job[2] is not None:
+                job[2].give_back()
         self._wake()
 
     async def _work_async(self) -> None:
@@ -356,6 +404,8 @@ class EachBatch:
                 outcome = (job[0], await handler.invoke(job[1], call), None)
             except BaseException as error:  # noqa: BLE001
                 outcome = (job[0], None, error)
+            if job[2] is not None:
+                job[2].give_back()
         self._signal.set()
 
     def _wake(self) -> None:

@@ -27,7 +27,7 @@
         |-- UnknownHandler        the service has no handler of that name and kind
         |-- SchemaMismatch        a column differs; .column, .wanted and .got name it
         |-- HandlerFailed         the handler raised; .kind, .detail and .remote_traceback
-        |-- Busy                  the service is at its limit of calls, or has no memory
+        |-- Busy                  the service is at its limit of calls, or of memory
         |-- Refused               the service refused the call (token, drain)
         |-- BatchTooLarge         a record batch above batch_limit
         |-- BadCall               the call or its batches did not follow the convention
@@ -276,7 +276,10 @@ class HandlerFailed(CallError):
 
 
 class Busy(CallError):
-    """The service is at its limit of calls, or has no memory; try again later or elsewhere."""
+    """The service is at its limit of calls, or of memory; try again later or elsewhere.
+
+    Also if a batch came too slowly while others waited for its room. The text names the setting.
+    """
 
     status = "busy"
 

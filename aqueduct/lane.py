@@ -28,8 +28,8 @@ class Lane:
     queue and given to ``taken``:
 
     - NEWS: there is room, or the call was accepted, where ``expect`` asked for it;
-    - a tuple of the number of an input batch and its answer's payload, for ``decode``, or a
-      ``Failure`` of that batch;
+    - an answer: ``taken`` makes it a tuple of the number of its input batch and its payload, for
+      ``decode``, or a ``Failure`` of that batch. The answer before is given back by that;
     - END, and nothing after it: all is answered, and the service says that it is well;
     - ``Failed``, and nothing after it: the call is over, with its ``error``.
     """

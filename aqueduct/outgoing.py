@@ -111,8 +111,7 @@ class Outgoing(Feed):
         """What the service counted, once the call has ended."""
         self._agree = agree
         self.compression = compression
-        self.waiting = False
-        """Whether the application waits for an answer."""
+        self._waiting = False
         self.supplying = False
         """Whether the service may be waiting for the application's next batch."""
         self._on_change = on_change
@@ -154,7 +153,17 @@ class Outgoing(Feed):
         headers, payload = self.head.encode()
         feeds = self.head.kind != "source"
         self._input, self._output, self._status = connection.call(payload, headers, feeds=feeds)
-        self._output.placement, self._output.placement_key = self._assembler.place, PIECE
+        self._read_answers()
+
+    def _read_answers(self) -> None:
+        """How the answers come in, and that they are charged until the application is done."""
+        output, assembler = self._output, self._assembler
+        output.placement, output.placement_key = assembler.place, PIECE
+        output.announce = assembler.announce
+        inbox = output.inbox
+        assert inbox is not None
+        inbox.keeps = inbox.told = True
+        self._inbox = inbox
 
     def _follow(self, answered: Message) -> None:
         count = len(answered.attachments)
@@ -168,7 +177,7 @@ class Outgoing(Feed):
                 handler=self.head.handler,
             )
         self._output, self._status = receivers
-        self._output.placement, self._output.placement_key = self._assembler.place, PIECE
+        self._read_answers()
         self._hello(answered.headers, answered.payload)
 
     # Sending
@@ -200,6 +209,16 @@ class Outgoing(Feed):
         except (ChannelError, ConnectionLost):
             pass  # reading says more
 
+    @property
+    def waiting(self) -> bool:
+        """Whether the application waits for an answer."""
+        return self._waiting
+
+    def set_waiting(self, waiting: bool, reader: object = None) -> None:
+        """Whether it does, in the thread or task ``reader``; may be called from another thread."""
+        self._waiting = waiting
+        self._inbox.want(waiting, reader)
+
     def expect_answer(self) -> None:
         """Who reads may wait for the answer to one small batch, which often comes at once."""
         if self.waiting and self.window is not None and self.window.is_one_below(_SMALL):
@@ -208,14 +227,14 @@ class Outgoing(Feed):
     def wait_answer(self) -> Waiter | None:
         """What to await, at once, when ``take`` would give nothing; None: look again.
 
-        ``waiting`` is True until whoever awaits it says otherwise.
+        ``waiting`` is True until whoever awaits it says otherwise by ``set_waiting``.
         """
         receiver = self._status if self._output_over else self._output
         if self.window is not None and self.window.is_one_below(_SMALL):
             self.connection.await_answer()
             if receiver.readable:  # what that has sent may have brought something about
                 return None
-        self.waiting = True
+        self.set_waiting(True, id(asyncio.current_task()))
         return receiver.wait_change()
 
     def finish(self) -> None:
@@ -242,7 +261,7 @@ class Outgoing(Feed):
             raise
 
     def _take(self) -> Any:
-        payload = self.answers.take_whole()
+        payload = self.answers.take_whole()  # and its ``lease`` what it is charged
         if payload is not None:
             return payload
         while not self._output_over:
@@ -261,11 +280,13 @@ class Outgoing(Feed):
             self.moved += 1
             if not self.accepted:
                 self._hello(message.headers, message.payload)
+                self._inbox.settle()
                 payload = self.answers.take_whole()
                 if payload is not None:
                     return payload
                 continue
             if FAILURES in self.traits and (failure := self._failure(message)) is not None:
+                self._inbox.settle()
                 return failure
             found = self._assembler.add(message.headers, message.payload)
             self.answers.partial = found is None
@@ -277,6 +298,7 @@ class Outgoing(Feed):
                 continue
             number, payload = found
             if not len(payload):
+                self._inbox.settle()
                 if not self._loose:
                     self._settle(number)
                 continue  # a mark: these inputs are taken
@@ -287,6 +309,7 @@ class Outgoing(Feed):
                     peer=self.peer,
                     handler=self.head.handler,
                 )
+            self.answers.lease = self._inbox.lease(payload)
             return payload
         try:
             message = self._status.receive_nowait()
@@ -343,7 +366,7 @@ class Outgoing(Feed):
         for handle in (self._input, self._output, self._status):
             if handle is not None:
                 handle.on_change = None
-        self._output.placement = None
+        self._output.placement = self._output.announce = None
         if self._input is not None:
             self._input.cancel()
         for job in (self.opening, self.decoding):
@@ -352,6 +375,8 @@ class Outgoing(Feed):
         if self.error is not None:  # else both were read to their ends
             self._output.close()
             self._status.close()
+        if self.error is not None or not self._inbox.held:
+            self._inbox.let_go()  # else with the last of what was taken ahead
         on_change, self._on_change = self._on_change, _nothing  # which may hold on to the call
         self.answers.on_change = None
         on_change()
@@ -469,7 +494,10 @@ class Outgoing(Feed):
     def _progress(self) -> object:
         if self.supplying or not self.waiting:
             return object()  # an application that does not wait has all the time it wants
-        return self.moved, self.answers.moved, 0 if self._input is None else self._input.queued
+        queued = 0 if self._input is None else self._input.queued
+        # What the service takes of other calls it takes in turn: it has not forgotten this one.
+        others = self.connection.core.outgoing.queued if queued else 0
+        return self.moved, self.answers.moved, queued, others
 
     def _expired(self, seconds: float) -> None:
         handler = self.head.handler

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from aqueduct._speedups.inbox import Lease
 from aqueduct._speedups.outputs import Outputs
+from aqueduct.accounts import FROM, Reservation
 from aqueduct.arrow.call import (
     AS_COMPLETED,
     FAILURES,
@@ -52,6 +54,7 @@ from aqueduct.failures import handler_failed
 from aqueduct.handlers import Handler
 from aqueduct.plans import Plan
 from aqueduct.threads import apart
+from aqueduct.watch import Signal
 
 if TYPE_CHECKING:
     from aqueduct.serving import Serving
@@ -98,9 +101,12 @@ class RunningCall(Outputs):
     _marking = False  # whether it is looked at soon if a mark is due
     _timer: asyncio.TimerHandle | None = None  # of the client's deadline
     _assembler: Assembler | None = None
+    expects = 0
+    """Bytes of the next answer, if it is likely to be a large one; else 0."""
+    _room: tuple[Reservation, Signal] | None = None
     _is_over = False
     _since = 0.0  # when it moved last, as far as was noticed
-    _seen: tuple[int, ...] = (0, 0, 0, 0, 0, False)  # what ``_progress`` said then
+    _seen: tuple[int, ...] = (0, 0, 0, 0, 0, False, 0)  # what ``_progress`` said then
 
     def __init__(
         self,
@@ -128,6 +134,8 @@ class RunningCall(Outputs):
         self.encoder: Encoder
         self.hello: tuple[Headers, list[bytes]]
         self.call = Call(connection, head, number)
+        self.rooms: list[Reservation] = []
+        """Room that was asked for answers."""
         self.input_over = receiver is None
         self.stop: Callable[[], None] | None = None
         """How the driver ends the handler; None: by cancelling the task."""
@@ -145,6 +153,9 @@ class RunningCall(Outputs):
             handler=self.head.handler,
         )
         receiver.placement, receiver.placement_key = self._assembler.place, PIECE
+        receiver.announce = self._assembler.announce
+        assert receiver.inbox is not None
+        receiver.inbox.keeps = receiver.inbox.told = True
         self.connection.patient(
             receiver.inbox
         )  # the end of the call often follows that of its input
@@ -169,7 +180,7 @@ class RunningCall(Outputs):
 
         Raises BadCall, and what ended the channel if not its finish.
         """
-        payload = self.take_whole()
+        payload = self.take_whole()  # and ``lease`` what it is charged
         if payload is not None:
             return self.batches_in - 1, payload
         receiver, assembler = self.receiver, self._assembler
@@ -211,7 +222,72 @@ class RunningCall(Outputs):
                 raise self._bad(text)
             self.batches_in += 1
             self.bytes_in += len(payload)
+            if receiver.inbox is not None:
+                self.lease = receiver.inbox.lease(payload)
             return found
+
+    def grew(self, size: int) -> None:
+        """An answer is the largest so far: for as much room is waited before the next."""
+        if size >= FROM:
+            self.expects = size
+            sizes = self.serving.sizes
+            sizes[self.head.handler] = max(size, sizes.get(self.head.handler, 0))
+
+    def room(self, wake: Callable[[], None]) -> Reservation:
+        """Room for answers before they are made; ``wake`` is called in any thread."""
+        connection = self.connection
+        found = connection.sending.reservation(
+            connection.core.outgoing, lambda: int(self.output.queued), wake
+        )
+        self.rooms.append(found)
+        return found
+
+    @property
+    def at_end(self) -> bool:
+        """Whether nothing more comes of the input, though nobody has noticed."""
+        inbox = None if self.receiver is None else self.receiver.inbox
+        return (
+            inbox is not None
+            and inbox.error is not None
+            and not inbox.queue
+            and not self.holds_payload
+        )
+
+    async def wait_room(self, *, again: bool = False) -> None:
+        """Returns once there is room for the next answer, for a handler on the event loop.
+
+        ``again``: it has answered before.
+        """
+        if self._room is None:
+            signal, loop = Signal(), asyncio.get_running_loop()
+
+            def wake() -> None:
+                try:
+                    loop.call_soon_threadsafe(signal.set)
+                except RuntimeError:  # the loop is closed
+                    pass
+
+            self._room = self.room(wake), signal
+        room, signal = self._room
+        if room.ask(self.expects, again=again):
+            return
+        while room.waits:
+            await signal.wait()
+
+    def answered(self) -> None:
+        """The answer for which ``wait_room`` was called is queued."""
+        if self._room is not None:
+            self._room[0].release()
+
+    def want(self, wanted: bool, reader: object = None) -> None:
+        """Whether the handler waits for its next batch, in the thread or task ``reader``."""
+        if self.receiver is not None and self.receiver.inbox is not None:
+            self.receiver.inbox.want(wanted, reader)
+
+    def take_lease(self) -> Lease | None:
+        """What the batch that was just taken is charged; who takes it gives it back."""
+        lease, self.lease = self.lease, None
+        return lease
 
     def decode(self, number: int, payload: Any) -> pa.RecordBatch:
         """The batch of a payload. Of one thread at a time, in order. Raises CallErrors."""
@@ -271,6 +347,8 @@ class RunningCall(Outputs):
         else:
             for headers, payload in pieces(encoded, number, self._cut):
                 output.post(payload, headers)
+            if (row := output.row) is not None:
+                row.end_batch()
         self.count(number, encoded.size)
 
     def report(self, error: BaseException, number: int) -> bool:
@@ -426,6 +504,8 @@ class RunningCall(Outputs):
         if serving.service.authorize is not None:
             await serving.authorize(call)
         handler = self._handler = serving.handler(head, self.connection.carrier.peer)
+        if serving.sizes:
+            self.expects = serving.sizes.get(head.handler, 0)
         if is_wide(head.schema) or is_wide(head.expected):
             await apart(self._check_input, handler)
             self._ask_output(handler)
@@ -579,8 +659,21 @@ class RunningCall(Outputs):
             self.conclude(self.call.reason or Cancelled("the call was cancelled"))
         self.call._forget_callbacks()
         self.stop = None
+        for room in self.rooms:
+            room.end()
+        self.rooms.clear()
+        if self.largest_out >= FROM:
+            self.serving.sizes[self.head.handler] = self.largest_out
+        elif self.expects and self.batches_out:
+            self.serving.sizes.pop(self.head.handler, None)
+        if self.lease is not None:
+            self.lease.give_back()
+            self.lease = None
         if self.receiver is not None:
             self.receiver.placement = self.receiver.on_change = None
+            if self.receiver.inbox is not None:
+                self.receiver.announce = None
+                self.receiver.inbox.let_go()
         self.output.on_change = None
         self.serving.call_ended(self)
 
@@ -639,7 +732,12 @@ class RunningCall(Outputs):
         """What Watches calls now and then: a call that stands still has an end."""
         moved = self._progress()
         if moved != self._seen:
+            if self._seen[:-1] == moved[:-1]:
+                self.tell_alive()  # it has only come nearer to its turn
             self._seen, self._since = moved, now
+        elif now - self._since >= progress / 2 and self._lacks_room(progress / 2):
+            self.serving.watches.discard(self)  # before the client gives up, without a reason
+            self._expired(progress / 2)
         elif now - self._since >= progress:
             self.serving.watches.discard(self)
             self._expired(progress)
@@ -652,7 +750,23 @@ class RunningCall(Outputs):
             self.batches_out,
             self.output.queued,
             self.waits_for_client,
+            # As long as others give back what they hold, its turn for room will come.
+            self._turnover,
         )
+
+    @property
+    def _turnover(self) -> int:
+        """Bytes that came back to the account in which the call waits for room; 0: it does not."""
+        if any(room.waits for room in self.rooms):
+            return self.connection.sending.returned
+        return self.connection.core.budget.process.returned if self._lacks_room(0) else 0
+
+    def tell_alive(self) -> None:
+        """The client need not fear for a call that waits for room in this process."""
+        if self.receiver is None:
+            self.output.post(b"", batch_headers(0))
+        elif self.taken:
+            self.output.post(b"", batch_headers(self.taken - 1))
 
     def _expired(self, seconds: float) -> None:
         call = self.call
@@ -669,5 +783,29 @@ class RunningCall(Outputs):
                 f"handler {call.handler!r} neither took nor yielded a batch for {seconds:g} s "
                 "(Timing.progress_deadline); give the call a deadline if it may take longer"
             )
+        busy = self._lacks_room(seconds)
+        if busy and self.head.deadline is None:
+            log.info("%r: %s", call, busy)
+            self.abort(Busy(busy, peer=call.peer, handler=call.handler))
+            return
         log.info("%r: %s", call, text)
         self.abort(DeadlineExceeded(text, peer=call.peer, handler=call.handler))
+
+    def _lacks_room(self, seconds: float) -> str:
+        """Which budget the call has waited for all the time, and why that is full; "" if none."""
+        flow, handler = self.config.flow, self.call.handler
+        inbox = None if self.receiver is None else self.receiver.inbox
+        if any(room.waits for room in self.rooms):
+            return (
+                f"handler {handler!r} waited {seconds:g} s for room for its next answer: what was "
+                "answered before has not left, as nobody reads it; the process's budget is "
+                f"{flow.process_send_bytes} bytes (Flow.process_send_budget)"
+            )
+        if inbox is not None and inbox.wanted and inbox.waiting:
+            return (
+                f"handler {handler!r} waited {seconds:g} s for room for its next batch: other "
+                f"handlers hold theirs; the budgets are {flow.receive_budget} bytes of a connection"
+                f" (Flow.receive_budget) and {flow.process_receive_bytes} of the process "
+                "(Flow.process_receive_budget)"
+            )
+        return ""

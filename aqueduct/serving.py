@@ -13,6 +13,8 @@ from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from aqueduct import accounts
+from aqueduct._speedups.inbox import Inbox
 from aqueduct.arrow.call import PLACES, CallHead, KnownCall, KnownCalls, check_attachments
 from aqueduct.arrow.ipc import LONG_SCHEMA
 from aqueduct.arrow.status import CANCELLED, OK, Status
@@ -78,6 +80,8 @@ _WIDE_AT_ONCE: Final = 4
 """Calls of one connection whose very wide schemas are read at once; later messages wait."""
 _CLOSING: Final = 2.0
 """Seconds of a drain, at most, in which handlers end whose calls are over, and clients are told."""
+_LEASED: Final = 4096
+"""Bytes of a call of one batch that are charged until its end; fewer are until it begins."""
 
 
 class Serving:
@@ -99,6 +103,8 @@ class Serving:
         self._idle = asyncio.Event()
         """Nothing more is waited for; looked at while the service drains."""
         self._handlers = service.handlers
+        self.sizes: dict[str, int] = {}
+        """Bytes of the largest answer of the last call of each handler that makes large ones."""
         self.room = room_of(self.config.calls)
         """Bytes of a call's answers that go with its status."""
         loop = asyncio.get_running_loop()
@@ -192,10 +198,26 @@ class Serving:
         """Ends the drain of a ``close`` that is under way."""
         self._idle.set()
 
+    def memory(self) -> dict[str, int]:
+        """What this process holds, in bytes; may be called from any thread.
+
+        ``received_bytes`` of batches until their handlers are done with them, ``kept_bytes`` of
+        those that handlers keep although they asked for more, ``sending_bytes`` of what has not
+        left; and ``connections``, a number. All services and clients of the process are in it.
+        """
+        process = accounts.process()
+        return {
+            "received_bytes": process.receiving.used,
+            "kept_bytes": process.receiving.kept,
+            "sending_bytes": process.sending.used,
+            "connections": process.connections,
+        }
+
     def state(self) -> dict[str, Any]:
-        """Counters and connections as plain values, for JSON."""
+        """Counters, memory and connections as plain values, for JSON."""
         return {
             "counters": self.counters(),
+            "memory": self.memory(),
             "connections": [connection.snapshot().to_dict() for connection in self._connections],
         }
 
@@ -254,6 +276,8 @@ class Serving:
                 running = UnaryCall(
                     self, entrance.connection, head, known, payload, replying, number
                 )
+                if len(payload) >= _LEASED:
+                    running.brought = entrance.inbox.lease(received.payload)
         except CallError as error:
             self._counted["refused"] += 1
             log.info("%s: a call was refused: %s", entrance.connection.peer, error)
@@ -433,12 +457,12 @@ class _Entrance:
     """The entrypoint of one connection: reads calls where they come in, without a task."""
 
     __slots__ = (
-        "_inbox",
         "_later",
         "_opening",
         "_serving",
         "calls",
         "connection",
+        "inbox",
         "known",
         "questions",
     )
@@ -452,7 +476,8 @@ class _Entrance:
         """The connection's calls that are open."""
         self.questions = Questions(connection.peer)
         self.known = KnownCalls(connection.peer)
-        self._inbox = connection.entrypoint.inbox
+        self.inbox: Inbox = connection.entrypoint.inbox
+        self.inbox.keeps = True
         connection.entrypoint.on_change = self.read
 
     def read(self) -> None:
@@ -466,7 +491,8 @@ class _Entrance:
                 if received is None:
                     return
                 self._serving.message(self, received)
-                if not self._inbox.queue or self._opening >= _WIDE_AT_ONCE:
+                self.inbox.settle()
+                if not self.inbox.queue or self._opening >= _WIDE_AT_ONCE:
                     return
         except ChannelError as error:  # the client will not call again, but reads its answers
             log.debug("%r: the entrypoint ended: %s", self.connection, error)

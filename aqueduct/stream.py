@@ -118,9 +118,10 @@ class Stream:
                 try:
                     await waiter
                 finally:
-                    call.waiting = False
+                    call.set_waiting(False)
             self._spins = 0
         if payload is END:
+            self._give_back()
             await self._stop_feeding()
             raise StopAsyncIteration
         self._spins += 1
@@ -158,6 +159,7 @@ class Stream:
         """Abandons the call, unless it is over: the handler is told to stop."""
         call = self._call
         call.fail(abandoned(call.peer, call.head.handler))
+        self._give_back()
         await self._stop_feeding()
 
     async def __aenter__(self) -> Stream:
@@ -182,6 +184,12 @@ class Stream:
 
     # Within
 
+    def _give_back(self) -> None:
+        """The reader is done with its last batch, and asks for no other."""
+        lease = self._call.answers.lease
+        if lease is not None:
+            lease.give_back()
+
     async def _take(self) -> Any:
         try:
             found = self._call.take()
@@ -201,7 +209,7 @@ class Stream:
             try:
                 await waiter
             finally:
-                call.waiting = False
+                call.set_waiting(False)
 
     def _begin(self) -> None:
         """Sends what can be sent without waiting, and leaves the rest to a task."""

@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
+from aqueduct.accounts import process
 from aqueduct.calls import Call
 from aqueduct.errors import ConfigError
 
@@ -62,6 +63,25 @@ class OpenTelemetry:
             name: meter.create_counter(f"aqueduct.server.{name}", description=f"{name} moved")
             for name in _COUNTERS
         }
+
+        def memory(options: Any) -> list[Any]:
+            found = process()
+            shares = {
+                "received": found.receiving.used,
+                "kept": found.receiving.kept,
+                "sending": found.sending.used,
+            }
+            return [
+                metrics.Observation(size, {"aqueduct.account": name})
+                for name, size in shares.items()
+            ]
+
+        meter.create_observable_up_down_counter(
+            "aqueduct.process.memory",
+            callbacks=[memory],
+            unit="By",
+            description="Batches received, kept by handlers beyond need, and to be sent",
+        )
         self._extract = propagate.extract
         self._attach = context.attach
         self._current = trace.set_span_in_context

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from aqueduct._speedups.inbox import Lease
 from aqueduct.arrow.call import CallHead, Hello, KnownCall
 from aqueduct.arrow.encode import Encoded
 from aqueduct.arrow.status import OK, Status
@@ -44,6 +45,8 @@ class UnaryCall(RunningCall):
         number: int,
     ) -> None:
         self._payload: memoryview | None = payload
+        self.brought: Lease | None = None
+        """What the batch is charged, until the handler takes it."""
         self._answers: list[Encoded] = []
         self._size = 0
         gathered: Any = _Gathered()
@@ -53,6 +56,7 @@ class UnaryCall(RunningCall):
     def take(self) -> tuple[int, Any] | None:
         """The one batch, once."""
         payload, self._payload = self._payload, None
+        self.lease, self.brought = self.brought, None
         self.input_over = True
         if payload is None:
             return None
@@ -84,6 +88,17 @@ class UnaryCall(RunningCall):
                 return
             self._spill()
         super().send(encoded, number)
+
+    def ended(self) -> None:
+        """As that of other calls."""
+        if self.brought is not None:
+            self.brought.give_back()
+        super().ended()
+
+    def tell_alive(self) -> None:
+        """As an exchange, once it is one."""
+        if self._gathered.sender is not None:
+            super().tell_alive()
 
     def mark(self) -> None:
         """The client sends no other batch, so it need not know."""
@@ -154,6 +169,7 @@ class _Brought:
     arriving: Final = False
     readable: Final = True
     error: Final = None
+    inbox: Final = None
 
     __slots__ = ()
 

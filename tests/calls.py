@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
+from tempfile import gettempdir
 from typing import Any
 
 import pyarrow as pa
@@ -64,6 +66,8 @@ def address_of(carrier: str) -> str:
         "memory": f"memory://calls-{next(_names)}",
         "quic": "aqueduct://127.0.0.1:0",
         "tcp": "aqueduct+tcp://127.0.0.1:0",
+        "tls": "aqueduct+tls://127.0.0.1:0",
+        "unix": f"aqueduct+unix://{gettempdir()}/aqueduct-{os.getpid()}-{next(_names)}",
     }
     return addresses[carrier]
 
@@ -72,7 +76,7 @@ def address_of(carrier: str) -> str:
 async def serving(
     service: aqueduct.Service, carrier: str = "memory", *, drain: float | None = 0
 ) -> AsyncIterator[Serving]:
-    tls = TLS if carrier == "quic" else None
+    tls = TLS if carrier in ("quic", "tls") else None
     async with service.serving(address_of(carrier), tls=tls, drain=drain) as running:
         yield running
 

@@ -21,11 +21,11 @@ FLOORS: tuple[dict[str, str], ...] = (
         f"aqueduct.{name}": GROUND
         for name in (
             *("errors", "arguments", "config", "address", "clock"),
-            *("escaping", "forks", "hooks"),
+            *("escaping", "forks", "hooks", "machine"),
         )
     },
     {"aqueduct._speedups": ""},
-    {"aqueduct.protocol.channels": "", "aqueduct.protocol.bpmux": ""},
+    {"aqueduct.accounts": "", "aqueduct.protocol.channels": "", "aqueduct.protocol.bpmux": ""},
     {"aqueduct.carriers.contract": "", "aqueduct.wire": ""},
     {f"aqueduct.carriers.{name}": "" for name in ("places", "ports", "pump", "tls")},
     {"aqueduct.carriers.verify": ""},

@@ -188,6 +188,14 @@ async def test_metrics_by_handler(told):
     assert rows[("aqueduct.direction", "out"), ("rpc.method", "function")].value == 6
 
 
+async def test_metrics_of_what_the_process_holds(told):
+    await exchange(make(told), "function")
+    found = told.points("aqueduct.process.memory")
+    names = {("aqueduct.account", name) for name in ("received", "kept", "sending")}
+    assert {key for (key,) in found} == names
+    assert all(point.value >= 0 for point in found.values())
+
+
 class Broken:
     def __init__(self, *, begins):
         self.begins = begins

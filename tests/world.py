@@ -106,7 +106,8 @@ class Settings:
             DEFAULT,
             flow=Flow(**{name: value for name, value in values.items() if name in flow}),
             limits=Limits(unacknowledged=self.unacknowledged),
-            timing=Timing(ack_delay=self.ack_delay / 1000),
+            # The network may be as slow as it likes.
+            timing=Timing(ack_delay=self.ack_delay / 1000, stall_deadline=1e9),
             debug=bool(self.debug),
         )
 

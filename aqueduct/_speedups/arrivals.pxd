@@ -4,11 +4,12 @@ from libc.stdint cimport int64_t
 
 from aqueduct._speedups.arrow_reader cimport BatchReader
 from aqueduct._speedups.feeding cimport Window
-from aqueduct._speedups.inbox cimport Inbox
+from aqueduct._speedups.inbox cimport Inbox, Lease
 
 cdef class Arrivals:
     cdef public bint partial
     cdef public int64_t moved
+    cdef public Lease lease       # of the last payload that was taken, unless somebody has it
     cdef Inbox _inbox
     cdef object _room_came
     cdef bytes _said              # the headers of a whole batch, but for the number's text
@@ -17,7 +18,7 @@ cdef class Arrivals:
     cdef object _held             # taken, and not read here
 
     cdef Py_ssize_t _look(self, int64_t *number) except -2
-    cdef object _take(self)
+    cdef object _take(self, Py_ssize_t size)
     cdef object _read(self, payload)
     cdef object _next_whole(self)
     cdef object _next_batch(self)

@@ -5,7 +5,7 @@ from typing_extensions import disjoint_base
 
 from aqueduct._speedups.arrow_reader import BatchReader
 from aqueduct._speedups.feeding import Window
-from aqueduct._speedups.inbox import Inbox
+from aqueduct._speedups.inbox import Inbox, Lease
 
 __all__ = ["Answers", "Arrivals", "Inputs"]
 
@@ -13,6 +13,7 @@ __all__ = ["Answers", "Arrivals", "Inputs"]
 class Arrivals:
     partial: bool
     moved: int
+    lease: Lease | None
     def __new__(cls, *arguments: object, **options: object) -> Arrivals: ...
     @property
     def holds_payload(self) -> bool: ...

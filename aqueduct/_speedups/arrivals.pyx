@@ -27,7 +27,8 @@ cdef class Arrivals:
     """What Inputs and Answers have in common.
 
     ``moved`` grows with what is taken; ``partial``: the last message was part of a batch, and what
-    comes next is not taken here.
+    comes next is not taken here. ``lease``: what the last payload is charged. Who asks by
+    ``next_batch`` is done with the batch before; who takes ahead takes the lease as well.
     """
 
     def arrive_by(self, Inbox inbox, room_came, bytes key not None, Py_ssize_t limit):
@@ -88,7 +89,12 @@ cdef class Arrivals:
     cdef object _next_batch(self):
         """Its batch; None: not here, or somebody else has to read it by ``take_whole``."""
         cdef object payload, batch
-        if self._reader is None or self._held is not None:
+        if self._held is not None:
+            return None
+        if self.lease is not None:
+            self.lease.give_back()
+            self.lease = None
+        if self._reader is None:
             return None
         payload = self._next_whole()
         if payload is None:
@@ -130,11 +136,16 @@ cdef class Arrivals:
         number[0] = number_in(said + place, PyBytes_GET_SIZE(headers) - place)
         return -1 if number[0] < 0 else size
 
-    cdef object _take(self):
-        """The payload that ``_look`` has found."""
+    cdef object _take(self, Py_ssize_t size):
+        """The payload that ``_look`` has found, of ``size`` bytes."""
         cdef Inbox inbox = self._inbox
         cdef Received received = inbox.pop()
         self.moved += 1
+        if inbox.keeps:
+            if size:
+                self.lease = inbox.lease_of(received.payload)
+            else:
+                inbox.settle_owed()
         if inbox._budget.is_awaited():
             self._room_came()
         return received.payload
@@ -154,7 +165,7 @@ cdef class Inputs(Arrivals):
         cdef Py_ssize_t size = self._look(&number)
         if size <= 0 or number != self.batches_in:
             return None
-        payload = self._take()
+        payload = self._take(size)
         self.batches_in += 1
         self.bytes_in += size
         return payload
@@ -189,7 +200,7 @@ cdef class Answers(Arrivals):
             size = self._look(&number)
             if size < 0 or (size and number < self.number):
                 return None
-            payload = self._take()
+            payload = self._take(size)
             if self._window is not None:
                 self._window.settle(number)
             if size:
@@ -203,7 +214,7 @@ cdef class Answers(Arrivals):
         """
         cdef int64_t number = -1
         while self._look(&number) == 0:
-            self._take()
+            self._take(0)
             if self._window is not None:
                 self._window.settle(number)
         if self.on_change is not None:

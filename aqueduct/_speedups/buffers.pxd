@@ -7,8 +7,12 @@ from libc.stdint cimport uint8_t
 cdef enum:
     ALIGNMENT = 64
 
+cdef class Keeper:
+    cdef int freed(self) except -1
+
 cdef class AlignedBuffer:
     cdef uint8_t *data
+    cdef Keeper keeper          # is told when the memory is released; no way may lead back here
     cdef Py_ssize_t _room       # what the memory was taken with
     cdef Py_ssize_t _paged      # up to where its pages are here
     cdef readonly Py_ssize_t size

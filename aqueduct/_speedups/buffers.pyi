@@ -2,12 +2,16 @@ from collections.abc import Iterable
 from typing import final
 
 from _typeshed import ReadableBuffer
+from typing_extensions import disjoint_base
 
-__all__ = ["AlignedBuffer", "Piece", "Scatter", "bytes_copied", "pooled_bytes", "size_of"]
+__all__ = ["AlignedBuffer", "Keeper", "Piece", "Scatter", "bytes_copied", "pooled_bytes", "size_of"]
 
 def bytes_copied() -> int: ...
 def pooled_bytes() -> int: ...
 def size_of(buffers: list[bytes | bytearray | memoryview | Piece]) -> int: ...
+
+@disjoint_base
+class Keeper: ...
 
 @final
 class AlignedBuffer:

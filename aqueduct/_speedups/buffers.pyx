@@ -66,7 +66,15 @@ cdef extern from *:
     # Whether the system knows no such thing. If it has no memory, who writes will find that out.
     bint page_in_pages(void *start, size_t size) nogil
 
-__all__ = ["AlignedBuffer", "Piece", "Scatter", "bytes_copied", "pooled_bytes", "size_of"]
+__all__ = [
+    "AlignedBuffer",
+    "Keeper",
+    "Piece",
+    "Scatter",
+    "bytes_copied",
+    "pooled_bytes",
+    "size_of",
+]
 
 cdef enum:
     # Blocks of these sizes are kept when they are released, up to POOL_LIMIT bytes in all: fresh
@@ -144,8 +152,18 @@ cdef void copy_uncounted(uint8_t *target, const uint8_t *source, Py_ssize_t size
         copy_vectors(target, source, <size_t> size)
 
 
+@cython.auto_pickle(False)
+cdef class Keeper:
+    """Who is told when the memory of a buffer is released; for compiled modules to build on."""
+
+    cdef int freed(self) except -1:
+        """The memory is about to be released, in any thread."""
+        return 0
+
+
 @cython.final
 @cython.freelist(64)
+@cython.no_gc
 @cython.auto_pickle(False)
 cdef class AlignedBuffer:
     """Owned, writable, uninitialised memory of ``size`` bytes, aligned to 64 bytes.
@@ -170,6 +188,8 @@ cdef class AlignedBuffer:
     def __dealloc__(self):
         if self.data != NULL:
             release_memory(self.data, self._room)
+        if self.keeper is not None:
+            self.keeper.freed()
 
     @property
     def address(self):

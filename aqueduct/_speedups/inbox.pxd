@@ -2,6 +2,8 @@
 
 from libc.stdint cimport int64_t, uint64_t
 
+from aqueduct._speedups.accounts cimport Account
+from aqueduct._speedups.buffers cimport Keeper
 from aqueduct._speedups.runs cimport Received, Run
 from aqueduct._speedups.tracker cimport ReceivedNumbers
 
@@ -12,8 +14,17 @@ cdef class Budget:
     cdef public int64_t channel_budget
     cdef public dict relieved
     cdef public object starved    # an OrderedDict
+    cdef public Account process
+    cdef public Account shown     # the same, also when the connection is over
+    cdef public int64_t process_budget
+    cdef public object place      # an Inbox, or None
+    cdef public object wake       # callable from any thread, or None
 
     cdef bint is_awaited(self) except -1
+    cdef int spend(self, int64_t size) except -1
+    cdef int64_t free(self) except? -1
+    cdef int64_t free_in_process(self) except? -1
+    cdef int tell(self) except -1
 
 cdef class Inbox:
     cdef Budget _budget
@@ -30,6 +41,7 @@ cdef class Inbox:
     cdef public bint patient
     cdef public object placement
     cdef public object placement_key
+    cdef public object announce   # a Placement's companion, or None
     cdef public object evicted
     cdef public Py_ssize_t evictions
     cdef public uint64_t nacked
@@ -42,7 +54,34 @@ cdef class Inbox:
     cdef public object error
     cdef public bint _oneshot
     cdef public ReceivedNumbers numbers
+    cdef public bint keeps
+    cdef public bint told
+    cdef readonly bint wanted
+    cdef readonly object reader
+    cdef public int64_t pledged
+    cdef readonly int64_t held
+    cdef int64_t _owed
+    cdef Py_ssize_t _owed_messages
+    cdef int64_t _held_alive
+    cdef Reading _reading
 
     cdef int64_t left(self) except? -1
     cdef int count(self, int64_t size) except -1
     cdef Received pop(self)
+    cdef Lease lease_of(self, object payload)
+    cdef int settle_owed(self) except -1
+    cdef int release(self, Py_ssize_t messages) except -1
+    cdef int quit_place(self) except -1
+
+cdef class Reading:
+    """What the leases of one reader share; ``inbox`` is None once that reader is done."""
+
+    cdef Inbox inbox
+
+cdef class Lease(Keeper):
+    cdef Reading _reading         # None: it has returned
+    cdef Account _account
+    cdef int64_t _charge
+    cdef int64_t _size            # of a buffer that is alive; 0: none is watched
+
+    cpdef object give_back(self)

@@ -7,6 +7,7 @@ from aqueduct._speedups.arrow_writer cimport BatchEncoder, Encoded
 from aqueduct._speedups.posting cimport Posting
 
 cdef class Outputs(Inputs):
+    cdef public int64_t largest_out
     cdef public int64_t batches_out
     cdef public int64_t rows_out
     cdef public int64_t bytes_out

@@ -14,8 +14,9 @@ __all__ = ["Outputs"]
 cdef class Outputs(Inputs):
     """A call in the service: its batches, and what the handler makes of them.
 
-    ``batches_out``, ``rows_out`` and ``bytes_out`` count that. Inputs below ``_settled`` are
-    answered, or told to be taken; ``_settled_bytes`` had come when that was said.
+    ``batches_out``, ``rows_out`` and ``bytes_out`` count that; ``grew(size)``, of who builds on
+    this, is called with each answer that is the ``largest_out`` so far. Inputs below ``_settled``
+    are answered, or told to be taken; ``_settled_bytes`` had come when that was said.
     """
 
     def leave_by(self, Posting row, bytes key not None, Py_ssize_t most, flush):
@@ -54,6 +55,9 @@ cdef class Outputs(Inputs):
         self.rows_out += <int64_t> batch.num_rows
         return encoded
 
+    def grew(self, int64_t size):
+        """An answer is larger than all before it. For who builds on this."""
+
     cdef Encoded _plain(self, batch):
         """The batch, if that is simply done; None: it is for others, who say what was wrong."""
         try:
@@ -65,6 +69,9 @@ cdef class Outputs(Inputs):
         """An answer of ``size`` bytes to input ``number`` was sent."""
         self.batches_out += 1
         self.bytes_out += size
+        if size > self.largest_out:
+            self.largest_out = size
+            self.grew(size)
         if number >= self._settled:
             self._settled = number + 1
             self._settled_bytes = self.bytes_in

@@ -1,7 +1,8 @@
 """What is done for each message of a long row, and for each run of bytes that has left."""
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
+from aqueduct._speedups.accounts cimport Account
 from aqueduct._speedups.tracker cimport SentNumbers, UnreliableSent
 
 cdef class OutStream:
@@ -20,6 +21,9 @@ cdef class Ledger:
     cdef readonly bint _debug
     cdef public Py_ssize_t queued
     cdef readonly uint64_t charged
+    cdef public Account process     # what all connections have queued
+    cdef public int64_t process_budget
+    cdef readonly int64_t retained  # bytes that left of batches that have not left whole
     cdef public bint fell
     cdef public Py_ssize_t _control_queued
     cdef Py_ssize_t _mark           # of the connection, bytes
@@ -44,6 +48,7 @@ cdef class Ledger:
     cdef int _emit(self, OutStream stream, list buffers, bint fin) except -1
     cpdef int _charge(self, OutStream stream, Py_ssize_t size) except -1
     cpdef int _release(self, OutStream stream, Py_ssize_t size) except -1
+    cdef int _retain(self, Posting half, Py_ssize_t size) except -1
 
 cdef class Posting:
     cdef public Ledger _ledger
@@ -66,6 +71,9 @@ cdef class Posting:
     cdef public object _unordered_open
     cdef public object _unordered_waiting
     cdef public bint _finish_waits
+    cdef object _ends               # of large batches, counted in bytes; None: there was none
+    cdef int64_t _left
+    cdef int64_t _returned
 
     cdef bint room(self) except -1
     cpdef object post(self, object payload, object headers)

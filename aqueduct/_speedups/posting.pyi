@@ -4,6 +4,7 @@ from typing import Any, final
 
 from typing_extensions import disjoint_base
 
+from aqueduct._speedups.accounts import Account
 from aqueduct._speedups.tracker import SentNumbers, UnreliableSent
 
 __all__ = ["Ledger", "OutStream", "Posting"]
@@ -37,6 +38,10 @@ class Ledger:
     connected: bool
     version_acknowledged: bool
     queued: int
+    process: Account
+    process_budget: int
+    @property
+    def retained(self) -> int: ...
     @property
     def charged(self) -> int: ...
     fell: bool
@@ -78,4 +83,5 @@ class Posting:
     _finish_waits: bool
     @property
     def writable(self) -> bool: ...
+    def end_batch(self) -> None: ...
     def post(self, payload: Any, headers: Iterable[Sequence[bytes]]) -> int: ...

@@ -4,11 +4,12 @@ Which streams there are and what a channel's end means is decided by ``aqueduct.
 whose Outgoing and SenderHalf build on the classes here.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 
 cimport cython
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
+from aqueduct._speedups.accounts cimport Account
 from aqueduct._speedups.encoder cimport message_buffers
 from aqueduct._speedups.tracker cimport SentNumbers
 
@@ -19,6 +20,8 @@ from aqueduct._speedups.inbox import EMPTY
 __all__ = ["Ledger", "OutStream", "Posting"]
 
 cdef uint64_t HIGHEST = 0xFFFFFFFFFFFFFFFF
+
+cdef int64_t UNLIMITED = <int64_t> 1 << 62
 
 cdef enum:
     WRITE = 0   # the kind of effect that writes to a stream
@@ -51,19 +54,23 @@ cdef class OutStream:
         return self.number < 0 and not self.dead
 
 
+@cython.no_gc_clear  # its end needs the account
 @cython.auto_pickle(False)
 cdef class Ledger:
     """Bytes that were written and have not left; the base of what has all streams of one side.
 
-    ``queued`` counts them, ``charged`` all that ever were; ``_control_queued`` those that no half
-    pays for. ``fell``: whether
-    ``queued`` fell below the connection's mark since somebody looked. ``_openable`` streams may be
-    opened, of which ``_opened_since`` in effects that the carrier has not seen yet. Once
-    ``version_acknowledged``, sequences begin without VERSION (AQ-26).
+    ``queued`` counts them, and ``process`` those of all connections, which may be
+    ``process_budget``, with what is ``retained``: bytes that left of batches that have not left
+    whole. ``charged`` counts all that ever were; ``_control_queued`` those that no half pays for.
+    ``fell``: whether ``queued`` fell below the connection's mark since somebody looked.
+    ``_openable`` streams may be opened, of which ``_opened_since`` in effects that the carrier has
+    not seen yet. Once ``version_acknowledged``, sequences begin without VERSION (AQ-26).
     """
 
     def __init__(self, list effects_out not None, flow, limits, sending, bint debug):
         """``sending``: the state of a half that may send."""
+        self.process = Account()
+        self.process_budget = UNLIMITED
         self._open = {}
         self._effects = effects_out
         self._debug = debug
@@ -75,6 +82,9 @@ cdef class Ledger:
         self._control_share = flow.control_share
         self._control_waiting = OrderedDict()
         self._message_waiting = OrderedDict()
+
+    def __dealloc__(self):
+        self.process.used -= self.queued + self.retained
 
     def written(self, number, Py_ssize_t size):
         """``size`` bytes of a stream left. Returns the half that paid for them.
@@ -184,6 +194,7 @@ cdef class Ledger:
     cpdef int _charge(self, OutStream stream, Py_ssize_t size) except -1:
         stream.queued += size
         self.queued += size
+        self.process.used += size
         self.charged += <uint64_t> size
         if stream.half is not None:
             (<Posting?> stream.half).queued += size
@@ -200,8 +211,33 @@ cdef class Ledger:
         self.queued -= size
         if stream.half is not None:
             (<Posting?> stream.half).queued -= size
+            if (<Posting> stream.half)._ends is not None:
+                self._retain(<Posting> stream.half, size)
+            else:
+                self.process.used -= size
         else:
             self._control_queued -= size
+            self.process.used -= size
+        if self.process.waiting and (
+            stream.half is None or (<Posting> stream.half).queued == 0
+        ):
+            self.process.notify()  # what a channel had is gone
+        return 0
+
+    cdef int _retain(self, Posting half, Py_ssize_t size) except -1:
+        """A large batch keeps its memory until all of it has left: so long it counts."""
+        cdef int64_t reached
+        half._left += size
+        self.retained += size
+        reached = half._returned
+        while half._ends and <int64_t> half._ends[0] <= half._left:
+            reached = half._ends.popleft()
+        if not half._ends:
+            reached = half._left
+        self.retained -= reached - half._returned
+        self.process.used -= reached - half._returned
+        self.process.returned += reached - half._returned
+        half._returned = reached
         return 0
 
 
@@ -225,6 +261,8 @@ cdef class Posting:
     def writable(self):
         """Whether a send would stay below the high-water marks (design: Flow).
 
+        Whatever others have queued, one message of each channel may be: who reads it may read
+        nothing else before.
         Not while the peer has stopped the stream: what is written vanishes without ever counting
         as queued, so nothing would hold the sender until CLOSE_RECEIVER comes. Once it has ended
         there is nothing to wait for: a send is refused.
@@ -241,7 +279,10 @@ cdef class Posting:
             unsettled += self._unreliable._next - self._unreliable._settled
         return (
             self.queued < ledger._channel_mark
-            and ledger.queued < ledger._mark
+            and (
+                (ledger.queued < ledger._mark and ledger.process.used < ledger.process_budget)
+                or self.queued == 0
+            )
             and unsettled < <uint64_t> ledger._messages
             and (
                 self._message_stream is None
@@ -249,6 +290,12 @@ cdef class Posting:
                 or self.state is not ledger._sending
             )
         )
+
+    def end_batch(self):
+        """What was posted since the last call is one batch: its bytes count until all have left."""
+        if self._ends is None:
+            self._ends = deque()
+        self._ends.append(self._left + self.queued)
 
     cpdef object post(self, object payload, object headers):
         """One more ORDERED message without attachments: what is done for each of a long row.

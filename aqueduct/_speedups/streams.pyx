@@ -203,16 +203,18 @@ cdef class Streams:
         """Lets a stream of large messages send the next one while this one is worked on.
 
         Without it each message would wait a round trip for its credit. What is granted is
-        charged to the budget and at most half of the budget goes this way.
+        charged to the budget and at most half of the budget goes this way, also of the process's.
         """
         cdef int64_t both = self._read_ahead_both
         cdef int64_t wanted = both if size > both >> 1 else 2 * size  # whatever was declared
+        cdef Budget budget = self._budget
         if (
             size >= READ_AHEAD_FROM
             and wanted > stream.granted
-            and self._budget.budget_used + wanted <= self._budget.budget >> 1
+            and budget.budget_used + wanted <= budget.budget >> 1
+            and budget.process.used + wanted <= budget.process_budget >> 1
         ):
-            self._budget.budget_used += wanted - stream.granted
+            budget.spend(wanted - stream.granted)
             stream.granted = wanted
 
     cdef int _run(self, InStream stream, int64_t taken, int64_t ahead) except -1:
@@ -227,11 +229,14 @@ cdef class Streams:
         cdef int64_t limit = self._read_ahead_both if both else self._read_ahead
         cdef int64_t more = min(stream.granted, limit - stream.granted)
         self._sent = sent
+        cdef Budget budget = self._budget
         if more < 0:  # what the peer may send already is not taken back
             more = max(limit, ahead) - stream.granted
-            self._budget.freed = True
-        elif self._budget.budget_used + more > self._budget.budget >> 2:
+        elif (
+            budget.budget_used + more > budget.budget >> 2
+            or budget.process.used + more > budget.process_budget >> 2
+        ):
             return 0
-        self._budget.budget_used += more
+        budget.spend(more)
         stream.granted += more
         return 0

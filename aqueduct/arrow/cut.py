@@ -114,6 +114,20 @@ class Assembler:
         start, newest.placed = newest.placed, newest.placed + size
         return newest.memory[start : newest.placed]
 
+    def announce(self, headers: Iterable[tuple[bytes, bytes]]) -> tuple[int, int] | None:
+        """Where a message begins in a batch that comes in pieces, and the bytes of that; else None.
+
+        What is wrong with the headers is for ``place`` to say.
+        """
+        try:
+            value = one_each(headers, _KEYS).get(PIECE)
+            if value is None:
+                return None
+            piece = _read_piece(value)
+        except BadCall:
+            return None
+        return piece if piece.total <= self._limit else None
+
     def add(
         self, headers: Iterable[tuple[bytes, bytes]], payload: Payload
     ) -> tuple[int, Payload] | None:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import fields
 from typing import Any, Final
 
+from aqueduct import accounts
 from aqueduct._speedups.inbox import Inbox
 from aqueduct._speedups.pump import Pump
 from aqueduct._speedups.waiting import nests
@@ -71,9 +72,18 @@ class Connection:
         self.is_client = carrier.is_client
         self.config = config
         self.carrier = carrier
+        self._process = accounts.process()
+        self._process.connections += 1
         self.core = ChannelConnection(
-            is_client=carrier.is_client, config=config, headers=headers, loopback=carrier.loopback
+            is_client=carrier.is_client,
+            config=config,
+            headers=headers,
+            loopback=carrier.loopback,
+            receiving=self._process.receiving,
+            sending=self._process.sending,
         )
+        self.core.budget.wake = self._room_soon
+        self._room_due = False
         self.pump = Pump(self.core, carrier, self._on_event, self._transport_gone)
         self.headers: Headers = ()
         """The peer's connection headers."""
@@ -110,6 +120,11 @@ class Connection:
     def local(self) -> str:
         """This side's address."""
         return self.carrier.local
+
+    @property
+    def sending(self) -> accounts.Sending:
+        """What all connections of the process are to send."""
+        return self._process.sending
 
     @property
     def rtt(self) -> float:
@@ -446,6 +461,22 @@ class Connection:
         if self.core.waits:
             self.pump.flush_soon()  # a credit is due
 
+    def _room_soon(self) -> None:
+        """Receivers may go on; said in any thread."""
+        if not self._room_due:
+            self._room_due = True
+            try:
+                self.loop.call_soon_threadsafe(self._room_now)
+            except RuntimeError:  # the loop is closed, and the connection with it
+                self.core.budget.wake = None
+
+    def _room_now(self) -> None:
+        self._room_due = False
+        if not self.closed:
+            self.core.budget.freed = True
+            self.core.use_room(self._time())
+            self.pump.flush_soon()  # a credit may be due, and a timer
+
     def close_receiver(self, half: ReceiverHalf, error: Exception | None = None) -> None:
         """See Receiver.close; ``error`` is what ended it instead of its owner."""
         self.core.close_receiver(half, self._time(), error)
@@ -556,6 +587,7 @@ class Connection:
         receiver._waiting.loop = self.loop
         half.handle = weakref.ref(receiver)
         half.placement, half.placement_key = receiver._placement, receiver._placement_key
+        half.announce = receiver._announce
         receiver._changed()
 
     def _flush_pipe(
@@ -652,6 +684,8 @@ class Connection:
 
     def _transport_gone(self) -> None:
         """The carrier reported its end."""
+        self.core.budget.wake = None
+        self._process.connections -= 1
         if not self._closed.done():
             self._closed.set_result(None)
 

@@ -327,6 +327,7 @@ class Receiver:
 
     __slots__ = (
         "__weakref__",
+        "_announce",
         "_connection",
         "_half",
         "_pipe",
@@ -349,6 +350,7 @@ class Receiver:
         self._pipe = pipe
         self._placement: Callable[[Headers, int], Any] | None = None
         self._placement_key: bytes | None = None
+        self._announce: Callable[[Headers], tuple[int, int] | None] | None = None
         self._waiting = Waiting(None if connection is None else connection.loop)
         self._sent_away = False
         self.on_change: Callable[[], None] | None = None
@@ -398,6 +400,22 @@ class Receiver:
         self._placement_key = key
         if self._half is not None:
             self._half.placement_key = key
+
+    @property
+    def announce(self) -> Callable[[Headers], tuple[int, int] | None] | None:
+        """How large the batch is that a message belongs to, where batches come in several messages.
+
+        Called with the headers of a message with the ``placement_key``, before it arrives; returns
+        where in the batch it begins and the bytes of the batch, which find room together. None: it
+        is not part of one.
+        """
+        return self._announce
+
+    @announce.setter
+    def announce(self, hook: Callable[[Headers], tuple[int, int] | None] | None) -> None:
+        self._announce = hook
+        if self._half is not None:
+            self._half.announce = hook
 
     async def receive(self) -> Message:
         """The next message.

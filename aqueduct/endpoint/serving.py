@@ -10,6 +10,7 @@ from contextlib import suppress
 from types import TracebackType
 
 from aqueduct._speedups import codec
+from aqueduct.accounts import process
 from aqueduct.address import Address
 from aqueduct.arguments import checked
 from aqueduct.carriers import memory, stream
@@ -47,6 +48,9 @@ async def connect(
     """
     target = address if isinstance(address, Address) else Address.parse(address)
     codec.encode_connection_headers(headers)
+    text = _crowded(config)
+    if text:
+        raise ConnectFailed(f"{target}: {text}")
     loop = asyncio.get_running_loop()
     own_loop(loop)
     deadline = loop.time() + config.timing.connect_timeout
@@ -139,7 +143,12 @@ class Server:
         on_headers: OnHeaders | None,
         headers: Headers,
     ) -> None:
+        text = _crowded(self.config)
         connection = Connection(carrier, self.config, headers=headers, on_headers=on_headers)
+        if text:
+            log.warning("%s was refused: %s", connection.peer, text)
+            connection.close_soon(LimitExceeded.code, text)
+            return
         if self._closing:
             connection.close_soon(0, "the server is closing")
             return
@@ -296,6 +305,14 @@ async def serve(
         await server.close()
         raise
     return server
+
+
+def _crowded(config: Config) -> str:
+    """Why this process may have no connection more; "" if it may."""
+    limit = config.limits.connections
+    if process().connections < limit:
+        return ""
+    return f"the process has {limit} connections open, which is the limit (Limits.connections)"
 
 
 def _address(given: str | Address | Bound) -> Address:

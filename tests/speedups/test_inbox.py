@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aqueduct._speedups.inbox import Budget, Inbox
+from aqueduct._speedups.accounts import Account
+from aqueduct._speedups.buffers import AlignedBuffer
+from aqueduct._speedups.inbox import Budget, Inbox, Lease
 from aqueduct._speedups.runs import Received, Run
 from aqueduct._speedups.tracker import ReceivedNumbers
 from tests.speedups.strategies import client_decoder, message
@@ -122,3 +124,108 @@ def test_an_inbox_has_a_budget_and_messages() -> None:
     inbox.queue = deque(["no message"])  # type: ignore[list-item]
     with pytest.raises(TypeError):
         inbox.take()
+
+
+def leased(payload: object, charge: int = 100) -> tuple[Budget, Inbox, Lease]:
+    """A budget, an inbox that keeps, and the lease of its one message."""
+    budget, inbox, _ = filled([(charge, True, False)])
+    inbox.keeps = True
+    assert inbox.take() is not None
+    assert budget.budget_used == inbox.charged == inbox.owed == charge
+    return budget, inbox, inbox.lease(payload)
+
+
+def test_a_lease_has_the_charge_until_it_is_given_back() -> None:
+    budget, inbox, lease = leased(b"")
+    assert (inbox.charged, inbox.held, lease.size) == (0, 100, 100)
+    assert budget.budget_used == budget.process.used == 100
+    lease.give_back()
+    lease.give_back()  # without effect
+    assert (inbox.held, lease.size, budget.budget_used, budget.process.used) == (0, 0, 0, 0)
+
+
+def test_a_lease_ends_with_its_buffer_or_with_itself() -> None:
+    buffer = AlignedBuffer(4096)
+    budget, inbox, lease = leased(buffer)
+    account = budget.process
+    del lease
+    assert (inbox.held, account.alive, account.lent, account.kept) == (100, 4096, 4096, 0)
+    view = memoryview(buffer)
+    del buffer
+    assert inbox.held == 100
+    del view
+    assert (inbox.held, budget.budget_used, account.alive, account.lent) == (0, 0, 0, 0)
+    budget, inbox, lease = leased(b"small")
+    del lease
+    assert (inbox.held, budget.budget_used) == (0, 0)
+
+
+def test_what_is_kept_beyond_the_lease_is_counted_and_charged_no_more() -> None:
+    buffer = AlignedBuffer(4096)
+    budget, _, lease = leased(buffer)
+    lease.give_back()
+    assert (budget.budget_used, budget.process.kept) == (0, 4096)
+    del buffer, lease
+    assert budget.process.kept == 0
+
+
+def test_letting_go_gives_back_all_leases_and_what_belongs_to_none() -> None:
+    budget, inbox, lease = leased(AlignedBuffer(4096))
+    inbox.let_go()
+    assert (inbox.held, lease.size, budget.budget_used, budget.process.lent) == (0, 0, 0, 0)
+    lease.give_back()
+    assert budget.budget_used == budget.process.used == 0
+    budget, inbox, messages = filled([(10, True, False), (20, True, False)])
+    inbox.keeps = True
+    inbox.take()
+    inbox.let_go()
+    assert budget.budget_used == inbox.charged == messages[1].charge
+
+
+def test_a_connection_that_is_over_counts_for_the_process_no_more() -> None:
+    account = Account()
+    budget, inbox, _ = filled([(100, True, False)])
+    budget.process = budget.shown = account
+    account.charge(100)
+    budget.detach()
+    assert account.used == 0
+    assert inbox.take() is not None  # what is there can be read
+    assert budget.budget_used == account.used == 0
+
+
+def test_a_budget_that_is_dropped_counts_no_more() -> None:
+    account = Account()
+    budget = Budget()
+    budget.process = account
+    budget.spent(100)
+    assert account.used == 100
+    del budget
+    assert account.used == 0
+
+
+def test_while_others_wait_a_connection_may_have_half() -> None:
+    account = Account()
+    one, other = Budget(), Budget()
+    for budget in (one, other):
+        budget.process, budget.process_budget, budget.budget = account, 1000, 1 << 40
+    one.spent(400)
+    assert one.fits_process(600)
+    account.waiting[other] = None
+    assert one.fits_process(100) and not one.fits_process(101)
+    assert other.fits_process(600) and not other.fits_process(601)
+
+
+def test_the_place_above_the_budget_passes_on_where_its_reader_waits_elsewhere() -> None:
+    budget = Budget()
+    has, wants = Inbox(budget), Inbox(budget)
+    has.told = wants.told = True
+    has.want(True, 1)
+    budget.place = has
+    wants.want(True, 1)
+    assert budget.place is has  # its reader still waits for it, as far as is known
+    has.want(False)
+    wants.want(True, 2)
+    assert budget.place is has  # another reader
+    wants.want(True, 1)
+    assert budget.place is None
+    assert budget.freed

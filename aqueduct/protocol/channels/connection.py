@@ -14,6 +14,8 @@ from traceback import clear_frames
 from typing import Any, Final
 
 from aqueduct._speedups import codec
+from aqueduct._speedups.accounts import Account
+from aqueduct._speedups.inbox import Budget
 from aqueduct._speedups.runs import Inlet
 from aqueduct.config import Config
 from aqueduct.errors import (
@@ -54,7 +56,10 @@ class ChannelConnection:
         config: Config,
         headers: Headers = (),
         loopback: bool = False,
+        receiving: Account | None = None,
+        sending: Account | None = None,
     ) -> None:
+        """``receiving`` and ``sending``: see Shared."""
         self.is_client = is_client
         self.config = config
         self.error: ConnectionLost | None = None
@@ -62,7 +67,7 @@ class ChannelConnection:
         self.peer_headers: Headers | None = None
         self._headers = headers
         side = 0 if is_client else 1
-        self._shared = Shared(config, side, loopback=loopback)
+        self._shared = Shared(config, side, loopback=loopback, receiving=receiving, sending=sending)
         self._forgetting = Forgetting(config.timing.destroyed_memory)
         self._registry = Registry(self._shared, self._forgetting, self._send_forget)
         self._closing: tuple[int, str] | None = None
@@ -112,6 +117,11 @@ class ChannelConnection:
     def channels(self) -> int:
         """Channels with state."""
         return len(self._registry)
+
+    @property
+    def budget(self) -> Budget:
+        """What its receivers hold, and who of them waits for room."""
+        return self._shared
 
     @property
     def held_streams(self) -> int:
@@ -279,6 +289,9 @@ class ChannelConnection:
         ):
             if queue and (deadline is None or queue[0][0] < deadline):
                 deadline = queue[0][0]
+        due = self._reader.sweep_deadline()
+        if due is not None and (deadline is None or due < deadline):
+            deadline = due
         return deadline
 
     def rtt_measured(self, rtt: float) -> None:
@@ -311,6 +324,9 @@ class ChannelConnection:
                 self._reader.half_ended(half)
         while shared.stopped_due and shared.stopped_due[0][0] <= now:
             shared.stopped_due.popleft()[1].stop_due()
+        due = self._reader.sweep_deadline()
+        if due is not None and due <= now:
+            self._reader.sweep(now)
         for channel in self._forgetting.due(now):
             self._write_forget(channel)
         self._use_room()
@@ -603,6 +619,7 @@ class ChannelConnection:
         if self.error is not None:
             return
         self.error = error
+        self._shared.detach()
         self._registry.disconnect(error, draining=self._closing is not None)
         self._reader.clear()
         self._shared.ack_due.clear()

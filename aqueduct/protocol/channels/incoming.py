@@ -101,8 +101,7 @@ class Incoming(Streams):
                 self._count(lasting=-1)
             half.left_by(stream)
         if stream.granted:
-            self._shared.budget_used -= stream.granted
-            self._shared.freed = True
+            self._shared.spent(-stream.granted)
             stream.granted = 0
         stream.half = None
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from aqueduct._speedups import codec
+from aqueduct._speedups.accounts import Account
 from aqueduct._speedups.buffers import size_of
 from aqueduct._speedups.posting import Ledger, OutStream
 from aqueduct.config import Config
@@ -29,8 +30,14 @@ GUARDED_FROM = 4096
 class Outgoing(Ledger):
     """All of my streams, and the effects that concern them."""
 
-    def __init__(self, config: Config, effects_out: list[effects.Effect]) -> None:
+    def __init__(
+        self, config: Config, effects_out: list[effects.Effect], sending: Account | None = None
+    ) -> None:
+        """``sending`` counts what all connections of the process have queued."""
         super().__init__(effects_out, config.flow, config.limits, SenderState.OPEN, config.debug)
+        if sending is not None:
+            self.process = sending
+            self.process_budget = config.flow.process_send_bytes
         self._held_back = 0
 
     # Inputs
@@ -82,6 +89,8 @@ class Outgoing(Ledger):
         self._open.clear()
         self._control_waiting.clear()
         self._message_waiting.clear()
+        self.process.charge(-self.queued - self.retained)
+        self.process = Account()
         self.queued = self._control_queued = self._held_back = 0
 
     @property

@@ -8,12 +8,12 @@ the connection turns them into a close.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from aqueduct._speedups import codec
 from aqueduct._speedups.alone import drained
 from aqueduct._speedups.runs import Run
-from aqueduct.errors import RemoteProtocolError, SequenceError
+from aqueduct.errors import Busy, RemoteProtocolError, SequenceError
 from aqueduct.protocol.channels.events import Writable
 from aqueduct.protocol.channels.incoming import SMALL, Handlers, Incoming, InStream
 from aqueduct.protocol.channels.oneshot import Oneshots
@@ -24,6 +24,9 @@ from aqueduct.protocol.channels.shared import Shared
 from aqueduct.protocol.channels.state import SenderState
 
 __all__ = ["Reader"]
+
+SWEEP: Final = 1.0
+"""Seconds after which it is looked again at what comes too slowly, at most."""
 
 
 class Reader:
@@ -50,6 +53,16 @@ class Reader:
         self.oneshots = Oneshots(shared, registry, self.incoming.decoder())
         self._early: list[bytes] = []
         """Datagrams whose ROUTE_TO waits for the gate."""
+        self._slow: dict[InStream, tuple[int, float]] = {}
+        """How far streams had come, and the seconds in which they came no further than little."""
+        self._swept = 0.0
+        self._sweep_due: float | None = None
+        self._idle_at = -1
+        """The bytes in use when a sweep found nothing under way; -1: it has not."""
+        self._sweep_interval = min(SWEEP, shared.config.timing.stall_deadline / 4)
+        """Seconds from one sweep to the next."""
+        self._idle_places: dict[ReceiverHalf, float] = {}
+        """Seconds in which what is above a budget was whole, and not given back."""
         self._paused: dict[InStream, None] = {}
         """Streams whose ROUTE_TO waits for the gate."""
         self._handlers: Handlers = {
@@ -200,6 +213,8 @@ class Reader:
         self.incoming.clear()
         self._paused.clear()
         self._early.clear()
+        self._slow.clear()
+        self._idle_places.clear()
 
     def close_receiver(self, half: ReceiverHalf, error: Any = None) -> None:
         """The application reads no more of this channel (AQ-43)."""
@@ -318,7 +333,7 @@ class Reader:
         half = stream.half
         assert isinstance(half, ReceiverHalf)
         half.check_number(frame.num)
-        if half.waiting or not half.admit(frame.size + frame.overhead):
+        if half.waiting or not half.admit_head(frame):
             half.wait(stream, frame)
         else:
             self._admitted(stream, half, frame)
@@ -482,7 +497,7 @@ class Reader:
         """Reads on where messages waited for room. Raises RemoteProtocolError.
 
         Channels with room of their own again come first, then the others in the order in which
-        they began to wait for the budget.
+        they began to wait for the budget; above it, the first of those whose reader waits.
         """
         shared = self._shared
         while shared.relieved or (shared.freed and shared.starved):
@@ -495,20 +510,108 @@ class Reader:
                 self._resume_one(half)
                 if half in shared.starved:
                     break
+            if shared.place is None:
+                awaited = next((half for half in shared.starved if half.awaited), None)
+                if awaited is not None:
+                    self._resume_one(awaited)
         shared.freed = False
+        if not shared.starved:
+            shared.process.waiting.pop(shared, None)
 
     def _resume_one(self, half: ReceiverHalf) -> None:
         while half.waiting:
             stream = next(iter(half.waiting))
             head = stream.head
             assert head is not None
-            if not half.admit(head.size + head.overhead):
+            if not half.admit_head(head):
                 break
             half.wait_no_more(stream)
             stream.head = None
             self._admitted(stream, half, head)
             self.read(stream)
         half.queue_up()
+
+    # What comes too slowly
+
+    def sweep_deadline(self) -> float | None:
+        """When ``sweep`` has something to do: while others wait for what is under way here."""
+        shared = self._shared
+        if not (shared.starved or shared.process.waiting):
+            self._sweep_due, self._idle_at = None, -1
+        elif self._sweep_due is None and shared.budget_used != self._idle_at:
+            self._swept = shared.now
+            self._slow.clear()
+            self._idle_places.clear()
+            self._sweep_due = shared.now + self._sweep_interval
+        return self._sweep_due
+
+    def sweep(self, now: float) -> None:
+        """Fails what has come too slowly for too long while others wait for its room."""
+        flow = self.config.flow
+        rate, limit = flow.stall_rate, self.config.timing.stall_deadline
+        # A loop that was blocked did not read what has come meanwhile.
+        passed = min(now - self._swept, 2 * self._sweep_interval)
+        self._swept = now
+        self._sweep_due = now + self._sweep_interval
+        slow, self._slow = self._slow, {}
+        for stream in tuple(self.incoming.streams.values()):
+            half = stream.half
+            if not isinstance(half, ReceiverHalf) or half.error is not None:
+                continue
+            if stream.head is not None or (stream.partial < 0 and not (half.pledged or half.owed)):
+                continue  # it waits itself, or nothing is missing
+            come = stream.decoder.reach(0)
+            since, waited = slow.get(stream, (come, 0.0))
+            waited += passed
+            if come - since >= rate * limit:
+                since, waited = come, 0.0
+            if waited >= limit and self._blocks_others(half):
+                self._fail_stalled(half, come - since, waited)
+            else:
+                self._slow[stream] = since, waited
+        idle, self._idle_places = self._idle_places, {}
+        for place in (self._shared.place, self._shared.process.place):
+            if isinstance(place, ReceiverHalf) and place._shared is self._shared:
+                self._pass_on(place, idle.get(place, 0.0) + passed)
+        if not (self._slow or self._idle_places):
+            self._sweep_due, self._idle_at = None, self._shared.budget_used  # until that changes
+
+    def _pass_on(self, place: ReceiverHalf, idle: float) -> None:
+        """What is whole, and not given back for so many seconds, leaves its place in the end.
+
+        Whoever has it may wait for those who wait for the place.
+        """
+        if place.pledged or place.owed or place.streams_land:
+            idle = 0.0
+        if idle >= self.config.timing.stall_deadline:
+            place.leave_place()
+        else:
+            self._idle_places[place] = idle
+
+    def _blocks_others(self, half: ReceiverHalf) -> bool:
+        shared = self._shared
+        here = len(shared.starved) - (half in shared.starved)
+        others = len(shared.process.waiting) - (shared in shared.process.waiting)
+        return here > 0 or others > 0
+
+    def _fail_stalled(self, half: ReceiverHalf, gained: int, waited: float) -> None:
+        flow, timing = self.config.flow, self.config.timing
+        shared = self._shared
+        if shared.starved:
+            budget = f"the connection's budget of {flow.receive_budget} bytes (Flow.receive_budget)"
+        else:
+            budget = (
+                f"the process's budget of {shared.process_budget} bytes "
+                "(Flow.process_receive_budget)"
+            )
+        self.close_receiver(
+            half,
+            Busy(
+                f"a batch gained {gained} bytes in {waited:.1f} s while others wait for room in "
+                f"{budget}; at least {flow.stall_rate} bytes a second are wanted for "
+                f"{timing.stall_deadline:g} s (Flow.stall_rate, Timing.stall_deadline)"
+            ),
+        )
 
     def block(self, half: SenderHalf, mode: Mode, ample: bool) -> bool:
         """Whether ``half`` has to wait for room; then ``unblock`` tells it.

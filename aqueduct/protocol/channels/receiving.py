@@ -1,8 +1,9 @@
 """The receiver half of a channel: numbers, queue, admission, acks and its ends (section 3.4).
 
 A message is admitted once its head has passed the limits: its size plus an overhead is charged
-to the connection's budget until the application takes it. One message of each channel is always
-admitted, so that nothing waits for ever for room that only its own arrival would make.
+to the connection's budget, and to the process's, until the application gives it back. Above a
+budget one message goes on at a time, the oldest whose reader waits, so that nothing waits for ever
+for room that only its own arrival would make.
 """
 
 from __future__ import annotations
@@ -40,6 +41,10 @@ NOBODY: Final = cast("OrderedDict[InStream, None]", EMPTY)
 Placement: TypeAlias = Callable[[Headers, int], Any]
 """Given a message's headers and size in bytes: the writable buffer it is to land in, or None."""
 
+Announcement: TypeAlias = Callable[[Headers], tuple[int, int] | None]
+"""Given the headers of a message: where it begins in a batch that comes in several messages, and
+the bytes of that batch; None if it is not part of one."""
+
 
 class ReceiverHalf(Inbox):
     """One receiver half. Made by the connection; its user takes messages, or closes."""
@@ -75,6 +80,7 @@ class ReceiverHalf(Inbox):
         # instead of causing a packet of its own (AQ-R33), once all has come.
         # placement: a Placement; with a placement_key it is asked for messages with a header of
         # this key alone.
+        # announce: an Announcement, asked for messages with that header.
         # _unreliable: an UnreliableReceived; most channels never need it.
         # _receipt: the last entry of ``Shared.receipt_due`` for this half, while it stands there.
         # _declared: SENT_RELIABLE, once FINISH_SENDER told it.
@@ -82,14 +88,93 @@ class ReceiverHalf(Inbox):
     # Admission
 
     def admit(self, size: int) -> bool:
-        """Charges a message of ``size`` bytes, headers included, if there is room or no other."""
+        """Charges a message of ``size`` bytes, headers included, if it may come."""
         charge = size + self._shared.config.flow.message_overhead
         if self._outstanding and self._is_full(charge):
             return False
-        if (self._outstanding or not self.assured) and self._is_budget_used(charge):
+        if self._is_budget_used(charge) and not self._goes_on_above(charge):
             return False
         self._charge(charge)
         self._outstanding += 1
+        return True
+
+    def admit_head(self, head: codec.MessageHead) -> bool:
+        """Charges the message of a head if it may come; with a part of a batch all that follows.
+
+        So a batch that has begun finds room for all of its messages.
+        """
+        size = head.size + head.overhead
+        part = self._part(head)
+        if part is None:
+            return self.admit(size)
+        if 0 < head.size <= self.pledged:
+            self.pledged -= head.size
+            self._charge(self.cost(size) - head.size)
+            self._outstanding += 1
+            return True
+        offset, total = part
+        rest = 0 if self.pledged else max(0, total - offset - head.size)
+        if not offset:
+            if not self.admit(size + rest):
+                return False
+        else:  # the batch began before anybody could tell how large it is
+            charge = self.cost(size + rest)
+            if self._is_budget_used(charge) and not self._goes_on_above(charge, begun=True):
+                return False
+            self._charge(charge)
+            self._outstanding += 1
+        self.pledged += rest
+        return True
+
+    def _part(self, head: codec.MessageHead) -> tuple[int, int] | None:
+        """Where in its batch a message begins, and the batch's size; None: it is no part of one."""
+        if self.announce is None or self.placement_key not in dict(head.headers):
+            return None
+        part: tuple[int, int] | None = self.announce(head.headers)
+        return part
+
+    def needs(self, head: codec.MessageHead) -> int:
+        """What the message of a head will be charged when it is admitted."""
+        offset, total = self._part(head) or (0, 0)
+        return self.cost(max(head.size, total - offset) + head.overhead)
+
+    @property
+    def awaited(self) -> bool:
+        """Whether the reader waits for the message whose head waits first."""
+        head = next(iter(self.waiting)).head if self.waiting else None
+        part = None if head is None else self._part(head)
+        return self._is_awaited(begun=part is not None and part[0] > 0)
+
+    def _is_awaited(self, begun: bool) -> bool:
+        """Whether the reader waits for the next message, whatever else is unread.
+
+        A reader that does not tell when it waits does so while nothing is there to be read. What
+        is there of a batch that has ``begun`` is of no use before the rest has come.
+        """
+        if not self.assured or (self._outstanding and not begun):
+            return False
+        return not self.told or (self.wanted and not self.held)
+
+    def _goes_on_above(self, charge: int, begun: bool = False) -> bool:
+        """Whether a message may go on above a budget. One may at a time; it takes that place.
+
+        A message that fits what the peer may send unasked takes no more memory once it is admitted.
+        """
+        shared = self._shared
+        if charge <= shared.config.flow.initial_window and self.assured and not self._outstanding:
+            return True
+        if not self._is_awaited(begun):
+            return False
+        here = not shared.fits(charge)
+        everywhere = not shared.fits_process(charge)
+        if here and shared.place not in (None, self):
+            return False
+        if everywhere and shared.process.place not in (None, self):
+            return False
+        if here:
+            shared.place = self
+        if everywhere:
+            shared.process.place = self
         return True
 
     def admit_small(self, size: int) -> None:
@@ -121,18 +206,29 @@ class ReceiverHalf(Inbox):
         starved = self._shared.starved
         first = next(iter(self.waiting), None)
         head = first.head if first is not None else None
-        if head is None or (
-            self._outstanding and self._is_full(self.cost(head.size + head.overhead))
-        ):
+        part = None if head is None else self._part(head)
+        begun = part is not None and part[0] > 0
+        if head is None or (self._outstanding and not begun and self._is_full(self.needs(head))):
             starved.pop(self, None)
         else:
             starved.setdefault(self, None)
+            if not self._shared.fits_process(self.needs(head)):
+                process = self._shared.process
+                begins = not process.waiting
+                process.waiting.setdefault(self._shared, None)
+                if begins:
+                    process.press()
 
     def handed_over(self) -> None:
         """The application has the handle now."""
         self.assured = True
         if self.waiting:
             self._shared.relieved[self] = None
+
+    @property
+    def streams_land(self) -> bool:
+        """Whether a message that was admitted is not whole yet."""
+        return any(stream.partial >= 0 for stream in self.streams)
 
     def routed(self, stream: InStream) -> None:
         """One of the peer's streams is about this channel."""
@@ -164,7 +260,7 @@ class ReceiverHalf(Inbox):
     def give_up(self, size: int) -> None:
         """A message that was admitted will never be whole: its stream was reset."""
         self._charge(-(size + self._shared.config.flow.message_overhead))
-        self._outstanding -= 1
+        self.settled(1)
 
     def recharge(self, charged: int, size: int) -> None:
         """A message that was charged with ``charged`` bytes has ``size``."""
@@ -389,6 +485,8 @@ class ReceiverHalf(Inbox):
         if first:
             self.queue = deque()
         self.queue.append(received)
+        if not self.told:
+            self.leave_place()  # it is whole: others may go on
         if self.given and first:
             self._shared.events.append(Readable(self))
 
@@ -401,7 +499,7 @@ class ReceiverHalf(Inbox):
         self.evictions += 1
         self._shared.datagrams_evicted += 1
         self._charge(-oldest.charge)
-        self._outstanding -= 1
+        self.settled(1)
         self.evicted = (*self.evicted, oldest)
         oldest.payload = b""
         self._dropped += 1
@@ -458,12 +556,17 @@ class ReceiverHalf(Inbox):
         self._dropped = 0
         for received in dropped:
             self._charge(-received.charge)
-            self._outstanding -= 1
+        if dropped:
+            self.settled(len(dropped))
         return dropped
 
     def _end(self, error: HalfError) -> None:
         if self.error is None:
             self.error = error
+        if self.pledged:
+            self._charge(-self.pledged)  # the rest of a batch will not come
+            self.pledged = 0
+        self.settled(0)
         events, readable = self._shared.events, Readable(self)
         if self.given and (not events or events[-1] != readable):
             events.append(readable)
@@ -472,4 +575,4 @@ class ReceiverHalf(Inbox):
         return self.charged + charge > self._shared.config.flow.channel_receive_bytes
 
     def _is_budget_used(self, charge: int) -> bool:
-        return self._shared.budget_used + charge > self._shared.config.flow.receive_budget
+        return charge > self._shared.free_bytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from aqueduct._speedups.accounts import Account
 from aqueduct._speedups.inbox import Budget
 from aqueduct.config import Config
 from aqueduct.protocol.channels.effects import Effect
@@ -28,6 +29,7 @@ class Shared(Budget):
     """One object for each connection, known to all of its halves."""
 
     __slots__ = (
+        "__weakref__",
         "ack_due",
         "announce_due",
         "blocked",
@@ -55,10 +57,23 @@ class Shared(Budget):
         "stopped_due",
     )
 
-    def __init__(self, config: Config, side: int, *, loopback: bool = False) -> None:
+    def __init__(
+        self,
+        config: Config,
+        side: int,
+        *,
+        loopback: bool = False,
+        receiving: Account | None = None,
+        sending: Account | None = None,
+    ) -> None:
+        """``receiving`` and ``sending``: of the process; without them this one counts alone."""
         self.config = config
         flow = config.flow
         self.budget, self.channel_budget = flow.receive_budget, flow.channel_receive_bytes
+        if receiving is not None:
+            self.process = self.shown = receiving
+            self.process_budget = flow.process_receive_bytes
+            receiving.join(self)
         self.read_ahead = flow.read_ahead
         """Bytes that a stream of large messages may run ahead."""
         self.read_ahead_both = flow.read_ahead
@@ -71,7 +86,7 @@ class Shared(Budget):
         """The time of the input that is being worked on, seconds."""
         self.events: list[Event] = []
         self.effects: list[Effect] = []
-        self.outgoing = Outgoing(config, self.effects)
+        self.outgoing = Outgoing(config, self.effects, sending)
         self.ack_due: deque[tuple[float, ReceiverHalf | SenderHalf]] = deque()
         """Who owes an ack, or the first frame of a control stream; the delay is constant, so
         the order of arrival is the order of deadlines."""

@@ -107,6 +107,15 @@ class CoreView:
     """Acks, closes and the like that the peer does not let leave, and their streams."""
     receive_budget: int
     receive_budget_used: int
+    process_receive_budget: int
+    """What all connections of the process may hold of what they received, bytes."""
+    process_receive_used: int
+    """What they hold: until its handler or reader asks for more, ends, or frees it."""
+    process_kept: int
+    """Bytes of batches that are alive although their handler or reader has asked for more."""
+    process_send_budget: int
+    process_send_used: int
+    """What all connections hold of what is to be sent, until it has left, bytes."""
     receivers_starved: int
     """Receivers whose next message waits for room in the budget."""
     senders_blocked: int
@@ -136,6 +145,11 @@ def core_view(shared: Shared, registry: Registry, incoming: Incoming, channels: 
         stalled_control_bytes=shared.outgoing.stalled_control,
         receive_budget=shared.config.flow.receive_budget,
         receive_budget_used=shared.budget_used,
+        process_receive_budget=shared.process_budget,
+        process_receive_used=shared.process.used,
+        process_kept=shared.shown.kept,
+        process_send_budget=shared.outgoing.process_budget,
+        process_send_used=shared.outgoing.process.used,
         receivers_starved=len(shared.starved),
         senders_blocked=len(shared.blocked),
         datagrams_dropped=shared.datagrams_dropped,

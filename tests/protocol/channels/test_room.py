@@ -234,6 +234,7 @@ def test_a_sender_that_waits_for_the_connection_goes_on_when_another_ends() -> N
     second, _ = open_channel(pair, keep_sender=True)
     pair.server.mute = True  # gives no credit
     pair.client.send(first, bytes(60_000))
+    pair.client.send(second, bytes(10_000))
     assert not second.writable
     pair.client.core.wait_writable(second)
     pair.run()
@@ -255,6 +256,7 @@ def test_a_sender_that_waits_for_the_connection_goes_on_when_another_is_cancelle
     pair.server.hold = 10_000
     pair.server.mute = True
     pair.client.send(first, bytes(60_000))
+    pair.client.send(second, bytes(10_000))
     pair.client.core.wait_writable(second)
     pair.run()
     pair.client.events.clear()
@@ -262,6 +264,20 @@ def test_a_sender_that_waits_for_the_connection_goes_on_when_another_is_cancelle
     pair.client.flush()
     assert second.writable
     assert second in [e.half for e in pair.client.events if isinstance(e, Writable)]
+
+
+def test_a_message_of_a_channel_with_nothing_queued_has_room_whatever_others_have() -> None:
+    """Who reads may read nothing else before: the merge of many channels would stand still."""
+    flow = Flow(connection_high_water=50_000, initial_window=4096)
+    pair = Pair(dataclasses.replace(DEFAULT, flow=flow))
+    first, _ = open_channel(pair, keep_sender=True)
+    second, _ = open_channel(pair, keep_sender=True)
+    pair.server.mute = True  # gives no credit
+    pair.client.send(first, bytes(60_000))
+    assert not first.writable
+    assert second.writable
+    pair.client.send(second, bytes(10_000))
+    assert not second.writable
 
 
 @pytest.mark.requirement("AQ-R31")
