@@ -89,10 +89,12 @@ def small_service(folder: Path) -> Iterator[aqueduct.SyncClient]:
     process = subprocess.Popen(
         [sys.executable, folder / "app.py", folder / "s"],
         stdout=subprocess.PIPE,
-        # Other pools of Arrow reserve address space long before they use it.
+        # Other pools of Arrow, and the C library for each thread, reserve address space long before
+        # they use it.
         env={
             "PYTHONPATH": str(Path(aqueduct.__file__).parents[1]),
             "ARROW_DEFAULT_MEMORY_POOL": "system",
+            "MALLOC_ARENA_MAX": "1",
         },
         text=True,
     )

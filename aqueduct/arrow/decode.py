@@ -47,6 +47,10 @@ Checks: TypeAlias = Literal["layout", "memory", "full"]
 """How closely a received batch is looked at; see ``Decoder``."""
 
 
+_NO_THREAD: Final = "Failed to launch worker thread"
+"""What Arrow says if there is no memory for the stack of one of its threads."""
+
+
 class Decoder:
     """Makes batches of the payloads of one stream, in their order, without copying columns.
 
@@ -143,7 +147,12 @@ class Decoder:
                     if self._full:
                         batch.validate(full=True)
                     return batch
-            return self._decode(pa.py_buffer(payload))
+            try:
+                return self._decode(pa.py_buffer(payload))
+            except pa.ArrowException as error:
+                if _NO_THREAD in str(error):
+                    raise MemoryError(first_line(error)) from error
+                raise
         except Exception as error:
             if isinstance(error, MemoryError) and self._stream is None:
                 raise
