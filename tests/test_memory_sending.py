@@ -96,9 +96,9 @@ async def test_large_answers_are_made_only_when_there_is_room(name: str) -> None
             calls = [call(client, name) for _ in range(CALLS)]
 
             async def read(stream: Any) -> int:
-                await asyncio.sleep(0.3)
                 return sum([batch.num_rows async for batch in stream])
 
+            await until(lambda: process().sending.waiting)  # nobody has read anything
             async with asyncio.timeout(90):
                 rows = await asyncio.gather(*map(read, calls))
     assert rows == [2 * SIZE // 8] * CALLS
