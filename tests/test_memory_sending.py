@@ -206,6 +206,11 @@ def test_room_is_granted_in_order_and_never_twice() -> None:
     for room in rooms.values():
         room.end()
     assert account.used == 0 and account.place is None and not account.waiting
+    # A handler that was left alone goes on: nobody waits, and nothing counts.
+    assert first.ask(100 * MiB)
+    first.made(100 * MiB)
+    first.posted(100 * MiB)
+    assert account.used == 0 and not account.waiting
 
 
 def test_threads_that_ask_at_once_get_no_more_than_there_is() -> None:
