@@ -33,6 +33,7 @@ class Reservation:
     __slots__ = (
         "_account",
         "_again",
+        "_ended",
         "_ledger",
         "_made",
         "_posted",
@@ -55,6 +56,7 @@ class Reservation:
         self._made = 0  # bytes, counted by who makes
         self._posted = 0  # and by who queues them
         self._again = False
+        self._ended = False
         self.wake = wake
         """Called, in any thread, once the room that was asked for is granted."""
         self.size = 0
@@ -72,26 +74,29 @@ class Reservation:
         there may be nothing more: who asks finds out by going on.
         """
         self._again = again
-        return self._account._ask(self, size)
+        return self._ended or self._account._ask(self, size)
 
     def made(self, size: int) -> None:
         """What the room was for has ``size`` bytes: these count until they are ``posted``."""
-        self._made += size
-        self._account.charge(size)
-        self.release()
+        if not self._ended:  # or a handler makes it that was left alone
+            self._made += size
+            self._account.charge(size)
+            self.release()
 
     def posted(self, size: int) -> None:
         """So many bytes of what was made are queued, and count there."""
-        self._posted += size
-        self._account.charge(-size)
+        if not self._ended:
+            self._posted += size
+            self._account.charge(-size)
 
     def release(self) -> None:
         """What the room was for will not be made, or counts already."""
         self._account._release(self)
 
     def end(self) -> None:
-        """Nothing more is made, nor posted."""
+        """Nothing more is made, nor posted, that counts."""
         self.posted(self._made - self._posted)
+        self._ended = True
         self._account._end(self)
 
     @property

@@ -206,6 +206,8 @@ class Outgoing(Feed):
                 return
             for headers, payload in pieces(encoded, number, self._cut):
                 sender.post(payload, headers)
+            if (row := sender.row) is not None:
+                row.end_batch()
         except (ChannelError, ConnectionLost):
             pass  # reading says more
 

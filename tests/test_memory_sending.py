@@ -96,9 +96,9 @@ async def test_large_answers_are_made_only_when_there_is_room(name: str) -> None
             calls = [call(client, name) for _ in range(CALLS)]
 
             async def read(stream: Any) -> int:
-                await asyncio.sleep(0.3)
                 return sum([batch.num_rows async for batch in stream])
 
+            await until(lambda: process().sending.waiting)  # nobody has read anything
             async with asyncio.timeout(90):
                 rows = await asyncio.gather(*map(read, calls))
     assert rows == [2 * SIZE // 8] * CALLS
@@ -206,6 +206,11 @@ def test_room_is_granted_in_order_and_never_twice() -> None:
     for room in rooms.values():
         room.end()
     assert account.used == 0 and account.place is None and not account.waiting
+    # A handler that was left alone goes on: nobody waits, and nothing counts.
+    assert first.ask(100 * MiB)
+    first.made(100 * MiB)
+    first.posted(100 * MiB)
+    assert account.used == 0 and not account.waiting
 
 
 def test_threads_that_ask_at_once_get_no_more_than_there_is() -> None:
