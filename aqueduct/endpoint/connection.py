@@ -73,7 +73,7 @@ class Connection:
         self.config = config
         self.carrier = carrier
         self._process = accounts.process()
-        self._process.connections += 1
+        self._process.opened()
         self.core = ChannelConnection(
             is_client=carrier.is_client,
             config=config,
@@ -685,7 +685,7 @@ class Connection:
     def _transport_gone(self) -> None:
         """The carrier reported its end."""
         self.core.budget.wake = None
-        self._process.connections -= 1
+        self._process.closed()
         if not self._closed.done():
             self._closed.set_result(None)
 
