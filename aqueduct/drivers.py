@@ -34,7 +34,7 @@ __all__ = [
     "sink_counters",
 ]
 
-_Job: TypeAlias = "tuple[int, pa.RecordBatch, Lease | None]"
+_Input: TypeAlias = "tuple[int, pa.RecordBatch, Lease | None]"
 """A batch's number, the batch, and what it is charged until the handler has worked on it."""
 _Outcome: TypeAlias = "tuple[int, Any, BaseException | None]"
 """A batch's number, and its answer or what the handler raised."""
@@ -176,7 +176,7 @@ class EachBatch:
         self._signal = Signal()
         self._lock = threading.Lock()
         # Under the lock: work for threads, and how many threads there are.
-        self._jobs: deque[_Job] = deque()
+        self._jobs: deque[_Input] = deque()
         self._active = 0
         self._stopped = False
         # What threads append and the loop takes.
@@ -367,7 +367,7 @@ class EachBatch:
                 self._active -= 1
             raise
 
-    def _trade(self, outcome: _Outcome | None) -> _Job | None:
+    def _trade(self, outcome: _Outcome | None) -> _Input | None:
         """Hands in what became of one batch, for the next one; None: go home.
 
         All under one lock, so that one wake tells the loop of both.

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from numbers import Number
 from typing import Final
 
-__all__ = ["Lines", "escape", "escape_lines", "logger_of", "one_line"]
+__all__ = ["Lines", "escape", "escape_lines", "logger_of", "one_line", "shown"]
 
 _INDENT: Final = "  | "
 
@@ -28,7 +28,7 @@ def escape(text: object) -> str:
     text = str(text)
     if text.isprintable():  # nearly always
         return text
-    return "".join(map(_shown, text))
+    return "".join(map(_escaped, text))
 
 
 def escape_lines(text: str) -> str:
@@ -50,7 +50,16 @@ def one_line(error: BaseException) -> str:
     return escape(" ".join(text.split())) or type(error).__name__
 
 
-def _shown(character: str) -> str:
+def shown(value: object, limit: int = 100) -> str:
+    """The repr of ``value`` for an error: in one line, of at most ``limit`` characters."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception as error:  # noqa: BLE001  an object's own __repr__ may fail
+        text = f"an object of type {type(value).__name__} whose repr raised {type(error).__name__}"
+    return text if len(text) <= limit else f"{text[: limit - 4]} ..."
+
+
+def _escaped(character: str) -> str:
     if character.isprintable() or unicodedata.category(character) == "Zs":
         return character
     return character.encode("unicode_escape").decode()

@@ -24,9 +24,9 @@ from aqueduct.endpoint.local import Parcel, Pipe, queue_full
 from aqueduct.endpoint.message import Attachment, Headers, Message
 from aqueduct.endpoint.snapshot import ConnectionSnapshot
 from aqueduct.errors import ConnectionLost, LocalProtocolError, Refused
-from aqueduct.escaping import logger_of
+from aqueduct.escaping import logger_of, shown
 from aqueduct.forks import own
-from aqueduct.hooks import allows, shown
+from aqueduct.hooks import allows
 from aqueduct.protocol.channels.connection import ChannelConnection
 from aqueduct.protocol.channels.events import (
     Closed,
