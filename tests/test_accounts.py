@@ -7,9 +7,9 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from aqueduct._speedups.posting import Ledger
 from aqueduct.accounts import FROM, Process, Receiving, Sending, process
 from aqueduct.config import DEFAULT
+from aqueduct.protocol.channels.connection import ChannelConnection
 from aqueduct.protocol.channels.shared import Shared
 
 FORK = """
@@ -68,7 +68,7 @@ def test_connections_of_several_threads_are_all_counted() -> None:
 
 def test_what_a_handler_makes_after_the_end_of_its_call_does_not_count() -> None:
     account = Sending()
-    ledger = Ledger([], DEFAULT.flow, DEFAULT.limits, account, False)
+    ledger = ChannelConnection(is_client=True, config=DEFAULT, sending=account).outgoing
     room = account.reservation(ledger, lambda: 0, lambda: None)
     assert room.ask(FROM) and account.used == FROM
     room.made(2 * FROM)
