@@ -1,8 +1,9 @@
 """Text of a peer made safe for logs, terminals and errors of one line.
 
-A handler's exception, a name, a reason or a certificate may hold anything: a newline forges a line
-of the log, an ANSI sequence moves the cursor, a bidi control shows the text in another order, and a
-lone surrogate cannot be written at all. ``escape`` writes all these as Python does in a string.
+A peer chooses names, reasons, certificates and the text of a handler's exception. A newline there
+forges a line of the log. An ANSI sequence moves the cursor. A bidi control shows the text in
+another order. A lone surrogate cannot be written at all. ``escape`` writes all these as Python's
+repr does.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def escape_lines(text: str) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says, in one line: its lines are joined by spaces, the rest is escaped."""
+    """The text of an error in one line: its lines are joined by spaces, the rest is escaped."""
     text = str(error)
     raw = error.args[0] if error.args else ""
     if isinstance(raw, str) and text == escape(raw):
@@ -66,18 +67,18 @@ def _escaped(character: str) -> str:
 
 
 class Lines(str):
-    """An argument of a log call that has lines and keeps them, each behind an indent.
+    """An argument of a log call that keeps its lines. Each is indented.
 
-    So no line of it can pass for one of the log.
+    So none of them looks like a line of the log.
     """
 
     __slots__ = ()
 
 
 def logger_of(name: str) -> logging.Logger:
-    """The logger of a module. All that it logs is escaped, arguments and tracebacks alike.
+    """The logger of a module, which escapes all arguments and tracebacks that it logs.
 
-    An argument that is ``Lines`` keeps its lines, and so does a traceback.
+    ``Lines`` and tracebacks keep their lines.
     """
     logger = logging.getLogger(name)
     logger.addFilter(_escaping)  # the second time changes nothing
