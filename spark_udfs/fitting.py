@@ -28,11 +28,11 @@ _LOSSES: Final = (
     pa.ArrowCapacityError,
     OverflowError,
 )
-"""What pyarrow raises for a value that does not fit; it may run out of memory beside."""
+"""What pyarrow raises for a value that does not fit. A lack of memory is another matter."""
 
 
 class Fitting:
-    """The way of batches of one schema to another one that Spark takes, column by column."""
+    """Converts batches of one schema to another one that Spark takes, column by column."""
 
     def __init__(
         self, wanted: pa.Schema, got: pa.Schema, *, where: str = "", rounding: bool = False
@@ -132,7 +132,7 @@ def _is_checked(field: pa.Field) -> bool:
 
 
 def _check(array: pa.Array, field: pa.Field) -> None:
-    """What an Arrow type allows and Spark's type does not. Raises ArrowInvalid."""
+    """Raises ArrowInvalid for a value that Arrow's type allows and Spark's does not."""
     metadata = field.metadata or {}
     if _is.is_time(field.type):
         given = precision_of(metadata)
@@ -166,7 +166,7 @@ def _looked_up(values: pa.Array, places: pa.Array, field: pa.Field) -> pa.Array:
 
 def _struct(array: Any, kind: Any) -> pa.Array:
     names = [field.name for field in array.type]
-    # Of a row that is null itself nothing is looked at.
+    # The fields of a null row do not count.
     columns = array.flatten()
     valid = array.is_valid() if array.null_count else None
     made = []
