@@ -187,8 +187,8 @@ class EachBatch:
         self._sizes: dict[int, int] = {}
         self._outstanding_bytes = 0
         self._done = 0  # batches that were answered
-        # In a thread that does nothing else: a batch that takes long to decode, with its number,
-        # and an answer that takes long to encode. Those behind them wait.
+        # Jobs in threads: a batch that takes long to decode, with its number, and an answer that
+        # takes long to encode. Later ones wait.
         self._decoding: tuple[Job[pa.RecordBatch], int, int, Lease | None] | None = None
         self._encoding: tuple[Job[Encoded], int] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -238,7 +238,7 @@ class EachBatch:
             running.output.notify_writable(ample=True)
         lacks_room = self._room is not None and self._room.waits
         running.waits_for_client = blocked or (answered and not lacks_room)
-        # With something at work, what comes next is only ahead of the handler.
+        # While the handler works on a batch, it does not wait for the next one.
         running.want(running.batches_in == self._done, id(self))
         return False
 
@@ -280,7 +280,7 @@ class EachBatch:
         self._send_encoded(partial(running.encode, batch), number)
 
     def _encoded(self) -> bool:
-        """Whether no answer is being encoded; one that was is sent."""
+        """Whether no answer is being encoded. Sends an answer that is ready."""
         if self._encoding is None:
             return True
         job, number = self._encoding
@@ -336,7 +336,7 @@ class EachBatch:
         self._begin(number, running.decode(number, payload), len(payload), lease)
 
     def _decoded(self) -> bool:
-        """Whether no batch is being decoded; one that was is handed out."""
+        """Whether no batch is being decoded. Hands out a batch that is ready."""
         if self._decoding is None:
             return True
         job, number, size, lease = self._decoding

@@ -105,7 +105,7 @@ def _cut_of(kind: pa.DataType) -> _Cut | None:
         cuts = [_cut_of(kind.field(i).type) for i in range(kind.num_fields)]
         if kind.mode == "dense":
             return _dense(kind, cuts)
-        return None if not any(cuts) else _sparse(kind, cuts)
+        return None if not any(cuts) else _sparse(cuts)
     if types.is_dictionary(kind):
         inner = _cut_of(kind.value_type)
         return None if inner is None else _Dictionary(inner).cut
@@ -237,7 +237,7 @@ def _picked(child: pa.Array, places: pa.Array) -> pa.Array:
         return pa.concat_arrays([child.slice(place, 1) for place in places.to_pylist()])
 
 
-def _sparse(kind: pa.UnionType, cuts: list[_Cut | None]) -> _Cut:
+def _sparse(cuts: list[_Cut | None]) -> _Cut:
     def cut(array: pa.Array) -> pa.Array:
         made = _cut_fields(array, cuts)
         if made is None:
