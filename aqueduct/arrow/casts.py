@@ -38,7 +38,8 @@ def cast(
     """``array`` with the type ``wanted``, equal by value; itself if it has that type.
 
     - ``rounding``: values may become the nearest ones that ``wanted`` has.
-    - ``limit``: how many bytes the values of list views that overlap may take, one after the other.
+    - ``limit``: bytes that the values of overlapping list views may take when they are copied
+    apart.
 
     Raises Unfit for the first value that does not fit, and ``pyarrow.ArrowException`` where there
     is an ``obstacle``.
@@ -254,8 +255,8 @@ def _is_view(kind: pa.DataType) -> bool:
 def _flat(array: pa.Array, wanted: pa.DataType, limit: int) -> pa.Array:
     """The values of all lists that are not null, in the order of the rows; of views some twice.
 
-    Raises Unfit where views overlap so much that this takes more than ``limit`` bytes: a few bytes
-    can name the same values a million times.
+    Raises Unfit where views overlap so much that this takes more than ``limit`` bytes. A few bytes
+    of views can name the same values a million times.
     """
     if not _is_view(array.type):
         return array.flatten()

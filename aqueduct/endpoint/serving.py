@@ -307,7 +307,7 @@ async def serve(
 
 
 def _crowded(config: Config) -> str:
-    """Why this process may have no connection more; "" if it may."""
+    """Why this process may open no further connection; "" if it may."""
     limit = config.limits.connections
     if process().connections < limit:
         return ""
