@@ -17,9 +17,9 @@ from aqueduct._speedups.accounts import Account
 from aqueduct._speedups.inbox import Budget
 from aqueduct._speedups.posting import Ledger
 
-__all__ = ["FROM", "Process", "Receiving", "Reservation", "Sending", "process"]
+__all__ = ["LARGE", "Process", "Receiving", "Reservation", "Sending", "process"]
 
-FROM: Final = 256 << 10
+LARGE: Final = 256 << 10
 """Bytes. A smaller answer is made without waiting for room."""
 
 
@@ -148,7 +148,7 @@ class Sending(Account):
     def _ask(self, asking: Reservation, size: int) -> bool:
         with self._lock:
             self._release(asking)
-            if size < FROM:
+            if size < LARGE:
                 return True
             asking.size = size
             self.waiting[asking] = None

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 
 from aqueduct._speedups.inbox import Lease
-from aqueduct.accounts import FROM, Reservation
+from aqueduct.accounts import LARGE, Reservation
 from aqueduct.arrow.encode import Encoded
 from aqueduct.errors import AqueductError, Busy
 from aqueduct.handlers import Handler, Shape
@@ -320,7 +320,7 @@ class EachBatch:
         size = running.expects
         if not size and running.batches_in:
             size = running.bytes_in // running.batches_in  # the answer may be as large
-        if size < FROM:
+        if size < LARGE:
             return True
         if self._room is None:
             self._room = running.room(self._wake)

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from aqueduct._speedups.inbox import Lease
 from aqueduct._speedups.outputs import Outputs
-from aqueduct.accounts import FROM, Reservation
+from aqueduct.accounts import LARGE, Reservation
 from aqueduct.arrow.call import (
     AS_COMPLETED,
     FAILURES,
@@ -228,7 +228,7 @@ class RunningCall(Outputs):
 
     def grew(self, size: int) -> None:
         """Notes the largest answer so far: the next one waits for as much room."""
-        if size >= FROM:
+        if size >= LARGE:
             self.expects = size
             sizes = self.serving.sizes
             sizes[self.head.handler] = max(size, sizes.get(self.head.handler, 0))
@@ -662,7 +662,7 @@ class RunningCall(Outputs):
         for room in self.rooms:
             room.end()
         self.rooms.clear()
-        if self.largest_out >= FROM:
+        if self.largest_out >= LARGE:
             self.serving.sizes[self.head.handler] = self.largest_out
         elif self.expects and self.batches_out:
             self.serving.sizes.pop(self.head.handler, None)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from aqueduct.accounts import FROM, Process, Receiving, Sending, process
+from aqueduct.accounts import LARGE, Process, Receiving, Sending, process
 from aqueduct.config import DEFAULT
 from aqueduct.protocol.channels.connection import ChannelConnection
 from aqueduct.protocol.channels.shared import Shared
@@ -70,12 +70,12 @@ def test_what_a_handler_makes_after_the_end_of_its_call_does_not_count() -> None
     account = Sending()
     ledger = ChannelConnection(is_client=True, config=DEFAULT, sending=account).outgoing
     room = account.reservation(ledger, lambda: 0, lambda: None)
-    assert room.ask(FROM) and account.used == FROM
-    room.made(2 * FROM)
-    assert account.used == 2 * FROM
+    assert room.ask(LARGE) and account.used == LARGE
+    room.made(2 * LARGE)
+    assert account.used == 2 * LARGE
     room.end()
     assert account.used == 0
-    assert room.ask(FROM)
-    room.made(FROM)
-    room.posted(FROM)
+    assert room.ask(LARGE)
+    room.made(LARGE)
+    room.posted(LARGE)
     assert account.used == 0 and not account.waiting

@@ -82,8 +82,9 @@ cdef class NotNull:
     ``nodes`` are rows (kind, strict, width, links), a parent before its children, and the first is
     the batch itself, a struct. ``kind`` is a key of ``KINDS``. ``strict``: nulls are not allowed.
     ``width``: bytes of an index or of a run's end, or the values of a fixed list. ``links`` has
-    the children that matter, as (slot, code, node): which child of the array, its type code if that
-    is a union, and its place among ``nodes``. The slot of a dictionary's values is -1.
+    the children that must be checked, as (slot, code, node). The slot is the number of the child,
+    -1 for a dictionary's values. The code is the type code of a union's child. The node is its
+    place among ``nodes``.
     Raises LocalProtocolError for nodes that are no tree.
     """
 
