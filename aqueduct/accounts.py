@@ -1,8 +1,8 @@
-"""What this process holds of messages, in bytes: one account for what comes, one for what goes.
+"""Bytes of messages that this process holds: one account for receiving, one for sending.
 
-Every connection counts there. Above a budget one batch goes on at a time, the oldest of those that
-wait; for what comes the connections decide which that is, for what goes ``Sending`` does. Nothing
-here knows of event loops: who waits is told by a callable, in any thread.
+All connections of the process count in both. Above a budget one batch goes on at a time: the one
+that has waited longest. The connections choose it for receiving, and ``Sending`` for sending.
+Nothing here knows event loops. A callable tells a waiting call of its room, in any thread.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from aqueduct._speedups.accounts import Account
 from aqueduct._speedups.inbox import Budget
 from aqueduct._speedups.posting import Ledger
 
-__all__ = ["FROM", "Process", "Receiving", "Reservation", "Sending", "process"]
+__all__ = ["LARGE", "Process", "Receiving", "Reservation", "Sending", "process"]
 
-FROM: Final = 256 << 10
-"""Smaller answers and batches are not waited for before they are made."""
+LARGE: Final = 256 << 10
+"""Bytes. A smaller answer is made without waiting for room."""
 
 
 class Reservation:
-    """Room for what one call makes next: of ``size`` bytes, as far as one can know before.
+    """Room for the next answer of one call: ``size`` bytes, which is an estimate.
 
-    It is asked for, then ``granted`` or waited for, and used up by ``made`` and ``posted``, or
-    given back by ``release``. ``end`` is its own end. One thread makes; one queues what was made.
+    The call asks for room, and waits until it is ``granted``. ``made`` and ``posted`` use it up;
+    ``release`` gives it back; after ``end`` nothing counts. Methods may be called in any thread.
     """
 
     __slots__ = (
@@ -53,8 +53,8 @@ class Reservation:
         self._account = account
         self._ledger = ledger
         self._queued = queued
-        self._made = 0  # bytes, counted by who makes
-        self._posted = 0  # and by who queues them
+        self._made = 0  # bytes of answers
+        self._posted = 0  # those of them that are queued
         self._again = False
         self._ended = False
         self.wake = wake
@@ -70,51 +70,55 @@ class Reservation:
     def ask(self, size: int, *, again: bool = False) -> bool:
         """Whether about ``size`` bytes may be made now; otherwise ``wake`` is called once they may.
 
-        What was granted before, and not made, returns. ``again``: something was made before, so
-        there may be nothing more: who asks finds out by going on.
+        Room that was granted before, and not used, returns. ``again``: the call has answered
+        before, so it may be at its end, which it only learns by going on.
         """
-        self._again = again
-        return self._ended or self._account._ask(self, size)
+        with self._account._lock:
+            self._again = again
+            return self._ended or self._account._ask(self, size)
 
     def made(self, size: int) -> None:
-        """What the room was for has ``size`` bytes: these count until they are ``posted``."""
-        if not self._ended:  # or a handler makes it that was left alone
-            self._made += size
-            self._account.charge(size)
-            self.release()
+        """The answer has ``size`` bytes: these count until they are ``posted``."""
+        with self._account._lock:
+            if not self._ended:  # a handler may go on after its call has ended
+                self._made += size
+                self._account.charge(size)
+                self.release()
 
     def posted(self, size: int) -> None:
-        """So many bytes of what was made are queued, and count there."""
-        if not self._ended:
-            self._posted += size
-            self._account.charge(-size)
+        """``size`` bytes that were made are queued now, and count in the connection's queue."""
+        with self._account._lock:
+            if not self._ended:
+                self._posted += size
+                self._account.charge(-size)
 
     def release(self) -> None:
-        """What the room was for will not be made, or counts already."""
+        """The room is given back: the answer will not be made, or counts already."""
         self._account._release(self)
 
     def end(self) -> None:
-        """Nothing more is made, nor posted, that counts."""
-        self.posted(self._made - self._posted)
-        self._ended = True
-        self._account._end(self)
+        """The call has ended: what it makes or posts from now on does not count."""
+        with self._account._lock:
+            self.posted(self._made - self._posted)
+            self._ended = True
+            self._account._end(self)
 
     @property
     def _left(self) -> bool:
-        """Whether all that was made has left."""
+        """Whether all answers that were made have left the process."""
         if self.granted or self._made != self._posted:
             return False
         return self._queued() == 0
 
 
 class Sending(Account):
-    """Bytes that all connections have queued, and room for what is about to be made.
+    """Bytes that all connections have queued, and room for answers that are about to be made.
 
-    ``waiting``: Reservations that wait, in order. A large answer is made only if it fits the
-    process's budget, or if it is alone above that: then its Reservation has the ``place`` until it
-    has left. A connection's own mark makes no call wait that has nothing queued: its reader may
-    read nothing else before. A call whose answers have all left may be at its end, which its
-    reader may wait for: one of those goes on at a time, too (``_last``).
+    ``waiting``: Reservations that wait, in the order of asking. A large answer is made if it fits
+    the process's budget. One answer may exceed it: its Reservation has the ``place`` until that
+    answer has left. A full queue of the connection does not delay a call that has nothing queued:
+    the reader may read nothing else before. A call whose answers have all left may be at its end,
+    and its reader may wait for that end. So one such call goes on at a time, too (``_last``).
     """
 
     def __init__(self) -> None:
@@ -124,11 +128,11 @@ class Sending(Account):
     def reservation(
         self, ledger: Ledger, queued: Callable[[], int], wake: Callable[[], None]
     ) -> Reservation:
-        """For one call of the connection that has ``ledger``; ``queued``: its bytes there."""
+        """For one call. ``ledger``: its connection's queue; ``queued``: bytes of the call there."""
         return Reservation(self, ledger, queued, wake)
 
     def notify(self) -> None:
-        """Grants what there is room for, in the order of asking."""
+        """Grants room to those who wait, in the order of asking, as far as there is some."""
         with self._lock:
             full = False
             for waiting in tuple(self.waiting):
@@ -137,14 +141,14 @@ class Sending(Account):
                 if self._grant(waiting, only_last=full):
                     waiting.wake()
                 else:
-                    full = True  # what is behind is not to pass by, or large ones would wait long
+                    full = True  # later ones do not pass, or a large one might wait for ever
 
     # Within
 
     def _ask(self, asking: Reservation, size: int) -> bool:
         with self._lock:
             self._release(asking)
-            if size < FROM:
+            if size < LARGE:
                 return True
             asking.size = size
             self.waiting[asking] = None
@@ -160,7 +164,7 @@ class Sending(Account):
     def _end(self, asked: Reservation) -> None:
         with self._lock:
             self._release(asked)
-            if asked._left:  # else others wait for that
+            if asked._left:  # otherwise the place is free once all has left
                 if self.place is asked:
                     self.place = None
                 if self._last is asked:
@@ -182,7 +186,10 @@ class Sending(Account):
         return True
 
     def _is_above(self, asking: Reservation) -> bool:
-        """Whether it would exceed the process's budget, or half of that while others wait."""
+        """Whether the answer exceeds the process's budget.
+
+        While other connections wait, one connection has half of that budget.
+        """
         ledger, size = asking._ledger, asking.size
         if self.used + size > ledger.process_budget:
             return True
@@ -195,7 +202,7 @@ def _is_free(place: Reservation | None, asking: Reservation) -> bool:
 
 
 class Receiving(Account):
-    """Bytes that all connections have received and not given back."""
+    """Bytes that all connections have received, and whose batches are still in use."""
 
     def __init__(self) -> None:
         self.members: WeakSet[Budget] = WeakSet()
@@ -208,23 +215,35 @@ class Receiving(Account):
             self.members.add(member)
 
     def press(self) -> None:
-        """Somebody begins to wait: all connections look whether something comes too slowly."""
+        """A connection begins to wait: all others look for a batch that comes too slowly."""
         with self._lock:
             members = tuple(self.members)
         for member in members:
-            if member.wake is not None:
-                member.wake()
+            wake = member.wake  # its loop may take it away meanwhile
+            if wake is not None:
+                wake()
 
 
 class Process:
     """The accounts of this process, and the number of its ``connections``."""
 
-    __slots__ = ("connections", "receiving", "sending")
+    __slots__ = ("_lock", "connections", "receiving", "sending")
 
     def __init__(self) -> None:
         self.receiving = Receiving()
         self.sending = Sending()
         self.connections = 0
+        self._lock = threading.RLock()  # loops are in threads of their own
+
+    def opened(self) -> None:
+        """One connection more is open."""
+        with self._lock:
+            self.connections += 1
+
+    def closed(self) -> None:
+        """One connection that was ``opened`` is open no more."""
+        with self._lock:
+            self.connections -= 1
 
 
 _process = Process()
@@ -236,7 +255,7 @@ def process() -> Process:
 
 
 def _renew() -> None:
-    """In the child of a fork: the connections of its parent are none of its own."""
+    """In a forked child: the connections of its parent do not count."""
     global _process
     _process = Process()
 

@@ -30,6 +30,7 @@ from types import MappingProxyType
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
 from aqueduct.errors import ConfigError, WrongType
+from aqueduct.escaping import shown
 
 __all__ = [
     "ARGUMENTS",
@@ -66,7 +67,6 @@ _MOST: Final = (1 << 63) - 1
 _SIZE: Final = re.compile(r"(?ai)(\d+(?:\.\d+)?)\s*(?:([kmgt])i?)?b?")
 _DURATION: Final = re.compile(r"(?ai)(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|min|m|h|d)?")
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
-_SHOWN: Final = 100  # characters of a value in an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,16 +100,8 @@ class Kind:
             wrong = WrongType
         elif not isinstance(error, ValueError | OverflowError):
             return error  # of the value's own
-        shown = f"of the type {type(given).__name__}" if self.secret else _shown(given)
-        return wrong(f"{where} is {shown}; it must be {self.must}")
-
-
-def _shown(given: Any) -> str:
-    try:
-        found = " ".join(repr(given).split())
-    except Exception:  # noqa: BLE001  a repr may raise anything
-        found = f"of the type {type(given).__name__}"
-    return found if len(found) <= _SHOWN else f"{found[: _SHOWN - 4]} ..."
+        found = f"of the type {type(given).__name__}" if self.secret else shown(given)
+        return wrong(f"{where} is {found}; it must be {self.must}")
 
 
 # ------------------------------------------------------------------ readers
@@ -125,7 +117,7 @@ def whole(least: int = 1, most: int = _MOST) -> Callable[[Any], int]:
             raise TypeError
         value = operator.index(given)
         if value > _MOST:
-            raise ConfigError(f"{_shown(value)} is above {_MOST}, the most that is possible")
+            raise ConfigError(f"{shown(value)} is above {_MOST}, the most that is possible")
         if not least <= value <= most:
             raise ValueError
         return value

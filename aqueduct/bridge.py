@@ -18,7 +18,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from aqueduct._speedups.inbox import Lease
-from aqueduct.accounts import FROM, Reservation
+from aqueduct.accounts import LARGE, Reservation
 from aqueduct.arrow.encode import Encoded
 from aqueduct.drivers import sink_counters
 from aqueduct.handlers import SINK
@@ -195,7 +195,7 @@ class Bridge:
                     for batch in generator:
                         size = self._give(batch, running.answering if exchange else -1)
                         del batch  # or it would be kept while the next one has no room
-                        if self._account is not None or size >= FROM:
+                        if self._account is not None or size >= LARGE:
                             self._reserve(size, again=True)
                 finally:
                     generator.close()

@@ -117,8 +117,8 @@ def _parser() -> argparse.ArgumentParser:
         "--drain",
         metavar="DURATION",
         type=_reader("duration or zero"),
-        help="after SIGINT or SIGTERM the process ends within this, and open calls have all but "
-        "the last of it (by default Timing.drain_timeout of the service: 25)",
+        help="the process ends within this time of SIGINT or SIGTERM; open calls fail a little "
+        "earlier (by default Timing.drain_timeout of the service: 25)",
     )
     serve.set_defaults(run=_serve, usage=serve)
 
@@ -172,7 +172,7 @@ def _version() -> str:
 
 
 def _reader(kind: str) -> Callable[[str], Any]:
-    """What reads an argument of this kind of ``aqueduct.arguments.KINDS``."""
+    """A reader of arguments of this kind, one of ``aqueduct.arguments.KINDS``."""
 
     def read(text: str) -> Any:
         try:

@@ -39,7 +39,7 @@ COMPRESSIONS: Final = ("lz4", "zstd")
 """Those of Arrow, in the order of its ``CompressionType``."""
 
 
-# How a setting is read and checked is said by its type; see ``aqueduct.arguments.FIELDS``.
+# The type of a setting says how it is read and checked; see ``aqueduct.arguments.FIELDS``.
 Bytes: TypeAlias = int
 Count: TypeAlias = int
 Seconds: TypeAlias = float
@@ -80,8 +80,8 @@ class Limits:
     destroyed_ranges: Count = 1 << 16
     """Ranges of destroyed indexes kept for each of the remote channel spaces (AQ-R24)."""
     unready_connections: Count = 512
-    """Connections of a server whose peer has not sent its connection headers. For each one more,
-    the address with the most silent ones loses its oldest (Timing.handshake_silence)."""
+    """Connections of a server whose peer has not sent its connection headers. Above this the
+    address with the most silent connections loses its oldest one (Timing.handshake_silence)."""
     connections_address: Count | None = None
     """Connections of a server from one IP address, one IPv6 network of 64 bits, or one process
     behind a Unix socket. None: any number, for sidecars and NAT have one address for all."""
@@ -99,17 +99,17 @@ class Flow:
     """Windows, budgets and marks: how much may be under way."""
 
     receive_budget: Bytes = 64 * MiB
-    """Bytes that one connection holds of what was received: from the first byte of a batch until
-    its handler or reader asks for the next one, ends, or frees it. Above it one batch goes on at a
-    time, the oldest whose handler or reader waits."""
+    """Received bytes that one connection holds. They count from the first byte of a batch until its
+    handler or reader asks for the next one, ends, or frees it. Above this one batch goes on at a
+    time: the oldest whose handler or reader waits."""
     process_receive_budget: Bytes = 0
-    """The same for all connections of a process; 0: a quarter of the memory that the machine, or
-    the process's control group, has. While others wait no connection holds more than half of it."""
+    """The same for all connections of a process. 0: a quarter of the memory of the machine, or of
+    the process's control group. While others wait, one connection holds at most half of it."""
     process_send_budget: Bytes = 0
-    """Bytes that all connections of a process hold of what is to be sent, until it has left; 0: as
-    above. ``connection_high_water`` is the same for one connection."""
+    """Bytes to be sent that all connections of a process hold, until they have left. 0: a quarter
+    of the memory, as above. ``connection_high_water`` is the same for one connection."""
     stall_rate: Bytes = 64 * KiB
-    """Bytes a second that a batch has to gain while others wait for its room; one that gains less
+    """Bytes a second that a batch must gain while others wait for its room. A batch that gains less
     for Timing.stall_deadline fails with `busy`."""
     channel_receive_bytes: Bytes = 16 * MiB
     """Bytes of one channel that were received and not yet taken; one message is always admitted."""
@@ -182,9 +182,9 @@ class Timing:
     connect_timeout: Seconds = 10.0
     """For the transport's handshake and the exchange of connection headers together."""
     handshake_silence: Seconds = 0.4
-    """While all places of handshakes are taken (Stream.half_open, Quic.half_open), a peer that has
-    sent nothing for this long may lose its place to another one; one that has begun its handshake,
-    for twice as long."""
+    """Silence after which a peer that has sent nothing may lose its place to another one. This only
+    happens while all places of handshakes are taken (Stream.half_open, Quic.half_open). A peer that
+    has begun its handshake has twice as long."""
     idle_timeout: Seconds = 30.0
     """A peer silent for this long is gone."""
     ping_interval: Seconds = 10.0
@@ -193,13 +193,13 @@ class Timing:
     """A call without a deadline of its own fails after this long without any progress."""
     stall_deadline: Seconds = 5.0
     """A batch that gains less than Flow.stall_rate for this long, while others wait for its room,
-    fails; and so long the others wait for a batch above the budget that is not given back."""
+    fails. After this long others go on beside a batch above the budget that is still in use."""
     close_linger: Seconds = 5.0
     """A close lets queued data out for at most this long."""
     drain_timeout: Seconds = 25.0
-    """A service that is told to end does so within this: less than the 30 s that Kubernetes gives.
+    """A service ends within this time of its signal: less than the 30 s that Kubernetes gives.
 
-    Open calls have all but the last quarter of it, or all but the last 2 s.
+    Open calls have all of it but the last quarter, or but the last 2 s if that is less.
     """
 
     def __post_init__(self) -> None:
@@ -226,8 +226,8 @@ class Quic:
     """Bytes in flight on one connection: a cap on the congestion window, which nothing else
     bounds on a path without loss."""
     half_open: Count = 256
-    """Connections of one listener whose handshake is not complete. More are let in when one of
-    these was silent for Timing.handshake_silence: it makes room."""
+    """Connections of one listener whose handshake is not complete. Above this a new one takes the
+    place of one that was silent for Timing.handshake_silence, or waits."""
     congestion_control: str = "reno"
     """"reno" or "cubic"."""
 
@@ -258,14 +258,14 @@ class Mux:
     payload_bytes: Bytes = 64 * MiB
     """The largest payload that is put together from its pieces (BP-R12)."""
     connection_bytes: Bytes = 64 * MiB
-    """What one connection of ``aqueduct.bpmux`` holds of what its peer has sent and nobody has
-    taken, over all entities: it grants credit only while there is room. One payload more may be
-    completed beside it. It is also what this side may have queued (BP-R12)."""
+    """Received bytes that one connection of ``aqueduct.bpmux`` holds until the application takes
+    them, over all entities. It grants credit only while there is room. One payload may be completed
+    above this. The limit also holds for the bytes that wait to be sent (BP-R12)."""
     wake_up: Count = 256
     """Chunks of one connection that are read before others have their turn."""
     closing_deadline: Seconds = 30.0
-    """After the peer has ended the top level, what is open may go on, until nothing has moved for
-    so many seconds; then the connection is closed (BP-R14)."""
+    """After the peer has ended the top level, open entities go on. When nothing has moved for this
+    long, the connection is closed (BP-R14)."""
     unanswered_pings: Count = 1024
     """Pings of the peer whose answers wait to leave; a peer that sends more does not read."""
     pong_deadline: Seconds = 30.0
@@ -311,8 +311,8 @@ class Stream:
     backlog: Count = 1024
     """Connections that the kernel keeps for a listener until they are accepted."""
     half_open: Count = 256
-    """Connections of one listener whose handshake is not complete. More wait in the backlog, until
-    one of these was silent for Timing.handshake_silence: it makes room."""
+    """Connections of one listener whose handshake is not complete. Above this a new one takes the
+    place of one that was silent for Timing.handshake_silence, or waits in the backlog."""
     attempt_delay: Seconds = 0.25
     """An address of a name that has not answered for this long is joined by the next one."""
     poll: Seconds = 0.001

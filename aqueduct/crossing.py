@@ -81,13 +81,12 @@ class Crossing:
         self._waking = False
         self._untold = False  # of the thread: the loop has not been woken for what changed
         self._borrowed = False  # the thread itself runs the loop
-        # To the thread: numbers with payloads or Failures and what they are charged, END, Failed,
-        # or NEWS.
+        # To the thread: numbers with payloads (or Failures) and leases, END, Failed, or NEWS.
         self._inbox: SimpleQueue[Any] = SimpleQueue()
         self._mailbox = mailbox or self._inbox
         self._handed = self._handed_bytes = 0  # of the loop
         self._consumed = 0  # of the thread
-        self._lease: Lease | None = None  # of the thread: what the answer that it has is charged
+        self._lease: Lease | None = None  # of the answer that the thread has
         self.consumed_bytes = 0
         """Bytes of the answers' payloads that the thread has taken."""
         self.waited = 0.0

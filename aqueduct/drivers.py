@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 
 from aqueduct._speedups.inbox import Lease
-from aqueduct.accounts import FROM, Reservation
+from aqueduct.accounts import LARGE, Reservation
 from aqueduct.arrow.encode import Encoded
 from aqueduct.errors import AqueductError, Busy
 from aqueduct.handlers import Handler, Shape
@@ -34,7 +34,7 @@ __all__ = [
     "sink_counters",
 ]
 
-_Job: TypeAlias = "tuple[int, pa.RecordBatch, Lease | None]"
+_Input: TypeAlias = "tuple[int, pa.RecordBatch, Lease | None]"
 """A batch's number, the batch, and what it is charged until the handler has worked on it."""
 _Outcome: TypeAlias = "tuple[int, Any, BaseException | None]"
 """A batch's number, and its answer or what the handler raised."""
@@ -176,7 +176,7 @@ class EachBatch:
         self._signal = Signal()
         self._lock = threading.Lock()
         # Under the lock: work for threads, and how many threads there are.
-        self._jobs: deque[_Job] = deque()
+        self._jobs: deque[_Input] = deque()
         self._active = 0
         self._stopped = False
         # What threads append and the loop takes.
@@ -187,8 +187,8 @@ class EachBatch:
         self._sizes: dict[int, int] = {}
         self._outstanding_bytes = 0
         self._done = 0  # batches that were answered
-        # In a thread that does nothing else: a batch that takes long to decode, with its number,
-        # and an answer that takes long to encode. Those behind them wait.
+        # Jobs in threads: a batch that takes long to decode, with its number, and an answer that
+        # takes long to encode. Later ones wait.
         self._decoding: tuple[Job[pa.RecordBatch], int, int, Lease | None] | None = None
         self._encoding: tuple[Job[Encoded], int] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -238,7 +238,7 @@ class EachBatch:
             running.output.notify_writable(ample=True)
         lacks_room = self._room is not None and self._room.waits
         running.waits_for_client = blocked or (answered and not lacks_room)
-        # With something at work, what comes next is only ahead of the handler.
+        # While the handler works on a batch, it does not wait for the next one.
         running.want(running.batches_in == self._done, id(self))
         return False
 
@@ -280,7 +280,7 @@ class EachBatch:
         self._send_encoded(partial(running.encode, batch), number)
 
     def _encoded(self) -> bool:
-        """Whether no answer is being encoded; one that was is sent."""
+        """Whether no answer is being encoded. Sends an answer that is ready."""
         if self._encoding is None:
             return True
         job, number = self._encoding
@@ -320,7 +320,7 @@ class EachBatch:
         size = running.expects
         if not size and running.batches_in:
             size = running.bytes_in // running.batches_in  # the answer may be as large
-        if size < FROM:
+        if size < LARGE:
             return True
         if self._room is None:
             self._room = running.room(self._wake)
@@ -336,7 +336,7 @@ class EachBatch:
         self._begin(number, running.decode(number, payload), len(payload), lease)
 
     def _decoded(self) -> bool:
-        """Whether no batch is being decoded; one that was is handed out."""
+        """Whether no batch is being decoded. Hands out a batch that is ready."""
         if self._decoding is None:
             return True
         job, number, size, lease = self._decoding
@@ -367,7 +367,7 @@ class EachBatch:
                 self._active -= 1
             raise
 
-    def _trade(self, outcome: _Outcome | None) -> _Job | None:
+    def _trade(self, outcome: _Outcome | None) -> _Input | None:
         """Hands in what became of one batch, for the next one; None: go home.
 
         All under one lock, so that one wake tells the loop of both.

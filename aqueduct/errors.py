@@ -77,7 +77,7 @@ __all__ = [
 class AqueductError(Exception):
     """The root of the tree.
 
-    The text of each error is one line without control characters, whatever a peer has put into it.
+    The text of each error is one line without control characters, even where a peer sent it.
     """
 
     def __str__(self) -> str:
@@ -276,9 +276,10 @@ class HandlerFailed(CallError):
 
 
 class Busy(CallError):
-    """The service is at its limit of calls, or of memory; try again later or elsewhere.
+    """The service is at its limit of calls or memory; try again later or elsewhere.
 
-    Also if a batch came too slowly while others waited for its room. The text names the setting.
+    It is also raised for a batch that came too slowly while others waited for its room. The text
+    names the setting.
     """
 
     status = "busy"

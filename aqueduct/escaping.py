@@ -1,8 +1,9 @@
 """Text of a peer made safe for logs, terminals and errors of one line.
 
-A handler's exception, a name, a reason or a certificate may hold anything: a newline forges a line
-of the log, an ANSI sequence moves the cursor, a bidi control shows the text in another order, and a
-lone surrogate cannot be written at all. ``escape`` writes all these as Python does in a string.
+A peer chooses names, reasons, certificates and the text of a handler's exception. A newline there
+forges a line of the log. An ANSI sequence moves the cursor. A bidi control shows the text in
+another order. A lone surrogate cannot be written at all. ``escape`` writes all these as Python's
+repr does.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Mapping
 from numbers import Number
 from typing import Final
 
-__all__ = ["Lines", "escape", "escape_lines", "logger_of", "one_line"]
+__all__ = ["Lines", "escape", "escape_lines", "logger_of", "one_line", "shown"]
 
 _INDENT: Final = "  | "
 
@@ -28,7 +29,7 @@ def escape(text: object) -> str:
     text = str(text)
     if text.isprintable():  # nearly always
         return text
-    return "".join(map(_shown, text))
+    return "".join(map(_escaped, text))
 
 
 def escape_lines(text: str) -> str:
@@ -42,7 +43,7 @@ def escape_lines(text: str) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says, in one line: its lines are joined by spaces, the rest is escaped."""
+    """The text of an error in one line: its lines are joined by spaces, the rest is escaped."""
     text = str(error)
     raw = error.args[0] if error.args else ""
     if isinstance(raw, str) and text == escape(raw):
@@ -50,25 +51,34 @@ def one_line(error: BaseException) -> str:
     return escape(" ".join(text.split())) or type(error).__name__
 
 
-def _shown(character: str) -> str:
+def shown(value: object, limit: int = 100) -> str:
+    """The repr of ``value`` for an error: in one line, of at most ``limit`` characters."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception as error:  # noqa: BLE001  an object's own __repr__ may fail
+        text = f"an object of type {type(value).__name__} whose repr raised {type(error).__name__}"
+    return text if len(text) <= limit else f"{text[: limit - 4]} ..."
+
+
+def _escaped(character: str) -> str:
     if character.isprintable() or unicodedata.category(character) == "Zs":
         return character
     return character.encode("unicode_escape").decode()
 
 
 class Lines(str):
-    """An argument of a log call that has lines and keeps them, each behind an indent.
+    """An argument of a log call that keeps its lines. Each is indented.
 
-    So no line of it can pass for one of the log.
+    So none of them looks like a line of the log.
     """
 
     __slots__ = ()
 
 
 def logger_of(name: str) -> logging.Logger:
-    """The logger of a module. All that it logs is escaped, arguments and tracebacks alike.
+    """The logger of a module, which escapes all arguments and tracebacks that it logs.
 
-    An argument that is ``Lines`` keeps its lines, and so does a traceback.
+    ``Lines`` and tracebacks keep their lines.
     """
     logger = logging.getLogger(name)
     logger.addFilter(_escaping)  # the second time changes nothing

@@ -5,10 +5,10 @@ open and its ports taken, although nobody serves them. It shares the kernel's li
 parent's event loop waits for, and would change it. And a signal to the child is written to the
 wake-up socket of the parent's loop, which takes it for its own.
 
-So a forked child lets go of all that before it runs anything else. Descriptors are not closed but
-lead to ``/dev/null`` from then on: objects that think that they own them do no harm. A process
-that is started by exec (subprocess, posix_spawn, multiprocessing's spawn and forkserver) inherits
-none of it in the first place.
+So a forked child gives all of that up before it runs anything else. Its descriptors stay open and
+lead to ``/dev/null``. So objects that own a descriptor can still close it. A process that is
+started by exec (subprocess, posix_spawn, multiprocessing's spawn and forkserver) inherits none of
+this.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logger_of(__name__)
 
 
 class Inherited(Protocol):
-    """Something that a forked child inherits and must not use as its parent does."""
+    """An object that belongs to the parent, although a forked child inherits it."""
 
     def left_behind(self) -> None:
         """Called in the child, before anything else runs there.
@@ -41,10 +41,10 @@ class Inherited(Protocol):
 
 _sockets: Final[WeakSet[socket.socket]] = WeakSet()
 _loops: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, bool]] = WeakKeyDictionary()
-"""With each whether its thread is the main thread, which has the signals."""
+"""For each loop whether its thread is the main thread, which receives the signals."""
 _inherited: Final[WeakSet[Any]] = WeakSet()
 _FILES: Final = ("_selector", "_ssock", "_csock")
-"""Of a loop."""
+"""Attributes of asyncio's own loops that hold descriptors."""
 _masks: Final = threading.local()
 
 
@@ -87,9 +87,9 @@ def sever(descriptors: Iterable[int]) -> None:
 
 
 def sever_loop(loop: asyncio.AbstractEventLoop) -> None:
-    """Parts a loop from its parent's: the kernel's list of files to wait for, and what wakes it.
+    """Separates a child's loop from the parent's: its selector and its wake-up sockets.
 
-    Of a loop that is not asyncio's own nothing is known.
+    It has no effect on loops that are not asyncio's own: their attributes are not known.
     """
     files: Iterable[Any] = (getattr(loop, name, None) for name in _FILES)
     sever([file.fileno() for file in files if hasattr(file, "fileno")])
@@ -144,7 +144,7 @@ def _let_go() -> None:
 
 
 def _reset_signals() -> None:
-    """The handlers of asyncio mean nothing without its loop: they leave their work to it."""
+    """Removes asyncio's signal handlers, which have no effect without their loop."""
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         handler = signal.getsignal(number)

@@ -1,12 +1,10 @@
-"""What a hook of the user says that decides yes or no: one rule for all of them."""
+"""The answers of hooks that decide yes or no, such as ``authorize``: one rule for all."""
 
 from __future__ import annotations
 
-from typing import Final
+from aqueduct.escaping import shown
 
-__all__ = ["allows", "shown"]
-
-_SHOWN: Final = 200  # characters of an answer in an error
+__all__ = ["allows"]
 
 
 def allows(answer: object, hook: str) -> bool:
@@ -25,12 +23,3 @@ def allows(answer: object, hook: str) -> bool:
         f"{hook} returned {shown(answer)} (a {kind.__module__}.{kind.__qualname__}); "
         f"only None and True allow, and False refuses{advice}"
     )
-
-
-def shown(answer: object) -> str:
-    """``answer`` in an error: its repr, cut short."""
-    try:
-        text = repr(answer)
-    except Exception as error:  # noqa: BLE001  an object's own __repr__ may fail
-        text = f"an object whose repr raised {type(error).__name__}"
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

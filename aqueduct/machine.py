@@ -10,7 +10,7 @@ from typing import Final
 
 __all__ = ["memory_bytes", "quarter_of_memory"]
 
-_FALLBACK: Final = 4 << 30  # of a system that does not say
+_FALLBACK: Final = 4 << 30  # bytes, where the system does not tell
 _LEAST: Final = 64 << 20
 _GROUPS: Final = Path("sys/fs/cgroup")
 
@@ -18,8 +18,9 @@ _GROUPS: Final = Path("sys/fs/cgroup")
 def memory_bytes(root: Path = Path("/")) -> int:
     """Bytes of memory that this process may have.
 
-    That is the least of what the machine has (``proc/meminfo`` below ``root``) and of the limits of
-    the process's control group and those above it, of version 1 or 2.
+    That is the memory of the machine (``proc/meminfo`` below ``root``), or the limit of the
+    process's control group or a group above it, whichever is least. Groups may be of version 1 or
+    2.
     """
     limits = [_machine_bytes(root), *_group_limits(root)]
     return min((limit for limit in limits if limit), default=_FALLBACK)

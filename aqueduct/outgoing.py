@@ -119,9 +119,9 @@ class Outgoing(Feed):
         self._output_over = False
         self._loose = False  # the answers come in any order
         self.opening: Job[Hello] | None = None
-        """What reads a hello with a very wide schema, as long as it does."""
+        """The job that reads a hello with a very wide schema, while it runs."""
         self.decoding: Job[pa.RecordBatch] | None = None
-        """What decodes an answer that takes long, whoever waits for it."""
+        """The job that decodes an answer which takes long, while it runs."""
         self.answers = Answers(window)
         self.answers.on_change = on_change
         """Those that are read without further ado; the others come by ``take``. Its ``number`` is
@@ -156,7 +156,7 @@ class Outgoing(Feed):
         self._read_answers()
 
     def _read_answers(self) -> None:
-        """How the answers come in, and that they are charged until the application is done."""
+        """Prepares the channel of answers: these are charged until the application is done."""
         output, assembler = self._output, self._assembler
         output.placement, output.placement_key = assembler.place, PIECE
         output.announce = assembler.announce

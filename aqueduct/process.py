@@ -1,8 +1,8 @@
-"""What a process that serves does with signals, and how it ends in time.
+"""The signals of a process that serves, and its end within a limit.
 
 SIGINT and SIGTERM drain a service, a second one ends it, a third one ends the process. SIGUSR1
-writes what the service is doing, as one line. ``Service.run``, ``aqueduct serve`` and its workers
-all have this from here.
+writes the state of the service as one line. ``Service.run``, ``aqueduct serve`` and its workers use
+this module.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ __all__ = [
 ]
 
 HURRY: Final = 2.0
-"""Seconds that a service has to tell its clients once it shall end at once."""
+"""Seconds that a service has to tell its clients after a second signal."""
 LEAST: Final = 1.0
-"""Seconds that a process has to end in any case, however short its drain is."""
+"""Seconds, at least, from the first signal to the end of the process, even with a short drain."""
 _FLUSH: Final = 0.2
 """Seconds for what is still in the buffers of standard output and error."""
 
@@ -58,7 +58,7 @@ def tell(line: str) -> None:
 
 
 def _write(line: str, where: TextIO) -> None:
-    """Writes one line: what a peer has put into it can neither end it nor move the cursor."""
+    """Writes one line. Text of a peer in it is escaped."""
     encoding = where.encoding or "utf-8"
     text = escape(line).encode(encoding, "backslashreplace").decode(encoding)
     print(text, file=where, flush=True)
@@ -106,7 +106,7 @@ class Deadline:
 
 
 class Holders:
-    """What has begun since this was made and would hold up the end of the process."""
+    """Threads and child processes, begun since this was made, that hold up the process's end."""
 
     def __init__(self) -> None:
         self._threads = set(threading.enumerate())
@@ -153,13 +153,13 @@ def end_process(status: int, text: str = "", before: Callable[[], object] = lamb
 
 
 class ServiceSignals:
-    """SIGINT, SIGTERM and SIGUSR1 for as long as the block runs, which is on an event loop.
+    """Handles SIGINT, SIGTERM and SIGUSR1 while the block runs, on an event loop.
 
     - ``drain`` is called on the loop for the first SIGINT or SIGTERM, ``hurry`` for the second.
     - ``look`` is called on the loop for SIGUSR1, and may be set later.
-    - ``seconds``: from the first signal on the process ends within these, even if a handler holds
-      the loop or a thread; from the second on, within ``patience``. The third ends it at once.
-      ``deadline`` sees to that, also after the block: threads may still hold the process up.
+    - ``seconds``: the process ends within these after the first signal, even if a handler blocks
+      the loop or a thread. After the second signal it ends within ``patience``, after the third at
+      once. ``deadline`` does that, also after the block, as threads may hold up the process.
 
     Outside of the main thread, which has all signals, this does nothing.
     """
@@ -213,10 +213,10 @@ class ServiceSignals:
         self._previous = {}
 
     def left_behind(self) -> None:
-        """In a forked child: its signals are its own, but for Ctrl-C.
+        """In a forked child: restores the signal handlers from before the service, but for Ctrl-C.
 
-        A terminal sends that to all processes. What it means is for the service to say: a call
-        that has its work done by a pool of processes could not end otherwise.
+        It ignores Ctrl-C, which a terminal sends to all processes: the service decides what it
+        means. Otherwise a call whose work is done by a pool of processes could not end.
         """
         others = [n for n in self._numbers if signal.getsignal(n) != self._note]
         before = {n: handler for n, handler in self._previous.items() if n not in others}
@@ -265,8 +265,8 @@ async def serve_until_signal(
     """Serves until a signal, then drains; the exit status.
 
     0 after a drain, 1 when a second signal has cut calls. ``drain``: seconds; None:
-    Timing.drain_timeout. ``deadline`` ends the process then. ``quiet``: of the drain nothing is
-    said. For the certificates see ``Service.serving``.
+    Timing.drain_timeout. ``deadline`` ends the process after them. ``quiet``: nothing is written
+    about the drain. For the certificates see ``Service.serving``.
     """
     first, second = asyncio.Event(), asyncio.Event()
     seconds = service.config.timing.drain_timeout if drain is None else drain

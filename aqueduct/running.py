@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from aqueduct._speedups.inbox import Lease
 from aqueduct._speedups.outputs import Outputs
-from aqueduct.accounts import FROM, Reservation
+from aqueduct.accounts import LARGE, Reservation
 from aqueduct.arrow.call import (
     AS_COMPLETED,
     FAILURES,
@@ -227,8 +227,8 @@ class RunningCall(Outputs):
             return found
 
     def grew(self, size: int) -> None:
-        """An answer is the largest so far: for as much room is waited before the next."""
-        if size >= FROM:
+        """Notes the largest answer so far: the next one waits for as much room."""
+        if size >= LARGE:
             self.expects = size
             sizes = self.serving.sizes
             sizes[self.head.handler] = max(size, sizes.get(self.head.handler, 0))
@@ -244,7 +244,7 @@ class RunningCall(Outputs):
 
     @property
     def at_end(self) -> bool:
-        """Whether nothing more comes of the input, though nobody has noticed."""
+        """Whether the input has ended, although the handler has not noticed yet."""
         inbox = None if self.receiver is None else self.receiver.inbox
         return (
             inbox is not None
@@ -285,7 +285,7 @@ class RunningCall(Outputs):
             self.receiver.inbox.want(wanted, reader)
 
     def take_lease(self) -> Lease | None:
-        """What the batch that was just taken is charged; who takes it gives it back."""
+        """The lease of the batch that was just taken. The caller gives it back."""
         lease, self.lease = self.lease, None
         return lease
 
@@ -331,11 +331,11 @@ class RunningCall(Outputs):
         return encoded
 
     def slow_to_decode(self, payload: Any) -> bool:
-        """Whether that may take milliseconds: then ``decode`` is for a thread."""
+        """Whether ``decode`` may take milliseconds: it then belongs in a thread."""
         return self.decoder.slow(payload)
 
     def slow_to_encode(self, batch: Any) -> bool:
-        """Whether that may take milliseconds: then ``encode`` is for a thread."""
+        """Whether ``encode`` may take milliseconds: it then belongs in a thread."""
         encoder = self.encoder
         return encoder is not None and encoder.slow(batch, self.compression)
 
@@ -422,7 +422,7 @@ class RunningCall(Outputs):
 
     @property
     def input_fault(self) -> AqueductError | None:
-        """What is wrong with the client's batches, if something is."""
+        """The error in the client's batches, or None."""
         return self._fault
 
     # From outside
@@ -461,7 +461,7 @@ class RunningCall(Outputs):
         self.call._cancel(error)
 
     def catch_up(self) -> None:
-        """The call began some time after it came: its client may have gone."""
+        """Looks for what happened before the call began: its client may have gone."""
         self._status_changed()
 
     def alive(self) -> None:
@@ -662,7 +662,7 @@ class RunningCall(Outputs):
         for room in self.rooms:
             room.end()
         self.rooms.clear()
-        if self.largest_out >= FROM:
+        if self.largest_out >= LARGE:
             self.serving.sizes[self.head.handler] = self.largest_out
         elif self.expects and self.batches_out:
             self.serving.sizes.pop(self.head.handler, None)
@@ -756,13 +756,13 @@ class RunningCall(Outputs):
 
     @property
     def _turnover(self) -> int:
-        """Bytes that came back to the account in which the call waits for room; 0: it does not."""
+        """Bytes that others gave back to the account where the call waits for room; 0: no wait."""
         if any(room.waits for room in self.rooms):
             return self.connection.sending.returned
         return self.connection.core.budget.process.returned if self._lacks_room(0) else 0
 
     def tell_alive(self) -> None:
-        """The client need not fear for a call that waits for room in this process."""
+        """Tells the client that the call still waits for room in this process."""
         if self.receiver is None:
             self.output.post(b"", batch_headers(0))
         elif self.taken:
@@ -792,20 +792,20 @@ class RunningCall(Outputs):
         self.abort(DeadlineExceeded(text, peer=call.peer, handler=call.handler))
 
     def _lacks_room(self, seconds: float) -> str:
-        """Which budget the call has waited for all the time, and why that is full; "" if none."""
+        """The budget that the call has waited for, and why it is full; "" if it waits for none."""
         flow, handler = self.config.flow, self.call.handler
         inbox = None if self.receiver is None else self.receiver.inbox
         if any(room.waits for room in self.rooms):
             return (
-                f"handler {handler!r} waited {seconds:g} s for room for its next answer: what was "
-                "answered before has not left, as nobody reads it; the process's budget is "
+                f"handler {handler!r} waited {seconds:g} s for room for its next answer: earlier "
+                "answers have not left, as their clients do not read; the process's budget is "
                 f"{flow.process_send_bytes} bytes (Flow.process_send_budget)"
             )
         if inbox is not None and inbox.wanted and inbox.waiting:
             return (
                 f"handler {handler!r} waited {seconds:g} s for room for its next batch: other "
-                f"handlers hold theirs; the budgets are {flow.receive_budget} bytes of a connection"
-                f" (Flow.receive_budget) and {flow.process_receive_bytes} of the process "
+                f"handlers hold batches; the budgets are {flow.receive_budget} bytes of a "
+                f"connection (Flow.receive_budget) and {flow.process_receive_bytes} of the process "
                 "(Flow.process_receive_budget)"
             )
         return ""

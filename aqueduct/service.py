@@ -317,8 +317,8 @@ class Service:
 
         ``aqueduct.tables`` shows both forms. Returns what was registered, unchanged.
 
-        - ``name``: what clients read it by; what is decorated without one gives its own.
-        - ``table``: an object with the methods of a table, or a class that makes one; without it
+        - ``name``: the name that clients use; without one, the name of what is decorated.
+        - ``table``: an object with the methods of a table, or a class that makes one. Without it
           this is a decorator.
         - ``schema``: of all columns; a callable makes it of the Call, for example by its headers.
           An object may have it as an attribute.
@@ -472,10 +472,9 @@ class Service:
         For programs that have nothing else to do; see ``serving`` for the arguments and for all
         others.
 
-        If handlers hold the event loop, or threads and processes that they have started hold the
-        end of the program, the process ends with status 1 once ``drain`` seconds (None:
-        Timing.drain_timeout) have passed since the signal. Raises LocalProtocolError where an
-        event loop runs already, as in a notebook.
+        A handler may block the event loop, or its threads and processes may go on. Then the process
+        ends with status 1, ``drain`` seconds (None: Timing.drain_timeout) after the signal. Raises
+        LocalProtocolError where an event loop runs already, as in a notebook.
         """
         if asyncio._get_running_loop() is not None:
             raise LocalProtocolError(
@@ -519,9 +518,9 @@ class Service:
 
 
 def _apart(name: Any, what: str, limit: int) -> tuple[Any, Any]:
-    """What a decorator without parentheses was given, or None, and the name.
+    """The function or class that a decorator without parentheses got, or None; and the name.
 
-    Raises ConfigError for what is neither.
+    Raises ConfigError for a name that is neither.
     """
     if name is UNGIVEN or isinstance(name, str):
         return None, name

@@ -58,7 +58,7 @@ __all__ = ["COUNTERS", "Serving"]
 log = logger_of(__name__)
 
 _Opening: TypeAlias = tuple[CallHead, KnownCall | None, memoryview | None]
-"""A call, what is known of calls alike, and the payload of its one batch if it came with it."""
+"""A call, what is known of such calls, and the payload of its one batch if that came with it."""
 Drive = Callable[[RunningCall], Awaitable[Mapping[str, int] | None]]
 
 _ENDS: Final = ("failed", "cancelled", "refused")
@@ -73,15 +73,15 @@ COUNTERS: Final = (
 """The names that ``Serving.counters`` has."""
 
 _OF_HANDLERS: Final = (HandlerFailed, SchemaMismatch, BatchTooLarge)
-"""What is wrong with answers, unless it is the client's input."""
+"""Errors of answers: the handler's fault, unless the client's input was wrong."""
 _AT_ONCE: Final = 32
 """Calls of one connection that begin in one turn of the loop."""
 _WIDE_AT_ONCE: Final = 4
-"""Calls of one connection whose very wide schemas are read at once; later messages wait."""
+"""Calls of one connection whose very wide schemas are read at the same time. Later calls wait."""
 _CLOSING: Final = 2.0
-"""Seconds of a drain, at most, in which handlers end whose calls are over, and clients are told."""
+"""Seconds at the end of a drain, at most, in which open calls fail and clients are told."""
 _LEASED: Final = 4096
-"""Bytes of a call of one batch that are charged until its end; fewer are until it begins."""
+"""A unary call of so many bytes is charged until its end; a smaller one until it begins."""
 
 
 class Serving:
@@ -199,11 +199,12 @@ class Serving:
         self._idle.set()
 
     def memory(self) -> dict[str, int]:
-        """What this process holds, in bytes; may be called from any thread.
+        """Bytes that this process holds, of all its services and clients; for any thread.
 
-        ``received_bytes`` of batches until their handlers are done with them, ``kept_bytes`` of
-        those that handlers keep although they asked for more, ``sending_bytes`` of what has not
-        left; and ``connections``, a number. All services and clients of the process are in it.
+        - ``received_bytes``: batches whose handlers or readers still use them.
+        - ``kept_bytes``: batches that handlers keep although they asked for the next one.
+        - ``sending_bytes``: what has not left the process yet.
+        - ``connections``: how many are open, a number.
         """
         process = accounts.process()
         return {
@@ -336,7 +337,7 @@ class Serving:
         if decide is None:
             return
         names: Any = {"peer": call.peer, "handler": call.handler}
-        # What went wrong in there is nothing that a stranger should read.
+        # The client may be a stranger, who should not read what went wrong in the service.
         undecided = "the service could not decide about the call, so it is refused"
         try:
             answer: object = decide(call)
@@ -424,7 +425,7 @@ class Serving:
             log.log(level, "%r was refused: %s", running.call, status.message)
         else:
             self._counted["failed"] += 1
-            # What the handler did wrong is for whoever looks after the service.
+            # A fault of the handler is a warning for the operator of the service.
             own = not isinstance(error, CallError) or (
                 isinstance(error, _OF_HANDLERS) and error is not running.input_fault
             )

@@ -52,8 +52,8 @@ from aqueduct.prepared import Prepared, PreparedCall
 __all__ = ["OnEnd", "SyncClient"]
 
 OnEnd: TypeAlias = Callable[[int, int, float], object]
-"""Is told what a call has cost: the bytes of the encoded batches sent, of those received, and the
-seconds of waiting for the service."""
+"""Called with the cost of a call: bytes of encoded batches sent and received, and the seconds of
+waiting for the service."""
 
 _AT_EXIT: Final = 2.0
 """Seconds that all clients together have to close as the interpreter ends."""
@@ -412,7 +412,7 @@ class SyncClient:
     # Within
 
     def _check_caller(self) -> None:
-        """Raises LocalProtocolError if who waits here holds up the very loop that would answer."""
+        """Raises LocalProtocolError if a waiting caller would block the loop that serves it."""
         if holds_up(self._address):
             raise LocalProtocolError(
                 f"{self.address} is served by the event loop of this thread, and a SyncClient "
@@ -527,7 +527,7 @@ class SyncClient:
 
 
 def _close_all() -> None:
-    """The interpreter ends. After this its daemon threads stand still, and nobody would answer."""
+    """Closes all clients, as the interpreter ends: after this, its daemon threads do nothing."""
     until = time.monotonic() + _AT_EXIT
     for reference in _clients.valuerefs():
         client = reference()

@@ -1,6 +1,6 @@
 """Threads that are there at once: for handlers written without asyncio, and for the sync client.
 
-And a few for what takes an event loop too long: ``Job``.
+A ``Job`` is work that would take an event loop too long. A few threads of the process do it.
 
 All of them are daemon threads, because a handler that never returns must not keep an interpreter
 from ending. For the same reason ``concurrent.futures`` is of no use here: its threads are joined
@@ -37,7 +37,7 @@ Work = Callable[[], None]
 T = TypeVar("T")
 
 AT_WORK: Final = max(2, min(8, os.cpu_count() or 1))
-"""Threads of the process that are at long work at once."""
+"""Threads of the process that do jobs at the same time."""
 _IDLE_SECONDS: Final = 30.0
 _names = itertools.count(1)
 _ENDING: Final = (
@@ -154,7 +154,7 @@ class _Worker:
 
 
 class _Crew:
-    """A few threads that work off what is given to them, in its order."""
+    """A few threads that do the work given to them, in that order."""
 
     def __init__(self, name: str, size: int) -> None:
         self._bench = Bench(name, idle_limit=size)
@@ -164,7 +164,7 @@ class _Crew:
         self._active = 0
 
     def start(self, work: Work) -> None:
-        """Has a thread do it, soon; the caller does it where the system has no thread to give."""
+        """Has a thread do ``work``. If the system has no thread to give, the caller does it."""
         with self._lock:
             self._waiting.append(work)
             if self._active >= self._size:
@@ -201,8 +201,8 @@ if hasattr(os, "register_at_fork"):  # the threads stay behind
 class Job(Generic[T]):
     """Work of one message that is too long for an event loop, done in a thread.
 
-    Made on the loop, it begins at once, unless others are at work. A task that is cancelled while
-    it waits loses nothing: the job goes on, and may be waited for again.
+    It is made on the loop, and begins at once unless all threads are at work. If a task is
+    cancelled while it waits, the job goes on, and may be waited for again.
     """
 
     __slots__ = ("_error", "_loop", "_on_done", "_value", "_waiter", "_work", "done")
@@ -210,7 +210,7 @@ class Job(Generic[T]):
     def __init__(self, work: Callable[[], T], on_done: Callable[[], object] | None = None) -> None:
         """``on_done`` is called on the loop, when the work is done."""
         self.done = False
-        """Whether it is, or was forgotten: set on the loop."""
+        """Whether the work is done, or the job was forgotten. It is set on the loop."""
         self._work: Callable[[], T] | None = work
         self._on_done = on_done
         self._value: T | None = None
@@ -220,7 +220,7 @@ class Job(Generic[T]):
         _crew.start(self._run)
 
     async def wait(self) -> T:
-        """What the work returns, or raises. For one task at a time."""
+        """Returns what the work returns, or raises what it raises. For one task at a time."""
         await self.settled()
         return self.result()
 
@@ -231,15 +231,15 @@ class Job(Generic[T]):
             await self._waiter
 
     def result(self) -> T:
-        """The same, once it is ``done``."""
+        """What the work returned. Raises what it raised. Call it once the job is ``done``."""
         if self._error is not None:
             raise self._error
         return self._value  # type: ignore[return-value]
 
     def forget(self) -> None:
-        """Nobody wants the result any more: work that has not begun never does.
+        """Nobody needs the result any more: work that has not begun never begins.
 
-        On the loop. Who waits for it to be settled waits no longer, and must not ask for a result.
+        Call it on the loop. A task in ``settled`` goes on, and must not ask for a result.
         """
         self._work = self._on_done = None
         self._wake()
@@ -269,9 +269,9 @@ class Job(Generic[T]):
 
 
 async def apart(work: Callable[..., T], *arguments: Any, **named: Any) -> T:
-    """What ``work(*arguments, **named)`` returns, done in a thread. Raises what it raises.
+    """Calls ``work(*arguments, **named)`` in a thread. Returns or raises what it does.
 
-    If the task is cancelled, work that has begun goes on, and nobody sees its result.
+    If the task is cancelled, work that has begun goes on, and its result is dropped.
     """
     job = Job(partial(work, *arguments, **named))
     try:

@@ -272,13 +272,13 @@ class Exchange(Parcel):
     trace: Trace = field(default_factory=Trace, compare=False)
     """The driver's span, and how OpenTelemetry is set up in workers."""
     rows: pa.Schema | None = None
-    """Of the rows that ``apply`` was given, with the metadata that tells what Arrow does not."""
+    """The schema of the rows of ``apply``, with metadata for types that Arrow lacks."""
     declared: pa.Schema | None = None
-    """What ``apply`` told Spark of what comes out; None: nobody told this function."""
+    """The schema of answers that ``apply`` gave to Spark; None: ``apply`` was not called."""
     exact: bool = False
-    """Whether answers are to have Spark's very types, which all but ``mapInArrow`` ask for."""
+    """Whether answers must have exactly Spark's types, as all functions but ``mapInArrow`` need."""
     large: bool = False
-    """Whether text and bytes in these have offsets of 64 bits, by the session's setting."""
+    """Whether text and bytes then have offsets of 64 bits, by the session's setting."""
 
     @property
     def __name__(self) -> str:  # Spark shows it in plans
@@ -320,7 +320,7 @@ class Exchange(Parcel):
         return self._answers(batches, fitted=True)
 
     def answers(self, batches: Iterator[pa.RecordBatch]) -> Generator[pa.RecordBatch]:
-        """The same with the types that the handler gave, for what does not go to Spark."""
+        """The answers with the handler's types, for programs other than Spark."""
         return self._answers(batches, fitted=False)
 
     def _answers(
@@ -405,7 +405,7 @@ class Exchange(Parcel):
         yield from shaper.run(source, call, wanted=wanted)
 
     def _fitted(self, answers: Generator[pa.RecordBatch]) -> Generator[pa.RecordBatch]:
-        """``answers`` with the types that Spark takes."""
+        """``answers``, converted to the types that Spark takes."""
         got: pa.Schema | None = None
         fitting: Fitting | None = None
         with contextlib.closing(answers):
@@ -420,16 +420,16 @@ class Exchange(Parcel):
         return place.task is not None or self.declared is not None
 
     def fitting(self, got: pa.Schema) -> Fitting:
-        """How answers of ``got`` become what Spark takes, and was told of.
+        """Converts answers of schema ``got`` to the types that Spark takes, or ``apply`` declared.
 
-        Raises ConfigError for a type that Spark has not, SchemaMismatch for other columns than
-        those that Spark was told of.
+        Raises ConfigError for a type that Spark lacks, and SchemaMismatch for columns other than
+        those that ``apply`` declared.
         """
         where = f"the answer of {self.handler!r}"
         wanted = taken_schema(got, refusal(where), loose=not self.exact, large=self.large)
         told = self.schema if self.declared is None else self.declared
         if self.declared is not None:
-            # Spark goes by position, and looks at no name.
+            # Spark takes columns by position and ignores their names.
             mine, theirs = (taken_schema(each, refusal(where)) for each in (self.declared, got))
             differs = f"{where} differs from what Spark was told by apply()"
             check(nullable_schema(mine), theirs, where=differs)
@@ -450,14 +450,14 @@ class Exchange(Parcel):
     def apply(self, frame: DataFrame) -> DataFrame:
         """``frame.mapInArrow`` with this function and its ``output_schema``.
 
-        Each task compares its answers with that schema: Spark takes columns by their position, and
-        looks at no name. For ``frame.transform(score.apply)`` too.
+        Each task compares its answers with that schema, as Spark takes columns by position and
+        ignores their names. ``frame.transform(score.apply)`` does the same.
         """
         schema = self.output_schema(frame)
         return frame.mapInArrow(self.told(frame, schema), schema)
 
     def told(self, frame: DataFrame, schema: AnySchema) -> Exchange:
-        """This function for ``frame``, which Spark is told to become one of ``schema``."""
+        """This function for ``frame``, whose answers are declared to Spark as ``schema``."""
         return replace(
             self,
             rows=arrow_schema(frame.schema, "rows", calendar=True),

@@ -11,7 +11,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from aqueduct.arrow.casts import Unfit, cast
+from aqueduct.arrow.casts import Unfit, cast, first_bad, runs_of_rows, text_of_value
 from aqueduct.arrow.schema import shorten
 from aqueduct.errors import SchemaMismatch
 from spark_udfs.spark_types import bound_of, precision_of, shown
@@ -28,11 +28,11 @@ _LOSSES: Final = (
     pa.ArrowCapacityError,
     OverflowError,
 )
-"""What pyarrow raises for a value that does not fit; it may run out of memory beside."""
+"""What pyarrow raises for a value that does not fit. A lack of memory is another matter."""
 
 
 class Fitting:
-    """The way of batches of one schema to another one that Spark takes, column by column."""
+    """Converts batches of one schema to another one that Spark takes, column by column."""
 
     def __init__(
         self, wanted: pa.Schema, got: pa.Schema, *, where: str = "", rounding: bool = False
@@ -68,8 +68,8 @@ class Fitting:
             rounded = _rounded(array, field) if self._rounding else None
             if rounded is not None:
                 return rounded
-            row = _first_bad(array, field)
-            value, remedy = _value(array, row), ""
+            row = first_bad(array, lambda part: _converts(part, field))
+            value, remedy = shorten(text_of_value(array[row]), 80), ""
             if not self._rounding and _rounded(array.slice(row, 1), field) is not None:
                 remedy = '; cast="round" allows it to be rounded'
             raise SchemaMismatch(
@@ -94,7 +94,7 @@ def _convert(array: pa.Array, field: pa.Field) -> pa.Array:
     if _is.is_dictionary(given):
         return _looked_up(array.dictionary, array.indices, field)
     if _is.is_run_end_encoded(given):
-        return _looked_up(array.values, _places(array), field)
+        return _looked_up(array.values, runs_of_rows(array), field)
     if _is.is_struct(kind):
         return _struct(array, kind)
     if _is.is_map(kind):
@@ -132,7 +132,7 @@ def _is_checked(field: pa.Field) -> bool:
 
 
 def _check(array: pa.Array, field: pa.Field) -> None:
-    """What an Arrow type allows and Spark's type does not. Raises ArrowInvalid."""
+    """Raises ArrowInvalid for a value that Arrow's type allows and Spark's does not."""
     metadata = field.metadata or {}
     if _is.is_time(field.type):
         given = precision_of(metadata)
@@ -164,16 +164,9 @@ def _looked_up(values: pa.Array, places: pa.Array, field: pa.Field) -> pa.Array:
     return _convert(found, field)
 
 
-def _places(array: Any) -> pa.Array:
-    """Which of its runs each row of a run-end encoded array is in."""
-    numbers = pa.array(range(len(array.values)), pa.int32())
-    whole = pa.RunEndEncodedArray.from_arrays(array.run_ends, numbers)
-    return pc.run_end_decode(whole.slice(array.offset, len(array)))
-
-
 def _struct(array: Any, kind: Any) -> pa.Array:
     names = [field.name for field in array.type]
-    # Of a row that is null itself nothing is looked at.
+    # The fields of a null row do not count.
     columns = array.flatten()
     valid = array.is_valid() if array.null_count else None
     made = []
@@ -219,26 +212,10 @@ def _offsets(lengths: pa.Array) -> pa.Array:
     return pa.concat_arrays([pa.array([0], pa.int64()), ends]).cast(pa.int32())
 
 
-def _first_bad(array: pa.Array, field: pa.Field) -> int:
-    """The first row that cannot be converted; one is known to be there."""
-    start, count = 0, len(array)
-    while count > 1:
-        half = count // 2
-        try:
-            _convert(array.slice(start, half), field)
-        except _LOSSES:
-            count = half
-        else:
-            start, count = start + half, count - half
-    return start
-
-
-def _value(array: pa.Array, row: int) -> str:
+def _converts(array: pa.Array, field: pa.Field) -> bool:
+    """Whether every value of ``array`` can be converted."""
     try:
-        return shorten(repr(array[row].as_py()), 80)
-    except (ValueError, TypeError, OverflowError):  # nanoseconds, or beyond Python's years
-        pass
-    try:
-        return str(array.slice(row, 1).cast(pa.string())[0])
-    except pa.ArrowException:
-        return "(not shown)"
+        _convert(array, field)
+    except _LOSSES:
+        return False
+    return True

@@ -110,7 +110,7 @@ class ColumnExchange(Parcel):
     columns: tuple[str, ...]
     returns: pa.DataType
     metadata: Mapping[bytes, bytes] | None = None
-    """What tells of ``returns`` what Arrow does not, such as the bounds of an interval."""
+    """Metadata for a type of ``returns`` that Arrow lacks, such as the bounds of an interval."""
 
     def __call__(self, arrays: Iterator[tuple[pa.Array, ...]]) -> Generator[pa.Array]:
         """The one column of the handler's answers, as many rows as were given."""
@@ -241,13 +241,13 @@ def _array(series: Any, where: str, name: str, wanted: pa.DataType | None) -> pa
 
 
 def _same_values(series: Any, made: pa.Array) -> pa.Array:
-    """``made`` of ``series`` with a wanted type, by a cast where that is known to lead there.
+    """``made``, whose type was wanted, with the values of ``series``. Raises Unfit if they differ.
 
-    Arrow makes an infinity of 1e300 here, True of 5, and drops the time of a timestamp for a date.
-    Raises Unfit.
+    Arrow alone makes an infinity of 1e300 here, True of 5, and a date of a timestamp at noon. So a
+    cast of the library makes the values, where one is known.
     """
     try:
         own = pa.Array.from_pandas(series)
     except (pa.ArrowException, TypeError, ValueError):
-        return made  # of Python's objects some have no type by themselves
+        return made  # some objects of Python have no type by themselves
     return made if obstacle(made.type, own.type) is not None else cast(own, made.type)

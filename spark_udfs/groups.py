@@ -51,15 +51,15 @@ _SMALL: Final = 1 * MiB
 
 
 class GroupFunction(Protocol):
-    """What ``exchange_grouped`` returns: a function, and what its tasks count."""
+    """What ``exchange_grouped`` returns: a function for groups, with the numbers of its tasks."""
 
     tally: Tally
 
     def __call__(self, *given: Any) -> Any:
-        """What becomes of a group."""
+        """Calls the handler with a group, and returns its answer."""
 
     def summary(self) -> str:
-        """What was counted, in a few lines for people; each group counts as a task."""
+        """The numbers in a few lines for people; each group counts as a task."""
 
 
 def exchange_grouped(

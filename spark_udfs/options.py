@@ -34,6 +34,7 @@ from aqueduct.arguments import (
 from aqueduct.carriers.tls import ClientTls
 from aqueduct.config import COMPRESSIONS
 from aqueduct.errors import ConfigError
+from aqueduct.escaping import shown
 from spark_udfs.casting import casts
 from spark_udfs.schemas import active_session
 from spark_udfs.tokens import TokenFile
@@ -192,11 +193,11 @@ FUNCTIONS: Final[Mapping[str, Kind]] = MappingProxyType(
         "write": Kind("a directory's path or URI, as text", text),
     }
 )
-"""What the arguments of functions are that are no options, by name."""
+"""Arguments of functions that are no options, by name."""
 
 
 def argument(name: str, given: Any, entry: str = "") -> Any:
-    """What was given for an argument that is no option, read by ``FUNCTIONS``.
+    """Reads an argument that is no option by ``FUNCTIONS``, and returns its value.
 
     ``entry``: the name there, if it is another. Raises ConfigError.
     """
@@ -204,8 +205,7 @@ def argument(name: str, given: Any, entry: str = "") -> Any:
     try:
         return kind.read(given)
     except (ValueError, TypeError, AttributeError):
-        shown = repr(given) if len(repr(given)) < 200 else f"a {type(given).__name__}"
-        raise ConfigError(f"{name}={shown}; it must be {kind.must}") from None
+        raise ConfigError(f"{name}={shown(given)}; it must be {kind.must}") from None
 
 
 _ADDRESS: Final = (

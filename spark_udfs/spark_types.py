@@ -1,11 +1,11 @@
-"""The one table of types for Spark: what each Arrow type becomes there, and each Spark type here.
+"""The one table of types for Spark: from each Arrow type to Spark's, and back.
 
-``exchange`` and its relatives, the Data Source and docs/cookbook/types.md all go by it. Values are
-converted by ``spark_udfs.fitting``.
+``exchange`` and its relatives, the Data Source and docs/cookbook/types.md use this table.
+``spark_udfs.fitting`` converts values by it.
 
-Arrow has no type for some of what Spark knows: a collation, the bounds of an interval, a
-user-defined type. A field's metadata says it then, under ``SQL_NAME`` or ``JSON_TYPE``, both ways:
-batches that come from Spark are sent with it, and a table or an answer may declare it.
+Arrow has no type for some types of Spark: collations, bounds of intervals, user-defined types. The
+field's metadata names these, under ``SQL_NAME`` or ``JSON_TYPE``. Batches from Spark are sent with
+this metadata, and a table or an answer may declare it.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ __all__ = [
 SQL_NAME: Final = b"Spark:DataType:SqlName"
 """The key of a field's metadata that names its Spark type: ``string collate UTF8_LCASE``."""
 JSON_TYPE: Final = b"Spark:DataType:JsonType"
-"""The key that describes a user-defined type. It only counts for types that the frame sent has:
-to make such a type of a text imports the module that the text names."""
+"""The key that describes a user-defined type. It counts only for types that the sent frame has:
+making such a type from text would import the module that the text names."""
 PRECISION: Final = b"SPARK::time::precision"
-"""Spark's own key: how many digits the fraction of a second has in a column of times."""
+"""Spark's own key: the digits of a second's fraction, in a column of times."""
 _DIGITS: Final = 38
 _MONTHS: Final = 21
 """The number of Arrow's interval of months. pyarrow can hold such a type, and has no name for it.
@@ -61,15 +61,15 @@ BOUNDS: Final[Mapping[str, int]] = MappingProxyType(
 
 
 Refusal: TypeAlias = Callable[[str, Any, str], Exception]
-"""Makes the error for a column that Spark has no type for, of: its name (with those of fields
-inside it after dots), the Arrow type there, and what to do."""
+"""Makes the error for a column that Spark has no type for. It gets the column's name (names of
+inner fields follow after dots), the Arrow type there, and what to do."""
 _Inner: TypeAlias = Callable[[pa.Field], pa.Field]
-"""What becomes of a field inside a type."""
+"""Converts a field inside a type."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArrowRow:
-    """One row of the table: some types of Arrow, and what becomes of them in Spark."""
+    """One row of the table: some Arrow types, and the Spark type that they become."""
 
     arrow: str
     """The names of the types, for people."""
@@ -85,7 +85,7 @@ class ArrowRow:
 
 @dataclass(frozen=True, slots=True)
 class SparkRow:
-    """One row of the other table: a type of Spark, and what services get."""
+    """One row of the other table: a Spark type, and the Arrow type that services get."""
 
     spark: str
     arrow: str

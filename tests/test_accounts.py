@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
-from aqueduct.accounts import Receiving, process
+from aqueduct.accounts import LARGE, Process, Receiving, Sending, process
 from aqueduct.config import DEFAULT
+from aqueduct.protocol.channels.connection import ChannelConnection
 from aqueduct.protocol.channels.shared import Shared
 
 FORK = """
@@ -15,7 +17,7 @@ import os
 from aqueduct.accounts import process
 process().receiving.charge(100)
 process().sending.charge(200)
-process().connections += 1
+process().opened()
 child = os.fork()
 if not child:
     found = process()
@@ -48,3 +50,32 @@ def test_all_connections_are_told_when_one_begins_to_wait() -> None:
     del one, other
     gc.collect()
     assert not account.members
+
+
+def test_connections_of_several_threads_are_all_counted() -> None:
+    counted = Process()
+
+    def open_and_close(_: int) -> None:
+        for _ in range(10_000):
+            counted.opened()
+            counted.closed()
+        counted.opened()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(open_and_close, range(4)))
+    assert counted.connections == 4
+
+
+def test_what_a_handler_makes_after_the_end_of_its_call_does_not_count() -> None:
+    account = Sending()
+    ledger = ChannelConnection(is_client=True, config=DEFAULT, sending=account).outgoing
+    room = account.reservation(ledger, lambda: 0, lambda: None)
+    assert room.ask(LARGE) and account.used == LARGE
+    room.made(2 * LARGE)
+    assert account.used == 2 * LARGE
+    room.end()
+    assert account.used == 0
+    assert room.ask(LARGE)
+    room.made(LARGE)
+    room.posted(LARGE)
+    assert account.used == 0 and not account.waiting

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +11,7 @@ import pytest
 
 from aqueduct import Connection, connect, serve
 from aqueduct.errors import ConnectionLost, SendQueueFull
+from tests.collector import uncollected
 from tests.endpoints import TLS, eventually
 
 MiB = 1 << 20
@@ -28,17 +26,6 @@ LOST = ConnectionLost("lost for a test")
 
 class Payload(bytearray):
     """Bytes that can be watched."""
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Without the garbage collector: what a cycle keeps stays."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 @pytest.mark.parametrize("end", ["close", "closed by the peer", "lost", "lost by the peer"])

@@ -33,7 +33,7 @@ from aqueduct.errors import (
     Refused,
     SchemaMismatch,
 )
-from aqueduct.escaping import Lines, escape, escape_lines, logger_of, one_line
+from aqueduct.escaping import Lines, escape, escape_lines, logger_of, one_line, shown
 from tests.calls import connected, everything, numbers, served
 from tests.test_floors import SOURCES
 
@@ -362,3 +362,22 @@ async def test_a_failure_of_the_command_is_one_line(tmp_path: Path) -> None:
         out, err = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 1 and not out
     assert is_safe(err.decode().removesuffix("\n")) and b"forge" in err
+
+
+def test_a_value_is_shown_in_one_line_and_cut_short() -> None:
+    class Lines:
+        def __repr__(self) -> str:
+            return "two\nlines"
+
+    assert shown({"a": 1}) == "{'a': 1}"
+    assert shown(Lines()) == "two lines"
+    assert shown("x" * 1000) == "'" + "x" * 95 + " ..."
+    assert len(shown("x" * 1000, 20)) == 20
+
+
+def test_a_value_whose_repr_raises_is_named_by_its_type() -> None:
+    class Bad:
+        def __repr__(self) -> str:
+            raise ZeroDivisionError
+
+    assert shown(Bad()) == "an object of type Bad whose repr raised ZeroDivisionError"

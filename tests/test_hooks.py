@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from aqueduct.hooks import allows, shown
+from aqueduct.hooks import allows
 
 
 def test_none_and_true_allow_and_false_refuses() -> None:
@@ -25,12 +25,3 @@ def test_an_answer_of_numpy_is_none_and_the_error_says_what_to_do() -> None:
     numpy_true = pa.array([True]).to_numpy(zero_copy_only=False)[0]
     with pytest.raises(TypeError, match=r"a numpy\.bool.*return bool\(\.\.\.\) of it"):
         allows(numpy_true, "a hook")
-
-
-def test_what_cannot_be_shown_is_named_by_its_kind() -> None:
-    class Bad:
-        def __repr__(self) -> str:
-            raise ZeroDivisionError
-
-    assert shown(Bad()) == "an object whose repr raised ZeroDivisionError"
-    assert shown("x" * 1000) == repr("x" * 1000)[:200] + "..."

@@ -1,7 +1,6 @@
-"""The sum of what the connections of a process hold: counted here, for each message.
+"""The bytes that all connections of a process hold: counted here, for each message.
 
-What may go on above a budget, and who waits for room, is decided by ``aqueduct.accounts`` and by
-the connections.
+``aqueduct.accounts`` and the connections decide what goes on above a budget, and who waits.
 """
 
 cimport cython
@@ -14,10 +13,11 @@ __all__ = ["Account"]
 cdef class Account:
     """Bytes of one direction that all connections of a process hold.
 
-    ``used``: bytes that are charged; ``returned``: all that were, and are no more. ``waiting``:
-    who waits for room, in order; ``place``: who goes on above the budget, or None. ``alive``:
-    bytes of received buffers that handlers and readers have, ``lent`` those of them that are still
-    charged: the difference is kept beyond need.
+    - ``used``: bytes that are charged now; ``returned``: bytes that were, and are no more.
+    - ``waiting``: who waits for room, in order.
+    - ``place``: who goes on above the budget, or None.
+    - ``alive``: bytes of received buffers that handlers and readers have.
+    - ``lent``: those of them that are still charged. The difference is ``kept``.
     """
 
     def __cinit__(self):
@@ -29,7 +29,7 @@ cdef class Account:
         return max(0, self.alive - self.lent)
 
     def charge(self, int64_t size):
-        """Charges ``size`` bytes; below zero: they return, and who waits is told."""
+        """Charges ``size`` bytes. Below zero they return, and those who wait are told."""
         self.spend(size)
 
     cdef int spend(self, int64_t size) except -1:
@@ -41,10 +41,10 @@ cdef class Account:
         return 0
 
     def join(self, member):
-        """A connection begins to count here. For who builds on this."""
+        """A connection begins to count here. Subclasses say what that means."""
 
     def press(self):
-        """Somebody begins to wait. For who builds on this."""
+        """A connection begins to wait. Subclasses say what that means."""
 
     def notify(self):
         """There may be room for those who wait: each of them is woken."""

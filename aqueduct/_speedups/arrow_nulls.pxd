@@ -22,3 +22,4 @@ cdef class NotNull:
     cdef readonly int count         # of the nodes
 
     cdef int look(self, const ArrowArray *batch, int64_t *nulls) except -2
+    cdef bint accepts(self, const ArrowArray *batch) except -1

@@ -1,8 +1,8 @@
 """Nulls where a schema allows none, at any depth, through Arrow's C data interface.
 
-A null counts only where it can be seen: a value inside a null struct or list may be anything, and
-so may values that no list, union or dictionary index refers to. Arrays without nulls are passed by
-their counts alone; bitmaps are read only where a count is above zero.
+A null counts only where it can be seen. A value inside a null struct or list may be anything. So
+may values that no list, union or dictionary index refers to. Arrays whose counts say that they have
+no nulls are passed over; bitmaps are read only where a count is above zero.
 """
 
 cimport cython
@@ -82,8 +82,9 @@ cdef class NotNull:
     ``nodes`` are rows (kind, strict, width, links), a parent before its children, and the first is
     the batch itself, a struct. ``kind`` is a key of ``KINDS``. ``strict``: nulls are not allowed.
     ``width``: bytes of an index or of a run's end, or the values of a fixed list. ``links`` has
-    the children that matter, as (slot, code, node): which child of the array, its type code if that
-    is a union, and its place among ``nodes``. The slot of a dictionary's values is -1.
+    the children that must be checked, as (slot, code, node). The slot is the number of the child,
+    -1 for a dictionary's values. The code is the type code of a union's child. The node is its
+    place among ``nodes``.
     Raises LocalProtocolError for nodes that are no tree.
     """
 
@@ -166,6 +167,17 @@ cdef class NotNull:
         if outcome == OUTSIDE:
             raise ValueError("an offset, an index or a run points outside its array")
         return node
+
+    cdef bint accepts(self, const ArrowArray *batch) except -1:
+        """Whether no node has nulls that it must not have; False for a damaged batch, too.
+
+        Raises MemoryError.
+        """
+        cdef int64_t nulls = 0
+        try:
+            return self.look(batch, &nulls) < 0
+        except ValueError:  # something points outside its array; the general way says what
+            return False
 
 
 cdef inline const uint8_t *validity(int kind, const ArrowArray *array) noexcept nogil:

@@ -11,4 +11,3 @@ cdef class BatchReader:
     cdef bint _inside
 
     cpdef object read(self, object payload)
-    cdef bint _may_come(self, const ArrowArray *batch) except -1

@@ -129,7 +129,7 @@ cdef class BatchReader:
             good = look(columns, landed, &batch, self._inside, &doubtful)
         try:
             if good and doubtful:
-                good = self._may_come(&batch)
+                good = self._nulls is not None and self._nulls.accepts(&batch)
         except BaseException:
             release_landed(landed)
             raise
@@ -141,16 +141,6 @@ cdef class BatchReader:
         finally:
             if batch.release != NULL:  # it did not come to take it over
                 release_landed(landed)
-
-    cdef bint _may_come(self, const ArrowArray *batch) except -1:
-        """Whether nulls where none are allowed are all out of sight."""
-        cdef int64_t nulls = 0
-        if self._nulls is None:
-            return False
-        try:
-            return self._nulls.look(batch, &nulls) < 0
-        except ValueError:  # something points outside, and Decoder says what
-            return False
 
 
 cdef void release_landed(Landed *landed) noexcept:

@@ -1,7 +1,8 @@
-"""What Arrow's arrays refer to out of order, measured; and views of text and bytes written anew.
+"""Measures which bytes and values Arrow's views and unions refer to, and rewrites views.
 
-A view has 16 bytes: a length, then up to 12 bytes themselves, or four of them, the number of the
-buffer that has all, and where. So a slice of a few views still has all buffers of the whole.
+A view has 16 bytes. A short one has its length and up to 12 bytes of text. A long one has its
+length, the first four bytes, the number of the buffer with the text, and the place in it. So a
+slice of a few views still has all buffers of the whole.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
@@ -54,12 +55,12 @@ def rewrite(
     out not None,
     packed not None,
 ):
-    """The same views for other buffers, into ``out``; those of nulls become empty.
+    """Writes the same views for other buffers into ``out``; those of nulls become empty.
 
-    ``moves`` has for each of the buffers ``texts`` the number of the buffer that it becomes, and
-    how many bytes are left out before; or (-1, number), and the bytes of its views are copied to
-    ``packed``, which is buffer ``number``. Raises ValueError for views that ``measure`` refuses,
-    and for too little room.
+    ``moves`` has a pair for each of the buffers ``texts``. It is the number of the new buffer, and
+    how many bytes are left out at its beginning. Or it is (-1, number): the bytes of its views are
+    copied to ``packed``, which is buffer ``number``. Raises ValueError for views that ``measure``
+    refuses, and for too little room.
     """
     cdef Py_buffer seen, bits
     cdef Py_buffer *held    # of ``texts``, then of ``out`` and ``packed``

@@ -33,7 +33,6 @@ cdef class BatchWriter:
     cdef Encoded _encode(
         self, object batch, const ArrowArray *exported, bint brisk, bint *lengthy
     )
-    cdef bint _may_leave(self, const ArrowArray *exported) except -1
 
 cdef class BatchEncoder:
     cdef readonly object schema

@@ -181,7 +181,7 @@ cdef class BatchWriter:
             lengthy[0] = outcome == LENGTHY
             if outcome != DONE:
                 return None
-            if walk.doubtful and not self._may_leave(exported):
+            if walk.doubtful and (self._nulls is None or not self._nulls.accepts(exported)):
                 return None
             store64(<uint8_t *> (parts + columns.buffers) + BODY_AT, walk.body)
             encoded = Encoded.__new__(Encoded)
@@ -190,16 +190,6 @@ cdef class BatchWriter:
             return encoded
         finally:
             free(parts)
-
-    cdef bint _may_leave(self, const ArrowArray *exported) except -1:
-        """Whether nulls where none are allowed are all out of sight."""
-        cdef int64_t nulls = 0
-        if self._nulls is None:
-            return False
-        try:
-            return self._nulls.look(exported, &nulls) < 0
-        except ValueError:  # the batch is damaged, and Encoder says so
-            return False
 
 
 @cython.final

@@ -103,8 +103,8 @@ cdef class Feed:
     ``row`` takes the messages, None if there is no channel for batches; ``flush`` is called once
     some were queued. ``compression``: what batches may be compressed by, "" for nothing. ``over``:
     the call has ended. ``moved`` grows with all that happens, for the progress deadline. ``slow``:
-    a batch that takes long to encode, None if there is none; who feeds has it encoded elsewhere
-    and gives it by ``give_encoded``, before all others. The rest is left to ``writable``,
+    a batch that takes long to encode, or None. The caller encodes it elsewhere and gives it by
+    ``give_encoded`` before all later batches. The rest is left to ``writable``,
     ``finish()``, and ``send(encoded, number)`` for what is not one plain message.
     """
 

@@ -1,6 +1,6 @@
 """What every message does that is taken: it leaves the queue, and what it was charged returns.
 
-Or the charge goes on with what was taken, until nobody works on that any more (``Lease``).
+Or the charge stays with the taken message for as long as somebody works on it (``Lease``).
 
 The bases of what is Python of a connection and its channels, so that compiled modules need no
 step of Python to take the next message.
@@ -283,8 +283,8 @@ cdef class Inbox:
     def want(self, bint wanted, reader=None):
         """Whether ``reader``, anything that compares, waits for the next message; in any thread.
 
-        If it has what goes on above the budget, it will not give that back before this one has
-        come: so the place is free.
+        If that reader holds the batch above the budget, it gives it back only after this message.
+        So the place becomes free.
         """
         cdef Budget budget = self._budget
         cdef object place
@@ -303,7 +303,7 @@ cdef class Inbox:
             budget.tell()
 
     def leave_place(self):
-        """It goes on above the budget no more: others may."""
+        """Gives up the place above the budget to others."""
         self.quit_place()
 
     cdef int quit_place(self) except -1:

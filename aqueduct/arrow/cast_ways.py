@@ -90,8 +90,8 @@ RULES: Final[Mapping[tuple[str, str], Rule]] = MappingProxyType(
 )
 """By kinds of types (``kind_of``), from and to.
 
-Beside these a type leads to itself, ``null`` to every type, and a list, struct or map to another if
-what is inside leads there."""
+A type also leads to itself, and ``null`` to every type. A list, struct or map leads to another one
+if the types inside do."""
 
 _LEAVES: Final = (
     (pa.types.is_null, "null"),

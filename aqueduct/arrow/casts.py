@@ -15,6 +15,7 @@ of list views, and fill missing fields with nulls.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -24,7 +25,7 @@ from aqueduct.arrow.cast_numbers import Misfit, Rule
 from aqueduct.arrow.cast_ways import RULES, kind_of, places_by_name
 from aqueduct.config import DEFAULT
 
-__all__ = ["Unfit", "cast", "first_null"]
+__all__ = ["Unfit", "cast", "first_bad", "first_null", "runs_of_rows", "text_of_value"]
 
 
 def cast(
@@ -37,7 +38,8 @@ def cast(
     """``array`` with the type ``wanted``, equal by value; itself if it has that type.
 
     - ``rounding``: values may become the nearest ones that ``wanted`` has.
-    - ``limit``: how many bytes the values of list views that overlap may take, one after the other.
+    - ``limit``: bytes that the values of overlapping list views may take when they are copied
+    apart.
 
     Raises Unfit for the first value that does not fit, and ``pyarrow.ArrowException`` where there
     is an ``obstacle``.
@@ -127,7 +129,7 @@ def _leaf(array: pa.Array, wanted: pa.DataType, how: _How) -> pa.Array:
     try:
         return rule(array, wanted, rounding)
     except (pa.ArrowException, Misfit) as error:
-        row = _first_bad(array, wanted, rule, rounding)
+        row = first_bad(array, lambda part: _why(part, wanted, rule, rounding) is None)
         one = array.slice(row, 1)
         why = _why(one, wanted, rule, rounding)
         if why is None:
@@ -135,18 +137,21 @@ def _leaf(array: pa.Array, wanted: pa.DataType, how: _How) -> pa.Array:
         rounded = None if rounding else _rounded(one, wanted, rule)
         if rounded is not None:
             why += f'; it would become {rounded}, which cast="round" allows'
-        raise Unfit(row, _shown(one[0]), why, wanted=wanted, got=got) from error
+        raise Unfit(row, text_of_value(one[0]), why, wanted=wanted, got=got) from error
 
 
-def _first_bad(array: pa.Array, wanted: pa.DataType, rule: Rule, rounding: bool) -> int:
-    """The first row that cannot be cast; if none is alone the reason, any row."""
+def first_bad(array: pa.Array, is_good: Callable[[pa.Array], bool]) -> int:
+    """The first row of ``array`` that is not good; if no single row is the reason, any row.
+
+    ``is_good`` tells it of a slice of the array.
+    """
     start, count = 0, len(array)
     while count > 1:
         half = count // 2
-        if _why(array.slice(start, half), wanted, rule, rounding) is not None:
-            count = half
-        else:
+        if is_good(array.slice(start, half)):
             start, count = start + half, count - half
+        else:
+            count = half
     return start
 
 
@@ -162,7 +167,7 @@ def _why(array: pa.Array, wanted: pa.DataType, rule: Rule, rounding: bool) -> st
 def _rounded(one: pa.Array, wanted: pa.DataType, rule: Rule) -> str | None:
     """What rounding makes of one value, if it can be cast then."""
     try:
-        return _shown(rule(one, wanted, True)[0])
+        return text_of_value(rule(one, wanted, True)[0])
     except (pa.ArrowException, Misfit):
         return None
 
@@ -171,11 +176,11 @@ def _line(error: Exception) -> str:
     return str(error).partition("\n")[0]
 
 
-def _shown(scalar: pa.Scalar) -> str:
+def text_of_value(scalar: pa.Scalar) -> str:
     """A value in Python's words, or in Arrow's if Python has none: a date in the year 12000."""
     try:
         return repr(scalar.as_py())
-    except (ValueError, OverflowError):
+    except (ValueError, TypeError, OverflowError):
         pass
     try:
         return str(pc.cast(scalar, pa.string()).as_py())
@@ -250,8 +255,8 @@ def _is_view(kind: pa.DataType) -> bool:
 def _flat(array: pa.Array, wanted: pa.DataType, limit: int) -> pa.Array:
     """The values of all lists that are not null, in the order of the rows; of views some twice.
 
-    Raises Unfit where views overlap so much that this takes more than ``limit`` bytes: a few bytes
-    can name the same values a million times.
+    Raises Unfit where views overlap so much that this takes more than ``limit`` bytes. A few bytes
+    of views can name the same values a million times.
     """
     if not _is_view(array.type):
         return array.flatten()
@@ -302,7 +307,7 @@ def _padded(array: pa.Array, lengths: pa.Array, values: pa.Array, wanted: pa.Dat
     row = wrong.index(True).as_py()
     if row >= 0:
         why = f"it has {lengths[row].as_py()} values, and {size} are wanted"
-        raise Unfit(row, _shown(array[row]), why, wanted=wanted, got=array.type)
+        raise Unfit(row, text_of_value(array[row]), why, wanted=wanted, got=array.type)
     if not array.null_count:
         return values
     nothing, pieces, start = pa.nulls(size, values.type), [], 0
@@ -355,7 +360,7 @@ def _keep_apart(got: pa.DataType, wanted: pa.DataType) -> bool:
 
 def _check_keys(keys: pa.Array, made: pa.Array, lengths: pa.Array) -> None:
     """Raises Unfit where two keys of a map have become one, and so a value would be lost."""
-    before, after = ([_shown(key) for key in each] for each in (keys, made))
+    before, after = ([text_of_value(key) for key in each] for each in (keys, made))
     place = 0
     for row, length in enumerate(lengths.to_pylist()):
         part = slice(place, place + length)
@@ -428,7 +433,7 @@ def _dictionary_of(values: pa.Array, wanted: pa.DataType) -> pa.Array:
         if pa.types.is_unsigned_integer(wanted.index_type):
             most = 2 * most + 1
         row = pc.greater(indices, pa.scalar(most, pa.int32())).index(True).as_py()
-        shown = _shown(values[indices[row].as_py()])
+        shown = text_of_value(values[indices[row].as_py()])
         why = f"it is value {most + 2} of the dictionary, above what {wanted.index_type} can count"
         raise Unfit(row, shown, why, wanted=wanted, got=values.type) from error
     return pa.DictionaryArray.from_arrays(indices, values, ordered=wanted.ordered)
@@ -452,12 +457,16 @@ def _decoded(array: pa.Array, there: pa.Array | None = None) -> pa.Array:
     if isinstance(array, pa.DictionaryArray):
         values, rows = array.dictionary, array.indices
     else:
-        values = array.values
-        numbers = pa.RunEndEncodedArray.from_arrays(array.run_ends, _numbers(len(values)))
-        rows = pc.run_end_decode(numbers.slice(array.offset, len(array)))
+        values, rows = array.values, runs_of_rows(array)
     if there is not None:
         rows = pc.if_else(there, rows, None)
     return _cast(values, _without_views(values.type), _PLAINLY).take(rows)
+
+
+def runs_of_rows(array: pa.Array) -> pa.Array:
+    """For each row of a run-end encoded array the number of its run, from 0 on."""
+    numbers = pa.RunEndEncodedArray.from_arrays(array.run_ends, _numbers(len(array.values)))
+    return pc.run_end_decode(numbers.slice(array.offset, len(array)))
 
 
 def _numbers(count: int) -> pa.Array:

@@ -1,11 +1,11 @@
-"""Batches without what nobody refers to: a slice is sent as what it holds.
+"""Cuts batches to the bytes that their rows refer to, so that a slice is sent without the rest.
 
-Arrow's writer cuts most arrays to their rows. It does not cut what rows refer to in any order: the
-buffers of string and binary views, the values of list views, the children of dense unions. A slice
-of these, or a filtered array, would take all bytes of the whole with it, each time.
+Arrow's writer cuts most arrays to their rows. It leaves three things whole, as rows refer to them
+in any order: the buffers of string and binary views, the values of list views, and the children of
+dense unions. Each slice of these, or a filtered array, would take all bytes of the whole with it.
 
-Arrays are left as they are, uncopied, unless enough can be saved. What is in use is cut out where
-it lies together, and copied where it does not.
+An array stays as it is, uncopied, unless enough bytes can be saved. Bytes in use are cut out where
+they lie together, and copied where they do not.
 
 A dictionary is not cut to the values that the rows of a batch use. It belongs to the column: its
 numbers mean something to programs, and a stream sends it once.
@@ -33,9 +33,9 @@ _Cut: TypeAlias = Callable[[pa.Array], pa.Array]
 """Returns the array itself, or one of the same values and type."""
 
 _SPARED: Final = 512
-"""Fewer bytes of views are not worth the trouble, nor is less than an eighth of those in use."""
+"""Fewer bytes are not worth the work, and neither is less than an eighth of those in use."""
 _SMALL: Final = 1 << 10
-"""What is in use of a buffer is copied if it is less: that costs less than to keep it apart."""
+"""If fewer bytes of a buffer are in use, they are copied: an own buffer would cost more."""
 _VIEW: Final = 16
 """Bytes of a view."""
 _BUFFER: Final = 24
@@ -105,7 +105,7 @@ def _cut_of(kind: pa.DataType) -> _Cut | None:
         cuts = [_cut_of(kind.field(i).type) for i in range(kind.num_fields)]
         if kind.mode == "dense":
             return _dense(kind, cuts)
-        return None if not any(cuts) else _sparse(kind, cuts)
+        return None if not any(cuts) else _sparse(cuts)
     if types.is_dictionary(kind):
         inner = _cut_of(kind.value_type)
         return None if inner is None else _Dictionary(inner).cut
@@ -237,7 +237,7 @@ def _picked(child: pa.Array, places: pa.Array) -> pa.Array:
         return pa.concat_arrays([child.slice(place, 1) for place in places.to_pylist()])
 
 
-def _sparse(kind: pa.UnionType, cuts: list[_Cut | None]) -> _Cut:
+def _sparse(cuts: list[_Cut | None]) -> _Cut:
     def cut(array: pa.Array) -> pa.Array:
         made = _cut_fields(array, cuts)
         if made is None:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["Checks", "Decoder"]
 
 _LONG_ALWAYS: Final = 64 << 20
-"""Bytes of a payload that take long in any case."""
+"""Bytes of a payload that takes long to decode in any case."""
 
 Checks: TypeAlias = Literal["layout", "memory", "full"]
 """How closely a received batch is looked at; see ``Decoder``."""
@@ -101,11 +101,11 @@ class Decoder:
 
     @property
     def prepared(self) -> bool:
-        """Whether it has its plan: that of a very wide schema is made for the first batch."""
+        """Whether the plan is made. For a very wide schema this happens with the first batch."""
         return self._found is not None
 
     def slow(self, payload: Sized) -> bool:
-        """Whether to decode this payload may take milliseconds, so that an event loop should not.
+        """Whether decoding this payload may take milliseconds: it then belongs in a thread.
 
         ``len(payload)`` counts bytes.
         """

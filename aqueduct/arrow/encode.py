@@ -31,11 +31,11 @@ Part: TypeAlias = bytes | memoryview | Piece
 """A buffer of a payload."""
 
 LONG_BYTES: Final = 4 << 20
-"""Bytes of a batch that take long to write, or to read, if the compiled modules do not do it."""
+"""Bytes of a batch that Arrow itself, not a compiled module, takes long to write or to read."""
 LONG_PACKED: Final = 256 << 10
 """Bytes that take long to pack, or to unpack."""
 LONG_NODES: Final = 1000
-"""Arrays of a batch for which it is the same."""
+"""Arrays of a batch that take Arrow long to write or to read."""
 LONG_ROWS: Final = 1 << 20
 """Rows of a batch that take long if it is a slice, whatever writes it."""
 SMALL: Final = 4 << 10
@@ -78,11 +78,11 @@ class Encoder(BatchEncoder):
 
     @property
     def prepared(self) -> bool:
-        """Whether it has its plan: that of a very wide schema is made for the first batch."""
+        """Whether the plan is made. For a very wide schema this happens with the first batch."""
         return self._found is not None
 
     def slow(self, batch: Any, compression: str = "") -> bool:
-        """Whether to encode this batch may take milliseconds, so that an event loop should not.
+        """Whether encoding this batch may take milliseconds: it then belongs in a thread.
 
         ``plain`` may have left it alone, or not have been asked.
         """
@@ -95,7 +95,7 @@ class Encoder(BatchEncoder):
         if self._fast is not None and not compression:
             return self.lengthy or batch.num_rows > LONG_ROWS
         most = LONG_PACKED if compression else LONG_BYTES
-        # The first is quicker to tell, and counts the whole for a slice.
+        # The first test is quicker; for a slice it counts the whole.
         return bool(batch.get_total_buffer_size() >= most and batch.nbytes >= most)
 
     @property

@@ -1,7 +1,7 @@
 """Nulls where a schema allows none: in columns, and in the fields inside them at any depth.
 
-Arrow lets a program build such a batch and does not look for it. Who believes the declaration
-reads what lies behind the null, or fails far away: a JVM does without naming a column.
+Arrow lets a program build such a batch, and does not check it. A reader that trusts the declaration
+then reads the bytes behind the null, or fails later: a JVM fails without naming a column.
 
 A null counts only where a reader could see it. What is inside a null struct or list may be
 anything, and so may values that no row refers to. A dictionary's value counts as its field's.
@@ -22,7 +22,7 @@ __all__ = ["Found", "Required"]
 _Link: TypeAlias = tuple[int, int, int]  # which child, its type code, its node
 _Node: TypeAlias = tuple[str, bool, int, list[_Link]]  # kind, whether strict, width, links
 _Inner: TypeAlias = tuple[int, int, str | None, pa.DataType, bool]
-"""Which child, its type code, its name if it has one, its type, whether it is strict."""
+"""Which child, its type code, its name or None, its type, whether it must not have nulls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Required:
                 links.append((slot, 0, node))
                 self._columns.setdefault(node, []).append(slot)
         self.check: NotNull | None = NotNull(self._nodes) if links else None
-        """What looks at batches; None if there is nothing to look for."""
+        """The check of batches; None if the schema allows all nulls."""
         self._nodes.clear()
 
     def find(self, batch: pa.RecordBatch) -> Found | None:
@@ -153,7 +153,7 @@ def _kind_of(kind: pa.DataType, strict: bool) -> tuple[str, bool, int]:
 
 
 def _inside(kind: pa.DataType, strict: bool) -> list[_Inner]:
-    """What is inside a type."""
+    """The children of a type."""
     types = pa.types
     if types.is_primitive(kind):  # which most are
         return []

@@ -31,11 +31,11 @@ Opened: TypeAlias = Request | Sink | Stream | Duplex
 """What the peer may open, seen from this side: its sink is a Stream here, its stream a Sink."""
 
 _PAYLOAD_COST: Final = 16
-"""What each payload that waits counts beside its bytes."""
+"""Bytes that each waiting payload counts beside its own."""
 _IN_A_ROW: Final = 64
-"""So many things are taken without a pause before others on the event loop have their turn."""
+"""So many payloads are taken without a pause; then other tasks of the event loop have a turn."""
 _NO_PROGRESS: Final = (events.PING, events.PONG, events.PONG_MISSING)
-"""Signs of life, by which nothing that is open comes nearer to its end."""
+"""Events that are no progress of what is open."""
 END_CREDIT = 256
 """Bytes that the peer may say with the end of something on which only this side sends."""
 
@@ -47,12 +47,12 @@ class Connection:
     top level. Both hold the peer back while they are not taken: their payloads have the credit of
     the top level in common (BP-R5), ``Stream.top_credit`` bytes.
 
-    What the peer sends and nobody has taken is bounded by Mux.connection_bytes, and so is what
-    waits to be sent: ``send``, ``request`` and ``respond`` wait for room, all else raises
+    Mux.connection_bytes bounds received bytes that nobody has taken, and bytes that wait to be
+    sent. ``send``, ``request`` and ``respond`` wait for room; all other methods raise
     SendQueueFull.
 
-    When the peer ends its top level, what is open goes on until it has ended, or nothing has moved
-    for Mux.closing_deadline. Then the connection is closed (BP-R14).
+    After the peer has ended its top level, open entities go on. The connection is closed when all
+    have ended, or when nothing has moved for Mux.closing_deadline (BP-R14).
 
     Every wait ends: by its ``timeout`` (seconds; None: Timing.progress_deadline), or with the
     connection, which is lost when the peer says nothing for Timing.idle_timeout although it
@@ -92,7 +92,7 @@ class Connection:
         """When something moved that is open."""
         self._end_watch: asyncio.TimerHandle | None = None
         self._loss: tuple[Exception | None] | None = None
-        """Why the transport has gone, while some of what it brought is not looked at."""
+        """Why the transport has gone, while received bytes are not all read yet."""
         self._abort: asyncio.TimerHandle | None = None
         self._gone: asyncio.Future[None] = self._loop.create_future()
         self._heard = self._loop.time()
@@ -338,7 +338,7 @@ class Connection:
             self.mux.wait_no_more(entity)
 
     async def _yield(self) -> None:
-        """Lets others run, now and then: what is here already is taken without a wait."""
+        """Lets other tasks run after several payloads that were taken without a wait."""
         self._in_a_row += 1
         if self._in_a_row >= _IN_A_ROW:
             self._in_a_row = 0
@@ -425,7 +425,7 @@ class Connection:
             self._advance()
 
     def _advance(self) -> None:
-        """Tells what has come, and answers. What is left of it has its turn after others."""
+        """Dispatches events, and sends answers. The rest is read after other tasks had a turn."""
         self._dispatch()
         self._flush()
         if self.error is not None:

@@ -30,10 +30,10 @@ _Error = TypeVar("_Error", bound=Exception)
 
 
 def again(error: _Error) -> _Error:
-    """The same error, to be raised once more.
+    """A copy of an error that is kept, to be raised.
 
-    An error that was raised refers to the frames it came through. One that is kept would make a
-    cycle of them and of all that they know, which only the garbage collector could free.
+    An error that was raised refers to the frames it came through, and these to the handle. A kept
+    one would make a cycle, which only the garbage collector could free.
     """
     found = copy.copy(error)
     found.__cause__ = error.__cause__
@@ -59,7 +59,7 @@ class Half:
 
     def __init__(self, connection: Connection, entity: Entity, payload: bytes = b"") -> None:
         self._end_held: tuple[Entity, int, int] | None = None
-        """Of an end payload that nobody has taken: who paid for it, credit to give, bytes."""
+        """For an end payload that nobody has taken: the paying entity, credit to give, bytes."""
         self.connection = connection
         self.error: Exception | None = None
         """How it ended: Ended by the peer, ConnectionLost; None: it has not."""
@@ -77,7 +77,7 @@ class Half:
         connection._live.add(self)
 
     def __del__(self) -> None:
-        # Whoever drops a handle wants nothing of what waits on it.
+        # An application that drops a handle does not want what waits on it.
         with suppress(ReferenceError):  # the connection went first
             self._drop()
 
@@ -156,13 +156,13 @@ class Half:
     # Within
 
     def _detach(self) -> None:
-        """Nothing more happens to it: neither the connection nor the entity refers to it."""
+        """Removes the references of connection and entity: nothing more happens to the handle."""
         self.connection._live.discard(self)
         self._entity.user = None
         self._unqueue(self._queued)
 
     def _drop(self) -> None:
-        """What waits here is let go."""
+        """Drops what waits on the handle."""
         held, self._end_held = self._end_held, None
         if held is not None:
             self.connection._let_go(*held)
@@ -185,7 +185,7 @@ class Half:
             raise again(self.error)
 
     def _take_end(self) -> None:
-        """The application hears of the end: its payload is the application's now."""
+        """The application takes the end payload, which counts no more."""
         held, self._end_held = self._end_held, None
         if held is not None:
             self.connection._consumed(*held)
@@ -209,7 +209,7 @@ class Half:
                 self._waiting.discard(waiter)
 
     async def _left(self, item: Item | None) -> None:
-        """Waits until this has left. If the caller gives up before it began, it never leaves."""
+        """Waits until ``item`` has left. If the caller gives up before, it never leaves."""
         entity = self._entity
         self.connection._flush()
         try:
@@ -234,9 +234,9 @@ class Half:
         self._changed()
 
     def _take_back(self) -> bool:
-        """Takes an opening back of which the peer has heard nothing; whether it could (BP-R15).
+        """Takes back an opening that has not left; whether it could (BP-R15).
 
-        Halves of a Duplex opened together: see there.
+        ``Duplex`` does it for its two halves.
         """
         entity = self._entity
         if self.error is not None or entity.twin is not None:
@@ -568,7 +568,7 @@ class Call(Half):
         return self._answer
 
     def cancel(self) -> None:
-        """No answer is wanted any more: a request that has not left never does (BP-R15)."""
+        """Gives up the request. If it has not left, it never leaves (BP-R15)."""
         if self._answer is not None:
             self.connection._let_go(self._entity, 0, len(self._answer))
         elif self.error is None and not self._take_back():

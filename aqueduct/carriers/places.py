@@ -1,8 +1,8 @@
-"""Places of peers that have not shown yet who they are, and who gives one up when all are taken.
+"""Places for peers in their handshake, and which peer loses its place when all are taken.
 
-A listener has so many places for handshakes. When all are taken, the address with the most silent
-peers loses the one that was silent longest; a handshake that goes on, however slowly, is kept. So a
-crowd that connects and says nothing costs honest peers a moment, from the same address too.
+A listener has a limited number of places. When all are taken, the address with the most silent
+peers loses the one that was silent longest. A handshake that goes on, however slowly, keeps its
+place. So many silent peers delay honest peers only for a moment, even from the same address.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from aqueduct.carriers.contract import PeerCredentials
 
 __all__ = ["Places", "Waiting", "origin_of"]
 
-_SHORTEST: Final = 0.01  # seconds between two looks for somebody who may give up a place
+_SHORTEST: Final = 0.01  # seconds, at least, between two looks for a silent peer
 _PREFIX: Final = 64  # bits of an IPv6 address that one customer of a network has
 
 
 class Waiting(Protocol):
-    """Who has a place."""
+    """A peer that has a place."""
 
     @property
     def heard_at(self) -> float | None:
@@ -42,9 +42,9 @@ class _Place(NamedTuple):
 class Places(Generic[Peer]):
     """At most ``limit`` peers. Times are those of the event loop, in seconds.
 
-    A peer that has sent nothing may lose its place after ``patience``, and one that was heard after
-    twice that silence: its answer may have a long way. Where none is silent, each sending a little
-    now and then, one that came ``longest`` ago may.
+    A peer that has sent nothing may lose its place after ``patience``. A peer that was heard may
+    lose it after twice that silence, as its answer may take long to arrive. If all send a little
+    now and then, a peer that came ``longest`` ago may lose its place.
     """
 
     def __init__(self, limit: int, patience: float, longest: float) -> None:
@@ -58,7 +58,7 @@ class Places(Generic[Peer]):
 
     @property
     def full(self) -> bool:
-        """Whether somebody has to give up a place before another one gets one."""
+        """Whether a new peer gets a place only if another one loses its own."""
         return len(self._places) >= self._limit
 
     def add(self, peer: Peer, origin: Hashable, now: float) -> None:
@@ -66,11 +66,11 @@ class Places(Generic[Peer]):
         self._places[peer] = _Place(origin, now)
 
     def discard(self, peer: Peer) -> bool:
-        """Takes its place back; False: it had none."""
+        """Removes ``peer`` from its place; False: it had none."""
         return self._places.pop(peer, None) is not None
 
     def candidate(self, now: float) -> Peer | None:
-        """Who is to give up its place; None: nobody may yet, see ``pause``."""
+        """The peer that is to lose its place; None: none may yet, see ``pause``."""
         known = [(peer, place, peer.heard_at) for peer, place in self._places.items()]
         found = [
             (place.origin, heard_at is not None, until, peer)
@@ -89,7 +89,7 @@ class Places(Generic[Peer]):
         return next((peer for _, _, _, peer in found if not peer.has_input()), None)
 
     def pause(self, now: float) -> float:
-        """Seconds after which ``candidate`` may have somebody."""
+        """Seconds until ``candidate`` may find a peer. There must be at least one."""
         first = min(
             self._patient_until(place, peer.heard_at) for peer, place in self._places.items()
         )

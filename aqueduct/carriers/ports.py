@@ -44,7 +44,7 @@ _listening: Final[
         asyncio.AbstractEventLoop, tuple[int, WeakValueDictionary[int, socket.socket]]
     ]
 ] = WeakKeyDictionary()
-"""In which thread each event loop began to accept connections, and on what."""
+"""For each event loop the thread in which it began to accept connections, and the sockets."""
 
 
 def host_port(address: SocketAddress) -> str:
@@ -61,8 +61,8 @@ def is_loopback(address: SocketAddress) -> bool:
 async def resolve(host: str, port: int, kind: int, *, flags: int = 0) -> list[_Found]:
     """The addresses of a host, as ``socket.getaddrinfo`` gives them.
 
-    An address needs no thread, and a name does not depend on the event loop's executor: that takes
-    nothing once the main thread has ended. Raises OSError and UnicodeError.
+    A numeric address needs no thread. A name is found even after the main thread has ended, when
+    the event loop's executor refuses work. Raises OSError and UnicodeError.
     """
     try:
         numeric = flags | socket.AI_NUMERICHOST
@@ -77,7 +77,7 @@ async def resolve(host: str, port: int, kind: int, *, flags: int = 0) -> list[_F
 
 
 async def _in_a_thread(work: Callable[[], T]) -> T:
-    """What ``work`` returns or raises in a thread of its own, which holds up no exit."""
+    """Calls ``work`` in a daemon thread of its own. Returns or raises what it does."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[T] = loop.create_future()
 
@@ -111,10 +111,9 @@ def listens(sock: socket.socket) -> None:
 
 
 def holds_up(address: Address) -> bool:
-    """Whether a service at this address stands still as long as the calling thread waits.
+    """Whether an event loop of the calling thread serves this address.
 
-    Its event loop is that of this thread then. Looks up a name, if that loop has a port of that
-    number.
+    That service stands still while the thread waits. If the ports are equal, the host is looked up.
     """
     if not _listening:
         return False
@@ -133,7 +132,7 @@ def holds_up(address: Address) -> bool:
 
 
 def _accepts(sock: socket.socket, address: Address) -> bool:
-    """Whether who connects to the address comes to this socket."""
+    """Whether a client that connects to the address comes to this socket."""
     kind = socket.SOCK_DGRAM if address.scheme == "aqueduct" else socket.SOCK_STREAM
     if sock.fileno() < 0 or sock.type != kind:
         return False
@@ -157,7 +156,7 @@ def _same_file(one: str, other: str) -> bool:
 
 
 def _reaches(where: SocketAddress, bound: SocketAddress) -> bool:
-    """Whether who connects to ``where`` comes to a socket that is bound there."""
+    """Whether a client that connects to ``where`` comes to a socket that is bound to ``bound``."""
     host, own = (_plain(str(address[0])) for address in (where, bound))
     if not own.is_unspecified:
         return host == own

@@ -1,12 +1,12 @@
 """Whether a peer's certificate is accepted: one verifier, OpenSSL's, for TLS and for QUIC.
 
-Over TLS, OpenSSL verifies within the handshake; over QUIC aioquic hands the chain over. Both verify
-by a store that ``Trust`` fills: CAs, purpose and name. Python's ``ssl`` calls the same functions of
-OpenSSL, and its verdict is the same but for three things:
+Over TLS, OpenSSL verifies within the handshake. Over QUIC, aioquic hands over the chain. ``Trust``
+fills the store for both: CAs, purpose and name. Python's ``ssl`` calls the same functions of
+OpenSSL. Its verdict differs in three points:
 
-- a name in the subject alone does not count (RFC 9525);
-- a certificate given as an authority is trusted, even if it is no root;
-- weak keys and signatures are refused, whatever this system's settings say.
+- Here a name in the subject alone does not count (RFC 9525).
+- Here a certificate given as an authority is trusted, even if it is no root.
+- Here weak keys and signatures are refused, whatever this system's settings say.
 """
 
 from __future__ import annotations

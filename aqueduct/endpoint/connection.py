@@ -24,9 +24,9 @@ from aqueduct.endpoint.local import Parcel, Pipe, queue_full
 from aqueduct.endpoint.message import Attachment, Headers, Message
 from aqueduct.endpoint.snapshot import ConnectionSnapshot
 from aqueduct.errors import ConnectionLost, LocalProtocolError, Refused
-from aqueduct.escaping import logger_of
+from aqueduct.escaping import logger_of, shown
 from aqueduct.forks import own
-from aqueduct.hooks import allows, shown
+from aqueduct.hooks import allows
 from aqueduct.protocol.channels.connection import ChannelConnection
 from aqueduct.protocol.channels.events import (
     Closed,
@@ -48,7 +48,7 @@ log = logger_of(__name__)
 _OF_A_HALF: Final = (Readable, Writable, SenderEnded)
 
 _FORKED: Final = object()
-"""In place of the event loop, where a connection is not this process's."""
+"""Stands for the event loop in a forked child, where the connection is the parent's."""
 
 OnHeaders = Callable[[Headers, "Connection"], Headers | bool]
 """The server's hook: given the client's headers, returns the server's own.
@@ -73,7 +73,7 @@ class Connection:
         self.config = config
         self.carrier = carrier
         self._process = accounts.process()
-        self._process.connections += 1
+        self._process.opened()
         self.core = ChannelConnection(
             is_client=carrier.is_client,
             config=config,
@@ -104,7 +104,7 @@ class Connection:
         )
         """The client's Sender, the server's Receiver: the channel that is there at the start."""
         self.home: object = self.loop
-        """The loop that may use this; something else in a forked child."""
+        """The loop that may use this connection; ``_FORKED`` in a forked child."""
         own(self)
         carrier.attach(self.pump)
         self._alive_timer = self.loop.call_later(config.timing.ping_interval, self._stay_alive)
@@ -123,7 +123,7 @@ class Connection:
 
     @property
     def sending(self) -> accounts.Sending:
-        """What all connections of the process are to send."""
+        """The account of what all connections of the process send."""
         return self._process.sending
 
     @property
@@ -265,7 +265,7 @@ class Connection:
         if asyncio._get_running_loop() is not self.home:
             raise LocalProtocolError(self._elsewhere())
         if self.pump._stepping and nests(self.loop):
-            # This task was stepped by what reads from the peer, which stands still until it waits.
+            # The pump stepped this task, and reads nothing from the peer until the task waits.
             raise LocalProtocolError(
                 f"the connection to {self.peer} cannot go on within this step of the task: the "
                 "event loop was made to nest only now; call nest_asyncio.apply() before the first "
@@ -462,7 +462,7 @@ class Connection:
             self.pump.flush_soon()  # a credit is due
 
     def _room_soon(self) -> None:
-        """Receivers may go on; said in any thread."""
+        """Receivers may go on. May be called in any thread."""
         if not self._room_due:
             self._room_due = True
             try:
@@ -502,7 +502,7 @@ class Connection:
     # Within
 
     def _elsewhere(self) -> str:
-        """What is wrong about where this is used."""
+        """The text of the error where another loop or process uses this connection."""
         if self.home is _FORKED:
             return (
                 f"the connection to {self.peer} belongs to the process that process {os.getpid()} "
@@ -685,7 +685,7 @@ class Connection:
     def _transport_gone(self) -> None:
         """The carrier reported its end."""
         self.core.budget.wake = None
-        self._process.connections -= 1
+        self._process.closed()
         if not self._closed.done():
             self._closed.set_result(None)
 

@@ -403,7 +403,7 @@ class Receiver:
 
     @property
     def announce(self) -> Callable[[Headers], tuple[int, int] | None] | None:
-        """How large the batch is that a message belongs to, where batches come in several messages.
+        """Tells the size of a batch that comes in several messages.
 
         Called with the headers of a message with the ``placement_key``, before it arrives; returns
         where in the batch it begins and the bytes of the batch, which find room together. None: it

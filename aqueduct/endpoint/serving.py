@@ -21,9 +21,8 @@ from aqueduct.config import DEFAULT, Config
 from aqueduct.endpoint.connection import Connection, OnHeaders
 from aqueduct.endpoint.message import Headers
 from aqueduct.errors import ConfigError, ConnectFailed, ConnectionLost, LimitExceeded
-from aqueduct.escaping import logger_of
+from aqueduct.escaping import logger_of, shown
 from aqueduct.forks import own_loop
-from aqueduct.hooks import shown
 
 __all__ = ["Server", "bind", "connect", "serve"]
 
@@ -308,7 +307,7 @@ async def serve(
 
 
 def _crowded(config: Config) -> str:
-    """Why this process may have no connection more; "" if it may."""
+    """Why this process may open no further connection; "" if it may."""
     limit = config.limits.connections
     if process().connections < limit:
         return ""

@@ -83,14 +83,14 @@ KNOWN: Final[Mapping[str, Option]] = MappingProxyType({**SHARED, **READING, **WR
 IGNORED: Final = frozenset({"checkpointlocation", "serialization.format"})
 """Spark's own, which it passes on."""
 _OWN: Final = "option."
-"""What precedes an option among the properties of a table of Spark's catalog."""
+"""The prefix of an option among the properties of a catalog table."""
 _NOTHING: Final = (
     "no options came. If this is a table of Spark's catalog: Spark keeps the options of "
-    "CREATE TABLE and saveAsTable, and hands none of them to a source in Python. Give them where "
+    "CREATE TABLE and saveAsTable, but hands none of them to a source in Python. Give them where "
     "the table is used: SELECT ... FROM NAME WITH (address = '...', handler = '...'), INSERT INTO "
     "NAME WITH (...), spark.read.option(...).table(NAME) or df.writeTo(NAME).option(...).append(). "
     "Or make a view, which keeps them: CREATE TEMPORARY VIEW NAME USING aqueduct OPTIONS (...). "
-    'If it is none: give .option("address", ...) and .option("handler", ...)'
+    'Otherwise give .option("address", ...) and .option("handler", ...)'
 )
 
 _ADDRESS: Final = '.option("address", ...)'
@@ -174,10 +174,11 @@ def settings_of(
 
 
 def _given(given: Mapping[str, str]) -> dict[str, str]:
-    """What the user gave, without what Spark puts beside it.
+    """The user's options, without those that Spark adds.
 
-    When it makes a table of its catalog, Spark hands over the table's properties: each option twice
-    (once after ``option.``), and its own, such as ``provider``, ``owner`` and ``location``.
+    For a table of its catalog, Spark hands over the table's properties. These have each option
+    twice, once after ``option.``. They also have Spark's own, such as ``provider`` and
+    ``location``.
     """
     names = {name.lower(): name for name in given}
     mine = {name: value for name, value in given.items() if name.lower() not in IGNORED}

@@ -102,7 +102,7 @@ class TableReader(DataSourceReader):
         )
         self.made = arrow_of(schema)
         self.alike = not settings.cast or _alike(self.given, self.made)
-        """Whether filters mean the same for the table: not if text there is a number here."""
+        """Whether filters mean the same for the table: not where text is read as numbers."""
         self.filters: tuple[Condition, ...] = ()
         self.answer: Answer | None = None
 
@@ -335,7 +335,7 @@ def where(settings: Settings) -> str:
 
 
 def _alike(given: pa.Schema, made: pa.Schema) -> bool:
-    """Whether a table's columns are read as the types that they have."""
+    """Whether a table's columns are read with their own types."""
     try:
         return difference(made, arrow_of(spark_schema(given, ""))) is None
     except SchemaMismatch:

@@ -183,7 +183,7 @@ class Writing:
         self.schema: pa.Schema | None = None
         """What the sink takes; None: anything."""
         self.rows: pa.Schema | None = None
-        """Of the rows, with the metadata that tells what Arrow does not; None: not looked yet."""
+        """The schema of the rows, with metadata for types that Arrow lacks; None: not known yet."""
 
     def look(self, schema: StructType) -> None:
         """On the driver, before anything runs: asks for the sink's schema and compares.

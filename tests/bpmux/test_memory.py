@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import socket
 import struct
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,22 +19,12 @@ from aqueduct.bpmux.payloads import Payloads
 from aqueduct.errors import AqueductError, ConnectionLost, Ended, SendQueueFull
 from tests.bpmux.pairs import BRISK, FAMILIES, attacked, eventually, joined, place_for, within
 from tests.carriers.chunks import Kind, chunk, partial
+from tests.collector import uncollected
 
 KiB = 1 << 10
 MiB = 1 << 20
 LIMIT = 4 * MiB
 TIGHT = replace(BRISK, mux=replace(BRISK.mux, connection_bytes=LIMIT, payload_bytes=2 * MiB))
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Without the garbage collector: what a cycle keeps stays."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 async def close(one: Connection, other: Connection) -> None:

@@ -1,7 +1,7 @@
-"""What one connection holds of what its peer has sent, and the credit that leads to more (BP-R12).
+"""The account of one connection: received bytes that nobody has taken, and granted credit (BP-R12).
 
-A peer may send what it has credit for, so credit is memory that is promised. The account has both:
-bytes that came and were not taken, and credit that was granted and not used.
+A peer may send as much as it has credit for, so credit is promised memory. It counts until the peer
+has used it.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from aqueduct.protocol.bpmux.state import Entity
 __all__ = ["Budget"]
 
 _SHARE: Final = 32
-"""A grant takes at most this part of the room that is left, so that there is some for others."""
+"""A grant takes at most one part in so many of the free room, so that others find some, too."""
 _LOOKED_AT: Final = 64
-"""Of those who lack credit, so many are looked at for the next one."""
+"""So many entities that lack credit are looked at to choose the next one."""
 
 
 class Budget:
     """The account of one connection.
 
-    Credit is granted while there is room. What finds none is remembered, and granted when the
+    Credit is granted while there is room. Other credit is remembered, and granted when the
     application has taken something. A quarter of ``limit`` (bytes) is kept for small grants: each
     of ``entities`` can always send a few bytes, whatever the others hold.
 
-    Two entities go on without room, so that nothing waits for ever: one whose payload in Partial
-    mode has begun, until it is complete, and one whose reader waits for a payload that needs more
-    credit than it has. Only entities are chosen whose next payload the application waits for
-    (``wait_for``): what they send is taken at once. The second one keeps its place until there is
-    room for what it was granted.
+    Two entities go on without room, so that nothing waits for ever. The first has begun a payload
+    in Partial mode, and goes on until that is complete. The second has a reader that waits for a
+    payload which needs more credit. Only entities are chosen whose next payload the application
+    waits for (``wait_for``), as it takes that at once. The second one keeps its place until there
+    is room for its credit.
 
     ``payload``: bytes of the largest payload. ``pay(entity, size)`` grants credit to an entity
     that may still use it.

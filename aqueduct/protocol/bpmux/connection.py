@@ -75,10 +75,9 @@ class Mux:
     ``regrant`` (default: as ``whole``) grants the pieces of an unfinished partial payload back at
     once. ``brief`` reports streams that come and go in one chunk by ARRIVED.
 
-    **Memory.** With ``whole`` and ``regrant`` everything that came and was not ``consumed``, and
-    the credit that lets more come, is bounded by ``Mux.connection_bytes`` (BP-R12): credit that
-    finds no room is granted later. ``wait_for`` says which payload the application waits for, so
-    that the room cannot all be taken by others.
+    **Memory.** With ``whole`` and ``regrant``, ``Mux.connection_bytes`` bounds received bytes that
+    were not ``consumed`` and granted credit (BP-R12). Credit that finds no room is granted later.
+    ``wait_for`` says which payload the application waits for, so that others cannot take all room.
     """
 
     def __init__(
@@ -479,8 +478,8 @@ class Mux:
     def consumed(self, entity: Entity, size: int, held: int | None = None) -> None:
         """As ``credit``, and without effect where the peer can use none any more.
 
-        ``held``: bytes that are held no more, if these are not as many: a payload of which pieces
-        were granted back before has more of them.
+        ``held``: bytes that are held no more, if that is another number. It is larger for a payload
+        whose pieces were granted back before.
         """
         if self._budget is None:
             self._scheduler.give_back(entity, size)
@@ -502,7 +501,7 @@ class Mux:
 
     @property
     def held(self) -> int:
-        """Bytes that came and were not consumed; 0 where they are not counted."""
+        """Received bytes that were not consumed; 0 where they are not counted."""
         return 0 if self._budget is None else self._budget.held
 
     def ping(self, entity: Entity, now: float) -> None:
@@ -528,7 +527,7 @@ class Mux:
             self._scheduler.hurry(entity)
 
     def drop(self) -> None:
-        """The connection is over: nothing that waits here is kept, nor whom it concerned."""
+        """The connection is over: drops all that waits, and all references to handles."""
         for known in self._state.maps:
             for entity in known.values():
                 entity.drop()

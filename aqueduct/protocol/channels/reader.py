@@ -26,7 +26,7 @@ from aqueduct.protocol.channels.state import SenderState
 __all__ = ["Reader"]
 
 SWEEP: Final = 1.0
-"""Seconds after which it is looked again at what comes too slowly, at most."""
+"""Seconds, at most, between two looks for batches that come too slowly."""
 
 
 class Reader:
@@ -54,15 +54,15 @@ class Reader:
         self._early: list[bytes] = []
         """Datagrams whose ROUTE_TO waits for the gate."""
         self._slow: dict[InStream, tuple[int, float]] = {}
-        """How far streams had come, and the seconds in which they came no further than little."""
+        """For each slow stream: the bytes it had reached, and its seconds since then."""
         self._swept = 0.0
         self._sweep_due: float | None = None
         self._idle_at = -1
-        """The bytes in use when a sweep found nothing under way; -1: it has not."""
+        """The bytes in use when a sweep found nothing under way; -1: none has."""
         self._sweep_interval = min(SWEEP, shared.config.timing.stall_deadline / 4)
         """Seconds from one sweep to the next."""
         self._idle_places: dict[ReceiverHalf, float] = {}
-        """Seconds in which what is above a budget was whole, and not given back."""
+        """For each batch above a budget: its seconds since it was whole, while it is in use."""
         self._paused: dict[InStream, None] = {}
         """Streams whose ROUTE_TO waits for the gate."""
         self._handlers: Handlers = {
@@ -531,10 +531,10 @@ class Reader:
             self.read(stream)
         half.queue_up()
 
-    # What comes too slowly
+    # Batches that come too slowly
 
     def sweep_deadline(self) -> float | None:
-        """When ``sweep`` has something to do: while others wait for what is under way here."""
+        """When ``sweep`` is due; None: nobody waits for room of batches that come here."""
         shared = self._shared
         if not (shared.starved or shared.process.waiting):
             self._sweep_due, self._idle_at = None, -1
@@ -546,10 +546,10 @@ class Reader:
         return self._sweep_due
 
     def sweep(self, now: float) -> None:
-        """Fails what has come too slowly for too long while others wait for its room."""
+        """Fails batches that came too slowly for too long while others wait for their room."""
         flow = self.config.flow
         rate, limit = flow.stall_rate, self.config.timing.stall_deadline
-        # A loop that was blocked did not read what has come meanwhile.
+        # A blocked loop did not read meanwhile, so that time does not count against a batch.
         passed = min(now - self._swept, 2 * self._sweep_interval)
         self._swept = now
         self._sweep_due = now + self._sweep_interval
@@ -577,9 +577,9 @@ class Reader:
             self._sweep_due, self._idle_at = None, self._shared.budget_used  # until that changes
 
     def _pass_on(self, place: ReceiverHalf, idle: float) -> None:
-        """What is whole, and not given back for so many seconds, leaves its place in the end.
+        """A whole batch that is in use for too long loses its place above the budget.
 
-        Whoever has it may wait for those who wait for the place.
+        Its handler may itself wait for one of those that wait for the place.
         """
         if place.pledged or place.owed or place.streams_land:
             idle = 0.0
