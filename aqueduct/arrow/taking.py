@@ -24,7 +24,8 @@ def rows_where(
 ) -> list[pa.RecordBatch]:
     """The rows for which ``condition`` is true, which looks at no more than ``columns``."""
     try:
-        return pa.Table.from_batches([batch]).filter(condition).to_batches()
+        kept: list[pa.RecordBatch] = pa.Table.from_batches([batch]).filter(condition).to_batches()
+        return kept
     except pa.ArrowNotImplementedError:  # of a column that the condition may not even look at
         pass
     looked_at = [name for name in batch.schema.names if name in columns]

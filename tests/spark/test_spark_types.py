@@ -464,6 +464,7 @@ def single(running):
         "seconds": (pa.duration("s"), [5, None]),
         "coded": (pa.dictionary(pa.int8(), pa.large_string()), ["a", "b"]),
         "small": (pa.uint8(), [1, 255]),
+        "wide": (pa.decimal256(50, 1), [decimal.Decimal(5), decimal.Decimal(6)]),
     }
     for name, (kind, values) in kinds.items():
         schema = pa.schema([("c", kind)])
@@ -510,6 +511,17 @@ def test_functions_of_columns_and_frames_take_types_that_spark_lacks(spark, sing
     for name in ("coded", "small"):
         made = frame.mapInPandas(exchange_pandas(single, name), f"c {named[name]}")
         assert [row[0] for row in made.collect()] == found[name]
+
+
+def test_a_function_of_columns_casts_what_spark_has_no_type_for(spark, single):
+    frame = spark.range(0, 2, 1, 1)
+    for name, returns, found in (("wide", "decimal(38,0)", [5, 6]), ("ns", "bigint", [1000, 2001])):
+        called = exchange_column(single, name, returns, cast=True)
+        assert [row[0] for row in frame.select(called("id")).collect()] == found
+    with pytest.raises(
+        Exception, match=r"column 'c' is decimal256\(50, 1\), and Spark has no such"
+    ):
+        frame.select(exchange_column(single, "wide", "decimal(38,0)")("id")).collect()
 
 
 def test_text_with_wide_offsets_is_taken_by_every_function(spark, single):
