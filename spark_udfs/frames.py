@@ -28,6 +28,7 @@ from spark_udfs.numbers import Total
 from spark_udfs.options import argument
 from spark_udfs.place import here
 from spark_udfs.schemas import arrow_schema, large_types
+from spark_udfs.spark_types import precision_of
 from spark_udfs.travel import Parcel
 
 if TYPE_CHECKING:
@@ -79,6 +80,12 @@ def exchange_column(
             f"on_error={options['on_error']!r} has no place here; it is for exchange(columns=[...])"
         )
     wanted = arrow_schema(_struct_of(returns), "returns").field(0)
+    digits = precision_of(wanted.metadata or {}) if pa.types.is_time(wanted.type) else None
+    if digits not in (None, 6):
+        raise ConfigError(
+            f"returns is time({digits}), and Spark takes no such column from a function of "
+            "columns; return time(6), and cast the column"
+        )
     # What settings of the session say of these is for others, and would mix up the rows here.
     fixed = {"check_rows": True, "ordered": True, "on_error": "fail"}
     call = exchange(address, handler, **{**options, **fixed})
