@@ -30,7 +30,7 @@ def rows_where(
         pass
     looked_at = [name for name in batch.schema.names if name in columns]
     number = "".join(looked_at) + "#"  # no column has this name
-    numbers = pa.array(range(batch.num_rows), pa.int64())
+    numbers = _numbers(batch.num_rows)
     arrays = [*(batch.column(name) for name in looked_at), numbers]
     found = pa.table(arrays, names=[*looked_at, number]).filter(condition)[number]
     rows = found.combine_chunks()
@@ -75,8 +75,7 @@ def _views(array: pa.Array, rows: pa.Array) -> pa.Array:
 
 
 def _runs(array: pa.Array, rows: pa.Array) -> pa.Array:
-    numbers = pa.array(range(len(array.values)), pa.int32())
-    numbered = pa.RunEndEncodedArray.from_arrays(array.run_ends, numbers)
+    numbered = pa.RunEndEncodedArray.from_arrays(array.run_ends, _numbers(len(array.values)))
     places = pc.run_end_decode(numbered.slice(array.offset, len(array))).take(rows)
     made = pc.run_end_encode(places, run_end_type=array.type.run_end_type)
     values = taken(array.values, made.values)
@@ -101,7 +100,7 @@ def _lists(array: pa.Array, rows: pa.Array) -> pa.Array:
     """Lists and maps: Arrow takes out of lists of numbers, which say where values are."""
     kind, types = array.type, pa.types
     child = array.values
-    numbers = pa.array(range(len(child)), pa.int64())
+    numbers = _numbers(len(child))
     if types.is_fixed_size_list(kind):
         form = pa.list_(pa.int64(), kind.list_size)
     else:
@@ -114,6 +113,12 @@ def _lists(array: pa.Array, rows: pa.Array) -> pa.Array:
     return pa.Array.from_buffers(
         kind, len(rows), places.buffers()[: form.num_buffers], children=children
     )
+
+
+def _numbers(count: int) -> pa.Array:
+    """0, 1, 2 and so on."""
+    ends = pc.cumulative_sum(pa.repeat(1, count))
+    return pc.subtract(ends, 1)
 
 
 def _validity_taken(array: pa.Array, rows: pa.Array) -> pa.Buffer | None:
