@@ -64,6 +64,7 @@ from aqueduct.arrow.plan import (
     split_text,
 )
 from aqueduct.arrow.schema import shorten
+from aqueduct.arrow.taking import rows_where
 from aqueduct.calls import Call
 from aqueduct.config import Tables
 from aqueduct.errors import BadCall, ConfigError, SchemaMismatch
@@ -259,7 +260,8 @@ class Table:
             kept = request.expression if self.applied else None
         except ConfigError as error:
             raise BadCall(str(error)) from error
-        return reading.split, request, functools.partial(_leaving, self.name, output, kept)
+        leaving = functools.partial(_leaving, self.name, output, kept, _columns_of(request.filters))
+        return reading.split, request, leaving
 
     def _request(
         self,
@@ -270,7 +272,7 @@ class Table:
         call: Call,
     ) -> Request:
         if self.applied:
-            looked_at = frozenset().union(*(each.columns() for each in filters))
+            looked_at = _columns_of(filters)
             more = [field for field in whole if field.name in looked_at - set(schema.names)]
             schema = pa.schema([*schema, *more])
         return Request(self.name, schema, filters, partitions, call=call)
@@ -401,8 +403,17 @@ async def _read_on_loop(table: Table, call: Call) -> AsyncIterator[pa.RecordBatc
         await batches.aclose()
 
 
+def _columns_of(filters: tuple[Filter, ...]) -> frozenset[str]:
+    """The columns that the filters look at."""
+    return frozenset().union(*(each.columns() for each in filters))
+
+
 def _leaving(
-    name: str, output: pa.Schema, kept: pc.Expression | None, batch: Any
+    name: str,
+    output: pa.Schema,
+    kept: pc.Expression | None,
+    looked_at: frozenset[str],
+    batch: Any,
 ) -> list[pa.RecordBatch]:
     """What leaves of a batch: the rows that are kept, and the columns that are wanted."""
     if not isinstance(batch, pa.RecordBatch):
@@ -411,7 +422,7 @@ def _leaving(
         )
     batches = [batch]
     if kept is not None:
-        batches = pa.Table.from_batches([batch]).filter(kept).to_batches()
+        batches = rows_where(batch, kept, looked_at)
     names = output.names
     if batch.schema.names == names or not set(names) <= set(batch.schema.names):
         return batches  # in the second case the error says which column is missing

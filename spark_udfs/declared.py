@@ -23,7 +23,7 @@ from spark_udfs.engine import Calling, reach
 from spark_udfs.schemas import AnySchema, arrow_schema
 from spark_udfs.shaping import Shape, Shaper, joined_schema
 from spark_udfs.spark_schemas import arrow_of, spark_schema
-from spark_udfs.spark_types import Refusal, shown
+from spark_udfs.spark_types import Refusal, check_names, shown
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -66,6 +66,7 @@ def output_schema(
     if answer is None:
         answer = _answer(calling, shape, shaper.sent, input_schema)
     joined = joined_schema(shape, came, answer)
+    check_names(joined, f"the answer of {calling.handler!r}")
     known = schema if isinstance(schema, StructType) else StructType()
     own: list[StructField] = []
     if shape.columns:
@@ -76,7 +77,7 @@ def output_schema(
     for place, field in enumerate(joined):
         if place < len(own) and field.name not in replaced:
             found.append(own[place])
-        elif field.name == shape.error_column:
+        elif shape.error_column and field.name == shape.error_column:
             found.append(StructField(field.name, StringType()))
         else:
             refused = refusal(f"the answer of {calling.handler!r}")

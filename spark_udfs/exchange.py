@@ -44,7 +44,13 @@ from spark_udfs.options import (
 from spark_udfs.place import Place, here, locate
 from spark_udfs.schemas import AnySchema, arrow_schema
 from spark_udfs.shaping import PLAIN, Mode, Shape, Shaper
-from spark_udfs.spark_types import nullable_schema, retold, taken_schema, told_schema
+from spark_udfs.spark_types import (
+    check_names,
+    nullable_schema,
+    retold,
+    taken_schema,
+    told_schema,
+)
 from spark_udfs.telemetry import Setup, Trace, working
 from spark_udfs.travel import Parcel, check_picklable
 
@@ -422,10 +428,11 @@ class Exchange(Parcel):
     def fitting(self, got: pa.Schema) -> Fitting:
         """Converts answers of schema ``got`` to the types that Spark takes, or ``apply`` declared.
 
-        Raises ConfigError for a type that Spark lacks, and SchemaMismatch for columns other than
-        those that ``apply`` declared.
+        Raises ConfigError for a type that Spark lacks and for two columns of one name, and
+        SchemaMismatch for columns other than those that ``apply`` declared.
         """
         where = f"the answer of {self.handler!r}"
+        check_names(got, where)
         wanted = taken_schema(got, refusal(where), loose=not self.exact, large=self.large)
         told = self.schema if self.declared is None else self.declared
         if self.declared is not None:

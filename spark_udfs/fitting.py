@@ -11,7 +11,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from aqueduct.arrow.casts import Unfit, cast, first_bad, runs_of_rows, text_of_value
+from aqueduct.arrow.casts import Unfit, cast, first_bad, first_null, runs_of_rows, text_of_value
 from aqueduct.arrow.schema import shorten
 from aqueduct.errors import SchemaMismatch
 from spark_udfs.spark_types import bound_of, precision_of, shown
@@ -63,11 +63,11 @@ class Fitting:
 
     def _column(self, array: pa.Array, field: pa.Field, number: int) -> pa.Array:
         try:
-            return _convert(array, field)
+            return self._whole(_convert(array, field), field, number)
         except _LOSSES as error:
             rounded = _rounded(array, field) if self._rounding else None
             if rounded is not None:
-                return rounded
+                return self._whole(rounded, field, number)
             row = first_bad(array, lambda part: _converts(part, field))
             value, remedy = shorten(text_of_value(array[row]), 80), ""
             if not self._rounding and _rounded(array.slice(row, 1), field) is not None:
@@ -80,6 +80,19 @@ class Fitting:
                 wanted=str(field.type),
                 got=str(array.type),
             ) from error
+
+    def _whole(self, made: pa.Array, field: pa.Field, number: int) -> pa.Array:
+        """``made``, without nulls if there must be none: runs may have some, Spark's arrays not."""
+        row = -1 if field.nullable else first_null(made)
+        if row < 0:
+            return made
+        raise SchemaMismatch(
+            f"{self._where}column {field.name!r} is declared {shown(field.type)} not null, and row "
+            f"{row} of batch {number} is null; fill it, or declare the column nullable",
+            column=field.name,
+            wanted=f"{field.type} not null",
+            got="null",
+        )
 
 
 def _convert(array: pa.Array, field: pa.Field) -> pa.Array:

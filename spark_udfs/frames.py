@@ -26,7 +26,9 @@ from spark_udfs.exchange import Exchange, exchange
 from spark_udfs.fitting import Fitting
 from spark_udfs.numbers import Total
 from spark_udfs.options import argument
+from spark_udfs.place import here
 from spark_udfs.schemas import arrow_schema, large_types
+from spark_udfs.spark_types import precision_of
 from spark_udfs.travel import Parcel
 
 if TYPE_CHECKING:
@@ -78,6 +80,12 @@ def exchange_column(
             f"on_error={options['on_error']!r} has no place here; it is for exchange(columns=[...])"
         )
     wanted = arrow_schema(_struct_of(returns), "returns").field(0)
+    digits = precision_of(wanted.metadata or {}) if pa.types.is_time(wanted.type) else None
+    if digits not in (None, 6):
+        raise ConfigError(
+            f"returns is time({digits}), and Spark takes no such column from a function of "
+            "columns; return time(6), and cast the column"
+        )
     # What settings of the session say of these is for others, and would mix up the rows here.
     fixed = {"check_rows": True, "ordered": True, "on_error": "fail"}
     call = exchange(address, handler, **{**options, **fixed})
@@ -114,9 +122,12 @@ class ColumnExchange(Parcel):
 
     def __call__(self, arrays: Iterator[tuple[pa.Array, ...]]) -> Generator[pa.Array]:
         """The one column of the handler's answers, as many rows as were given."""
-        with contextlib.closing(self.call(self._batches(arrays))) as answers:
+        casting, sent = self.call.shape.cast, self._batches(arrays)
+        # A cast begins with what the handler gave: Spark may have no type for that.
+        answered = self.call.answers(sent) if casting else self.call(sent)
+        with contextlib.closing(answered) as answers:
             for number, answer in enumerate(answers):
-                if self.call.shape.cast and answer.num_columns == 1:
+                if casting and answer.num_columns == 1:
                     answer = self._cast(answer, number)
                 if answer.num_columns != 1 or not _same(answer.schema.types[0], self.returns):
                     found = ", ".join(f"{field.name} {field.type}" for field in answer.schema)
@@ -140,7 +151,8 @@ class ColumnExchange(Parcel):
         wanted = pa.schema([pa.field(answer.schema.names[0], self.returns)])
         where = f"the output of handler {self.call.handler!r}"
         rounding = self.call.shape.rounding
-        return Casting(wanted, answer.schema, where=where, rounding=rounding).one(answer, number)
+        made = Casting(wanted, answer.schema, where=where, rounding=rounding).one(answer, number)
+        return self.call.fitting(made.schema).one(made, number) if self.call.fits(here()) else made
 
     def _batches(self, arrays: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.RecordBatch]:
         for given in arrays:

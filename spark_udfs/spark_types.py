@@ -18,6 +18,7 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 
 from aqueduct.arrow.schema import shorten
+from aqueduct.errors import ConfigError
 
 __all__ = [
     "ARROW_TYPES",
@@ -32,6 +33,7 @@ __all__ = [
     "SparkRow",
     "bound_of",
     "bounds_of",
+    "check_names",
     "markdown",
     "nullable_schema",
     "precision_of",
@@ -131,7 +133,25 @@ def _struct(kind: Any, inner: _Inner) -> pa.DataType:
     if found:
         wkb = kind.field("wkb").with_type(pa.binary()).with_nullable(False)
         return pa.struct([pa.field("srid", pa.int32(), False), wkb])
+    twice = _twice([field.name for field in kind])
+    if twice is not None:
+        raise NoTypeError(kind, f"rename one of its fields {twice!r}: each has its own name there")
     return pa.struct([inner(field) for field in kind])
+
+
+def _twice(names: list[str]) -> str | None:
+    """The first name that is there twice; None: each is there once."""
+    return next((name for name in names if names.count(name) > 1), None)
+
+
+def check_names(schema: pa.Schema, where: str) -> None:
+    """Raises ConfigError for two columns of one name: Spark's reader of Arrow loses one of them."""
+    name = _twice(schema.names)
+    if name is not None:
+        raise ConfigError(
+            f"{where} has {schema.names.count(name)} columns {name!r}, and Spark takes one column "
+            "of a name; rename the others"
+        )
 
 
 def tagged(kind: Any) -> str:

@@ -246,6 +246,25 @@ async def test_filters_are_applied(service):
     assert seen == [(("x", "id", "word"), ["id > 7", "word in ('w8', 'w12', 'w2')"])]
 
 
+async def test_filters_are_applied_beside_views_and_runs(service):
+    views = pa.array(["a", None, "b"], pa.string_view())
+    batch = pa.record_batch(
+        {
+            "id": [1, 2, 3],
+            "text": views,
+            "list": pa.array([["a"], None, []], pa.list_(pa.binary_view())),
+            "runs": pa.RunEndEncodedArray.from_arrays([1, 3], views.slice(1)),
+        }
+    )
+    service.table("views", schema=batch.schema, filters="applied")(lambda: (yield batch))
+    few = Filter("greater", ("id",), 2)
+    async with connected(service) as client:
+        answer = await ask(client, "views", Question("plan", filters=(few,)))
+        assert answer.taken == ("yes",)
+        (found,) = await read(client, "views", None, (few,), expected=answer.schema)
+        assert found.to_pylist() == batch.slice(2).to_pylist()
+
+
 async def test_a_table_chooses_its_filters(service):
     class Chooser:
         schema = SCHEMA

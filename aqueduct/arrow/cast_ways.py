@@ -35,7 +35,7 @@ from aqueduct.arrow.cast_times import (
     zoned,
 )
 
-__all__ = ["RULES", "Obstacle", "kind_of", "misnamed", "obstacle", "places_by_name"]
+__all__ = ["RULES", "Obstacle", "kind_of", "misnamed", "obstacle", "places_by_name", "stands_for"]
 
 RULES: Final[Mapping[tuple[str, str], Rule]] = MappingProxyType(
     {
@@ -138,9 +138,8 @@ def obstacle(wanted: pa.DataType, got: pa.DataType, path: tuple[str, ...] = ()) 
     mine, theirs = (isinstance(kind, pa.BaseExtensionType) for kind in (wanted, got))
     if mine and theirs:
         return Obstacle(path, wanted, got, "")
-    if mine or theirs:  # it stands for what it is stored as
-        storage = (wanted.storage_type, got) if mine else (wanted, got.storage_type)
-        return obstacle(*storage, path)
+    if mine or theirs:
+        return obstacle(stands_for(wanted), stands_for(got), path)
     have, want = kind_of(got), kind_of(wanted)
     if have == "null":
         return None
@@ -176,6 +175,17 @@ def obstacle(wanted: pa.DataType, got: pa.DataType, path: tuple[str, ...] = ()) 
         if not fixed or wanted.list_size == got.list_size:
             return _first_obstacle(path, [("item", wanted.value_field, got.value_field)])
     return Obstacle(path, wanted, got, why)
+
+
+def stands_for(kind: pa.DataType) -> pa.DataType:
+    """What an extension type is to casts: its storage, or ``bool``, which bool8 stores as numbers.
+
+    Other types stand for themselves.
+    """
+    if not isinstance(kind, pa.BaseExtensionType):
+        return kind
+    stored: pa.DataType = kind.storage_type
+    return pa.bool_() if kind.extension_name == "arrow.bool8" else stored
 
 
 def kind_of(kind: pa.DataType) -> str:

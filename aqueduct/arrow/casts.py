@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from aqueduct.arrow.cast_numbers import Misfit, Rule
-from aqueduct.arrow.cast_ways import RULES, kind_of, places_by_name
+from aqueduct.arrow.cast_ways import RULES, kind_of, places_by_name, stands_for
 from aqueduct.config import DEFAULT
 
 __all__ = ["Unfit", "cast", "first_bad", "first_null", "runs_of_rows", "text_of_value"]
@@ -96,9 +96,13 @@ def _cast(array: pa.Array, wanted: pa.DataType, how: _How) -> pa.Array:
     if kind.equals(wanted):
         return array
     if isinstance(kind, pa.BaseExtensionType):
-        return _cast(array.storage, wanted, how)
+        storage = array.storage
+        if pa.types.is_boolean(stands_for(kind)):  # every number but 0 is true
+            storage = pc.not_equal(storage, pa.scalar(0, storage.type))
+        return _cast(storage, wanted, how)
     if isinstance(wanted, pa.BaseExtensionType):
-        return wanted.wrap_array(_cast(array, wanted.storage_type, how))
+        meant = _cast(array, stands_for(wanted), how)
+        return wanted.wrap_array(_cast(meant, wanted.storage_type, how))
     have, want = kind_of(kind), kind_of(wanted)
     if have == "null":
         return pa.nulls(len(array), wanted)

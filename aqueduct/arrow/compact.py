@@ -26,6 +26,7 @@ from aqueduct._speedups.arrow_views import (
     move_bits,
     rewrite,
 )
+from aqueduct.arrow.taking import taken
 
 __all__ = ["Compactor", "has_slack"]
 
@@ -214,7 +215,7 @@ def _dense(kind: pa.UnionType, cuts: list[_Cut | None]) -> _Cut:
             if high - low < len(child) or _pays(high - low, used):
                 mine = pc.equal(kinds, pa.scalar(code, _INT8))
                 if _pays(high - low, used):
-                    found = _picked(child, offsets.filter(mine))
+                    found = taken(child, offsets.filter(mine))
                     ranks = pc.cumulative_sum(mine.cast(_INT32))
                     moved = pc.subtract(ranks, _like(1, ranks))
                 else:
@@ -228,13 +229,6 @@ def _dense(kind: pa.UnionType, cuts: list[_Cut | None]) -> _Cut:
         return pa.Array.from_buffers(array.type, length, parts, children=made)
 
     return cut
-
-
-def _picked(child: pa.Array, places: pa.Array) -> pa.Array:
-    try:
-        return child.take(places)
-    except pa.ArrowNotImplementedError:  # of views, for example
-        return pa.concat_arrays([child.slice(place, 1) for place in places.to_pylist()])
 
 
 def _sparse(cuts: list[_Cut | None]) -> _Cut:

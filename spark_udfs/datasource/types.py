@@ -7,6 +7,7 @@ batches are converted to them in the task (``spark_udfs.fitting``).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -21,7 +22,7 @@ from spark_udfs.spark_types import Refusal, shown, taken_schema
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-__all__ = ["arrow_of", "check_declared", "fit", "spark_schema"]
+__all__ = ["arrow_of", "check", "check_declared", "fit", "spark_schema"]
 
 
 def spark_schema(schema: pa.Schema, where: str) -> StructType:
@@ -35,12 +36,25 @@ def spark_schema(schema: pa.Schema, where: str) -> StructType:
 def check_declared(declared: StructType, given: pa.Schema, where: str) -> None:
     """Raises SchemaMismatch if a table that gives ``given`` cannot be read as ``declared``."""
     wanted, taken = arrow_of(declared, where), taken_schema(given, _refusal(where))
-    found = difference(wanted, taken)
-    if found is not None:
-        raise SchemaMismatch(
-            f"{where}: {found}", column=found.column, wanted=found.wanted, got=found.got
-        )
+    check(wanted, taken, where)
     same_meaning(wanted, taken, where)
+
+
+def check(wanted: pa.Schema, got: pa.Schema, where: str, *, handler: str = "") -> None:
+    """Raises SchemaMismatch for the first difference that matters, with advice for a Data Source.
+
+    ``where`` begins the text.
+    """
+    found = difference(wanted, got)
+    if found is not None:
+        in_spark = '.option("cast", "true")' if "cast=True" in found.in_spark else found.in_spark
+        raise SchemaMismatch(
+            f"{where}: {replace(found, in_spark=in_spark)}",
+            handler=handler,
+            column=found.column,
+            wanted=found.wanted,
+            got=found.got,
+        )
 
 
 def fit(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:

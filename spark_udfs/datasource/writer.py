@@ -26,7 +26,6 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from aqueduct.arrow.schema import check
 from aqueduct.arrow.writing import ABORT, COMMIT, LOOK, WRITE
 from aqueduct.blocking import SyncStream
 from aqueduct.errors import (
@@ -44,6 +43,7 @@ from aqueduct.sync import SyncClient
 from aqueduct.writes import RemoteSink
 from spark_udfs.casting import Casting
 from spark_udfs.datasource.options import Settings
+from spark_udfs.datasource.types import check
 from spark_udfs.engine import Calling
 from spark_udfs.numbers import Numbers, Tally, Total
 from spark_udfs.place import Place, here, locate
@@ -200,7 +200,7 @@ class Writing:
         if settings.cast:
             Casting(self.schema, rows, where=where)
         else:
-            check(self.schema, rows, where=where, handler=settings.handler)
+            check(self.schema, rows, where, handler=settings.handler)
 
     @property
     def _where(self) -> str:

@@ -487,6 +487,24 @@ def test_casts_that_make_no_sense_have_an_obstacle(wanted, got, path, why):
     assert (found.path, found.why) == (path, why)
 
 
+def test_the_extension_type_of_truth_values_is_cast_as_bool():
+    stored = pa.array([0, 1, 5, None], pa.int8())
+    truth = pa.ExtensionArray.from_storage(pa.bool8(), stored)
+    assert cast(truth, pa.bool_()).to_pylist() == [False, True, True, None]
+    assert cast(truth, pa.int64()).to_pylist() == [0, 1, 1, None]
+    assert cast(truth, pa.string()).to_pylist() == ["false", "true", "true", None]
+    made = cast(pa.array([1, 0, None]), pa.bool8())
+    assert made.type == pa.bool8()
+    assert made.storage.to_pylist() == [1, 0, None]
+    assert cast(pa.array(["true", "FALSE"]), pa.bool8()).storage.to_pylist() == [1, 0]
+    for wanted in (pa.bool8(), pa.list_(pa.bool8())):
+        array = pa.array([1, 5]) if wanted == pa.bool8() else pa.array([[1], [5]])
+        with pytest.raises(Unfit, match="neither 0 nor 1") as caught:
+            cast(array, wanted, rounding=True)
+        assert caught.value.row == 1
+    assert obstacle(pa.bool8(), pa.date32()) is not None
+
+
 def test_casts_of_extension_types_are_those_of_their_storage():
     raw = pa.array([b"0123456789abcdef", None], pa.binary(16))
     wrapped = cast(raw.cast(pa.binary()), pa.uuid())

@@ -28,7 +28,7 @@ from aqueduct.errors import (
 from spark_udfs.datasource import AqueductSource
 from spark_udfs.datasource.options import settings_of
 from spark_udfs.datasource.reader import Split, TableReader
-from spark_udfs.datasource.types import arrow_of, fit, spark_schema
+from spark_udfs.datasource.types import arrow_of, check, fit, spark_schema
 
 pytestmark = pytest.mark.spark
 
@@ -296,6 +296,14 @@ def test_types_that_spark_has_not():
     schema = pa.schema([("id", pa.int64()), ("u", pa.dense_union([pa.field("a", pa.int64())]))])
     with pytest.raises(SchemaMismatch, match="the table: Spark has no type for column 'u', dense"):
         spark_schema(schema, "the table")
+
+
+def test_the_advice_about_types_names_the_option_that_casts():
+    small, large = (pa.schema([("id", kind)]) for kind in (pa.uint8(), pa.int64()))
+    with pytest.raises(SchemaMismatch, match=r'^here: .*in Spark \.option\("cast", "true"\)$'):
+        check(small, large, "here")
+    with pytest.raises(SchemaMismatch, match=r"in Spark col\('id'\)\.cast\('bigint'\)$"):
+        check(large, pa.schema([("id", pa.int32())]), "here")
 
 
 def test_a_value_that_does_not_fit():

@@ -181,6 +181,24 @@ def test_a_value_that_would_be_lost_is_an_error_with_column_row_and_batch(name):
         fitted(pa.ListArray.from_arrays(pa.array([0, len(array)], pa.int32()), array))
 
 
+def test_a_null_among_runs_that_are_declared_not_null_is_an_error_with_its_row():
+    runs = pa.RunEndEncodedArray.from_arrays(pa.array([2, 3], pa.int32()), pa.array([1, None]))
+    taken = pa.schema([pa.field("c", pa.int64(), nullable=False)])
+    for array in (runs, runs.slice(1)):
+        got = pa.schema([pa.field("c", array.type, nullable=False)])
+        fitting = Fitting(taken, got, where="the answer")
+        batch = pa.RecordBatch.from_arrays([array], schema=got)
+        row = len(array) - 1
+        with pytest.raises(
+            SchemaMismatch,
+            match=rf"column 'c' is declared int64 not null, and row {row} of batch 3 is null",
+        ) as caught:
+            fitting.one(batch, 3)
+        assert caught.value.column == "c"
+        good = pa.RecordBatch.from_arrays([array.slice(0, row)], schema=got)
+        assert fitting.one(good, 0)["c"].to_pylist() == [1] * row
+
+
 def test_values_under_a_null_do_not_count():
     bad = pa.array([1, 2000], pa.timestamp("ns"))
     struct = pa.StructArray.from_arrays([bad], ["x"], mask=pa.array([True, False]))

@@ -111,6 +111,7 @@ def test_filters_and_sql_may_use_it(spark, address):
         ({"on_error": "skip"}, "on_error='skip' has no place here"),
         ({"ordered": False}, "ordered has no place here"),
         ({"returns": "nonsense"}, "is not a schema"),
+        ({"returns": "time(0)"}, r"returns is time\(0\), .* return time\(6\), and cast"),
         ({"in_flihgt": 1}, "did you mean in_flight"),
     ],
 )

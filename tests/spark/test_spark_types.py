@@ -347,6 +347,51 @@ def test_metadata_is_told_beside_what_is_there():
     assert told_schema(got, pa.schema([("other", pa.int64())])) is got
 
 
+# Names
+
+
+@pytest.fixture
+def named(running):
+    """Answers with columns of each list of names, called as the names joined by a comma."""
+    service = make()
+    for names in (["c", "c"], ["a.b", ""], ["c", "C"]):
+        batch = pa.RecordBatch.from_arrays([pa.array([1, 2])] * 2, names=names)
+        service.handler(",".join(names), output=batch.schema)(lambda given, batch=batch: batch)
+    with running(service, TCP, dev_cert=False) as address:
+        yield address
+
+
+def test_two_columns_of_one_name_are_refused_on_the_driver_and_in_the_task(named):
+    rows = pa.schema([("id", pa.int64())])
+    call = exchange(named, "c,c")
+    with pytest.raises(ConfigError, match=r"the answer of 'c,c' has 2 columns 'c'.* rename"):
+        call.output_schema(rows)
+    batch = pa.record_batch([[1, 2]], schema=rows)
+    assert [each.num_columns for each in call(iter([batch]))] == [2]  # Spark does not get them
+    with pytest.raises(ConfigError, match="2 columns 'c'"):
+        call.fitting(pa.schema([("c", pa.int64()), ("c", pa.int64())]))
+    found = exchange(named, "c,C").output_schema(rows)
+    assert found.simpleString() == "struct<c:bigint,C:bigint>"
+
+
+def test_two_fields_of_one_name_have_no_type_in_spark():
+    inside = pa.struct([("a", pa.int64()), ("a", pa.int64())])
+    for kind, name in ((inside, "s"), (pa.list_(inside), r"s\.item")):
+        schema = pa.schema([("s", kind)])
+        with pytest.raises(TypeError, match=f"^{name}: struct<.*rename one of its fields 'a'"):
+            taken_schema(schema, refused)
+    apart = pa.struct([("a", pa.int64()), ("A", pa.int64())])
+    assert one(apart).dataType.simpleString() == "struct<a:bigint,A:bigint>"
+
+
+def test_a_column_without_a_name_keeps_its_type(named):
+    found = exchange(named, "a.b,").output_schema(pa.schema([("id", pa.int64())]))
+    assert [(each.name, each.dataType.simpleString()) for each in found] == [
+        ("a.b", "bigint"),
+        ("", "bigint"),
+    ]
+
+
 # Through Spark
 
 
@@ -419,6 +464,7 @@ def single(running):
         "seconds": (pa.duration("s"), [5, None]),
         "coded": (pa.dictionary(pa.int8(), pa.large_string()), ["a", "b"]),
         "small": (pa.uint8(), [1, 255]),
+        "wide": (pa.decimal256(50, 1), [decimal.Decimal(5), decimal.Decimal(6)]),
     }
     for name, (kind, values) in kinds.items():
         schema = pa.schema([("c", kind)])
@@ -465,6 +511,17 @@ def test_functions_of_columns_and_frames_take_types_that_spark_lacks(spark, sing
     for name in ("coded", "small"):
         made = frame.mapInPandas(exchange_pandas(single, name), f"c {named[name]}")
         assert [row[0] for row in made.collect()] == found[name]
+
+
+def test_a_function_of_columns_casts_what_spark_has_no_type_for(spark, single):
+    frame = spark.range(0, 2, 1, 1)
+    for name, returns, found in (("wide", "decimal(38,0)", [5, 6]), ("ns", "bigint", [1000, 2001])):
+        called = exchange_column(single, name, returns, cast=True)
+        assert [row[0] for row in frame.select(called("id")).collect()] == found
+    with pytest.raises(
+        Exception, match=r"column 'c' is decimal256\(50, 1\), and Spark has no such"
+    ):
+        frame.select(exchange_column(single, "wide", "decimal(38,0)")("id")).collect()
 
 
 def test_text_with_wide_offsets_is_taken_by_every_function(spark, single):
