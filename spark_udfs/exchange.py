@@ -312,7 +312,7 @@ class Exchange(Parcel):
         """The addresses without their options, for errors."""
         return self.calling.places
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Generator[pa.RecordBatch]:
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Generator[pa.RecordBatch]:
         """The handler's answers in the order of ``batches``, which is read as there is room.
 
         In a task of Spark they have the types that Spark takes (docs/cookbook/types.md), and a
@@ -322,7 +322,7 @@ class Exchange(Parcel):
         """
         return self._answers(_source(batches), fitted=True)
 
-    def answers(self, batches: Iterator[pa.RecordBatch]) -> Generator[pa.RecordBatch]:
+    def answers(self, batches: Iterable[pa.RecordBatch]) -> Generator[pa.RecordBatch]:
         """The same with the types that the handler gave, for what does not go to Spark."""
         return self._answers(_source(batches), fitted=False)
 
