@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import threading
 
-import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -76,7 +75,6 @@ def test_what_is_no_batch_is_refused_where_it_is_given(given, advice):
     ("given", "advice"),
     [
         (1, "got int; mapInArrow gives batches"),
-        (pd.DataFrame({"id": [1]}), "got DataFrame; mapInPandas .* exchange_pandas"),
         ((pa.array([1]),), "got tuple; functions of columns go with exchange_column"),
     ],
 )
@@ -84,6 +82,12 @@ def test_an_iterator_of_something_else_is_told_what_takes_that(given, advice):
     answers = exchange(NOBODY, "double")(iter([given]))
     with pytest.raises(ConfigError, match=advice):
         next(answers)
+
+
+def test_an_iterator_of_data_frames_is_told_to_take_exchange_pandas():
+    frame = numbers(1)[0].to_pandas()
+    with pytest.raises(ConfigError, match="got DataFrame; mapInPandas .* exchange_pandas"):
+        next(exchange(NOBODY, "double")(iter([frame])))
 
 
 def test_an_empty_partition_yields_nothing_and_calls_nobody():
