@@ -86,7 +86,7 @@ def test_an_iterator_of_something_else_is_told_what_takes_that(given, advice):
 
 def test_an_iterator_of_data_frames_is_told_to_take_exchange_pandas():
     frame = numbers(1)[0].to_pandas()
-    with pytest.raises(ConfigError, match="got DataFrame; mapInPandas .* exchange_pandas"):
+    with pytest.raises(ConfigError, match=r"got DataFrame; mapInPandas .* exchange_pandas"):
         next(exchange(NOBODY, "double")(iter([frame])))
 
 
