@@ -176,7 +176,7 @@ def _reader(kind: str) -> Callable[[str], Any]:
 
     def read(text: str) -> Any:
         try:
-            return KINDS[kind].value(text, "it")
+            return KINDS[kind].value(text, "the value")
         except ConfigError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
 

@@ -9,22 +9,37 @@ So a forked child gives all of that up before it runs anything else. Its descrip
 lead to ``/dev/null``. So objects that own a descriptor can still close it. A process that is
 started by exec (subprocess, posix_spawn, multiprocessing's spawn and forkserver) inherits none of
 this.
+
+A child that was forked in a handler, and comes to the handler's end, ends there: nobody waits for
+its answer, and what the library would wait for does not exist in it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
+import sys
 import threading
-from collections.abc import Iterable
-from typing import Any, Final, Protocol
+import traceback
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, Final, NoReturn, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
 from aqueduct.escaping import logger_of
 
-__all__ = ["Inherited", "own", "own_loop", "own_socket", "sever", "sever_loop"]
+__all__ = [
+    "Inherited",
+    "call",
+    "iterate",
+    "own",
+    "own_loop",
+    "own_socket",
+    "sever",
+    "sever_loop",
+]
 
 log = logger_of(__name__)
 
@@ -46,6 +61,8 @@ _inherited: Final[WeakSet[Any]] = WeakSet()
 _FILES: Final = ("_selector", "_ssock", "_csock")
 """Attributes of asyncio's own loops that hold descriptors."""
 _masks: Final = threading.local()
+_generation = 0
+"""How many forks this process is away from the one that has imported this module."""
 
 
 def own_socket(sock: socket.socket) -> None:
@@ -95,6 +112,50 @@ def sever_loop(loop: asyncio.AbstractEventLoop) -> None:
     sever([file.fileno() for file in files if hasattr(file, "fileno")])
 
 
+def call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """What ``function(*arguments)`` returns. A child that is forked in it ends where it ends."""
+    before = _generation
+    try:
+        result = function(*arguments)
+    except BaseException as error:
+        if _generation != before:
+            _end(error)
+        raise
+    if _generation != before:
+        _end(None)
+    return result
+
+
+def iterate(values: Generator[Any, None, None]) -> Generator[Any, None, None]:
+    """What a generator yields. A child that is forked in it ends at its next value, or its end."""
+    try:
+        while True:
+            yield call(next, (values,))  # which is not kept here while the caller has it
+    except StopIteration:
+        pass
+    finally:
+        call(values.close, ())
+
+
+def _end(error: BaseException | None) -> NoReturn:
+    """Ends a forked child as Python ends a process whose program has come so far."""
+    status = 1
+    try:
+        if error is None or isinstance(error, StopIteration):
+            status = 0
+        elif isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
+            status = error.code or 0
+        elif isinstance(error, SystemExit):
+            sys.stderr.write(f"{error.code}\n")
+        else:
+            traceback.print_exception(error)
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none
+                stream.flush()
+    finally:
+        os._exit(status & 0xFF)
+
+
 # In the parent
 
 
@@ -116,6 +177,8 @@ def _after() -> None:
 
 
 def _after_in_child() -> None:
+    global _generation
+    _generation += 1
     try:
         _let_go()
     except Exception:

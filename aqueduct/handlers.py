@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
 
+from aqueduct import forks
 from aqueduct.arguments import signature_of
 from aqueduct.arrow.call import Kind
 from aqueduct.arrow.describe import RESERVED_PREFIX
@@ -109,17 +110,18 @@ class Handler:
     def fault(self) -> str:
         """What is wrong where it answers with another schema; the remedy follows this text."""
         if self.name.startswith(RESERVED_PREFIX):
-            return "what is yielded is not what its schema declares; where it is made, "
+            return "what is yielded is not what its schema declares; where it is made: "
         if self.output is None:
             return (
                 "the handler declares no output=, so its answers must have the schema of its "
-                "input; declare output=, or in the handler, "
+                "input; declare output=, or in the handler: "
             )
-        return "the handler answers otherwise than its output= declares; in the handler, "
+        return "the handler answers otherwise than its output= declares; in the handler: "
 
     def invoke(self, *arguments: Any) -> Any:
         """Calls the function; the Call is the last of ``arguments``."""
-        return self.function(*(arguments if self.takes_call else arguments[:-1]))
+        result = forks.call(self.function, arguments if self.takes_call else arguments[:-1])
+        return forks.iterate(result) if self.shape is Shape.GENERATOR else result
 
     def output_schema(self, call: Call) -> pa.Schema | None:
         """What the handler yields in this call; None for a sink.

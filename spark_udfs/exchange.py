@@ -15,16 +15,17 @@ from __future__ import annotations
 import contextlib
 import itertools
 import uuid
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
+from aqueduct.arguments import ARGUMENTS
 from aqueduct.arrow.schema import check
 from aqueduct.carriers.tls import ClientTls
 from aqueduct.config import DEFAULT, Config
-from aqueduct.errors import AqueductError, ConfigError
+from aqueduct.errors import AqueductError, ConfigError, WrongType
 from spark_udfs.casting import Cast
 from spark_udfs.declared import declared_input, output_schema, refusal
 from spark_udfs.engine import Answer, Calling, run
@@ -317,24 +318,27 @@ class Exchange(Parcel):
         """The addresses without their options, for errors."""
         return self.calling.places
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Generator[pa.RecordBatch]:
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Generator[pa.RecordBatch]:
         """The handler's answers in the order of ``batches``, which is read as there is room.
 
         In a task of Spark they have the types that Spark takes (docs/cookbook/types.md), and a
         value that would be lost raises SchemaMismatch. Closing the iterator early cancels the call.
-        """
-        return self._answers(batches, fitted=True)
 
-    def answers(self, batches: Iterator[pa.RecordBatch]) -> Generator[pa.RecordBatch]:
+        Without Spark, a list of batches, a RecordBatch and a Table do as well.
+        """
+        return self._answers(_source(batches), fitted=True)
+
+    def answers(self, batches: Iterable[pa.RecordBatch]) -> Generator[pa.RecordBatch]:
         """The answers with the handler's types, for programs other than Spark."""
-        return self._answers(batches, fitted=False)
+        return self._answers(_source(batches), fitted=False)
 
     def _answers(
-        self, batches: Iterator[pa.RecordBatch], *, fitted: bool
+        self, source: Iterator[pa.RecordBatch], *, fitted: bool
     ) -> Generator[pa.RecordBatch]:
-        source = iter(batches)
         first = next(source, None)
         if first is not None:
+            if not isinstance(first, pa.RecordBatch):
+                raise _no_batch(first)
             source = itertools.chain((first,), source)
             schema = first.schema
         elif self.input_schema is not None and not self.shape.columns:
@@ -470,6 +474,31 @@ class Exchange(Parcel):
             rows=arrow_schema(frame.schema, "rows", calendar=True),
             declared=arrow_schema(schema, "schema"),
         )
+
+
+def _source(batches: Any) -> Iterator[pa.RecordBatch]:
+    """Batches in any form that calls take, one after another. Raises ConfigError."""
+    ARGUMENTS["batches"].value(batches, "exchange: what is exchanged")
+    if isinstance(batches, pa.RecordBatch):
+        return iter((batches,))
+    if isinstance(batches, pa.Table):
+        return iter(batches.to_batches())
+    if not isinstance(batches, Iterable):
+        raise WrongType("exchange: an asynchronous iterable came; aqueduct.Client takes those")
+    return iter(batches)
+
+
+def _no_batch(given: Any) -> WrongType:
+    kind = type(given)
+    if kind.__module__.startswith("pandas."):
+        advice = "mapInPandas and pandas functions go with exchange_pandas"
+    elif isinstance(given, tuple | pa.Array):
+        advice = "functions of columns go with exchange_column"
+    else:
+        advice = "mapInArrow gives batches, and so does a list of them"
+    return WrongType(
+        f"exchange: a pyarrow.RecordBatch is wanted, got {kind.__qualname__}; {advice}"
+    )
 
 
 def _headers(

@@ -230,7 +230,7 @@ async def test_a_handler_that_yields_another_schema(service, carrier, shape):
     assert (caught.value.wanted, caught.value.got) == ("int64", "int32")
 
 
-OTHERWISE = "the handler answers otherwise than its output= declares; in the handler, "
+OTHERWISE = "the handler answers otherwise than its output= declares; in the handler: "
 UNDECLARED = "the handler declares no output=, so its answers must have the schema of its input; "
 REQUIRED = pa.schema([pa.field("id", pa.int64(), nullable=False)])
 
@@ -248,7 +248,7 @@ REQUIRED = pa.schema([pa.field("id", pa.int64(), nullable=False)])
         (NUMBERS, {"x": ["a"]}, f"{OTHERWISE}the columns that came are 'x'"),
         (NUMBERS, {"id": [[1]]}, f"{OTHERWISE}no cast leads there"),
         (REQUIRED, {"id": pa.array([None], pa.int64())}, OTHERWISE),
-        (None, {"length": [1]}, f"{UNDECLARED}declare output=, or in the handler, "),
+        (None, {"length": [1]}, f"{UNDECLARED}declare output=, or in the handler: "),
     ],
     ids=["type", "extra", "case", "missing", "nested", "nulls", "undeclared"],
 )

@@ -157,6 +157,44 @@ def inherited():
         "blocked": list(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))),
     }
 
+ENDS = {
+    "returns": lambda: None,
+    "exits": lambda: sys.exit(7),
+    "exits with a text": lambda: sys.exit("no"),
+    "raises": lambda: 1 / 0,
+}
+
+def waited(child):
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+@service.handler("child of a function")
+def child_of_a_function(batch, call):
+    child = os.fork()
+    if child:
+        return number(waited(child))
+    ENDS[call.headers["end"]]()
+    return number(-1)
+
+@service.handler("child of a generator")
+def child_of_a_generator(batches, call):
+    for batch in batches:
+        child = os.fork()
+        if child:
+            yield number(waited(child))
+        else:
+            ENDS[call.headers["end"]]()
+            yield number(-1)
+
+@service.handler("child at the end")
+def child_at_the_end(batches, call):
+    for batch in batches:
+        pass
+    child = os.fork()
+    if child:
+        yield number(waited(child))
+    else:
+        ENDS[call.headers["end"]]()
+
 TEXT = pa.schema([("t", pa.string())])
 
 @service.handler("inherited", output=TEXT)
@@ -198,6 +236,19 @@ def test_a_child_that_is_terminated_leaves_the_service_as_it_is(tmp_path, form, 
         # Told of once: of the signal that was the service's.
         drained = [line for line in running.errors() if "signal" in line]
         assert len(drained) == (0 if form == "run" else 1)
+
+
+@pytest.mark.parametrize("form", ["run", "workers"])
+def test_a_child_that_comes_to_its_handler_s_end_ends_there(tmp_path, form):
+    ends = {"returns": 0, "exits": 7, "exits with a text": 1, "raises": 1}
+    with program(tmp_path, SERVICE, form, CARRIERS["tcp"]) as running:
+        with aqueduct.SyncClient(running.address) as client:
+            for handler in ("child of a function", "child of a generator", "child at the end"):
+                for end, status in ends.items():
+                    answer = client.call(handler, ONE, headers={"end": end}, deadline=PATIENCE)
+                    assert answer["n"].to_pylist() == [status], (handler, end)
+        running.signal(signal.SIGTERM)
+        assert running.ended() == 0
 
 
 @pytest.mark.parametrize("form", FORMS)

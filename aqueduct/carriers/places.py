@@ -43,8 +43,8 @@ class Places(Generic[Peer]):
     """At most ``limit`` peers. Times are those of the event loop, in seconds.
 
     A peer that has sent nothing may lose its place after ``patience``. A peer that was heard may
-    lose it after twice that silence, as its answer may take long to arrive. If all send a little
-    now and then, a peer that came ``longest`` ago may lose its place.
+    lose it after twice that silence, as its answer may take long to arrive. If none is silent,
+    and most send a little now and then, a peer that came ``longest`` ago may lose its place.
     """
 
     def __init__(self, limit: int, patience: float, longest: float) -> None:
@@ -77,7 +77,8 @@ class Places(Generic[Peer]):
             for peer, place, heard_at in known
             if (until := self._patient_until(place, heard_at)) <= now
         ]
-        if not found and all(heard_at is not None for _, _, heard_at in known):
+        # Not where the others have just come: these will be silent in a moment, or will not.
+        if not found and 2 * sum(heard_at is not None for _, _, heard_at in known) > len(known):
             found = [
                 (place.origin, True, place.came_at, peer)
                 for peer, place, _ in known

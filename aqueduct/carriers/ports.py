@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias, TypeVar, cast
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from aqueduct.address import UNIX, Address
-from aqueduct.errors import ConfigError
+from aqueduct.errors import ConfigError, ConnectFailed
 from aqueduct.escaping import logger_of
 from aqueduct.forks import own_socket
 
@@ -26,6 +26,7 @@ __all__ = [
     "is_loopback",
     "listens",
     "resolve",
+    "targets_of",
 ]
 
 logger = logger_of("aqueduct.carriers")
@@ -74,6 +75,33 @@ async def resolve(host: str, port: int, kind: int, *, flags: int = 0) -> list[_F
         return await loop.getaddrinfo(host, port, type=kind, flags=flags)
     except RuntimeError:  # of the executor
         return await _in_a_thread(partial(socket.getaddrinfo, host, port, type=kind, flags=flags))
+
+
+async def targets_of(
+    address: Address, kind: int, deadline: float
+) -> list[tuple[int, SocketAddress]]:
+    """The families and socket addresses to connect to, each once, in the resolver's order.
+
+    ``deadline`` is a time of the loop. Raises ConnectFailed.
+    """
+    name = repr(address.host)
+    if not address.port:
+        raise _unusable(address, "nobody listens at port 0: it stands for any free port")
+    try:
+        async with asyncio.timeout_at(deadline):
+            found = await resolve(address.host, address.port, kind)
+    except TimeoutError:
+        raise _unusable(address, f"the name {name} was not resolved in time") from None
+    except OSError as error:
+        reason = f"the name {name} does not resolve ({error.strerror})"
+        raise _unusable(address, reason) from error
+    except UnicodeError as error:
+        raise _unusable(address, f"{name} is no name of a host ({error})") from error
+    return list(dict.fromkeys((family, where) for family, _, _, _, where in found))
+
+
+def _unusable(address: Address, reason: str) -> ConnectFailed:
+    return ConnectFailed(f"{address}: {reason}", reason=reason)
 
 
 async def _in_a_thread(work: Callable[[], T]) -> T:

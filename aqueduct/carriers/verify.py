@@ -204,7 +204,7 @@ class Trust:
         if done and self._name:
             done = self._demand_name(parts._store)
         if not done:
-            raise ConfigError(f"the server name {self._name!r} is of no use to OpenSSL")
+            raise ConfigError(f"{self._name!r} is no name of a host to OpenSSL")
 
     def _demand_name(self, store: Any) -> bool:
         demanded = _ffi.gc(_lib.X509_VERIFY_PARAM_new(), _lib.X509_VERIFY_PARAM_free)

@@ -96,8 +96,15 @@ def test_where_all_dribble_the_oldest_gives_up_its_place() -> None:
     assert made.candidate(12.0) is peers["b"]
     new = Peer("new")
     made.add(new, "z", 12.0)
-    assert made.candidate(12.0) is None  # it may be silent: that is known soon
+    assert made.candidate(12.0) is peers["b"]  # each new one would hold up the next otherwise
     assert made.candidate(13.0) is new
+
+
+def test_where_most_have_just_come_none_that_dribbles_gives_up_its_place() -> None:
+    made, peers = filled(("a", "x", 0.0), ("b", "y", 11.5), ("c", "y", 11.6))
+    peers["a"].heard_at = 12.0
+    assert made.candidate(12.0) is None  # they may be silent: that is known soon
+    assert made.candidate(12.5) is peers["b"]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import datetime
 import gc
 import socket
 import subprocess
@@ -17,6 +18,8 @@ from aioquic.asyncio.server import serve
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.packet import encode_quic_version_negotiation, pull_quic_header
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from aqueduct.address import Address
 from aqueduct.carriers import quic
@@ -91,6 +94,17 @@ def ca_file(tmp_path: Path, tls: quic.ServerTls) -> Path:
 async def test_a_name_that_does_not_resolve() -> None:
     text = await refusal("aqueduct://no-such-host.invalid:4433")
     assert "'no-such-host.invalid' does not resolve" in text
+
+
+@pytest.mark.parametrize("host", [f"{'x' * 70}.test", "a..test"])
+async def test_a_name_that_cannot_be_one(host: str) -> None:
+    text = await refusal(f"aqueduct://{host}:4433")
+    assert "is no name of a host" in text
+
+
+async def test_port_0_is_none_to_connect_to() -> None:
+    text = await refusal("aqueduct://127.0.0.1:0")
+    assert "nobody listens at port 0" in text
 
 
 async def test_nobody_listens() -> None:
@@ -401,6 +415,47 @@ async def test_settings_of_a_server_that_cannot_work(tls: Any, words: str) -> No
     with pytest.raises(ConfigError) as caught:
         await quic.listen(Address.parse("aqueduct://127.0.0.1:0"), DEFAULT, tls, lambda c: None)
     assert words in str(caught.value)
+
+
+def certified(curve: ec.EllipticCurve, names: int) -> quic.ServerTls:
+    """A certificate that signed itself, for so many names."""
+    key = ec.generate_private_key(curve)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "a server")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.DNSName(f"host-{i:04}.test") for i in range(names)]),
+            critical=False,
+        )
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    return quic.ServerTls(
+        certificate.public_bytes(pem),
+        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
+    )
+
+
+async def test_a_key_that_signs_no_handshake_over_quic_is_refused_by_the_server() -> None:
+    with pytest.raises(ConfigError, match=r"secp521r1 signs no handshake over QUIC.*aqueduct\+tls"):
+        tls = certified(ec.SECP521R1(), 1)
+        await quic.listen(Address.parse("aqueduct://127.0.0.1:0"), DEFAULT, tls, lambda c: None)
+
+
+async def test_certificates_as_long_as_can_be_connect_and_longer_ones_are_refused(
+    start: Start,
+) -> None:
+    listener = await start(tls=certified(ec.SECP384R1(), 900))
+    await connected(with_options(plain(listener), verify="off"))
+    with pytest.raises(ConfigError, match=r"bytes; over QUIC they may be 15360.*aqueduct\+tls"):
+        await start(tls=certified(ec.SECP384R1(), 1000))
 
 
 async def test_certificate_and_key_in_one_file(start: Start, tmp_path: Path) -> None:

@@ -83,6 +83,11 @@ async def test_a_name_that_cannot_be_one() -> None:
     assert "is no name of a host" in text or "does not resolve" in text
 
 
+async def test_port_0_is_none_to_connect_to() -> None:
+    text = await refusal("aqueduct+tcp://127.0.0.1:0")
+    assert "nobody listens at port 0" in text
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
 async def test_nobody_listens(host: str) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

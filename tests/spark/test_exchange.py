@@ -48,6 +48,48 @@ def test_answers_come_in_the_order_of_the_input(address):
     assert [batch.num_rows for batch in answers] == list(range(40))
 
 
+def test_a_batch_and_a_table_are_exchanged_like_a_list_of_batches(address):
+    (batch,) = numbers(3)
+    call = exchange(address, "double")
+    for given in (batch, pa.Table.from_batches([batch]), [batch], (batch,)):
+        assert ids(call(given)) == [0, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [
+        ([1], "got int in a list"),
+        ([pa.table({"id": [1]})], "a Table gives its batches by to_batches"),
+        (5, "exchange: what is exchanged is 5; it must be record batches"),
+        ("abc", "is 'abc'; it must be record batches"),
+        ({"id": [1]}, "it must be record batches"),
+        (None, "is None; it must be record batches"),
+    ],
+)
+def test_what_is_no_batch_is_refused_where_it_is_given(given, advice):
+    with pytest.raises(ConfigError, match=advice):
+        exchange(NOBODY, "double")(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [
+        (1, "got int; mapInArrow gives batches"),
+        ((pa.array([1]),), "got tuple; functions of columns go with exchange_column"),
+    ],
+)
+def test_an_iterator_of_something_else_is_told_what_takes_that(given, advice):
+    answers = exchange(NOBODY, "double")(iter([given]))
+    with pytest.raises(ConfigError, match=advice):
+        next(answers)
+
+
+def test_an_iterator_of_data_frames_is_told_to_take_exchange_pandas():
+    frame = numbers(1)[0].to_pandas()
+    with pytest.raises(ConfigError, match=r"got DataFrame; mapInPandas .* exchange_pandas"):
+        next(exchange(NOBODY, "double")(iter([frame])))
+
+
 def test_an_empty_partition_yields_nothing_and_calls_nobody():
     assert list(exchange(NOBODY, "double")(iter([]))) == []
 

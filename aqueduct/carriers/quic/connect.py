@@ -13,7 +13,7 @@ from aioquic.quic.packet import QuicErrorCode
 from aioquic.tls import AlertDescription
 
 from aqueduct.address import Address
-from aqueduct.carriers.ports import resolve
+from aqueduct.carriers.ports import targets_of
 from aqueduct.carriers.quic.connection import QuicCarrier
 from aqueduct.carriers.quic.fast import FastConnection
 from aqueduct.carriers.quic.flow import capped_congestion_control
@@ -52,7 +52,7 @@ async def connect(address: Address, config: Config, tls: ClientTls | None = None
     configuration.congestion_control_algorithm = capped_congestion_control(
         config.quic.congestion_control, config.quic.transport_buffer
     )
-    targets = await _resolve(address, deadline)
+    targets = await targets_of(address, socket.SOCK_DGRAM, deadline)
     problems: list[str] = []
     for index, (family, where) in enumerate(targets):
         share = (deadline - loop.time()) / (len(targets) - index)
@@ -64,19 +64,6 @@ async def connect(address: Address, config: Config, tls: ClientTls | None = None
                 raise
             problems.append(f"{host_port(where)}: {error.reason}")
     raise ConnectFailed(f"{address}: {'; '.join(problems)}", reason="; ".join(problems))
-
-
-async def _resolve(address: Address, deadline: float) -> list[tuple[int, SocketAddress]]:
-    try:
-        async with asyncio.timeout_at(deadline):
-            found = await resolve(address.host, address.port, socket.SOCK_DGRAM)
-    except TimeoutError:
-        reason = f"the name {address.host!r} was not resolved in time"
-    except OSError as error:
-        reason = f"the name {address.host!r} does not resolve ({error.strerror})"
-    else:
-        return list(dict.fromkeys((family, where) for family, _, _, _, where in found))
-    raise ConnectFailed(f"{address}: {reason}", reason=reason)
 
 
 class _Attempt:

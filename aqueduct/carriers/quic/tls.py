@@ -6,9 +6,12 @@ The library's own check of certificates is off: ``trust_of`` says what is demand
 from __future__ import annotations
 
 import ssl
+from typing import Final
 
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.tls import CipherSuite
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from aqueduct.address import Address
 from aqueduct.carriers.tls import ClientTls, ServerTls, certificates_of, chain_of
@@ -27,6 +30,10 @@ _SUITES = (
     CipherSuite.AES_256_GCM_SHA384,
     CipherSuite.CHACHA20_POLY1305_SHA256,
 )
+
+# What aioquic can do as a server.
+_CURVES: Final = ("secp256r1", "secp384r1")
+_CHAIN: Final = 15 << 10  # bytes: its 16 KiB for a handshake hold some other messages, too
 
 
 def client_configuration(address: Address, config: Config, tls: ClientTls) -> QuicConfiguration:
@@ -62,6 +69,17 @@ def server_configuration(config: Config, tls: ServerTls) -> QuicConfiguration:
         )
     configuration = _configuration(config, is_client=False)
     chain, key = chain_of(tls)
+    if isinstance(key, EllipticCurvePrivateKey) and key.curve.name not in _CURVES:
+        raise ConfigError(
+            f"a key on the curve {key.curve.name} signs no handshake over QUIC (aioquic has "
+            f"{' and '.join(_CURVES)}); take another key, or serve aqueduct+tls://"
+        )
+    size = sum(len(one.public_bytes(Encoding.DER)) for one in chain)
+    if size > _CHAIN:
+        raise ConfigError(
+            f"the certificate and those that vouch for it are {size} bytes; over QUIC they may "
+            f"be {_CHAIN} (aioquic); take one with fewer names, or serve aqueduct+tls://"
+        )
     configuration.certificate = chain[0]
     configuration.certificate_chain = chain[1:]
     configuration.private_key = key

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from aqueduct.address import UNIX, Address
-from aqueduct.carriers.ports import SocketAddress, host_port, resolve
+from aqueduct.carriers.ports import SocketAddress, host_port, targets_of
 from aqueduct.carriers.stream.connection import StreamCarrier
 from aqueduct.carriers.stream.sockets import check_path, tune, why
 from aqueduct.carriers.stream.tls import Context, client_context
@@ -143,18 +143,7 @@ def _failure(address: Address, reason: str) -> ConnectFailed:
 
 async def _resolve(address: Address, deadline: float) -> list[_Target]:
     """The addresses of the name, families in turn (RFC 8305 section 4). Raises ConnectFailed."""
-    try:
-        async with asyncio.timeout_at(deadline):
-            found = await resolve(address.host, address.port, socket.SOCK_STREAM)
-    except TimeoutError:
-        raise _failure(address, f"the name {address.host!r} was not resolved in time") from None
-    except OSError as error:
-        raise _failure(
-            address, f"the name {address.host!r} does not resolve ({error.strerror})"
-        ) from error
-    except UnicodeError as error:
-        raise _failure(address, f"{address.host!r} is no name of a host ({error})") from error
-    targets = list(dict.fromkeys((family, where) for family, _, _, _, where in found))
+    targets = await targets_of(address, socket.SOCK_STREAM, deadline)
     first = [target for target in targets if target[0] == targets[0][0]]
     others = [target for target in targets if target[0] != targets[0][0]]
     pairs = itertools.zip_longest(first, others)
