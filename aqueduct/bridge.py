@@ -108,6 +108,8 @@ class Bridge:
             self._room.put(None)
         if outbox:
             output.notify_writable(ample=True)
+            if self._blocked:
+                running.pass_on()
         elif done:
             return True
         if not self._input_handed:
