@@ -14,9 +14,10 @@ __all__ = ["Account"]
 cdef class Account:
     """Bytes of one direction that all connections of a process hold.
 
-    ``used``: bytes that are charged; ``returned``: all that were, and are no more. ``waiting``: who waits for room, in order; ``place``: who goes
-    on above the budget, or None. ``alive``: bytes of received buffers that handlers and readers
-    have, ``lent`` those of them that are still charged: the difference is kept beyond need.
+    ``used``: bytes that are charged; ``returned``: all that were, and are no more. ``waiting``: who
+    waits for room, in order; ``place``: who goes on above the budget, or None. ``alive``: bytes of
+    received buffers that handlers and readers have, ``lent`` those of them that are still charged:
+    the difference is kept beyond need.
     """
 
     def __cinit__(self):
