@@ -14,7 +14,7 @@ once, to a service whose ``Flow.process_receive_budget`` and ``Flow.process_send
 
 One such call is made first, and the memory that each process has then (VmRSS) is taken from its
 peak in all that follows (VmHWM). The exit status is 1 if a call fails, or if a peak is above the
-budget, one batch and a tenth of both.
+budget, one batch and a tenth of both; an exchange has two budgets, of what comes and what goes.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ class Trial:
     @property
     def allowed(self) -> int:
         """Bytes that a peak may be above the memory after one call."""
-        return self.limit or int((self.budget + self.size) * 1.1)
+        budgets = 2 if self.kind == "exchange" else 1  # it has what comes, and what goes
+        return self.limit or int((budgets * self.budget + self.size) * 1.1)
 
 
 def batch_of(size: int) -> pa.RecordBatch:
