@@ -20,7 +20,11 @@ from aqueduct._speedups.posting import Ledger
 __all__ = ["FROM", "Process", "Receiving", "Reservation", "Sending", "process"]
 
 FROM: Final = 256 << 10
-"""Smaller answers and batches are not waited for before they are made."""
+"""Smaller answers are not waited for before they are made, as waiting would cost more than they do.
+
+They count once they are queued. Before that a call has one of them where its connection has much
+to send: all ``Calls.max_calls_process`` together have less than this times their number.
+"""
 
 
 class Reservation:
