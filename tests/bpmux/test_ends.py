@@ -379,6 +379,8 @@ async def test_a_peer_that_has_gone_for_good_is_not_waited_for(family: str, tmp_
         assert isinstance(request, Request)
         await peer.until(lambda: any(found.ack for found in peer.of(Kind.IN_STREAM, 0)))
         peer.close()
-        await soon(connection.wait_closed())  # long before Mux.closing_deadline
+        await soon(
+            asyncio.ensure_future(connection.wait_closed())
+        )  # long before Mux.closing_deadline
         with pytest.raises(ConnectionLost, match="bye"):
             await request.respond(b"too late")
