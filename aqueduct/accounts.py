@@ -20,7 +20,11 @@ from aqueduct._speedups.posting import Ledger
 __all__ = ["LARGE", "Process", "Receiving", "Reservation", "Sending", "process"]
 
 LARGE: Final = 256 << 10
-"""Bytes. A smaller answer is made without waiting for room."""
+"""Bytes. A smaller answer is made without waiting for room: to wait would cost more than it takes.
+
+It counts once it is queued. Before that a call has one of them where its connection has much to
+send. All ``Calls.max_calls_process`` calls together have less than this times their number.
+"""
 
 
 class Reservation:

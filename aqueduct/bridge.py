@@ -56,6 +56,8 @@ class Bridge:
         self._room: SimpleQueue[None] = SimpleQueue()
         self._blocked = False  # of the thread: it waits for room
         self._granted: SimpleQueue[None] = SimpleQueue()
+        self._crowd = running.connection.core.outgoing
+        self._mark = running.config.flow.connection_high_water
         self._account: Reservation | None = None  # of the thread: for answers that are large
         # The thread's last words.
         self._done = False
@@ -108,6 +110,8 @@ class Bridge:
             self._room.put(None)
         if outbox:
             output.notify_writable(ample=True)
+            if self._blocked:
+                running.pass_on()
         elif done:
             return True
         if not self._input_handed:
@@ -244,9 +248,11 @@ class Bridge:
 
     def _has_room(self) -> bool:
         waiting = len(self._outbox)
-        return self._stopped or (
-            waiting < _AHEAD and (waiting < 2 or self._given - self._sent < _AHEAD_BYTES)
-        )
+        if not waiting or self._stopped:
+            return True
+        if self._crowd.queued >= self._mark:
+            return False  # others wait to leave as well: one of each call is enough
+        return waiting < _AHEAD and (waiting < 2 or self._given - self._sent < _AHEAD_BYTES)
 
     def _wake(self) -> None:
         if not self._waking:

@@ -63,6 +63,7 @@ async def drive_async_generator(running: RunningCall) -> None:
                     encoded = running.encode(batch)
                 if not output.writable:
                     running.waits_for_client = True
+                    running.pass_on()
                     await output.wait_writable(ample=True)
                     running.waits_for_client = False
                     spins = 0
@@ -236,6 +237,7 @@ class EachBatch:
             return True
         if blocked:
             running.output.notify_writable(ample=True)
+            running.pass_on()
         lacks_room = self._room is not None and self._room.waits
         running.waits_for_client = blocked or (answered and not lacks_room)
         # While the handler works on a batch, it does not wait for the next one.

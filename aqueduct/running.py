@@ -284,6 +284,11 @@ class RunningCall(Outputs):
         if self.receiver is not None and self.receiver.inbox is not None:
             self.receiver.inbox.want(wanted, reader)
 
+    def pass_on(self) -> None:
+        """The handler has answered, and the client does not read that yet."""
+        if self.receiver is not None and self.receiver.inbox is not None:
+            self.receiver.inbox.pass_on()
+
     def take_lease(self) -> Lease | None:
         """The lease of the batch that was just taken. The caller gives it back."""
         lease, self.lease = self.lease, None

@@ -8,12 +8,13 @@ once, to a service whose ``Flow.process_receive_budget`` and ``Flow.process_send
 
 - ``sink``: each call sends one batch of that size, and the handler counts its rows.
 - ``source``: each call is answered by one, whose reader pauses before it reads and after.
+- ``exchange``: each call sends one such batch and is answered by it, to a reader that pauses so.
 - ``collect``: ``--collectors`` handlers keep ``--collected`` bytes each, in batches of 8 MiB; they
   have to finish, whatever that takes.
 
 One such call is made first, and the memory that each process has then (VmRSS) is taken from its
 peak in all that follows (VmHWM). The exit status is 1 if a call fails, or if a peak is above the
-budget, one batch and a tenth of both.
+budget, one batch and a tenth of both; an exchange has two budgets, of what comes and what goes.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from benchmarks import processes, results
 from benchmarks.backpressure import size_of
 from benchmarks.peers import common
 
-KINDS: Final = ("sink", "source", "collect")
+KINDS: Final = ("sink", "source", "exchange", "collect")
 MiB: Final = 1 << 20
 SCHEMA: Final = pa.schema([("x", pa.int64())])
 COLLECTED: Final = 8 * MiB
@@ -72,7 +73,8 @@ class Trial:
     @property
     def allowed(self) -> int:
         """Bytes that a peak may be above the memory after one call."""
-        return self.limit or int((self.budget + self.size) * 1.1)
+        budgets = 2 if self.kind == "exchange" else 1  # it has what comes, and what goes
+        return self.limit or int((budgets * self.budget + self.size) * 1.1)
 
 
 def batch_of(size: int) -> pa.RecordBatch:
@@ -123,6 +125,13 @@ def serve(trial: Trial) -> None:
     def source() -> Iterator[pa.RecordBatch]:
         yield batch_of(trial.size)
 
+    @service.handler("exchange", input=SCHEMA, output=SCHEMA)
+    def exchange(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            rows = batch.num_rows
+            del batch
+            yield batch_of(rows * 8)
+
     @service.handler("collect", kind="sink", input=SCHEMA)
     def collect(batches: Iterator[pa.RecordBatch]) -> dict[str, int]:
         return {"rows": sum(batch.num_rows for batch in list(batches))}
@@ -146,9 +155,12 @@ async def call(trial: Trial, address: str) -> dict[str, Any]:
     batch = batch_of(COLLECTED if trial.kind == "collect" else trial.size)
 
     async def one(client: Client) -> int:
-        if trial.kind == "source":
+        if trial.kind in ("source", "exchange"):
             rows = 0
-            stream = client.source("source")
+            if trial.kind == "source":
+                stream = client.source("source")
+            else:
+                stream = client.exchange("exchange", [batch], schema=SCHEMA)
             await asyncio.sleep(trial.pause)
             async for answer in stream:
                 rows += answer.num_rows

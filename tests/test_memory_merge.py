@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 
 from aqueduct import Service
-from aqueduct.config import Config, Flow
+from aqueduct.config import Config, Flow, Timing
 from tests.calls import connected, sync_client
 
 SCHEMA = pa.schema([("x", pa.int64())])
-KiB = 1 << 10
+KiB, MiB = 1 << 10, 1 << 20
 SOURCES, PARTS, ROWS = 256, 3, 16 * KiB
 NARROW = Config(
     flow=Flow(
@@ -31,6 +32,13 @@ NARROW = Config(
     )
 )
 """Budgets of a fraction of what 256 sources have at once."""
+
+EXCHANGES, EXCHANGED = 64, 12
+BRIEF = Config(
+    flow=replace(NARROW.flow, receive_budget=4096 * KiB, process_receive_budget=64 * MiB),
+    timing=Timing(progress_deadline=10),
+)
+"""Nobody waits for ``stall_deadline`` often."""
 
 CARRIERS = ("memory", "unix", "tcp", "tls", "quic")
 
@@ -81,3 +89,39 @@ async def test_one_task_merges_256_sources_of_one_connection(carrier: str) -> No
             if batch is not None:
                 heapq.heappush(heads, (first_of(batch), index))
     assert merged == sorted(list(range(PARTS)) * SOURCES)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("carrier", CARRIERS[1:])
+@pytest.mark.parametrize("name", ["echo", "async echo", "each", "async each"])
+def test_one_thread_merges_64_exchanges_of_one_connection(carrier: str, name: str) -> None:
+    """Handlers hold batches whose answers nobody reads: those that are waited for go on."""
+    found = Service("merge", config=BRIEF)
+
+    @found.handler("echo", input=SCHEMA, output=SCHEMA)
+    def echo(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+
+    @found.handler("async echo", input=SCHEMA, output=SCHEMA)
+    async def async_echo(
+        batches: AsyncIterator[pa.RecordBatch],
+    ) -> AsyncIterator[pa.RecordBatch]:
+        async for batch in batches:
+            yield batch
+
+    @found.handler("each", input=SCHEMA, output=SCHEMA)
+    def each(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch
+
+    @found.handler("async each", input=SCHEMA, output=SCHEMA)
+    async def async_each(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch
+
+    def parts() -> Iterator[pa.RecordBatch]:
+        for index in range(EXCHANGED):
+            yield pa.record_batch([pa.array([index] * ROWS, pa.int64())], schema=SCHEMA)
+
+    with sync_client(found, carrier, config=BRIEF) as client:
+        answers = [client.exchange(name, parts(), schema=SCHEMA) for _ in range(EXCHANGES)]
+        merged = [first_of(batch) for batch in heapq.merge(*answers, key=first_of)]
+    assert merged == sorted(list(range(EXCHANGED)) * EXCHANGES)

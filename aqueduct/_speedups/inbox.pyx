@@ -20,6 +20,11 @@ __all__ = ["EMPTY", "Budget", "Inbox", "Lease"]
 
 cdef int64_t UNLIMITED = <int64_t> 1 << 62
 
+cdef enum:
+    # Of a budget: a reader that holds as much, or less, lets others go on above it meanwhile. That
+    # is what a batch in one message has (Calls.cut of Flow.receive_budget).
+    PASSED_ON_SHARE = 16
+
 # A connection may have very many channels, of which most are idle: what they do not need now has
 # this in its place. It cannot be changed, so a forgotten replacement is an error.
 EMPTY = MappingProxyType({})
@@ -305,6 +310,21 @@ cdef class Inbox:
     def leave_place(self):
         """Gives up the place above the budget to others."""
         self.quit_place()
+
+    def pass_on(self):
+        """Its reader waits for the peer, and may so for long: others go on above the budget.
+
+        Just these may be what the peer waits for. A reader that holds much stays alone above the
+        budget, until it has not given back for ``Timing.stall_deadline``; so does one that is above
+        the budget of the process.
+        """
+        cdef Budget budget = self._budget
+        if budget.place is not self or self.pledged or self._owed or not self.held:
+            return
+        if self.held <= budget.budget // PASSED_ON_SHARE:
+            budget.place = None
+            budget.freed = True
+            budget.tell()
 
     cdef int quit_place(self) except -1:
         cdef Budget budget = self._budget

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -34,6 +35,8 @@ _PAYLOAD_COST: Final = 16
 """Bytes that each waiting payload counts beside its own."""
 _IN_A_ROW: Final = 64
 """So many payloads are taken without a pause; then other tasks of the event loop have a turn."""
+_PROBE: Final = 0.1
+"""Seconds between two looks for a peer that sends no more."""
 _NO_PROGRESS: Final = (events.PING, events.PONG, events.PONG_MISSING)
 """Events that are no progress of what is open."""
 END_CREDIT = 256
@@ -90,6 +93,9 @@ class Connection:
         """What ends the connection once all that is open has ended (BP-R14)."""
         self._progress = 0.0
         """When something moved that is open."""
+        self._peer_silent = False
+        """Whether it has also ended its half of the transport: it sends nothing any more."""
+        self._end_probe: asyncio.TimerHandle | None = None
         self._end_watch: asyncio.TimerHandle | None = None
         self._loss: tuple[Exception | None] | None = None
         """Why the transport has gone, while received bytes are not all read yet."""
@@ -438,10 +444,43 @@ class Connection:
         else:
             self._transport.resume_reading()
 
-    def _received_eof(self) -> None:
+    def _received_eof(self) -> bool:
+        """The peer sends no more. Whether it still reads, as far as one can know.
+
+        Who has ended the top level, and then its half of the transport, may wait for answers
+        (BP-R14). What needs more of its bytes is over.
+        """
         if self.error is None:
             self.mux.receive_eof()
             self._dispatch()
+        lost = self._ended_by_peer
+        if self.error is not None or lost is None or self.mux.unread:
+            return False
+        self._peer_silent = True
+        self._accepting.set()
+        for handle in tuple(self._live):
+            if isinstance(handle, (Call, Stream)):
+                handle._ended(lost)
+        for sink in (self._top, *self._live):
+            if isinstance(sink, Sink) and not (sink.ending or sink.error):
+                self.mux.heartbeat(sink._entity)  # answered by a reset if nobody is there
+                break
+        self._flush()
+        if self.error is None:
+            self._look_for_peer()
+        return self.error is None
+
+    def _look_for_peer(self) -> None:
+        """Closes once the peer has closed its transport for good: asyncio does not tell."""
+        sock = self._transport.get_extra_info("socket")
+        if self.error is not None or sock is None:
+            return
+        poll = select.poll()
+        poll.register(sock.fileno(), 0)
+        if poll.poll(0):  # a hang-up, or a reset
+            self._transport.abort()
+        else:
+            self._end_probe = self._loop.call_later(_PROBE, self._look_for_peer)
 
     def _dispatch(self) -> None:
         for event in self.mux.events_received():
@@ -529,11 +568,24 @@ class Connection:
         error = self._ended_by_peer
         if error is None or self.error is not None or self._closing or not self.mux.idle:
             return
+        if self._peer_silent:
+            if not self._opened and not self._owes():
+                self._over(error)
+            return
         mux = self.mux
         top = (not mux.top_sink.gone) + (not mux.top_stream.gone)
         if sum(mux.count(place) for place in range(len(PLACES))) > top:
             return
         self._over(error)
+
+    def _owes(self) -> bool:
+        """Whether this side may have something to send yet: none of it is acknowledged any more."""
+        return any(
+            isinstance(half, (Request, Sink))
+            and half is not self._top
+            and (not half.ending or half._entity.items)
+            for half in self._live
+        )
 
     def _watch_end(self) -> None:
         """Closes if nothing that is open has moved for too long."""
@@ -560,6 +612,8 @@ class Connection:
             self._alive.cancel()
             if self._end_watch is not None:
                 self._end_watch.cancel()
+            if self._end_probe is not None:
+                self._end_probe.cancel()
             if self._flushing is not None:
                 self._flushing.cancel()
             for handle in tuple(self._live):
@@ -594,6 +648,7 @@ class Connection:
             self._abort.cancel()
         if not self._gone.done():
             self._gone.set_result(None)
+        self.mux.drop()  # the halves of duplexes refer to each other
 
     def _stay_alive(self) -> None:
         timing = self.config.timing
@@ -638,9 +693,9 @@ class Link(asyncio.Protocol):
         """See asyncio."""
         self.connection._received(data)
 
-    def eof_received(self) -> None:
-        """See asyncio; ``connection_lost`` follows."""
-        self.connection._received_eof()
+    def eof_received(self) -> bool:
+        """See asyncio; ``connection_lost`` follows, at once unless this side may go on."""
+        return self.connection._received_eof()
 
     def pause_writing(self) -> None:
         """See asyncio."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from aqueduct.bpmux import Connection, Duplex, Request, Stream, connect, serve
+from aqueduct.bpmux import Connection, Duplex, Request, Sink, Stream, connect, serve
 from aqueduct.errors import ConnectionLost, Ended
 from aqueduct.protocol.bpmux.state import PLACES
 from tests.bpmux.pairs import BRISK, FAMILIES, answering, attacked, eventually, joined, place_for
@@ -325,3 +326,61 @@ async def test_a_server_whose_close_is_cancelled_cancels_its_handlers(
     assert not server.connections and not server._tasks
     client._transport.resume_reading()
     await client.close()
+
+
+# The end of the transport's half after that of the top level
+
+
+@pytest.mark.requirement("BP-R14")
+async def test_a_peer_that_sends_no_more_gets_the_answers_that_are_due(
+    family: str, tmp_path: Path
+) -> None:
+    async with attacked(family, tmp_path) as (peer, connection):
+        await peer.until(lambda: peer.credit(Kind.IN_STREAM, 0))
+        await peer.say(
+            chunk(Kind.IN_STREAM, 0, credit=1000),
+            chunk(Kind.OUT_REQUEST, 5, b"a question", credit=100),
+            chunk(Kind.OUT_STREAM, 6, b"numbers", credit=100),
+            chunk(Kind.OUT_SINK, 7, b"unfinished"),
+            chunk(Kind.IN_SINK, 0, end=b"bye"),
+        )
+        request, sink, stream = [await connection.accept() for _ in range(3)]
+        assert isinstance(request, Request) and isinstance(sink, Sink)
+        assert isinstance(stream, Stream)
+        asking = asyncio.create_task(connection.request(b"and you?"))
+        await peer.until(lambda: peer.payload(Kind.OUT_REQUEST, 0))
+        peer.sock.shutdown(socket.SHUT_WR)
+        # What needs more of its bytes is over, the rest is not.
+        with pytest.raises(ConnectionLost, match="bye"):
+            await soon(asking)
+        with pytest.raises(ConnectionLost, match="bye"):
+            await stream.receive()
+        assert connection.error is None
+        await request.respond(b"an answer")
+        await sink.send(b"one")
+        await peer.until(lambda: peer.payload(Kind.IN_REQUEST, 5) == b"an answer")
+        assert connection.error is None
+        sink.end(b"all")
+        await peer.until_over()
+        assert peer.payload(Kind.IN_SINK, 6) == b"one"
+        await connection.wait_closed()
+
+
+@pytest.mark.requirement("BP-R14")
+async def test_a_peer_that_has_gone_for_good_is_not_waited_for(family: str, tmp_path: Path) -> None:
+    async with attacked(family, tmp_path) as (peer, connection):
+        await peer.until(lambda: peer.credit(Kind.IN_STREAM, 0))
+        await peer.say(
+            chunk(Kind.IN_STREAM, 0, credit=1000),
+            chunk(Kind.OUT_REQUEST, 5, b"a question", credit=100),
+            chunk(Kind.IN_SINK, 0, end=b"bye"),
+        )
+        request = await connection.accept()
+        assert isinstance(request, Request)
+        await peer.until(lambda: any(found.ack for found in peer.of(Kind.IN_STREAM, 0)))
+        peer.close()
+        await soon(
+            asyncio.ensure_future(connection.wait_closed())
+        )  # long before Mux.closing_deadline
+        with pytest.raises(ConnectionLost, match="bye"):
+            await request.respond(b"too late")

@@ -95,6 +95,7 @@ async def test_the_memory_goes_with_the_connection(
         things = [client, server, opened, *streams, duplex.sink, duplex.stream]
         gone.extend(weakref.ref(thing) for thing in things)
         gone.extend(weakref.ref(half) for half, _ in server._opened if not isinstance(half, Duplex))
+        gone.extend(weakref.ref(each.mux._budget) for each in (client, server))
         done = end(client, server)
         assert asyncio.iscoroutine(done)
         await done

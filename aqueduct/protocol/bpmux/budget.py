@@ -39,6 +39,7 @@ class Budget:
     """
 
     __slots__ = (
+        "__weakref__",
         "_ahead",
         "_ahead_size",
         "_finishing",
@@ -90,6 +91,10 @@ class Budget:
         self._ahead: Entity | None = None
         self._ahead_size = 0
         """What it was granted beyond the room that there was."""
+
+    def drop(self) -> None:
+        """The connection is over: nothing is granted any more."""
+        self._pay = _nobody  # of who refers to this
 
     # Credit
 
@@ -265,3 +270,7 @@ class Budget:
                 self._ahead = entity
                 self._ahead_size = self._lacking[entity]
                 self._grant(entity, self._lacking.pop(entity))
+
+
+def _nobody(entity: Entity, size: int) -> None:
+    """Credit is granted to nobody."""

@@ -534,6 +534,8 @@ class Mux:
                 entity.joined = b""
                 entity.user = entity.twin = None
         self._scheduler.drop()
+        if self._budget is not None:
+            self._budget.drop()
         self._events.clear()
         self._receiving.tell(None, None, None)
 
