@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,10 @@ import pytest
 
 from aqueduct import Connection, Receiver, Sender, channel, connect, serve
 from aqueduct.carriers.contract import Buffer
+from aqueduct.endpoint.connection import _DROPS
+from aqueduct.errors import ReceiverClosed
+from aqueduct.protocol.channels.connection import ChannelConnection
+from aqueduct.protocol.channels.registry import Half
 from tests.carriers.streams import listen_at
 from tests.carriers.users import DEADLINE
 
@@ -74,3 +79,40 @@ async def test_an_answer_leaves_in_the_turn_that_makes_it(scheme: str, tmp_path:
         turns.stop()
         assert len(made) == 5
         assert left == made
+
+
+async def test_very_many_dropped_handles_end_in_several_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer sends a thousand channels that nobody takes: others have their turn meanwhile."""
+    arrived: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
+    count = 4 * _DROPS
+    done = asyncio.Event()
+    ended: Counter[int] = Counter()
+    end_one = ChannelConnection.drop_attachment
+    async with (
+        asyncio.timeout(DEADLINE),
+        await serve(arrived.set_result, listen_at("unix", tmp_path)) as listener,
+        await connect(listener.addresses[0]) as client,
+    ):
+        pairs = [channel() for _ in range(count)]
+        await client.entrypoint.send(b"", attachments=[receiver for _, receiver in pairs])
+        server = await arrived
+        message = await server.entrypoint.receive()
+        assert len(message.attachments) == count
+        turns = Turns()
+
+        def drop(core: ChannelConnection, half: Half, now: float) -> None:
+            ended[turns.count] += 1
+            end_one(core, half, now)
+            if ended.total() == count:
+                done.set()
+
+        monkeypatch.setattr(ChannelConnection, "drop_attachment", drop)
+        del message
+        await done.wait()
+        turns.stop()
+        assert max(ended.values()) <= _DROPS
+        for sender, _ in pairs:
+            with pytest.raises(ReceiverClosed):
+                await sender.wait_closed()

@@ -14,6 +14,7 @@ cdef class OutStream:
     cdef public bint dead
     cdef public object waiting
     cdef public object guard
+    cdef public object speaker
 
 cdef class Ledger:
     cdef readonly dict _open

@@ -20,6 +20,7 @@ class OutStream:
     dead: bool
     waiting: Any
     guard: Any
+    speaker: Any
     def __init__(self, half: Any, control: bool) -> None: ...
     @property
     def unopened(self) -> bool: ...

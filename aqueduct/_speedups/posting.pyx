@@ -39,7 +39,7 @@ cdef class OutStream:
     (``control``), and once all of it has left. ``number`` is -1 before it is open. ``queued``:
     bytes written here and not yet reported as gone. ``dead``: reset by us or stopped by the peer,
     so that later writes vanish. ``waiting``: buffers, while it is not open. ``guard``: only in
-    debug.
+    debug. ``speaker``: the sender half whose control stream it is, until all of it has left.
     """
 
     def __init__(self, half, bint control):
@@ -103,6 +103,7 @@ cdef class Ledger:
         self._release(stream, size)
         if stream.fin and not stream.queued:
             del self._open[number]
+            stream.speaker = None
             if half is not None:
                 stream.half = None  # which may keep it, and nothing is paid for any more
                 half.stream_left(stream)

@@ -188,7 +188,7 @@ def text_of_value(scalar: pa.Scalar) -> str:
         pass
     try:
         return str(pc.cast(scalar, pa.string()).as_py())
-    except pa.ArrowException:
+    except (pa.ArrowException, UnicodeDecodeError):  # text that a peer sent may not be UTF-8
         return f"a value of {scalar.type}"
 
 

@@ -175,7 +175,10 @@ class Decoder:
         found = self._found = plan(self.schema)
         if found.columns is not None:
             import_ = pa.RecordBatch._import_from_c
-            inside, nulls = self._checks != "layout", found.required.check
+            inside = self._checks != "layout"
+            # Nulls that no row shows are nothing to worry about, except in maps: Arrow's own
+            # reader refuses those.
+            nulls = None if found.maps else found.required.check
             self._fast = BatchReader(found.columns, import_, self.schema, inside, nulls)
         if found.dictionaries:
             self._stream = _DictionaryStream(self.schema, found.dictionaries, self._limit)

@@ -55,6 +55,9 @@ class Plan:
     """For the compiled reader; None if a type is not for it."""
     writer: BatchWriter | None
     """The compiled writer, likewise."""
+    maps: bool
+    """Whether there are maps. Arrow ends the process at one with a null in its entries or keys,
+    even where no row refers to it."""
 
     @cached_property
     def physical(self) -> pa.Schema | None:
@@ -90,6 +93,7 @@ def _make_plan(schema: pa.Schema) -> Plan:
         () if columns is not None else tuple(i for i, f in enumerate(schema) if has_slack(f.type)),
         columns,
         None if columns is None else BatchWriter(columns, required.check),
+        any(pa.types.is_map(kind) for kind in _all_types(schema)),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import fields
@@ -46,6 +47,9 @@ __all__ = ["Connection"]
 log = logger_of(__name__)
 
 _OF_A_HALF: Final = (Readable, Writable, SenderEnded)
+
+_DROPS: Final = 256
+"""Channels of dropped handles that are ended in one turn of the loop."""
 
 _FORKED: Final = object()
 """Stands for the event loop in a forked child, where the connection is the parent's."""
@@ -96,6 +100,9 @@ class Connection:
         self._ready: asyncio.Future[None] = self.loop.create_future()
         self._closed: asyncio.Future[None] = self.loop.create_future()
         self._pongs: list[asyncio.Future[None]] = []
+        self._dropped: deque[Half] = deque()
+        self._dropping = False
+        """Whether ``_drop_some`` will be called."""
         self._alive_timer: asyncio.TimerHandle | None = None
         self._holds = 0
         half = self.core.entrypoint
@@ -496,8 +503,11 @@ class Connection:
                 return
         elif half.error is not None and not half.queue:
             return  # what it still queued has its price, and may carry channels
-        with suppress(RuntimeError):  # the loop may close in another thread
-            self.loop.call_soon_threadsafe(self._drop, half)
+        self._dropped.append(half)
+        if not self._dropping:
+            self._dropping = True
+            with suppress(RuntimeError):  # the loop may close in another thread
+                self.loop.call_soon_threadsafe(self._drop_some)
 
     # Within
 
@@ -531,10 +541,18 @@ class Connection:
             raise half.error.with_traceback(None)  # or each use would lengthen it
         return None
 
-    def _drop(self, half: Half) -> None:
-        if not self.closed:
-            self.core.drop_attachment(half, self._time())
-            self.pump.flush()
+    def _drop_some(self) -> None:
+        """A message may carry very many handles that nobody takes: a few in each turn."""
+        if self.closed:
+            self._dropped.clear()
+            return
+        self._dropping = False
+        for _ in range(min(len(self._dropped), _DROPS)):
+            self.core.drop_attachment(self._dropped.popleft(), self._time())
+        self.pump.flush()
+        if self._dropped and not self._dropping:
+            self._dropping = True
+            self.loop.call_soon(self._drop_some)
 
     def _send(
         self,

@@ -512,3 +512,13 @@ def test_casts_of_extension_types_are_those_of_their_storage():
         raw.to_pylist()
     )
     assert cast(pa.array(["1"]), pa.json_()).storage.to_pylist() == ["1"]
+
+
+@pytest.mark.parametrize("wanted", [pa.int64(), pa.date32(), pa.bool_(), pa.decimal128(5, 2)])
+def test_text_that_is_not_utf8_is_named_by_its_type(wanted):
+    """A peer may send it, and Python has no words for it."""
+    words = pa.array([b"1", b"\xff\xfe\x80"])
+    text = pa.Array.from_buffers(pa.string(), 2, words.buffers())
+    with pytest.raises(Unfit) as caught:
+        cast(text.slice(1), wanted)
+    assert (caught.value.row, caught.value.value) == (0, "a value of large_string")

@@ -378,3 +378,50 @@ def test_any_schema_message_gives_a_usable_schema_or_an_error(schema, seed):
         Decoder(found)
         Encoder(found)
         assert deserialize_schema(serialize_schema(found)).equals(found)
+
+
+ENTRIES = pa.list_(pa.struct([("key", pa.string()), ("value", pa.int32())]))
+MAP = pa.map_(pa.string(), pa.int32())
+
+
+def lists_of_entries(*, null_key, null_entry, null_row):
+    """Two rows with the layout of a map, and nulls in the second entry."""
+    entries = pa.StructArray.from_arrays(
+        [pa.array(["a", None if null_key else "b", "c"]), pa.array([1, 2, 3], pa.int32())],
+        fields=list(ENTRIES.value_type),
+        mask=pa.array([False, null_entry, False]),
+    )
+    rows = pa.array([False, null_row])
+    return pa.ListArray.from_arrays(pa.array([0, 1, 3], pa.int32()), entries, mask=rows)
+
+
+@pytest.mark.parametrize("checks", ["layout", "memory", "full"])
+@pytest.mark.parametrize("null_row", [False, True])
+@pytest.mark.parametrize(("null_key", "null_entry"), [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("around", ["column", "struct", "list", "dictionary", "list_view"])
+def test_nulls_in_the_entries_and_keys_of_a_map(around, null_key, null_entry, null_row, checks):
+    """Arrow ends the process at such a map, even if the null belongs to no row."""
+    array = lists_of_entries(null_key=null_key, null_entry=null_entry, null_row=null_row)
+    if around == "struct":
+        hidden = pa.array([False, null_row])
+        array = pa.StructArray.from_arrays([array], names=["m"], mask=hidden)
+        wanted = pa.struct([("m", MAP)])
+    elif around == "list":
+        array = pa.ListArray.from_arrays(pa.array([0, 2], pa.int32()), array)
+        wanted = pa.list_(MAP)
+    elif around == "dictionary":
+        array = pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int32()), array)
+        wanted = pa.dictionary(pa.int32(), MAP)
+    elif around == "list_view":
+        offsets, sizes = pa.array([0], pa.int32()), pa.array([1], pa.int32())
+        array = pa.ListViewArray.from_arrays(offsets, sizes, array)
+        wanted = pa.list_view(MAP)
+    else:
+        wanted = MAP
+    batch = pa.record_batch([array], names=["x"])
+    stream = pa.BufferOutputStream()
+    with pa.ipc.new_stream(stream, batch.schema) as writer:
+        writer.write_batch(batch)
+    messages = split(stream.getvalue().to_pybytes()[:-8])
+    text = refusal(pa.schema([("x", wanted)]), b"".join(messages[1:]), checks=checks)
+    assert "should have no nulls" in text

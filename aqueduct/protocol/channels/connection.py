@@ -235,8 +235,7 @@ class ChannelConnection:
         """
         self._shared.now = now
         if self.error is None or self._closing is not None:
-            stream = self._shared.outgoing.stopped(number)
-            half = None if stream is None else stream.half
+            half = self._shared.outgoing.stopped(number)
             if half is not None:
                 half.stopped()
                 if self._shared.blocked:

@@ -48,12 +48,17 @@ class Outgoing(Ledger):
         self._most_openable = max(self._most_openable, count)
         self._open_waiting()
 
-    def stopped(self, number: int) -> OutStream | None:
-        """The peer reads no more of a stream; what was queued is gone."""
+    def stopped(self, number: int) -> Any:
+        """The peer reads no more of a stream; what was queued is gone.
+
+        Returns the sender half whose messages or control frames it carried, if there is one.
+        """
         stream = self._open.pop(number, None)
-        if stream is not None:
-            self._kill(stream)
-        return stream
+        if stream is None:
+            return None
+        half = stream.speaker or stream.half
+        self._kill(stream)
+        return half
 
     # Commands
 
@@ -123,6 +128,7 @@ class Outgoing(Ledger):
     def _kill(self, stream: OutStream) -> None:
         stream.dead = True
         stream.waiting = ()
+        stream.speaker = None
         self._release(stream, stream.queued)
         if stream.half is not None:
             stream.half.stream_left(stream)

@@ -279,7 +279,7 @@ class SenderHalf(Posting):
         return taken
 
     def stopped(self) -> None:
-        """The peer stopped a stream of messages: its receiver is to be closed soon."""
+        """The peer stopped a stream of this half: its receiver is to be closed soon."""
         if self.error is None:
             shared = self._shared
             shared.stopped_due.append((shared.now + shared.config.timing.progress_deadline, self))
@@ -429,6 +429,7 @@ class SenderHalf(Posting):
     def _write_control(self, buffers: list[Any], *, fin: bool) -> None:
         if self._control is None:
             self._control = OutStream(None, control=True)
+            self._control.speaker = self  # who ends if the peer stops it
             buffers = [codec.encode_route_to(self.channel), *buffers]
         self._shared.outgoing.write(self._control, buffers, fin=fin)
 

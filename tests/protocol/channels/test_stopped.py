@@ -1,4 +1,4 @@
-"""A peer that stops a stream of messages and never closes its receiver: nobody waits for ever."""
+"""A peer that stops a sender's stream and never closes its receiver: nobody waits for ever."""
 
 from __future__ import annotations
 
@@ -68,3 +68,49 @@ def test_a_close_that_follows_the_stop_is_what_the_sender_learns() -> None:
     assert str(half.error) == "the peer closed the receiver"
     assert CLOSE not in [frame for frames in peer.told(0) for frame in frames]
     assert peer.core.next_deadline() is None
+
+
+def control_stream(peer: Peer) -> int:
+    """The stream that the sender opened last, for its control frames."""
+    return max(peer.look())
+
+
+def test_a_sender_ends_when_the_stream_of_its_sent_unreliable_is_stopped() -> None:
+    peer = Peer("server")
+    half = sender_of(peer)
+    before = set(peer.look())
+    peer.other.send(half, b"lost", mode=Mode.UNRELIABLE)
+    peer.core.handle_deadline(peer.pair.now + DEFAULT.timing.sent_unreliable_delay)
+    number = control_stream(peer)
+    assert number not in before
+    peer.core.receive_stop(number, 0, peer.pair.now)
+    peer.pair.advance(DEADLINE - 1)
+    assert half.error is None
+    peer.pair.advance(2)
+    assert isinstance(half.error, ReceiverClosed)
+    assert SenderEnded(half) in peer.other.events
+
+
+def test_a_sender_that_finished_ends_when_the_stream_of_its_finish_is_stopped() -> None:
+    peer = Peer("server")
+    half = sender_of(peer)
+    before = set(peer.look())
+    peer.other.send(half, b"alone", mode=Mode.UNORDERED)
+    peer.core.finish(half, peer.pair.now)
+    number = max(peer.core._shared.outgoing._open)  # it has not left yet
+    assert number not in before
+    peer.core.receive_stop(number, 0, peer.pair.now)
+    peer.pair.advance(DEADLINE + 1)
+    assert isinstance(half.error, ReceiverClosed)
+    assert SenderEnded(half) in peer.other.events
+
+
+def test_a_control_stream_that_was_sent_whole_keeps_no_sender() -> None:
+    peer = Peer("server")
+    half = sender_of(peer)
+    peer.other.send(half, b"alone", mode=Mode.UNORDERED)
+    peer.core.finish(half, peer.pair.now)
+    assert half._control is not None
+    assert half._control.speaker is half
+    peer.look()
+    assert half._control.speaker is None
