@@ -107,7 +107,11 @@ class Flow:
     the process's control group. While others wait, one connection holds at most half of it."""
     process_send_budget: Bytes = 0
     """Bytes to be sent that all connections of a process hold, until they have left. 0: a quarter
-    of the memory, as above. ``connection_high_water`` is the same for one connection."""
+    of the memory, as above. ``connection_high_water`` is the same for one connection.
+
+    It bounds what services answer. A client does not wait for it before it pulls a batch from the
+    input of a call that has nothing queued: count about one batch a call there.
+    """
     stall_rate: Bytes = 64 * KiB
     """Bytes a second that a batch must gain while others wait for its room. A batch that gains less
     for Timing.stall_deadline fails with `busy`."""
