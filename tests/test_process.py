@@ -288,7 +288,7 @@ def test_a_drain_that_is_no_time_is_wrong_usage(text):
     """
     done = python(code, text)
     assert done.returncode == 2
-    assert "argument --drain: it is" in done.stderr and "a duration" in done.stderr
+    assert "argument --drain: the value is" in done.stderr and "a duration" in done.stderr
 
 
 def test_the_setting_counts_where_no_drain_is_given(tmp_path):
