@@ -86,14 +86,31 @@ def _union(array: pa.Array, rows: pa.Array) -> pa.Array:
     kind, length, start = array.type, len(array), array.offset
     rows = pc.fill_null(rows, 0)  # a union has no nulls of its own
     forms = (pa.int8(), pa.int32()) if kind.mode == "dense" else (pa.int8(),)
-    parts: list[pa.Buffer | None] = [None]
+    found = []
     for form, buffer in zip(forms, array.buffers()[1:], strict=False):
         numbers = pa.Array.from_buffers(form, length, [None, buffer], offset=start)
-        parts.append(numbers.take(rows).buffers()[1])
+        found.append(numbers.take(rows))
     children = [array.field(place) for place in range(kind.num_fields)]
     if kind.mode == "sparse":
         children = [taken(child, rows) for child in children]
+    else:
+        found[1], children = _in_order(kind, children, *found)
+    parts = [None, *(each.buffers()[1] for each in found)]
     return pa.Array.from_buffers(kind, len(rows), parts, children=children)
+
+
+def _in_order(
+    kind: pa.DataType, children: list[pa.Array], codes: pa.Array, places: pa.Array
+) -> tuple[pa.Array, list[pa.Array]]:
+    """The offsets and children of a dense union, whose offsets must grow in each child."""
+    made = []
+    one = pa.scalar(1, pa.int32())
+    for code, child in zip(kind.type_codes, children, strict=True):
+        mine = pc.equal(codes, pa.scalar(code, pa.int8()))
+        made.append(taken(child, places.filter(mine)))
+        ranks = pc.subtract(pc.cumulative_sum(mine.cast(pa.int32())), one)
+        places = pc.if_else(mine, ranks, places)
+    return places, made
 
 
 def _lists(array: pa.Array, rows: pa.Array) -> pa.Array:
