@@ -73,8 +73,7 @@ class Trial:
     @property
     def allowed(self) -> int:
         """Bytes that a peak may be above the memory after one call."""
-        budgets = 2 if self.kind == "exchange" else 1  # it has what comes, and what goes
-        return self.limit or int((budgets * self.budget + self.size) * 1.1)
+        return self.limit or int((self.budget + self.size) * 1.1)
 
 
 def batch_of(size: int) -> pa.RecordBatch:
