@@ -185,7 +185,7 @@ class SyncStream:
             assert self._crossing.call is not None
             self._decoder = self._crossing.call.decoder()
         try:
-            return self._decoder.decode(payload)
+            return self._decoder.decode(payload, grow=self._crossing.grow)
         except AqueductError as error:
             self._fail(error)
             raise

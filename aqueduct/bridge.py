@@ -181,7 +181,7 @@ class Bridge:
         running.taken = number + 1
         if self._handed - running.taken == _AHEAD // 2 and not self._input_handed:
             self._wake()
-        return running.decode(number, payload)
+        return running.decode(number, payload, self._lease)
 
     def _work(self) -> None:
         running = self.running

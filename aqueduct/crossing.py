@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
@@ -167,6 +168,11 @@ class Crossing:
             return self.taken(self._inbox.get_nowait())
         except Empty:
             return None
+
+    @property
+    def grow(self) -> Callable[[int], object] | None:
+        """What charges the bytes that the answer which the thread has unpacks to."""
+        return None if self._lease is None else self._lease.grow
 
     def _give_back(self) -> None:
         """The thread asks for another answer, so it is done with the last one."""

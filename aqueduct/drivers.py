@@ -137,9 +137,10 @@ class AsyncBatches:
                     number, payload = found
                     running.taken = number + 1
                     if running.slow_to_decode(payload):
-                        self._decoding = Job(partial(running.decode, number, payload))
+                        decode = partial(running.decode, number, payload, running.lease)
+                        self._decoding = Job(decode)
                         return await self._decoded(self._decoding)
-                    return running.decode(number, payload)
+                    return running.decode(number, payload, running.lease)
                 if running.input_over:
                     raise StopAsyncIteration
             running.waits_for_client = True
@@ -332,10 +333,10 @@ class EachBatch:
         running = self._running
         lease = running.take_lease()
         if running.slow_to_decode(payload):
-            job = Job(partial(running.decode, number, payload), self._signal.set)
+            job = Job(partial(running.decode, number, payload, lease), self._signal.set)
             self._decoding = job, number, len(payload), lease
             return
-        self._begin(number, running.decode(number, payload), len(payload), lease)
+        self._begin(number, running.decode(number, payload, lease), len(payload), lease)
 
     def _decoded(self) -> bool:
         """Whether no batch is being decoded. Hands out a batch that is ready."""

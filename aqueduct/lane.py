@@ -123,4 +123,4 @@ class Lane:
         if self._decoder is None:
             assert self._crossing.call is not None
             self._decoder = self._crossing.call.decoder()
-        return self._decoder.decode(payload)
+        return self._decoder.decode(payload, grow=self._crossing.grow)

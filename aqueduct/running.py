@@ -294,10 +294,14 @@ class RunningCall(Outputs):
         lease, self.lease = self.lease, None
         return lease
 
-    def decode(self, number: int, payload: Any) -> pa.RecordBatch:
-        """The batch of a payload. Of one thread at a time, in order. Raises CallErrors."""
+    def decode(self, number: int, payload: Any, lease: Lease | None = None) -> pa.RecordBatch:
+        """The batch of a payload. Of one thread at a time, in order. Raises CallErrors.
+
+        ``lease`` is what the payload is charged; what it unpacks to is charged there too.
+        """
+        grow = None if lease is None else lease.grow
         try:
-            batch = self.decoder.decode(payload, number=number)
+            batch = self.decoder.decode(payload, number=number, grow=grow)
         except CallError as error:
             self._note(error)
             raise

@@ -131,10 +131,11 @@ class Stream:
             self._decoder = call.decoder()
             call.answers.read_by(self._decoder.reader)
         if self._decoder.slow(payload):
-            call.decoding = Job(partial(self._decoder.decode, payload))
+            decode = partial(self._decoder.decode, payload, grow=self._grow)
+            call.decoding = Job(decode)
             return await self._decoded(call.decoding)
         try:
-            return self._decoder.decode(payload)
+            return self._decoder.decode(payload, grow=self._grow)
         except AqueductError as error:
             call.fail(error)
             await self._stop_feeding()
@@ -183,6 +184,12 @@ class Stream:
             pass
 
     # Within
+
+    @property
+    def _grow(self) -> Callable[[int], object] | None:
+        """What charges the bytes that the last answer unpacks to."""
+        lease = self._call.answers.lease
+        return None if lease is None else lease.grow
 
     def _give_back(self) -> None:
         """The reader is done with its last batch, and asks for no other."""

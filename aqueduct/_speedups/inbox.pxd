@@ -83,5 +83,8 @@ cdef class Lease(Keeper):
     cdef Account _account
     cdef int64_t _charge
     cdef int64_t _size            # of a buffer that is alive; 0: none is watched
+    cdef bint _unpacked           # the batch does not point into that buffer
+
+    cdef int _change(self, int64_t by) except -1
 
     cpdef object give_back(self)

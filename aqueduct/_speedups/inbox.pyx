@@ -188,6 +188,35 @@ cdef class Inbox:
             budget.relieved[self] = None
         return 0
 
+    # Each in one step: connections in other threads charge the same process meanwhile.
+
+    def charge_within(self, int64_t size):
+        """Charges ``size`` bytes if they fit into both budgets; whether they do."""
+        if size > self._budget.free():
+            return False
+        self.count(size)
+        return True
+
+    def charge_above(self, int64_t size):
+        """Charges ``size`` bytes, and takes the place above each budget that has no room for them.
+
+        False, and nothing is changed, if such a place is another's.
+        """
+        cdef Budget budget = self._budget
+        cdef Account process = budget.process
+        cdef bint here = budget.budget_used + size > budget.budget
+        cdef bint everywhere = size > budget.free_in_process()
+        if here and budget.place is not None and budget.place is not self:
+            return False
+        if everywhere and process.place is not None and process.place is not self:
+            return False
+        if here:
+            budget.place = self
+        if everywhere:
+            process.place = self
+        self.count(size)
+        return True
+
     cdef Received pop(self):
         cdef Received received
         cdef object queue = self.queue
@@ -386,9 +415,33 @@ cdef class Lease(Keeper):
             inbox._reading = None  # nothing more comes: it need not lead back here
         budget.tell()
 
+    def grow(self, int64_t size):
+        """The batch takes ``size`` bytes more, as it is unpacked: they are charged with the rest.
+
+        From then on the charge outlives the payload, which is not what the batch points into.
+        """
+        if self._reading is not None and self._reading.inbox is not None:
+            self._unpacked = True
+            self._change(size)
+
+    cdef int _change(self, int64_t by) except -1:
+        cdef Inbox inbox = self._reading.inbox
+        self._charge += by
+        inbox.held += by
+        inbox._budget.spend(by)
+        return 0
+
     cdef int freed(self) except -1:
         cdef int64_t size = self._size
-        self.give_back()
+        cdef Inbox inbox
+        if self._unpacked and self._reading is not None and self._reading.inbox is not None:
+            inbox = self._reading.inbox
+            inbox._held_alive -= size
+            self._account.lent -= size
+            self._change(-size)
+            inbox._budget.tell()
+        else:
+            self.give_back()
         self._size = 0
         self._account.alive -= size
         return 0

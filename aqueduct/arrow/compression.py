@@ -10,6 +10,7 @@ and never to more than the limit of a batch. Who has a batch that packs better a
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from itertools import accumulate
 from struct import Struct
 from typing import Final, NamedTuple
@@ -172,8 +173,18 @@ class Overblown(Exception):
 class Unpacking:
     """What one payload may unpack to, over all of its messages."""
 
-    def __init__(self, codecs: tuple[str, ...], limit: int, payload: int) -> None:
-        """``payload`` is its size as it came; ``limit`` that of a batch."""
+    def __init__(
+        self,
+        codecs: tuple[str, ...],
+        limit: int,
+        payload: int,
+        grow: Callable[[int], object] | None = None,
+    ) -> None:
+        """``payload`` is its size as it came; ``limit`` that of a batch.
+
+        ``grow`` is told the bytes of each message that may be unpacked.
+        """
+        self._grow = grow
         self._codecs = codecs
         self._limit = limit
         self._payload = payload
@@ -218,6 +229,8 @@ class Unpacking:
                     else f"{self._most}: {RATIO} times its size and {FREE}"
                 )
             )
+        if self._grow is not None:
+            self._grow(claimed)
         return claimed
 
 

@@ -6,7 +6,7 @@ or a BadCall; see ``Decoder`` for what is looked at.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sized
+from collections.abc import Callable, Container, Sized
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -131,10 +131,17 @@ class Decoder:
         """
         return None if self._full else self._fast
 
-    def decode(self, payload: ReadableBuffer, *, number: int | None = None) -> pa.RecordBatch:
+    def decode(
+        self,
+        payload: ReadableBuffer,
+        *,
+        number: int | None = None,
+        grow: Callable[[int], object] | None = None,
+    ) -> pa.RecordBatch:
         """The batch of ``payload``, whose memory it keeps and points into.
 
-        ``number`` is the batch's, for the text of errors. Raises BadCall and BatchTooLarge.
+        ``number`` is the batch's, for the text of errors. ``grow`` is called with the bytes that a
+        compressed payload unpacks to, before they take memory. Raises BadCall and BatchTooLarge.
         """
         if self._broken is not None:
             raise self._broken.error()
@@ -148,7 +155,7 @@ class Decoder:
                         batch.validate(full=True)
                     return batch
             try:
-                return self._decode(pa.py_buffer(payload))
+                return self._decode(pa.py_buffer(payload), grow)
             except pa.ArrowException as error:
                 if _NO_THREAD in str(error):
                     raise MemoryError(first_line(error)) from error
@@ -184,13 +191,13 @@ class Decoder:
             self._stream = _DictionaryStream(self.schema, found.dictionaries, self._limit)
         return found
 
-    def _decode(self, payload: pa.Buffer) -> pa.RecordBatch:
+    def _decode(self, payload: pa.Buffer, grow: Callable[[int], object] | None) -> pa.RecordBatch:
         if payload.address % 8:  # Arrow expects its numbers on their own boundaries
             payload = _copied(payload)
         source = pa.BufferReader(payload)
         unpacking: Unpacking | None = None
         if self._compressions:
-            unpacking = Unpacking(self._compressions, self._limit, payload.size)
+            unpacking = Unpacking(self._compressions, self._limit, payload.size, grow)
         again = self._stream is None  # whether to read it twice costs nothing
         if self._stream is not None:
             message, summary = _next_message(source)

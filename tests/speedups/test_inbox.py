@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict, deque
 
 import pytest
@@ -229,3 +230,82 @@ def test_the_place_above_the_budget_passes_on_where_its_reader_waits_elsewhere()
     wants.want(True, 1)
     assert budget.place is None
     assert budget.freed
+
+
+def test_only_one_of_two_threads_takes_the_place_above_the_budget_of_a_process() -> None:
+    account = Account()
+    took: list[Inbox] = []
+    rounds, threads = 2000, 4
+    barrier = threading.Barrier(threads, timeout=30)
+
+    def admit() -> None:
+        for _ in range(rounds):
+            budget = Budget()
+            budget.process, budget.process_budget, budget.budget = account, 100, 1 << 40
+            inbox = Inbox(budget)
+            barrier.wait()
+            if inbox.charge_above(1000):
+                took.append(inbox)
+            barrier.wait()
+            inbox.leave_place()
+            inbox._charge(-inbox.charged)
+            barrier.wait()
+
+    workers = [threading.Thread(target=admit) for _ in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+        assert not worker.is_alive()
+    assert len(took) == rounds
+    assert account.used == 0 and account.place is None
+
+
+def test_threads_that_charge_within_a_budget_never_exceed_it() -> None:
+    account = Account()
+    peaks: list[int] = []
+
+    def admit() -> None:
+        budget = Budget()
+        budget.process, budget.process_budget, budget.budget = account, 250, 1 << 40
+        inbox = Inbox(budget)
+        for _ in range(5000):
+            if inbox.charge_within(100):
+                peaks.append(account.used)
+                inbox._charge(-100)
+
+    workers = [threading.Thread(target=admit) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+        assert not worker.is_alive()
+    assert max(peaks) <= 200 and account.used == 0
+
+
+def test_a_refused_place_changes_nothing() -> None:
+    account = Account()
+    one, other = Budget(), Budget()
+    for budget in (one, other):
+        budget.process, budget.process_budget, budget.budget = account, 100, 100
+    first, second = Inbox(one), Inbox(other)
+    assert first.charge_above(1000) and account.place is first and one.place is first
+    assert not second.charge_above(1000)
+    assert other.place is None and other.budget_used == 0 and account.used == 1000
+    assert not second.charge_within(1)
+
+
+def test_what_a_batch_unpacks_to_is_charged_until_its_reader_is_done() -> None:
+    budget = Budget()
+    inbox = Inbox(budget)
+    payload = AlignedBuffer(100)
+    lease = inbox.lease(payload)
+    lease.grow(10_000)
+    assert budget.budget_used == inbox.held == 10_000
+    del payload  # the batch does not point into it
+    held = budget.budget_used
+    assert 0 < held <= 10_000
+    lease.give_back()
+    assert budget.budget_used == inbox.held == 0
+    lease.grow(10_000)  # its reader is done: nothing counts
+    assert budget.budget_used == 0

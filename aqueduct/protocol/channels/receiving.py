@@ -92,9 +92,8 @@ class ReceiverHalf(Inbox):
         charge = size + self._shared.config.flow.message_overhead
         if self._outstanding and self._is_full(charge):
             return False
-        if self._is_budget_used(charge) and not self._goes_on_above(charge):
+        if not (self.charge_within(charge) or self._goes_on_above(charge)):
             return False
-        self._charge(charge)
         self._outstanding += 1
         return True
 
@@ -119,9 +118,8 @@ class ReceiverHalf(Inbox):
                 return False
         else:  # the batch began before anybody could tell how large it is
             charge = self.cost(size + rest)
-            if self._is_budget_used(charge) and not self._goes_on_above(charge, begun=True):
+            if not (self.charge_within(charge) or self._goes_on_above(charge, begun=True)):
                 return False
-            self._charge(charge)
             self._outstanding += 1
         self.pledged += rest
         return True
@@ -156,26 +154,16 @@ class ReceiverHalf(Inbox):
         return not self.told or (self.wanted and not self.held)
 
     def _goes_on_above(self, charge: int, begun: bool = False) -> bool:
-        """Whether a message may go on above a budget. One may at a time; it takes that place.
+        """Charges a message that may go on above a budget; whether it may.
 
-        A message that fits what the peer may send unasked takes no more memory once it is admitted.
+        One may at a time. A message that fits what the peer may send unasked takes no more memory
+        once it is admitted.
         """
-        shared = self._shared
-        if charge <= shared.config.flow.initial_window and self.assured and not self._outstanding:
+        flow = self._shared.config.flow
+        if charge <= flow.initial_window and self.assured and not self._outstanding:
+            self._charge(charge)
             return True
-        if not self._is_awaited(begun):
-            return False
-        here = not shared.fits(charge)
-        everywhere = not shared.fits_process(charge)
-        if here and shared.place not in (None, self):
-            return False
-        if everywhere and shared.process.place not in (None, self):
-            return False
-        if here:
-            shared.place = self
-        if everywhere:
-            shared.process.place = self
-        return True
+        return self._is_awaited(begun) and self.charge_above(charge)
 
     def admit_small(self, size: int) -> None:
         """Charges a message that was admitted without asking (see ``room``)."""
@@ -213,11 +201,7 @@ class ReceiverHalf(Inbox):
         else:
             starved.setdefault(self, None)
             if not self._shared.fits_process(self.needs(head)):
-                process = self._shared.process
-                begins = not process.waiting
-                process.waiting.setdefault(self._shared, None)
-                if begins:
-                    process.press()
+                self._shared.wait_for_process()
 
     def handed_over(self) -> None:
         """The application has the handle now."""
@@ -573,6 +557,3 @@ class ReceiverHalf(Inbox):
 
     def _is_full(self, charge: int) -> bool:
         return self.charged + charge > self._shared.config.flow.channel_receive_bytes
-
-    def _is_budget_used(self, charge: int) -> bool:
-        return charge > self._shared.free_bytes

@@ -125,3 +125,15 @@ class Shared(Budget):
         """Smoothed round trip as the carrier last told it, seconds; 0.0 before the first."""
         self.blocked: dict[SenderHalf, Mode] = {}
         """Senders whose user waits for room, and for which mode."""
+
+    def wait_for_process(self) -> None:
+        """A receiver waits for room in the process's budget: it is told once there may be some."""
+        process = self.process
+        if self in process.waiting:
+            return
+        begins = not process.waiting
+        process.waiting[self] = None
+        if begins:
+            process.press()
+        elif self.wake is not None:
+            self.wake()  # another thread may have made room just before it could tell
