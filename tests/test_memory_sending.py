@@ -303,7 +303,7 @@ async def test_a_client_pulls_large_batches_only_when_there_is_room(form: str, k
         assert pulled.count < CALLS  # not one for each call, as nothing has left
         assert await asyncio.gather(*map(read, calls)) == [3] * CALLS
         assert pulled.most <= PULL_MOST
-        assert client.sizes["take"] == SIZE
+        assert SIZE <= client.sizes["take"] <= SIZE + KiB
 
 
 @pytest.mark.timeout(120)
@@ -394,13 +394,11 @@ async def test_tasks_chain_exchanges_of_large_batches() -> None:
 async def test_an_idle_input_does_not_hold_up_others() -> None:
     """Nothing comes of some inputs for long; others are pulled after Timing.stall_deadline."""
     pulled, release = Pulled(), asyncio.Event()
-    base = narrow(process_send_budget=3 * MiB)
     settings = config(
         flow={"process_send_budget": 3 * MiB, "channel_high_water": 256 * KiB},
         calls={"cut": 256 * KiB},
         timing={"progress_deadline": 60.0, "stall_deadline": 0.2},
     )
-    assert base.flow.process_send_budget == settings.flow.process_send_budget
 
     async def idle() -> AsyncIterator[pa.RecordBatch]:
         await release.wait()
@@ -426,7 +424,7 @@ async def test_an_idle_input_does_not_hold_up_others() -> None:
 async def test_a_call_goes_on_above_the_budget_if_nothing_leaves(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Another call's batch stays in the process, and its reader waits for it."""
+    """Two calls wait for what the input of a third one brings about, and their batches stay."""
     release = threading.Event()
     settings = config(
         flow={"process_send_budget": MiB, "channel_high_water": 256 * KiB, "read_ahead": 256 * KiB},
@@ -443,8 +441,8 @@ async def test_a_call_goes_on_above_the_budget_if_nothing_leaves(
 
     @made.handler("quick", input=SCHEMA, output=SCHEMA)
     def quick(batches: Iterator[pa.RecordBatch], call: Any) -> Iterator[pa.RecordBatch]:
-        release.set()
         for batch in batches:
+            release.set()
             yield batch.slice(0, 1)
 
     async def read(client: Client, name: str) -> int:
@@ -457,16 +455,13 @@ async def test_a_call_goes_on_above_the_budget_if_nothing_leaves(
             await Client.connect(running.addresses[0], config=settings) as one,
             await Client.connect(running.addresses[0], config=settings) as other,
         ):
-            first = asyncio.ensure_future(read(one, "slow"))
-            await until(lambda: process().sending.used > MiB)
-            second = [asyncio.ensure_future(read(other, "quick")) for _ in range(2)]
-            await until(lambda: process().sending.pulling)
-            release.clear()
-            await until(lambda: bool(caplog.records) and "quick" in caplog.text)
-            release.set()
+            stuck = [asyncio.ensure_future(read(one, "slow")) for _ in range(2)]
+            await until(lambda: process().sending.pulls.place is not None)
             async with asyncio.timeout(60):
-                assert await asyncio.gather(first, *second) == [1, 1, 1]
-    assert "Flow.process_send_budget" in caplog.text
+                assert await read(other, "quick") == 1
+                assert await asyncio.gather(*stuck) == [1, 1]
+    (line,) = caplog.messages
+    assert "'quick'" in line and "4 s" in line and "Flow.process_send_budget" in line
 
 
 async def test_a_client_whose_batches_are_small_again_waits_for_no_room() -> None:
