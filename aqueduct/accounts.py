@@ -10,21 +10,14 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from typing import Final
 from weakref import WeakSet
 
 from aqueduct._speedups.accounts import Account
 from aqueduct._speedups.inbox import Budget
 from aqueduct._speedups.posting import Ledger
+from aqueduct.pulling import LARGE, Pulls
 
 __all__ = ["LARGE", "Process", "Receiving", "Reservation", "Sending", "process"]
-
-LARGE: Final = 256 << 10
-"""Bytes. A smaller answer is made without waiting for room: to wait would cost more than it takes.
-
-It counts once it is queued. Before that a call has one of them where its connection has much to
-send. All ``Calls.max_calls_process`` calls together have less than this times their number.
-"""
 
 
 class Reservation:
@@ -123,11 +116,14 @@ class Sending(Account):
     answer has left. A full queue of the connection does not delay a call that has nothing queued:
     the reader may read nothing else before. A call whose answers have all left may be at its end,
     and its reader may wait for that end. So one such call goes on at a time, too (``_last``).
+
+    ``pulls`` decides the same for what clients pull from the input of their calls.
     """
 
     def __init__(self) -> None:
         self._last: Reservation | None = None
         self._lock = threading.RLock()  # handlers ask in threads of their own
+        self.pulls = Pulls(self, self._lock)
 
     def reservation(
         self, ledger: Ledger, queued: Callable[[], int], wake: Callable[[], None]
@@ -146,6 +142,8 @@ class Sending(Account):
                     waiting.wake()
                 else:
                     full = True  # later ones do not pass, or a large one might wait for ever
+            if self.pulling:
+                self.pulls.notify()
 
     # Within
 
@@ -173,7 +171,7 @@ class Sending(Account):
                     self.place = None
                 if self._last is asked:
                     self._last = None
-            if self.waiting:
+            if self.waiting or self.pulling:
                 self.notify()
 
     def _grant(self, asking: Reservation, *, only_last: bool) -> bool:

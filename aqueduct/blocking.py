@@ -12,6 +12,7 @@ from aqueduct.arrow.decode import Decoder
 from aqueduct.crossing import NEWS, Crossing, Failed
 from aqueduct.errors import AqueductError
 from aqueduct.outgoing import END, Batches, Failure
+from aqueduct.pulling import PULLING
 
 __all__ = ["SyncStream"]
 
@@ -141,6 +142,7 @@ class SyncStream:
                 self._error = found.error
                 self._input = None
             else:
+                crossing.rest()
                 self.number, payload = found
                 if type(payload) is Failure:
                     raise payload.error
@@ -194,6 +196,8 @@ class SyncStream:
         source = self._source
         assert source is not None
         source.compression = self._crossing.compression
+        pull = self._crossing.pull
+        pulling = None if pull is None else PULLING.set(pull)
         try:
             encoded = source.encode(next(batches))
         except StopIteration:
@@ -204,6 +208,9 @@ class SyncStream:
             raise
         else:
             self._crossing.send(encoded, wake=not self._first or encoded.size > _SMALL)
+        finally:
+            if pulling is not None:
+                PULLING.reset(pulling)
 
     def _fail(self, error: BaseException) -> None:
         self._error = error

@@ -90,6 +90,8 @@ class Client:
         self.compression = compression
         """What every call asks for that is given no other; "" for none."""
         self._agreed: set[str] = set()
+        self.sizes: dict[str, int] = {}
+        """Bytes that the next batch for each handler is expected to have; 0 if it is small."""
         self._calls: set[Outgoing] = set()
         self._loop = asyncio.get_running_loop()
         self._beat: asyncio.TimerHandle | None = None
@@ -397,7 +399,9 @@ class Client:
             default_compression=self.compression,
             **head,
         )
-        return Stream(source, lambda on_change: self.begin(call_head, window, on_change))
+        return Stream(
+            source, lambda on_change: self.begin(call_head, window, on_change), self.sizes
+        )
 
     async def _ask(
         self,
@@ -500,7 +504,7 @@ class Client:
         self._beat = None
         if not self._calls or self.connection.closed:
             return
-        if any(call.supplying or not call.waiting for call in self._calls):
+        if any(call.supplying or not call.waiting or call.lacks_room for call in self._calls):
             try:
                 self.connection.entrypoint.send_nowait(b"", headers=((ALIVE, b"1"),))
             except AqueductError:

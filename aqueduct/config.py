@@ -109,8 +109,11 @@ class Flow:
     """Bytes to be sent that all connections of a process hold, until they have left. 0: a quarter
     of the memory, as above. ``connection_high_water`` is the same for one connection.
 
-    It bounds what services answer. A client does not wait for it before it pulls a batch from the
-    input of a call that has nothing queued: count about one batch a call there.
+    It bounds what services answer, and large batches (256 KiB and more) that clients pull from the
+    input of their calls. While it is full, a call waits before it pulls a large batch, or its first
+    one for a handler. One batch at a time may exceed the budget: that of a call whose reader waits.
+    If nothing leaves for half of Timing.progress_deadline, a call goes on above the budget, and the
+    log says so. A pull that takes longer than Timing.stall_deadline holds up no others.
     """
     stall_rate: Bytes = 64 * KiB
     """Bytes a second that a batch must gain while others wait for its room. A batch that gains less

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
@@ -17,6 +19,7 @@ from aqueduct.client import Client
 from aqueduct.endpoint import Message
 from aqueduct.errors import AqueductError, ConnectionLost
 from aqueduct.outgoing import END, Outgoing, Window, abandoned
+from aqueduct.pulling import LARGE, PULLING, UNKNOWN, Pull
 
 __all__ = ["NEWS", "Crossing", "Failed", "Mailbox"]
 
@@ -95,9 +98,14 @@ class Crossing:
         self._paused = False  # of the loop: it hands over no more for now
         self._wants_room = self._wants_acceptance = False
         # To the loop.
-        self._outbox: deque[tuple[Encoded, int]] = deque()
+        # Batches with their numbers, and the bytes that the process's account has of each.
+        self._outbox: deque[tuple[Encoded, int, int]] = deque()
         self._input_over = False
         self._abandoned: BaseException | None = None
+        # Room in the process for a batch that may be large. A lane already has what it sends.
+        self.pull: Pull | None = None
+        self._expects = 0 if window is None else client.sizes.get(head.handler, UNKNOWN)
+        self._is_lane = mailbox is not None
         # Of the loop alone.
         self._blocked = False  # but the thread looks at it
         self._waiting = False  # of the thread
@@ -126,9 +134,48 @@ class Crossing:
 
     @property
     def room(self) -> bool:
-        """Whether a batch may be sent."""
+        """Whether a batch may be sent, and pulled from the input before."""
         assert self._window is not None
-        return self._window.open and not self._blocked
+        if not self._window.open or self._blocked:
+            return False
+        return not self._expects or self._has_room()
+
+    def _has_room(self) -> bool:
+        """Whether the process has room for a batch that may be large."""
+        pull = self.pull or self._begin_pull()
+        if not pull.ask():
+            self._untold = True  # the loop is to run: it has the timer of those who wait
+            return False
+        if self._is_lane:
+            pull.withdraw()  # its thread may send the batch on another lane
+        return True
+
+    def _begin_pull(self) -> Pull:
+        client = self._client
+        pull = self.pull = Pull(
+            client.connection.sending.pulls,
+            client.sizes,
+            self.head.handler,
+            peer=client.address,
+            budget=client.connection.core.outgoing.process_budget,
+            timing=client.config.timing,
+            queued=self._queued,
+            wake=partial(self._call_soon, self._found_room),
+            later=self._call_later,
+        )
+        if self.call is not None:
+            self.call.pull = pull
+        return pull
+
+    def _queued(self) -> int:
+        return 0 if self.call is None else self.call.queued()
+
+    def _call_soon(self, callback: Callable[[], object]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._thread.call(callback)
+
+    def _call_later(self, seconds: float, callback: Callable[[], object]) -> None:
+        self._call_soon(partial(self._thread.loop.call_later, seconds, callback))
 
     @property
     def settled(self) -> int:
@@ -152,14 +199,26 @@ class Crossing:
         """
         assert self._window is not None
         number = self._window.send(encoded.size)
-        self._outbox.append((encoded, number))
+        charged = 0
+        if self._expects or encoded.size >= LARGE:
+            charged = encoded.size
+            pull = self.pull or self._begin_pull()
+            pull.pulled(charged)
+            self._expects = pull.size
+        self._outbox.append((encoded, number, charged))
         self.tell(wake=wake)
         return number
 
     def finish(self, *, wake: bool = True) -> None:
         """No more batches come. ``wake`` as for ``send``."""
         self._input_over = True
+        self.rest()
         self.tell(wake=wake)
+
+    def rest(self) -> None:
+        """The thread pulls no batch for now: it does something else."""
+        if self.pull is not None:
+            self.pull.withdraw()
 
     def take_nowait(self) -> Any:
         """What the loop has for the thread, or None."""
@@ -249,6 +308,8 @@ class Crossing:
     def abandon(self, error: BaseException) -> None:
         """The thread reads no more."""
         self._abandoned = error
+        if self.pull is not None:
+            self.pull.end()
         self.wake()
 
     def abandoned(self) -> AqueductError:
@@ -290,13 +351,25 @@ class Crossing:
     def set_waiting(self, waiting: bool) -> None:
         """Whether the thread waits for the service: the deadline on progress runs then."""
         self._waiting = waiting
+        pull = self.pull
         if waiting:
             self._give_back()
             self._reader = threading.get_ident()
+            if (outer := PULLING.get()) is not None:
+                outer.rest()  # it is idle until this answer comes
+            if pull is not None:
+                pull.want(self._reader)
+        elif pull is not None:
+            pull.unwant()
         if self.call is not None:
             self.call.set_waiting(waiting, self._reader)
 
     # On the loop
+
+    def _found_room(self) -> None:
+        if self._is_lane and self.pull is not None:
+            self.pull.withdraw()  # its thread asks again
+        self.pump()
 
     def _woken(self) -> None:
         self._waking = False
@@ -328,7 +401,10 @@ class Crossing:
         if call is None:
             call = self._begin()
         while self._outbox:
-            call.send(*self._outbox.popleft())
+            encoded, number, charged = self._outbox.popleft()
+            call.send(encoded, number)
+            if charged and self.pull is not None:
+                self.pull.posted(charged)
         if self._input_over and not self._finished and not self._outbox:
             self._finished = True
             call.finish()
@@ -343,6 +419,7 @@ class Crossing:
         call = self._client.begin(self.head, self._window, self.pump, self._answered)
         call.set_waiting(self._waiting, self._reader)
         self.call = call
+        call.pull = self.pull
         return call
 
     def _hand_over(self, call: Outgoing) -> None:

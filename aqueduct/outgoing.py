@@ -8,10 +8,12 @@ believed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
+from weakref import ref
 
 import pyarrow as pa
 
@@ -40,6 +42,7 @@ from aqueduct.errors import (
     Finished,
     LocalProtocolError,
 )
+from aqueduct.pulling import LARGE, PULLING, UNKNOWN, Pull
 from aqueduct.threads import Job
 from aqueduct.watch import Watch, Watches
 
@@ -92,7 +95,7 @@ class Outgoing(Feed):
         """
         calls_config = connection.config.calls
         most = min(calls_config.cut, calls_config.batch_limit)
-        super().__init__(window, BATCH, most, connection.pump.flush_soon)
+        super().__init__(window, BATCH, most, connection.pump.flush_soon, LARGE)
         self.loop = asyncio.get_running_loop()
         self.connection = connection
         self.config: Config = connection.config
@@ -114,6 +117,9 @@ class Outgoing(Feed):
         self._waiting = False
         self.supplying = False
         """Whether the service may be waiting for the application's next batch."""
+        self.pull: Pull | None = None
+        """Room for its batches, once one of them was large or may be."""
+        self._sizes: dict[str, int] = {}
         self._on_change = on_change
         self._calls = calls
         self._output_over = False
@@ -182,14 +188,60 @@ class Outgoing(Feed):
 
     # Sending
 
+    def wait_for_room(self, sizes: dict[str, int]) -> None:
+        """From now on a batch that may be large is pulled when the process has room for it.
+
+        ``sizes``: see ``Client.sizes``.
+        """
+        self._sizes = sizes
+        self.expects = sizes.get(self.head.handler, UNKNOWN)
+
     @property
     def writable(self) -> bool:
-        """Whether the channel of the batches has room; otherwise asks for ``on_change``."""
+        """Whether the channel of the batches has room, and the process for one that may be large.
+
+        Otherwise asks for ``on_change``.
+        """
         sender = self._input
         if sender is None or sender.writable:
-            return True
+            if not self.expects or self.over or sender is None or sender.error is not None:
+                return True
+            return (self.pull or self._begin_pull()).ask()
         sender.notify_writable(ample=True)
         return False
+
+    def fed(self, size: int) -> None:
+        """A batch of ``size`` bytes that is large, or might have been, is queued."""
+        if self.over:
+            return
+        pull = self.pull or self._begin_pull()
+        pull.pulled(size)
+        pull.posted(size)
+        self.expects = pull.size
+
+    def _begin_pull(self) -> Pull:
+        loop, connection = self.loop, self.connection
+        pull = self.pull = Pull(
+            connection.sending.pulls,
+            self._sizes,
+            self.head.handler,
+            peer=self.peer,
+            budget=connection.core.outgoing.process_budget,
+            timing=self.config.timing,
+            queued=self.queued,
+            wake=partial(_call_soon, loop, self._found_room),
+            later=partial(_call_later, loop),
+        )
+        if self.waiting:
+            pull.want(None)
+        return pull
+
+    def _found_room(self) -> None:
+        self._on_change()
+
+    def queued(self) -> int:
+        """Bytes of batches that have not left; may be called from another thread."""
+        return 0 if self._input is None else self._input.queued
 
     def send(self, encoded: Encoded, number: int) -> None:
         """Sends batch ``number``, whether or not there is room; ``feed`` does most without it.
@@ -212,6 +264,11 @@ class Outgoing(Feed):
             pass  # reading says more
 
     @property
+    def lacks_room(self) -> bool:
+        """Whether the process has no room for the next batch."""
+        return self.pull is not None and self.pull.waits
+
+    @property
     def waiting(self) -> bool:
         """Whether the application waits for an answer."""
         return self._waiting
@@ -220,6 +277,8 @@ class Outgoing(Feed):
         """Whether it does, in the thread or task ``reader``; may be called from another thread."""
         self._waiting = waiting
         self._inbox.want(waiting, reader)
+        if self.pull is not None and not waiting:
+            self.pull.unwant()
 
     def expect_answer(self) -> None:
         """Who reads may wait for the answer to one small batch, which often comes at once."""
@@ -236,7 +295,12 @@ class Outgoing(Feed):
             self.connection.await_answer()
             if receiver.readable:  # what that has sent may have brought something about
                 return None
-        self.set_waiting(True, id(asyncio.current_task()))
+        task = asyncio.current_task()
+        self.set_waiting(True, id(task))
+        if (outer := PULLING.get()) is not None:
+            outer.rest()  # it is idle until this answer comes
+        if self.pull is not None:
+            self.pull.want(None if task is None else ref(task))
         return receiver.wait_change()
 
     def finish(self) -> None:
@@ -244,6 +308,9 @@ class Outgoing(Feed):
         sender = self._input
         if not self.over and sender is not None and sender.error is None:
             sender.finish()
+        self.expects = 0
+        if self.pull is not None:
+            self.pull.withdraw()
 
     # Receiving
 
@@ -365,6 +432,8 @@ class Outgoing(Feed):
         self._calls.discard(self)
         self._watch.cancel()
         self.connection.release()
+        if self.pull is not None:
+            self.pull.end()
         for handle in (self._input, self._output, self._status):
             if handle is not None:
                 handle.on_change = None
@@ -494,8 +563,9 @@ class Outgoing(Feed):
         )
 
     def _progress(self) -> object:
-        if self.supplying or not self.waiting:
-            return object()  # an application that does not wait has all the time it wants
+        if self.supplying or not self.waiting or self.lacks_room:
+            # An application that does not wait has all the time it wants, and room has its own.
+            return object()
         queued = 0 if self._input is None else self._input.queued
         # What the service takes of other calls it takes in turn: it has not forgotten this one.
         others = self.connection.core.outgoing.queued if queued else 0
@@ -520,6 +590,18 @@ def _number(headers: tuple[tuple[bytes, bytes], ...]) -> int:
 
 def _nothing() -> None:
     pass
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(callback)
+
+
+def _call_later(
+    loop: asyncio.AbstractEventLoop, seconds: float, callback: Callable[[], object]
+) -> None:
+    """``loop.call_later``, for any thread."""
+    _call_soon(loop, partial(loop.call_later, seconds, callback))
 
 
 class Batches:

@@ -14,6 +14,7 @@ from aqueduct._speedups.feeding import Feeding
 from aqueduct.arrow.decode import Decoder
 from aqueduct.errors import AqueductError
 from aqueduct.outgoing import END, Batches, Failure, Outgoing, abandoned
+from aqueduct.pulling import PULLING
 from aqueduct.threads import Job, apart
 
 __all__ = ["Stream"]
@@ -30,9 +31,12 @@ class Stream:
     """
 
     def __init__(
-        self, source: Batches | None, start: Callable[[Callable[[], None]], Outgoing]
+        self,
+        source: Batches | None,
+        start: Callable[[Callable[[], None]], Outgoing],
+        sizes: dict[str, int] | None = None,
     ) -> None:
-        """``start`` makes the call, given what to call on a change."""
+        """``start`` makes the call, given what to call on a change; ``sizes``: the client's."""
         self._source = source
         self._decoder: Decoder | None = None
         self._feeder: asyncio.Task[None] | None = None
@@ -40,6 +44,8 @@ class Stream:
         self._peeked: Any = None
         self._spins = 0
         self._call = start(self._feeding.wake)
+        if source is not None:
+            self._call.wait_for_room({} if sizes is None else sizes)
         self._begin()
 
     @property
@@ -181,7 +187,8 @@ class Stream:
         try:
             call.loop.call_soon_threadsafe(_drop, call, self._feeder)
         except RuntimeError:  # the loop is closed, and the connection with it
-            pass
+            if call.pull is not None:
+                call.pull.end()
 
     # Within
 
@@ -263,6 +270,8 @@ async def _feed(call: Outgoing, source: Batches, batches: Any, feeding: Feeding)
                     if call.over:
                         return
                     call.supplying = True
+                    if call.pull is not None:
+                        PULLING.set(call.pull)
                     try:
                         batch = await anext(iterator)
                     except StopAsyncIteration:
@@ -270,6 +279,7 @@ async def _feed(call: Outgoing, source: Batches, batches: Any, feeding: Feeding)
                     finally:
                         call.supplying = False
                     call.give(source, batch)
+                    del batch  # while the next one waits for room
                     await _give_slow(call, source)
                     call.expect_answer()
             finally:

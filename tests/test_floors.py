@@ -25,7 +25,12 @@ FLOORS: tuple[dict[str, str], ...] = (
         )
     },
     {"aqueduct._speedups": ""},
-    {"aqueduct.accounts": "", "aqueduct.protocol.channels": "", "aqueduct.protocol.bpmux": ""},
+    {
+        "aqueduct.accounts": "the accounts",
+        "aqueduct.pulling": "the accounts",
+        "aqueduct.protocol.channels": "",
+        "aqueduct.protocol.bpmux": "",
+    },
     {"aqueduct.carriers.contract": "", "aqueduct.wire": ""},
     {f"aqueduct.carriers.{name}": "" for name in ("places", "ports", "pump", "tls")},
     {"aqueduct.carriers.verify": ""},

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import heapq
+import logging
 import threading
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -17,7 +20,7 @@ from aqueduct.accounts import Sending, process
 from aqueduct.config import Config
 from aqueduct.errors import Busy
 from aqueduct.protocol.channels.outgoing import Outgoing
-from tests.calls import config, connected, serving, until, until_seen
+from tests.calls import config, connected, serving, sync_client, until, until_seen
 
 KiB, MiB = 1 << 10, 1 << 20
 SCHEMA = pa.schema([("x", pa.int64())])
@@ -42,7 +45,7 @@ def nothing_is_left() -> Iterator[None]:
     before = account.used, sending.used
     yield
     until_seen(lambda: before == (account.used, sending.used))
-    assert not sending.waiting
+    assert not sending.waiting and not sending.pulling and not sending.pulls.busy
     assert sending.place is None or sending.place._left
 
 
@@ -235,3 +238,275 @@ def test_threads_that_ask_at_once_get_no_more_than_there_is() -> None:
         thread.join(60)
         assert not thread.is_alive()
     assert max(peaks) <= 5 * MiB and account.used == 0
+
+
+class Pulled:
+    """Batches that calls pull from their iterators, and the most that counted before one."""
+
+    def __init__(self) -> None:
+        self.most = 0
+        self.count = 0
+
+    def __call__(self, number: int, size: int = SIZE) -> Iterator[pa.RecordBatch]:
+        for _ in range(number):
+            self.most = max(self.most, process().sending.used)
+            self.count += 1
+            yield batch_of(size)
+
+
+def taker() -> Service:
+    """Handlers that answer the first row of each batch, all of it, or one row at the end."""
+    found = Service("taker", config=narrow())
+
+    @found.handler("take", input=SCHEMA, output=SCHEMA)
+    def take(batches: Iterator[pa.RecordBatch], call: Any) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield batch.slice(0, 1)
+
+    @found.handler("echo", input=SCHEMA, output=SCHEMA)
+    def echo(batches: Iterator[pa.RecordBatch], call: Any) -> Iterator[pa.RecordBatch]:
+        yield from batches
+
+    @found.handler("count", kind="sink", input=SCHEMA)
+    def count(batches: Iterator[pa.RecordBatch]) -> dict[str, int]:
+        return {"rows": sum(batch.num_rows for batch in batches)}
+
+    return found
+
+
+PULL_BUDGET = 6 * MiB
+PULL_MOST = PULL_BUDGET + 2 * SIZE
+"""Bytes: the budget, one batch above it, and what goes with messages."""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("form", ["iterator", "async iterator"])
+async def test_a_client_pulls_large_batches_only_when_there_is_room(form: str, known: bool) -> None:
+    pulled = Pulled()
+
+    async def slowly(number: int) -> AsyncIterator[pa.RecordBatch]:
+        for batch in pulled(number):
+            yield batch
+
+    batches: Any = pulled if form == "iterator" else slowly
+    settings = narrow(process_send_budget=PULL_BUDGET)
+    async with connected(taker(), "tcp", client_config=settings) as client:
+
+        async def read(stream: Any) -> int:
+            return sum([batch.num_rows async for batch in stream])
+
+        if known:
+            assert await read(client.exchange("take", batches(1), schema=SCHEMA)) == 1
+            pulled.count = 0
+        calls = [client.exchange("take", batches(3), schema=SCHEMA) for _ in range(CALLS)]
+        assert pulled.count < CALLS  # not one for each call, as nothing has left
+        assert await asyncio.gather(*map(read, calls)) == [3] * CALLS
+        assert pulled.most <= PULL_MOST
+        assert SIZE <= client.sizes["take"] <= SIZE + KiB
+
+
+@pytest.mark.timeout(120)
+async def test_sinks_pull_large_batches_only_when_there_is_room() -> None:
+    pulled = Pulled()
+    settings = narrow(process_send_budget=PULL_BUDGET)
+    async with connected(taker(), "tcp", client_config=settings) as client:
+        await client.sink("count", pulled(1), schema=SCHEMA)
+        counters = await asyncio.gather(
+            *(client.sink("count", pulled(3), schema=SCHEMA) for _ in range(CALLS))
+        )
+    assert [found["rows"] for found in counters] == [3 * SIZE // 8] * CALLS
+    assert pulled.most <= PULL_MOST
+
+
+@pytest.mark.timeout(120)
+def test_threads_pull_large_batches_only_when_there_is_room() -> None:
+    pulled = Pulled()
+    with sync_client(taker(), "tcp", config=narrow(process_send_budget=PULL_BUDGET)) as client:
+
+        def read(number: int) -> int:
+            stream = client.exchange("take", pulled(number), schema=SCHEMA)
+            return sum(batch.num_rows for batch in stream)
+
+        assert read(1) == 1
+        with ThreadPoolExecutor(CALLS) as pool:
+            assert list(pool.map(read, [3] * CALLS)) == [3] * CALLS
+    assert pulled.most <= PULL_MOST
+
+
+@pytest.mark.timeout(120)
+def test_one_thread_merges_exchanges_of_large_batches() -> None:
+    pulled = Pulled()
+    settings = narrow(process_send_budget=PULL_BUDGET)
+    with sync_client(taker(), "tcp", config=settings) as client:
+        list(client.exchange("echo", pulled(1), schema=SCHEMA))
+        calls = [client.exchange("echo", pulled(2), schema=SCHEMA) for _ in range(32)]
+        merged = heapq.merge(*calls, key=lambda batch: batch.num_rows)
+        assert sum(batch.num_rows for batch in merged) == 64 * SIZE // 8
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("tasks", ["one", "each"])
+async def test_tasks_merge_exchanges_of_large_batches(tasks: str) -> None:
+    """One task reads all in turn, or a new task waits for each answer, and all for the slowest."""
+    pulled = Pulled()
+    settings = narrow(process_send_budget=PULL_BUDGET)
+    async with connected(taker(), "tcp", client_config=settings) as client:
+        async for _ in client.exchange("echo", pulled(1), schema=SCHEMA):
+            pass
+        calls = [client.exchange("echo", pulled(2), schema=SCHEMA) for _ in range(32)]
+        for _ in range(2):
+            if tasks == "one":
+                found = [await anext(stream) for stream in calls]
+            else:
+                found = await asyncio.gather(*(anext(stream) for stream in calls))
+            assert [batch.num_rows for batch in found] == [SIZE // 8] * 32
+            del found
+        for stream in calls:
+            assert await anext(stream, None) is None
+
+
+@pytest.mark.timeout(120)
+def test_threads_chain_exchanges_of_large_batches() -> None:
+    pulled = Pulled()
+    with sync_client(taker(), "tcp", config=narrow(process_send_budget=MiB)) as client:
+        list(client.exchange("echo", pulled(1), schema=SCHEMA))
+        stream: Any = pulled(3)
+        for _ in range(5):
+            stream = client.exchange("echo", stream, schema=SCHEMA)
+        assert [batch.num_rows for batch in stream] == [SIZE // 8] * 3
+
+
+@pytest.mark.timeout(120)
+async def test_tasks_chain_exchanges_of_large_batches() -> None:
+    pulled = Pulled()
+    settings = narrow(process_send_budget=MiB)
+    async with connected(taker(), "tcp", client_config=settings) as client:
+        async for _ in client.exchange("echo", pulled(1), schema=SCHEMA):
+            pass
+        stream: Any = pulled(3)
+        for _ in range(5):
+            stream = client.exchange("echo", stream, schema=SCHEMA)
+        assert [batch.num_rows async for batch in stream] == [SIZE // 8] * 3
+
+
+@pytest.mark.timeout(120)
+async def test_an_idle_input_does_not_hold_up_others() -> None:
+    """Nothing comes of some inputs for long; others are pulled after Timing.stall_deadline."""
+    pulled, release = Pulled(), asyncio.Event()
+    settings = config(
+        flow={"process_send_budget": 3 * MiB, "channel_high_water": 256 * KiB},
+        calls={"cut": 256 * KiB},
+        timing={"progress_deadline": 60.0, "stall_deadline": 0.2},
+    )
+
+    async def idle() -> AsyncIterator[pa.RecordBatch]:
+        await release.wait()
+        yield batch_of(64)
+
+    async with connected(taker(), "tcp", client_config=settings) as client:
+        async for _ in client.exchange("take", pulled(1), schema=SCHEMA):
+            pass
+
+        async def read(batches: Any) -> int:
+            stream = client.exchange("take", batches, schema=SCHEMA)
+            return sum([batch.num_rows async for batch in stream])
+
+        quiet = [asyncio.ensure_future(read(idle())) for _ in range(8)]
+        await until(lambda: process().sending.pulls.busy)
+        async with asyncio.timeout(30):
+            assert await read(pulled(3)) == 3
+        release.set()
+        assert await asyncio.gather(*quiet) == [1] * 8
+
+
+@pytest.mark.timeout(120)
+async def test_a_call_goes_on_above_the_budget_if_nothing_leaves(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Two calls wait for what the input of a third one brings about, and their batches stay."""
+    release = threading.Event()
+    settings = config(
+        flow={"process_send_budget": MiB, "channel_high_water": 256 * KiB, "read_ahead": 256 * KiB},
+        calls={"cut": 256 * KiB},
+        timing={"progress_deadline": 8.0, "stall_deadline": 0.5},
+    )
+    made = Service("slow", config=narrow(receive_budget=MiB, channel_receive_bytes=512 * KiB))
+
+    @made.handler("slow", input=SCHEMA, output=SCHEMA)
+    def slow(batches: Iterator[pa.RecordBatch], call: Any) -> Iterator[pa.RecordBatch]:
+        assert release.wait(60)
+        for batch in batches:
+            yield batch.slice(0, 1)
+
+    @made.handler("quick", input=SCHEMA, output=SCHEMA)
+    def quick(batches: Iterator[pa.RecordBatch], call: Any) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            release.set()
+            yield batch.slice(0, 1)
+
+    async def read(client: Client, name: str) -> int:
+        stream = client.exchange(name, [batch_of(8 * MiB)], schema=SCHEMA)
+        return sum([batch.num_rows async for batch in stream])
+
+    with caplog.at_level(logging.WARNING, logger="aqueduct.pulling"):
+        async with (
+            serving(made, "tcp") as running,
+            await Client.connect(running.addresses[0], config=settings) as one,
+            await Client.connect(running.addresses[0], config=settings) as other,
+        ):
+            stuck = [asyncio.ensure_future(read(one, "slow")) for _ in range(2)]
+            await until(lambda: process().sending.pulls.place is not None)
+            async with asyncio.timeout(60):
+                assert await read(other, "quick") == 1
+                assert await asyncio.gather(*stuck) == [1, 1]
+    (line,) = caplog.messages
+    assert "'quick'" in line and "4 s" in line and "Flow.process_send_budget" in line
+
+
+async def test_a_client_whose_batches_are_small_again_waits_for_no_room() -> None:
+    pulled = Pulled()
+    settings = narrow(process_send_budget=PULL_BUDGET)
+    async with connected(taker(), "tcp", client_config=settings) as client:
+        for size in (SIZE, 64, 64, 64, 64):
+            async for _ in client.exchange("take", pulled(1, size), schema=SCHEMA):
+                pass
+        assert client.sizes["take"] == 0
+
+
+@pytest.mark.parametrize("end", ["closed", "dropped", "failed", "cancelled", "lost"])
+async def test_room_for_input_is_given_back_at_each_end(end: str) -> None:
+    """The fixture looks whether all is given back."""
+    pulled, failing = Pulled(), asyncio.Event()
+    before = process().sending.used
+
+    async def waits() -> AsyncIterator[pa.RecordBatch]:
+        yield batch_of(SIZE)
+        await failing.wait()
+        raise ValueError("no more")
+
+    settings = narrow(process_send_budget=MiB)
+    async with connected(taker(), "tcp", client_config=settings) as client:
+        async for _ in client.exchange("take", pulled(1), schema=SCHEMA):
+            pass
+        stream = client.exchange("take", waits(), schema=SCHEMA)
+        assert (await anext(stream)).num_rows == 1
+        await until(lambda: process().sending.used >= before + SIZE)  # for the second one
+        if end == "closed":
+            await stream.aclose()
+        elif end == "dropped":
+            del stream
+        elif end == "failed":
+            failing.set()
+            with pytest.raises(ValueError, match="no more"):
+                await anext(stream)
+        elif end == "cancelled":
+            task = asyncio.ensure_future(anext(stream))
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await stream.aclose()
+        else:
+            client.connection.close_soon()
+        if end != "lost":
+            await until(lambda: process().sending.used == before)

@@ -8,6 +8,7 @@ cdef class Account:
     cdef public int64_t alive     # handed to handlers and readers, and not freed
     cdef public int64_t lent      # of those, still charged
     cdef public dict waiting
+    cdef public dict pulling      # calls of clients that wait for room
     cdef public object place
 
     cdef int spend(self, int64_t size) except -1

@@ -11,6 +11,7 @@ class Account:
     alive: int
     lent: int
     waiting: dict[Any, Any]
+    pulling: dict[Any, None]
     place: Any
     @property
     def kept(self) -> int: ...

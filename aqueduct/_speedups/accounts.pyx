@@ -15,6 +15,7 @@ cdef class Account:
 
     - ``used``: bytes that are charged now; ``returned``: bytes that were, and are no more.
     - ``waiting``: who waits for room, in order.
+    - ``pulling``: calls of clients that wait before they pull a batch (see ``aqueduct.pulling``).
     - ``place``: who goes on above the budget, or None.
     - ``alive``: bytes of received buffers that handlers and readers have.
     - ``lent``: those of them that are still charged. The difference is ``kept``.
@@ -22,6 +23,7 @@ cdef class Account:
 
     def __cinit__(self):
         self.waiting = {}
+        self.pulling = {}
 
     @property
     def kept(self):
@@ -36,7 +38,7 @@ cdef class Account:
         self.used += size
         if size < 0:
             self.returned -= size
-            if self.waiting:
+            if self.waiting or self.pulling:
                 self.notify()
         return 0
 

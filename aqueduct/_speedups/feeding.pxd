@@ -27,8 +27,10 @@ cdef class Feed:
     cdef public bint over
     cdef public Py_ssize_t moved
     cdef public object slow
+    cdef public Py_ssize_t expects
     cdef bytes _key
     cdef Py_ssize_t _most
+    cdef Py_ssize_t _large
     cdef object _flush
 
     cdef bint can_send(self) except -1

@@ -38,8 +38,14 @@ class Feed:
     over: bool
     moved: int
     slow: Any
+    expects: int
     def __init__(
-        self, window: Window | None, key: bytes, most: int, flush: Callable[[], object]
+        self,
+        window: Window | None,
+        key: bytes,
+        most: int,
+        flush: Callable[[], object],
+        large: int,
     ) -> None: ...
     @property
     def may_send(self) -> bool: ...

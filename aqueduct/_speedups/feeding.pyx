@@ -104,17 +104,25 @@ cdef class Feed:
     some were queued. ``compression``: what batches may be compressed by, "" for nothing. ``over``:
     the call has ended. ``moved`` grows with all that happens, for the progress deadline. ``slow``:
     a batch that takes long to encode, or None. The caller encodes it elsewhere and gives it by
-    ``give_encoded`` before all later batches. The rest is left to ``writable``,
-    ``finish()``, and ``send(encoded, number)`` for what is not one plain message.
+    ``give_encoded`` before all later batches. ``expects``: bytes of the largest batch so far, 0 if
+    it is not large; if it is, ``writable`` decides alone, and ``fed(size)`` is told of each batch.
+    The rest is left to ``writable``, ``finish()``, and ``send(encoded, number)`` for what is not
+    one plain message.
     """
 
-    def __init__(self, Window window, bytes key not None, Py_ssize_t most, flush):
-        """``key``: of the header with a batch's number. ``most``: bytes of one message."""
+    def __init__(
+        self, Window window, bytes key not None, Py_ssize_t most, flush, Py_ssize_t large
+    ):
+        """``key``: of the header with a batch's number. ``most``: bytes of one message.
+
+        ``large``: bytes from which on a batch waits for room before it is pulled.
+        """
         self.window = window
         self.compression = ""
         self._key = key
         self._most = most
         self._flush = flush
+        self._large = large
 
     def feed(self, source not None, batches not None, Py_ssize_t count):
         """Sends what there is room for, at most ``count`` batches of an iterator.
@@ -176,6 +184,8 @@ cdef class Feed:
     cdef bint ready(self) except -1:
         """Whether the channel has room; otherwise the call hears of it."""
         cdef Posting row = self.row
+        if self.expects:
+            return self.writable
         return row is not None and row.error is None and row.room() or self.writable
 
     cdef bint push(self, object source, object batch) except -1:
@@ -194,14 +204,18 @@ cdef class Feed:
 
     cdef bint push_encoded(self, Encoded encoded) except -1:
         cdef Py_ssize_t number
+        cdef bint posted = False
         number = self.window.send(encoded.size)
         # What the service does not want any more is dropped: its status says why.
         if encoded.size > self._most or self.row is None or self.row.error is not None or self.over:
             self.send(encoded, number)
-            return False
-        self.moved += 1
-        self.row.post(encoded.buffers, ((self._key, b"%d" % number),))
-        return True
+        else:
+            self.moved += 1
+            self.row.post(encoded.buffers, ((self._key, b"%d" % number),))
+            posted = True
+        if self.expects or encoded.size >= self._large:
+            self.fed(encoded.size)
+        return posted
 
 
 @cython.final

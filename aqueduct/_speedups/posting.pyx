@@ -219,7 +219,7 @@ cdef class Ledger:
         else:
             self._control_queued -= size
             self.process.used -= size
-        if self.process.waiting and (
+        if (self.process.waiting or self.process.pulling) and (
             stream.half is None or (<Posting> stream.half).queued == 0
         ):
             self.process.notify()  # what a channel had is gone

@@ -41,7 +41,7 @@ class Call(Feed):
 
     def __init__(self, row: Half | None, batches: int = 100, most: int = 1 << 20) -> None:
         self.flushes = 0
-        super().__init__(Window(batches, 1 << 30), b"number", most, self.flush)
+        super().__init__(Window(batches, 1 << 30), b"number", most, self.flush, 1 << 40)
         self.row = row
         self.sent: list[tuple[int, int]] = []
         self.asked = 0
@@ -150,7 +150,7 @@ def test_a_call_without_a_window_sends_nothing() -> None:
     class Reading(Feed):
         pass
 
-    call = Reading(None, b"number", 10, list)
+    call = Reading(None, b"number", 10, list, 10)
     with pytest.raises(TypeError, match="without a window"):
         call.feed(Source(), iter(()), 1)
     with pytest.raises(TypeError, match="without a window"):
@@ -196,6 +196,6 @@ async def test_who_feeds_is_stepped_when_the_call_is_over() -> None:
 
 
 async def test_a_call_without_a_window_is_not_fed_by_a_task() -> None:
-    call = Feed(None, b"key", 1, list)
+    call = Feed(None, b"key", 1, list, 1 << 20)
     with pytest.raises(TypeError, match="without a window"):
         Feeding().wait(call, asyncio.get_running_loop(), Steps())
