@@ -13,6 +13,7 @@ cdef struct Node:
     int kind
     bint strict             # it must not have nulls
     int width               # bytes of an index or a run's end; the values of a fixed list
+    int owner               # the node that its nulls count for
     int link_at             # where its links are among all links
     int links
 

@@ -79,10 +79,11 @@ cdef struct Walk:
 cdef class NotNull:
     """Which arrays of a schema's batches must not have nulls.
 
-    ``nodes`` are rows (kind, strict, width, links), a parent before its children, and the first is
-    the batch itself, a struct. ``kind`` is a key of ``KINDS``. ``strict``: nulls are not allowed.
-    ``width``: bytes of an index or of a run's end, or the values of a fixed list. ``links`` has
-    the children that must be checked, as (slot, code, node). The slot is the number of the child,
+    ``nodes`` are rows (kind, strict, width, owner, links), a parent before its children. The first
+    is the batch itself, a struct. ``kind`` is a key of ``KINDS``. ``strict``: nulls are not
+    allowed. ``width``: bytes of an index or of a run's end, or the values of a fixed list.
+    ``owner``: the node that its nulls count for, which is itself or before it. ``links`` has the
+    children that must be checked, as (slot, code, node). The slot is the number of the child,
     -1 for a dictionary's values. The code is the type code of a union's child. The node is its
     place among ``nodes``.
     Raises LocalProtocolError for nodes that are no tree.
@@ -98,15 +99,18 @@ cdef class NotNull:
         if not rows or rows[0][0] != "struct":
             raise LocalProtocolError("the first node is the batch, a struct")
         self.nodes = <Node *> calloc(self.count, sizeof(Node))
-        total = sum([len(row[3]) for row in rows])
+        total = sum([len(inner) for _, _, _, _, inner in rows])
         self.links = <Link *> calloc(total + 1, sizeof(Link))
         if self.nodes == NULL or self.links == NULL:
             raise MemoryError
-        for place, (kind, strict, width, inner) in enumerate(rows):
+        for place, (kind, strict, width, owner, inner) in enumerate(rows):
+            if not 0 <= owner <= place:
+                raise LocalProtocolError(f"{rows[place]} is no node of a schema")
             node = &self.nodes[place]
             node.kind = KINDS[kind]
             node.strict = strict
             node.width = width
+            node.owner = owner
             node.link_at = at
             for slot, code, child in inner:
                 if not place < child < self.count or slot < -1 or width < 0:
@@ -229,9 +233,9 @@ cdef Outcome visit(
     bits = validity(node.kind, array)
     if node.strict:
         if node.kind == NULLS:
-            walk.found[place] += length
+            walk.found[node.owner] += length
         elif bits != NULL:
-            walk.found[place] += length - count_bits(bits, at, length)
+            walk.found[node.owner] += length - count_bits(bits, at, length)
     if node.links == 0:
         return DONE
     if node.kind == LIST_VIEW or node.kind == LARGE_LIST_VIEW:

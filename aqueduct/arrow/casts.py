@@ -206,11 +206,13 @@ def _field(array: pa.Array, field: pa.Field, how: _How, there: pa.Array | None =
 
 
 def first_null(array: pa.Array, there: pa.Array | None = None) -> int:
-    """The first row that is null, also by its dictionary or runs; -1: none is.
+    """The first row that is null, also by its dictionary, runs or union; -1: none is.
 
     ``there``: the rows that count.
     """
-    if not array.null_count and kind_of(array.type) not in ("dictionary", "runs"):
+    while isinstance(array.type, pa.BaseExtensionType):
+        array = array.storage
+    if not array.null_count and kind_of(array.type) not in ("dictionary", "runs", "union"):
         return -1
     nulls = array.is_null()
     row: int = (nulls if there is None else pc.and_(nulls, there)).index(True).as_py()

@@ -4,7 +4,10 @@ Arrow lets a program build such a batch, and does not check it. A reader that tr
 then reads the bytes behind the null, or fails later: a JVM fails without naming a column.
 
 A null counts only where a reader could see it. What is inside a null struct or list may be
-anything, and so may values that no row refers to. A dictionary's value counts as its field's.
+anything, and so may values that no row refers to.
+
+Some arrays have values elsewhere: dictionaries, runs and unions. There a row is null if the value
+that it refers to is null. A field of such a type that is declared not null must have no such row.
 """
 
 from __future__ import annotations
@@ -20,9 +23,10 @@ from aqueduct.arrow.schema import shorten
 __all__ = ["Found", "Required"]
 
 _Link: TypeAlias = tuple[int, int, int]  # which child, its type code, its node
-_Node: TypeAlias = tuple[str, bool, int, list[_Link]]  # kind, whether strict, width, links
+_Node: TypeAlias = tuple[str, bool, int, int, list[_Link]]
+"""Kind, whether its bitmap must show no nulls, width, owner, links; see ``NotNull``."""
 _Inner: TypeAlias = tuple[int, int, str | None, pa.DataType, bool]
-"""Which child, its type code, its name or None, its type, whether it must not have nulls."""
+"""Which child, its type code, its name or None, its type, whether it is declared not null."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,7 @@ class Found:
     """Its name; names of fields inside a column follow with dots."""
     type: str
     nulls: int
-    """How many; of a dictionary's values each counts once."""
+    """How many; a dictionary's value counts once, and so does a run."""
 
     def __str__(self) -> str:
         return (
@@ -43,17 +47,14 @@ class Found:
 
 
 class Required:
-    """The fields of a schema that are declared without nulls, those inside columns too.
-
-    Unions and run-end encoded arrays have no nulls of their own; the fields inside them may.
-    """
+    """The fields of a schema that are declared without nulls, those inside columns too."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._nodes: list[_Node] = []  # as long as they are gathered
         self._names: list[tuple[str, pa.DataType]] = []  # what follows the column's, of each node
         self._columns: dict[int, list[int]] = {}
         """The columns that may not have nulls, or fields in them, by the first of their nodes."""
-        links = self._place("struct", False, 0, "", pa.null())
+        links = self._place("struct", False, 0, 0, "", pa.null())
         # Columns of one type share their nodes: of very many columns most are of a few types.
         known: dict[tuple[pa.DataType, bool], int] = {}
         for slot, field in enumerate(schema):
@@ -95,23 +96,29 @@ class Required:
         return Found(path, shorten(" ".join(str(kind).split())), nulls)
 
     def _place(
-        self, kind: str, strict: bool, width: int, path: str, declared: pa.DataType
+        self, kind: str, strict: bool, width: int, owner: int, path: str, declared: pa.DataType
     ) -> list[_Link]:
         """Adds a node; returns its links, which are to be filled."""
         links: list[_Link] = []
-        self._nodes.append((kind, strict, width, links))
+        self._nodes.append((kind, strict, width, owner, links))
         self._names.append((path, declared))
         return links
 
-    def _add(self, path: str, kind: pa.DataType, strict: bool) -> int:
-        """The node of an array of this type; 0: nothing in it must be without nulls."""
+    def _add(self, path: str, kind: pa.DataType, strict: bool, owner: int | None = None) -> int:
+        """The node of an array of this type; 0: nothing in it must be without nulls.
+
+        ``owner``: the node of the field whose values the array has; None: it has its own field.
+        """
         place = len(self._nodes)
-        links = self._place(*_kind_of(kind, strict), path, kind)
+        owner = place if owner is None else owner
+        links = self._place(*_kind_of(kind, strict), owner, path, kind)
         while isinstance(kind, pa.BaseExtensionType):
             kind = kind.storage_type
-        for slot, code, name, inner, inner_strict in _inside(kind, strict):
+        referring = strict and _has_values_elsewhere(kind)
+        for slot, code, name, inner, declared in _inside(kind):
             inner_path = path if name is None else f"{path}.{name}"
-            node = self._add(inner_path, inner, inner_strict)
+            inner_owner = owner if referring and not declared else None
+            node = self._add(inner_path, inner, declared or referring, inner_owner)
             if node:
                 links.append((slot, code, node))
         if self._nodes[place][1] or links:
@@ -121,7 +128,7 @@ class Required:
 
 
 def _kind_of(kind: pa.DataType, strict: bool) -> tuple[str, bool, int]:
-    """The kind of a node, whether it is strict, and its width."""
+    """The kind of a node, whether its own bitmap must show no nulls, and its width."""
     types = pa.types
     while isinstance(kind, pa.BaseExtensionType):
         kind = kind.storage_type
@@ -152,13 +159,21 @@ def _kind_of(kind: pa.DataType, strict: bool) -> tuple[str, bool, int]:
     return "leaf", strict, 0
 
 
-def _inside(kind: pa.DataType, strict: bool) -> list[_Inner]:
+def _has_values_elsewhere(kind: pa.DataType) -> bool:
+    """Whether a row of this type is null where the value that it refers to is null."""
+    types = pa.types
+    if types.is_primitive(kind):  # which most are
+        return False
+    return types.is_dictionary(kind) or types.is_run_end_encoded(kind) or types.is_union(kind)
+
+
+def _inside(kind: pa.DataType) -> list[_Inner]:
     """The children of a type."""
     types = pa.types
     if types.is_primitive(kind):  # which most are
         return []
     if types.is_dictionary(kind):
-        return [(-1, 0, None, kind.value_type, strict)]
+        return [(-1, 0, None, kind.value_type, False)]
     if types.is_run_end_encoded(kind):
         return [(1, 0, "values", kind.value_type, False)]
     if types.is_map(kind):

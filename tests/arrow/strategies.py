@@ -208,7 +208,7 @@ def make_array(
     if pa.types.is_run_end_encoded(kind):
         ends = sorted(chance.sample(range(1, size), min(3, size - 1))) if size > 1 else []
         ends = [*ends, size] if size else []
-        values = make_array(kind.value_type, len(ends), chance)
+        values = make_array(kind.value_type, len(ends), chance, nullable)
         return pa.RunEndEncodedArray.from_arrays(pa.array(ends, kind.run_end_type), values, kind)
     if pa.types.is_nested(kind):
         return _nested_array(kind, size, chance, nullable)
@@ -245,7 +245,7 @@ def _nested_array(kind: pa.DataType, size: int, chance: random.Random, nullable:
         mask = pa.array(_mask(size, chance, nullable), pa.bool_())
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask)
     if types.is_union(kind):
-        return _union(kind, size, chance)
+        return _union(kind, size, chance, nullable)
     lengths = [chance.randint(0, 3) for _ in range(size)]
     offsets = [sum(lengths[:i]) for i in range(size + 1)]
     if types.is_map(kind):
@@ -273,20 +273,20 @@ def _nested_array(kind: pa.DataType, size: int, chance: random.Random, nullable:
     return views.from_arrays(starts, sizes, values, type=kind, mask=mask)
 
 
-def _union(kind: pa.UnionType, size: int, chance: random.Random) -> pa.Array:
+def _union(kind: pa.UnionType, size: int, chance: random.Random, nullable: bool) -> pa.Array:
     count = kind.num_fields
     which = [chance.randrange(count) for _ in range(size)]
     codes = pa.array([kind.type_codes[i] for i in which], pa.int8())
     inner = [kind.field(i) for i in range(count)]
+    loose = [field.nullable and nullable for field in inner]
     field_names = [field.name for field in inner]
     if kind.mode == "sparse":
-        children = [make_array(field.type, size, chance, field.nullable) for field in inner]
+        children = [make_array(inner[i].type, size, chance, loose[i]) for i in range(count)]
         array = pa.UnionArray.from_sparse(codes, children, field_names, kind.type_codes)
     else:
         offsets = pa.array([which[:i].count(choice) for i, choice in enumerate(which)], pa.int32())
         children = [
-            make_array(field.type, which.count(i), chance, field.nullable)
-            for i, field in enumerate(inner)
+            make_array(inner[i].type, which.count(i), chance, loose[i]) for i in range(count)
         ]
         array = pa.UnionArray.from_dense(codes, offsets, children, field_names, kind.type_codes)
     # The makers above know of no nullability; this reads the same memory as the type wanted.

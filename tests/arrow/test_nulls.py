@@ -15,6 +15,7 @@ from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoder
 from aqueduct.arrow.ipc import adopt
 from aqueduct.arrow.nulls import Required
+from aqueduct.arrow.schema import shorten
 from aqueduct.errors import BadCall, LocalProtocolError, SchemaMismatch
 from tests.arrow.strategies import make_array, schemas
 
@@ -74,28 +75,38 @@ def raw(array, kind, buffer, row):
     return pa.Array.from_buffers(kind, len(array), buffers, offset=array.offset)[row].as_py()
 
 
-def seen(array, row, kind, path, nullable, found):
-    """The slow model: adds the paths of all fields with nulls that a reader could see."""
+def seen(array, row, kind, path, nullable, found, owner=None):
+    """The slow model: adds the paths of all fields with nulls that a reader could see.
+
+    ``owner``: the path of the field whose values these are, if it is declared not null.
+    """
     types = pa.types
+    owner = None if nullable else owner or path
     while isinstance(kind, pa.BaseExtensionType):
         kind, array = kind.storage_type, array.storage
     if types.is_run_end_encoded(kind):
-        return  # what strategies put into them has no fields inside
+        ends = array.run_ends.to_pylist()
+        run = next(i for i, end in enumerate(ends) if end > array.offset + row)
+        seen(array.values, run, kind.value_type, f"{path}.values", nullable, found, owner)
+        return
     if types.is_union(kind):
         # What pyarrow shows of a slice's codes and offsets begins before the slice.
         place = kind.type_codes.index(raw(array, pa.int8(), 1, row))
         inner = row if kind.mode == "sparse" else raw(array, pa.int32(), 2, row)
         field = kind.field(place)
         name = f"{path}.{field.name}"
-        seen(array.field(place), inner, field.type, name, field.nullable, found)
+        if field.nullable:
+            seen(array.field(place), inner, field.type, name, nullable, found, owner)
+        else:
+            seen(array.field(place), inner, field.type, name, False, found)
         return
     if not array[row].is_valid:
         if not nullable:
-            found.add(path)
+            found.add(owner)
         return
     if types.is_dictionary(kind):
         index = array.indices[row].as_py()
-        seen(array.dictionary, index, kind.value_type, path, nullable, found)
+        seen(array.dictionary, index, kind.value_type, path, nullable, found, owner)
     elif types.is_struct(kind):
         for place, field in enumerate(kind):
             child = array.field(place)
@@ -351,6 +362,109 @@ def test_a_null_in_a_dictionary_counts_where_a_row_refers_to_it(index):
         assert (0 if found is None else found.nulls) == nulls
 
 
+RUNS = pa.RunEndEncodedArray.from_arrays(
+    pa.array([2, 3, 5], pa.int16()), pa.array([1, None, 2], pa.int64())
+)
+TWO = pa.UnionArray.from_sparse(
+    pa.array([1, 0, 1], pa.int8()), [pa.array([1, None, 3]), pa.array([None, 2, 3])], ["u", "v"]
+)
+DENSE = pa.UnionArray.from_dense(
+    pa.array([0, 1, 0], pa.int8()),
+    pa.array([0, 1, 1], pa.int32()),
+    [pa.array([1, 2]), pa.array(["a", None])],
+    ["u", "v"],
+)
+ELSEWHERE = {
+    "runs": (RUNS, "a", 1),
+    "runs in the middle": (RUNS.slice(1, 2), "a", 1),
+    "runs of dictionary values": (
+        pa.RunEndEncodedArray.from_arrays(
+            pa.array([2, 3], pa.int32()),
+            pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int8()), pa.array(["x", None])),
+        ),
+        "a",
+        1,
+    ),
+    "runs of nothing": (
+        pa.RunEndEncodedArray.from_arrays(pa.array([4], pa.int64()), pa.nulls(1)),
+        "a",
+        1,
+    ),
+    "dictionary index": (
+        pa.DictionaryArray.from_arrays(pa.array([0, None], pa.int8()), pa.array(["x"])),
+        "a",
+        1,
+    ),
+    "dictionary value": (
+        pa.DictionaryArray.from_arrays(pa.array([1, 0, 1], pa.uint16()), pa.array(["x", None])),
+        "a",
+        1,
+    ),
+    "sparse union": (TWO, "a", 2),
+    "dense union": (DENSE, "a", 1),
+    "union of runs": (
+        pa.UnionArray.from_sparse(pa.array([0, 0, 0, 0, 0], pa.int8()), [RUNS], ["u"]),
+        "a",
+        1,
+    ),
+    "union in a union": (
+        pa.UnionArray.from_sparse(pa.array([0, 0, 0], pa.int8()), [TWO], ["w"]),
+        "a",
+        2,
+    ),
+}
+
+
+@pytest.mark.parametrize(("array", "path", "nulls"), ELSEWHERE.values(), ids=ELSEWHERE)
+def test_not_null_holds_where_values_are_elsewhere_in_runs_unions_and_dictionaries(
+    array, path, nulls
+):
+    wide = pa.RecordBatch.from_arrays([array], names=["a"])
+    batch = declared(array, array.type, nullable=False)
+    assert found_in(batch) == (path, str(array.type), nulls)
+    with pytest.raises(SchemaMismatch, match=f"column '{path}' is declared .* not null") as caught:
+        Encoder(batch.schema).encode(batch)
+    assert caught.value.column == path
+    payload = joined(Encoder(wide.schema).encode(wide))
+    for checks in ("memory", "full", "layout"):
+        with pytest.raises(BadCall, match=f"column '{path}' is declared .* not null"):
+            Decoder(batch.schema, checks=checks).decode(payload)
+    assert Decoder(wide.schema).decode(payload).equals(wide)
+
+
+@pytest.mark.parametrize(("array", "path", "nulls"), ELSEWHERE.values(), ids=ELSEWHERE)
+def test_not_null_fields_inside_columns_hold_for_runs_unions_and_dictionaries(array, path, nulls):
+    around = pa.StructArray.from_arrays([array], ["x"])
+    kind = pa.struct([strict("x", array.type)])
+    assert found_in(declared(around, kind)) == ("a.x", shorten(str(array.type)), nulls)
+    hidden = pa.StructArray.from_arrays([array], ["x"], mask=pa.array([True] * len(array)))
+    assert found_in(declared(hidden, kind)) is None
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        RUNS.slice(0, 2),
+        RUNS.slice(3),
+        DENSE.slice(0, 1),
+        DENSE.slice(2),
+        TWO.slice(2),
+        pa.DictionaryArray.from_arrays(pa.array([0, 0]), pa.array(["x", None])),
+    ],
+)
+def test_not_null_runs_unions_and_dictionaries_may_have_nulls_that_no_row_refers_to(array):
+    batch = declared(array, array.type, nullable=False)
+    assert found_in(batch) is None
+    payload = joined(Encoder(batch.schema).encode(batch))
+    assert Decoder(batch.schema).decode(payload).to_pydict() == batch.to_pydict()
+
+
+def test_a_not_null_child_of_a_not_null_union_is_named_itself():
+    kind = pa.sparse_union([strict("u", pa.int64()), pa.field("v", pa.int64())])
+    assert found_in(declared(TWO, kind, nullable=False)) == ("a", str(shorten(str(kind))), 1)
+    assert found_in(declared(TWO.slice(1), kind, nullable=False)) == ("a.u", "int64", 1)
+
+
 def test_a_nested_null_is_found_among_many_columns_of_one_type():
     good, bad = pa.array([{"x": 1}], OPEN_X), pa.array([{"x": None}], OPEN_X)
     schema = pa.schema([(f"c{n}", X) for n in range(2000)])
@@ -392,13 +506,16 @@ def test_offsets_that_point_outside_are_an_error_and_not_read():
 
 def test_nodes_that_are_no_tree_are_refused():
     assert set(KINDS) >= {"struct", "leaf", "dictionary"}
-    wrong: list[list[tuple[str, bool, int, list[tuple[int, int, int]]]]] = [
+    leaf: tuple[str, bool, int, int, list[tuple[int, int, int]]] = ("leaf", True, 0, 1, [])
+    wrong: list[list[tuple[str, bool, int, int, list[tuple[int, int, int]]]]] = [
         [],
-        [("leaf", True, 0, [])],
-        [("struct", False, 0, [(0, 0, 0)])],
-        [("struct", False, 0, [(0, 0, 2)]), ("leaf", True, 0, [])],
-        [("struct", False, 0, [(-2, 0, 1)]), ("leaf", True, 0, [])],
-        [("struct", False, 0, [(0, 0, i + 1)]) for i in range(300)] + [("leaf", True, 0, [])],
+        [("leaf", True, 0, 0, [])],
+        [("struct", False, 0, 0, [(0, 0, 0)])],
+        [("struct", False, 0, 0, [(0, 0, 2)]), leaf],
+        [("struct", False, 0, 0, [(-2, 0, 1)]), leaf],
+        [("struct", False, 0, 1, [(0, 0, 1)]), leaf],
+        [("struct", False, 0, -1, [(0, 0, 1)]), leaf],
+        [("struct", False, 0, i, [(0, 0, i + 1)]) for i in range(300)] + [leaf],
     ]
     for nodes in wrong:
         with pytest.raises(LocalProtocolError):
