@@ -21,10 +21,11 @@ demo: setup     ## flights scored by a service from inside Spark, with checks; S
 test: lint .venv/spark.jsa ## lint, and every test that is not long; about 12 minutes
 	$(PYTEST) -m "not long" tests
 
-test-long: setup ## the tests that are too long for every run
+test-long: setup ## the tests that are too long for every run, and `make pythons`
 	ci/env pytest -m long tests
+	ci/pythons.sh
 
-pythons:        ## the tests that are not Spark's with the other Pythons of Debian, as root; ci/pythons.sh has more
+pythons:        ## the tests that are not Spark's and a Spark job with other Pythons of Debian, as root; see ci/pythons.sh
 	ci/pythons.sh
 
 requirements: setup ## each requirement of docs/protocols with its tests

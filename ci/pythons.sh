@@ -1,5 +1,6 @@
 #!/bin/sh
-# Runs the tests that are not Spark's with other Pythons, each from the Debian suite that has it:
+# Compiles the library with other Pythons, each from the Debian suite that has it. With each, it runs
+# the tests that are not Spark's, and then the demo, which is a Spark job that checks its answers:
 #
 #   ci/pythons.sh                        trixie (Python 3.13) and sid (3.14)
 #   ci/pythons.sh sid                    one suite
@@ -12,7 +13,8 @@ here=$PWD
 
 if [ -z "${AQUEDUCT_PYTHONS:-}" ]; then
     if [ "$(id -u)" != 0 ] || ! [ -e /etc/debian_version ]; then
-        echo "ci/pythons.sh: it makes file systems of Debian's packages; run it as root on Debian" >&2
+        echo "ci/pythons.sh: it makes file systems of Debian's packages; run it as root on Debian." >&2
+        echo "ci/pythons.sh: 'ci/env pytest -m long tests' runs the long tests without it." >&2
         exit 1
     fi
     if ! command -v mmdebstrap >/dev/null; then
@@ -24,14 +26,16 @@ if [ -z "${AQUEDUCT_PYTHONS:-}" ]; then
     exec unshare --mount "$0" "$@"
 fi
 
+packages=ca-certificates,gcc,git,libc6-dev,openssl,postgresql,procps
+packages=$packages,default-jre-headless,python3,python3-dev,python3-venv
+
 make_root() { # suite, folder
-    rm -rf "$2.new"
+    rm -rf "$2" "$2.new"
     # A mirror may renew sid's index less often than the index itself demands.
     mmdebstrap -q --mode=root --variant=minbase \
-        --aptopt='Acquire::Check-Valid-Until "false"' \
-        --include=ca-certificates,gcc,git,libc6-dev,openssl,postgresql,procps \
-        --include=python3,python3-dev,python3-venv \
+        --aptopt='Acquire::Check-Valid-Until "false"' "--include=$packages" \
         "$1" "$2.new" http://deb.debian.org/debian
+    echo "$packages" >"$2.new/packages"
     mv "$2.new" "$2"
 }
 
@@ -39,7 +43,7 @@ run() { # suite, arguments of pytest
     suite=$1 root=$here/build/pythons/$1
     shift
     mkdir -p build/pythons
-    [ -d "$root" ] || make_root "$suite" "$root"
+    [ "$(cat "$root/packages" 2>/dev/null)" = "$packages" ] || make_root "$suite" "$root"
     mount -t proc proc "$root/proc"
     mount --rbind /sys "$root/sys"
     mount --rbind /dev "$root/dev"
@@ -70,7 +74,11 @@ run() { # suite, arguments of pytest
             [ -d .git ] || git init --quiet
             git add --all
             python --version
-            exec python -m pytest "$@"
+            python -m pytest "$@"
+            JAVA_HOME=$(ci/system.sh java)
+            export JAVA_HOME
+            python -m spark_udfs.demo
+            python -c "import sys; print(\"the tests and the Spark job pass with Python\", sys.version)"
         ' sh "$@"
 }
 
