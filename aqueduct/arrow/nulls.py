@@ -164,8 +164,8 @@ def _has_values_elsewhere(kind: pa.DataType) -> bool:
     types = pa.types
     if types.is_primitive(kind):  # which most are
         return False
-    elsewhere = (types.is_dictionary, types.is_run_end_encoded, types.is_union)
-    return any(is_one(kind) for is_one in elsewhere)
+    kinds = (types.is_dictionary, types.is_run_end_encoded, types.is_union)
+    return any(is_it(kind) for is_it in kinds)
 
 
 def _inside(kind: pa.DataType) -> list[_Inner]:
