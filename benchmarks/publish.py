@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +23,7 @@ from benchmarks.plan import CARRIERS, STREAM_BULK
 FOLDER: Final = Path(__file__).parent
 BEGIN: Final = "<!-- made by benchmarks/publish.py: from here -->"
 END: Final = "<!-- to here -->"
+WIDTH: Final = 110
 BULK: Final = tuple(f"{mode}-{size}" for mode, size, _ in STREAM_BULK)
 TRIPS: Final = ("request", "sync-request", "open-request")
 COLOURS: Final = {"aqueduct": "#1f6f8b", "flight": "#d98e32", "sockets": "#9a9a9a"}
@@ -62,12 +64,10 @@ def section(run: results.Run, floors: list[check.Floor]) -> str:
         raise BadRun(f"{run.source} has no case over a byte stream")
     parts = [described(run)]
     if bulk:
-        header = ["case", "Aqueduct MiB/s", "Flight MiB/s", "plain sockets MiB/s", "of Flight"]
-        header += ["demanded", "of sockets", "CPU of Flight's", "grown MiB"]
+        header = ["case", "MiB/s", "of Flight", "demanded", "of sockets", "CPU"]
         parts.append(results.table(header, bulk))
     if trips:
-        header = ["200 bytes, p50", "Aqueduct us", "Flight us", "plain sockets us"]
-        parts.append(results.table([*header, "of Flight", "demanded"], trips))
+        parts.append(results.table(["200 bytes, p50", "us", "of Flight", "demanded"], trips))
     return "\n\n".join(parts)
 
 
@@ -87,15 +87,12 @@ def described(run: results.Run) -> str:
     )
     if settings.get("quick"):
         text += " A quick run: an eighth of the bytes."
-    return f"{text} {placement.summary(run.rows)}".rstrip()
+    return textwrap.fill(f"{text} {placement.summary(run.rows)}".rstrip(), WIDTH)
 
 
-def _cell(run: results.Run, case: str, peer: str, metric: str) -> str:
-    bar = bar_of(run, case, peer, metric)
-    if bar is None:
-        return "-"
-    variant = bar.contestant.partition("-")[2] if peer == "sockets" else ""
-    return f"{bar.spread}, {variant}" if variant else str(bar.spread)
+def _ours(run: results.Run, case: str, metric: str) -> str:
+    bar = bar_of(run, case, "aqueduct", metric)
+    return "-" if bar is None else str(bar.spread)
 
 
 def _ratio(run: results.Run, case: str, carrier: str, peer: str, metric: str) -> str:
@@ -107,8 +104,13 @@ def _ratio(run: results.Run, case: str, carrier: str, peer: str, metric: str) ->
 def _demanded(floors: list[check.Floor], case: str, carrier: str, metric: str) -> str:
     for floor in floors:
         if (floor.case, floor.metric, floor.against) == (case, metric, f"flight/{carrier}"):
-            return f"≥ {floor.min:g}" if floor.min is not None else f"≤ {floor.max:g}"
+            return bound(floor)
     return ""
+
+
+def bound(floor: check.Floor) -> str:
+    """What the floor demands."""
+    return f"≥ {floor.min:g}" if floor.min is not None else f"≤ {floor.max:g}"
 
 
 def _bulk(run: results.Run, floors: list[check.Floor], case: str, carrier: str) -> list[str]:
@@ -116,12 +118,11 @@ def _bulk(run: results.Run, floors: list[check.Floor], case: str, carrier: str) 
         return []
     return [
         case,
-        *(_cell(run, case, peer, "mib_s") for peer in PEERS),
+        _ours(run, case, "mib_s"),
         _ratio(run, case, carrier, "flight", "mib_s"),
         _demanded(floors, case, carrier, "mib_s"),
         _ratio(run, case, carrier, "sockets", "mib_s"),
         _ratio(run, case, carrier, "flight", "cpu_gib"),
-        _cell(run, case, "aqueduct", "growth_mib"),
     ]
 
 
@@ -130,7 +131,7 @@ def _trip(run: results.Run, floors: list[check.Floor], case: str, carrier: str) 
         return []
     return [
         case,
-        *(_cell(run, case, peer, "p50_us").partition(",")[0] for peer in PEERS),
+        _ours(run, case, "p50_us"),
         _ratio(run, case, carrier, "flight", "p50_us"),
         _demanded(floors, case, carrier, "p50_us"),
     ]

@@ -200,7 +200,7 @@ def stream_run() -> dict[str, Any]:
 
 def test_the_table_has_date_versions_ratios_and_what_is_demanded():
     text = publish.section(results.Run(stream_run()), FLOORS)
-    head = text.splitlines()[0]
+    head = " ".join(text.partition("\n\n")[0].split())
     for part in ("2026-01-02", "abc1234 (profiled)", "CPython 3.11.7", "pyarrow 26.0.1", "2 cores"):
         assert part in head
     assert "TCP by bbr" in head
@@ -208,23 +208,18 @@ def test_the_table_has_date_versions_ratios_and_what_is_demanded():
     for carrier in plan.CARRIERS:
         for case in publish.BULK:
             cells = [cell.strip() for cell in lines[f"{carrier}-{case}"].split("|")[1:-1]]
-            best = "aes128" if carrier == "tls" else "gather"
-            assert cells[1:4] == [
-                "202 (200-204)", "101 (100-102)", f"242 (240-245), {best}",
-            ]  # fmt: skip
+            assert cells[1] == "202 (200-204)"
             (demanded,) = (
                 floor.min
                 for floor in FLOORS
                 if (floor.case, floor.against) == (f"{carrier}-{case}", f"flight/{carrier}")
                 and floor.metric == "mib_s"
             )
-            assert cells[4:8] == ["2.00", f"≥ {demanded:g}", "0.83", "0.50"]
+            assert cells[2:] == ["2.00", f"≥ {demanded:g}", "0.83", "0.50"]
         request = [cell.strip() for cell in lines[f"{carrier}-request"].split("|")[1:-1]]
-        assert request[3:] == ["-", "0.50", "≤ 0.6"]
-        assert [c.strip() for c in lines[f"{carrier}-open-request"].split("|")[5:-1]] == [
-            "0.50",
-            "",
-        ]
+        assert request[2:] == ["0.50", "≤ 0.6"]
+        opened = [cell.strip() for cell in lines[f"{carrier}-open-request"].split("|")[1:-1]]
+        assert opened[2:] == ["0.50", ""]
 
 
 def test_a_run_of_some_cases_shows_what_it_has():
@@ -234,7 +229,7 @@ def test_a_run_of_some_cases_shows_what_it_has():
     text = publish.section(results.Run(document), FLOORS)
     assert "tls-echo-64k" in text
     assert "tcp-" not in text
-    assert "A quick run" in text
+    assert "A quick run" in " ".join(text.split())
     document["rows"] = [row for row in document["rows"] if row["contestant"] != "flight/tls"]
     assert "| -" in publish.section(results.Run(document), FLOORS)
     document["rows"] = []

@@ -1,4 +1,8 @@
-"""Bytes on their way to the kernel, gathered: one call for many buffers, and nothing joined."""
+"""Bytes on their way to the kernel, gathered: one call for many buffers, and nothing joined.
+
+``vmsplice`` is no way to save the kernel's copy: nothing tells when the memory may be used again,
+and over TCP on loopback it costs two thirds more.
+"""
 
 import os
 

@@ -2,6 +2,8 @@
 
 Its functions are called by their addresses: many records at once, without the GIL, decrypted to
 where the bytes belong and encrypted from where they lie. The handshake is not made here.
+
+AES takes twice as long as the copies around it. Fewer copies were measured, and gained nothing.
 """
 
 cimport cython

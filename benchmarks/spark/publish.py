@@ -1,4 +1,4 @@
-"""The table of a run of the Spark benchmark, in a section of its own of benchmarks/README.md.
+"""What a run of the Spark benchmark has for each floor, in a section of benchmarks/README.md.
 
     python -m benchmarks.spark.publish RUN.json [--readme FILE]
 
@@ -19,6 +19,7 @@ __all__ = ["main", "section", "tables"]
 
 BEGIN: Final = "<!-- made by benchmarks/spark/publish.py: from here -->"
 END: Final = "<!-- to here: Spark -->"
+FLOORS: Final = ["case", "what", "median", "demanded"]
 HEADER: Final = ["case", "contestant", "job s", "first answer us, p50", "MiB/s"]
 RIVALS: Final = ["against", "ratio", "difference s", "demanded"]
 OTHERS: Final = ("handshakes_worker", "server_growth_mib", "settled_mib")
@@ -30,10 +31,21 @@ def tables(run: results.Run) -> str:
 
 
 def section(run: results.Run) -> str:
-    """Date and versions, and the tables. Raises BadRun if the run is not of Spark."""
+    """Date and versions, and a line for each floor. Raises BadRun if the run is not of Spark."""
     if not any(case.startswith("spark-") for case in run.cases()):
         raise results.BadRun(f"{run.source} has no case of Spark")
-    return f"{publish.described(run)}\n\n{tables(run)}"
+    lines = []
+    for floor in check.load(check.FLOORS):
+        if floor.case in run.cases() and floor.case.startswith("spark-"):
+            spread = check.measured(floor, run)
+            value = "-" if spread is None else str(spread)
+            lines.append([floor.case, _meant(floor), value, publish.bound(floor)])
+    return f"{publish.described(run)}\n\n{results.table(FLOORS, lines)}"
+
+
+def _meant(floor: check.Floor) -> str:
+    metric = results.UNITS[floor.metric].partition(",")[0]
+    return f"{metric}, of {floor.against}" if floor.against else metric
 
 
 def _measured(run: results.Run) -> str:
@@ -76,7 +88,7 @@ def _pair(
     if not ratios:
         return []
     demanded = [
-        f"≥ {floor.min:g}" if floor.min is not None else f"≤ {floor.max:g}"
+        publish.bound(floor)
         for floor in floors
         if (floor.case, floor.contestant, floor.against, floor.metric)
         == (case, ours, rival, metric)

@@ -52,8 +52,8 @@ def test_differences_are_taken_within_a_repeat():
     assert run.differences("c", "ours/a", "theirs/b", "job_s") == [2.0, -4.0]
 
 
-def test_the_table_has_every_pair_with_its_difference_and_what_is_demanded():
-    text = publish.section(made_up())
+def test_the_report_has_every_pair_with_its_difference_and_what_is_demanded():
+    text = publish.tables(made_up())
     for case in plan.PLAN:
         assert f"| {case.name} " in text
     line = next(
@@ -65,6 +65,15 @@ def test_the_table_has_every_pair_with_its_difference_and_what_is_demanded():
     assert cells[4] == "1.33 (1.25-1.50)"
     assert cells[5] == "1.00 (1.00-1.00)"
     assert cells[6] == "≤ 1.05"
+
+
+def test_the_published_table_has_a_line_for_each_floor():
+    text = publish.section(made_up())
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
+    lines = [line for line in lines if line and line[0].startswith("spark-")]
+    assert [line[0] for line in lines] == [floor.case for floor in FLOORS]
+    assert lines[0][1:] == ["s, of spark/identity", "1.33 (1.25-1.50)", "≤ 1.05"]
+    assert [lines[-1][0], *lines[-1][2:]] == ["spark-memory", "-", "≤ 64"]
 
 
 def test_a_run_of_something_else_is_refused():

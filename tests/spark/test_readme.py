@@ -1,4 +1,4 @@
-"""What the README shows can be typed."""
+"""The service and the Spark job of the README run as they stand."""
 
 from __future__ import annotations
 
@@ -11,23 +11,21 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
+ADDRESS = "aqueduct+tcp://127.0.0.1:4433"
 
 pytestmark = [pytest.mark.spark, pytest.mark.checkout]
 
 
 def test_the_service_and_the_job_of_the_readme_run(tmp_path):
-    blocks = re.findall(
-        r"```python\n# (\w+\.py)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
-    )
-    programs = dict(blocks)
-    assert set(programs) >= {"service.py", "job.py"}
-    lines = [line for name in ("service.py", "job.py") for line in programs[name].splitlines()]
-    assert sum(bool(line.strip()) for line in lines) < 40
-    for name, text in programs.items():
-        (tmp_path / name).write_text(text.replace(":4433", ":0"))
+    readme = (ROOT / "README.md").read_text()
+    programs = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", readme, re.DOTALL))
+    assert set(programs) == {"service.py", "job.py"}
+    assert sum(bool(line.strip()) for text in programs.values() for line in text.splitlines()) < 20
+    (tmp_path / "service.py").write_text(programs["service.py"])
+    (command,) = re.findall(r"^\$ aqueduct (serve .*)$", readme, re.MULTILINE)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     service = subprocess.Popen(
-        [sys.executable, "-u", "service.py"],
+        [sys.executable, "-u", "-m", "aqueduct.cli", *command.replace(":4433", ":0").split()],
         cwd=tmp_path,
         env=environment,
         stdout=subprocess.PIPE,
@@ -35,11 +33,11 @@ def test_the_service_and_the_job_of_the_readme_run(tmp_path):
     )
     assert service.stdout is not None
     try:
-        address = next(
-            word for line in service.stdout for word in line.split() if "fingerprint=" in word
-        )
+        address = service.stdout.readline().split()[-1]
+        assert ADDRESS in programs["job.py"]
+        (tmp_path / "job.py").write_text(programs["job.py"].replace(ADDRESS, address))
         job = subprocess.run(
-            [sys.executable, "job.py", address],
+            [sys.executable, "job.py"],
             cwd=tmp_path,
             env=environment,
             capture_output=True,

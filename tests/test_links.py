@@ -1,0 +1,84 @@
+"""Every relative link of a page leads to a file and a heading, and every page is linked to."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+CODE = re.compile(r"^( *)```.*?^\1```", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+pytestmark = pytest.mark.checkout
+
+
+def _pages() -> list[Path]:
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "*.md"]
+    said = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=60)
+    found = sorted({ROOT / name for name in said.stdout.split("\0") if name})
+    return [page for page in found if page.exists()]
+
+
+PAGES = _pages()
+
+
+def links_of(text: str) -> list[str]:
+    """The targets of relative links outside code, as (possibly empty) path and ``#heading``."""
+    found = LINK.findall(re.sub(r"`[^`\n]*`", "`code`", CODE.sub("", text)))
+    return [link for link in found if not re.match(r"[a-z][a-z+.-]*:", link)]
+
+
+def anchors_of(text: str) -> set[str]:
+    """What ``#...`` may follow a link to the page, by GitHub's rule."""
+    anchors: set[str] = set()
+    for heading in re.findall(r"^#{1,6} +(.*?) *#*$", CODE.sub("", text), re.MULTILINE):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        anchor = re.sub(r"[^\w\- ]", "", plain.lower()).replace(" ", "-")
+        nth, unique = 0, anchor
+        while unique in anchors:
+            nth += 1
+            unique = f"{anchor}-{nth}"
+        anchors.add(unique)
+    return anchors
+
+
+def broken_links(page: Path) -> list[str]:
+    broken = []
+    for link in links_of(page.read_text()):
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        if not target.exists() or (anchor and anchor not in anchors_of(target.read_text())):
+            broken.append(link)
+    return broken
+
+
+def test_links_and_headings_are_read_as_they_are_shown(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# A `Call`: what it *is*\n## Twice\n## Twice\n[code](page.md#twice-1) [`x`](#twice)\n"
+        "[out](https://example.com) `[no](link.md)` [a](#a-call-what-it-is)\n"
+        "```\n# no heading\n[no](link.md)\n```\n"
+        "[gone](gone.md) [less](page.md#twice-2) [b](#no-heading)\n"
+    )
+    assert broken_links(page) == ["gone.md", "page.md#twice-2", "#no-heading"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    assert broken_links(page) == []
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    reached: set[Path] = set()
+    found = [ROOT / "README.md"]
+    while found:
+        page = found.pop()
+        if page in reached:
+            continue
+        reached.add(page)
+        targets = [link.partition("#")[0] for link in links_of(page.read_text())]
+        found += [(page.parent / name).resolve() for name in targets if name.endswith(".md")]
+    assert sorted(set(PAGES) - reached) == []
