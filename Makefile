@@ -57,7 +57,7 @@ bench: profiled ## modules, core, transfers (table and plot in benchmarks), memo
 	ci/env python -m benchmarks.loopback --json benchmarks/results/loopback.json
 	ci/env python -m benchmarks.publish benchmarks/results/loopback.json
 	ci/env python -m benchmarks.backpressure --json benchmarks/results/backpressure.json
-	ci/env python -m benchmarks.memory_budget --only sink,source --json benchmarks/results/memory_budget.json
+	ci/env python -m benchmarks.memory_budget --only sink,source,clients,threads --json benchmarks/results/memory_budget.json
 
 profiled: .venv/.stamp-profiled ## the compiled modules as wheels have them: by what a training counted; 2 minutes
 

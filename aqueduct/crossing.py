@@ -163,8 +163,11 @@ class Crossing:
             wake=partial(self._call_soon, self._found_room),
             later=self._call_later,
         )
-        if self.call is not None:
-            self.call.pull = pull
+        call = self.call
+        if call is not None:
+            call.pull = pull
+        if self._over or (call is not None and call.over):
+            pull.end()  # the call ended while its thread pulled
         return pull
 
     def _queued(self) -> int:
@@ -384,6 +387,8 @@ class Crossing:
             self._pump()
         except BaseException as error:  # noqa: BLE001  it belongs to the thread
             self._over = True
+            if self.pull is not None:
+                self.pull.end()
             self._mailbox.put(Failed(error))
         finally:
             self._pumping = False

@@ -215,8 +215,7 @@ class Outgoing(Feed):
         if self.over:
             return
         pull = self.pull or self._begin_pull()
-        pull.pulled(size)
-        pull.posted(size)
+        pull.fed(size)
         self.expects = pull.size
 
     def _begin_pull(self) -> Pull:

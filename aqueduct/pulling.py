@@ -47,8 +47,8 @@ class Pull:
     """The large batches of one call, each from its pull until it is queued.
 
     The call asks before it pulls a batch. It goes on if this is True, or once ``wake`` was called.
-    ``pulled`` says how large the batch is, and ``posted`` that it is queued. After ``end`` nothing
-    counts. Methods may be called in any thread.
+    ``pulled`` says how large the batch is, and ``posted`` that it is queued; ``fed`` says both.
+    After ``end`` nothing counts. Methods may be called in any thread.
     """
 
     __slots__ = (
@@ -144,17 +144,17 @@ class Pull:
     def pulled(self, size: int) -> None:
         """The batch has ``size`` bytes: these count until they are ``posted``."""
         with self._pulls.lock:
-            # It shrinks by half at most, as sizes often alternate.
-            expected = max(size, self.size >> 1) if self._known else size
-            self._known = True
-            self.size = expected if expected >= LARGE else 0
-            if len(self._sizes) >= _HANDLERS and self.handler not in self._sizes:
-                self._sizes.clear()
-            self._sizes[self.handler] = self.size
+            self._note(size)
             if not self._ended:
                 self._made += size
                 self._pulls.account.charge(size)
             self.withdraw()
+
+    def fed(self, size: int) -> None:
+        """The batch has ``size`` bytes, and is queued already."""
+        if size != self.size:
+            self._note(size)
+        self.withdraw()
 
     def posted(self, size: int) -> None:
         """``size`` bytes that were pulled are queued now, and count in the connection's queue."""
@@ -168,14 +168,12 @@ class Pull:
         with self._pulls.lock:
             self._pulls.waiting.pop(self, None)
             self.granted = False
-            self.rest()
+            self._rest()
 
     def rest(self) -> None:
         """The pull goes on and counts no more: it waits for something else, or takes long."""
         with self._pulls.lock:
-            self._pulls.busy.pop(self, None)
-            charged, self._charged = self._charged, 0
-            self._pulls.give_back(charged)
+            self._rest()
 
     def want(self, reader: Reader) -> None:
         """The task or thread ``reader`` waits for an answer of this call."""
@@ -249,6 +247,20 @@ class Pull:
 
     # Within
 
+    def _note(self, size: int) -> None:
+        """The next batch is expected to be as large. That shrinks by half at most: sizes vary."""
+        expected = max(size, self.size >> 1) if self._known else size
+        self._known = True
+        self.size = expected if expected >= LARGE else 0
+        if len(self._sizes) >= _HANDLERS and self.handler not in self._sizes:
+            self._sizes.clear()
+        self._sizes[self.handler] = self.size
+
+    def _rest(self) -> None:
+        self._pulls.busy.pop(self, None)
+        charged, self._charged = self._charged, 0
+        self._pulls.give_back(charged)
+
     def _give_way(self) -> None:
         """If this call is asked for its answers by another one's pull, that pull is idle."""
         outer = PULLING.get()
@@ -310,7 +322,7 @@ class Pulls:
         self.busy: dict[Pull, float] = {}
         self.place: Pull | None = None
         self.insisted = 0.0
-        self._returned = self._used = 0
+        self._given_back = self._returned = self._used = 0  # bytes
         self._moved = 0.0
 
     def notify(self) -> None:
@@ -342,8 +354,8 @@ class Pulls:
     def give_back(self, size: int) -> None:
         """``size`` bytes do not count here any more. They may count in a queue now."""
         if size:
-            self.account.used -= size
-            self.account.notify()
+            self._given_back += size
+            self.account.charge(-size)  # it notifies
 
     def expire(self, now: float) -> None:
         """Pulls that take long count no more. Those who wait go on if there is room now."""
@@ -359,10 +371,10 @@ class Pulls:
         ``since``: when it began to wait. It is called every ``period`` seconds. After a call went
         on this way, the next one has to wait for ``period``.
         """
-        account = self.account
-        if account.returned != self._returned or account.used <= self._used - LARGE:
+        used, returned = self.account.used, self.account.returned - self._given_back
+        if returned != self._returned or used <= self._used - LARGE:
             self._moved = now
-        self._returned, self._used = account.returned, account.used
+        self._returned, self._used = returned, used
         if now - self.insisted < period:
             return 0.0
         return now - max(since, self._moved)

@@ -9,12 +9,18 @@ once, to a service whose ``Flow.process_receive_budget`` and ``Flow.process_send
 - ``sink``: each call sends one batch of that size, and the handler counts its rows.
 - ``source``: each call is answered by one, whose reader pauses before it reads and after.
 - ``exchange``: each call sends one such batch and is answered by it, to a reader that pauses so.
+- ``clients``, ``threads``: each call pulls batches of a fifth of that size, made as it asks for
+  them, and is answered by one row for each. All calls are of one process, which is an asyncio
+  client or a ``SyncClient`` with a thread for each call. Half of the calls, at most 40.
 - ``collect``: ``--collectors`` handlers keep ``--collected`` bytes each, in batches of 8 MiB; they
   have to finish, whatever that takes.
 
 One such call is made first, and the memory that each process has then (VmRSS) is taken from its
 peak in all that follows (VmHWM). The exit status is 1 if a call fails, or if a peak is above the
-budget, one batch and a tenth of both; an exchange has two budgets, of what comes and what goes.
+budget, one batch (of those that calls pull: two) and a tenth of all that.
+
+Both processes of ``threads`` run with MALLOC_MMAP_THRESHOLD_=131072. Otherwise glibc keeps freed
+memory for each thread, and the peak measures that instead of what calls hold.
 """
 
 from __future__ import annotations
@@ -27,6 +33,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -39,15 +46,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from aqueduct.client import Client
 from aqueduct.config import Config, Flow, Timing
 from aqueduct.service import Service
+from aqueduct.sync import SyncClient
 from benchmarks import processes, results
 from benchmarks.backpressure import size_of
 from benchmarks.peers import common
 
-KINDS: Final = ("sink", "source", "exchange", "collect")
+KINDS: Final = ("sink", "source", "exchange", "clients", "threads", "collect")
 MiB: Final = 1 << 20
 SCHEMA: Final = pa.schema([("x", pa.int64())])
 COLLECTED: Final = 8 * MiB
 """Bytes of one batch of those that are collected."""
+PULLED: Final = 5
+"""Batches that a call of ``clients`` or ``threads`` pulls."""
+PULLING: Final = ("clients", "threads")
 
 
 @dataclass(frozen=True)
@@ -71,9 +82,22 @@ class Trial:
         return Config(flow=flow, timing=Timing(progress_deadline=600))
 
     @property
+    def environment(self) -> dict[str, str] | None:
+        """Of both processes; None: that of this one."""
+        if self.kind == "threads":
+            return {**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072"}
+        return None
+
+    @property
     def allowed(self) -> int:
         """Bytes that a peak may be above the memory after one call."""
-        return self.limit or int((self.budget + self.size) * 1.1)
+        batches = 2 * self.pulled if self.kind in PULLING else self.size
+        return self.limit or int((self.budget + batches) * 1.1)
+
+    @property
+    def pulled(self) -> int:
+        """Bytes of one batch that a call pulls."""
+        return self.size // PULLED
 
 
 def batch_of(size: int) -> pa.RecordBatch:
@@ -131,6 +155,12 @@ def serve(trial: Trial) -> None:
             del batch
             yield batch_of(rows * 8)
 
+    @service.handler("one row", input=SCHEMA, output=SCHEMA)
+    def one_row(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            del batch  # a slice of it would keep all of it
+            yield batch_of(8)
+
     @service.handler("collect", kind="sink", input=SCHEMA)
     def collect(batches: Iterator[pa.RecordBatch]) -> dict[str, int]:
         return {"rows": sum(batch.num_rows for batch in list(batches))}
@@ -149,11 +179,48 @@ def serve(trial: Trial) -> None:
     asyncio.run(run())
 
 
+def fresh(trial: Trial) -> Iterator[pa.RecordBatch]:
+    """Batches that are made as they are asked for, and that nobody else keeps."""
+    for _ in range(PULLED):
+        yield batch_of(trial.pulled)
+
+
+def call_in_threads(trial: Trial, address: str) -> dict[str, Any]:
+    """The client's process, with a thread for each call."""
+    client = SyncClient(address, config=trial.config)
+
+    def one(_: int) -> int:
+        stream = client.exchange("one row", fresh(trial), schema=SCHEMA)
+        return sum(answer.num_rows for answer in stream)
+
+    def tried(index: int) -> int | Exception:
+        try:
+            return one(index)
+        except Exception as error:  # noqa: BLE001  it is reported
+            return error
+
+    assert one(0) == PULLED
+    peak = Peak()
+    client.sink("begin", [], schema=SCHEMA)
+    peak.begin()
+    began = time.monotonic()
+    with ThreadPoolExecutor(trial.calls) as pool:
+        found = list(pool.map(tried, range(trial.calls)))
+    seconds = time.monotonic() - began
+    above = peak.above
+    client.close()
+    failed = [str(each) for each in found if each != PULLED]
+    return {"failed": failed[:3], "failures": len(failed), "seconds": seconds, "above": above}
+
+
 async def call(trial: Trial, address: str) -> dict[str, Any]:
     """The client's process."""
     batch = batch_of(COLLECTED if trial.kind == "collect" else trial.size)
 
     async def one(client: Client) -> int:
+        if trial.kind == "clients":
+            stream = client.exchange("one row", fresh(trial), schema=SCHEMA)
+            return sum([answer.num_rows async for answer in stream])
         if trial.kind in ("source", "exchange"):
             rows = 0
             if trial.kind == "source":
@@ -173,6 +240,9 @@ async def call(trial: Trial, address: str) -> dict[str, Any]:
     wanted = trial.size // 8
     if trial.kind == "collect":
         wanted = trial.size // COLLECTED * (COLLECTED // 8)
+    if trial.kind == "clients":
+        wanted = PULLED
+        del batch
     assert await one(clients[0]) == wanted
     peak = Peak()
     await clients[0].sink("begin", [], schema=SCHEMA)
@@ -197,7 +267,10 @@ def attempt(trial: Trial, timeout: float) -> dict[str, Any]:
     result: dict[str, Any] = {**asdict(trial), "allowed": trial.allowed, "misses": []}
     try:
         server, client = processes.run_pair(
-            [*command, "--server", told], [*command, "--client", told], timeout
+            [*command, "--server", told],
+            [*command, "--client", told],
+            timeout,
+            environment=trial.environment,
         )
     except processes.Failed as error:
         return {**result, "misses": [str(error)]}
@@ -207,7 +280,8 @@ def attempt(trial: Trial, timeout: float) -> dict[str, Any]:
     if client["failures"]:
         result["misses"].append(f"{client['failures']} calls failed: {client['failed']}")
     if trial.kind != "collect":
-        for side in ("server", "client"):
+        # What calls pull is of the client alone; ``sink`` measures who receives it.
+        for side in ("client",) if trial.kind in PULLING else ("server", "client"):
             if result[f"{side}_above"] > trial.allowed:
                 result["misses"].append(
                     f"the {side} took {result[f'{side}_above'] / MiB:.0f} MiB, and "
@@ -259,8 +333,12 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     if args.client:
         common.end_with_parent()
-        trial = Trial(**json.loads(args.client))
-        print(json.dumps(asyncio.run(call(trial, json.loads(args.address)))), flush=True)
+        trial, address = Trial(**json.loads(args.client)), json.loads(args.address)
+        if trial.kind == "threads":
+            found = call_in_threads(trial, address)
+        else:
+            found = asyncio.run(call(trial, address))
+        print(json.dumps(found), flush=True)
         return 0
     kinds = args.only.split(",")
     if unknown := set(kinds) - set(KINDS):
@@ -270,6 +348,8 @@ def main(arguments: list[str] | None = None) -> int:
         calls, size = args.calls, args.size
         if kind == "collect":
             calls, size = args.collectors, args.collected
+        elif kind in PULLING:
+            calls = min(calls // 2, 40)
         trial = Trial(
             kind,
             calls,

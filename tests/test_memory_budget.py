@@ -27,6 +27,18 @@ def test_memory_beside_many_large_calls_is_a_budget_and_one_batch(kind: str) -> 
     assert 32 * MiB < result["server_above"] <= result["allowed"]
 
 
+@pytest.mark.parametrize("kind", ["clients", "threads"])
+def test_memory_of_clients_that_pull_large_batches_is_a_budget_and_two_batches(kind: str) -> None:
+    """Each of 40 calls pulls five batches of 16 MiB."""
+    trial = memory_budget.Trial(
+        kind, calls=40, size=80 * MiB, budget=64 * MiB, connections=2, pause=0.0
+    )
+    result = memory_budget.attempt(trial, 120)
+    assert result["misses"] == []
+    assert result["allowed"] == int(1.1 * 96 * MiB)
+    assert 16 * MiB < result["client_above"] <= result["allowed"]
+
+
 def test_handlers_that_collect_more_than_the_budget_end_well() -> None:
     trial = memory_budget.Trial(
         "collect", calls=4, size=64 * MiB, budget=64 * MiB, connections=4, pause=0.0

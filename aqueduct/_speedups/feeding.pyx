@@ -104,8 +104,8 @@ cdef class Feed:
     some were queued. ``compression``: what batches may be compressed by, "" for nothing. ``over``:
     the call has ended. ``moved`` grows with all that happens, for the progress deadline. ``slow``:
     a batch that takes long to encode, or None. The caller encodes it elsewhere and gives it by
-    ``give_encoded`` before all later batches. ``expects``: bytes of the largest batch so far, 0 if
-    it is not large; if it is, ``writable`` decides alone, and ``fed(size)`` is told of each batch.
+    ``give_encoded`` before all later batches. ``expects``: bytes that the next batch may have, 0 if
+    it is small. If it is large, ``writable`` decides alone, and ``fed(size)`` is told of the batch.
     The rest is left to ``writable``, ``finish()``, and ``send(encoded, number)`` for what is not
     one plain message.
     """
@@ -115,7 +115,7 @@ cdef class Feed:
     ):
         """``key``: of the header with a batch's number. ``most``: bytes of one message.
 
-        ``large``: bytes from which on a batch waits for room before it is pulled.
+        ``large``: bytes from which on ``fed`` is told of a batch in any case.
         """
         self.window = window
         self.compression = ""
