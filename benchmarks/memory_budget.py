@@ -84,7 +84,7 @@ class Trial:
     @property
     def environment(self) -> dict[str, str] | None:
         """Of both processes; None: that of this one."""
-        if self.kind == "threads":
+        if self.kind in PULLING:  # glibc keeps blocks of this size that are freed
             return {**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072"}
         return None
 

@@ -106,7 +106,16 @@ def names() -> st.SearchStrategy[str]:
 @st.composite
 def fields(draw: st.DrawFn, kinds: st.SearchStrategy[pa.DataType]) -> pa.Field:
     kind = draw(kinds)
-    return pa.field(draw(names()), kind, nullable=draw(st.booleans()) or kind == pa.null())
+    return pa.field(draw(names()), kind, nullable=draw(st.booleans()) or _has_nulls_alone(kind))
+
+
+def _has_nulls_alone(kind: pa.DataType) -> bool:
+    """Whether some rows can only be null, so that a field of this type must be nullable."""
+    if pa.types.is_run_end_encoded(kind) or pa.types.is_dictionary(kind):
+        return _has_nulls_alone(kind.value_type)
+    if pa.types.is_union(kind):
+        return any(_has_nulls_alone(kind.field(i).type) for i in range(kind.num_fields))
+    return pa.types.is_null(kind)
 
 
 def types(*, dictionaries: bool = True) -> st.SearchStrategy[pa.DataType]:
