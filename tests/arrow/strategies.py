@@ -115,7 +115,7 @@ def _has_nulls_alone(kind: pa.DataType) -> bool:
         return _has_nulls_alone(kind.value_type)
     if pa.types.is_union(kind):
         return any(_has_nulls_alone(kind.field(i).type) for i in range(kind.num_fields))
-    return pa.types.is_null(kind)
+    return bool(pa.types.is_null(kind))
 
 
 def types(*, dictionaries: bool = True) -> st.SearchStrategy[pa.DataType]:
