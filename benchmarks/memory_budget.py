@@ -19,8 +19,8 @@ One such call is made first, and the memory that each process has then (VmRSS) i
 peak in all that follows (VmHWM). The exit status is 1 if a call fails, or if a peak is above the
 budget, one batch (of those that calls pull: two) and a tenth of all that.
 
-The processes of ``clients`` and ``threads`` run with MALLOC_MMAP_THRESHOLD_=131072. Otherwise glibc keeps freed
-memory for each thread, and the peak measures that instead of what calls hold.
+The processes of ``clients`` and ``threads`` run with MALLOC_MMAP_THRESHOLD_=131072. Otherwise
+glibc keeps freed memory for each thread, and the peak measures that instead of what calls hold.
 """
 
 from __future__ import annotations
