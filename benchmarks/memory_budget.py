@@ -82,6 +82,11 @@ class Trial:
         return Config(flow=flow, timing=Timing(progress_deadline=600))
 
     @property
+    def client_config(self) -> Config:
+        """Where the service is measured, its clients send all that they have at once."""
+        return self.config if self.kind in PULLING else Config(timing=self.config.timing)
+
+    @property
     def environment(self) -> dict[str, str] | None:
         """Of both processes; None: that of this one."""
         if self.kind in PULLING:  # glibc keeps blocks of this size that are freed
@@ -187,7 +192,7 @@ def fresh(trial: Trial) -> Iterator[pa.RecordBatch]:
 
 def call_in_threads(trial: Trial, address: str) -> dict[str, Any]:
     """The client's process, with a thread for each call."""
-    client = SyncClient(address, config=trial.config)
+    client = SyncClient(address, config=trial.client_config)
 
     def one(_: int) -> int:
         stream = client.exchange("one row", fresh(trial), schema=SCHEMA)
@@ -236,7 +241,9 @@ async def call(trial: Trial, address: str) -> dict[str, Any]:
         batches = [batch] * max(1, trial.size // COLLECTED if trial.kind == "collect" else 1)
         return (await client.sink(trial.kind, batches, schema=SCHEMA))["rows"]
 
-    clients = [await Client.connect(address, config=trial.config) for _ in range(trial.connections)]
+    clients = [
+        await Client.connect(address, config=trial.client_config) for _ in range(trial.connections)
+    ]
     wanted = trial.size // 8
     if trial.kind == "collect":
         wanted = trial.size // COLLECTED * (COLLECTED // 8)
