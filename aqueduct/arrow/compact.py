@@ -26,7 +26,7 @@ from aqueduct._speedups.arrow_views import (
     move_bits,
     rewrite,
 )
-from aqueduct.arrow.taking import taken
+from aqueduct.arrow.taking import numbers_below, taken
 
 __all__ = ["Compactor", "has_slack"]
 
@@ -101,7 +101,7 @@ def _cut_of(kind: pa.DataType) -> _Cut | None:
         return _cut_views
     if types.is_list_view(kind) or types.is_large_list_view(kind):
         large = types.is_large_list_view(kind)
-        return _list_views(large, _cut_of(kind.value_type))
+        return _list_views(large, _has_list_views(kind.value_type), _cut_of(kind.value_type))
     if types.is_union(kind):
         cuts = [_cut_of(kind.field(i).type) for i in range(kind.num_fields)]
         if kind.mode == "dense":
@@ -164,7 +164,7 @@ def _cut_views(array: pa.Array) -> pa.Array:
     )
 
 
-def _list_views(large: bool, inner: _Cut | None) -> _Cut:
+def _list_views(large: bool, nested: bool, inner: _Cut | None) -> _Cut:
     def cut(array: pa.Array) -> pa.Array:
         validity, starts, counts = array.buffers()[:3]
         bits = validity if array.null_count else None
@@ -174,7 +174,7 @@ def _list_views(large: bool, inner: _Cut | None) -> _Cut:
             return array
         scattered, apart = _pays(high - low, used), high - low < len(values)
         if scattered:
-            found = array.flatten()
+            found = _flattened(array, values) if nested else array.flatten()
         else:
             found = values.slice(low, high - low) if apart else values
         cut_found = _cut_child(found, inner)
@@ -194,6 +194,31 @@ def _list_views(large: bool, inner: _Cut | None) -> _Cut:
         )
 
     return cut
+
+
+def _flattened(array: pa.Array, values: pa.Array) -> pa.Array:
+    """The values of all rows of a list view, in order; they have list views inside, too.
+
+    Arrow's ``flatten`` copies what these refer to once for each row. That may be more than the ends
+    of runs can count. So rows are taken out by their numbers.
+    """
+    numbers = numbers_below(len(values))
+    form = pa.large_list_view if pa.types.is_large_list_view(array.type) else pa.list_view
+    buffers = array.buffers()[:3]
+    numbered = pa.Array.from_buffers(
+        form(numbers.type), len(array), buffers, offset=array.offset, children=[numbers]
+    )
+    return taken(values, numbered.flatten())
+
+
+def _has_list_views(kind: pa.DataType) -> bool:
+    if isinstance(kind, pa.BaseExtensionType):
+        return _has_list_views(kind.storage_type)
+    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
+        return True
+    if pa.types.is_run_end_encoded(kind) or pa.types.is_dictionary(kind):
+        return _has_list_views(kind.value_type)
+    return any(_has_list_views(kind.field(i).type) for i in range(kind.num_fields))
 
 
 def _dense(kind: pa.UnionType, cuts: list[_Cut | None]) -> _Cut:

@@ -13,7 +13,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["rows_where", "taken"]
+__all__ = ["numbers_below", "rows_where", "taken"]
 
 _VIEW: Final = pa.binary(16)
 """What stands in an array of views for each of its values."""
@@ -26,11 +26,11 @@ def rows_where(
     try:
         kept: list[pa.RecordBatch] = pa.Table.from_batches([batch]).filter(condition).to_batches()
         return kept
-    except pa.ArrowNotImplementedError:  # of a column that the condition may not even look at
-        pass
+    except pa.ArrowNotImplementedError:
+        pass  # Arrow filters no table with such a column, whatever the condition looks at
     looked_at = [name for name in batch.schema.names if name in columns]
     number = "".join(looked_at) + "#"  # no column has this name
-    numbers = _numbers(batch.num_rows)
+    numbers = numbers_below(batch.num_rows)
     arrays = [*(batch.column(name) for name in looked_at), numbers]
     found = pa.table(arrays, names=[*looked_at, number]).filter(condition)[number]
     rows = found.combine_chunks()
@@ -54,8 +54,8 @@ def taken(array: pa.Array, rows: pa.Array) -> pa.Array:
         return _runs(array, rows)
     try:
         return array.take(rows)
-    except pa.ArrowNotImplementedError:  # something inside
-        pass
+    except pa.ArrowNotImplementedError:
+        pass  # Arrow takes no rows out of a type inside; below it is taken apart
     if types.is_struct(kind):
         children = [taken(array.field(place), rows) for place in range(kind.num_fields)]
         there = _validity_taken(array, rows)
@@ -75,7 +75,7 @@ def _views(array: pa.Array, rows: pa.Array) -> pa.Array:
 
 
 def _runs(array: pa.Array, rows: pa.Array) -> pa.Array:
-    numbered = pa.RunEndEncodedArray.from_arrays(array.run_ends, _numbers(len(array.values)))
+    numbered = pa.RunEndEncodedArray.from_arrays(array.run_ends, numbers_below(len(array.values)))
     places = pc.run_end_decode(numbered.slice(array.offset, len(array))).take(rows)
     made = pc.run_end_encode(places, run_end_type=array.type.run_end_type)
     values = taken(array.values, made.values)
@@ -117,7 +117,7 @@ def _lists(array: pa.Array, rows: pa.Array) -> pa.Array:
     """Lists and maps: Arrow takes out of lists of numbers, which say where values are."""
     kind, types = array.type, pa.types
     child = array.values
-    numbers = _numbers(len(child))
+    numbers = numbers_below(len(child))
     if types.is_fixed_size_list(kind):
         form = pa.list_(pa.int64(), kind.list_size)
     else:
@@ -132,8 +132,8 @@ def _lists(array: pa.Array, rows: pa.Array) -> pa.Array:
     )
 
 
-def _numbers(count: int) -> pa.Array:
-    """0, 1, 2 and so on."""
+def numbers_below(count: int) -> pa.Array:
+    """The integers from 0 to ``count`` - 1."""
     ends = pc.cumulative_sum(pa.repeat(1, count))
     return pc.subtract(ends, 1)
 

@@ -70,6 +70,27 @@ def test_slices_of_every_type_cost_about_the_whole(schema, seed, first):
     check_slices(batch, 12)
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.list_view(pa.list_view(pa.run_end_encoded(pa.int16(), pa.int8()))),
+        pa.large_list_view(
+            pa.struct({"a": pa.list_view(pa.run_end_encoded(pa.int16(), pa.utf8()))})
+        ),
+    ],
+    ids=["list views", "a struct"],
+)
+@pytest.mark.parametrize("nullable", [True, False])
+def test_slices_of_list_views_in_list_views_do_not_multiply_their_runs(kind, nullable):
+    schema = pa.schema([pa.field("x", kind, nullable=nullable)])
+    encoder, decoder = Encoder(schema), Decoder(schema, checks="full")
+    for seed in range(10):
+        batch = make_batch(schema, 1200, random.Random(seed))
+        for part in slices_of(batch, 12):
+            found = decoder.decode(b"".join(encoder.encode(part).buffers))
+            assert found.to_pylist() == part.to_pylist()
+
+
 def from_dense(offsets, children):
     codes = pa.array([n % len(children) for n in range(len(offsets))], pa.int8())
     return pa.UnionArray.from_dense(codes, pa.array(offsets, pa.int32()), children)
