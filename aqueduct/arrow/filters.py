@@ -341,6 +341,8 @@ def _in(field: pc.Expression, values: tuple[Any, ...], floating: bool) -> pc.Exp
     made = field.isin(pa.array(plain)) if plain else pc.scalar(False)
     if len(plain) < len(wanted):
         made = made | pc.is_nan(field)
+    if floating and 0 in plain:
+        made = made | (field == 0.0)  # to ``isin``, 0.0 and -0.0 are two values
     # A null among the values makes every row that has none of the others unknown.
     return _valid(field, pc.if_else(made, True, _NULL) if len(wanted) < len(values) else made)
 

@@ -137,6 +137,15 @@ FILTERS = st.recursive(
 )
 
 
+@pytest.mark.parametrize("zero", [0.0, -0.0, 0])
+def test_both_zeros_are_in_a_list_that_has_one(zero):
+    table = pa.Table.from_pylist([{"f": 0.0}, {"f": -0.0}, {"f": 2.0}, {"f": None}], schema=SCHEMA)
+    wanted = Filter("in", ("f",), (zero, 1.0)).expression(SCHEMA)
+    assert table.filter(wanted)["f"].to_pylist() == [0.0, 0.0]
+    others = Filter("not", parts=(Filter("in", ("f",), (zero, None)),)).expression(SCHEMA)
+    assert table.filter(others).num_rows == 0  # of the null, and beside the null, it is unknown
+
+
 @given(FILTERS, ROWS)
 def test_arrow_keeps_the_rows_that_the_model_keeps(filter, rows):
     table = pa.Table.from_pylist(rows, schema=SCHEMA)
