@@ -348,6 +348,7 @@ async def test_a_call_of_one_batch_counts_until_its_handler_has_returned() -> No
 
 def test_what_is_charged_is_shown() -> None:
     with sync_client(Service("shown", config=narrow()), "tcp", config=narrow()) as client:
+        until_seen(lambda: process().sending.used == 0)  # the first frames of both sides have left
         shot = client._client.connection.snapshot()
     flow = narrow().flow
     assert shot.process_receive_budget == flow.process_receive_bytes
