@@ -1,7 +1,7 @@
 """The header keys of the Arrow call convention, and their values read with suspicion.
 
 Keys follow the advice of Aqueduct's header data: a short name, a dash and six random hexadecimal
-digits, fixed for ever; a change of meaning gets a new key. ``ARCHITECTURE.md`` has the whole
+digits, fixed for ever; a change of meaning gets a new key. ``docs/protocols/arrow-calls.md`` has the whole
 convention byte for byte.
 """
 
