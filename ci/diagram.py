@@ -1,4 +1,4 @@
-"""Draws the life of a channel into docs/design/channel-life.md, from the tables that the core obeys.
+"""Draws the life of a channel into docs/design/channel-life.md, from the tables of the core.
 
     python ci/diagram.py           rewrites the two pictures
     python ci/diagram.py --check   exits with 1 if they are not what the tables say
