@@ -1,4 +1,4 @@
-"""Draws the life of a channel into ARCHITECTURE.md, from the tables that the core obeys.
+"""Draws the life of a channel into docs/design/channel-life.md, from the tables of the core.
 
     python ci/diagram.py           rewrites the two pictures
     python ci/diagram.py --check   exits with 1 if they are not what the tables say
@@ -22,7 +22,7 @@ from aqueduct.protocol.channels.state import RECEIVER, SENDER, ReceiverState, Se
 
 __all__ = ["PAGE", "diagram", "redrawn"]
 
-PAGE: Final = Path(__file__).resolve().parents[1] / "ARCHITECTURE.md"
+PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "design" / "channel-life.md"
 Table = Mapping[tuple[Any, Any], Any]
 
 PICTURES: Final[Mapping[str, tuple[Table, Enum, Enum]]] = {

@@ -41,6 +41,7 @@ def carrier(request):
     return request.param
 
 
+@pytest.mark.requirement("AC-38")
 @pytest.mark.parametrize("handler", list(ENDS))
 async def test_a_stream_that_is_closed_ends_the_handler(carrier, handler):
     watched = Watched()
@@ -81,6 +82,7 @@ async def test_a_source_that_is_left_early_is_ended(carrier, handler):
         await watched.idle()
 
 
+@pytest.mark.requirement("AC-38")
 @pytest.mark.parametrize("handler", ["sink", "async sink"])
 async def test_a_sink_that_is_cancelled_ends_the_handler(carrier, handler):
     watched = Watched()
@@ -231,6 +233,7 @@ async def test_a_client_that_vanishes_in_the_middle_of_a_batch(carrier, handler)
         await watched.idle()
 
 
+@pytest.mark.requirement("AC-37")
 @pytest.mark.parametrize("how", ["finish", "cancel"])
 async def test_a_batch_that_is_never_whole(how):
     watched = Watched()

@@ -48,6 +48,8 @@ def sizes(service, before=None):
     return found["bytes_in"] - before["bytes_in"], found["bytes_out"] - before["bytes_out"]
 
 
+@pytest.mark.requirement("AC-41")
+@pytest.mark.requirement("AC-39")
 @pytest.mark.parametrize("name", ["lz4", "zstd"])
 async def test_both_ways_once_it_is_agreed(service, name):
     async with connected(service, "quic") as client:
@@ -83,6 +85,7 @@ async def test_sources_and_sinks_too(service):
         assert 0 < sizes(service, before)[0] < 0.1 * SIZE
 
 
+@pytest.mark.requirement("AC-39")
 async def test_never_by_itself(service):
     async with connected(service) as client:
         assert await everything(client.exchange("echo", [WORDY])) == [WORDY]
@@ -102,6 +105,7 @@ async def test_the_address_may_ask_for_it(service):
             assert sizes(service, before)[1] > 4 * SIZE
 
 
+@pytest.mark.requirement("AC-39")
 async def test_a_service_may_not_want_it():
     service = aqueduct.Service("plain", config=config(calls={"compressions": ()}))
     service.handler("echo")(lambda batch: batch)
@@ -137,6 +141,7 @@ async def test_names_that_are_none(service):
         await Client.connect("memory://x?compression=gzip")
 
 
+@pytest.mark.requirement("AC-5")
 def test_words_of_other_versions_are_no_matter():
     head = CallHead("h", "source", compressions=("brotli", "lz4"))
     headers, payload = head.encode()
@@ -146,6 +151,7 @@ def test_words_of_other_versions_are_no_matter():
     assert Hello.decode(headers, b"", kind="sink") == Hello(None, "lz4")
 
 
+@pytest.mark.requirement("AC-40")
 async def test_a_compression_that_was_not_asked_for_is_refused(service, monkeypatch):
     encode = Hello.encode
     monkeypatch.setattr(Hello, "encode", lambda hello: encode(Hello(hello.schema, "zstd")))

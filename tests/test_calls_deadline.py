@@ -37,6 +37,7 @@ def carrier(request):
     return request.param
 
 
+@pytest.mark.requirement("AC-10")
 @pytest.mark.parametrize("handler", ["stuck", "async stuck", "function", "coroutine"])
 async def test_a_deadline_ends_both_sides(carrier, handler):
     watched = Watched()
@@ -121,6 +122,7 @@ async def test_slow_is_not_stuck(carrier):
         assert len(answers) == 7
 
 
+@pytest.mark.requirement("AC-66")
 @pytest.mark.parametrize("handler", ["generator", "async generator", "source", "function"])
 async def test_an_application_may_take_its_time(carrier, handler):
     """The client's own work between two batches is no fault of the service, nor of the client."""
@@ -188,6 +190,7 @@ async def test_a_client_that_is_silent_is_given_up(carrier, handler):
             await watched.wait(watched.ended)
 
 
+@pytest.mark.requirement("AC-67")
 @pytest.mark.parametrize("handler", ["generator", "async generator", "stuck"])
 async def test_signs_of_life_keep_what_waits_for_the_client_alone(handler):
     watched = Watched(config=PATIENT)

@@ -102,6 +102,7 @@ def failing(where):
     return service
 
 
+@pytest.mark.requirement("AC-51")
 @pytest.mark.parametrize(
     "handler", ["function", "concurrent", "coroutine", "generator", "async generator"]
 )

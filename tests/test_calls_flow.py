@@ -95,6 +95,7 @@ def hundredfold_and_sort(**options):
     return service
 
 
+@pytest.mark.requirement("AC-33")
 @pytest.mark.parametrize("handler", ["hundredfold", "async hundredfold"])
 @pytest.mark.parametrize("in_flight", [1, 3])
 async def test_a_hundred_answers_to_each_batch(carrier, handler, in_flight):
@@ -104,6 +105,7 @@ async def test_a_hundred_answers_to_each_batch(carrier, handler, in_flight):
     assert [answer["id"][0].as_py() for answer in answers] == [n // 100 for n in range(1000)]
 
 
+@pytest.mark.requirement("AC-35")
 @pytest.mark.parametrize("handler", ["sort", "async sort", "filter"])
 @pytest.mark.parametrize("in_flight", [1, 3])
 async def test_no_answer_before_the_end(carrier, handler, in_flight):

@@ -84,6 +84,7 @@ async def test_a_batch_with_a_nested_null_is_refused_before_it_is_sent(carrier):
         assert (await client.call("echo", GOOD)).equals(GOOD)
 
 
+@pytest.mark.requirement("AC-26")
 async def test_a_nested_null_of_a_peer_is_refused_where_it_comes(carrier):
     """A client of another library may not look for it."""
     async with connected(make(), carrier) as client:

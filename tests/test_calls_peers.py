@@ -88,6 +88,7 @@ async def other_service(address, answer):
     return await serve(on_connection, address)
 
 
+@pytest.mark.requirement("AC-20")
 @pytest.mark.parametrize("how", ["drop", "finish", "nonsense", "hello only", "close"])
 async def test_a_server_that_is_no_service(how):
     async def answer(connection, message):
@@ -118,6 +119,7 @@ async def test_a_server_that_is_no_service(how):
             await everything(client.exchange("echo", [numbers(1)]))
 
 
+@pytest.mark.requirement("AC-36")
 async def test_a_sink_that_answers():
     async def answer(connection, message):
         output, status = message.attachments[1].handle, message.attachments[2].handle
@@ -150,6 +152,8 @@ async def raw():
         yield connection
 
 
+@pytest.mark.requirement("AC-6")
+@pytest.mark.requirement("AC-15")
 async def test_a_message_that_is_no_call(raw):
     call = RawCall(raw, headers=((b"hello", b"world"),))
     error = await call.end()
@@ -163,6 +167,7 @@ async def test_a_message_that_is_no_call(raw):
     assert await good.end() is None  # the connection goes on
 
 
+@pytest.mark.requirement("AC-15")
 async def test_channels_that_point_the_wrong_way(raw):
     one, _ = channel()
     _, into = channel()
@@ -174,6 +179,8 @@ async def test_channels_that_point_the_wrong_way(raw):
     assert isinstance(error, BadCall) and "point the wrong way" in str(error)
 
 
+@pytest.mark.requirement("AC-16")
+@pytest.mark.requirement("AC-31")
 @pytest.mark.parametrize("handler", ["echo", "swallows"])
 @pytest.mark.parametrize(
     ("headers", "payload", "words"),

@@ -59,6 +59,7 @@ async def test_a_service_without_handlers_says_so(service):
             await everything(client.exchange("x", [numbers(1)]))
 
 
+@pytest.mark.requirement("AC-65")
 @pytest.mark.parametrize(
     ("sent", "words", "column", "wanted", "got"),
     [
@@ -112,6 +113,7 @@ async def test_null_values_where_none_are_wanted(service, carrier):
             await everything(client.exchange("certain", [holed], schema=certain))
 
 
+@pytest.mark.requirement("AC-65")
 async def test_another_output_than_the_client_expects(service, carrier):
     called = []
 

@@ -91,6 +91,7 @@ def shapes(seen=None, **options):
     return service
 
 
+@pytest.mark.requirement("AC-55")
 @pytest.mark.parametrize("handler", SHAPES)
 async def test_a_batch_goes_there_and_one_comes_back(carrier, handler):
     service = shapes()
@@ -206,6 +207,7 @@ async def test_none_several_and_many_answers(carrier, handler):
         assert many["id"][-1].as_py() == 1598
 
 
+@pytest.mark.requirement("AC-61")
 async def test_more_answers_than_one_message_may_hold_though_they_are_small(carrier):
     service = aqueduct.Service("test")
 
@@ -219,6 +221,7 @@ async def test_more_answers_than_one_message_may_hold_though_they_are_small(carr
         assert (await client.call_table("rows", numbers(1))).column("id").num_chunks == 129
 
 
+@pytest.mark.requirement("AC-58")
 @pytest.mark.parametrize("handler", SHAPES)
 async def test_what_does_not_fit_travels_as_an_exchange(carrier, handler):
     seen: list[Any] = []
@@ -233,6 +236,7 @@ async def test_what_does_not_fit_travels_as_an_exchange(carrier, handler):
     assert len(seen) == len(sizes)
 
 
+@pytest.mark.requirement("AC-55")
 @pytest.mark.parametrize("handler", ["times", "times in a thread"])
 async def test_a_large_answer_is_worked_out_once(carrier, handler):
     seen: list[Any] = []
@@ -379,6 +383,7 @@ async def test_too_many_calls_of_a_connection_are_busy(carrier):
         await until(lambda: not service.counters()["open_calls"])
 
 
+@pytest.mark.requirement("AC-60")
 @pytest.mark.parametrize("handler", SHAPES)
 async def test_what_a_handler_raises_comes_with_its_traceback(carrier, handler):
     service = aqueduct.Service("test")

@@ -49,6 +49,7 @@ def carrier(request):
     return request.param
 
 
+@pytest.mark.requirement("AC-62")
 @pytest.mark.parametrize("handler", HANDLERS)
 async def test_a_call_whose_task_is_cancelled_ends_the_handler(carrier, handler):
     watched = Watched()
@@ -220,6 +221,8 @@ WRONG = {
 }
 
 
+@pytest.mark.requirement("AC-6")
+@pytest.mark.requirement("AC-56")
 @pytest.mark.parametrize("wrong", WRONG)
 async def test_a_malformed_call_is_refused_and_does_no_harm(wrong, carrier):
     headers, payload = WRONG[wrong]
@@ -268,6 +271,7 @@ async def end_of(status):
     return Status.decode(message.headers, message.payload).to_exception()
 
 
+@pytest.mark.requirement("AC-15")
 async def test_attachments_of_a_call_that_are_none():
     """Each set of channels is ended; where there is a sender, it says why."""
     async with RawEcho() as (service, connection):
@@ -364,6 +368,7 @@ async def test_a_good_answer_by_hand():
             await client.call("any", numbers(7), output_schema=PAIRS)
 
 
+@pytest.mark.requirement("AC-59")
 @pytest.mark.parametrize("name", BAD_ANSWERS)
 async def test_a_bad_answer_is_an_error_and_nothing_else(name):
     async with Answering(*BAD_ANSWERS[name]) as client:
@@ -374,6 +379,7 @@ async def test_a_bad_answer_is_an_error_and_nothing_else(name):
         await until(lambda: client.connection.snapshot().channel_count == 1)
 
 
+@pytest.mark.requirement("AC-53")
 async def test_a_status_of_an_unknown_word():
     headers, payload = ((wire.STATUS, b"strange"),), json.dumps({"message": "odd"}).encode()
     async with Answering(headers, payload) as client:
@@ -381,6 +387,7 @@ async def test_a_status_of_an_unknown_word():
             await client.call("any", numbers(1))
 
 
+@pytest.mark.requirement("AC-61")
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("side", ["senders", "receivers"])
 async def test_a_hello_with_channels_that_are_none(count, side):
@@ -399,6 +406,7 @@ async def test_a_hello_with_channels_that_are_none(count, side):
         assert client.connection._holds == 1
 
 
+@pytest.mark.requirement("AC-61")
 async def test_answers_that_follow_by_hand_and_stop_in_the_middle():
     pairs: list[Any] = []
 

@@ -66,6 +66,9 @@ class Turns:
         self.gates.setdefault(value, threading.Event()).set()
 
 
+@pytest.mark.requirement("AC-45")
+@pytest.mark.requirement("AC-46")
+@pytest.mark.requirement("AC-48")
 @pytest.mark.parametrize("coroutine", [False, True])
 async def test_answers_come_as_they_are_made(carrier, coroutine):
     service = aqueduct.Service("test")
@@ -141,6 +144,7 @@ async def test_answers_larger_than_a_message_come_as_they_are_made():
             assert await everything(stream) == []
 
 
+@pytest.mark.requirement("AC-46")
 @pytest.mark.parametrize("shape", ["generator", "async generator"])
 async def test_other_handlers_keep_the_order_and_end_with_their_failure(shape):
     service = aqueduct.Service("test")
@@ -189,6 +193,7 @@ def picky(service, **options):
         return batch
 
 
+@pytest.mark.requirement("AC-49")
 @pytest.mark.parametrize("ordered", [True, False])
 async def test_a_batch_that_fails_does_not_end_the_call(carrier, ordered):
     service = aqueduct.Service("test")
@@ -280,6 +285,7 @@ async def test_without_the_wish_a_failure_ends_the_call():
         assert stream.traits == {"one-to-one"}
 
 
+@pytest.mark.requirement("AC-50")
 async def test_the_end_of_the_service_is_no_failure_of_a_batch(carrier):
     service = aqueduct.Service("test")
     turns = Turns(service, coroutine=True)
@@ -368,6 +374,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.requirement("AC-34")
 async def test_an_answer_to_no_batch_has_the_number_0():
     for cut in (40, 1 << 20):  # by the general way, and by the quick one
         server, address = await other(*answer(0, cut=cut))
@@ -376,6 +383,10 @@ async def test_an_answer_to_no_batch_has_the_number_0():
             assert values(await everything(stream)) == [[1]] and stream.number == 0
 
 
+@pytest.mark.requirement("AC-33")
+@pytest.mark.requirement("AC-34")
+@pytest.mark.requirement("AC-48")
+@pytest.mark.requirement("AC-49")
 @pytest.mark.parametrize(("traits", "messages", "text"), HOSTILE.values(), ids=HOSTILE)
 async def test_services_that_do_not_keep_to_it(traits, messages, text):
     server, address = await other(*messages, traits=traits)
@@ -390,6 +401,7 @@ async def test_services_that_do_not_keep_to_it(traits, messages, text):
                     assert not stream.over
 
 
+@pytest.mark.requirement("AC-47")
 async def test_what_was_not_wished_for_is_not_taken_as_granted():
     server, address = await other(*answer(1), *answer(0), traits=("one-to-one", "as-completed"))
     async with server, await Client.connect(address) as client:

@@ -143,6 +143,7 @@ def test_a_name_that_cannot_be_sent_is_refused(service, name):
         service.handler(name)(function)
 
 
+@pytest.mark.requirement("AC-9")
 def test_names_of_the_library_are_reserved(service):
     with pytest.raises(ConfigError, match=r"names that begin with 'aqueduct.' are the library's"):
         service.handler("aqueduct.describe")(function)

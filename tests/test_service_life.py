@@ -177,6 +177,7 @@ async def test_the_counters(service):
     assert list(after) == list(nothing)
 
 
+@pytest.mark.requirement("AC-68")
 def test_a_service_describes_itself():
     service = aqueduct.Service("life", description="What it is for.")
     service.handler("echo")(lambda batch: batch)

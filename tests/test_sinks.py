@@ -49,6 +49,7 @@ def wait_for(condition: Callable[[], object]) -> None:
 # What happens when all goes well
 
 
+@pytest.mark.requirement("AC-82")
 def test_a_run_is_written_in_order(shelf: Shelf, sink: RemoteSink) -> None:
     prepared = write(sink, attempt(4, 9), 1, 2)
     assert prepared.receipt == {"rows": 2, "of": [1, None]}
@@ -64,6 +65,7 @@ def test_a_run_is_written_in_order(shelf: Shelf, sink: RemoteSink) -> None:
     ]
 
 
+@pytest.mark.requirement("AC-88")
 def test_exactly_the_named_attempts_are_committed_and_the_others_aborted(
     shelf: Shelf, sink: RemoteSink
 ) -> None:
@@ -82,6 +84,7 @@ def test_exactly_the_named_attempts_are_committed_and_the_others_aborted(
     assert shelf.staged == {}
 
 
+@pytest.mark.requirement("AC-89")
 def test_a_repeated_commit_reaches_the_sink_which_does_nothing(
     shelf: Shelf, sink: RemoteSink
 ) -> None:
@@ -126,6 +129,7 @@ def test_many_attempts_at_once(shelf: Shelf) -> None:
     assert shelf.rows == sorted(list(range(1000)) * 8)
 
 
+@pytest.mark.requirement("AC-82")
 def test_what_a_sink_tells_of_itself(sink: RemoteSink) -> None:
     found = sink.look()
     assert found.schema is not None and found.schema.equals(NUMBERS)
@@ -147,6 +151,7 @@ def test_a_service_names_its_sinks(
 # Attempts that come to nothing
 
 
+@pytest.mark.requirement("AC-87")
 def test_an_iterable_that_raises_aborts_its_attempt(shelf: Shelf, sink: RemoteSink) -> None:
     def batches() -> Iterator[pa.RecordBatch]:
         yield numbers(1)
@@ -214,6 +219,7 @@ def test_a_receipt_must_be_json(shelf: Shelf, sink: RemoteSink, monkeypatch: Any
     assert shelf.asked_for("abort") == [("abort", 0, 0)]
 
 
+@pytest.mark.requirement("AC-84")
 def test_a_receipt_has_a_limit(shelf: Shelf, monkeypatch: Any) -> None:
     monkeypatch.setattr(Book, "prepare", lambda book: "x" * 99)
     with sync_client(service_with(shelf, config(sinks={"receipt_bytes": 100}))) as client:
@@ -258,6 +264,7 @@ def test_attempts_have_a_limit(shelf: Shelf) -> None:
         write(sink, attempt(2, execution="another"), 2)
 
 
+@pytest.mark.requirement("AC-87")
 def test_an_attempt_is_made_once(sink: RemoteSink) -> None:
     write(sink, attempt(1, 2), 1)
     with pytest.raises(BadCall, match=r"partition 1 of run 'run 1' .* already, or did"):
@@ -267,6 +274,7 @@ def test_an_attempt_is_made_once(sink: RemoteSink) -> None:
 # Runs that come to nothing
 
 
+@pytest.mark.requirement("AC-90")
 def test_an_abort_takes_all_that_is_known_of_the_run(shelf: Shelf, sink: RemoteSink) -> None:
     write(sink, attempt(0, 1), 1)
     named = write(sink, attempt(1, 2), 1)
@@ -280,6 +288,7 @@ def test_an_abort_takes_all_that_is_known_of_the_run(shelf: Shelf, sink: RemoteS
     assert shelf.rows == [5]
 
 
+@pytest.mark.requirement("AC-90")
 def test_an_abort_of_one_execution_leaves_the_others(shelf: Shelf, sink: RemoteSink) -> None:
     old, new = attempt(0, 1, execution="old"), attempt(0, 1, execution="new")
     write(sink, old, 1)
@@ -290,6 +299,7 @@ def test_an_abort_of_one_execution_leaves_the_others(shelf: Shelf, sink: RemoteS
     assert shelf.rows == [2]
 
 
+@pytest.mark.requirement("AC-90")
 def test_an_abort_stops_attempts_that_are_open(shelf: Shelf, sink: RemoteSink) -> None:
     def batches() -> Iterator[pa.RecordBatch]:
         yield numbers(1)
@@ -302,6 +312,7 @@ def test_an_abort_stops_attempts_that_are_open(shelf: Shelf, sink: RemoteSink) -
     assert shelf.asked_for("write", "prepare", "abort") == [("write", 0, 0, 1), ("abort", 0, 0)]
 
 
+@pytest.mark.requirement("AC-90")
 @pytest.mark.parametrize("end", ["commit", "abort"])
 def test_a_late_attempt_of_an_execution_that_is_over_is_refused(
     shelf: Shelf, sink: RemoteSink, end: str
@@ -328,6 +339,7 @@ def test_an_execution_without_a_name_is_not_over(shelf: Shelf, sink: RemoteSink)
     write(sink, attempt(0, 2, execution=""), 1)
 
 
+@pytest.mark.requirement("AC-88")
 def test_a_commit_that_raises_commits_nothing_and_may_be_repeated(
     shelf: Shelf, sink: RemoteSink
 ) -> None:
@@ -356,6 +368,7 @@ def test_losers_that_cannot_be_aborted_do_not_undo_a_commit(
     assert shelf.asked[-1] == ("abort run", "run 1", [(0, 0), (0, 2)])
 
 
+@pytest.mark.requirement("AC-89")
 async def test_a_commit_goes_on_when_its_client_goes(shelf: Shelf) -> None:
     service = service_with(shelf)
     async with connected(service, "quic") as client:
@@ -397,6 +410,7 @@ async def test_a_commit_whose_client_left_before_its_turn_is_not_made(shelf: She
 # Time to live, and what former processes left
 
 
+@pytest.mark.requirement("AC-91")
 async def test_what_nobody_commits_is_aborted_after_its_time(shelf: Shelf) -> None:
     service = service_with(shelf, time_to_live=0.2)
     async with connected(service, "quic") as client:
@@ -492,6 +506,7 @@ def test_an_answer_that_does_not_count_what_was_sent_is_refused(monkeypatch: Any
             write(RemoteSink(client, "shelf"), attempt(), 1, 2)
 
 
+@pytest.mark.requirement("AC-87")
 async def test_an_abandoned_call_is_no_end_of_its_batches(shelf: Shelf) -> None:
     service = service_with(shelf)
     async with connected(service, "quic") as client:

@@ -83,6 +83,8 @@ def test_a_sink_that_is_not_there_is_named() -> None:
 HEADER = json.loads(attempt().to_json())
 
 
+@pytest.mark.requirement("AC-84")
+@pytest.mark.requirement("AC-85")
 @pytest.mark.parametrize(
     ("header", "text"),
     [
@@ -121,6 +123,8 @@ SETTLE = {"version": 1, "run": "r", "overwrite": False, "execution": None, "atte
 ENTRY = {"execution": "", "stage": 0, "partition": 0, "task": 0, "receipt": None}
 
 
+@pytest.mark.requirement("AC-83")
+@pytest.mark.requirement("AC-84")
 @pytest.mark.parametrize("what", [COMMIT, ABORT])
 @pytest.mark.parametrize(
     ("document", "text"),

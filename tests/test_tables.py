@@ -141,6 +141,7 @@ async def test_a_generator_is_a_table_of_one_split(service, carrier):
     assert words is not None
 
 
+@pytest.mark.requirement("AC-72")
 async def test_splits_are_read_one_by_one(service):
     @service.table("words", schema=SCHEMA, splits=[[0, 2], [2, 2], [2, 5]])
     async def words(split, request):
@@ -173,6 +174,7 @@ async def test_splits_know_what_is_wanted(service):
     assert seen == [("words", ("x", "id"), 3, "v")]
 
 
+@pytest.mark.requirement("AC-78")
 async def test_only_the_columns_that_are_expected_leave(service):
     seen = []
 
@@ -291,6 +293,7 @@ async def test_a_table_chooses_its_filters(service):
 # Streams
 
 
+@pytest.mark.requirement("AC-76")
 @pytest.mark.parametrize("kind", [Log, AsyncLog])
 async def test_offsets(service, kind):
     log = kind()
@@ -317,6 +320,7 @@ async def test_offsets(service, kind):
         assert answer.splits == ([0, 10], [10, 20], [20, 25])
 
 
+@pytest.mark.requirement("AC-76")
 async def test_a_table_without_offsets_is_no_stream(service):
     service.table("words", schema=SCHEMA)(lambda: (yield rows(0, 1)))
     service.table("log", Log())
@@ -391,6 +395,7 @@ async def test_other_results_that_are_none(service):
             [batch async for batch in client.source(READ + "log")]
 
 
+@pytest.mark.requirement("AC-73")
 async def test_a_hostile_question_is_a_bad_call_and_the_service_lives(service):
     service.table("words", schema=SCHEMA)(lambda: (yield rows(0, 1)))
     async with connected(service) as client:
@@ -447,6 +452,7 @@ async def test_limits_and_leave_are_those_of_calls():
         gate.set()
 
 
+@pytest.mark.requirement("AC-71")
 async def test_tables_are_described(service):
     service.table("log", Log())
     service.table("any", schema=lambda call: SCHEMA, description="Anything.")(lambda: (yield))
@@ -488,6 +494,7 @@ async def coroutine(request):
     return {}
 
 
+@pytest.mark.requirement("AC-72")
 @pytest.mark.parametrize(
     ("name", "table", "options", "message"),
     [

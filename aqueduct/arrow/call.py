@@ -2,7 +2,7 @@
 
 A call is one message on the entrypoint. Its attachments are the channels of the call, in the order
 that ``PLACES`` gives for its kind. Nothing is waited for: the client may send batches in the same
-breath. ``ARCHITECTURE.md`` has the convention byte for byte.
+breath. ``docs/protocols/arrow-calls.md`` has the convention byte for byte.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A table NAME is two handlers: ``aqueduct.table.plan.NAME``, an exchange of one batch each way whose
 one value is a JSON document (``Question``, ``Answer``), and ``aqueduct.table.read.NAME``, a source
-whose call has a ``Reading`` among its headers and the schema that is expected. ARCHITECTURE.md has
-it all.
+whose call has a ``Reading`` among its headers and the schema that is expected.
+``docs/protocols/arrow-calls.md`` has it all.
 """
 
 from __future__ import annotations

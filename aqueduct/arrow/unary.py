@@ -1,6 +1,6 @@
 """Calls of one batch: the call and its batch in one message, the answers and the status in another.
 
-What does not fit one message travels as an exchange does; see ``ARCHITECTURE.md``.
+What does not fit one message travels as an exchange does; see ``docs/protocols/arrow-calls.md``.
 """
 
 from __future__ import annotations

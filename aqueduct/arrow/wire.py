@@ -1,8 +1,8 @@
 """The header keys of the Arrow call convention, and their values read with suspicion.
 
 Keys follow the advice of Aqueduct's header data: a short name, a dash and six random hexadecimal
-digits, fixed for ever; a change of meaning gets a new key. ``ARCHITECTURE.md`` has the whole
-convention byte for byte.
+digits, fixed for ever; a change of meaning gets a new key. ``docs/protocols/arrow-calls.md`` has
+the whole convention byte for byte.
 """
 
 from __future__ import annotations

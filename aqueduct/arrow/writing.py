@@ -3,7 +3,7 @@
 A run is a piece of work that is written exactly once or not at all. Attempts write its partitions,
 each by one call that is answered with a receipt; then one call commits the run by the receipts of
 some of them, or aborts it. All documents are JSON, in a batch of one row and one column.
-``ARCHITECTURE.md`` has them member by member.
+``docs/protocols/arrow-calls.md`` has them member by member.
 """
 
 from __future__ import annotations

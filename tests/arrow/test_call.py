@@ -49,6 +49,7 @@ def changed(headers, key, value):
     return rest if value is None else [*rest, (key, value)]
 
 
+@pytest.mark.requirement("AC-7")
 def test_the_bytes_of_a_full_call():
     head = CallHead(
         handler="score",
@@ -82,6 +83,7 @@ def test_the_bytes_of_a_full_call():
     assert CallHead.decode(headers, payload).deadline == 1.234
 
 
+@pytest.mark.requirement("AC-7")
 def test_the_bytes_of_a_bare_source():
     headers, payload = joined(CallHead("numbers", "source"))
     assert headers == (
@@ -98,6 +100,7 @@ def test_no_deadline_is_rounded_to_nothing():
     assert CallHead.decode(headers, payload).deadline == 0.001
 
 
+@pytest.mark.requirement("AC-12")
 def test_a_source_may_expect_a_schema():
     headers, payload = joined(CallHead("numbers", "source", expected=OUTPUT))
     assert headers[-1] == (wire.EXPECTED, b"0")
@@ -139,6 +142,8 @@ def test_calls_survive(
     assert CallHead.decode(*joined(head)) == head
 
 
+@pytest.mark.requirement("AC-94")
+@pytest.mark.requirement("AC-3")
 def test_headers_of_others_are_nobodys_business():
     headers, payload = joined(CallHead("h", "sink", INPUT))
     more = [(b"other-000000", b"1"), *headers, (b"other-000000", b"2")]
@@ -149,6 +154,9 @@ def test_a_token_is_not_shown():
     assert "hidden" not in repr(CallHead("h", "source", token=b"hidden"))
 
 
+@pytest.mark.requirement("AC-7")
+@pytest.mark.requirement("AC-11")
+@pytest.mark.requirement("AC-12")
 @pytest.mark.parametrize(
     ("head", "text"),
     [
@@ -297,17 +305,24 @@ WRONG = {
 }
 
 
+@pytest.mark.requirement("AC-94")
+@pytest.mark.requirement("AC-2")
+@pytest.mark.requirement("AC-7")
+@pytest.mark.requirement("AC-8")
+@pytest.mark.requirement("AC-11")
 @pytest.mark.parametrize(("key", "value", "text"), WRONG.values(), ids=WRONG)
 def test_calls_that_are_wrong(key, value, text):
     assert text in refusal(changed(HEADERS, key, value), PAYLOAD)
 
 
+@pytest.mark.requirement("AC-4")
 @pytest.mark.parametrize("key", sorted({key for key, _ in HEADERS}))
 def test_no_header_is_there_twice(key):
     text = refusal([*HEADERS, *(pair for pair in HEADERS if pair[0] == key)], PAYLOAD)
     assert text == f"the header {key.decode()} is there twice"
 
 
+@pytest.mark.requirement("AC-12")
 def test_the_payload_must_fit_the_kind():
     source = changed(changed(HEADERS, wire.KIND, b"source"), wire.EXPECTED, None)
     assert refusal(source, PAYLOAD) == (
@@ -341,6 +356,7 @@ def test_any_headers_are_a_call_or_an_error(headers):
         assert head.handler == "h"
 
 
+@pytest.mark.requirement("AC-15")
 def test_places():
     assert {kind: check_attachments(kind, PLACES[kind].count) for kind in PLACES} == PLACES
     exchange, source, sink = PLACES["exchange"], PLACES["source"], PLACES["sink"]
@@ -351,6 +367,8 @@ def test_places():
         check_attachments("source", 3)
 
 
+@pytest.mark.requirement("AC-17")
+@pytest.mark.requirement("AC-18")
 def test_the_bytes_of_a_hello():
     headers, payload = Hello(OUTPUT).encode()
     assert headers == ((b"arrow-hello-e42c4c", b"1"),)
@@ -358,6 +376,7 @@ def test_the_bytes_of_a_hello():
     assert Hello().encode() == (headers, [])
 
 
+@pytest.mark.requirement("AC-17")
 def test_the_bytes_of_traits():
     traits = frozenset({ONE_TO_ONE, IDEMPOTENT, AS_COMPLETED, FAILURES})
     headers, _ = Hello(OUTPUT, "lz4", traits).encode()
@@ -368,6 +387,7 @@ def test_the_bytes_of_traits():
     )
 
 
+@pytest.mark.requirement("AC-5")
 def test_wishes_that_nobody_knows_are_left_alone():
     headers, payload = joined(CallHead("h", "exchange", INPUT))
     for value in (b"", b"faster", b"as-completed,faster", b",,"):
@@ -384,6 +404,8 @@ def test_hellos_survive(kind, traits):
     assert Hello.decode(headers, b"".join(payload), kind=kind) == hello
 
 
+@pytest.mark.requirement("AC-17")
+@pytest.mark.requirement("AC-18")
 @pytest.mark.parametrize(
     ("kind", "headers", "payload", "text"),
     [

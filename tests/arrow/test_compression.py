@@ -67,6 +67,7 @@ def test_packed_and_plain_payloads_may_alternate(schema, seed):
         assert decoder.decode(payload).equals(batch)
 
 
+@pytest.mark.requirement("AC-42")
 @pytest.mark.parametrize("codec", CODECS)
 def test_arrow_itself_reads_it(codec):
     batch = plain()
@@ -77,6 +78,7 @@ def test_arrow_itself_reads_it(codec):
     assert pa.ipc.open_stream(stream).read_all().to_batches() == [batch]
 
 
+@pytest.mark.requirement("AC-42")
 @pytest.mark.parametrize("codec", CODECS)
 def test_what_arrow_packed_is_read(codec):
     batch = plain()
@@ -140,6 +142,7 @@ def refusal(payload, schema=PLAIN, error=BadCall, compressions=CODECS, **options
     return str(caught.value)
 
 
+@pytest.mark.requirement("AC-40")
 def test_what_was_not_agreed_on_is_refused():
     packed = landed(pack(Encoder(PLAIN).encode(plain()), "zstd"))
     assert refusal(packed, compressions=()).endswith("is compressed, which was not agreed on")
@@ -154,6 +157,7 @@ def with_claim(payload, claim: int) -> bytearray:
     return data
 
 
+@pytest.mark.requirement("AC-43")
 def test_claims_are_looked_at_before_memory_is_taken():
     packed = bytes(landed(pack(Encoder(PLAIN).encode(plain()), "lz4")))
     most = FREE + RATIO * len(packed)
@@ -179,6 +183,7 @@ def test_a_claim_that_is_not_true_is_refused(codec, wrong):
     refusal(with_claim(packed, 160_000 + wrong))
 
 
+@pytest.mark.requirement("AC-43")
 def test_many_messages_share_one_allowance():
     """Dictionaries are messages of their own; each within the limit is not enough."""
     kind = pa.dictionary(pa.int32(), pa.large_binary())
@@ -195,6 +200,7 @@ def test_many_messages_share_one_allowance():
     assert "claim to unpack to" in text
 
 
+@pytest.mark.requirement("AC-44")
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("size", [1 << 16, FREE, FREE + 8, 64 << 20])
 def test_what_packs_too_well_is_filled_up(codec, size):

@@ -25,6 +25,7 @@ def piece(number, offset, total):
     return ((BATCH, b"%d" % number), (PIECE, b"%d/%d" % (offset, total)))
 
 
+@pytest.mark.requirement("AC-27")
 def test_a_small_payload_is_one_message_of_its_own_buffers():
     buffers = [b"head", memoryview(b"body")]
     [(headers, payload)] = pieces(encoded_of(*buffers), 7, cut=8)
@@ -32,6 +33,7 @@ def test_a_small_payload_is_one_message_of_its_own_buffers():
     assert payload is not None and all(a is b for a, b in zip(payload, buffers, strict=True))
 
 
+@pytest.mark.requirement("AC-28")
 def test_a_large_one_is_cut_at_exact_places():
     data = bytes(range(100))
     encoded = encoded_of(data[:3], memoryview(data)[3:60], data[60:61], data[61:])
@@ -52,6 +54,7 @@ def test_nothing_is_copied_in_cutting():
     assert [part.address - whole for part in parts[1:]] == [0, 296, 596, 896]
 
 
+@pytest.mark.requirement("AC-28")
 @given(st.lists(st.integers(0, 50), max_size=8), st.integers(1, 60))
 def test_pieces_joined_are_the_payload(sizes, cut):
     data = random.Random(1).randbytes(sum(sizes))
@@ -130,12 +133,14 @@ def test_a_whole_message_is_passed_on_as_it_is():
     assert number == 4 and same is payload
 
 
+@pytest.mark.requirement("AC-35")
 def test_a_mark_has_no_payload():
     assembler = Assembler()
     assert assembler.place(batch_headers(9), 0) is None
     assert assembler.add(batch_headers(9), b"") == (9, b"")
 
 
+@pytest.mark.requirement("AC-30")
 def test_a_payload_above_the_limit_is_refused_before_memory_is_taken():
     huge = 1 << 62
     for size, headers in ((101, batch_headers(3)), (1, piece(3, 0, 101)), (1, piece(3, 0, huge))):
@@ -189,12 +194,14 @@ def test_headers_that_are_no_batchs(headers, text):
         assert caught.value.peer == "p"
 
 
+@pytest.mark.requirement("AC-3")
 def test_headers_of_others_are_nobodys_business():
     assembler = Assembler()
     headers = ((b"other-aaaaaa", b"x"), *batch_headers(1), (b"other-aaaaaa", b"y"))
     assert assembler.add(headers, b"data") == (1, b"data")
 
 
+@pytest.mark.requirement("AC-29")
 @pytest.mark.parametrize(
     ("offset", "total", "size"), [(0, 10, 11), (10, 10, 1), (11, 10, 1), (0, 10, 0), (0, 0, 0)]
 )
@@ -206,6 +213,7 @@ def test_pieces_outside_the_total(offset, total, size):
         Assembler().add(piece(2, offset, total), bytes(size))
 
 
+@pytest.mark.requirement("AC-29")
 @pytest.mark.parametrize("placed", [False, True])
 @pytest.mark.parametrize(
     ("headers", "came"),
@@ -240,6 +248,7 @@ def test_a_message_that_is_not_where_it_was_to_land():
         assembler.add(piece(1, 20, 30), bytes(10))
 
 
+@pytest.mark.requirement("AC-29")
 def test_a_batch_that_begins_in_its_middle():
     with pytest.raises(BadCall, match="batch 1 begins with a piece at 10/30"):
         Assembler().add(piece(1, 10, 30), bytes(10))
@@ -259,6 +268,7 @@ def test_no_byte_is_given_away_twice():
     assert assembler.place(piece(1, 20, 30), 10) is None
 
 
+@pytest.mark.requirement("AC-30")
 def test_lies_take_no_memory():
     # One reservation is made for the first; the others must wait until it is whole.
     assembler = Assembler(1 << 40)

@@ -29,6 +29,8 @@ DESCRIPTION = Description(
 )
 
 
+@pytest.mark.requirement("AC-68")
+@pytest.mark.requirement("AC-69")
 def test_a_description_survives():
     assert Description.from_json(DESCRIPTION.to_json()) == DESCRIPTION
     assert Description.from_json(DESCRIPTION.to_json().encode()) == DESCRIPTION
@@ -43,6 +45,7 @@ def test_one_without_a_summary_is_fine():
     assert Description.from_json(json.dumps(document)).summary == ""
 
 
+@pytest.mark.requirement("AC-70")
 def test_people_can_read_it():
     document = json.loads(DESCRIPTION.to_json())
     assert document["convention"] == 1
@@ -60,6 +63,7 @@ def altered(**changes):
     return json.dumps(document)
 
 
+@pytest.mark.requirement("AC-69")
 @pytest.mark.parametrize(
     ("text", "fault"),
     [

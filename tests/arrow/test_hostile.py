@@ -49,6 +49,7 @@ def split(payload):
     return found
 
 
+@pytest.mark.requirement("AC-21")
 @pytest.mark.parametrize("schema", [WORDS, CODED], ids=["plain", "dictionaries"])
 def test_every_truncation_is_refused(schema):
     payload = payload_of(batch_of(schema, 5))
@@ -94,6 +95,7 @@ def test_a_stream_with_dictionaries_does_not():
             decoder.decode(wrong, number=3)
 
 
+@pytest.mark.requirement("AC-92")
 def test_other_schemas_are_noticed_by_their_parts():
     three = pa.schema([*WORDS, ("y", pa.int64())])
     text = refusal(WORDS, payload_of(batch_of(three)))
@@ -107,6 +109,7 @@ def test_other_schemas_are_noticed_by_their_parts():
     assert "a dictionary, which the schema does not have, came instead of" in text
 
 
+@pytest.mark.requirement("AC-40")
 def test_compression_is_refused():
     for schema in (WORDS, CODED):
         stream = pa.BufferOutputStream()
@@ -118,6 +121,7 @@ def test_compression_is_refused():
         assert text.endswith("is compressed, which was not agreed on")
 
 
+@pytest.mark.requirement("AC-22")
 def test_old_metadata_is_refused():
     stream = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(metadata_version=pa.ipc.MetadataVersion.V4)
@@ -127,6 +131,7 @@ def test_old_metadata_is_refused():
     assert refusal(WORDS, message).endswith("is of metadata version V4, not V5")
 
 
+@pytest.mark.requirement("AC-25")
 @pytest.mark.parametrize("rows", [-1, 1 << 31, (1 << 63) - 1])
 def test_numbers_of_rows_that_cannot_be(rows):
     batch = pa.record_batch([pa.nulls(54_321)], names=["x"])
@@ -210,6 +215,7 @@ BOMBS = {
 }
 
 
+@pytest.mark.requirement("AC-92")
 @pytest.mark.parametrize("column", BOMBS.values(), ids=BOMBS)
 def test_what_points_outside_is_refused(column):
     batch = pa.RecordBatch.from_arrays([column], schema=pa.schema([("x", column.type)]))
@@ -218,6 +224,7 @@ def test_what_points_outside_is_refused(column):
     refusal(batch.schema, payload, checks="full")
 
 
+@pytest.mark.requirement("AC-92")
 @pytest.mark.parametrize("kind", [pa.string_view(), pa.binary_view()], ids=str)
 @pytest.mark.parametrize(
     "view", [(1000, b"abab", 0, 0), (20, b"abab", 9, 0), (20, b"abab", 0, 1), (-1, b"abab", 0, 0)]
@@ -231,6 +238,7 @@ def test_views_of_what_is_not_there_are_refused(kind, view):
     assert refusal(batch.schema, wrong).startswith("the batch cannot be read: ")
 
 
+@pytest.mark.requirement("AC-92")
 @pytest.mark.parametrize("ends", [(3, 1 << 20, 5), (4, 3, 5), (0, 4, 5), (-1, 4, 5), (3, 4, 4)])
 def test_runs_that_end_nowhere_are_refused(ends):
     runs = pa.RunEndEncodedArray.from_arrays(
@@ -241,6 +249,7 @@ def test_runs_that_end_nowhere_are_refused(ends):
     assert refusal(batch.schema, payload).startswith("the batch cannot be read: ")
 
 
+@pytest.mark.requirement("AC-92")
 @pytest.mark.parametrize("checks", ["memory", "full"])
 @pytest.mark.parametrize("index", [2, 127, -1])
 def test_indices_outside_the_dictionary_are_refused(checks, index):
@@ -262,6 +271,7 @@ def test_layout_checks_leave_the_inside_alone():
     assert "UTF8" in refusal(schema, payload, checks="full")
 
 
+@pytest.mark.requirement("AC-24")
 def test_dictionaries_must_be_those_of_the_schema():
     dictionary, batch = split(payload_of(coded([0, 1], ["a", "b"])))
     assert refusal(CODED, dictionary).endswith("it ends where a record batch is expected")
@@ -277,6 +287,7 @@ def test_dictionaries_must_be_those_of_the_schema():
     )
 
 
+@pytest.mark.requirement("AC-93")
 def test_dictionaries_are_bounded_in_all():
     decoder, encoder = Decoder(CODED, dictionary_limit=10_000), Encoder(CODED)
     words = ["word"]
@@ -291,6 +302,7 @@ def test_dictionaries_are_bounded_in_all():
     assert "above the limit of 10000 (Calls.batch_limit)" in str(caught.value)
 
 
+@pytest.mark.requirement("AC-93")
 def test_replaced_dictionaries_do_not_count():
     decoder, encoder = Decoder(CODED, dictionary_limit=10_000), Encoder(CODED)
     for number in range(30):
@@ -347,6 +359,7 @@ def use(batch):
     assert Decoder(batch.schema).decode(payload_of(batch)).num_rows == batch.num_rows
 
 
+@pytest.mark.requirement("AC-92")
 @given(streams(), st.integers(0, 1 << 32))
 def test_any_payload_gives_a_usable_batch_or_an_error(batches, seed):
     chance = random.Random(seed)

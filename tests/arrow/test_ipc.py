@@ -86,6 +86,7 @@ def test_every_type_survives(batches):
         result.validate(full=True)
 
 
+@pytest.mark.requirement("AC-21")
 @given(streams())
 def test_a_payload_is_read_by_arrow_itself(batches):
     schema = batches[0].schema
@@ -182,6 +183,7 @@ def test_a_batch_keeps_its_payload():
     assert not payload.exports
 
 
+@pytest.mark.requirement("AC-24")
 def test_dictionaries_are_sent_once_grown_and_replaced():
     encoder, decoder = Encoder(CODED), Decoder(CODED)
     kinds = []
@@ -199,6 +201,7 @@ def test_dictionaries_are_sent_once_grown_and_replaced():
     assert kinds == [both, both[1:], both, both, both]
 
 
+@pytest.mark.requirement("AC-24")
 def test_a_dictionary_that_grew_sends_what_is_new():
     encoder = Encoder(CODED)
     values = [f"value {i}" for i in range(100)]
@@ -329,6 +332,7 @@ def test_an_encoder_that_failed_stays_failed():
         encoder.encode(batch)
 
 
+@pytest.mark.requirement("AC-25")
 def test_too_many_rows_are_refused():
     batch = pa.record_batch([pa.nulls(1 << 31)], names=["x"])
     with pytest.raises(LocalProtocolError, match="has 2147483648 rows, above the limit of 21474"):
@@ -400,6 +404,7 @@ def test_an_extension_type_may_be_registered_later():
     assert deserialize_schema(data).field(0).type == pa.int8()
 
 
+@pytest.mark.requirement("AC-13")
 def test_what_is_no_schema_is_refused():
     data = serialize_schema(PLAIN)
     payload = b"".join(Encoder(PLAIN).encode(batch_of()).buffers)

@@ -239,6 +239,7 @@ NESTED = {
 }
 
 
+@pytest.mark.requirement("AC-26")
 @pytest.mark.parametrize(("kind", "array", "path"), NESTED.values(), ids=NESTED)
 def test_a_nested_null_is_refused_by_its_dotted_name_on_both_sides(kind, array, path):
     batch = declared(array, kind)
@@ -324,6 +325,7 @@ HIDDEN = {
 }
 
 
+@pytest.mark.requirement("AC-26")
 @pytest.mark.parametrize(("kind", "array"), HIDDEN.values(), ids=HIDDEN)
 def test_nested_nulls_that_nobody_can_see_are_allowed(kind, array):
     batch = declared(array, kind)

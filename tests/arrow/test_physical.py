@@ -20,6 +20,7 @@ def summaries(payload):
         yield summarize(pa.ipc.read_message(source).metadata)
 
 
+@pytest.mark.requirement("AC-14")
 @given(streams())
 def test_layouts_are_those_of_what_is_written(batches):
     schema = batches[0].schema
@@ -35,6 +36,7 @@ def test_layouts_are_those_of_what_is_written(batches):
                 assert (summary.layout, summary.dictionary) == (wanted, -1)
 
 
+@pytest.mark.requirement("AC-14")
 def test_a_layout_by_hand():
     schema = pa.schema(
         [

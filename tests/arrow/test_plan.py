@@ -73,6 +73,9 @@ def test_an_answer_there_and_back(answer):
     assert back.schema is None or back.schema.equals(SCHEMA, check_metadata=True)
 
 
+@pytest.mark.requirement("AC-74")
+@pytest.mark.requirement("AC-75")
+@pytest.mark.requirement("AC-77")
 def test_the_words_of_the_documents():
     question = Question("latest", start={"row": 1}, limit=Limit(rows=5))
     assert json.loads(question.encode(LIMITS)["question"][0].as_py()) == {
@@ -102,6 +105,8 @@ def test_the_words_of_the_documents():
     assert Reading.decode(reading.encode(), LIMITS) == reading
 
 
+@pytest.mark.requirement("AC-73")
+@pytest.mark.requirement("AC-74")
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
@@ -153,6 +158,8 @@ def test_a_question_that_is_nested_without_end():
         Question.decode(batch, LIMITS)
 
 
+@pytest.mark.requirement("AC-73")
+@pytest.mark.requirement("AC-75")
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
@@ -174,6 +181,7 @@ def test_hostile_answers(batch, message):
     assert str(caught.value).startswith(message)
 
 
+@pytest.mark.requirement("AC-77")
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -198,6 +206,7 @@ def test_what_has_no_form_in_json(value):
         offset_text(value, LIMITS, "the offset")
 
 
+@pytest.mark.requirement("AC-73")
 def test_too_large_to_be_sent():
     with pytest.raises(ConfigError, match=r"above the limit of 400 \(Tables.question_bytes\)"):
         Question("plan", columns=tuple("column" + str(n) for n in range(50))).encode(TIGHT)

@@ -67,6 +67,7 @@ def test_a_batch_of_an_alike_schema_is_read_as_the_wanted_one(wanted, seed):
     assert Decoder(got).decode(payload).equals(batch)
 
 
+@pytest.mark.requirement("AC-63")
 @pytest.mark.parametrize("wanted", PLAIN, ids=str)
 def test_every_plain_type_differs_from_every_other(wanted):
     for got in PLAIN:
@@ -96,6 +97,7 @@ ALIKE = {
 }
 
 
+@pytest.mark.requirement("AC-64")
 @pytest.mark.parametrize(("wanted", "got"), ALIKE.values(), ids=ALIKE)
 def test_what_does_not_count(wanted, got):
     assert difference(wanted, got) is None
@@ -276,6 +278,7 @@ TYPES = {
 }
 
 
+@pytest.mark.requirement("AC-63")
 @pytest.mark.parametrize(("wanted", "got", "text"), TYPES.values(), ids=TYPES)
 def test_types_that_differ(wanted, got, text):
     found = difference_of(wanted, got)
@@ -286,6 +289,7 @@ def test_types_that_differ(wanted, got, text):
         assert str(found) == text
 
 
+@pytest.mark.requirement("AC-63")
 def test_nulls_where_none_are_wanted():
     found = difference(one(pa.int8(), nullable=False), one(pa.int8()))
     assert str(found) == (
@@ -300,6 +304,7 @@ def test_nulls_where_none_are_wanted():
 ABC = pa.schema([("a", pa.int8()), ("b", pa.string()), ("c", pa.float64())])
 
 
+@pytest.mark.requirement("AC-63")
 def test_a_missing_column():
     found = difference(ABC, pa.schema([("a", pa.int8()), ("c", pa.float64())]))
     assert str(found) == (
@@ -327,6 +332,7 @@ def test_an_extra_column():
     )
 
 
+@pytest.mark.requirement("AC-63")
 def test_columns_out_of_order():
     found = difference(ABC, pa.schema([ABC.field(0), ABC.field(2), ABC.field(1)]))
     assert str(found) == (

@@ -53,11 +53,13 @@ def raised(error):
         return caught
 
 
+@pytest.mark.requirement("AC-52")
 def test_the_list_of_errors_is_whole():
     tree = [getattr(errors, name) for name in errors.__all__]
     assert {kind for kind in tree if issubclass(kind, CallError)} == set(CALL_ERRORS)
 
 
+@pytest.mark.requirement("AC-54")
 def test_the_bytes():
     status = Status("ok", counters={"rows_in": 3})
     assert status.encode() == (
@@ -92,6 +94,7 @@ def test_statuses_survive(status):
     assert sent(status) == status
 
 
+@pytest.mark.requirement("AC-52")
 @pytest.mark.parametrize("kind", CALL_ERRORS)
 def test_errors_of_a_call_come_back_as_themselves(kind):
     status = sent(Status.from_exception(kind("it is so")))
@@ -177,6 +180,7 @@ def test_all_is_well():
     assert Status(OK).to_exception() is None
 
 
+@pytest.mark.requirement("AC-53")
 def test_codes_of_later_versions():
     back = Status("tired", message="zzz").to_exception(peer="p")
     assert type(back) is CallError
@@ -185,6 +189,7 @@ def test_codes_of_later_versions():
     assert str(silent) == "the call ended with the status 'busy'"
 
 
+@pytest.mark.requirement("AC-54")
 def test_texts_are_bounded():
     error = raised(ValueError("é" * 100_000))
     error.add_note("n" * 100_000)
@@ -216,6 +221,8 @@ def test_texts_that_are_no_text():
     assert sent(Status("busy", message="half \ud83d")).message == "half ?"
 
 
+@pytest.mark.requirement("AC-52")
+@pytest.mark.requirement("AC-54")
 @pytest.mark.parametrize(
     ("headers", "payload", "text"),
     [
@@ -241,6 +248,8 @@ def test_statuses_that_are_wrong(headers, payload, text):
     assert (caught.value.peer, caught.value.handler) == ("p", "h")
 
 
+@pytest.mark.requirement("AC-94")
+@pytest.mark.requirement("AC-54")
 def test_what_a_later_version_adds_is_ignored():
     status = Status.decode(((wire.STATUS, b"ok"), (b"x-000000", b"")), b'{"later":[1]}')
     assert status == Status(OK)

@@ -27,6 +27,7 @@ BATCH = pa.record_batch([pa.array([1, 2, 3])], schema=SCHEMA)
 PAYLOAD = b"".join(map(bytes, Encoder(SCHEMA).encode(BATCH).buffers))
 
 
+@pytest.mark.requirement("AC-56")
 def test_a_call_is_an_exchanges_with_a_body():
     question = Question.encode(CallHead("echo", "exchange", schema=SCHEMA, run="r"))
     assert question.headers == (
@@ -45,6 +46,7 @@ def test_a_call_is_an_exchanges_with_a_body():
     assert deserialize_schema(question.prefix).equals(SCHEMA)
 
 
+@pytest.mark.requirement("AC-56")
 def test_an_expected_schema_stands_between_and_is_padded_alone():
     question = Question.encode(CallHead("echo", "exchange", schema=SCHEMA, expected=OTHER))
     plain = serialize_schema(SCHEMA)
@@ -141,6 +143,7 @@ def test_what_is_kept_is_bounded():
     assert one is not two
 
 
+@pytest.mark.requirement("AC-59")
 def test_an_answer_counts_where_each_part_ends():
     prefix = schema_prefix(SCHEMA)
     encoded = [Encoder(SCHEMA).encode(BATCH) for _ in range(3)]
@@ -158,6 +161,7 @@ def test_an_answer_counts_where_each_part_ends():
     assert [Decoder(SCHEMA).decode(part) for part in answer.batches] == [BATCH] * 3
 
 
+@pytest.mark.requirement("AC-59")
 def test_an_answer_without_batches_and_one_with_the_most():
     headers, payload = encode_answer(schema_prefix(SCHEMA), [])
     answer = decode_answer(headers, payload[0])

@@ -35,6 +35,7 @@ KEYS = {
 }
 
 
+@pytest.mark.requirement("AC-3")
 def test_the_keys_are_fixed():
     found = {name: value for name, value in vars(wire).items() if isinstance(value, bytes)}
     assert found == KEYS
@@ -51,6 +52,7 @@ def test_numbers_survive(number):
     assert wire.number_of(b"%d" % number, wire.BATCH) == number
 
 
+@pytest.mark.requirement("AC-1")
 @given(st.binary(max_size=25))
 def test_a_number_has_one_form(value):
     try:
@@ -61,6 +63,7 @@ def test_a_number_has_one_form(value):
         assert b"%d" % number == value
 
 
+@pytest.mark.requirement("AC-1")
 @pytest.mark.parametrize(("number", "fits"), [(4, False), (5, True), (9, True), (10, False)])
 def test_numbers_are_bounded(number, fits):
     value = b"%d" % number

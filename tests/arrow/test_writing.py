@@ -83,6 +83,7 @@ def test_overwriting_is_no_part_of_an_id() -> None:
     assert Run("a").id == Run("a", overwrite=True).id
 
 
+@pytest.mark.requirement("AC-86")
 def test_ids_stay_what_they_are() -> None:
     """Sinks have files and tables by these names, which an update of the library must find."""
     attempt = Attempt(Run("run"), execution="e", stage=1, partition=2, task=3)
@@ -90,6 +91,7 @@ def test_ids_stay_what_they_are() -> None:
     assert attempt.id == "443edddb74c5853dd0b6fb24289b50ff"
 
 
+@pytest.mark.requirement("AC-83")
 @given(JSON, st.sampled_from([Attempt, Settlement, Receipt, SinkDescription]))
 def test_any_json_is_a_document_or_a_bad_call(document: Any, kind: Any) -> None:
     if isinstance(document, dict):
@@ -130,6 +132,7 @@ def _read(kind: Any, text: str) -> None:
         pass
 
 
+@pytest.mark.requirement("AC-83")
 @pytest.mark.parametrize("value", [float("nan"), {1, 2}, object(), [float("inf")]])
 def test_what_json_cannot_hold(value: Any) -> None:
     with pytest.raises(BadCall, match="a receipt cannot be written as JSON"):

@@ -1,4 +1,4 @@
-"""The pictures in ARCHITECTURE.md are those of the tables that the core obeys."""
+"""The pictures in docs/design/channel-life.md are those of the tables that the core obeys."""
 
 from __future__ import annotations
 

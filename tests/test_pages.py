@@ -1,4 +1,4 @@
-"""Every relative link of a page leads to a file and a heading, and every page is linked to."""
+"""Pages: their links lead to files and headings, their lines are short, and each is linked to."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 CODE = re.compile(r"^( *)```.*?^\1```", re.DOTALL | re.MULTILINE)
+LINE = 110
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 pytestmark = pytest.mark.checkout
@@ -69,6 +70,12 @@ def test_links_and_headings_are_read_as_they_are_shown(tmp_path: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_to_files_and_headings(page: Path) -> None:
     assert broken_links(page) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_lines_have_at_most_110_characters_outside_tables(page: Path) -> None:
+    lines = [line for line in page.read_text().splitlines() if not line.startswith("|")]
+    assert [line for line in lines if len(line) > LINE] == []
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:
