@@ -116,7 +116,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def counted(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
     assert count_code.main([*arguments, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
+    return dict(json.loads(capsys.readouterr().out))
 
 
 def test_the_work_tree_a_commit_and_the_difference(
