@@ -32,7 +32,7 @@ FLOORS: tuple[dict[str, str], ...] = (
         "aqueduct.protocol.bpmux": "",
     },
     {"aqueduct.carriers.contract": "", "aqueduct.wire": ""},
-    {f"aqueduct.carriers.{name}": "" for name in ("places", "ports", "pump", "tls")},
+    {f"aqueduct.carriers.{name}": "" for name in ("places", "ports", "tls")},
     {"aqueduct.carriers.verify": ""},
     {f"aqueduct.carriers.{name}": "" for name in ("memory", "quic", "stream")},
     {"aqueduct.endpoint": "", "aqueduct.bpmux": ""},
@@ -137,7 +137,7 @@ def sources() -> dict[str, Path]:
         assert spec is not None
         assert spec.origin is not None
         root = Path(spec.origin).parent
-        for path in sorted(root.rglob("*.py*")):
+        for path in sorted(root.rglob("*.p*")):
             if path.suffix in (".py", ".pyx", ".pxd"):
                 parts = path.relative_to(root.parent).with_suffix("").parts
                 name = ".".join(part for part in parts if part != "__init__")
