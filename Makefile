@@ -5,8 +5,8 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # Tests wait for half of their time: two of them for each of two processors.
 PYTEST := ci/env pytest -n 4
 PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check
-CYTHON := $(wildcard aqueduct/_speedups/*.pyx aqueduct/_speedups/*.pxd)
-COMPILED := $(patsubst %.pyi,%,$(subst /,.,$(wildcard aqueduct/_speedups/*.pyi)))
+CYTHON := $(wildcard aqueduct/_speedups/*/*.pyx aqueduct/_speedups/*/*.pxd)
+COMPILED := $(patsubst %.pyi,%,$(subst /,.,$(wildcard aqueduct/_speedups/*/*.pyi)))
 
 .PHONY: help demo test test-long pythons fuzz requirements sabotage profiled bench bench-spark bench-check wheel wheels lint format setup clean
 
@@ -51,9 +51,9 @@ format: setup   ## what ruff can mend by itself
 bench: profiled ## modules, core, transfers (table and plot in benchmarks), memory under back pressure
 	mkdir -p benchmarks/results
 	ci/env pytest $(wildcard benchmarks/bench_*.py) --benchmark-json benchmarks/results/modules.json
-	ci/env python -m benchmarks.channels --json benchmarks/results/channels.json
-	ci/env python -m benchmarks.drivers --json benchmarks/results/drivers.json
-	ci/env python -m benchmarks.many --json benchmarks/results/many.json
+	ci/env python -m benchmarks.core --json benchmarks/results/channels.json
+	ci/env python -m benchmarks.asyncio_overhead --json benchmarks/results/drivers.json
+	ci/env python -m benchmarks.many_connections --json benchmarks/results/many.json
 	ci/env python -m benchmarks.loopback --json benchmarks/results/loopback.json
 	ci/env python -m benchmarks.publish benchmarks/results/loopback.json
 	ci/env python -m benchmarks.backpressure --json benchmarks/results/backpressure.json
@@ -77,7 +77,8 @@ wheels: setup   ## the wheels of every supported Python, by cibuildwheel; ONLY='
 
 clean:          ## everything that is made, with the virtual environment
 	rm -rf .venv build dist wheelhouse *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	rm -f aqueduct/_speedups/*.so aqueduct/_speedups/*.c aqueduct/_speedups/*.html
+	rm -f aqueduct/_speedups/*.so
+	rm -f $(foreach kind,so c html,aqueduct/_speedups/*/*.$(kind))
 
 .venv/.stamp-python:
 	"$$(ci/system.sh python)" -m venv .venv
@@ -90,13 +91,13 @@ clean:          ## everything that is made, with the virtual environment
 	touch $@
 
 # What Spark's Java loads, for the many that tests start.
-.venv/spark.jsa: .venv/.stamp-deps ci/classes.py
-	ci/env python ci/classes.py $@
+.venv/spark.jsa: .venv/.stamp-deps ci/spark_cds.py
+	ci/env python ci/spark_cds.py $@
 
 .venv/.stamp-build: .venv/.stamp-deps setup.py $(CYTHON)
 	.venv/bin/python setup.py --quiet build_ext --inplace
 	touch $@
 
-.venv/.stamp-profiled: .venv/.stamp-build ci/training.py
+.venv/.stamp-profiled: .venv/.stamp-build ci/pgo_training.py
 	AQUEDUCT_PGO=1 .venv/bin/python setup.py --quiet build_ext --inplace
 	touch $@

@@ -1,7 +1,7 @@
 """The compiled modules; everything else about the project stands in pyproject.toml.
 
 ``AQUEDUCT_DEBUG=1`` builds them with bounds checks and line tracing. ``AQUEDUCT_PGO=1``, which
-wheels have, builds them twice, with GCC: modules that count what runs, ``ci/training.py`` with
+wheels have, builds them twice, with GCC: modules that count what runs, ``ci/pgo_training.py`` with
 those, and from what they counted the ones that are kept, all in one file
 (``aqueduct/_speedups/__init__.py``).
 """
@@ -33,6 +33,7 @@ COUNTING = ["-fprofile-generate", "-fprofile-update=prefer-atomic"]
 COUNTED = ["-fprofile-use", "-fprofile-correction", "-fprofile-partial-training"]
 COUNTED += ["-Werror=missing-profile", "-Wno-maybe-uninitialized", "-frecord-gcc-switches"]
 TRAINING = 900.0  # seconds at most; half a minute is usual
+COMPILED = ROOT / "aqueduct" / "_speedups"
 TOGETHER = "aqueduct._speedups._all"
 
 
@@ -62,7 +63,7 @@ class Build(build_ext):  # type: ignore[misc]
         if PGO:
             self.copy_file(self.joined, self.get_ext_fullpath(TOGETHER))
         # Only now: who is killed in between still has modules.
-        for path in (ROOT / "aqueduct" / "_speedups").glob("*.so"):
+        for path in COMPILED.rglob("*.so"):
             if path.name.startswith("_all.") != PGO:
                 path.unlink()
 
@@ -107,13 +108,18 @@ class Build(build_ext):  # type: ignore[misc]
             extension.extra_link_args = link_args
 
 
+SOURCES = sorted(COMPILED.rglob("*.pyx"))
+if len({path.stem for path in SOURCES}) < len(SOURCES):
+    # Each exports a function that is named after its last part, and one file has them all.
+    sys.exit(f"two compiled modules below {COMPILED} have one name")
+
 extensions = [
     Extension(
-        f"aqueduct._speedups.{path.stem}",
+        ".".join(path.relative_to(ROOT).with_suffix("").parts),
         [str(path.relative_to(ROOT))],
         extra_compile_args=[] if sys.platform == "win32" else FLAGS,
     )
-    for path in sorted((ROOT / "aqueduct" / "_speedups").glob("*.pyx"))
+    for path in SOURCES
 ]
 
 setup(

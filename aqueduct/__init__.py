@@ -1,6 +1,6 @@
 """Arrow record batches between programs, over message channels on QUIC.
 
-- ``Service``, ``Call``: handlers and what they are told. See ``aqueduct.service``.
+- ``Service``, ``Call``: handlers and what they are told. See ``aqueduct.service.service``.
 - ``Client``: calls from asyncio; ``SyncClient``: calls from threads.
 - ``ClientTls``, ``ServerTls``, ``dev_certificate``: certificates.
 - ``Config`` and its parts in ``aqueduct.config``; every error in ``aqueduct.errors``.
@@ -20,38 +20,29 @@ if TYPE_CHECKING:
     from aqueduct import address as address
     from aqueduct import arguments as arguments
     from aqueduct import arrow as arrow
-    from aqueduct import blocking as blocking
     from aqueduct import bpmux as bpmux
-    from aqueduct import calls as calls
     from aqueduct import client as client
     from aqueduct import config as config
+    from aqueduct import dissect as dissect
     from aqueduct import endpoint as endpoint
     from aqueduct import errors as errors
-    from aqueduct import handlers as handlers
+    from aqueduct import rpc as rpc
     from aqueduct import service as service
-    from aqueduct import serving as serving
-    from aqueduct import sinks as sinks
-    from aqueduct import stream as stream
-    from aqueduct import sync as sync
-    from aqueduct import tables as tables
-    from aqueduct import telemetry as telemetry
-    from aqueduct import wire as wire
-    from aqueduct import writes as writes
-    from aqueduct.arrow.call import Partition
-    from aqueduct.arrow.describe import Description
-    from aqueduct.blocking import SyncStream
-    from aqueduct.calls import Call
-    from aqueduct.carriers.tls import ClientTls, ServerTls, dev_certificate
-    from aqueduct.client import Client
+    from aqueduct.carriers.certificates import ClientTls, ServerTls, dev_certificate
+    from aqueduct.client.client import Client
+    from aqueduct.client.stream import Stream
+    from aqueduct.client.sync_client import SyncClient
+    from aqueduct.client.sync_stream import SyncStream
     from aqueduct.config import Config
+    from aqueduct.endpoint.channel import Mode, Receiver, Sender, channel
     from aqueduct.endpoint.connection import Connection
-    from aqueduct.endpoint.handles import Mode, Receiver, Sender, channel
     from aqueduct.endpoint.message import Message
-    from aqueduct.endpoint.serving import Server, connect, serve
+    from aqueduct.endpoint.server import Server, connect, serve
     from aqueduct.errors import AqueductError
-    from aqueduct.service import Service
-    from aqueduct.stream import Stream
-    from aqueduct.sync import SyncClient
+    from aqueduct.rpc.describe import Description
+    from aqueduct.rpc.request import Partition
+    from aqueduct.service.context import Call
+    from aqueduct.service.service import Service
 
 __all__ = [
     "AqueductError",
@@ -81,50 +72,41 @@ __all__ = [
 # Loaded on first use: those who want the channels alone, or one command, wait for no pyarrow.
 _MODULES: Final = {
     "AqueductError": "aqueduct.errors",
-    "Call": "aqueduct.calls",
-    "Client": "aqueduct.client",
-    "ClientTls": "aqueduct.carriers.tls",
+    "Call": "aqueduct.service.context",
+    "Client": "aqueduct.client.client",
+    "ClientTls": "aqueduct.carriers.certificates",
     "Config": "aqueduct.config",
     "Connection": "aqueduct.endpoint.connection",
-    "Description": "aqueduct.arrow.describe",
+    "Description": "aqueduct.rpc.describe",
     "Message": "aqueduct.endpoint.message",
-    "Mode": "aqueduct.endpoint.handles",
-    "Partition": "aqueduct.arrow.call",
-    "Receiver": "aqueduct.endpoint.handles",
-    "Sender": "aqueduct.endpoint.handles",
-    "Server": "aqueduct.endpoint.serving",
-    "ServerTls": "aqueduct.carriers.tls",
-    "Service": "aqueduct.service",
-    "Stream": "aqueduct.stream",
-    "SyncClient": "aqueduct.sync",
-    "SyncStream": "aqueduct.blocking",
-    "channel": "aqueduct.endpoint.handles",
-    "connect": "aqueduct.endpoint.serving",
-    "dev_certificate": "aqueduct.carriers.tls",
-    "serve": "aqueduct.endpoint.serving",
+    "Mode": "aqueduct.endpoint.channel",
+    "Partition": "aqueduct.rpc.request",
+    "Receiver": "aqueduct.endpoint.channel",
+    "Sender": "aqueduct.endpoint.channel",
+    "Server": "aqueduct.endpoint.server",
+    "ServerTls": "aqueduct.carriers.certificates",
+    "Service": "aqueduct.service.service",
+    "Stream": "aqueduct.client.stream",
+    "SyncClient": "aqueduct.client.sync_client",
+    "SyncStream": "aqueduct.client.sync_stream",
+    "channel": "aqueduct.endpoint.channel",
+    "connect": "aqueduct.endpoint.server",
+    "dev_certificate": "aqueduct.carriers.certificates",
+    "serve": "aqueduct.endpoint.server",
 }
 
 _SUBMODULES: Final = (
     "address",
     "arguments",
     "arrow",
-    "blocking",
     "bpmux",
-    "calls",
     "client",
     "config",
+    "dissect",
     "endpoint",
     "errors",
-    "handlers",
+    "rpc",
     "service",
-    "serving",
-    "sinks",
-    "stream",
-    "sync",
-    "tables",
-    "telemetry",
-    "wire",
-    "writes",
 )
 """Those that are documented: ``aqueduct.errors`` needs no import of its own."""
 

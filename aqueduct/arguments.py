@@ -333,7 +333,7 @@ def _buffers(given: Any) -> Any:
 
 
 def _partition(given: Any) -> Any:
-    an_instance("aqueduct.arrow.call.Partition")(given)
+    an_instance("aqueduct.rpc.request.Partition")(given)
     whole(0)(given.index)
     if given.count is not None:
         whole()(given.count)
@@ -439,8 +439,12 @@ ARGUMENTS: Final[Mapping[str, Kind]] = MappingProxyType(
         "place": Kind(
             "(host, port) with a port from 0 to 65535, or the path of a Unix socket", _place
         ),
-        "tls": Kind("an aqueduct.ClientTls", an_instance("aqueduct.carriers.tls.ClientTls")),
-        "server_tls": Kind("an aqueduct.ServerTls", an_instance("aqueduct.carriers.tls.ServerTls")),
+        "tls": Kind(
+            "an aqueduct.ClientTls", an_instance("aqueduct.carriers.certificates.ClientTls")
+        ),
+        "server_tls": Kind(
+            "an aqueduct.ServerTls", an_instance("aqueduct.carriers.certificates.ServerTls")
+        ),
         "cert": KINDS["file"],
         "key": replace(KINDS["file"], secret=True),
         "client_ca": KINDS["file"],
@@ -460,7 +464,7 @@ ARGUMENTS: Final[Mapping[str, Kind]] = MappingProxyType(
         "oneshot": KINDS["flag"],
         "mode": Kind(
             "a Mode, such as aqueduct.Mode.ORDERED",
-            an_instance("aqueduct.protocol.channels.sending.Mode"),
+            an_instance("aqueduct.protocol.channels.sender.Mode"),
         ),
         "code": KINDS["count or zero"],
         "reason": KINDS["text"],
@@ -492,7 +496,8 @@ ARGUMENTS: Final[Mapping[str, Kind]] = MappingProxyType(
         "description": KINDS["text"],
         "authorize": KINDS["function"],
         "telemetry": Kind(
-            "an object with began(call), such as aqueduct.telemetry.OpenTelemetry()", _observer
+            "an object with began(call), such as aqueduct.service.telemetry.OpenTelemetry()",
+            _observer,
         ),
         "idempotent": KINDS["flag"],
         "drain": KINDS["duration or zero"],

@@ -23,12 +23,12 @@ from aqueduct.address import Address
 from aqueduct.arguments import KINDS
 from aqueduct.errors import AqueductError, ConfigError
 from aqueduct.escaping import escape, one_line
-from aqueduct.loading import load_service
-from aqueduct.process import Deadline, say, serve_until_signal, tell
+from aqueduct.service.loader import load_service
+from aqueduct.service.signals import Deadline, say, serve_until_signal, tell
 
 if TYPE_CHECKING:
-    from aqueduct.arrow.describe import Description
-    from aqueduct.carriers.tls import ClientTls
+    from aqueduct.carriers.certificates import ClientTls
+    from aqueduct.rpc.describe import Description
 
 __all__ = ["main"]
 
@@ -137,17 +137,19 @@ def _parser() -> argparse.ArgumentParser:
     _add_certificate(ping)
     ping.set_defaults(run=_ping, usage=ping)
 
-    wire = commands.add_parser("wire", help="wire bytes to frames and back")
-    wire.add_argument("protocol", metavar="PROTOCOL", nargs="?", help="aq or bpmux")
-    wire.add_argument("hex", metavar="HEX", nargs="?", help="the bytes, or - for standard input")
-    wire.add_argument(
+    dissection = commands.add_parser("wire", help="wire bytes to frames and back")
+    dissection.add_argument("protocol", metavar="PROTOCOL", nargs="?", help="aq or bpmux")
+    dissection.add_argument(
+        "hex", metavar="HEX", nargs="?", help="the bytes, or - for standard input"
+    )
+    dissection.add_argument(
         "--json",
         action="store_true",
         help="answer JSON lines of standard input: decode, encode, scenario",
     )
-    wire.add_argument("--from", dest="sender", metavar="SIDE", help="client or server")
-    wire.add_argument("--carrier", metavar="CARRIER", help="stream (the default) or datagram")
-    wire.set_defaults(run=_wire, usage=wire)
+    dissection.add_argument("--from", dest="sender", metavar="SIDE", help="client or server")
+    dissection.add_argument("--carrier", metavar="CARRIER", help="stream (the default) or datagram")
+    dissection.set_defaults(run=_wire, usage=dissection)
     return parser
 
 
@@ -157,7 +159,7 @@ def _add_certificate(command: argparse.ArgumentParser) -> None:
 
 
 def _client_tls(args: argparse.Namespace) -> ClientTls | None:
-    from aqueduct.carriers.tls import ClientTls
+    from aqueduct.carriers.certificates import ClientTls
 
     if bool(args.cert) != bool(args.key):
         args.usage.error("--cert and --key belong together")
@@ -215,8 +217,8 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _serve_by_workers(args: argparse.Namespace) -> int:
-    from aqueduct.carriers.tls import ServerTls, dev_certificate
-    from aqueduct.workers import Restarts, Workers
+    from aqueduct.carriers.certificates import ServerTls, dev_certificate
+    from aqueduct.service.supervisor import Restarts, Workers
 
     addresses = [Address.parse(text) for text in args.listen]
     tls = None
@@ -294,7 +296,7 @@ def _printable_json(document: str) -> str:
 
 
 async def _fetch_description(address: str, token: str | None, tls: ClientTls | None) -> Description:
-    from aqueduct.client import Client
+    from aqueduct.client.client import Client
 
     async with await Client.connect(address, token=token, tls=tls) as client:
         return await client.describe()
@@ -330,12 +332,12 @@ def _ms(seconds: float) -> str:
 
 
 def _wire(args: argparse.Namespace) -> int:
-    from aqueduct import wire
+    from aqueduct import dissect as dissection
 
     if args.json:
         if args.protocol or args.hex or args.sender or args.carrier:
             args.usage.error("--json takes everything from standard input")
-        wire.answer_lines(sys.stdin.buffer, sys.stdout)
+        dissection.answer_lines(sys.stdin.buffer, sys.stdout)
         return 0
     if not args.protocol or not args.hex:
         args.usage.error("either PROTOCOL and HEX, or --json")
@@ -343,9 +345,9 @@ def _wire(args: argparse.Namespace) -> int:
     context = {name: value for name, value in given.items() if value is not None}
     text = sys.stdin.read() if args.hex == "-" else args.hex
     try:
-        for line in wire.dissect(args.protocol, text, context):
+        for line in dissection.dissect(args.protocol, text, context):
             say(line)
-    except wire.WireError as error:
+    except dissection.WireError as error:
         where = "" if error.offset is None else f" at byte {error.offset}"
         raise _Failed(f"{error.kind}{where}: {error}") from error
     return 0

@@ -29,9 +29,9 @@ import pyarrow as pa
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from aqueduct.client import Client
+from aqueduct.client.client import Client
 from aqueduct.config import Config, Timing
-from aqueduct.service import Service
+from aqueduct.service.service import Service
 from benchmarks import processes, results
 from benchmarks.peers import common
 

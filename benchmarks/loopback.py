@@ -21,10 +21,11 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import certificate, placement, plan, processes, results
-from benchmarks.command import ROOT, Benchmark, Progress, run_command
+from benchmarks import cases as bench_cases
+from benchmarks import certificate, cpu_topology, processes, results
+from benchmarks.cases import Case, Contestant, MiB
 from benchmarks.peers.common import Setup
-from benchmarks.plan import Case, Contestant, MiB
+from benchmarks.runner import ROOT, Benchmark, Progress, run_command
 
 TIMEOUT: Final = 180.0
 """Seconds for one measurement, starting two processes included."""
@@ -105,12 +106,12 @@ def run(cases: list[Case], repeats: int, quick: bool) -> Iterator[dict[str, Any]
                     progress.show(f"{case.name} {contestant.name}")
                 setup = case.setup(contestant, quick)
                 setup = replace(setup, certificate=str(paths[0]), key=str(paths[1]))
-                before = placement.apart()
+                before = cpu_topology.apart()
                 try:
                     row = row_of(case, contestant, turn, measure(contestant.peer, setup))
                 except processes.Failed as error:
                     row = row_of(case, contestant, turn, {"error": str(error)})
-                row["apart_ns"], row["apart_after_ns"] = before, placement.apart()
+                row["apart_ns"], row["apart_after_ns"] = before, cpu_topology.apart()
                 progress.done += 1
                 progress.show(f"{case.name} {contestant.name}: {_brief(row)}")
                 yield row
@@ -164,7 +165,7 @@ def report(found: results.Run) -> str:
     if codec:
         header = ["MESSAGEs of 200 bytes", "encoded/s", "decoded/s"]
         parts.append(results.table(header, codec))
-    if placed := placement.summary(found.rows):
+    if placed := cpu_topology.summary(found.rows):
         parts.append(placed)
     return "\n\n".join(parts)
 
@@ -179,7 +180,7 @@ def _sides(found: results.Run, case: str, name: str, metric: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    benchmark = Benchmark(plan.select, run, report, plan.QUICK)
+    benchmark = Benchmark(bench_cases.select, run, report, bench_cases.QUICK)
     return run_command(
         benchmark,
         arguments,

@@ -43,10 +43,10 @@ import pyarrow as pa
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from aqueduct.client import Client
+from aqueduct.client.client import Client
+from aqueduct.client.sync_client import SyncClient
 from aqueduct.config import Config, Flow, Timing
-from aqueduct.service import Service
-from aqueduct.sync import SyncClient
+from aqueduct.service.service import Service
 from benchmarks import processes, results
 from benchmarks.backpressure import size_of
 from benchmarks.peers import common

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import check, placement, results
-from benchmarks.plan import CARRIERS, STREAM_BULK
+from benchmarks import check, cpu_topology, results
+from benchmarks.cases import CARRIERS, STREAM_BULK
 
 FOLDER: Final = Path(__file__).parent
 BEGIN: Final = "<!-- made by benchmarks/publish.py: from here -->"
@@ -87,7 +87,7 @@ def described(run: results.Run) -> str:
     )
     if settings.get("quick"):
         text += " A quick run: an eighth of the bytes."
-    return textwrap.fill(f"{text} {placement.summary(run.rows)}".rstrip(), WIDTH)
+    return textwrap.fill(f"{text} {cpu_topology.summary(run.rows)}".rstrip(), WIDTH)
 
 
 def _ours(run: results.Run, case: str, metric: str) -> str:

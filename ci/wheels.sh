@@ -22,9 +22,10 @@ all) ;;
 compiled)
     # All are collected, so all that any of them imports is there; these run, and have every test
     # that imports a compiled module (tests/test_tooling.py sees to it).
-    compiled="tests/speedups tests/protocol tests/arrow tests/carriers/test_contract.py \
-        tests/carriers/test_tricks_quic.py tests/test_endpoint_stream.py tests/test_calls_echo.py \
-        tests/test_waiting.py"
+    compiled="tests/speedups tests/protocol tests/arrow tests/rpc/test_fragments.py \
+        tests/carriers/test_contract.py \
+        tests/carriers/test_tricks_quic.py tests/endpoint/test_stream.py tests/rpc/test_echo.py \
+        tests/client/test_waiter.py"
     marks="not spark and not long and not checkout"
     export CIBW_TEST_COMMAND="python -I ci/smoke.py \
         && python -m pytest -qq --collect-only -m '$marks' tests \

@@ -5,16 +5,16 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any, Final
 
-from spark_udfs.exchange import exchange
-from spark_udfs.frames import exchange_column, exchange_pandas
-from spark_udfs.telemetry import Setup, traced
+from spark_udfs.calls.telemetry import Setup, traced
+from spark_udfs.functions.exchange import exchange
+from spark_udfs.functions.pandas import exchange_column, exchange_pandas
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from spark_udfs.files import exchange_files, send_files
-    from spark_udfs.groups import exchange_by_key, exchange_grouped
-    from spark_udfs.listing import list_files
+    from spark_udfs.files.exchange import exchange_files, send_files
+    from spark_udfs.files.listing import list_files
+    from spark_udfs.functions.groups import exchange_by_key, exchange_grouped
 
 __all__ = [
     "exchange",
@@ -31,11 +31,11 @@ __all__ = [
 
 # Imported when first used: few workers need what reads Parquet or compares keys.
 _LATER: Final = {
-    "exchange_by_key": "spark_udfs.groups",
-    "exchange_files": "spark_udfs.files",
-    "exchange_grouped": "spark_udfs.groups",
-    "list_files": "spark_udfs.listing",
-    "send_files": "spark_udfs.files",
+    "exchange_by_key": "spark_udfs.functions.groups",
+    "exchange_files": "spark_udfs.files.exchange",
+    "exchange_grouped": "spark_udfs.functions.groups",
+    "list_files": "spark_udfs.files.listing",
+    "send_files": "spark_udfs.files.exchange",
 }
 
 

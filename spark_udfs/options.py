@@ -31,11 +31,11 @@ from aqueduct.arguments import (
     whole,
     words,
 )
-from aqueduct.carriers.tls import ClientTls
+from aqueduct.carriers.certificates import ClientTls
 from aqueduct.config import COMPRESSIONS
 from aqueduct.errors import ConfigError
 from aqueduct.escaping import shown
-from spark_udfs.casting import casts
+from spark_udfs.functions.casts import casts
 from spark_udfs.schemas import active_session
 from spark_udfs.tokens import TokenFile
 

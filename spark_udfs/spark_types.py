@@ -1,7 +1,7 @@
 """The one table of types for Spark: from each Arrow type to Spark's, and back.
 
 ``exchange`` and its relatives, the Data Source and docs/cookbook/types.md use this table.
-``spark_udfs.fitting`` converts values by it.
+``spark_udfs.functions.fitting`` converts values by it.
 
 Arrow has no type for some types of Spark: collations, bounds of intervals, user-defined types. The
 field's metadata names these, under ``SQL_NAME`` or ``JSON_TYPE``. Batches from Spark are sent with

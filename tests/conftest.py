@@ -20,7 +20,7 @@ from xdist.scheduler import LoadScopeScheduling
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
 # The many JVMs of these tests end before their best compiler would have paid for itself, and half
-# of what they take is to load classes, unless `make test` has archived them (ci/classes.py).
+# of what they take is to load classes, unless `make test` has archived them (ci/spark_cds.py).
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 CLASSES = Path(sys.prefix) / "spark.jsa"
 if " " not in str(CLASSES) and CLASSES.exists() and CLASSES.stat().st_size:

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pytest
 
 import aqueduct
-from aqueduct.carriers.tls import dev_certificate
-from aqueduct.client import Client
+from aqueduct.carriers.certificates import dev_certificate
+from aqueduct.client.client import Client
 from aqueduct.errors import AqueductError, CallError, Refused
 
 WORDS = pa.schema([pa.field("word", pa.string())])
@@ -29,7 +29,7 @@ import asyncio
 
 import pyarrow as pa
 
-from aqueduct.service import Service
+from aqueduct.service.service import Service
 
 WORDS = pa.schema([pa.field("word", pa.string())])
 LENGTHS = pa.schema([pa.field("length", pa.int32(), nullable=False)])

@@ -21,9 +21,6 @@ from hypothesis import strategies as st
 
 import aqueduct
 from aqueduct import errors
-from aqueduct.arrow import wire
-from aqueduct.arrow.describe import DESCRIBE_SCHEMA, Description
-from aqueduct.arrow.status import Status
 from aqueduct.cli import main
 from aqueduct.endpoint import connect, serve
 from aqueduct.errors import (
@@ -34,7 +31,10 @@ from aqueduct.errors import (
     SchemaMismatch,
 )
 from aqueduct.escaping import Lines, escape, escape_lines, logger_of, one_line, shown
-from tests.calls import connected, everything, numbers, served
+from aqueduct.rpc import keys
+from aqueduct.rpc.describe import DESCRIBE_SCHEMA, Description
+from aqueduct.rpc.status import Status
+from tests.support.calls import connected, everything, numbers, served
 from tests.test_floors import SOURCES
 
 NASTY = {
@@ -259,7 +259,7 @@ async def test_names_of_columns_in_an_error(output: io.StringIO) -> None:
 
 def test_a_status_of_a_foreign_service() -> None:
     payload = b'{"message":"a\\ud800\\n","kind":"\\u001b","detail":"x","traceback":"t\\u009b\\nu"}'
-    status = Status.decode(((wire.STATUS, b"handler-failed"),), payload)
+    status = Status.decode(((keys.STATUS, b"handler-failed"),), payload)
     error = status.to_exception(peer="here", handler="h")
     assert isinstance(error, HandlerFailed)
     assert str(error) == "handler 'h' at here: a\\ud800\\n"
@@ -339,7 +339,9 @@ def test_describe_shows_a_hostile_service_safely(
 
 
 def test_the_command_writes_to_a_terminal_of_ascii(tmp_path: Path) -> None:
-    script = "from aqueduct.process import say, tell; say('gr\\xfcn\\ud800'); tell('a\\x1b')"
+    script = (
+        "from aqueduct.service.signals import say, tell; say('gr\\xfcn\\ud800'); tell('a\\x1b')"
+    )
     done = subprocess.run(
         [sys.executable, "-c", script],
         capture_output=True,

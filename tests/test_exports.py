@@ -94,7 +94,7 @@ def test_documented_modules_need_no_import_of_their_own(name: str) -> None:
 
 
 def test_the_modules_that_are_shown_are_those_of_the_docs() -> None:
-    assert {"errors", "config", "bpmux", "service", "tables", "telemetry"} <= set(dir(aqueduct))
+    assert {"errors", "config", "bpmux", "client", "dissect", "service"} <= set(dir(aqueduct))
     with pytest.raises(AttributeError, match="module 'aqueduct' has no attribute 'nothing'"):
         aqueduct.nothing  # noqa: B018
 

@@ -18,7 +18,7 @@ import pytest
 import aqueduct
 from aqueduct import forks
 from aqueduct.config import Config, Timing
-from tests.programs import FORMS, PATIENCE, program, python
+from tests.support.programs import FORMS, PATIENCE, program, python
 
 CARRIERS = {
     "tcp": "aqueduct+tcp://127.0.0.1:0",
@@ -559,7 +559,7 @@ def test_signals_that_wait_for_a_client_of_the_parent_are_a_child_s_own():
     """A fork by another thread, while the main thread does a connection's work."""
     code = """
     import os, signal, threading
-    from aqueduct.deferral import Deferral
+    from aqueduct.client.deferred_signals import Deferral
 
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGUSR2, lambda number, frame: os._exit(7))

@@ -9,7 +9,7 @@ import pytest
 
 from aqueduct.config import DEFAULT, Config, Flow
 from aqueduct.errors import LocalProtocolError
-from tests.network import CLEAR, Network, NetworkCarrier, Weather
+from tests.support.network import CLEAR, Network, NetworkCarrier, Weather
 
 BAD = Weather(delay=0.05, jitter=0.2, loss=0.3, duplication=0.3, piece=700, in_flight=20_000)
 SMALL = dataclasses.replace(DEFAULT, flow=Flow(streams=8, initial_window=1000))

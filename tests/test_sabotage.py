@@ -110,7 +110,7 @@ ENTRY = """
 [[change]]
 name = "{name}"
 requirement = "AQ-35"
-file = "aqueduct/protocol/channels/sending.py"
+file = "aqueduct/protocol/channels/sender.py"
 within = "SenderHalf.cancel"
 old = 'self._reset_messages(RESET_CANCELLED)'
 new = '{new}'
@@ -140,7 +140,7 @@ def entry(name: str, new: str) -> Change:
     return Change(
         name,
         ("AQ-35",),
-        "aqueduct/protocol/channels/sending.py",
+        "aqueduct/protocol/channels/sender.py",
         "SenderHalf.cancel",
         "self._reset_messages(RESET_CANCELLED)",
         new,
@@ -154,7 +154,7 @@ BROKEN = entry("broken", "self._reset_messages(RESET_CANSELLED)")
 COMPILED = Change(
     "compiled",
     ("AQ-R16",),
-    "aqueduct/_speedups/tracker.pyx",
+    "aqueduct/_speedups/channels/tracker.pyx",
     "ReceivedNumbers.take_ack",
     "pending.clear()",
     "pass",

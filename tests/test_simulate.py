@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from aqueduct.protocol.channels import sending
-from tests import simulate
-from tests.world import World
+from aqueduct.protocol.channels import sender
+from tests.support import simulate
+from tests.support.world import World
 
 
 def story(world: World) -> tuple[object, ...]:
@@ -58,12 +58,12 @@ def test_runs_see_everything_that_can_happen() -> None:
 def test_a_run_that_fails_says_how_to_replay_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sending.SenderHalf, "acked", lambda half, ranges: [])
+    monkeypatch.setattr(sender.SenderHalf, "acked", lambda half, ranges: [])
     assert simulate.main(["--seeds", "0-3", "--profile", "wide"]) == 1
     said = capsys.readouterr()
     command = re.search(r"replay: python -m tests\.simulate (.*)", said.err)
     assert command is not None
-    assert "tests/claims.py" in said.err
+    assert "tests/support/claims.py" in said.err
     assert "end()" in said.err  # the last steps
     assert simulate.main(command[1].split()) == 1
     monkeypatch.undo()

@@ -28,8 +28,8 @@ class Together:
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """As of any finder of the import system. Each compiled module has a stub."""
-        package, _, last = name.rpartition(".")
-        if package != __name__ or not (_FOLDER / f"{last}.pyi").exists():
+        above, _, below = name.partition(f"{__name__}.")
+        if above or not below or not (_FOLDER / f"{below.replace('.', '/')}.pyi").exists():
             return None
         return spec_from_file_location(name, self.path, loader=ExtensionFileLoader(name, self.path))
 

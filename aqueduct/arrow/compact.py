@@ -19,7 +19,7 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from aqueduct._speedups.arrow_views import (
+from aqueduct._speedups.arrow.views import (
     measure,
     measure_children,
     measure_lists,

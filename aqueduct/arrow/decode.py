@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from aqueduct._speedups.arrow_reader import BatchReader
-from aqueduct._speedups.flatbuffer import is_batch
+from aqueduct._speedups.arrow.flatbuffer import is_batch
+from aqueduct._speedups.arrow.reader import BatchReader
 from aqueduct.arrow.compression import Overblown, Unpacking
 from aqueduct.arrow.encode import LONG_BYTES, LONG_NODES, LONG_PACKED
 from aqueduct.arrow.ipc import (
@@ -22,7 +22,7 @@ from aqueduct.arrow.ipc import (
     is_wide,
     serialize_schema,
 )
-from aqueduct.arrow.metadata import (
+from aqueduct.arrow.ipc_metadata import (
     DICTIONARY,
     RECORD_BATCH,
     SCHEMA,
@@ -31,7 +31,7 @@ from aqueduct.arrow.metadata import (
     Summary,
     summarize,
 )
-from aqueduct.arrow.physical import Plan, plan
+from aqueduct.arrow.layout import Plan, plan
 from aqueduct.config import DEFAULT
 from aqueduct.errors import BadCall, BatchTooLarge, CallError
 

@@ -10,8 +10,8 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from aqueduct._speedups.arrow_writer import BatchEncoder, Encoded
-from aqueduct._speedups.buffers import Piece
+from aqueduct._speedups.arrow.writer import BatchEncoder, Encoded
+from aqueduct._speedups.base.buffers import Piece
 from aqueduct.arrow.compact import Compactor
 from aqueduct.arrow.ipc import (
     ALIGNMENT,
@@ -20,8 +20,8 @@ from aqueduct.arrow.ipc import (
     first_line,
     is_wide,
 )
-from aqueduct.arrow.metadata import SCHEMA, summarize
-from aqueduct.arrow.physical import Plan, plan
+from aqueduct.arrow.ipc_metadata import SCHEMA, summarize
+from aqueduct.arrow.layout import Plan, plan
 from aqueduct.arrow.schema import check, equal_schemas
 from aqueduct.errors import LocalProtocolError, SchemaMismatch
 

@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from aqueduct._speedups.arrow_nulls import NotNull
+from aqueduct._speedups.arrow.nulls import NotNull
 from aqueduct.arrow.schema import shorten
 
 __all__ = ["Found", "Required"]

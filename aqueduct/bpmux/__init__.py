@@ -6,7 +6,7 @@ each other.
 """
 
 from aqueduct.bpmux.connection import Connection
-from aqueduct.bpmux.handles import Duplex, Request, Sink, Stream
-from aqueduct.bpmux.serving import Server, connect, serve
+from aqueduct.bpmux.server import Server, connect, serve
+from aqueduct.bpmux.streams import Duplex, Request, Sink, Stream
 
 __all__ = ["Connection", "Duplex", "Request", "Server", "Sink", "Stream", "connect", "serve"]

@@ -13,8 +13,8 @@ from typing import Any, Final, Self, TypeAlias, cast
 from weakref import proxy
 
 from aqueduct.arguments import Duration, Size, checked
-from aqueduct.bpmux.handles import Buffer, Call, Duplex, Half, Request, Sink, Stream, again
-from aqueduct.carriers.ports import host_port
+from aqueduct.bpmux.streams import Buffer, Call, Duplex, Half, Request, Sink, Stream, again
+from aqueduct.carriers.binding import host_port
 from aqueduct.carriers.stream.sockets import tune
 from aqueduct.config import Config
 from aqueduct.errors import ConnectionLost, Ended, LimitExceeded, RemoteProtocolError, SendQueueFull

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from aqueduct._speedups.runs import Inlet
+from aqueduct._speedups.channels.message_batches import Inlet
 from aqueduct.address import Address
 from aqueduct.errors import ConnectionLost
 

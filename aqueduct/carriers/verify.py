@@ -23,7 +23,7 @@ from cryptography.hazmat.bindings._rust import _openssl
 from cryptography.hazmat.primitives.asymmetric import dsa, ec, rsa
 from OpenSSL import SSL, crypto
 
-from aqueduct.carriers.tls import identity_of
+from aqueduct.carriers.certificates import identity_of
 from aqueduct.errors import ConfigError
 from aqueduct.escaping import escape
 

@@ -1,10 +1,10 @@
 """The asyncio face of channels: ``connect``, ``serve``, ``channel`` and their handles."""
 
-from aqueduct.endpoint.asked import Asked, Replying
+from aqueduct.endpoint.channel import Mode, Receiver, Sender, channel
 from aqueduct.endpoint.connection import Connection
-from aqueduct.endpoint.handles import Mode, Receiver, Sender, channel
 from aqueduct.endpoint.message import Attachment, Headers, Message
-from aqueduct.endpoint.serving import Server, bind, connect, serve
+from aqueduct.endpoint.reply import Asked, Replying
+from aqueduct.endpoint.server import Server, bind, connect, serve
 from aqueduct.endpoint.snapshot import ConnectionSnapshot
 
 __all__ = [

@@ -11,23 +11,23 @@ from contextlib import suppress
 from dataclasses import fields
 from typing import Any, Final
 
-from aqueduct import accounts
-from aqueduct._speedups.inbox import Inbox
-from aqueduct._speedups.pump import Pump
-from aqueduct._speedups.waiting import nests
+from aqueduct._speedups.channels.receiver import Inbox
+from aqueduct._speedups.loop.pump import Pump
+from aqueduct._speedups.loop.waiter import nests
 from aqueduct.arguments import checked
+from aqueduct.carriers.clock import clock_of
 from aqueduct.carriers.contract import Carrier
-from aqueduct.clock import clock_of
 from aqueduct.config import Config
-from aqueduct.endpoint.asked import Asked, Replying
-from aqueduct.endpoint.handles import Receiver, Sender
-from aqueduct.endpoint.local import Parcel, Pipe, queue_full
+from aqueduct.endpoint import accounts
+from aqueduct.endpoint.channel import Receiver, Sender
+from aqueduct.endpoint.hooks import allows
+from aqueduct.endpoint.local_channel import Parcel, Pipe, queue_full
 from aqueduct.endpoint.message import Attachment, Headers, Message
+from aqueduct.endpoint.reply import Asked, Replying
 from aqueduct.endpoint.snapshot import ConnectionSnapshot
 from aqueduct.errors import ConnectionLost, LocalProtocolError, Refused
 from aqueduct.escaping import logger_of, shown
 from aqueduct.forks import own
-from aqueduct.hooks import allows
 from aqueduct.protocol.channels.connection import ChannelConnection
 from aqueduct.protocol.channels.events import (
     Closed,
@@ -37,9 +37,9 @@ from aqueduct.protocol.channels.events import (
     SenderEnded,
     Writable,
 )
-from aqueduct.protocol.channels.receiving import Received, ReceiverHalf
+from aqueduct.protocol.channels.receiver import Received, ReceiverHalf
 from aqueduct.protocol.channels.registry import Attach, Half
-from aqueduct.protocol.channels.sending import Mode, SenderHalf
+from aqueduct.protocol.channels.sender import Mode, SenderHalf
 from aqueduct.protocol.channels.state import SenderState
 
 __all__ = ["Connection"]

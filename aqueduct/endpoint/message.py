@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from aqueduct._speedups.frames import decode_headers
+from aqueduct._speedups.channels.frames import decode_headers
 from aqueduct.protocol.channels.events import Headers
 
 if TYPE_CHECKING:
-    from aqueduct.endpoint.handles import Receiver, Sender
+    from aqueduct.endpoint.channel import Receiver, Sender
 
 __all__ = ["Attachment", "Headers", "Message"]
 

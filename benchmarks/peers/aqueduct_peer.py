@@ -13,10 +13,10 @@ import pyarrow as pa
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from aqueduct.client import Client as AqueductClient
+from aqueduct.client.client import Client as AqueductClient
+from aqueduct.client.sync_client import SyncClient
 from aqueduct.config import Config, Quic
-from aqueduct.service import Service
-from aqueduct.sync import SyncClient
+from aqueduct.service.service import Service
 from benchmarks.peers import common
 
 ENCRYPTED = ("quic", "tls")

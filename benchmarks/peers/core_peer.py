@@ -24,14 +24,14 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from aqueduct._speedups import codec
-from aqueduct._speedups.buffers import bytes_copied
+from aqueduct._speedups.base.buffers import bytes_copied
+from aqueduct._speedups.channels import codec
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import Finished, LostInTransit
-from aqueduct.protocol.channels.receiving import ReceiverHalf
+from aqueduct.protocol.channels.receiver import ReceiverHalf
 from aqueduct.protocol.channels.registry import Attach
-from aqueduct.protocol.channels.sending import Mode, SenderHalf
-from benchmarks.cores import Ends, Pair
+from aqueduct.protocol.channels.sender import Mode, SenderHalf
+from benchmarks.core_pair import Ends, Pair
 
 PAYLOADS: Final = [bytes([k]) * 100 for k in range(256)]
 BURST: Final = 200

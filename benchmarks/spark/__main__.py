@@ -15,10 +15,10 @@ from contextlib import closing
 from typing import Any
 
 from benchmarks import processes, results
-from benchmarks.command import Benchmark, Progress, run_command
-from benchmarks.spark import plan
+from benchmarks.runner import Benchmark, Progress, run_command
+from benchmarks.spark import cases as bench_cases
+from benchmarks.spark.cases import Case
 from benchmarks.spark.jobs import Jobs
-from benchmarks.spark.plan import Case
 from benchmarks.spark.publish import tables
 
 
@@ -30,7 +30,7 @@ def run(cases: list[Case], repeats: int, quick: bool) -> Iterator[dict[str, Any]
     progress = Progress(total)
     with closing(Jobs()) as jobs:
         for case in cases:
-            size = case.size // plan.QUICK if quick else case.size
+            size = case.size // bench_cases.QUICK if quick else case.size
             for repeat in range(min(repeats, case.repeat)):
                 for contestant in case.contestants[:: 1 if repeat % 2 == 0 else -1]:
                     row = {"case": case.name, "contestant": contestant.name, "repeat": repeat}
@@ -55,7 +55,7 @@ def _brief(row: dict[str, Any]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    benchmark = Benchmark(plan.select, run, tables, plan.QUICK)
+    benchmark = Benchmark(bench_cases.select, run, tables, bench_cases.QUICK)
     return run_command(
         benchmark, arguments, summary=__doc__ or "", only="cases with one of these, a,b,c", repeat=7
     )

@@ -155,8 +155,8 @@ class FilesSent:
 
     def __call__(self, batches: Batches) -> Batches:
         from spark_udfs import exchange_files
-        from spark_udfs.files import BATCH_BYTES
-        from spark_udfs.reading import Part, read
+        from spark_udfs.files.exchange import BATCH_BYTES
+        from spark_udfs.files.reader import Part, read
 
         if self.peer == "aqueduct":
             answers: Batches = exchange_files(self.address, "echo", returns="answers")(batches)

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.command import ROOT
 from benchmarks.peers import common
 from benchmarks.processes import Failed
+from benchmarks.runner import ROOT
 from benchmarks.spark import functions
-from benchmarks.spark.plan import Case, Contestant
+from benchmarks.spark.cases import Case, Contestant
 from benchmarks.spark.services import Running
 from spark_udfs import exchange, list_files
 

@@ -23,10 +23,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.flight as fl
 
-from aqueduct.service import Service
-from benchmarks.command import ROOT
+from aqueduct.service.service import Service
 from benchmarks.peers import common
 from benchmarks.processes import Failed
+from benchmarks.runner import ROOT
 from benchmarks.spark.functions import GENERATED
 
 __all__ = ["SLOW", "SWALLOW", "Running"]

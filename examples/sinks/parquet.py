@@ -24,8 +24,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from aqueduct.calls import Call
-from aqueduct.sinks import Attempt, Prepared, Run
+from aqueduct.service.context import Call
+from aqueduct.service.sinks import Attempt, Prepared, Run
 
 __all__ = ["ParquetAttempt", "ParquetSink", "files", "read"]
 

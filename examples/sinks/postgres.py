@@ -21,8 +21,8 @@ from typing import Any
 import pyarrow as pa
 from adbc_driver_postgresql import dbapi
 
-from aqueduct.calls import Call
-from aqueduct.sinks import Attempt, Prepared, Run
+from aqueduct.service.context import Call
+from aqueduct.service.sinks import Attempt, Prepared, Run
 
 __all__ = ["PostgresAttempt", "PostgresSink"]
 

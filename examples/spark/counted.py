@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProces
 from pyspark.sql import SparkSession
 
 import aqueduct
-from aqueduct.telemetry import OpenTelemetry
+from aqueduct.service.telemetry import OpenTelemetry
 from program import serving
 from spark_udfs import exchange
 

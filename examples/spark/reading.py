@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 import aqueduct
 import spark_udfs
-from aqueduct.tables import Request
+from aqueduct.service.tables import Request
 from program import run
 
 READINGS = pa.schema(

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import aqueduct
 import spark_udfs
-from aqueduct.tables import Limit
+from aqueduct.service.tables import Limit
 from program import run
 
 EVENTS = pa.schema([("number", pa.int64()), ("kind", pa.string())])

@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import aqueduct
-from aqueduct.sinks import Prepared, Run
+from aqueduct.service.sinks import Prepared, Run
 from examples.sinks.parquet import ParquetSink, read
 from spark_udfs import register
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pyspark.sql.datasource import DataSource
 
+from spark_udfs.calls.telemetry import Setup, Trace
 from spark_udfs.datasource.options import SHARED, Settings, settings_of
 from spark_udfs.options import argument, defaults
-from spark_udfs.telemetry import Setup, Trace
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,9 +66,9 @@ class AqueductSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """The same for streams."""
-        from spark_udfs.datasource import stream
+        from spark_udfs.datasource import stream_reader
 
-        return stream.TableStreamReader(self.settings, schema)
+        return stream_reader.TableStreamReader(self.settings, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """What writes rows of ``schema``, on the driver and in tasks."""

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
-from aqueduct.carriers.tls import ClientTls
+from aqueduct.carriers.certificates import ClientTls
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import ConfigError
-from spark_udfs.casting import Cast
+from spark_udfs.calls.pool import Peer
+from spark_udfs.calls.telemetry import Trace, carrier_of
+from spark_udfs.functions.casts import Cast
 from spark_udfs.options import (
     OPTIONS,
     TLS,
@@ -24,8 +26,6 @@ from spark_udfs.options import (
     tls_of,
     whole,
 )
-from spark_udfs.pool import Peer
-from spark_udfs.telemetry import Trace, carrier_of
 from spark_udfs.tokens import fresh
 
 __all__ = ["IGNORED", "KNOWN", "READING", "SHARED", "WRITING", "Settings", "settings_of"]

@@ -16,29 +16,29 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from aqueduct.arrow.call import Partition
-from aqueduct.arrow.filters import filters_to_json
-from aqueduct.arrow.plan import READ, READING, Answer, Question, Reading
 from aqueduct.arrow.schema import difference, shorten
 from aqueduct.errors import AqueductError, BadCall, ConfigError, SchemaMismatch
 from aqueduct.escaping import logger_of
-from spark_udfs.calling import Calling
-from spark_udfs.casting import Casting, cast_column
-from spark_udfs.datasource.asking import ask, patience, rest, tries
+from aqueduct.rpc.filters import filters_to_json
+from aqueduct.rpc.request import Partition
+from aqueduct.rpc.table_scan import READ, READING, Answer, Question, Reading
+from spark_udfs.calls.pool import process_pool
+from spark_udfs.calls.retry import may_pass
+from spark_udfs.calls.spec import Calling
+from spark_udfs.calls.telemetry import working
 from spark_udfs.datasource.options import Settings
-from spark_udfs.datasource.pushing import filter_of
+from spark_udfs.datasource.pushdown import filter_of
+from spark_udfs.datasource.query import ask, patience, rest, tries
 from spark_udfs.datasource.types import arrow_of, check_declared, spark_schema
-from spark_udfs.fitting import Fitting
-from spark_udfs.numbers import Numbers, Tally
-from spark_udfs.place import Place, here, locate
-from spark_udfs.pool import process_pool
-from spark_udfs.retrying import may_pass
-from spark_udfs.telemetry import working
+from spark_udfs.functions.casts import Casting, cast_column
+from spark_udfs.functions.fitting import Fitting
+from spark_udfs.worker.metrics import Numbers, Tally
+from spark_udfs.worker.task import Place, here, locate
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from aqueduct.arrow.filters import Filter as Condition
+    from aqueduct.rpc.filters import Filter as Condition
 
 __all__ = [
     "Split",

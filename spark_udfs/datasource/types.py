@@ -2,7 +2,7 @@
 
 Spark takes batches of exactly the Arrow schema that it declares, and knows fewer types than Arrow.
 So a table's types become those that Spark has and that hold every value (``spark_schema``), and its
-batches are converted to them in the task (``spark_udfs.fitting``).
+batches are converted to them in the task (``spark_udfs.functions.fitting``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pyarrow as pa
 from aqueduct.arrow.schema import difference
 from aqueduct.errors import SchemaMismatch
 from spark_udfs import spark_schemas
-from spark_udfs.fitting import Fitting
+from spark_udfs.functions.fitting import Fitting
 from spark_udfs.spark_schemas import arrow_of, same_meaning
 from spark_udfs.spark_types import Refusal, shown, taken_schema
 

@@ -2,7 +2,7 @@
 
 Each task is an attempt: it streams its partition to the sink, and its commit message is the
 receipt. The driver commits exactly the attempts whose messages reached it, and repeats that until
-the service answers. ``aqueduct.sinks`` says what the sink makes of it.
+the service answers. ``aqueduct.service.sinks`` says what the sink makes of it.
 
 A run is named by the option ``run``, or else: a job by a name of its own, a batch of a stream by
 the query's id, which its checkpoint keeps, and the batch's number.
@@ -26,8 +26,9 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from aqueduct.arrow.writing import ABORT, COMMIT, LOOK, WRITE
-from aqueduct.blocking import SyncStream
+from aqueduct.client.sink_writer import RemoteSink
+from aqueduct.client.sync_client import SyncClient
+from aqueduct.client.sync_stream import SyncStream
 from aqueduct.errors import (
     AqueductError,
     Busy,
@@ -38,19 +39,18 @@ from aqueduct.errors import (
     UnknownHandler,
 )
 from aqueduct.escaping import logger_of
-from aqueduct.sinks import Attempt, Prepared, Run
-from aqueduct.sync import SyncClient
-from aqueduct.writes import RemoteSink
-from spark_udfs.casting import Casting
+from aqueduct.rpc.sink_commit import ABORT, COMMIT, LOOK, WRITE
+from aqueduct.service.sinks import Attempt, Prepared, Run
+from spark_udfs.calls.partition import Calling
+from spark_udfs.calls.pool import process_pool
+from spark_udfs.calls.telemetry import working
 from spark_udfs.datasource.options import Settings
 from spark_udfs.datasource.types import check
-from spark_udfs.engine import Calling
-from spark_udfs.numbers import Numbers, Tally, Total
-from spark_udfs.place import Place, here, locate
-from spark_udfs.pool import process_pool
+from spark_udfs.functions.casts import Casting
 from spark_udfs.spark_schemas import arrow_of
 from spark_udfs.spark_types import retold, told_schema
-from spark_udfs.telemetry import working
+from spark_udfs.worker.metrics import Numbers, Tally, Total
+from spark_udfs.worker.task import Place, here, locate
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

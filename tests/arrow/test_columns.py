@@ -17,13 +17,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aqueduct._speedups.arrow_columns import DEPTH_LIMIT, KINDS, NODES_LIMIT, Columns
-from aqueduct._speedups.arrow_reader import BatchReader
-from aqueduct._speedups.arrow_writer import BatchWriter
-from aqueduct._speedups.buffers import AlignedBuffer
+from aqueduct._speedups.arrow.columns import DEPTH_LIMIT, KINDS, NODES_LIMIT, Columns
+from aqueduct._speedups.arrow.reader import BatchReader
+from aqueduct._speedups.arrow.writer import BatchWriter
+from aqueduct._speedups.base.buffers import AlignedBuffer
 from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoder
-from aqueduct.arrow.physical import common_columns
+from aqueduct.arrow.layout import common_columns
 from aqueduct.errors import BadCall, LocalProtocolError
 from tests.arrow.strategies import common_schemas, make_batch, streams
 from tests.arrow.test_hostile import mutated

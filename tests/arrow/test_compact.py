@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aqueduct._speedups.buffers import AlignedBuffer
+from aqueduct._speedups.base.buffers import AlignedBuffer
 from aqueduct.arrow.compact import Compactor, has_slack
 from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoder
-from aqueduct.arrow.physical import layouts
+from aqueduct.arrow.layout import layouts
 from tests.arrow.strategies import make_batch, schemas
 
 ROWS = 2000

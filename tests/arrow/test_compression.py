@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aqueduct._speedups.buffers import AlignedBuffer
+from aqueduct._speedups.base.buffers import AlignedBuffer
 from aqueduct.arrow.compression import FREE, RATIO, codec_of, compress, pack
 from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoder

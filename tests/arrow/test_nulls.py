@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aqueduct._speedups.arrow_nulls import KINDS, NotNull
-from aqueduct._speedups.buffers import AlignedBuffer
+from aqueduct._speedups.arrow.nulls import KINDS, NotNull
+from aqueduct._speedups.base.buffers import AlignedBuffer
 from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoder
 from aqueduct.arrow.ipc import adopt

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoder
-from aqueduct.arrow.physical import layouts
+from aqueduct.arrow.layout import layouts
 from aqueduct.arrow.schema import check, difference
 from aqueduct.errors import SchemaMismatch
 from tests.arrow.strategies import PLAIN, Celsius, make_batch, schemas

@@ -19,7 +19,7 @@ from aqueduct.bpmux.payloads import Payloads
 from aqueduct.errors import AqueductError, ConnectionLost, Ended, SendQueueFull
 from tests.bpmux.pairs import BRISK, FAMILIES, attacked, eventually, joined, place_for, within
 from tests.carriers.chunks import Kind, chunk, partial
-from tests.collector import uncollected
+from tests.support.collector import uncollected
 
 KiB = 1 << 10
 MiB = 1 << 20

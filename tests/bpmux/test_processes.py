@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.programs import python
+from tests.support.programs import python
 
 CODE = """
 import asyncio, os, sys

@@ -10,7 +10,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from aqueduct.carriers.tls import ClientTls, ServerTls
+from aqueduct.carriers.certificates import ClientTls, ServerTls
 
 DAY = datetime.timedelta(days=1)
 

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from aqueduct.address import UNIX, Address
+from aqueduct.carriers.certificates import dev_certificate
 from aqueduct.carriers.stream.connection import StreamCarrier
-from aqueduct.carriers.tls import dev_certificate
 from aqueduct.protocol.channels.connection import ChannelConnection
 from tests.carriers.proxy import Place, Proxy
 

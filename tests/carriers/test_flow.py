@@ -10,8 +10,8 @@ import pytest
 from aioquic import tls
 from aioquic.quic import events
 
-from aqueduct.carriers.quic import fast as fast_module
-from aqueduct.carriers.quic.fast import FastConnection, Pacer
+from aqueduct.carriers.quic import packets as fast_module
+from aqueduct.carriers.quic.packets import FastConnection, Pacer
 from aqueduct.config import DEFAULT, Config
 from tests.carriers.wire import CLIENT, Wire, fast, plain
 

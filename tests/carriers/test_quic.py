@@ -21,7 +21,8 @@ from aioquic.quic.configuration import QuicConfiguration
 
 from aqueduct.address import Address
 from aqueduct.carriers import quic
-from aqueduct.carriers.quic import fast, sockets
+from aqueduct.carriers.quic import packets as packets_module
+from aqueduct.carriers.quic import udp
 from aqueduct.config import DEFAULT
 from aqueduct.errors import ConnectionLost
 from tests.carriers.relay import Relay
@@ -125,7 +126,7 @@ async def test_a_server_that_vanished_is_noticed_before_the_idle_timeout() -> No
 
 
 async def test_keys_are_updated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast, "_KEY_PACKETS", 60)
+    monkeypatch.setattr(packets_module, "_KEY_PACKETS", 60)
     async with linked("quic-1200") as pair:
         await transfer(pair, MiB)
         await transfer(pair, MiB, first=2)
@@ -138,14 +139,14 @@ async def test_keys_are_updated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_keys_are_updated_under_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast, "_KEY_PACKETS", 100)
+    monkeypatch.setattr(packets_module, "_KEY_PACKETS", 100)
     async with linked("quic-lossy") as pair:
         await transfer(pair, 300_000)
 
 
 async def test_without_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on systems where a run of datagrams cannot cross the kernel in one call."""
-    monkeypatch.setattr(sockets, "_set", lambda *_: False)
+    monkeypatch.setattr(udp, "_set", lambda *_: False)
     async with linked("quic") as pair:
         await transfer(pair, MiB)
         door = pair.listener._doors[0].socket
@@ -153,9 +154,9 @@ async def test_without_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_one_side_without_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = sockets._set
+    real = udp._set
     served = iter((False,) * 4)  # the options of the listener's socket, which comes first
-    monkeypatch.setattr(sockets, "_set", lambda *given: next(served, True) and real(*given))
+    monkeypatch.setattr(udp, "_set", lambda *given: next(served, True) and real(*given))
     async with linked("quic") as pair:
         await transfer(pair, MiB)
         assert not pair.listener._doors[0].socket._segmented
@@ -183,11 +184,11 @@ async def test_chacha20() -> None:
 async def test_small_socket_buffers_are_warned_of_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(sockets, "_warned", [])
+    monkeypatch.setattr(udp, "_warned", [])
     wishes = dataclasses.replace(
         DEFAULT, quic=dataclasses.replace(DEFAULT.quic, socket_buffer=1 << 30)
     )
-    with caplog.at_level(logging.WARNING, "aqueduct.quic"):
+    with caplog.at_level(logging.WARNING, "aqueduct.carriers.quic"):
         async with linked("quic", wishes), linked("quic", wishes):
             pass
     texts = [record.getMessage() for record in caplog.records]

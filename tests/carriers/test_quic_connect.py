@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from aqueduct.address import Address
 from aqueduct.carriers import quic
-from aqueduct.carriers.tls import fingerprint_of
+from aqueduct.carriers.certificates import fingerprint_of
 from aqueduct.config import DEFAULT
 from aqueduct.errors import ConfigError, ConnectFailed
 from tests.carriers.users import DEADLINE, OVER, TLS, Recorder, timing

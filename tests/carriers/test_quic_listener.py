@@ -16,7 +16,7 @@ from aioquic.quic.packet import QuicPacketType, pull_quic_header
 
 from aqueduct.address import Address
 from aqueduct.carriers import quic
-from aqueduct.carriers.quic.fast import FastConnection
+from aqueduct.carriers.quic.packets import FastConnection
 from aqueduct.carriers.quic.tls import client_configuration
 from aqueduct.config import DEFAULT
 from aqueduct.errors import ConnectFailed
@@ -90,7 +90,7 @@ async def test_the_half_open_are_bounded(crowd: Any, caplog: pytest.LogCaptureFi
     for _ in range(3):
         await crowd(listener, validated=True)
     assert listener.half_open == 6
-    with caplog.at_level(logging.WARNING, "aqueduct.quic"):
+    with caplog.at_level(logging.WARNING, "aqueduct.carriers.quic"):
         for _ in range(2):
             with pytest.raises(ConnectFailed, match="nothing answers"):
                 await quic.connect(

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from aqueduct.address import Address
-from aqueduct.carriers.quic import sockets
-from aqueduct.carriers.quic.sockets import UdpSocket, datagram_size, host_port, is_loopback
+from aqueduct.carriers.quic import udp
+from aqueduct.carriers.quic.udp import UdpSocket, datagram_size, host_port, is_loopback
 from aqueduct.config import DEFAULT, Config, Quic
 from tests.carriers.users import DEADLINE
 
@@ -157,9 +157,9 @@ async def test_what_the_kernel_does_not_take_waits(narrow: tuple[End, socket.soc
 
 async def test_what_waits_is_bounded(narrow: tuple[End, socket.socket]) -> None:
     end, _ = narrow
-    for number in range(5 * sockets._PENDING):
+    for number in range(5 * udp._PENDING):
         end.socket.send([(b"%d" % number, None)])
-    assert len(end.socket._pending) == sockets._PENDING
+    assert len(end.socket._pending) == udp._PENDING
 
 
 async def test_a_closed_socket_sends_nothing(narrow: tuple[End, socket.socket]) -> None:

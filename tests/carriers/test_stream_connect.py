@@ -15,8 +15,8 @@ import pytest
 
 from aqueduct.address import Address
 from aqueduct.carriers import stream
+from aqueduct.carriers.certificates import ClientTls
 from aqueduct.carriers.stream.sockets import tune
-from aqueduct.carriers.tls import ClientTls
 from aqueduct.config import DEFAULT, Config, Stream
 from aqueduct.errors import ConfigError, ConnectFailed
 from tests.carriers.users import DEADLINE, OVER, TLS, Recorder, record, stream_pair, timing

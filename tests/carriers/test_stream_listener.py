@@ -198,7 +198,7 @@ async def test_the_half_open_are_bounded_and_the_others_wait(
     listener = await start("aqueduct+tcp://127.0.0.1:0", config=few(4))
     crowd: list[socket.socket] = []
     try:
-        with caplog.at_level(logging.WARNING, "aqueduct.stream"):
+        with caplog.at_level(logging.WARNING, "aqueduct.carriers.stream"):
             crowd += [socket.create_connection(place_of(listener)) for _ in range(12)]
             await met(lambda: listener.half_open == 4)
             await met(lambda: "Stream.half_open" in caplog.text)
@@ -219,7 +219,7 @@ async def test_who_says_nothing_is_put_out(start: Start, caplog: pytest.LogCaptu
     for scheme, what in (("tcp", "the first credit of bpmux"), ("tls", "the handshake of TLS")):
         listener = await start(f"aqueduct+{scheme}://127.0.0.1:0", config=few(4, timeout=0.2))
         with socket.create_connection(place_of(listener)) as sock:
-            with caplog.at_level(logging.DEBUG, "aqueduct.stream"):
+            with caplog.at_level(logging.DEBUG, "aqueduct.carriers.stream"):
                 await met(lambda: listener.connections == 1)  # noqa: B023
                 await met(lambda: listener.connections == 0)  # noqa: B023
             sock.settimeout(DEADLINE)
@@ -232,7 +232,7 @@ async def test_a_connection_that_goes_before_it_says_anything_is_no_warning(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     listener = await start("aqueduct+tcp://127.0.0.1:0")
-    with caplog.at_level(logging.DEBUG, "aqueduct.stream"):
+    with caplog.at_level(logging.DEBUG, "aqueduct.carriers.stream"):
         socket.create_connection(place_of(listener)).close()
         await met(lambda: "without a word" in caplog.text)
     assert [record.levelno for record in caplog.records] == [logging.DEBUG]
@@ -242,7 +242,7 @@ async def test_a_connection_that_goes_before_it_says_anything_is_no_warning(
 async def test_no_file_descriptors_left(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     listener = await start("aqueduct+tcp://127.0.0.1:0")
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with socket.socket() as probe, caplog.at_level(logging.WARNING, "aqueduct.stream"):
+    with socket.socket() as probe, caplog.at_level(logging.WARNING, "aqueduct.carriers.stream"):
         following = os.dup(0)
         os.close(following)
         resource.setrlimit(resource.RLIMIT_NOFILE, (following, before[1]))

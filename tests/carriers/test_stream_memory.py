@@ -17,7 +17,7 @@ import pytest
 
 from aqueduct.address import Address
 from aqueduct.carriers import stream
-from aqueduct.carriers.stream import wire
+from aqueduct.carriers.stream import transport
 from aqueduct.config import DEFAULT
 from tests.carriers.chunks import Kind, chunk, varu64
 from tests.carriers.streams import Leaves, eventually, nothing_left
@@ -82,7 +82,7 @@ async def test_neither_over_tcp_nor_where_the_system_has_none(monkeypatch) -> No
     async with linked("tcp", LITTLE) as pair:
         await both_ways(pair)
         assert "by_memory" not in pair.client.carrier.snapshot()
-    monkeypatch.setattr(wire, "supported", lambda: False)
+    monkeypatch.setattr(transport, "supported", lambda: False)
     async with linked("unix", LITTLE) as pair:
         await both_ways(pair)
         assert shared(pair) == (False, False)
@@ -93,7 +93,7 @@ async def test_the_system_gives_no_memory(monkeypatch, caplog) -> None:
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(os, "memfd_create", refuse)
-    with caplog.at_level("INFO", "aqueduct.stream"):
+    with caplog.at_level("INFO", "aqueduct.carriers.stream"):
         async with linked("unix", LITTLE) as pair:
             await both_ways(pair)
             assert shared(pair) == (False, False)
@@ -185,13 +185,13 @@ class Meddler:
 
     def __init__(self, monkeypatch) -> None:
         self.memory: mmap.mmap | None = None
-        take = wire.Wire._take_memory
+        take = transport.Wire._take_memory
 
-        def taken(carrier: wire.Wire, fd: int) -> None:
+        def taken(carrier: transport.Wire, fd: int) -> None:
             self.memory = mmap.mmap(fd, 0)
             take(carrier, fd)
 
-        monkeypatch.setattr(wire.Wire, "_take_memory", taken)
+        monkeypatch.setattr(transport.Wire, "_take_memory", taken)
 
     def set(self, direction: int, name: str, value: int) -> None:
         """``direction``: 0 from who made the memory, 1 to it."""
@@ -222,14 +222,14 @@ async def test_positions_that_cannot_be(monkeypatch, direction, name, value) -> 
 
 
 async def test_a_beginning_before_what_was_sent(monkeypatch) -> None:
-    take = wire.Wire._take_memory
+    take = transport.Wire._take_memory
 
-    def taken(carrier: wire.Wire, fd: int) -> None:
+    def taken(carrier: transport.Wire, fd: int) -> None:
         with mmap.mmap(fd, 0) as memory:
             take(carrier, fd)
             memory[128 + 640 : 128 + 648] = (1).to_bytes(8, sys.byteorder)
 
-    monkeypatch.setattr(wire.Wire, "_take_memory", taken)
+    monkeypatch.setattr(transport.Wire, "_take_memory", taken)
     async with linked("unix", LITTLE) as pair:
         await pair.client.until(lambda: pair.client.begun)
         for number in range(8):
@@ -257,7 +257,7 @@ async def test_descriptors_that_are_no_memory_to_share(what: str, tmp_path: Path
     accepted: list[Any] = []
     address = Address.parse(f"aqueduct+unix://{tmp_path}/socket")
     listener = await stream.listen(address, LITTLE, None, accepted.append)
-    with socket.socket(socket.AF_UNIX) as sock, caplog.at_level("INFO", "aqueduct.stream"):
+    with socket.socket(socket.AF_UNIX) as sock, caplog.at_level("INFO", "aqueduct.carriers.stream"):
         sock.connect(str(tmp_path / "socket"))
         sock.sendall(
             chunk(Kind.IN_STREAM, 0, credit=MiB) + chunk(Kind.IN_SINK, 0, b"\1" + varu64(100))

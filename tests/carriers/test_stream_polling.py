@@ -12,14 +12,14 @@ import pyarrow as pa
 import pytest
 
 import aqueduct
-from aqueduct.carriers.stream import polling
-from aqueduct.carriers.stream.polling import Poller, poller_of
-from aqueduct.client import Client
+from aqueduct.carriers.stream import busy_poll
+from aqueduct.carriers.stream.busy_poll import Poller, poller_of
+from aqueduct.client.client import Client
 from aqueduct.config import Config, Stream
 from aqueduct.errors import ConfigError
-from tests.calls import NUMBERS, numbers
 from tests.carriers.streams import SCHEMES, TLS, listen_at
 from tests.carriers.users import Pair, linked, met
+from tests.support.calls import NUMBERS, numbers
 
 LONG = Config(stream=Stream(poll=1000.0))
 """Looks until input comes."""
@@ -31,7 +31,7 @@ OFF = Config(stream=Stream(poll=0))
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever else uses this machine's processors does not count."""
-    monkeypatch.setattr(polling, "_YIELDED", float("inf"))
+    monkeypatch.setattr(busy_poll, "_YIELDED", float("inf"))
 
 
 def poller() -> Poller:
@@ -109,8 +109,8 @@ async def test_looking_by_itself_in_vain_counts(monkeypatch: pytest.MonkeyPatch)
         looks.append(arguments)
         return -1
 
-    monkeypatch.setattr(polling, "look", nothing)
-    monkeypatch.setattr(polling, "_BY_HAND", 1e-9)
+    monkeypatch.setattr(busy_poll, "look", nothing)
+    monkeypatch.setattr(busy_poll, "_BY_HAND", 1e-9)
     async with connected("tcp", LONG) as pair:
         carrier = pair.client.carrier
         for _ in range(10):
@@ -130,7 +130,7 @@ async def test_input_is_waited_for_where_looking_would_be_in_others_way(
     def looked(*arguments: object) -> int:
         raise AssertionError("others want the processor")
 
-    monkeypatch.setattr(polling, "look", looked)
+    monkeypatch.setattr(busy_poll, "look", looked)
     async with connected("tcp", stream) as pair:
         poller().rests = float("inf")
         carrier = pair.client.carrier
@@ -138,7 +138,7 @@ async def test_input_is_waited_for_where_looking_would_be_in_others_way(
         pair.server.carrier.flush()
         assert carrier.look()
         assert pair.client.total == 9
-        monkeypatch.setattr(polling, "_BY_HAND", 1e-3)
+        monkeypatch.setattr(busy_poll, "_BY_HAND", 1e-3)
         assert not carrier.look()
         assert pair.client.total == 9
 
@@ -187,8 +187,8 @@ async def test_nothing_looks_where_it_is_turned_off(kind: str) -> None:
 async def test_it_ends_where_others_want_the_processor(
     connections: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(polling, "_YIELDED", 1e-12)  # whenever they may have it, they take it
-    monkeypatch.setattr(polling, "_REST", 1000.0)
+    monkeypatch.setattr(busy_poll, "_YIELDED", 1e-12)  # whenever they may have it, they take it
+    monkeypatch.setattr(busy_poll, "_REST", 1000.0)
     async with AsyncExitStack() as stack:
         pairs = [
             await stack.enter_async_context(connected("tcp", LONG)) for _ in range(connections)
@@ -215,14 +215,14 @@ async def test_it_rests_the_longer_the_more_often_others_want_the_processor(
     async with connected("unix", LONG) as pair:
         carrier, found = pair.client.carrier, poller()
         rests = []
-        monkeypatch.setattr(polling, "_YIELDED", 1e-12)
+        monkeypatch.setattr(busy_poll, "_YIELDED", 1e-12)
         for _ in range(10):
             found.rests = 0.0
             carrier.expect_input()
             await met(lambda: not found.busy)
             rests.append(found._rest)
-        assert rests == sorted(rests) and rests[0] < rests[-1] == polling._MOST_REST
-        monkeypatch.setattr(polling, "_YIELDED", float("inf"))
+        assert rests == sorted(rests) and rests[0] < rests[-1] == busy_poll._MOST_REST
+        monkeypatch.setattr(busy_poll, "_YIELDED", float("inf"))
         for count in range(1, 11):
             found.rests = 0.0
             carrier.expect_input()
@@ -230,7 +230,7 @@ async def test_it_rests_the_longer_the_more_often_others_want_the_processor(
             assert found.busy
             pair.server.send(0, b"x")
             await pair.client.until(lambda: pair.client.total == count)  # noqa: B023
-        assert polling._REST <= found._rest < polling._MOST_REST
+        assert busy_poll._REST <= found._rest < busy_poll._MOST_REST
 
 
 async def test_one_poller_serves_all_connections() -> None:

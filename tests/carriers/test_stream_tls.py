@@ -13,7 +13,7 @@ import pytest
 
 from aqueduct.address import Address
 from aqueduct.carriers import stream
-from aqueduct.carriers.tls import ClientTls, ServerTls, dev_certificate
+from aqueduct.carriers.certificates import ClientTls, ServerTls, dev_certificate
 from aqueduct.config import DEFAULT
 from aqueduct.errors import ConfigError
 from tests.carriers.certificates import Authority
@@ -167,7 +167,7 @@ async def test_a_client_without_the_certificate_that_is_demanded(
     demanding = dataclasses.replace(GOOD, client_ca=THEM.pem)
     listener = await start("aqueduct+tls://127.0.0.1:0", tls=demanding)
     address = f"aqueduct+tls://127.0.0.1:{port_of(listener)}"
-    with caplog.at_level(logging.WARNING, "aqueduct.stream"):
+    with caplog.at_level(logging.WARNING, "aqueduct.carriers.stream"):
         text = await refusal(address, tls=ClientTls(ca=US.pem))
         assert "the server demands a certificate: give one in ClientTls.certificate" in text
         await met(lambda: not listener.connections)
@@ -180,7 +180,7 @@ async def test_a_client_certificate_of_another_authority(
     demanding = dataclasses.replace(GOOD, client_ca=THEM.pem)
     listener = await start("aqueduct+tls://127.0.0.1:0", tls=demanding)
     address = f"aqueduct+tls://127.0.0.1:{port_of(listener)}"
-    with caplog.at_level(logging.WARNING, "aqueduct.stream"):
+    with caplog.at_level(logging.WARNING, "aqueduct.carriers.stream"):
         text = await refusal(address, tls=US.client("stranger", ca=US.pem))
         assert "the server ended the handshake" in text and "unknown ca" in text
         await met(lambda: not listener.connections)
@@ -191,7 +191,7 @@ async def test_the_server_hears_why_a_client_goes(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     listener = await start("aqueduct+tls://127.0.0.1:0", tls=GOOD)
-    with caplog.at_level(logging.WARNING, "aqueduct.stream"):
+    with caplog.at_level(logging.WARNING, "aqueduct.carriers.stream"):
         await refusal(f"aqueduct+tls://127.0.0.1:{port_of(listener)}", tls=ClientTls(ca=THEM.pem))
         await met(lambda: not listener.connections)
     assert "the client ended the handshake" in caplog.text
@@ -203,7 +203,7 @@ async def test_the_server_hears_why_a_client_goes(
 
 async def test_a_plain_client_on_a_tls_port(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     listener = await start("aqueduct+tls://127.0.0.1:0")
-    with caplog.at_level(logging.WARNING, "aqueduct.stream"):
+    with caplog.at_level(logging.WARNING, "aqueduct.carriers.stream"):
         text = await refusal(f"aqueduct+tcp://127.0.0.1:{port_of(listener)}")
         await met(lambda: not listener.connections)
     assert "the server does not speak Aqueduct: it speaks TLS; use aqueduct+tls://" in text
@@ -212,7 +212,7 @@ async def test_a_plain_client_on_a_tls_port(start: Start, caplog: pytest.LogCapt
 
 async def test_a_tls_client_on_a_plain_port(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     listener = await start("aqueduct+tcp://127.0.0.1:0")
-    with caplog.at_level(logging.WARNING, "aqueduct.stream"):
+    with caplog.at_level(logging.WARNING, "aqueduct.carriers.stream"):
         text = await refusal(f"aqueduct+tls://127.0.0.1:{port_of(listener)}?verify=off")
         await met(lambda: not listener.connections)
     assert "the server does not speak TLS (it speaks Aqueduct without TLS)" in text
@@ -224,7 +224,7 @@ async def test_a_tls_client_on_a_plain_port(start: Start, caplog: pytest.LogCapt
 @pytest.mark.parametrize("scheme", ["tcp", "tls"])
 async def test_a_browser(start: Start, scheme: str, caplog: pytest.LogCaptureFixture) -> None:
     listener = await start(f"aqueduct+{scheme}://127.0.0.1:0")
-    with caplog.at_level(logging.WARNING, "aqueduct.stream"):
+    with caplog.at_level(logging.WARNING, "aqueduct.carriers.stream"):
         reader, writer = await asyncio.open_connection("127.0.0.1", port_of(listener))
         writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         async with asyncio.timeout(DEADLINE):
@@ -242,7 +242,7 @@ async def test_a_peer_that_speaks_tls_but_another_protocol(
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
-    with caplog.at_level(logging.WARNING, "aqueduct.stream"):
+    with caplog.at_level(logging.WARNING, "aqueduct.carriers.stream"):
         reader, writer = await asyncio.open_connection("127.0.0.1", port_of(listener), ssl=context)
         async with asyncio.timeout(DEADLINE):
             assert await reader.read() == b""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from aqueduct._speedups import codec
+from aqueduct._speedups.channels import codec
 from aqueduct.address import Address
 from aqueduct.carriers import quic
 from aqueduct.carriers.contract import Buffer, Carrier
@@ -21,8 +21,8 @@ from aqueduct.carriers.quic import dev_certificate
 from aqueduct.config import DEFAULT, Flow, Limits
 from aqueduct.endpoint import Connection, serve
 from aqueduct.errors import ConnectionLost
-from tests.endpoints import eventually
 from tests.protocol.channels.attacker import ENTRY, message
+from tests.support.endpoints import eventually
 
 TLS = dev_certificate()
 MiB = 1 << 20

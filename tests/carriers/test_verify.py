@@ -21,7 +21,7 @@ from OpenSSL import crypto
 
 from aqueduct.address import Address
 from aqueduct.carriers import quic, stream
-from aqueduct.carriers.tls import ClientTls, ServerTls
+from aqueduct.carriers.certificates import ClientTls, ServerTls
 from aqueduct.carriers.verify import Trust, ascii_name
 from aqueduct.config import DEFAULT
 from aqueduct.errors import ConfigError, ConnectFailed

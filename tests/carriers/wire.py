@@ -10,7 +10,7 @@ from aioquic.quic.connection import QuicConnection
 
 from aqueduct.address import Address
 from aqueduct.carriers.quic import ClientTls
-from aqueduct.carriers.quic.fast import FastConnection
+from aqueduct.carriers.quic.packets import FastConnection
 from aqueduct.carriers.quic.tls import client_configuration, server_configuration
 from aqueduct.config import DEFAULT, Config
 from tests.carriers.users import TLS

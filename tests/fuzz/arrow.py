@@ -11,11 +11,11 @@ from typing import Final
 
 import pyarrow as pa
 
-from aqueduct._speedups.arrow_columns import Columns
-from aqueduct._speedups.arrow_reader import BatchReader
-from aqueduct._speedups.arrow_writer import BatchWriter
+from aqueduct._speedups.arrow.columns import Columns
+from aqueduct._speedups.arrow.reader import BatchReader
+from aqueduct._speedups.arrow.writer import BatchWriter
 from aqueduct.arrow.decode import Decoder
-from aqueduct.arrow.physical import common_columns
+from aqueduct.arrow.layout import common_columns
 from tests.fuzz.source import Source
 
 __all__ = ["SCHEMAS", "target"]

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from aqueduct._speedups.pump import apply
-from aqueduct._speedups.runs import Inlet
+from aqueduct._speedups.channels.message_batches import Inlet
+from aqueduct._speedups.loop.pump import apply
 from aqueduct.carriers.contract import Buffer
 from aqueduct.carriers.memory import MemoryCarrier
 from aqueduct.config import Config
@@ -17,9 +17,9 @@ from aqueduct.errors import ChannelError, ConnectionLost, LocalProtocolError
 from aqueduct.protocol.channels import effects
 from aqueduct.protocol.channels.connection import ChannelConnection
 from aqueduct.protocol.channels.events import Closed, Event, HeadersReceived
-from aqueduct.protocol.channels.receiving import Received, ReceiverHalf
+from aqueduct.protocol.channels.receiver import Received, ReceiverHalf
 from aqueduct.protocol.channels.registry import Attach, Half
-from aqueduct.protocol.channels.sending import Mode, SenderHalf
+from aqueduct.protocol.channels.sender import Mode, SenderHalf
 from aqueduct.protocol.channels.state import ReceiverState, SenderState
 
 __all__ = ["Clock", "Endpoint"]

@@ -21,9 +21,9 @@ from aqueduct.errors import (
     ReceiverClosed,
 )
 from aqueduct.protocol.channels import ids
-from aqueduct.protocol.channels.receiving import ReceiverHalf
+from aqueduct.protocol.channels.receiver import ReceiverHalf
 from aqueduct.protocol.channels.registry import Attach, Half
-from aqueduct.protocol.channels.sending import Mode, SenderHalf
+from aqueduct.protocol.channels.sender import Mode, SenderHalf
 from aqueduct.protocol.channels.state import ReceiverState, SenderState
 from tests.fuzz.endpoint import Clock, Endpoint
 from tests.fuzz.source import Source

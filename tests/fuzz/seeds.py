@@ -8,9 +8,9 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from aqueduct._speedups import codec
-from aqueduct._speedups.arrow_writer import BatchWriter
-from aqueduct.arrow.physical import common_columns
+from aqueduct._speedups.arrow.writer import BatchWriter
+from aqueduct._speedups.channels import codec
+from aqueduct.arrow.layout import common_columns
 from tests.arrow.strategies import make_batch
 from tests.arrow.test_hostile import mutated
 from tests.fuzz import arrow, wire

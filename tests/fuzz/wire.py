@@ -10,14 +10,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Final
 
-from aqueduct._speedups import codec
+from aqueduct._speedups.channels import codec
 from aqueduct.carriers import memory
 from aqueduct.carriers.contract import Buffer
 from aqueduct.config import Calls, Config, Flow, Limits
 from aqueduct.errors import ConnectionLost, LocalProtocolError, RemoteProtocolError
-from aqueduct.protocol.channels.receiving import ReceiverHalf
+from aqueduct.protocol.channels.receiver import ReceiverHalf
 from aqueduct.protocol.channels.registry import Attach
-from aqueduct.protocol.channels.sending import Mode, SenderHalf
+from aqueduct.protocol.channels.sender import Mode, SenderHalf
 from tests.fuzz.endpoint import Clock, Endpoint
 from tests.fuzz.source import Source
 from tests.reference import codec as model

@@ -76,7 +76,10 @@ def prepare(folder: Path, requirements: Iterable[str], jobs: int) -> Tree:
     code, output = tree.python("-m", "tests.sabotage.compiling", timeout=SETUP_TIMEOUT)
     if code != 0:
         raise RunError(f"the tree does not compile:\n{output}")
-    names = "import aqueduct, aqueduct._speedups.decoder as d; print(aqueduct.__file__, d.__file__)"
+    names = (
+        "import aqueduct, aqueduct._speedups.channels.decoder as d; "
+        "print(aqueduct.__file__, d.__file__)"
+    )
     code, output = tree.python("-c", names, timeout=SETUP_TIMEOUT)
     if code != 0 or not all(name.startswith(f"{folder}/") for name in output.split()):
         raise RunError(f"another tree is imported:\n{output}")

@@ -29,7 +29,7 @@ class Tree:
         listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, timeout=60)
         names = {name for name in listed.stdout.decode().split("\0") if name}
         for suffix in ("so", "c"):
-            names.update(str(p.relative_to(ROOT)) for p in (ROOT / COMPILED).glob(f"*.{suffix}"))
+            names.update(str(p.relative_to(ROOT)) for p in (ROOT / COMPILED).rglob(f"*.{suffix}"))
         for name in names:
             if (ROOT / name).is_file():  # not one that was deleted and is still tracked
                 (root / name).parent.mkdir(parents=True, exist_ok=True)

@@ -9,9 +9,9 @@ from typing import TypeVar
 import pyarrow as pa
 
 from aqueduct import SyncClient
+from aqueduct.client.sink_writer import RemoteSink
 from aqueduct.errors import AqueductError, CallError, ConnectionLost
-from aqueduct.sinks import Attempt, Prepared, Run
-from aqueduct.writes import RemoteSink
+from aqueduct.service.sinks import Attempt, Prepared, Run
 from tests.sinks.killing import IDS, Deathbed
 
 __all__ = ["Driver", "JobFailed"]

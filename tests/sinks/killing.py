@@ -23,10 +23,10 @@ from typing import Any
 import pyarrow as pa
 
 import aqueduct
-from aqueduct.arrow.writing import WRITE, Attempt, Prepared, Run
-from aqueduct.calls import Call
 from aqueduct.config import Config, Timing
 from aqueduct.errors import AqueductError
+from aqueduct.rpc.sink_commit import WRITE, Attempt, Prepared, Run
+from aqueduct.service.context import Call
 
 ROOT = Path(__file__).parent.parent.parent
 IDS = pa.schema([("id", pa.int64())])

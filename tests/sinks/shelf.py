@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow as pa
 
 import aqueduct
-from aqueduct.calls import Call
-from aqueduct.sinks import Attempt, Prepared, Run
-from aqueduct.writes import RemoteSink
-from tests.calls import NUMBERS, config, numbers
+from aqueduct.client.sink_writer import RemoteSink
+from aqueduct.service.context import Call
+from aqueduct.service.sinks import Attempt, Prepared, Run
+from tests.support.calls import NUMBERS, config, numbers
 
 RUN = Run("run 1")
 

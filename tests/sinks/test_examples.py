@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import aqueduct
-from aqueduct.sinks import Attempt, Prepared, Run
-from aqueduct.writes import RemoteSink
-from tests.calls import sync_client, until
+from aqueduct.client.sink_writer import RemoteSink
+from aqueduct.service.sinks import Attempt, Prepared, Run
 from tests.sinks.servers import Server
+from tests.support.calls import sync_client, until
 
 pytestmark = pytest.mark.checkout
 

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aqueduct.errors import ConnectionLost
-from aqueduct.sinks import Prepared, Run
+from aqueduct.service.sinks import Prepared, Run
 from tests.sinks.driver import Driver, JobFailed
 from tests.sinks.killing import ABORT_STEPS, ATTEMPT_STEPS, COMMIT_STEPS, STEPS, Deathbed
 from tests.sinks.readers import parquet_rows

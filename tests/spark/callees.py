@@ -20,9 +20,9 @@ import pyarrow.compute as pc
 
 import aqueduct
 from aqueduct.config import Config, Timing
-from spark_udfs.engine import Answer, Calling, run
-from spark_udfs.numbers import Numbers
-from spark_udfs.place import NOWHERE, Place
+from spark_udfs.calls.partition import Answer, Calling, run
+from spark_udfs.worker.metrics import Numbers
+from spark_udfs.worker.task import NOWHERE, Place
 
 ROOT = Path(__file__).parent.parent.parent
 NUMBERS = pa.schema([("id", pa.int64())])

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import aqueduct
-from spark_udfs.pool import process_pool
+from spark_udfs.calls.pool import process_pool
 from tests.spark.callees import Neighbour
 from tests.spark.services import make
 

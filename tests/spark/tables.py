@@ -16,7 +16,7 @@ import pyarrow as pa
 
 import aqueduct
 from aqueduct.config import Config, Timing
-from aqueduct.tables import Limit
+from aqueduct.service.tables import Limit
 
 ENTRIES = pa.schema([("row", pa.int64()), ("text", pa.string())])
 

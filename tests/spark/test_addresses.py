@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aqueduct.carriers.tls import ClientTls, ServerTls, dev_certificate
+from aqueduct.carriers.certificates import ClientTls, ServerTls, dev_certificate
 from aqueduct.errors import ConfigError
 from spark_udfs import exchange, exchange_pandas
 from tests.spark.services import make

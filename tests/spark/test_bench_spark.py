@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import check, results
-from benchmarks.spark import functions, plan, publish
+from benchmarks.spark import cases, functions, publish
 from benchmarks.spark.services import Running
 
 pytestmark = pytest.mark.checkout
@@ -21,7 +21,7 @@ FLOORS = [floor for floor in check.load(check.FLOORS) if floor.case.startswith("
 def made_up() -> results.Run:
     rows = [
         {"case": case.name, "contestant": c.name, "repeat": repeat, "job_s": 2.0 + k + repeat}
-        for case in plan.PLAN
+        for case in cases.PLAN
         for k, c in enumerate(case.contestants)
         for repeat in range(3)
     ]
@@ -29,17 +29,17 @@ def made_up() -> results.Run:
 
 
 def test_every_case_has_a_floor_and_every_floor_a_case():
-    assert {floor.case for floor in FLOORS} == {case.name for case in plan.PLAN}
-    pairs = {(case.name, c.name) for case in plan.PLAN for c in case.contestants}
+    assert {floor.case for floor in FLOORS} == {case.name for case in cases.PLAN}
+    pairs = {(case.name, c.name) for case in cases.PLAN for c in case.contestants}
     for floor in FLOORS:
         assert (floor.case, floor.contestant) in pairs
         assert not floor.against or (floor.case, floor.against) in pairs
 
 
 def test_words_choose_cases():
-    assert [case.name for case in plan.select("slow,memory")] == ["spark-slow", "spark-memory"]
-    assert plan.select("") == list(plan.PLAN)
-    assert plan.select("no-such") == []
+    assert [case.name for case in cases.select("slow,memory")] == ["spark-slow", "spark-memory"]
+    assert cases.select("") == list(cases.PLAN)
+    assert cases.select("no-such") == []
 
 
 def test_differences_are_taken_within_a_repeat():
@@ -54,7 +54,7 @@ def test_differences_are_taken_within_a_repeat():
 
 def test_the_report_has_every_pair_with_its_difference_and_what_is_demanded():
     text = publish.tables(made_up())
-    for case in plan.PLAN:
+    for case in cases.PLAN:
         assert f"| {case.name} " in text
     line = next(
         line

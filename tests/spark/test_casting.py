@@ -14,8 +14,8 @@ import pytest
 import aqueduct
 from aqueduct.errors import ConfigError, SchemaMismatch
 from spark_udfs import exchange, exchange_files, exchange_pandas, register
-from spark_udfs.casting import Casting, casts
-from spark_udfs.frames import ColumnExchange
+from spark_udfs.functions.casts import Casting, casts
+from spark_udfs.functions.pandas import ColumnExchange
 from tests.sinks.shelf import Shelf
 
 VIEWS = {
@@ -313,7 +313,7 @@ def test_frames_of_pandas_that_fit_go_as_declared(address):
         }
     )
     call = exchange(address, "echo", input_schema=wanted)
-    from spark_udfs.frames import _batches
+    from spark_udfs.functions.pandas import _batches
 
     (answer,) = call(_batches(iter([frame]), wanted))
     assert answer.schema == wanted

@@ -22,10 +22,10 @@ from aqueduct.errors import (
     SchemaMismatch,
     UnknownHandler,
 )
-from aqueduct.sinks import Run
-from spark_udfs.place import Place
-from tests.calls import NUMBERS, config, numbers
+from aqueduct.service.sinks import Run
+from spark_udfs.worker.task import Place
 from tests.sinks.shelf import Shelf, service_with
+from tests.support.calls import NUMBERS, config, numbers
 
 pytestmark = pytest.mark.spark
 

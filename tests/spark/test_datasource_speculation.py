@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from aqueduct.calls import Call
-from aqueduct.sinks import Attempt
+from aqueduct.service.context import Call
+from aqueduct.service.sinks import Attempt
 from tests.sinks.shelf import Book, Shelf, service_with
 from tests.spark.engines import started
 

@@ -19,9 +19,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 
 import spark_udfs
 from aqueduct.errors import ConfigError, SchemaMismatch
-from aqueduct.tables import Limit
+from aqueduct.service.tables import Limit
 from spark_udfs.datasource.options import settings_of
-from spark_udfs.datasource.stream import TableStreamReader
+from spark_udfs.datasource.stream_reader import TableStreamReader
 from spark_udfs.datasource.types import spark_schema
 from tests.spark.tables import ENTRIES, Log, make
 

@@ -11,9 +11,9 @@ import pytest
 
 from aqueduct.config import Config, Timing
 from aqueduct.errors import BadCall, Busy, ConnectFailed, ConnectionLost, Refused
-from spark_udfs import lanes
-from spark_udfs.numbers import Numbers
-from spark_udfs.place import Place
+from spark_udfs.calls import endpoints
+from spark_udfs.worker.metrics import Numbers
+from spark_udfs.worker.task import Place
 from tests.spark.callees import (
     Callee,
     answers,
@@ -32,7 +32,7 @@ TCP = "aqueduct+tcp://127.0.0.1:0"
 def untroubled():
     """What a test has learnt of addresses is forgotten."""
     yield
-    lanes._troubled.clear()
+    endpoints._troubled.clear()
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from aqueduct.errors import (
     Refused,
     SchemaMismatch,
 )
-from spark_udfs.numbers import Numbers
-from spark_udfs.place import Place
+from spark_udfs.worker.metrics import Numbers
+from spark_udfs.worker.task import Place
 from tests.spark.callees import (
     NUMBERS,
     Callee,

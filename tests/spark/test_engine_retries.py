@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import aqueduct
+from aqueduct.client.loop_thread import LoopThread
 from aqueduct.config import Config, Timing
 from aqueduct.errors import (
     Busy,
@@ -22,12 +23,11 @@ from aqueduct.errors import (
     DeadlineExceeded,
     Refused,
 )
-from aqueduct.threads import LoopThread
 from spark_udfs import exchange
-from spark_udfs.numbers import Numbers
-from spark_udfs.place import Place
-from spark_udfs.pool import process_pool
-from spark_udfs.retrying import Backoff, may_pass, renumbered, with_note
+from spark_udfs.calls.pool import process_pool
+from spark_udfs.calls.retry import Backoff, may_pass, renumbered, with_note
+from spark_udfs.worker.metrics import Numbers
+from spark_udfs.worker.task import Place
 from tests.carriers.proxy import End, Fate, Proxy
 from tests.spark.callees import (
     Callee,

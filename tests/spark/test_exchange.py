@@ -20,7 +20,7 @@ from aqueduct.errors import (
     UnknownHandler,
 )
 from spark_udfs import exchange
-from spark_udfs.pool import process_pool
+from spark_udfs.calls.pool import process_pool
 from tests.spark.services import NUMBERS, WORDS, make
 
 NOBODY = "aqueduct://127.0.0.1:9"

@@ -12,10 +12,11 @@ import pytest
 from pyarrow import fs
 
 from aqueduct.errors import ConfigError, ConnectFailed, HandlerFailed, UnknownHandler
-from spark_udfs import exchange_files, list_files, reading, send_files
-from spark_udfs.listing import find_parts, spread
-from spark_udfs.paths import FileFailed
-from spark_udfs.reading import Ahead, Part, Piece, read
+from spark_udfs import exchange_files, list_files, send_files
+from spark_udfs.files import reader
+from spark_udfs.files.listing import find_parts, spread
+from spark_udfs.files.paths import FileFailed
+from spark_udfs.files.reader import Ahead, Part, Piece, read
 from tests.spark.callees import free_port
 from tests.spark.services import make
 
@@ -179,7 +180,7 @@ def test_the_bytes_of_a_row_group_are_fetched_at_once_from_a_store_alone(
     path, held = str(tmp_path / "noise.parquet"), pa.total_allocated_bytes()
     if not local:
         store = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
-        monkeypatch.setattr(reading, "resolve", lambda path: (store, "noise.parquet"))
+        monkeypatch.setattr(reader, "resolve", lambda path: (store, "noise.parquet"))
     found = read([Part(path)], None, 1 << 20)
     batches = [next(piece.batch for piece in found if piece.batch is not None)]
     held = pa.total_allocated_bytes() - held

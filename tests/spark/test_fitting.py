@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aqueduct.errors import SchemaMismatch
-from spark_udfs.fitting import Fitting
+from spark_udfs.functions.fitting import Fitting
 from spark_udfs.spark_types import JSON_TYPE, PRECISION, SQL_NAME, taken_schema
 
 US = pa.timestamp("us")

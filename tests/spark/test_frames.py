@@ -7,8 +7,8 @@ import pyarrow.compute as pc
 import pytest
 
 from aqueduct.errors import ConfigError, SchemaMismatch
-from spark_udfs.exchange import exchange
-from spark_udfs.frames import ColumnExchange, exchange_column
+from spark_udfs.functions.exchange import exchange
+from spark_udfs.functions.pandas import ColumnExchange, exchange_column
 from tests.spark.services import make
 
 PAIR = pa.schema([("price", pa.float64()), ("count", pa.int64())])

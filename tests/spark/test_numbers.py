@@ -19,8 +19,8 @@ from spark_udfs import (
     exchange_pandas,
     send_files,
 )
-from spark_udfs.frames import ColumnExchange
-from spark_udfs.numbers import Numbers, Tally, Total
+from spark_udfs.functions.pandas import ColumnExchange
+from spark_udfs.worker.metrics import Numbers, Tally, Total
 from tests.spark.services import NUMBERS, make
 
 ONE = Numbers(**{field.name: place + 1 for place, field in enumerate(fields(Numbers))})

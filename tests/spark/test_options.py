@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aqueduct.carriers.tls import ClientTls
+from aqueduct.carriers.certificates import ClientTls
 from aqueduct.errors import ConfigError
 from spark_udfs import options
 from spark_udfs.options import OPTIONS, convert, defaults, tls_of

@@ -10,11 +10,11 @@ import pyarrow.fs as fs
 import pyarrow.parquet as pq
 import pytest
 
-from spark_udfs import paths
-from spark_udfs.listing import find_parts
-from spark_udfs.paths import FileFailed, base_name, named, resolve
-from spark_udfs.reading import Part, read
-from spark_udfs.writing import Written
+from spark_udfs.files import paths
+from spark_udfs.files.listing import find_parts
+from spark_udfs.files.paths import FileFailed, base_name, named, resolve
+from spark_udfs.files.reader import Part, read
+from spark_udfs.files.writer import Written
 
 S3 = "endpoint_override=127.0.0.1:9000&region=us-east-1&scheme=http"
 TABLE = pa.table({"id": [1, 2, 3]})

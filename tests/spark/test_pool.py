@@ -12,9 +12,9 @@ import pytest
 
 from aqueduct.config import DEFAULT
 from aqueduct.errors import ConnectFailed
-from spark_udfs.pool import Peer, Pool, process_pool
-from tests.calls import until_seen
+from spark_udfs.calls.pool import Peer, Pool, process_pool
 from tests.spark.services import NUMBERS
+from tests.support.calls import until_seen
 
 HASTY = replace(DEFAULT, timing=replace(DEFAULT.timing, idle_timeout=0.5, ping_interval=0.2))
 

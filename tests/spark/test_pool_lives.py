@@ -14,11 +14,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from aqueduct.carriers.tls import ClientTls, dev_certificate
+from aqueduct.carriers.certificates import ClientTls, dev_certificate
 from aqueduct.errors import Cancelled
-from spark_udfs import pool as pool_module
-from spark_udfs import vigil
-from spark_udfs.pool import Peer, Pool
+from spark_udfs.calls import pool as pool_module
+from spark_udfs.calls.pool import Peer, Pool
+from spark_udfs.worker import executor_socket
 from tests.spark.services import NUMBERS, make
 from tests.spark.witness import ROOT, Witness
 
@@ -108,7 +108,7 @@ def test_a_silent_service_is_left_after_a_ping(pool, start, monkeypatch):
 PARENT = """
 import os, signal, sys
 import pyarrow as pa
-from spark_udfs.pool import Peer, process_pool
+from spark_udfs.calls.pool import Peer, process_pool
 
 lease = process_pool().lease(Peer(sys.argv[1]))
 batch = pa.record_batch({"id": [1]})
@@ -152,15 +152,15 @@ def test_the_vigil_sees_the_other_end_close():
     theirs.sendall(b"not read yet")
     gone = threading.Event()
     with ours:
-        assert vigil.watch(ours.fileno(), gone.set)
+        assert executor_socket.watch(ours.fileno(), gone.set)
         assert not gone.wait(0.05)
         theirs.close()
         assert gone.wait(30)
 
 
 def test_there_is_no_executor_here():
-    assert vigil.executor_socket() is None
-    assert vigil.input_look() is None
+    assert executor_socket.executor_socket() is None
+    assert executor_socket.input_look() is None
 
 
 def test_a_look_at_the_input_never_waits():
@@ -172,9 +172,9 @@ def test_a_look_at_the_input_never_waits():
     with ours, theirs, os.fdopen(os.dup(ours.fileno()), "rb", 65536) as infile:
 
         def work():
-            look = vigil.input_look()
+            look = executor_socket.input_look()
             assert look is not None
-            assert vigil.executor_socket() == infile.fileno()
+            assert executor_socket.executor_socket() == infile.fileno()
             found = [look()]
             theirs.sendall(b"two")
             found.append(look())
@@ -194,7 +194,7 @@ def test_input_of_another_kind_is_not_looked_at():
     names: dict[str, Any] = {}
     exec(code, names)
     with open(os.devnull, "rb", buffering=0) as infile:
-        assert names["main"](infile, vigil.input_look) is None
+        assert names["main"](infile, executor_socket.input_look) is None
 
 
 def test_when_the_executor_has_gone_calls_end_and_none_begins(pool, start):

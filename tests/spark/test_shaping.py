@@ -9,12 +9,12 @@ import logging
 import pyarrow as pa
 import pytest
 
-from aqueduct.arrow.call import ONE_TO_ONE
 from aqueduct.errors import BadCall, ConfigError, HandlerFailed, SchemaMismatch
+from aqueduct.rpc.request import ONE_TO_ONE
 from spark_udfs import exchange
-from spark_udfs.casting import Casting
-from spark_udfs.engine import Answer
-from spark_udfs.shaping import Shape, Shaper, merged
+from spark_udfs.calls.partition import Answer
+from spark_udfs.functions.casts import Casting
+from spark_udfs.functions.columns import Shape, Shaper, merged
 from tests.spark.services import NUMBERS, WORDS
 
 NOBODY = "aqueduct://127.0.0.1:9"

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from aqueduct.client import Client
+from aqueduct.client.client import Client
 from aqueduct.errors import HandlerFailed
-from spark_udfs import engine
-from spark_udfs.numbers import Numbers
-from spark_udfs.place import Place
+from spark_udfs.calls import partition as partition_module
+from spark_udfs.worker.metrics import Numbers
+from spark_udfs.worker.task import Place
 from tests.spark.callees import Callee, answers, batch, calling, until, value_of
 
 
@@ -37,7 +37,7 @@ def there(monkeypatch):
     def input_look():
         return None if says[0] is None else lambda: says[0]
 
-    monkeypatch.setattr(engine, "input_look", input_look)
+    monkeypatch.setattr(partition_module, "input_look", input_look)
     return says
 
 

@@ -14,7 +14,7 @@ from aqueduct.arrow.ipc import adopt
 from aqueduct.config import Config, Timing
 from aqueduct.errors import ConfigError, SchemaMismatch
 from spark_udfs import exchange, exchange_pandas
-from tests.calls import served
+from tests.support.calls import served
 
 pytestmark = pytest.mark.spark
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from aqueduct.carriers.tls import ClientTls
+from aqueduct.carriers.certificates import ClientTls
 from aqueduct.errors import (
     ConfigError,
     ConnectFailed,
@@ -21,7 +21,7 @@ from aqueduct.errors import (
 )
 from spark_udfs import exchange, exchange_pandas
 from spark_udfs.options import PREFIX
-from spark_udfs.travel import library_version
+from spark_udfs.worker.pickling import library_version
 from tests.spark.services import make
 
 ROOT = Path(__file__).parent.parent.parent

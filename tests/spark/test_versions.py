@@ -12,12 +12,12 @@ import pytest
 
 from aqueduct.errors import BadCall, ConfigError
 from spark_udfs import exchange
-from spark_udfs.travel import library_version, unpacked
+from spark_udfs.worker.pickling import library_version, unpacked
 
 ROOT = Path(__file__).parent.parent.parent
 
 NEWER = """
-from aqueduct.arrow import wire
+from aqueduct.rpc import keys
 wire.VERSION = 2
 from tests.spark.services import make
 make().run("aqueduct+tcp://127.0.0.1:0")

@@ -27,7 +27,7 @@ from typing import Any
 
 import aqueduct
 from aqueduct.config import Config, Timing
-from aqueduct.telemetry import Observer, OpenTelemetry
+from aqueduct.service.telemetry import Observer, OpenTelemetry
 
 ROOT = Path(__file__).parent.parent.parent
 IDLE = 3.0

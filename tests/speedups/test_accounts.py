@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from aqueduct._speedups.accounts import Account
-from aqueduct._speedups.inbox import Budget
+from aqueduct._speedups.base.accounts import Account
+from aqueduct._speedups.channels.receiver import Budget
 from aqueduct.config import DEFAULT
-from aqueduct.protocol.channels.outgoing import Outgoing, OutStream
-from aqueduct.protocol.channels.sending import SenderHalf
-from aqueduct.protocol.channels.shared import Shared
+from aqueduct.protocol.channels.context import Shared
+from aqueduct.protocol.channels.send_streams import Outgoing, OutStream
+from aqueduct.protocol.channels.sender import SenderHalf
 
 
 def test_those_who_wait_are_told_of_what_returns() -> None:

@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aqueduct._speedups.arrivals import Answers, Inputs
-from aqueduct._speedups.arrow_reader import BatchReader
-from aqueduct._speedups.feeding import Window
-from aqueduct._speedups.inbox import Budget, Inbox
-from aqueduct._speedups.runs import Received, Run
-from aqueduct._speedups.tracker import ReceivedNumbers
-from aqueduct.arrow.cut import Assembler, batch_headers
+from aqueduct._speedups.arrow.reader import BatchReader
+from aqueduct._speedups.calls.batch_receiver import Answers, Inputs
+from aqueduct._speedups.calls.batch_sender import Window
+from aqueduct._speedups.channels.message_batches import Received, Run
+from aqueduct._speedups.channels.receiver import Budget, Inbox
+from aqueduct._speedups.channels.tracker import ReceivedNumbers
 from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoder
-from aqueduct.arrow.physical import plan
-from aqueduct.arrow.wire import BATCH, PIECE
+from aqueduct.arrow.layout import plan
 from aqueduct.errors import BadCall
+from aqueduct.rpc.fragments import Assembler, batch_headers
+from aqueduct.rpc.keys import BATCH, PIECE
 from tests.speedups.strategies import client_decoder, message
 
 SCHEMA = pa.schema([("x", pa.int64())])

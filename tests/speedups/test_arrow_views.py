@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aqueduct._speedups.arrow_views import (
+from aqueduct._speedups.arrow.views import (
     measure,
     measure_children,
     measure_lists,

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from aqueduct._speedups import bpmux
-from aqueduct._speedups.bpmux import ChunkDecoder, Step
+from aqueduct._speedups.bpmux import chunks as chunk_codec
+from aqueduct._speedups.bpmux.chunks import ChunkDecoder, Step
 from aqueduct.errors import FrameError, LocalProtocolError
 
 Vector = dict[str, Any]
@@ -36,20 +36,20 @@ def read_all(decoder: ChunkDecoder, pieces: list[bytes]) -> list[Vector]:
                 if decoder.total:
                     chunks.append({"type": "Partial", "total": decoder.total})
                 chunk: Vector = {
-                    "type": bpmux.TYPE_NAMES[decoder.type],
+                    "type": chunk_codec.TYPE_NAMES[decoder.type],
                     "id": decoder.identifier,
                 }
-                if decoder.flags & bpmux.PAYLOAD:
+                if decoder.flags & chunk_codec.PAYLOAD:
                     chunk["payload"] = parts[Step.PIECE].hex()
                     assert decoder.payload == len(parts[Step.PIECE])
-                if decoder.flags & bpmux.CREDIT:
+                if decoder.flags & chunk_codec.CREDIT:
                     chunk["credit"] = decoder.credit
-                if decoder.flags & bpmux.PING:
+                if decoder.flags & chunk_codec.PING:
                     chunk["ping"] = True
-                if decoder.flags & bpmux.END:
+                if decoder.flags & chunk_codec.END:
                     chunk["end"] = parts[Step.END_PIECE].hex()
                     assert decoder.end_payload == len(parts[Step.END_PIECE])
-                if decoder.flags & bpmux.ACK_END:
+                if decoder.flags & chunk_codec.ACK_END:
                     chunk["ack_end"] = True
                 chunks.append(chunk)
                 parts = {Step.PIECE: b"", Step.END_PIECE: b""}
@@ -67,15 +67,15 @@ def encoded(chunks: list[Vector]) -> bytes:
         payload = bytes.fromhex(chunk.get("payload", ""))
         end = bytes.fromhex(chunk.get("end", ""))
         flags = (
-            bpmux.PAYLOAD * ("payload" in chunk)
-            | bpmux.CREDIT * ("credit" in chunk)
-            | bpmux.PING * ("ping" in chunk)
-            | bpmux.END * ("end" in chunk)
-            | bpmux.ACK_END * ("ack_end" in chunk)
+            chunk_codec.PAYLOAD * ("payload" in chunk)
+            | chunk_codec.CREDIT * ("credit" in chunk)
+            | chunk_codec.PING * ("ping" in chunk)
+            | chunk_codec.END * ("end" in chunk)
+            | chunk_codec.ACK_END * ("ack_end" in chunk)
         )
-        type_ = bpmux.TYPE_NAMES.index(chunk["type"])
-        out += bpmux.encode_head(type_, flags, chunk["id"], len(payload), total) + payload
-        out += bpmux.encode_rest(flags, chunk.get("credit", 0), len(end)) + end
+        type_ = chunk_codec.TYPE_NAMES.index(chunk["type"])
+        out += chunk_codec.encode_head(type_, flags, chunk["id"], len(payload), total) + payload
+        out += chunk_codec.encode_rest(flags, chunk.get("credit", 0), len(end)) + end
         total = 0
     return out
 
@@ -138,12 +138,12 @@ def test_invalid_bytes_are_told(vector: Vector) -> None:
     ],
 )
 def test_numbers_have_one_form(value: int, text: str) -> None:
-    assert bpmux.encode_varu64(value).hex() == text
+    assert chunk_codec.encode_varu64(value).hex() == text
     data = bytes.fromhex(text)
-    assert bpmux.decode_varu64(b"\x07" + data + b"\x00", 1) == (value, 1 + len(data))
+    assert chunk_codec.decode_varu64(b"\x07" + data + b"\x00", 1) == (value, 1 + len(data))
     for cut in range(len(data)):
         with pytest.raises(FrameError, match="end inside") as caught:
-            bpmux.decode_varu64(data[:cut])
+            chunk_codec.decode_varu64(data[:cut])
         assert caught.value.truncated
 
 
@@ -151,18 +151,18 @@ def test_numbers_have_one_form(value: int, text: str) -> None:
 @pytest.mark.parametrize("text", ["f800", "f8f7", "f900ff", "f90000", "ff00ffffffffffffff", "fa00"])
 def test_longer_forms_are_refused(text: str) -> None:
     with pytest.raises(FrameError, match="shortest form"):
-        bpmux.decode_varu64(bytes.fromhex(text))
+        chunk_codec.decode_varu64(bytes.fromhex(text))
 
 
 @pytest.mark.parametrize("value", [-1, 1 << 64])
 def test_numbers_outside_64_bits_are_refused(value: int) -> None:
     for call in (
-        lambda: bpmux.encode_varu64(value),
-        lambda: bpmux.encode_head(2, 16, value),
-        lambda: bpmux.encode_head(2, 16, 1, value),
-        lambda: bpmux.encode_head(2, 16, 1, 0, value),
-        lambda: bpmux.encode_rest(8, value),
-        lambda: bpmux.encode_rest(2, 0, value),
+        lambda: chunk_codec.encode_varu64(value),
+        lambda: chunk_codec.encode_head(2, 16, value),
+        lambda: chunk_codec.encode_head(2, 16, 1, value),
+        lambda: chunk_codec.encode_head(2, 16, 1, 0, value),
+        lambda: chunk_codec.encode_rest(8, value),
+        lambda: chunk_codec.encode_rest(2, 0, value),
     ):
         with pytest.raises(LocalProtocolError, match="must be 0 to"):
             call()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aqueduct._speedups.buffers import (
+from aqueduct._speedups.base.buffers import (
     AlignedBuffer,
     Scatter,
     bytes_copied,

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from aqueduct._speedups.feeding import Feed, Feeding, Window
-from aqueduct._speedups.waiting import Waiter
+from aqueduct._speedups.calls.batch_sender import Feed, Feeding, Window
+from aqueduct._speedups.loop.waiter import Waiter
 from aqueduct.arrow.encode import Encoded, Encoder
 from aqueduct.errors import SchemaMismatch
 from aqueduct.protocol.channels import effects

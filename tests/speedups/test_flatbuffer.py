@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aqueduct._speedups.flatbuffer import is_batch, numbers
+from aqueduct._speedups.arrow.flatbuffer import is_batch, numbers
 
 SCHEMAS = (
     pa.schema([("id", pa.int64())]),

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aqueduct._speedups.accounts import Account
-from aqueduct._speedups.buffers import AlignedBuffer
-from aqueduct._speedups.inbox import Budget, Inbox, Lease
-from aqueduct._speedups.runs import Received, Run
-from aqueduct._speedups.tracker import ReceivedNumbers
+from aqueduct._speedups.base.accounts import Account
+from aqueduct._speedups.base.buffers import AlignedBuffer
+from aqueduct._speedups.channels.message_batches import Received, Run
+from aqueduct._speedups.channels.receiver import Budget, Inbox, Lease
+from aqueduct._speedups.channels.tracker import ReceivedNumbers
 from tests.speedups.strategies import client_decoder, message
 
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aqueduct._speedups import codec
-from aqueduct._speedups.bpmux import CREDIT, END, PAYLOAD, encode_head, encode_rest
-from aqueduct._speedups.buffers import bytes_copied, pooled_bytes
-from aqueduct._speedups.entities import Entity, Reading
-from aqueduct._speedups.intake import Intake, Outcome
-from aqueduct._speedups.runs import Inlet
+from aqueduct._speedups.base.buffers import bytes_copied, pooled_bytes
+from aqueduct._speedups.bpmux.chunks import CREDIT, END, PAYLOAD, encode_head, encode_rest
+from aqueduct._speedups.bpmux.entities import Entity, Reading
+from aqueduct._speedups.channels import codec
+from aqueduct._speedups.channels.message_batches import Inlet
+from aqueduct._speedups.stream.socket_reader import Intake, Outcome
 from aqueduct.config import DEFAULT, Config, Flow, Stream
 from aqueduct.errors import ConfigError, FrameError
 from aqueduct.protocol.bpmux import events

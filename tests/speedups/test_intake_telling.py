@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from aqueduct._speedups.bpmux import CREDIT, END, PAYLOAD, encode_head, encode_rest
-from aqueduct._speedups.entities import Entity
-from aqueduct._speedups.intake import Intake, Outcome
+from aqueduct._speedups.bpmux.chunks import CREDIT, END, PAYLOAD, encode_head, encode_rest
+from aqueduct._speedups.bpmux.entities import Entity
+from aqueduct._speedups.stream.socket_reader import Intake, Outcome
 from aqueduct.protocol.bpmux import events
 from aqueduct.protocol.bpmux.connection import Mux
 from aqueduct.protocol.bpmux.state import STREAM_IN

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from aqueduct._speedups.looking import look
+from aqueduct._speedups.io.busy_poll import look
 
 ALWAYS = float("inf")
 

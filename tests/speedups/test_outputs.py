@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from aqueduct._speedups.outputs import Outputs
+from aqueduct._speedups.calls.batch_outputs import Outputs
 from aqueduct.arrow.encode import Encoder
 from tests.speedups.test_feeding import WORDS, batch_of, payloads
 from tests.speedups.test_posting import Half, Streams

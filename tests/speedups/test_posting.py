@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aqueduct._speedups.posting import Ledger, OutStream, Posting
+from aqueduct._speedups.channels.sender import Ledger, OutStream, Posting
 from aqueduct.config import DEFAULT, Flow, Limits
 from aqueduct.protocol.channels import effects
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aqueduct._speedups.codec import VERSION
-from aqueduct._speedups.posting import Ledger, OutStream, Posting
+from aqueduct._speedups.channels.codec import VERSION
+from aqueduct._speedups.channels.sender import Ledger, OutStream, Posting
 from aqueduct.config import DEFAULT, Flow
 from aqueduct.protocol.channels import effects
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from aqueduct._speedups import codec
-from aqueduct._speedups.runs import Inlet
-from aqueduct._speedups.tracker import ReceivedNumbers
+from aqueduct._speedups.channels import codec
+from aqueduct._speedups.channels.message_batches import Inlet
+from aqueduct._speedups.channels.tracker import ReceivedNumbers
 from aqueduct.errors import FrameError
 from tests.protocol.channels.arriving import ROUTE, KiB, entry, server, taken
 from tests.reference import codec as model

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from aqueduct._speedups.ranges import RangeSet
+from aqueduct._speedups.base.ranges import RangeSet
 from tests.reference.range_set import RangeSet as Model
 
 TOP = 1 << 64

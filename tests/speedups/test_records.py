@@ -11,13 +11,13 @@ import pytest
 from cryptography.hazmat.bindings._rust import _openssl
 from OpenSSL import SSL
 
-from aqueduct._speedups.entities import Entity
-from aqueduct._speedups.outlet import Outlet
-from aqueduct._speedups.records import Records, use
-from aqueduct._speedups.turns import write_out
+from aqueduct._speedups.bpmux.entities import Entity
+from aqueduct._speedups.bpmux.scheduler import write_out
+from aqueduct._speedups.io.gather import Outlet
+from aqueduct._speedups.io.tls_records import Records, use
+from aqueduct.carriers.certificates import ClientTls, dev_certificate
 from aqueduct.carriers.stream.tls import Tls, TlsError, client_context, server_context
-from aqueduct.carriers.tls import ClientTls, dev_certificate
-from aqueduct.wire.bpmux import read_chunks
+from aqueduct.dissect.bpmux import read_chunks
 from tests.speedups.test_turns import KiB, content, sinks
 
 RECORD = 16_384

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from aqueduct._speedups.ring import LARGEST, SMALLEST, Rings, supported
+from aqueduct._speedups.io.shared_ring import LARGEST, SMALLEST, Rings, supported
 
 KiB = 1 << 10
 PAGE = 4 * KiB

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aqueduct._speedups import codec
-from aqueduct._speedups.runs import Received, Run
-from aqueduct._speedups.tracker import ReceivedNumbers
+from aqueduct._speedups.channels import codec
+from aqueduct._speedups.channels.message_batches import Received, Run
+from aqueduct._speedups.channels.tracker import ReceivedNumbers
 from aqueduct.errors import FrameError, LimitExceeded
 from tests.reference import tracker as model
 from tests.reference.codec import Frame

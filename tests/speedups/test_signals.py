@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aqueduct._speedups.signals import Readable, SenderEnded, Writable
+from aqueduct._speedups.channels.events import Readable, SenderEnded, Writable
 
 KINDS = (Readable, Writable, SenderEnded)
 

@@ -19,9 +19,9 @@ def finder(path: Path) -> _speedups.Together:
 
 def test_a_compiled_module_is_looked_for_in_the_file() -> None:
     path = Path("somewhere") / "_all.so"
-    spec = finder(path).find_spec("aqueduct._speedups.ranges")
+    spec = finder(path).find_spec("aqueduct._speedups.base.ranges")
     assert spec is not None
-    assert (spec.name, spec.origin) == ("aqueduct._speedups.ranges", str(path.absolute()))
+    assert (spec.name, spec.origin) == ("aqueduct._speedups.base.ranges", str(path.absolute()))
     assert isinstance(spec.loader, ExtensionFileLoader)
 
 
@@ -35,8 +35,8 @@ def test_other_modules_are_not(name: str) -> None:
 
 def test_a_module_loads_from_the_file_that_has_it() -> None:
     """Whichever that is here: its own, or that of all."""
-    ranges = importlib.import_module("aqueduct._speedups.ranges")
-    spec = finder(Path(str(ranges.__file__))).find_spec("aqueduct._speedups.ranges")
+    ranges = importlib.import_module("aqueduct._speedups.base.ranges")
+    spec = finder(Path(str(ranges.__file__))).find_spec("aqueduct._speedups.base.ranges")
     assert spec is not None
     assert {*vars(module_from_spec(spec))} >= {"__spec__", "__loader__"}
     assert spec.origin == ranges.__file__

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from aqueduct._speedups import codec, tracker
+from aqueduct._speedups.channels import codec, tracker
 from aqueduct.errors import FrameError, LimitExceeded, LocalProtocolError, SequenceError
 from tests.reference import tracker as model
 

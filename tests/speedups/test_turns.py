@@ -9,14 +9,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from aqueduct._speedups.bpmux import CREDIT, PING
-from aqueduct._speedups.buffers import bytes_copied
-from aqueduct._speedups.outlet import Outlet
-from aqueduct._speedups.turns import write_out
+from aqueduct._speedups.base.buffers import bytes_copied
+from aqueduct._speedups.bpmux.chunks import CREDIT, PING
+from aqueduct._speedups.bpmux.scheduler import write_out
+from aqueduct._speedups.io.gather import Outlet
 from aqueduct.config import Mux as Settings
+from aqueduct.dissect.bpmux import Chunk, read_chunks
 from aqueduct.protocol.bpmux.connection import Mux
 from aqueduct.protocol.bpmux.state import SINK_OUT, Entity
-from aqueduct.wire.bpmux import Chunk, read_chunks
 from tests.speedups.strategies import piece_of
 
 KiB = 1 << 10

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aqueduct._speedups import varint
+from aqueduct._speedups.base import varint
 from aqueduct.errors import FrameError, LocalProtocolError
 from tests.reference.codec import varint as model
 

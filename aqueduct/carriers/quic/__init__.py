@@ -2,11 +2,11 @@
 
 import logging
 
+from aqueduct.carriers.certificates import ClientTls, ServerTls, dev_certificate
 from aqueduct.carriers.quic.binding import bind
 from aqueduct.carriers.quic.connect import connect
 from aqueduct.carriers.quic.connection import QuicCarrier
 from aqueduct.carriers.quic.listener import QuicListener, listen
-from aqueduct.carriers.tls import ClientTls, ServerTls, dev_certificate
 
 __all__ = [
     "ClientTls",

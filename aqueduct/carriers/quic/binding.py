@@ -6,8 +6,8 @@ import socket
 from collections.abc import Sequence
 
 from aqueduct.address import Address
+from aqueduct.carriers.binding import bind_ports
 from aqueduct.carriers.contract import Bound
-from aqueduct.carriers.ports import bind_ports
 from aqueduct.errors import ConfigError
 from aqueduct.forks import own_socket
 

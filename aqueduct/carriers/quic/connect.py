@@ -13,13 +13,13 @@ from aioquic.quic.packet import QuicErrorCode
 from aioquic.tls import AlertDescription
 
 from aqueduct.address import Address
-from aqueduct.carriers.ports import targets_of
+from aqueduct.carriers.binding import targets_of
+from aqueduct.carriers.certificates import ClientTls, client_tls, fingerprint_of
 from aqueduct.carriers.quic.connection import QuicCarrier
-from aqueduct.carriers.quic.fast import FastConnection
-from aqueduct.carriers.quic.flow import capped_congestion_control
-from aqueduct.carriers.quic.sockets import SocketAddress, UdpSocket, datagram_size, host_port
+from aqueduct.carriers.quic.flow_control import capped_congestion_control
+from aqueduct.carriers.quic.packets import FastConnection
 from aqueduct.carriers.quic.tls import client_configuration, trust_of
-from aqueduct.carriers.tls import ClientTls, client_tls, fingerprint_of
+from aqueduct.carriers.quic.udp import SocketAddress, UdpSocket, datagram_size, host_port
 from aqueduct.carriers.verify import Trust
 from aqueduct.config import Config
 from aqueduct.errors import ConnectFailed, ConnectionLost

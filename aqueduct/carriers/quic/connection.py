@@ -10,18 +10,18 @@ from typing import Any, Final, Protocol
 from aioquic.quic import events
 from aioquic.quic.packet import QuicErrorCode
 
+from aqueduct.carriers.certificates import identity_of
 from aqueduct.carriers.contract import Buffer, CarrierUser, PeerIdentity
-from aqueduct.carriers.quic.fast import FastConnection, Outlet
+from aqueduct.carriers.quic.packets import FastConnection, Outlet
 from aqueduct.carriers.quic.send_buffer import SendBuffer
-from aqueduct.carriers.quic.sockets import SocketAddress
-from aqueduct.carriers.tls import identity_of
+from aqueduct.carriers.quic.udp import SocketAddress
 from aqueduct.config import Config
 from aqueduct.errors import ConnectionLost, LocalProtocolError
 from aqueduct.escaping import logger_of
 
 __all__ = ["Host", "QuicCarrier"]
 
-logger = logger_of("aqueduct.quic")
+logger = logger_of("aqueduct.carriers.quic")
 
 _REASON_LIMIT: Final = 512  # bytes of UTF-8: a CONNECTION_CLOSE has to fit one packet
 _CONFIRMATION: Final = 1.0  # seconds a close waits for the peer to finish the handshake

@@ -21,23 +21,23 @@ from aioquic.quic.packet import (
 from aioquic.quic.retry import QuicRetryTokenHandler
 
 from aqueduct.address import Address
+from aqueduct.carriers.binding import listens
+from aqueduct.carriers.certificates import ServerTls
 from aqueduct.carriers.contract import Carrier
 from aqueduct.carriers.places import Places, origin_of
-from aqueduct.carriers.ports import listens
 from aqueduct.carriers.quic.binding import bind
 from aqueduct.carriers.quic.connection import QuicCarrier
-from aqueduct.carriers.quic.fast import FastConnection
-from aqueduct.carriers.quic.flow import capped_congestion_control
-from aqueduct.carriers.quic.sockets import SocketAddress, UdpSocket, datagram_size, host_port
+from aqueduct.carriers.quic.flow_control import capped_congestion_control
+from aqueduct.carriers.quic.packets import FastConnection
 from aqueduct.carriers.quic.tls import server_configuration
-from aqueduct.carriers.tls import ServerTls
+from aqueduct.carriers.quic.udp import SocketAddress, UdpSocket, datagram_size, host_port
 from aqueduct.config import Config
 from aqueduct.errors import ConnectionLost
 from aqueduct.escaping import logger_of
 
 __all__ = ["QuicListener", "listen"]
 
-logger = logger_of("aqueduct.quic")
+logger = logger_of("aqueduct.carriers.quic")
 
 _WARN_EVERY: Final = 10.0  # seconds between two warnings about the same thing
 _ADMITTED: Final = 16  # packets that waited and are taken in one turn of the loop

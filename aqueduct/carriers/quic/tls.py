@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from aqueduct.address import Address
-from aqueduct.carriers.tls import ClientTls, ServerTls, certificates_of, chain_of
+from aqueduct.carriers.certificates import ClientTls, ServerTls, certificates_of, chain_of
 from aqueduct.carriers.verify import Trust, ascii_name
 from aqueduct.config import Config
 from aqueduct.errors import ConfigError

@@ -9,8 +9,8 @@ import stat
 from typing import Final
 
 from aqueduct.address import UNIX, Address
+from aqueduct.carriers.binding import bind_ports, host_port, is_loopback
 from aqueduct.carriers.contract import Bound
-from aqueduct.carriers.ports import bind_ports, host_port, is_loopback
 from aqueduct.carriers.stream.sockets import check_path
 from aqueduct.config import DEFAULT
 from aqueduct.errors import ConfigError
@@ -19,7 +19,7 @@ from aqueduct.forks import own_socket
 
 __all__ = ["SocketFile", "bind"]
 
-logger = logger_of("aqueduct.stream")
+logger = logger_of("aqueduct.carriers.stream")
 
 _MODE: Final = "0600"
 

@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from typing import Final
 
 from aqueduct.address import UNIX, Address
-from aqueduct.carriers.ports import SocketAddress, host_port, targets_of
+from aqueduct.carriers.binding import SocketAddress, host_port, targets_of
+from aqueduct.carriers.certificates import ClientTls, client_tls
 from aqueduct.carriers.stream.connection import StreamCarrier
 from aqueduct.carriers.stream.sockets import check_path, tune, why
 from aqueduct.carriers.stream.tls import Context, client_context
-from aqueduct.carriers.tls import ClientTls, client_tls
 from aqueduct.carriers.verify import ascii_name
 from aqueduct.config import Config
 from aqueduct.errors import ConfigError, ConnectFailed, ConnectionLost

@@ -6,9 +6,9 @@ import asyncio
 import socket
 from typing import Any, Final, Protocol
 
-from aqueduct._speedups.bpmux import END, encode_head, encode_rest
+from aqueduct._speedups.bpmux.chunks import END, encode_head, encode_rest
 from aqueduct.carriers.contract import CarrierUser, PeerIdentity
-from aqueduct.carriers.stream.mapping import STREAMS, close_payload, read_close
+from aqueduct.carriers.stream.bpmux_streams import STREAMS, close_payload, read_close
 from aqueduct.carriers.stream.sockets import credentials_of, ends_of, tcp_info, why
 from aqueduct.carriers.stream.tls import (
     ALPN,
@@ -20,7 +20,7 @@ from aqueduct.carriers.stream.tls import (
     speaks_tls,
     spoken,
 )
-from aqueduct.carriers.stream.wire import Wire
+from aqueduct.carriers.stream.transport import Wire
 from aqueduct.config import Config
 from aqueduct.errors import (
     ConnectionLost,
@@ -35,7 +35,7 @@ from aqueduct.protocol.bpmux.state import Entity, type_for
 
 __all__ = ["Host", "StreamCarrier"]
 
-logger = logger_of("aqueduct.stream")
+logger = logger_of("aqueduct.carriers.stream")
 
 _A_LOOK: Final = 0.05  # seconds for the loop to read what is there
 _MEASURE_EVERY: Final = 5.0  # seconds between two measurements of the round trip, at least

@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from aqueduct.address import UNIX, Address
+from aqueduct.carriers.binding import listens
+from aqueduct.carriers.certificates import ServerTls
 from aqueduct.carriers.contract import Carrier
 from aqueduct.carriers.places import Places, origin_of
-from aqueduct.carriers.ports import listens
 from aqueduct.carriers.stream.binding import SocketFile, bind
 from aqueduct.carriers.stream.connection import StreamCarrier
 from aqueduct.carriers.stream.sockets import tune
 from aqueduct.carriers.stream.tls import Context, server_context
-from aqueduct.carriers.tls import ServerTls
 from aqueduct.config import Config
 from aqueduct.errors import ConfigError, ConnectionLost
 from aqueduct.escaping import logger_of
@@ -24,7 +24,7 @@ from aqueduct.forks import own_socket
 
 __all__ = ["StreamListener", "listen"]
 
-logger = logger_of("aqueduct.stream")
+logger = logger_of("aqueduct.carriers.stream")
 
 _WARN_EVERY: Final = 10.0  # seconds between two warnings about the same thing
 _ACCEPTED: Final = 64  # connections taken in one wake-up

@@ -12,8 +12,8 @@ import threading
 from typing import Final
 
 from aqueduct.address import Address
+from aqueduct.carriers.binding import host_port
 from aqueduct.carriers.contract import PeerCredentials
-from aqueduct.carriers.ports import host_port
 from aqueduct.config import Config
 from aqueduct.errors import ConfigError
 from aqueduct.escaping import logger_of
@@ -30,7 +30,7 @@ __all__ = [
     "why",
 ]
 
-logger = logger_of("aqueduct.stream")
+logger = logger_of("aqueduct.carriers.stream")
 
 _SCRATCH: Final = 64 << 10
 _local: Final = threading.local()

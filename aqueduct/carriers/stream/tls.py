@@ -15,16 +15,16 @@ from typing import Any, Final
 from cryptography.hazmat.bindings._rust import _openssl
 from OpenSSL import SSL, crypto
 
-from aqueduct._speedups.records import Records, use
-from aqueduct.carriers.contract import Buffer, PeerIdentity
-from aqueduct.carriers.stream.sockets import scratch
-from aqueduct.carriers.tls import (
+from aqueduct._speedups.io.tls_records import Records, use
+from aqueduct.carriers.certificates import (
     ClientTls,
     ServerTls,
     certificates_of,
     chain_of,
     identity_of,
 )
+from aqueduct.carriers.contract import Buffer, PeerIdentity
+from aqueduct.carriers.stream.sockets import scratch
 from aqueduct.carriers.verify import Flaw, Trust, ascii_name
 from aqueduct.errors import ConfigError
 

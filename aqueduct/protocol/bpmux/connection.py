@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import Any
 
-from aqueduct._speedups.bpmux import Step
-from aqueduct._speedups.buffers import Scatter
+from aqueduct._speedups.base.buffers import Scatter
+from aqueduct._speedups.bpmux.chunks import Step
 from aqueduct.config import Mux as Settings
 from aqueduct.errors import FrameError, LocalProtocolError, RemoteProtocolError
 from aqueduct.protocol.bpmux import events
 from aqueduct.protocol.bpmux.budget import Budget
-from aqueduct.protocol.bpmux.receiving import Receiving
-from aqueduct.protocol.bpmux.scheduling import Buffer, Scheduler, Taken
+from aqueduct.protocol.bpmux.receiver import Receiving
+from aqueduct.protocol.bpmux.scheduler import Buffer, Scheduler, Taken
 from aqueduct.protocol.bpmux.state import (
     DUPLEX,
     HIGHEST,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from aqueduct._speedups.bpmux import TYPE_NAMES
-from aqueduct._speedups.entities import PLACES, Entity, Item
+from aqueduct._speedups.bpmux.chunks import TYPE_NAMES
+from aqueduct._speedups.bpmux.entities import PLACES, Entity, Item
 
 __all__ = [
     "DUPLEX",

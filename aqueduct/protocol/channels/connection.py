@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from traceback import clear_frames
 from typing import Any, Final
 
-from aqueduct._speedups import codec
-from aqueduct._speedups.accounts import Account
-from aqueduct._speedups.inbox import Budget
-from aqueduct._speedups.runs import Inlet
+from aqueduct._speedups.base.accounts import Account
+from aqueduct._speedups.channels import codec
+from aqueduct._speedups.channels.message_batches import Inlet
+from aqueduct._speedups.channels.receiver import Budget
 from aqueduct.config import Config
 from aqueduct.errors import (
     ConnectionLost,
@@ -28,16 +28,16 @@ from aqueduct.errors import (
     SequenceError,
 )
 from aqueduct.protocol.channels import effects
-from aqueduct.protocol.channels.destroyed import Forgetting
+from aqueduct.protocol.channels.context import Shared
+from aqueduct.protocol.channels.dispatch import Reader
 from aqueduct.protocol.channels.events import Closed, Event, Headers, HeadersReceived, Writable
-from aqueduct.protocol.channels.incoming import InStream
-from aqueduct.protocol.channels.outgoing import OutStream
-from aqueduct.protocol.channels.reader import Reader
-from aqueduct.protocol.channels.receiving import Received, ReceiverHalf
+from aqueduct.protocol.channels.receiver import Received, ReceiverHalf
+from aqueduct.protocol.channels.recv_streams import InStream
 from aqueduct.protocol.channels.registry import Attach, Half, Registry
-from aqueduct.protocol.channels.sending import Mode, SenderHalf
-from aqueduct.protocol.channels.shared import Shared
-from aqueduct.protocol.channels.view import CoreView, core_view
+from aqueduct.protocol.channels.send_streams import OutStream
+from aqueduct.protocol.channels.sender import Mode, SenderHalf
+from aqueduct.protocol.channels.snapshot import CoreView, core_view
+from aqueduct.protocol.channels.tombstones import Forgetting
 
 __all__ = ["ChannelConnection"]
 

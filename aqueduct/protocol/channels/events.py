@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from aqueduct._speedups.signals import Readable, SenderEnded, Writable
+from aqueduct._speedups.channels.events import Readable, SenderEnded, Writable
 from aqueduct.errors import ConnectionLost
 
 __all__ = ["Closed", "Event", "Headers", "HeadersReceived", "Readable", "SenderEnded", "Writable"]

@@ -2,19 +2,20 @@
 
 A call answers by such a channel: its one message comes with FINISH_SENDER in one sequence, and
 ACK_RELIABLE and CLOSE_RECEIVER in another. No stream is made for them. What their frames do one by
-one is done in the same order by ``aqueduct._speedups.brisk``, as is what sends them, and the
+one is done in the same order by ``aqueduct._speedups.channels.oneshot_fast``, as is what sends
+them, and the
 message that carries such a channel; whatever needs a closer look is left to the general way.
 """
 
 from __future__ import annotations
 
-from aqueduct._speedups.brisk import Brisk
-from aqueduct._speedups.codec import Decoder
-from aqueduct.protocol.channels.incoming import SMALL
-from aqueduct.protocol.channels.receiving import ReceiverHalf
+from aqueduct._speedups.channels.codec import Decoder
+from aqueduct._speedups.channels.oneshot_fast import Brisk
+from aqueduct.protocol.channels.context import Shared
+from aqueduct.protocol.channels.receiver import ReceiverHalf
+from aqueduct.protocol.channels.recv_streams import SMALL
 from aqueduct.protocol.channels.registry import Registry
-from aqueduct.protocol.channels.sending import SenderHalf
-from aqueduct.protocol.channels.shared import Shared
+from aqueduct.protocol.channels.sender import SenderHalf
 from aqueduct.protocol.channels.state import (
     RECEIVER,
     SENDER,

@@ -8,11 +8,11 @@ from typing import TypeAlias
 
 from aqueduct.errors import ConnectionLost, LimitExceeded, LostInTransit, SequenceError
 from aqueduct.protocol.channels import ids
-from aqueduct.protocol.channels.destroyed import Destroyed, Forgetting
+from aqueduct.protocol.channels.context import Shared
 from aqueduct.protocol.channels.events import Headers
-from aqueduct.protocol.channels.receiving import Received, ReceiverHalf
-from aqueduct.protocol.channels.sending import SenderHalf
-from aqueduct.protocol.channels.shared import Shared
+from aqueduct.protocol.channels.receiver import Received, ReceiverHalf
+from aqueduct.protocol.channels.sender import SenderHalf
+from aqueduct.protocol.channels.tombstones import Destroyed, Forgetting
 
 __all__ = ["Attach", "Half", "Registry"]
 

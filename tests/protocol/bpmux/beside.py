@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from aqueduct.dissect.bpmux_scenarios import Session
+from aqueduct.dissect.values import WireError
 from aqueduct.errors import AqueductError
-from aqueduct.wire.sessions import Session
-from aqueduct.wire.values import WireError
 from tests.reference import bpmux as model
 
 __all__ = ["CREDITS", "play"]

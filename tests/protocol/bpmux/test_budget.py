@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from aqueduct._speedups.bpmux import ChunkDecoder, encode_head
+from aqueduct._speedups.bpmux.chunks import ChunkDecoder, encode_head
 from aqueduct.config import Mux as Settings
 from aqueduct.errors import ConfigError, FrameError, LocalProtocolError
 from aqueduct.protocol.bpmux import events

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aqueduct._speedups import bpmux
-from aqueduct.wire.bpmux import read_chunks
+from aqueduct._speedups.bpmux import chunks as chunk_codec
+from aqueduct.dissect.bpmux import read_chunks
 from tests.protocol.bpmux.beside import CREDITS, play
 from tests.reference import bpmux as model
 from tests.speedups.test_bpmux import VECTORS
@@ -78,13 +78,13 @@ def model_chunks(data: bytes) -> list[model.Chunk]:
         flags = chunk.flags
         found.append(
             model.Chunk(
-                bpmux.TYPE_NAMES[chunk.type],
+                chunk_codec.TYPE_NAMES[chunk.type],
                 chunk.identifier,
-                chunk.payload if flags & bpmux.PAYLOAD else None,
-                chunk.credit if flags & bpmux.CREDIT else None,
-                bool(flags & bpmux.PING),
-                chunk.end if flags & bpmux.END else None,
-                bool(flags & bpmux.ACK_END),
+                chunk.payload if flags & chunk_codec.PAYLOAD else None,
+                chunk.credit if flags & chunk_codec.CREDIT else None,
+                bool(flags & chunk_codec.PING),
+                chunk.end if flags & chunk_codec.END else None,
+                bool(flags & chunk_codec.ACK_END),
                 chunk.total,
             )
         )

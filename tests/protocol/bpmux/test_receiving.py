@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from aqueduct.dissect.bpmux_scenarios import Session
 from aqueduct.errors import FrameError, LocalProtocolError, RemoteProtocolError, SequenceError
 from aqueduct.protocol.bpmux import events
 from aqueduct.protocol.bpmux.state import (
@@ -17,7 +18,6 @@ from aqueduct.protocol.bpmux.state import (
     STREAM_IN,
     STREAM_OUT,
 )
-from aqueduct.wire.sessions import Session
 from tests.protocol.bpmux.pair import Lone
 from tests.speedups.test_bpmux import VECTORS
 

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from aqueduct.config import Mux as Settings
+from aqueduct.dissect.bpmux import Chunk, read_chunks
 from aqueduct.protocol.bpmux.state import SINK_OUT, Entity
-from aqueduct.wire.bpmux import Chunk, read_chunks
 from tests.protocol.bpmux.pair import Lone
 
 CHUNK = 1000

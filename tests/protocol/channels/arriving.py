@@ -6,11 +6,11 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from aqueduct._speedups import codec
+from aqueduct._speedups.channels import codec
 from aqueduct.config import DEFAULT, Config
 from aqueduct.protocol.channels.connection import ChannelConnection
-from aqueduct.protocol.channels.receiving import ReceiverHalf
-from tests.pair import Pair
+from aqueduct.protocol.channels.receiver import ReceiverHalf
+from tests.support.pair import Pair
 
 ROUTE = codec.encode_route_to(0)
 KiB = 1 << 10

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from aqueduct._speedups import codec
+from aqueduct._speedups.channels import codec
 from aqueduct.config import DEFAULT, Config
 from aqueduct.protocol.channels import effects
 from aqueduct.protocol.channels.connection import ChannelConnection
 from aqueduct.protocol.channels.events import HeadersReceived
-from aqueduct.protocol.channels.receiving import ReceiverHalf
-from aqueduct.protocol.channels.sending import SenderHalf
+from aqueduct.protocol.channels.receiver import ReceiverHalf
+from aqueduct.protocol.channels.sender import SenderHalf
 
 __all__ = ["ENTRY", "Attacker", "Cost", "cost_of", "frames", "message"]
 

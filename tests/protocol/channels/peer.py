@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from aqueduct._speedups import codec
+from aqueduct._speedups.channels import codec
 from aqueduct.config import DEFAULT, Config
 from aqueduct.protocol.channels import effects
-from tests.pair import Pair, Side
 from tests.reference.codec import Frame
 from tests.speedups.strategies import as_tuple, message
+from tests.support.pair import Pair, Side
 
 __all__ = ["CLOSE", "FORGET", "Peer", "Said", "message", "route"]
 

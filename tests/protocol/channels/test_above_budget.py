@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from aqueduct._speedups.accounts import Account
+from aqueduct._speedups.base.accounts import Account
 from aqueduct.config import DEFAULT, Config, Flow, Timing
 from aqueduct.errors import Busy
-from aqueduct.protocol.channels.receiving import ReceiverHalf
-from aqueduct.protocol.channels.sending import SenderHalf
-from tests.pair import Pair
+from aqueduct.protocol.channels.receiver import ReceiverHalf
+from aqueduct.protocol.channels.sender import SenderHalf
 from tests.protocol.channels.test_lifecycle import open_channel
 from tests.protocol.channels.test_room import budget_used, partial
+from tests.support.pair import Pair
 
 KEY = b"part"
 

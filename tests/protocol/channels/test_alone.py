@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from aqueduct._speedups import alone, codec
+from aqueduct._speedups.channels import codec, oneshot_frames
 from aqueduct.errors import Finished
-from aqueduct.protocol.channels.incoming import SMALL, Incoming
 from aqueduct.protocol.channels.oneshot import Oneshots
-from aqueduct.protocol.channels.receiving import ReceiverHalf
+from aqueduct.protocol.channels.receiver import ReceiverHalf
+from aqueduct.protocol.channels.recv_streams import SMALL, Incoming
 from aqueduct.protocol.channels.registry import Attach
-from aqueduct.protocol.channels.sending import SenderHalf
+from aqueduct.protocol.channels.sender import SenderHalf
 from tests.protocol.channels.peer import Peer, message, route
 from tests.protocol.channels.test_receiver_wire import ONESHOT, attached, finish
 from tests.protocol.channels.test_sender_wire import opened
@@ -183,27 +183,27 @@ def test_before_versions_are_agreed_every_sequence_is_looked_at(streams: list[in
 @pytest.mark.parametrize("channel", [0, 1, 127, 128, 16383, 16384, 2**64 - 1])
 def test_what_answers_a_oneshot_is_known_by_its_bytes(channel: int) -> None:
     said = route(channel) + acked(0, 1) + CLOSE
-    assert alone.encode_taken(channel) == said
+    assert oneshot_frames.encode_taken(channel) == said
     for data in (said, memoryview(said)):
-        assert alone.is_taken(data)
-        assert alone.route_of(data) == channel
+        assert oneshot_frames.is_taken(data)
+        assert oneshot_frames.route_of(data) == channel
     for size in range(len(said)):
-        assert not alone.is_taken(said[:size])
-    assert not alone.is_taken(said + b"\0")
-    assert not alone.is_taken(route(channel) + acked(0, 2) + CLOSE)
+        assert not oneshot_frames.is_taken(said[:size])
+    assert not oneshot_frames.is_taken(said + b"\0")
+    assert not oneshot_frames.is_taken(route(channel) + acked(0, 2) + CLOSE)
 
 
 @pytest.mark.parametrize(
     "data", [b"", b"\3", b"\3\x80", b"\3\x80\0", b"\4\0", b"\3" + b"\xff" * 10, [1], None]
 )
 def test_what_does_not_begin_with_a_route_has_none(data: Any) -> None:
-    assert alone.route_of(data) == -1
+    assert oneshot_frames.route_of(data) == -1
 
 
 @pytest.mark.parametrize("payload", [b"", b"x", bytes(5000), [b"a", bytes(5000), b"b"]])
 def test_a_sequence_alone_is_route_message_and_finish(payload: Any) -> None:
     headers = ((b"key", b"value"),)
-    buffers, size = alone.encode_alone(300, payload, headers, [(8, ())])
+    buffers, size = oneshot_frames.encode_alone(300, payload, headers, [(8, ())])
     frame = b"".join(codec.encode_message(0, payload, headers, [(8, ())]))
     assert b"".join(buffers) == route(300) + frame + codec.encode_finish_sender(1)
     assert size == len(frame)
@@ -213,9 +213,9 @@ def test_one_decoder_reads_many_and_keeps_nothing() -> None:
     decoder = codec.Decoder(from_server=False, frame_limit=100)
     good = route(4) + message(0, b"x" * 50) + finish(1)
     for data in (good, route(4) + message(0, bytes(101)), good[:-10], b"\xff", route(4), b"", good):
-        found = alone.message_of(decoder, data, SMALL)
+        found = oneshot_frames.message_of(decoder, data, SMALL)
         assert (found is not None) is (data == good)
         if found is not None:
             assert found.payload == b"x" * 50
         assert (decoder.consumed, decoder.buffered, decoder.error) == (0, 0, None)
-    assert alone.message_of(decoder, good, 49) is None  # it would be asked for
+    assert oneshot_frames.message_of(decoder, good, 49) is None  # it would be asked for

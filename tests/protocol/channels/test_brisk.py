@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from aqueduct._speedups import codec
+from aqueduct._speedups.channels import codec
 from aqueduct.config import DEFAULT, Config, Limits
 from aqueduct.errors import LocalProtocolError
-from aqueduct.protocol.channels.incoming import SMALL
 from aqueduct.protocol.channels.oneshot import Oneshots
-from aqueduct.protocol.channels.receiving import ReceiverHalf
+from aqueduct.protocol.channels.receiver import ReceiverHalf
+from aqueduct.protocol.channels.recv_streams import SMALL
 from aqueduct.protocol.channels.registry import Attach, Registry
-from aqueduct.protocol.channels.sending import SenderHalf
-from tests.pair import Pair
+from aqueduct.protocol.channels.sender import SenderHalf
 from tests.protocol.channels.peer import Peer, message, route
+from tests.support.pair import Pair
 
 requirement = pytest.mark.requirement
 BACK, ELSE = 6, 14  # the client creates them, the server sends; oneshot

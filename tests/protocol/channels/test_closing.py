@@ -6,16 +6,16 @@ import dataclasses
 
 import pytest
 
-from aqueduct._speedups import codec
+from aqueduct._speedups.channels import codec
 from aqueduct.config import DEFAULT, Config, Flow
 from aqueduct.errors import ConnectionLost, Finished, ReceiverClosed
 from aqueduct.protocol.channels import effects
 from aqueduct.protocol.channels.events import Writable
-from aqueduct.protocol.channels.receiving import ReceiverHalf
+from aqueduct.protocol.channels.receiver import ReceiverHalf
 from aqueduct.protocol.channels.registry import Attach
-from aqueduct.protocol.channels.sending import Mode, SenderHalf
-from tests.pair import Pair, Side
+from aqueduct.protocol.channels.sender import Mode, SenderHalf
 from tests.protocol.channels.test_lifecycle import open_channel
+from tests.support.pair import Pair, Side
 
 
 def few_streams() -> Config:

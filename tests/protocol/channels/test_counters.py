@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from aqueduct._speedups import codec
+from aqueduct._speedups.channels import codec
 from aqueduct.errors import SequenceError
-from aqueduct.protocol.channels.receiving import ReceiverHalf
+from aqueduct.protocol.channels.receiver import ReceiverHalf
 from tests.protocol.channels.peer import Peer, message, route
 
 HIGHEST = (1 << 64) - 1

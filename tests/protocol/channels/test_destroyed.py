@@ -6,13 +6,13 @@ import dataclasses
 
 import pytest
 
-from aqueduct._speedups import codec
+from aqueduct._speedups.channels import codec
 from aqueduct.config import DEFAULT, Config, Flow, Limits
 from aqueduct.errors import Cancelled, Finished, LostInTransit, ReceiverClosed
-from aqueduct.protocol.channels.destroyed import Destroyed, Forgetting
-from aqueduct.protocol.channels.receiving import ReceiverHalf
+from aqueduct.protocol.channels.receiver import ReceiverHalf
 from aqueduct.protocol.channels.registry import Attach, Half
-from aqueduct.protocol.channels.sending import Mode, SenderHalf
+from aqueduct.protocol.channels.sender import Mode, SenderHalf
+from aqueduct.protocol.channels.tombstones import Destroyed, Forgetting
 from tests.protocol.channels.peer import CLOSE, FORGET, Peer, message, route
 
 requirement = pytest.mark.requirement

@@ -11,14 +11,14 @@ from aqueduct.protocol.channels.state import (
     SenderInput,
     SenderState,
 )
-from ci.diagram import PAGE, diagram, redrawn
+from ci.state_diagram import PAGE, diagram, redrawn
 
 pytestmark = pytest.mark.checkout
 
 
 def test_the_pictures_are_up_to_date() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert redrawn(page) == page, "run python ci/diagram.py"
+    assert redrawn(page) == page, "run python ci/state_diagram.py"
 
 
 def test_every_allowed_step_is_drawn() -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from aqueduct._speedups import codec
+from aqueduct._speedups.channels import codec
 from aqueduct.errors import Cancelled, Finished, LostInTransit, ReceiverClosed
 from aqueduct.protocol.channels import effects
-from aqueduct.protocol.channels.receiving import ReceiverHalf
+from aqueduct.protocol.channels.receiver import ReceiverHalf
 from aqueduct.protocol.channels.registry import Attach
-from aqueduct.protocol.channels.sending import Mode, SenderHalf
-from tests.pair import Pair
+from aqueduct.protocol.channels.sender import Mode, SenderHalf
 from tests.protocol.channels.test_lifecycle import open_channel
+from tests.support.pair import Pair
 
 
 def message(number: int, payload: bytes = b"", attached: tuple[int, ...] = ()) -> bytes:

@@ -6,12 +6,12 @@ import dataclasses
 
 import pytest
 
-from aqueduct._speedups import codec
+from aqueduct._speedups.channels import codec
 from aqueduct.config import DEFAULT, Flow
 from aqueduct.errors import Finished
 from aqueduct.protocol.channels.events import Readable
-from aqueduct.protocol.channels.receiving import ReceiverHalf
-from aqueduct.protocol.channels.sending import SenderHalf
+from aqueduct.protocol.channels.receiver import ReceiverHalf
+from aqueduct.protocol.channels.sender import SenderHalf
 from tests.protocol.channels.peer import CLOSE, Peer, message, route
 from tests.protocol.channels.test_destroyed import BACK, CHILD, attached, created
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aqueduct._speedups import codec
+from aqueduct._speedups.channels import codec
 from aqueduct.config import DEFAULT, Flow
 from aqueduct.errors import Finished, LocalProtocolError, SequenceError
 from aqueduct.protocol.channels.connection import ChannelConnection

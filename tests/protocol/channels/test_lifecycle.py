@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aqueduct._speedups import codec
+from aqueduct._speedups.channels import codec
 from aqueduct.config import DEFAULT
 from aqueduct.errors import (
     Cancelled,
@@ -15,9 +15,9 @@ from aqueduct.errors import (
     ReceiverClosed,
 )
 from aqueduct.protocol.channels import ids
-from aqueduct.protocol.channels.receiving import ReceiverHalf
+from aqueduct.protocol.channels.receiver import ReceiverHalf
 from aqueduct.protocol.channels.registry import Attach
-from aqueduct.protocol.channels.sending import SenderHalf
+from aqueduct.protocol.channels.sender import SenderHalf
 from aqueduct.protocol.channels.state import (
     RECEIVER,
     SENDER,
@@ -26,7 +26,7 @@ from aqueduct.protocol.channels.state import (
     SenderInput,
     SenderState,
 )
-from tests.pair import Pair
+from tests.support.pair import Pair
 
 
 def open_channel(

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from aqueduct import errors
-from aqueduct._speedups import codec
+from aqueduct._speedups.channels import codec
 from aqueduct.config import DEFAULT, Config, Flow, Limits, Timing
 from aqueduct.errors import Cancelled, ConfigError, Finished, LocalProtocolError
-from aqueduct.protocol.channels.receiving import ReceiverHalf
+from aqueduct.protocol.channels.receiver import ReceiverHalf
 from aqueduct.protocol.channels.registry import Attach
-from aqueduct.protocol.channels.sending import Mode, SenderHalf
-from tests.pair import Pair
+from aqueduct.protocol.channels.sender import Mode, SenderHalf
 from tests.protocol.channels.peer import Peer, message, route
+from tests.support.pair import Pair
 
 requirement = pytest.mark.requirement
 ENTRY = route(0)

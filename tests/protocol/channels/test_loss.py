@@ -1,7 +1,7 @@
 """The cascade of AQ-R27: the scenarios of ``tests/vectors/aq.json``, and any others.
 
-``aqueduct.wire.loss`` plays them on a real connection, frame by frame; the model here states the
-rules once more, as a fixed point over all that happened.
+``aqueduct.dissect.channel_scenarios`` plays them on a real connection, frame by frame; the model
+here states the rules once more, as a fixed point over all that happened.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aqueduct.dissect.channel_scenarios import LossScenario, play, read_steps
 from aqueduct.protocol.channels import ids
-from aqueduct.wire.loss import LossScenario, play, read_steps
 
 SCENARIOS = json.loads((Path(__file__).parents[2] / "vectors" / "aq.json").read_text())["loss"]
 

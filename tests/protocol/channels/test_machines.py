@@ -1,7 +1,8 @@
-"""Random applications on a bad network, by hypothesis and by seed (``tests/world.py``).
+"""Random applications on a bad network, by hypothesis and by seed (``tests/support/world.py``).
 
-What must hold stands in ``tests/claims.py``. Hypothesis finds short examples; the seeds make
-long runs, and each that fails names the command that replays it (``tests/simulate.py``).
+What must hold stands in ``tests/support/claims.py``. Hypothesis finds short examples; the seeds
+make
+long runs, and each that fails names the command that replays it (``tests/support/simulate.py``).
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from aqueduct.protocol.channels.sending import Mode
-from tests import simulate
-from tests.world import CHOICES, WEATHERS, Settings, World
+from aqueduct.protocol.channels.sender import Mode
+from tests.support import simulate
+from tests.support.world import CHOICES, WEATHERS, Settings, World
 
 PICKS = st.integers(0, 99).map(lambda number: number / 100)
 SECONDS = st.sampled_from((0.0, 0.001, 0.02, 0.1, 0.5, 2.5))

@@ -7,14 +7,14 @@ import random
 
 import pytest
 
-from aqueduct._speedups import codec
+from aqueduct._speedups.channels import codec
 from aqueduct.config import DEFAULT, Flow, Limits
 from aqueduct.errors import ConnectionLost, LocalProtocolError
 from aqueduct.protocol.channels import effects
-from aqueduct.protocol.channels.receiving import ReceiverHalf
+from aqueduct.protocol.channels.receiver import ReceiverHalf
 from aqueduct.protocol.channels.registry import Attach
-from aqueduct.protocol.channels.sending import Mode, SenderHalf
-from tests.pair import Pair, Side
+from aqueduct.protocol.channels.sender import Mode, SenderHalf
+from tests.support.pair import Pair, Side
 
 
 def tags_of(raw: bytes | bytearray, *, from_server: bool) -> list[int]:

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from aqueduct._speedups import codec
+from aqueduct._speedups.channels import codec
 from aqueduct.config import DEFAULT, Flow, Limits
 from aqueduct.errors import LocalProtocolError
 from aqueduct.protocol.channels import effects
 from aqueduct.protocol.channels.connection import ChannelConnection
 from aqueduct.protocol.channels.events import HeadersReceived
-from aqueduct.protocol.channels.sending import Mode, SenderHalf
+from aqueduct.protocol.channels.sender import Mode, SenderHalf
 from tests.protocol.channels.peer import Peer, message, route
 
 requirement = pytest.mark.requirement

@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from aqueduct._speedups import codec
+from aqueduct._speedups.channels import codec
 from aqueduct.config import DEFAULT, Flow
 from aqueduct.errors import Cancelled, Finished, LostInTransit, ReceiverClosed
-from aqueduct.protocol.channels.receiving import ReceiverHalf
+from aqueduct.protocol.channels.receiver import ReceiverHalf
 from tests.protocol.channels.peer import Peer, message, route
 
 requirement = pytest.mark.requirement

@@ -6,16 +6,16 @@ import dataclasses
 
 import pytest
 
-from aqueduct._speedups import codec
+from aqueduct._speedups.channels import codec
 from aqueduct.config import DEFAULT, Config, Flow, Limits
 from aqueduct.errors import Finished
 from aqueduct.protocol.channels.events import Writable
-from aqueduct.protocol.channels.outgoing import OutStream
-from aqueduct.protocol.channels.receiving import ReceiverHalf
+from aqueduct.protocol.channels.receiver import ReceiverHalf
 from aqueduct.protocol.channels.registry import Attach
-from aqueduct.protocol.channels.sending import Mode, SenderHalf
-from tests.pair import Pair, Side
+from aqueduct.protocol.channels.send_streams import OutStream
+from aqueduct.protocol.channels.sender import Mode, SenderHalf
 from tests.protocol.channels.test_lifecycle import open_channel
+from tests.support.pair import Pair, Side
 
 
 def small_room(budget: int = 100_000, channel: int = 100_000) -> Config:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from aqueduct._speedups import codec
+from aqueduct._speedups.channels import codec
 from aqueduct.config import DEFAULT, Flow
 from aqueduct.errors import Cancelled, LocalProtocolError, ReceiverClosed
 from aqueduct.protocol.channels.registry import Attach
-from aqueduct.protocol.channels.sending import Mode, SenderHalf
+from aqueduct.protocol.channels.sender import Mode, SenderHalf
 from aqueduct.protocol.channels.state import SenderState
 from tests.protocol.channels.peer import Peer, message, route
 from tests.reference.codec import Frame

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from aqueduct._speedups import codec
+from aqueduct._speedups.channels import codec
 from aqueduct.protocol.channels.events import Readable
-from aqueduct.protocol.channels.receiving import ReceiverHalf
+from aqueduct.protocol.channels.receiver import ReceiverHalf
 from aqueduct.protocol.channels.registry import Attach
-from aqueduct.protocol.channels.sending import SenderHalf
-from tests.pair import Pair
+from aqueduct.protocol.channels.sender import SenderHalf
 from tests.protocol.channels.peer import Peer, message, route
 from tests.protocol.channels.test_prelude import ACK, ENTRY, HEADERS, VERSION, fresh, payloads
+from tests.support.pair import Pair
 
 requirement = pytest.mark.requirement
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from aqueduct._speedups import codec
+from aqueduct._speedups.channels import codec
 from aqueduct.config import DEFAULT
 from aqueduct.errors import ReceiverClosed
 from aqueduct.protocol.channels.events import SenderEnded, Writable
-from aqueduct.protocol.channels.sending import Mode, SenderHalf
+from aqueduct.protocol.channels.sender import Mode, SenderHalf
 from tests.protocol.channels.peer import CLOSE, Peer, route
 
 DEADLINE = DEFAULT.timing.progress_deadline

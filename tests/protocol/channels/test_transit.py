@@ -6,14 +6,14 @@ import dataclasses
 
 import pytest
 
-from aqueduct._speedups import codec
+from aqueduct._speedups.channels import codec
 from aqueduct.config import DEFAULT, Limits
 from aqueduct.errors import Cancelled, ConnectionLost, Finished, LostInTransit, ReceiverClosed
-from aqueduct.protocol.channels.receiving import ReceiverHalf
+from aqueduct.protocol.channels.receiver import ReceiverHalf
 from aqueduct.protocol.channels.registry import Attach, Half
-from aqueduct.protocol.channels.sending import Mode, SenderHalf
-from tests.pair import Pair
+from aqueduct.protocol.channels.sender import Mode, SenderHalf
 from tests.protocol.channels.peer import CLOSE, FORGET, Peer, message, route
+from tests.support.pair import Pair
 
 requirement = pytest.mark.requirement
 ack = codec.encode_ack_reliable

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from aqueduct._speedups import codec
+from aqueduct._speedups.channels import codec
 from aqueduct.config import DEFAULT, Calls, Config, Flow, Limits
 from aqueduct.protocol.channels.connection import STALLED_ALLOWANCE
 from aqueduct.protocol.channels.registry import Attach
-from aqueduct.protocol.channels.sending import Mode, SenderHalf
+from aqueduct.protocol.channels.sender import Mode, SenderHalf
 from tests.protocol.channels.attacker import ENTRY, Attacker, cost_of, message
 
 KiB, MiB = 1 << 10, 1 << 20

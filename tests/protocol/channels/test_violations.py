@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from aqueduct._speedups import codec
+from aqueduct._speedups.channels import codec
 from aqueduct.protocol.channels.registry import Attach
-from tests.pair import Pair
 from tests.protocol.channels.test_lifecycle import open_channel
+from tests.support.pair import Pair
 
 
 def violate(pair: Pair, *frames: bytes, fin: bool = True, from_server: bool = False) -> None:

@@ -1,0 +1,37 @@
+from typing import Any, final
+
+import pyarrow as pa
+from typing_extensions import disjoint_base
+
+from aqueduct._speedups.arrow.columns import Columns
+from aqueduct._speedups.arrow.nulls import NotNull
+from aqueduct._speedups.base.buffers import Piece
+
+__all__ = ["BatchEncoder", "BatchWriter", "Encoded"]
+
+@final
+class Encoded:
+    @property
+    def buffers(self) -> list[bytes | memoryview | Piece]: ...
+    @property
+    def size(self) -> int: ...
+    def __init__(self, buffers: list[bytes | memoryview | Piece], size: int) -> None: ...
+    def detached(self) -> Encoded: ...
+
+@disjoint_base
+class BatchEncoder:
+    @property
+    def schema(self) -> pa.Schema: ...
+    broken: str | None
+    _fast: BatchWriter | None
+    def __init__(
+        self, schema: pa.Schema, writer: BatchWriter | None, kind: type, refusal: type
+    ) -> None: ...
+    @property
+    def lengthy(self) -> bool: ...
+    def plain(self, batch: Any, brisk: bool = True) -> Encoded | None: ...
+
+@final
+class BatchWriter:
+    def __new__(cls, columns: Columns, nulls: NotNull | None = None) -> BatchWriter: ...
+    def write(self, batch: Any) -> tuple[list[bytes | memoryview | Piece], int] | None: ...

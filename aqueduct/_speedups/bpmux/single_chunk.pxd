@@ -1,0 +1,31 @@
+"""Streams of bpmux/rel that come and go in one chunk."""
+
+from aqueduct._speedups.bpmux.entities cimport Entity, Reading
+from aqueduct._speedups.io.gather cimport Outlet
+from aqueduct._speedups.bpmux.scheduler cimport Turns
+
+cdef class Arrivals(Reading):
+    cdef tuple _maps
+    cdef object _urgent
+    cdef Py_ssize_t _entities
+    cdef bint _brief
+    # Called instead of a report; None: everything is reported.
+    cdef object _on_arrival
+    cdef object _on_piece
+    cdef object _on_acknowledgement
+
+    cdef bint _acknowledged(self) except -1
+    cdef bint _arrived(self) except -1
+
+cdef class Departures(Turns):
+    cdef tuple _maps
+    cdef dict _sinks
+    cdef Entity _top
+    cdef Py_ssize_t _most
+    cdef Py_ssize_t _entities
+    cdef readonly object _waiting
+
+    cdef int _acknowledge(self, Entity entity, Outlet out) except -1
+    cdef int _grant(self, Entity entity, Outlet out) except -1
+
+cdef int remove(Entity entity, tuple maps) except -1

@@ -1,0 +1,55 @@
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from typing_extensions import disjoint_base
+
+from aqueduct._speedups.bpmux.entities import Entity, Reading
+from aqueduct._speedups.bpmux.scheduler import Turns
+
+__all__ = ["Arrivals", "Departures"]
+
+@disjoint_base
+class Arrivals(Reading):
+    def __init__(
+        self,
+        top: Entity,
+        reported: list[tuple[Any, ...]],
+        maps: tuple[dict[int, Entity], ...],
+        whole: bool,
+        *,
+        urgent: deque[Entity],
+        wake: Callable[[Entity], object],
+        entities: int,
+        brief: bool,
+    ) -> None: ...
+    def run(self, step: int = 0) -> int: ...
+    def tell(
+        self,
+        arrival: Callable[[Entity, bytes | memoryview], bool] | None,
+        piece: Callable[[Entity, bytes | memoryview], bool] | None,
+        acknowledgement: Callable[[Entity], object] | None,
+    ) -> None: ...
+
+@disjoint_base
+class Departures(Turns):
+    @property
+    def _waiting(self) -> OrderedDict[Entity, None]: ...
+    @property
+    def only_acks(self) -> bool: ...
+    def __init__(
+        self,
+        chunk: int,
+        top: Entity,
+        maps: tuple[dict[int, Entity], ...],
+        *,
+        most: int,
+        entities: int,
+    ) -> None: ...
+    def open_ended(
+        self,
+        identifier: int,
+        buffers: Sequence[bytes | bytearray | memoryview],
+        credit: int,
+        keep: int,
+    ) -> Entity | None: ...

@@ -1,0 +1,77 @@
+"""From what a handler makes to messages of a channel: what is done for each of many batches."""
+
+cimport cython
+from libc.stdint cimport int64_t
+
+from aqueduct._speedups.calls.batch_receiver cimport Inputs
+from aqueduct._speedups.arrow.writer cimport Encoded
+from aqueduct._speedups.channels.sender cimport Posting
+
+__all__ = ["Outputs"]
+
+
+@cython.auto_pickle(False)
+cdef class Outputs(Inputs):
+    """A call in the service: its batches, and what the handler makes of them.
+
+    ``batches_out``, ``rows_out`` and ``bytes_out`` count that; ``grew(size)``, of who builds on
+    this, is called with each answer that is the ``largest_out`` so far. Inputs below ``_settled``
+    are answered, or told to be taken; ``_settled_bytes`` had come when that was said.
+    """
+
+    def leave_by(self, Posting row, bytes key not None, Py_ssize_t most, flush):
+        """Answers of at most ``most`` bytes leave by ``row`` as they are, others by ``send``.
+
+        ``key``: of the header with a batch's number. ``flush`` is called after each message.
+        """
+        self._row = row
+        self._key = key
+        self._most = most
+        self._flush = flush
+
+    def give(self, batch, int64_t number):
+        """Sends an answer that is one plain message, if there is room; else False, and no more."""
+        cdef Posting row = self._row
+        cdef Encoded encoded
+        if row is None or row.error is not None or self.encoder is None or not row.room():
+            return False
+        encoded = self._plain(batch)
+        if encoded is None or encoded.size > self._most:
+            return False
+        self.rows_out += <int64_t> batch.num_rows
+        row.post(encoded.buffers, ((self._key, b"%d" % number),))
+        self._flush()
+        self.count(number, encoded.size)
+        return True
+
+    def write(self, batch, Py_ssize_t most):
+        """The payload of an answer that is plain and has at most ``most`` bytes; else None."""
+        cdef Encoded encoded
+        if self.encoder is None:
+            return None
+        encoded = self._plain(batch)
+        if encoded is None or encoded.size > most:
+            return None
+        self.rows_out += <int64_t> batch.num_rows
+        return encoded
+
+    def grew(self, int64_t size):
+        """An answer is larger than all before it. For who builds on this."""
+
+    cdef Encoded _plain(self, batch):
+        """The batch, if that is simply done; None: it is for others, who say what was wrong."""
+        try:
+            return self.encoder.plain(batch)
+        except MemoryError:
+            return None
+
+    def count(self, int64_t number, int64_t size):
+        """An answer of ``size`` bytes to input ``number`` was sent."""
+        self.batches_out += 1
+        self.bytes_out += size
+        if size > self.largest_out:
+            self.largest_out = size
+            self.grew(size)
+        if number >= self._settled:
+            self._settled = number + 1
+            self._settled_bytes = self.bytes_in

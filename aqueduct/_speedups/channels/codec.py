@@ -1,0 +1,93 @@
+"""The codec of Aqueduct's frames, whole: Decoder, encoders, frames (AQ-9 to AQ-24).
+
+Its parts are compiled: ``decoder``, ``encoder`` and ``frames``.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from aqueduct._speedups.channels.decoder import Decoder
+from aqueduct._speedups.channels.encoder import (
+    ACK_VERSION,
+    CANCEL_SENDER,
+    CLOSE_RECEIVER,
+    COALESCE,
+    FORGET_CHANNEL,
+    VERSION,
+    encode_ack_nack_unreliable,
+    encode_ack_reliable,
+    encode_connection_headers,
+    encode_finish_sender,
+    encode_message,
+    encode_route_to,
+    encode_sent_unreliable,
+)
+from aqueduct._speedups.channels.frames import (
+    FRAME_NAMES,
+    AckNackUnreliable,
+    AckReliable,
+    AckVersion,
+    CancelSender,
+    CloseReceiver,
+    ConnectionHeaders,
+    FinishSender,
+    ForgetChannel,
+    Message,
+    MessageHead,
+    RouteTo,
+    SentUnreliable,
+    Version,
+)
+
+__all__ = [
+    "ACK_VERSION",
+    "CANCEL_SENDER",
+    "CLOSE_RECEIVER",
+    "COALESCE",
+    "FORGET_CHANNEL",
+    "FRAME_NAMES",
+    "VERSION",
+    "AckNackUnreliable",
+    "AckReliable",
+    "AckVersion",
+    "CancelSender",
+    "CloseReceiver",
+    "ConnectionHeaders",
+    "Decoder",
+    "FinishSender",
+    "ForgetChannel",
+    "Frame",
+    "Headers",
+    "Message",
+    "MessageHead",
+    "RouteTo",
+    "SentUnreliable",
+    "Version",
+    "encode_ack_nack_unreliable",
+    "encode_ack_reliable",
+    "encode_connection_headers",
+    "encode_finish_sender",
+    "encode_message",
+    "encode_route_to",
+    "encode_sent_unreliable",
+]
+
+Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
+"""(key, value) pairs; order and repeats survive (AQ-5)."""
+
+Frame: TypeAlias = (
+    Version
+    | AckVersion
+    | ConnectionHeaders
+    | RouteTo
+    | Message
+    | SentUnreliable
+    | FinishSender
+    | CancelSender
+    | AckReliable
+    | AckNackUnreliable
+    | CloseReceiver
+    | ForgetChannel
+)
+"""What ``Decoder.next`` gives beside MessageHead; told apart by type or by ``TAG``."""

@@ -1,0 +1,74 @@
+"""Bytes to frames, incrementally."""
+
+from libc.stdint cimport int64_t, uint8_t, uint64_t
+
+from aqueduct._speedups.channels.placement cimport Landing
+
+# Where in a frame the next byte stands.
+cdef enum State:
+    AT_TAG
+    AT_MAGIC
+    AT_VERSION_LENGTH
+    AT_VERSION_TEXT
+    AT_CONNECTION_HEADERS_LENGTH
+    AT_CONNECTION_HEADERS
+    AT_FIELD
+    AT_ACKED_CHANNEL
+    AT_RANGES_LENGTH
+    AT_RANGES
+    AT_NUM
+    AT_HEADERS_LENGTH
+    AT_HEADERS
+    AT_ATTACHMENTS_LENGTH
+    AT_ATTACHMENTS
+    AT_PAYLOAD_LENGTH
+    AT_ADMISSION
+    AT_PAYLOAD
+
+cdef class Decoder(Landing):
+    cdef public int64_t auto_admit
+    cdef public bint pause_at_route
+    cdef readonly bint paused
+    cdef readonly bint ended
+    cdef readonly uint64_t frames
+    cdef readonly bint from_server
+    cdef readonly bint datagram
+    cdef uint64_t _frame_limit
+    cdef uint64_t _header_limit
+    cdef uint64_t _attachment_limit
+    cdef uint64_t _block_limit
+
+    cdef bint _busy
+    cdef object _error
+    cdef bint _routed
+    cdef uint64_t _route
+
+    cdef State _state
+    cdef int _tag
+    cdef uint64_t _frame_start
+    cdef uint64_t _value         # the varint that was read last, or is being read
+    cdef int _shift
+    cdef Py_ssize_t _matched     # bytes of VERSION that were compared
+    cdef Py_ssize_t _size        # of the block or payload at hand
+
+    cdef uint64_t _num
+    cdef object _headers         # bytes that are known to parse, or () (see frames.Message)
+    cdef object _attachments
+    cdef Py_ssize_t _overhead
+
+    cpdef object next(self)
+
+    cdef int _enter(self) except -1
+    cdef object _parse(self)
+    cdef object _starved(self)
+    cdef int _begin(self) except -1
+    cdef int _varint(self) except -1
+    cdef int _length(self, uint64_t limit, str name) except -1
+    cdef int _match_magic(self) except -1
+    cdef object _version(self, const uint8_t *text)
+    cdef object _short_frame(self)
+    cdef object _acks(self, const uint8_t *block)
+    cdef object _head_frame(self)
+    cdef object _message(self, object payload)
+    cdef void _frame_done(self) noexcept
+    cdef int _fail(self, object error) except -1

@@ -1,0 +1,80 @@
+"""What is done for each message of a long row, and for each run of bytes that has left."""
+
+from libc.stdint cimport int64_t, uint64_t
+
+from aqueduct._speedups.base.accounts cimport Account
+from aqueduct._speedups.channels.tracker cimport SentNumbers, UnreliableSent
+
+cdef class OutStream:
+    cdef public object half
+    cdef readonly bint control
+    cdef public Py_ssize_t number
+    cdef public Py_ssize_t queued
+    cdef public bint fin
+    cdef public bint dead
+    cdef public object waiting
+    cdef public object guard
+    cdef public object speaker
+
+cdef class Ledger:
+    cdef readonly dict _open
+    cdef readonly list _effects
+    cdef readonly bint _debug
+    cdef public Py_ssize_t queued
+    cdef readonly uint64_t charged
+    cdef public Account process     # what all connections have queued
+    cdef public int64_t process_budget
+    cdef readonly int64_t retained  # bytes that left of batches that have not left whole
+    cdef public bint fell
+    cdef public Py_ssize_t _control_queued
+    cdef Py_ssize_t _mark           # of the connection, bytes
+    cdef Py_ssize_t _channel_mark   # bytes
+    cdef Py_ssize_t _messages       # unacknowledged ones that a channel may have
+    cdef Py_ssize_t _frame          # bytes that one may have
+    cdef object _sending            # the state of a half that may send
+    cdef readonly object _control_waiting
+    cdef readonly object _message_waiting
+    cdef Py_ssize_t _next
+    cdef double _control_share
+    cdef public Py_ssize_t _openable
+    cdef public Py_ssize_t _most_openable
+    cdef public Py_ssize_t _opened_since
+    cdef public bint connected
+    cdef public bint version_acknowledged
+
+    cdef int _write(self, OutStream stream, list buffers, bint fin) except -1
+    cpdef int append(self, OutStream stream, list buffers, Py_ssize_t size) except -1
+    cpdef bint _may_open(self, OutStream stream) except -1
+    cpdef bint _begin(self, OutStream stream) except -1
+    cdef int _emit(self, OutStream stream, list buffers, bint fin) except -1
+    cpdef int _charge(self, OutStream stream, Py_ssize_t size) except -1
+    cpdef int _release(self, OutStream stream, Py_ssize_t size) except -1
+    cdef int _retain(self, Posting half, Py_ssize_t size) except -1
+
+cdef class Posting:
+    cdef public Ledger _ledger
+    cdef public SentNumbers _numbers
+    cdef public UnreliableSent _unreliable
+    cdef public OutStream _message_stream
+    cdef public object error
+    cdef public Py_ssize_t queued
+    cdef public object state
+    cdef public bint given
+    cdef public bint accessible
+    cdef public bint waits_for_ample
+    cdef public bint oneshot
+    cdef public uint64_t nacked
+    cdef public Py_ssize_t streams_in
+    cdef public object links
+    cdef public object unreliable_links
+    cdef public object acked_links
+    cdef public OutStream _control
+    cdef public object _unordered_open
+    cdef public object _unordered_waiting
+    cdef public bint _finish_waits
+    cdef object _ends               # of large batches, counted in bytes; None: there was none
+    cdef int64_t _left
+    cdef int64_t _returned
+
+    cdef bint room(self) except -1
+    cpdef object post(self, object payload, object headers)

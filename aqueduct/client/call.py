@@ -1,0 +1,676 @@
+"""One call as the client makes it, without a face: on the event loop, and without waiting.
+
+``Stream`` (asyncio) and ``SyncStream`` (threads) put a face on it. Everything is sent at once, the
+call and its first batches in the same flight; answers are read to their end before the status is
+believed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+from weakref import ref
+
+import pyarrow as pa
+
+from aqueduct._speedups.calls.batch_receiver import Answers
+from aqueduct._speedups.calls.batch_sender import Feed, Window
+from aqueduct._speedups.loop.waiter import Waiter
+from aqueduct.arrow.compression import compress
+from aqueduct.arrow.decode import Decoder
+from aqueduct.arrow.encode import Encoded, Encoder
+from aqueduct.arrow.ipc import LONG_SCHEMA
+from aqueduct.arrow.schema import check_expected
+from aqueduct.config import Config
+from aqueduct.endpoint import Connection, Message, Receiver, Sender
+from aqueduct.endpoint.pulling import LARGE, PULLING, UNKNOWN, Pull
+from aqueduct.errors import (
+    AqueductError,
+    BadCall,
+    BatchTooLarge,
+    Cancelled,
+    ChannelError,
+    ConnectionLost,
+    DeadlineExceeded,
+    Finished,
+    LocalProtocolError,
+)
+from aqueduct.rpc.deadline import Watch, Watches
+from aqueduct.rpc.fragments import Assembler, pieces
+from aqueduct.rpc.keys import BATCH, PIECE, STATUS, number_of, one_each
+from aqueduct.rpc.request import AS_COMPLETED, FAILURES, CallHead, Hello
+from aqueduct.rpc.status import Status
+from aqueduct.rpc.threads import Job
+
+__all__ = ["END", "Batches", "Failure", "Outgoing", "Window", "abandoned", "window"]
+
+_BATCH_ALONE: Final = frozenset({BATCH})
+_SMALL: Final = 16 << 10  # bytes of a batch whose answer is looked for
+END: Final = object()
+"""What ``Outgoing.take`` gives when the call has ended well."""
+
+
+class Failure:
+    """What ``Outgoing.take`` gives for a batch on which the handler failed, in a call that goes on.
+
+    ``error`` is a CallError, or Cancelled, whose text names the batch.
+    """
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: AqueductError) -> None:
+        self.error = error
+
+    def __len__(self) -> int:
+        return 0  # bytes of a payload
+
+
+class Outgoing(Feed):
+    """One call on the client's event loop. Made sent; ends by ``take`` or ``fail``."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        head: CallHead,
+        *,
+        peer: str,
+        window: Window | None,
+        on_change: Callable[[], None],
+        calls: set[Outgoing],
+        watches: Watches,
+        compression: str,
+        agree: Callable[[str], None],
+        answered: Message | None = None,
+    ) -> None:
+        """``on_change`` is called whenever ``take`` or ``writable`` may have something new.
+
+        ``calls`` holds the call as long as it is not over; ``agree`` is told the compression that
+        the service agrees to, and ``compression`` is the one that it is known to. ``answered`` is
+        the hello of a call of one batch whose answers did not fit one message: they follow on its
+        channels.
+        """
+        calls_config = connection.config.calls
+        most = min(calls_config.cut, calls_config.batch_limit)
+        super().__init__(window, BATCH, most, connection.pump.flush_soon, LARGE)
+        self.loop = asyncio.get_running_loop()
+        self.connection = connection
+        self.config: Config = connection.config
+        self._cut = self.config.calls.cut
+        self.head = head
+        self.peer = peer
+        self.schema: pa.Schema | None = None
+        """Of the answers, once the hello has come."""
+        self.accepted = False
+        """Whether the hello has come."""
+        self.traits: frozenset[str] = frozenset()
+        """What the hello says of the handler, and which wishes of the call are granted."""
+        self.error: BaseException | None = None
+        """Why the call failed, once it has."""
+        self.counters: Mapping[str, int] = {}
+        """What the service counted, once the call has ended."""
+        self._agree = agree
+        self.compression = compression
+        self._waiting = False
+        self.supplying = False
+        """Whether the service may be waiting for the application's next batch."""
+        self.pull: Pull | None = None
+        """Room for its batches, once one of them was large or may be."""
+        self._sizes: dict[str, int] = {}
+        self._on_change = on_change
+        self._calls = calls
+        self._output_over = False
+        self._loose = False  # the answers come in any order
+        self.opening: Job[Hello] | None = None
+        """The job that reads a hello with a very wide schema, while it runs."""
+        self.decoding: Job[pa.RecordBatch] | None = None
+        """The job that decodes an answer which takes long, while it runs."""
+        self.answers = Answers(window)
+        self.answers.on_change = on_change
+        """Those that are read without further ado; the others come by ``take``. Its ``number`` is
+        that of the last, of both kinds."""
+        self._assembler = Assembler(
+            self.config.calls.batch_limit,
+            where=f"the answers of handler {head.handler!r}",
+            peer=peer,
+            handler=head.handler,
+        )
+        self._input: Sender | None = None
+        if answered is None:
+            self._send_call()
+        else:
+            self._follow(answered)
+        connection.hold()
+        self._output.on_change = self.answers.heard
+        self._status.on_change = on_change
+        if self._input is not None:
+            self._input.on_change = on_change
+            self.row = self._input.row
+        self._watch = Watch(
+            watches, deadline=head.deadline, moved=self._progress, expired=self._expired
+        )
+        calls.add(self)
+
+    def _send_call(self) -> None:
+        connection = self.connection
+        headers, payload = self.head.encode()
+        feeds = self.head.kind != "source"
+        self._input, self._output, self._status = connection.call(payload, headers, feeds=feeds)
+        self._read_answers()
+
+    def _read_answers(self) -> None:
+        """Prepares the channel of answers: these are charged until the application is done."""
+        output, assembler = self._output, self._assembler
+        output.placement, output.placement_key = assembler.place, PIECE
+        output.announce = assembler.announce
+        inbox = output.inbox
+        assert inbox is not None
+        inbox.keeps = inbox.told = True
+        self._inbox = inbox
+
+    def _follow(self, answered: Message) -> None:
+        count = len(answered.attachments)
+        handles = [attachment.handle for attachment in answered.attachments]
+        receivers = [handle for handle in handles if isinstance(handle, Receiver)]
+        if count != 2 or len(receivers) != 2:
+            raise BadCall(
+                f"{self.peer} answered handler {self.head.handler!r} with {count} channels where "
+                "two receivers belong",
+                peer=self.peer,
+                handler=self.head.handler,
+            )
+        self._output, self._status = receivers
+        self._read_answers()
+        self._hello(answered.headers, answered.payload)
+
+    # Sending
+
+    def wait_for_room(self, sizes: dict[str, int]) -> None:
+        """From now on a batch that may be large is pulled when the process has room for it.
+
+        ``sizes``: see ``Client.sizes``.
+        """
+        self._sizes = sizes
+        self.expects = sizes.get(self.head.handler, UNKNOWN)
+
+    @property
+    def writable(self) -> bool:
+        """Whether the channel of the batches has room, and the process for one that may be large.
+
+        Otherwise asks for ``on_change``.
+        """
+        sender = self._input
+        if sender is None or sender.writable:
+            if not self.expects or self.over or sender is None or sender.error is not None:
+                return True
+            return (self.pull or self._begin_pull()).ask()
+        sender.notify_writable(ample=True)
+        return False
+
+    def fed(self, size: int) -> None:
+        """A batch of ``size`` bytes that is large, or might have been, is queued."""
+        if self.over:
+            return
+        pull = self.pull or self._begin_pull()
+        pull.fed(size)
+        self.expects = pull.size
+
+    def _begin_pull(self) -> Pull:
+        loop, connection = self.loop, self.connection
+        pull = self.pull = Pull(
+            connection.sending.pulls,
+            self._sizes,
+            self.head.handler,
+            peer=self.peer,
+            budget=connection.core.outgoing.process_budget,
+            timing=self.config.timing,
+            queued=self.queued,
+            wake=partial(_call_soon, loop, self._found_room),
+            later=partial(_call_later, loop),
+        )
+        if self.waiting:
+            pull.want(None)
+        return pull
+
+    def _found_room(self) -> None:
+        self._on_change()
+
+    def queued(self) -> int:
+        """Bytes of batches that have not left; may be called from another thread."""
+        return 0 if self._input is None else self._input.queued
+
+    def send(self, encoded: Encoded, number: int) -> None:
+        """Sends batch ``number``, whether or not there is room; ``feed`` does most without it.
+
+        Without effect when the service reads no more: its status says why.
+        """
+        sender = self._input
+        if self.over or sender is None or sender.error is not None:
+            return
+        self.moved += 1
+        try:
+            if encoded.size <= self._cut:
+                sender.post(encoded.buffers, ((BATCH, b"%d" % number),))
+                return
+            for headers, payload in pieces(encoded, number, self._cut):
+                sender.post(payload, headers)
+            if (row := sender.row) is not None:
+                row.end_batch()
+        except (ChannelError, ConnectionLost):
+            pass  # reading says more
+
+    @property
+    def lacks_room(self) -> bool:
+        """Whether the process has no room for the next batch."""
+        return self.pull is not None and self.pull.waits
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the application waits for an answer."""
+        return self._waiting
+
+    def set_waiting(self, waiting: bool, reader: object = None) -> None:
+        """Whether it does, in the thread or task ``reader``; may be called from another thread."""
+        self._waiting = waiting
+        self._inbox.want(waiting, reader)
+        if self.pull is not None and not waiting:
+            self.pull.unwant()
+
+    def expect_answer(self) -> None:
+        """Who reads may wait for the answer to one small batch, which often comes at once."""
+        if self.waiting and self.window is not None and self.window.is_one_below(_SMALL):
+            self.connection.await_answer()
+
+    def wait_answer(self) -> Waiter | None:
+        """What to await, at once, when ``take`` would give nothing; None: look again.
+
+        ``waiting`` is True until whoever awaits it says otherwise by ``set_waiting``.
+        """
+        receiver = self._status if self._output_over else self._output
+        if self.window is not None and self.window.is_one_below(_SMALL):
+            self.connection.await_answer()
+            if receiver.readable:  # what that has sent may have brought something about
+                return None
+        task = asyncio.current_task()
+        self.set_waiting(True, id(task))
+        if (outer := PULLING.get()) is not None:
+            outer.rest()  # it is idle until this answer comes
+        if self.pull is not None:
+            self.pull.want(None if task is None else ref(task))
+        return receiver.wait_change()
+
+    def finish(self) -> None:
+        """No more batches will be sent."""
+        sender = self._input
+        if not self.over and sender is not None and sender.error is None:
+            sender.finish()
+        self.expects = 0
+        if self.pull is not None:
+            self.pull.withdraw()
+
+    # Receiving
+
+    def take(self) -> Any:
+        """The payload of the next answer, a Failure, None if there is none now, or END.
+
+        ``answers.number`` is that of its batch. Raises how the call failed, now and ever after.
+        """
+        if self.error is not None:
+            raise self.error
+        if self.over:
+            return END
+        try:
+            return self._take()
+        except AqueductError as error:
+            self.fail(error)
+            raise
+
+    def _take(self) -> Any:
+        payload = self.answers.take_whole()  # and its ``lease`` what it is charged
+        if payload is not None:
+            return payload
+        while not self._output_over:
+            if self.opening is not None:
+                return None
+            try:
+                message = self._output.receive_nowait()
+            except Finished as end:
+                end.__traceback__ = None  # its frames would keep the last batch until a collection
+                self._output_over = True
+                break
+            except ChannelError as error:
+                raise self._given_up(error) from error
+            if message is None:
+                return None
+            self.moved += 1
+            if not self.accepted:
+                self._hello(message.headers, message.payload)
+                self._inbox.settle()
+                payload = self.answers.take_whole()
+                if payload is not None:
+                    return payload
+                continue
+            if FAILURES in self.traits and (failure := self._failure(message)) is not None:
+                self._inbox.settle()
+                return failure
+            found = self._assembler.add(message.headers, message.payload)
+            self.answers.partial = found is None
+            if found is None:
+                # The answer is on its way, so its batch is worked on no more: the next large one
+                # can go while this one comes.
+                if not self._loose:
+                    self._settle(_number(message.headers))
+                continue
+            number, payload = found
+            if not len(payload):
+                self._inbox.settle()
+                if not self._loose:
+                    self._settle(number)
+                continue  # a mark: these inputs are taken
+            self._answered(number)
+            if self.head.kind == "sink":
+                raise BadCall(
+                    f"the sink {self.head.handler!r} at {self.peer} answered with a batch",
+                    peer=self.peer,
+                    handler=self.head.handler,
+                )
+            self.answers.lease = self._inbox.lease(payload)
+            return payload
+        try:
+            message = self._status.receive_nowait()
+        except ChannelError as error:
+            raise self._given_up(error) from error
+        if message is None:
+            return None
+        status = self._decode_status(message)
+        failed = status.to_exception(peer=self.peer, handler=self.head.handler)
+        if failed is not None:
+            raise failed
+        if self.answers.partial or not self.accepted:
+            missing = "in the middle of a batch" if self.accepted else "without a hello"
+            raise BadCall(
+                f"handler {self.head.handler!r} at {self.peer} ended well {missing}",
+                peer=self.peer,
+                handler=self.head.handler,
+            )
+        self.counters = status.counters
+        self._close()
+        return END
+
+    def decoder(self) -> Decoder:
+        """What makes batches of the answers' payloads."""
+        assert self.schema is not None
+        return Decoder(
+            self.head.expected if self.head.expected is not None else self.schema,
+            dictionary_limit=self.config.calls.batch_limit,
+            compressions=(self.compression,) if self.compression else (),
+            where=f"the answers of handler {self.head.handler!r}",
+            peer=self.peer,
+            handler=self.head.handler,
+        )
+
+    @property
+    def readable(self) -> Receiver:
+        """Whose ``wait_readable`` to await before the next ``take``."""
+        return self._status if self._output_over else self._output
+
+    # The end
+
+    def fail(self, error: BaseException | None) -> None:
+        """Ends the call before its end; the service is told, and ``take`` raises ``error``."""
+        if self.over:
+            return
+        self.error = error
+        self._close()
+
+    def _close(self) -> None:
+        self.over = True
+        self._calls.discard(self)
+        self._watch.cancel()
+        self.connection.release()
+        if self.pull is not None:
+            self.pull.end()
+        for handle in (self._input, self._output, self._status):
+            if handle is not None:
+                handle.on_change = None
+        self._output.placement = self._output.announce = None
+        if self._input is not None:
+            self._input.cancel()
+        for job in (self.opening, self.decoding):
+            if job is not None:
+                job.forget()
+        if self.error is not None:  # else both were read to their ends
+            self._output.close()
+            self._status.close()
+        if self.error is not None or not self._inbox.held:
+            self._inbox.let_go()  # else with the last of what was taken ahead
+        on_change, self._on_change = self._on_change, _nothing  # which may hold on to the call
+        self.answers.on_change = None
+        on_change()
+
+    # Within
+
+    def _answered(self, number: int) -> None:
+        """An answer, or a failure, to batch ``number``. Raises BadCall if it cannot be."""
+        window = self.window
+        if self._loose:
+            assert window is not None
+            if not window.settle_one(number):
+                raise self._bad(f"batch {number} was answered, which was not sent, or is already")
+        else:
+            if number < self.answers.number:
+                last = self.answers.number
+                raise self._bad(f"an answer to batch {number} came behind one to batch {last}")
+            # A handler that was given no batch answers with the number 0.
+            if window is not None and number >= max(window.sent, 1):
+                raise self._bad(f"batch {number} was answered and {window.sent} were sent")
+            self._settle(number)
+        self.answers.number = number
+
+    def _failure(self, message: Message) -> Failure | None:
+        """What a message tells of a failed batch, if that is what it is."""
+        headers = message.headers
+        if not any(key == STATUS for key, _ in headers):
+            return None
+        number = number_of(one_each(headers, _BATCH_ALONE).get(BATCH, b""), BATCH)
+        status = replace(self._decode_status(message), batch=number)
+        error = status.to_exception(peer=self.peer, handler=self.head.handler)
+        if error is None or self.answers.partial:
+            raise self._bad(f"batch {number} failed with the status {status.code!r} out of turn")
+        self._answered(number)
+        return Failure(error)
+
+    def _bad(self, text: str) -> BadCall:
+        handler = self.head.handler
+        text = f"the answers of handler {handler!r} at {self.peer}: {text}"
+        return BadCall(text, peer=self.peer, handler=handler)
+
+    def _settle(self, number: int) -> None:
+        if self.window is not None:
+            self.window.settle(number)
+
+    def _hello(self, headers: Any, payload: Any) -> None:
+        if len(payload) < LONG_SCHEMA:
+            self._accept(self._read_hello(headers, payload))
+        else:
+            self.opening = Job(partial(self._read_hello, headers, payload), self._opened)
+
+    def _opened(self) -> None:
+        """The wide schema is read."""
+        job, self.opening = self.opening, None
+        if self.over or job is None:
+            return
+        try:
+            self._accept(job.result())
+        except Exception as error:  # noqa: BLE001  whoever reads is to see it
+            self.fail(error)
+        else:
+            self._on_change()
+
+    def _read_hello(self, headers: Any, payload: Any) -> Hello:
+        names = {"peer": self.peer, "handler": self.head.handler}
+        hello = Hello.decode(headers, payload, kind=self.head.kind, **names)
+        if hello.schema is not None and self.head.expected is not None:
+            check_expected(self.head.expected, hello.schema, **names)
+        if hello.compression and hello.compression not in self.head.compressions:
+            raise BadCall(
+                f"handler {self.head.handler!r} at {self.peer} answered with the compression "
+                f"{hello.compression!r}, which was not asked for",
+                **names,
+            )
+        return hello
+
+    def _accept(self, hello: Hello) -> None:
+        self.compression = hello.compression
+        if hello.compression:
+            self._agree(hello.compression)
+        self.schema = hello.schema
+        # What was not asked for is not granted.
+        self.traits = hello.traits - ({AS_COMPLETED, FAILURES} - self.head.wishes)
+        self._loose = AS_COMPLETED in self.traits and self.window is not None
+        self.accepted = True
+        # A sink answers with marks alone.
+        limit = 0 if self.head.kind == "sink" else self.config.calls.batch_limit
+        if not self._loose:
+            self.answers.arrive_by(self._output.inbox, self.connection.room_came, BATCH, limit)
+
+    def _decode_status(self, message: Any) -> Status:
+        return Status.decode(
+            message.headers, message.payload, peer=self.peer, handler=self.head.handler
+        )
+
+    def _given_up(self, error: ChannelError) -> AqueductError:
+        """The service ended a channel without finishing it. A status, if there is one, says why."""
+        try:
+            message = self._status.receive_nowait()
+        except (ChannelError, ConnectionLost):
+            message = None
+        if message is not None:
+            failed = self._decode_status(message).to_exception(
+                peer=self.peer, handler=self.head.handler
+            )
+            if failed is not None:
+                return failed
+        return BadCall(
+            f"{self.peer} gave up the call of handler {self.head.handler!r} without a status "
+            f"({error}); is it an Aqueduct service for Arrow calls?",
+            peer=self.peer,
+            handler=self.head.handler,
+        )
+
+    def _progress(self) -> object:
+        if self.supplying or not self.waiting or self.lacks_room:
+            # An application that does not wait has all the time it wants, and room has its own.
+            return object()
+        queued = 0 if self._input is None else self._input.queued
+        # What the service takes of other calls it takes in turn: it has not forgotten this one.
+        others = self.connection.core.outgoing.queued if queued else 0
+        return self.moved, self.answers.moved, queued, others
+
+    def _expired(self, seconds: float) -> None:
+        handler = self.head.handler
+        if self.head.deadline is not None:
+            text = f"handler {handler!r} at {self.peer} did not end within {seconds:g} s"
+        else:
+            text = (
+                f"handler {handler!r} at {self.peer}: nothing moved for {seconds:g} s "
+                "(Timing.progress_deadline); give the call a deadline if it may take longer"
+            )
+        self.fail(DeadlineExceeded(text, peer=self.peer, handler=handler))
+
+
+def _number(headers: tuple[tuple[bytes, bytes], ...]) -> int:
+    """The batch's number in headers that the assembler has taken."""
+    return next(int(value) for key, value in headers if key == BATCH)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(callback)
+
+
+def _call_later(
+    loop: asyncio.AbstractEventLoop, seconds: float, callback: Callable[[], object]
+) -> None:
+    """``loop.call_later``, for any thread."""
+    _call_soon(loop, partial(loop.call_later, seconds, callback))
+
+
+class Batches:
+    """The input of a call in whatever form, with its schema: found out before anything is sent."""
+
+    __slots__ = ("batches", "compression", "encoder", "limit", "schema")
+
+    def __init__(
+        self,
+        batches: Any,
+        schema: pa.Schema | None,
+        *,
+        handler: str,
+        peer: str,
+        limit: int,
+    ) -> None:
+        """Raises LocalProtocolError if the schema is neither given nor to be had."""
+        if schema is None and isinstance(getattr(batches, "schema", None), pa.Schema):
+            schema = batches.schema  # a RecordBatch, a Table, a RecordBatchReader
+        if isinstance(batches, pa.RecordBatch):
+            batches = (batches,)
+        elif isinstance(batches, pa.Table):
+            batches = batches.to_batches()
+        elif isinstance(batches, pa.RecordBatchReader):
+            batches = iter(batches)
+        if schema is None and isinstance(batches, (list, tuple)) and batches:
+            schema = batches[0].schema
+        if not isinstance(schema, pa.Schema):
+            raise LocalProtocolError(
+                f"the call of handler {handler!r} needs schema=, the pyarrow.Schema of its batches"
+            )
+        self.batches = batches
+        self.compression = ""
+        """What to compress the next payload by, "" for nothing; may change between two."""
+        self.schema = schema
+        self.limit = limit
+        self.encoder = Encoder(
+            schema, where=f"the input of handler {handler!r}", peer=peer, handler=handler
+        )
+
+    def encode(self, batch: pa.RecordBatch) -> Encoded:
+        """The payload of one batch. Raises SchemaMismatch, LocalProtocolError, BatchTooLarge."""
+        encoded = self.encoder.encode(batch)
+        if encoded.size > self.limit:
+            raise BatchTooLarge(
+                f"a batch of {encoded.size} bytes is above the limit of {self.limit} "
+                "(Calls.batch_limit); send fewer rows at a time"
+            )
+        if self.compression:
+            return compress(encoded, self.compression)
+        return encoded
+
+
+def window(
+    config: Config, in_flight: int | None, in_flight_bytes: Any, *, sink: bool = False
+) -> Window:
+    """The window of a call, of arguments that were checked.
+
+    Who says how many batches gets as many; otherwise there may be more of them if they are small.
+    A sink answers nothing: unless it is told how many batches, their bytes alone count.
+    """
+    batches = config.calls.in_flight_batches if in_flight is None else in_flight
+    size = config.calls.in_flight_bytes if in_flight_bytes is None else in_flight_bytes
+    if in_flight is not None:
+        return Window(batches, size)
+    if sink:
+        return Window(size, size)
+    return Window(batches, size, config.calls.small_batches, config.calls.small_bytes)
+
+
+def abandoned(peer: str, handler: str) -> Cancelled:
+    """What a stream raises that was closed before its end."""
+    return Cancelled(f"the call of handler {handler!r} at {peer} was closed here")

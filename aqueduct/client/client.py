@@ -1,0 +1,580 @@
+"""``Client``: calls to a service from asyncio.
+
+::
+
+    async with await aqueduct.Client.connect("aqueduct://scores.example") as client:
+        async with client.exchange("score", batches, schema=schema) as answers:
+            async for batch in answers:
+                ...
+        counters = await client.sink("store", batches, schema=schema)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, TypeAlias, cast
+
+import pyarrow as pa
+
+from aqueduct.address import Address
+from aqueduct.arguments import Duration, Size, checked
+from aqueduct.arrow.compression import codec_of
+from aqueduct.arrow.encode import LONG_BYTES, Encoded
+from aqueduct.carriers.certificates import ClientTls
+from aqueduct.client.call import Batches, Outgoing, Window, window
+from aqueduct.client.stream import Stream
+from aqueduct.client.unary import (
+    Answered,
+    Asker,
+    Askers,
+    Heard,
+    one_batch,
+    same_schema,
+    token_bytes,
+)
+from aqueduct.config import DEFAULT, Config
+from aqueduct.endpoint import Connection, Message, connect
+from aqueduct.errors import AqueductError, DeadlineExceeded
+from aqueduct.rpc.deadline import Watches
+from aqueduct.rpc.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
+from aqueduct.rpc.keys import ALIVE, Headers
+from aqueduct.rpc.request import AS_COMPLETED, FAILURES, CallHead, Kind, Partition
+from aqueduct.rpc.threads import apart
+
+__all__ = [
+    "Client",
+    "ClientTls",
+    "ConnectionHeaders",
+    "connection_headers",
+    "make_head",
+    "plain",
+    "window",
+    "wishes",
+]
+
+ConnectionHeaders: TypeAlias = (
+    Mapping[str, str] | Sequence[tuple[str, str]] | Sequence[tuple[bytes, bytes]]
+)
+ManyBatches: TypeAlias = "AsyncIterable[pa.RecordBatch] | Iterable[pa.RecordBatch] | pa.Table"
+
+_HEARD: Final = 64
+"""Handlers whose answers to calls of one batch are known."""
+_NO_WISHES: Final[frozenset[str]] = frozenset()
+
+
+class Client:
+    """One connection to a service; any number of calls at once. Made by ``connect``.
+
+    It belongs to the event loop and the process that it was made on: elsewhere calls raise
+    LocalProtocolError.
+    """
+
+    @checked(address="client_address")
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        address: str = "",
+        token: str | bytes | None = None,
+        compression: str = "",
+    ) -> None:
+        """``connection`` is a client's; it belongs to the Client, which closes it."""
+        self.connection = connection
+        self.address = address or connection.peer
+        """The service's address, without options."""
+        self.config = connection.config
+        self.token = token_bytes(token)
+        """Shown with every call that is given no other."""
+        self.compression = compression
+        """What every call asks for that is given no other; "" for none."""
+        self._agreed: set[str] = set()
+        self.sizes: dict[str, int] = {}
+        """Bytes that the next batch for each handler is expected to have; 0 if it is small."""
+        self._calls: set[Outgoing] = set()
+        self._loop = asyncio.get_running_loop()
+        self._beat: asyncio.TimerHandle | None = None
+        self._watches = Watches(self._loop, self.config.timing.progress_deadline)
+        self._askers = Askers(self.asker, self.token)
+        self._heard: dict[str, Heard] = {}
+
+    @classmethod
+    @checked(headers="connection_headers")
+    async def connect(
+        cls,
+        address: str | Address,
+        *,
+        config: Config = DEFAULT,
+        tls: ClientTls | None = None,
+        headers: ConnectionHeaders = (),
+        token: str | bytes | None = None,
+        keep_alive: bool = True,
+    ) -> Client:
+        """Connects within Timing.connect_timeout.
+
+        - ``tls``: what to demand of the certificate, beyond the address's options.
+        - ``headers``: of the connection, for the handlers' ``call.connection_headers``.
+        - ``token``: shown with every call that is given no other.
+        - ``keep_alive``: pings (Timing.ping_interval) keep the connection through pauses between
+          calls; False lets it end when no call was open for Timing.idle_timeout.
+
+        Raises ConfigError for arguments that cannot work, ConnectFailed when the service cannot
+        be reached, and ConnectionLost when it refuses the headers.
+        """
+        connection = await connect(
+            address, headers=connection_headers(headers), config=config, tls=tls
+        )
+        if keep_alive:
+            connection.hold()
+        parsed = address if isinstance(address, Address) else Address.parse(address)
+        compression = codec_of(parsed.options.get("compression", "none"))
+        return cls(connection, address=plain(address), token=token, compression=compression)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is over."""
+        return self.connection.closed
+
+    @property
+    def idle(self) -> bool:
+        """Whether no call is under way."""
+        return not self._calls and not self._watches.asking
+
+    @checked()
+    def exchange(
+        self,
+        handler: str,
+        batches: ManyBatches,
+        *,
+        schema: pa.Schema | None = None,
+        output_schema: pa.Schema | None = None,
+        in_flight: int | None = None,
+        in_flight_bytes: Size | None = None,
+        deadline: Duration | None = None,
+        headers: Mapping[str, str] | None = None,
+        run: str = "",
+        attempt: str = "",
+        token: str | bytes | None = None,
+        partition: Partition | None = None,
+        compression: str | None = None,
+        ordered: bool = True,
+        report_failures: bool = False,
+    ) -> Stream:
+        """Calls an exchange handler: batches go in, and the Stream gives what comes out, in order.
+
+        The call is made at once. ``batches``, any iterable or async iterable, is read as there is
+        room: at most ``in_flight`` batches (8; of small ones up to 64, while they are less than
+        2 MiB) and ``in_flight_bytes`` (32 MiB) of them are sent and not yet answered, or taken by
+        a handler that answers later; one may always be. A plain iterable is read on the event
+        loop, so it must not block.
+
+        - ``schema``: of ``batches``; may be left out for a list, Table, RecordBatch or
+          RecordBatchReader.
+        - ``output_schema``: of what must come back; compared before any batch is worked on.
+        - ``deadline``: for the whole call, in seconds or as text such as "500ms". Without it the
+          call fails when nothing moves for Timing.progress_deadline while you wait for it.
+        - ``headers``: text for the handler's ``call.headers``; ``run`` and ``attempt``: the same
+          for every attempt at one piece of work, and what tells the attempts apart; ``token``:
+          instead of the client's; ``partition``: the share of the work that this call is.
+        - ``compression``: ``lz4`` or ``zstd`` for the batches both ways, if the service agrees
+          to it, or ``none``; by default what the client's address says. The first batches of a
+          connection's first such call leave before that is known, as they are.
+        - ``ordered=False``: the answers of a function of one batch come as they are made;
+          ``Stream.number`` says to which batch each belongs. Other handlers keep the order.
+        - ``report_failures``: a batch on which a function of one batch fails does not end the
+          call: reading raises its error, and may be gone on with; see Stream.
+
+        Raises LocalProtocolError for arguments that cannot be sent, and ConnectionLost.
+        """
+        calls = self.config.calls
+        source = Batches(
+            batches, schema, handler=handler, peer=self.address, limit=calls.batch_limit
+        )
+        return self._stream(
+            "exchange",
+            handler,
+            source,
+            window=window(self.config, in_flight, in_flight_bytes),
+            expected=output_schema,
+            deadline=deadline,
+            headers=headers,
+            run=run,
+            attempt=attempt,
+            token=token,
+            partition=partition,
+            compression=compression,
+            wishes=wishes(ordered, report_failures),
+        )
+
+    async def call(
+        self,
+        handler: str,
+        batch: pa.RecordBatch,
+        *,
+        output_schema: pa.Schema | None = None,
+        deadline: Duration | None = None,
+        headers: Mapping[str, str] | None = None,
+        run: str = "",
+        attempt: str = "",
+        token: str | bytes | None = None,
+        partition: Partition | None = None,
+    ) -> pa.RecordBatch:
+        """Calls an exchange handler with one batch and returns its answer, as one batch.
+
+        The quickest way to ask something small: one message there and one back, where an exchange
+        opens channels. A handler that answers with several batches has them put together
+        (``call_table`` does not copy them); one without any gives a batch without rows. Batches,
+        and answers in sum, above Calls.unary_bytes travel as an exchange does.
+
+        The arguments are those of ``exchange``. A call whose task is cancelled is abandoned: the
+        handler is told to stop. Raises how the call failed.
+        """
+        schema, batches = await self._ask(
+            handler, batch, output_schema, deadline, headers, run, attempt, token, partition
+        )
+        if len(batches) > 1 and sum(each.nbytes for each in batches) >= LONG_BYTES:
+            return await apart(one_batch, schema, batches)
+        return one_batch(schema, batches)
+
+    async def call_table(
+        self,
+        handler: str,
+        batch: pa.RecordBatch,
+        *,
+        output_schema: pa.Schema | None = None,
+        deadline: Duration | None = None,
+        headers: Mapping[str, str] | None = None,
+        run: str = "",
+        attempt: str = "",
+        token: str | bytes | None = None,
+        partition: Partition | None = None,
+    ) -> pa.Table:
+        """``call`` with all answers as a Table: each batch as it came, none or many."""
+        schema, batches = await self._ask(
+            handler, batch, output_schema, deadline, headers, run, attempt, token, partition
+        )
+        return pa.Table.from_batches(batches, schema)
+
+    @checked()
+    def source(
+        self,
+        handler: str,
+        *,
+        output_schema: pa.Schema | None = None,
+        deadline: Duration | None = None,
+        headers: Mapping[str, str] | None = None,
+        run: str = "",
+        attempt: str = "",
+        token: str | bytes | None = None,
+        partition: Partition | None = None,
+        compression: str | None = None,
+    ) -> Stream:
+        """Calls a source handler: the Stream gives its batches. See ``exchange``."""
+        return self._stream(
+            "source",
+            handler,
+            None,
+            window=None,
+            expected=output_schema,
+            deadline=deadline,
+            headers=headers,
+            run=run,
+            attempt=attempt,
+            token=token,
+            partition=partition,
+            compression=compression,
+        )
+
+    @checked()
+    async def sink(
+        self,
+        handler: str,
+        batches: ManyBatches,
+        *,
+        schema: pa.Schema | None = None,
+        in_flight: int | None = None,
+        in_flight_bytes: Size | None = None,
+        deadline: Duration | None = None,
+        headers: Mapping[str, str] | None = None,
+        run: str = "",
+        attempt: str = "",
+        token: str | bytes | None = None,
+        partition: Partition | None = None,
+        compression: str | None = None,
+    ) -> dict[str, int]:
+        """Calls a sink handler with ``batches`` and returns its counters. See ``exchange``.
+
+        A sink answers nothing, so without ``in_flight`` only ``in_flight_bytes`` bounds what is
+        sent and not yet taken.
+        """
+        source = Batches(
+            batches, schema, handler=handler, peer=self.address, limit=self.config.calls.batch_limit
+        )
+        stream = self._stream(
+            "sink",
+            handler,
+            source,
+            window=window(self.config, in_flight, in_flight_bytes, sink=True),
+            expected=None,
+            deadline=deadline,
+            headers=headers,
+            run=run,
+            attempt=attempt,
+            token=token,
+            partition=partition,
+            compression=compression,
+        )
+        async with stream:
+            async for _ in stream:
+                pass
+        return dict(stream.counters)
+
+    async def describe(self) -> Description:
+        """What the service says of itself: its name, version, handlers and their schemas."""
+        stream = self.source(DESCRIBE, output_schema=DESCRIBE_SCHEMA)
+        batches = [batch async for batch in stream]
+        return await apart(Description.from_batches, batches, peer=self.address)
+
+    @checked()
+    async def ping(self, *, timeout: Duration | None = None) -> float:
+        """The seconds of a round trip.
+
+        Raises ConnectionLost, or DeadlineExceeded after ``timeout`` seconds (by default
+        Timing.idle_timeout).
+        """
+        self.connection.check_here()
+        given = self.config.timing.idle_timeout if timeout is None else timeout
+        seconds = cast("float", given)  # as ``checked`` read it
+        try:
+            async with asyncio.timeout(seconds):
+                return await self.connection.ping()
+        except TimeoutError:
+            text = f"{self.address} did not answer a ping within {seconds:g} s"
+            raise DeadlineExceeded(text, peer=self.address) from None
+
+    async def close(self) -> None:
+        """Closes the connection. Calls that are open fail with ConnectionLost.
+
+        In a forked child it returns at once, and the parent's connection goes on.
+        """
+        await self.connection.close()
+        # A timer would keep the connection in memory until it is due.
+        self._watches.close()
+        if self._beat is not None:
+            self._beat.cancel()
+            self._beat = None
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<Client of {self.address}{' closed' if self.closed else ''}>"
+
+    # Within
+
+    def _stream(
+        self,
+        kind: Kind,
+        handler: str,
+        source: Batches | None,
+        *,
+        window: Window | None,
+        **head: Any,
+    ) -> Stream:
+        self.connection.check_here()
+        call_head = make_head(
+            kind,
+            handler,
+            source,
+            default_token=self.token,
+            default_compression=self.compression,
+            **head,
+        )
+        return Stream(
+            source, lambda on_change: self.begin(call_head, window, on_change), self.sizes
+        )
+
+    async def _ask(
+        self,
+        handler: str,
+        batch: pa.RecordBatch,
+        output_schema: pa.Schema | None,
+        deadline: Duration | None,
+        headers: Mapping[str, str] | None,
+        run: str,
+        attempt: str,
+        token: str | bytes | None,
+        partition: Partition | None,
+    ) -> tuple[pa.Schema, Sequence[pa.RecordBatch]]:
+        self.connection.check_here()
+        asker = self._askers.find(
+            handler, batch, output_schema, deadline, headers, run, attempt, token, partition
+        )
+        if asker.slow(batch):
+            encoded = await asker.encode_apart(batch)
+        else:
+            encoded = asker.encode(batch)
+        if not asker.fits(encoded):
+            stream = self.exchange(
+                handler,
+                (batch,),
+                schema=batch.schema,
+                output_schema=output_schema,
+                deadline=deadline,
+                headers=headers,
+                run=run,
+                attempt=attempt,
+                token=token,
+                partition=partition,
+            )
+            return await _everything(stream)
+        answered = await self.ask(asker, encoded)
+        if answered.follow is None:
+            assert answered.schema is not None
+            return answered.schema, answered.batches
+        head = asker.following(answered)
+        return await _everything(
+            Stream(None, lambda on_change: self.begin(head, None, on_change, answered.follow))
+        )
+
+    def begin(
+        self,
+        head: CallHead,
+        window: Window | None,
+        on_change: Callable[[], None],
+        answered: Message | None = None,
+    ) -> Outgoing:
+        """Makes one call; what the faces of this library stand on."""
+        call = Outgoing(
+            self.connection,
+            head,
+            peer=self.address,
+            window=window,
+            on_change=on_change,
+            calls=self._calls,
+            watches=self._watches,
+            answered=answered,
+            compression=self.agreed(head),
+            agree=self._agreed.add,
+        )
+        if self._beat is None:
+            self._schedule_beat()
+        return call
+
+    def asker(self, head: CallHead) -> Asker:
+        """What makes the call of one batch that ``head`` says."""
+        heard = self._heard.get(head.handler)
+        if heard is None or not same_schema(heard.expected, head.expected):
+            if len(self._heard) >= _HEARD:
+                self._heard.clear()
+            heard = self._heard[head.handler] = Heard(head.expected)
+        return Asker(self.connection, head, peer=self.address, heard=heard)
+
+    def ask(
+        self, asker: Asker, encoded: Encoded, headers: Headers = ()
+    ) -> Coroutine[Any, Any, Answered]:
+        """One call of one batch; see ``Asker.ask``."""
+        return asker.ask(encoded, self._watches, headers=headers)
+
+    def agreed(self, head: CallHead) -> str:
+        """What a call's batches may be compressed by from the first; "" for nothing.
+
+        A service that has agreed once on this connection agrees again: the hello need not come.
+        """
+        for name in head.compressions:
+            if name in self._agreed:
+                return name
+        return ""
+
+    def _schedule_beat(self) -> None:
+        interval = self.config.timing.progress_deadline / 3
+        self._beat = self._loop.call_later(interval, self._tell_alive)
+
+    def _tell_alive(self) -> None:
+        """Tells the service that it is our application that takes its time (it need not fear)."""
+        self._beat = None
+        if not self._calls or self.connection.closed:
+            return
+        if any(call.supplying or not call.waiting or call.lacks_room for call in self._calls):
+            try:
+                self.connection.entrypoint.send_nowait(b"", headers=((ALIVE, b"1"),))
+            except AqueductError:
+                return
+        self._schedule_beat()
+
+
+async def _everything(stream: Stream) -> tuple[pa.Schema, list[pa.RecordBatch]]:
+    """What a call gives that did not fit one message."""
+    async with stream:
+        batches = [batch async for batch in stream]
+        assert stream.schema is not None
+        return stream.schema, batches
+
+
+def make_head(
+    kind: Kind,
+    handler: str,
+    source: Batches | None,
+    *,
+    default_token: bytes | None,
+    expected: pa.Schema | None,
+    deadline: float | None,
+    headers: Mapping[str, str] | None,
+    run: str,
+    attempt: str,
+    token: str | bytes | None,
+    partition: Partition | None,
+    compression: str | None,
+    default_compression: str,
+    wishes: frozenset[str] = frozenset(),
+) -> CallHead:
+    """What a call says of itself. Raises ConfigError for a compression that is none."""
+    name = default_compression if compression is None else codec_of(compression)
+    return CallHead(
+        handler=handler,
+        kind=kind,
+        schema=None if source is None else source.schema,
+        expected=expected,
+        deadline=deadline,
+        run=run,
+        attempt=attempt,
+        token=default_token if token is None else token_bytes(token),
+        partition=partition,
+        metadata=headers or {},
+        compressions=(name,) if name else (),
+        wishes=wishes,
+    )
+
+
+def wishes(ordered: bool, report_failures: bool) -> frozenset[str]:
+    """What a call wishes for beyond the usual."""
+    if ordered and not report_failures:
+        return _NO_WISHES
+    wished = {AS_COMPLETED: not ordered, FAILURES: report_failures}
+    return frozenset(word for word, wish in wished.items() if wish)
+
+
+def connection_headers(headers: ConnectionHeaders) -> tuple[tuple[bytes, bytes], ...]:
+    """Text or bytes as the headers of a connection."""
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    return tuple((_bytes(key), _bytes(value)) for key, value in pairs)
+
+
+def plain(address: str | Address) -> str:
+    """An address without its options, as it was written. Raises ConfigError if it is none."""
+    if isinstance(address, str):
+        Address.parse(address)
+    return str(address).partition("?")[0]
+
+
+def _bytes(text: str | bytes) -> bytes:
+    return text.encode() if isinstance(text, str) else bytes(text)

@@ -1,0 +1,162 @@
+"""An event loop in a thread of its own, for clients that are called from threads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError, Future
+from typing import Any, Final, TypeVar
+
+from aqueduct import forks
+from aqueduct.errors import AqueductError, LocalProtocolError
+from aqueduct.rpc.threads import green
+
+__all__ = ["LoopThread"]
+
+T = TypeVar("T")
+
+_ENDING: Final = (
+    "the interpreter is ending, and with it the threads of clients: close clients, and make calls, "
+    "before the program ends"
+)
+
+
+class LoopThread:
+    """An event loop in a daemon thread, for code that has none.
+
+    A fork leaves the thread behind: in the child every method raises LocalProtocolError.
+    """
+
+    def __init__(self, name: str = "aqueduct-loop") -> None:
+        """Raises LocalProtocolError where there are no threads to be had."""
+        if sys.is_finalizing():
+            raise LocalProtocolError(_ENDING)
+        if patched := green():
+            raise LocalProtocolError(
+                f"{patched} of this process are those of gevent.monkey or eventlet, and a "
+                "SyncClient needs a real thread for its event loop; leave them as they are: "
+                "gevent.monkey.patch_all(thread=False, select=False, queue=False)"
+            )
+        self.pid = os.getpid()
+        self.loop = asyncio.new_event_loop()
+        self._ended = False
+        self.check_caller: Callable[[], None] = lambda: None
+        """Raises if the calling thread must not wait."""
+        self._begun: set[Future[Any]] = set()
+        """What ``run`` waits for, in all threads."""
+        forks.own(self)
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self.loop.close()
+            raise LocalProtocolError(f"a client needs a thread, and has none: {error}") from error
+        self._started.wait()
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more comes from the loop, as ``check`` would say."""
+        return self._ended
+
+    @property
+    def alive(self) -> bool:
+        """Whether the loop still runs, in this very process."""
+        return self.pid == os.getpid() and not self.loop.is_closed()
+
+    def check(self) -> None:
+        """Raises LocalProtocolError after a fork, or when the loop has ended."""
+        if self.pid != os.getpid():
+            raise LocalProtocolError(
+                f"this client was made in process {self.pid} and its event loop did not survive "
+                f"the fork into process {os.getpid()}; make a client after the fork"
+            )
+        if self._ended or not self.alive:
+            raise LocalProtocolError("the client is closed: its event loop has ended")
+        if sys.is_finalizing():
+            raise LocalProtocolError(_ENDING)
+        if asyncio._get_running_loop() is self.loop:
+            raise LocalProtocolError(
+                "a sync client was called on its own event loop, which would wait for itself"
+            )
+        self.check_caller()
+
+    def call(self, callback: Callable[..., object], *arguments: Any) -> None:
+        """Schedules ``callback(*arguments)`` on the loop."""
+        self.loop.call_soon_threadsafe(callback, *arguments)
+        self._need()
+
+    def run(self, work: Coroutine[Any, Any, T], *, timeout: float | None = None) -> T:
+        """Runs a coroutine on the loop and waits for its result.
+
+        An interrupt (and the timeout, as TimeoutError) cancels it. Raises AqueductError as
+        ``check`` does, and what the coroutine raises.
+        """
+        try:
+            self.check()
+        except AqueductError:
+            work.close()
+            raise
+        try:
+            future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        except RuntimeError:  # the loop has ended since
+            work.close()
+            self.check()
+            raise
+        self._begun.add(future)
+        future.add_done_callback(self._begun.discard)
+        if self.loop.is_closed():
+            future.cancel()
+        self._need()
+        try:
+            return future.result(timeout)
+        except BaseException as error:
+            future.cancel()
+            if self.loop.is_closed():
+                work.close()  # if it came too late to begin
+            if isinstance(error, CancelledError):
+                self.check()  # says so if it is the end of the loop that cancelled it
+            raise
+
+    def left_behind(self) -> None:
+        """In a forked child: the loop is the parent's, and its thread stayed there."""
+        self._ended = True
+        forks.sever_loop(self.loop)
+
+    def stop(self) -> None:
+        """Ends the loop and its thread; what still runs on it is cancelled."""
+        self._ended = True
+        if self.alive and not sys.is_finalizing():  # when no thread but this one runs any more
+            with contextlib.suppress(RuntimeError):  # it has ended meanwhile
+                self.call(self.loop.stop)
+            if threading.current_thread() is not self._thread:
+                self._thread.join(timeout=10)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.call_soon(self._started.set)
+        try:
+            self._attend()
+        finally:
+            self._clean_up()
+
+    def _attend(self) -> None:
+        self.loop.run_forever()
+
+    def _need(self) -> None:
+        """Something was put onto the loop."""
+
+    def _clean_up(self) -> None:
+        tasks = asyncio.all_tasks(self.loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            self.loop.run_until_complete(asyncio.wait(tasks, timeout=5))
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        self.loop.close()
+        for future in tuple(self._begun):  # it came too late to be run
+            future.cancel()

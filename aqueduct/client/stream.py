@@ -1,0 +1,317 @@
+"""``Stream``: the asyncio face of one call, and the task that feeds it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import TracebackType
+from typing import Any, Final
+
+import pyarrow as pa
+
+from aqueduct._speedups.calls.batch_sender import Feeding
+from aqueduct.arrow.decode import Decoder
+from aqueduct.client.call import END, Batches, Failure, Outgoing, abandoned
+from aqueduct.endpoint.pulling import PULLING
+from aqueduct.errors import AqueductError
+from aqueduct.rpc.threads import Job, apart
+
+__all__ = ["Stream"]
+
+_SPINS: Final = 32
+
+
+class Stream:
+    """The answers of one call: an async iterator of record batches, to be closed if left early.
+
+    ``async with`` closes it. One task at a time may read from it. What reading raises is the end
+    of the call, unless failures are reported: one raised while the stream is not ``over`` is of
+    the batch ``number`` alone, and the next answer may be asked for.
+    """
+
+    def __init__(
+        self,
+        source: Batches | None,
+        start: Callable[[Callable[[], None]], Outgoing],
+        sizes: dict[str, int] | None = None,
+    ) -> None:
+        """``start`` makes the call, given what to call on a change; ``sizes``: the client's."""
+        self._source = source
+        self._decoder: Decoder | None = None
+        self._feeder: asyncio.Task[None] | None = None
+        self._feeding = Feeding()
+        self._peeked: Any = None
+        self._spins = 0
+        self._call = start(self._feeding.wake)
+        if source is not None:
+            self._call.wait_for_room({} if sizes is None else sizes)
+        self._begin()
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """Of the answers; None before the service has accepted the call (see ``opened``)."""
+        call = self._call
+        expected = call.head.expected if call.accepted else None
+        return call.schema if expected is None else expected
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """What the service counted; empty before the end."""
+        return self._call.counters
+
+    @property
+    def number(self) -> int:
+        """Of the input batch that the last answer, or failure, belongs to; -1 before the first."""
+        return self._call.answers.number
+
+    @property
+    def traits(self) -> frozenset[str]:
+        """What the handler is, of ``one-to-one`` and ``idempotent``; empty before ``opened``.
+
+        And which wishes the service grants, of ``as-completed`` (``ordered=False``) and
+        ``failures`` (``report_failures=True``).
+        """
+        return self._call.traits
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more comes: the call has ended, or failed as a whole."""
+        return self._call.over
+
+    async def opened(self) -> pa.Schema | None:
+        """Waits until the service has accepted the call; returns ``schema``.
+
+        Raises how the call failed. An answer that came meanwhile is not lost.
+        """
+        while not self._call.accepted:
+            self._peeked = await self._take()
+            if not self._call.accepted:
+                await self._wait()
+        return self.schema
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> pa.RecordBatch:
+        if self._spins >= _SPINS:  # let others have the loop, whatever comes in
+            self._spins = 0
+            await asyncio.sleep(0)
+        # From here to the end nothing is awaited with a payload in hand: a reader that is
+        # cancelled loses none.
+        call, answers, feeding = self._call, self._call.answers, self._feeding
+        if call.decoding is not None:
+            return await self._decoded(call.decoding)
+        while True:
+            if self._peeked is None:
+                batch = answers.next_batch()
+                feeding.wake()
+                if batch is not None:
+                    self._spins += 1
+                    return batch
+            payload, self._peeked = self._peeked, None
+            if payload is None and (
+                call.over
+                or (not answers.quiet and (answers.holds_payload or call.readable.readable))
+            ):
+                payload = await self._take()
+            if payload is not None:
+                break
+            if call.opening is not None:
+                await self._wait()
+                continue
+            if (waiter := call.wait_answer()) is not None:  # as in _wait, without a coroutine more
+                try:
+                    await waiter
+                finally:
+                    call.set_waiting(False)
+            self._spins = 0
+        if payload is END:
+            self._give_back()
+            await self._stop_feeding()
+            raise StopAsyncIteration
+        self._spins += 1
+        if type(payload) is Failure:
+            raise payload.error
+        if self._decoder is None:
+            self._decoder = call.decoder()
+            call.answers.read_by(self._decoder.reader)
+        if self._decoder.slow(payload):
+            decode = partial(self._decoder.decode, payload, grow=self._grow)
+            call.decoding = Job(decode)
+            return await self._decoded(call.decoding)
+        try:
+            return self._decoder.decode(payload, grow=self._grow)
+        except AqueductError as error:
+            call.fail(error)
+            await self._stop_feeding()
+            raise
+
+    async def _decoded(self, job: Job[pa.RecordBatch]) -> pa.RecordBatch:
+        """The answer that is being decoded. A reader that is cancelled finds it the next time."""
+        call = self._call
+        await job.settled()
+        call.decoding = None
+        try:
+            if call.error is not None:  # it failed meanwhile, or was closed
+                raise call.error
+            batch = job.result()
+        except BaseException as error:
+            call.fail(error)
+            await self._stop_feeding()
+            raise
+        return batch
+
+    async def aclose(self) -> None:
+        """Abandons the call, unless it is over: the handler is told to stop."""
+        call = self._call
+        call.fail(abandoned(call.peer, call.head.handler))
+        self._give_back()
+        await self._stop_feeding()
+
+    async def __aenter__(self) -> Stream:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        call = getattr(self, "_call", None)
+        if call is None or call.over:
+            return
+        try:
+            call.loop.call_soon_threadsafe(_drop, call, self._feeder)
+        except RuntimeError:  # the loop is closed, and the connection with it
+            if call.pull is not None:
+                call.pull.end()
+
+    # Within
+
+    @property
+    def _grow(self) -> Callable[[int], object] | None:
+        """What charges the bytes that the last answer unpacks to."""
+        lease = self._call.answers.lease
+        return None if lease is None else lease.grow
+
+    def _give_back(self) -> None:
+        """The reader is done with its last batch, and asks for no other."""
+        lease = self._call.answers.lease
+        if lease is not None:
+            lease.give_back()
+
+    async def _take(self) -> Any:
+        try:
+            found = self._call.take()
+        except BaseException:
+            await self._stop_feeding()
+            raise
+        self._feeding.wake()
+        return found
+
+    async def _wait(self) -> None:
+        call = self._call
+        if call.opening is not None:
+            await call.opening.settled()
+            return
+        waiter = call.wait_answer()
+        if waiter is not None:
+            try:
+                await waiter
+            finally:
+                call.set_waiting(False)
+
+    def _begin(self) -> None:
+        """Sends what can be sent without waiting, and leaves the rest to a task."""
+        source, call = self._source, self._call
+        if source is None:
+            return
+        batches = source.batches
+        try:
+            if not hasattr(batches, "__aiter__"):
+                batches = iter(batches)
+                if call.feed(source, batches, _SPINS):
+                    return
+        except BaseException:
+            call.fail(abandoned(call.peer, call.head.handler))
+            raise
+        self._feeder = asyncio.get_running_loop().create_task(
+            _feed(call, source, batches, self._feeding)
+        )
+
+    async def _stop_feeding(self) -> None:
+        feeder, self._feeder = self._feeder, None
+        if feeder is not None and not feeder.done():
+            feeder.cancel()
+            await asyncio.wait((feeder,))
+
+
+def _drop(call: Outgoing, feeder: asyncio.Task[None] | None) -> None:
+    """A Stream was dropped before its end."""
+    call.fail(abandoned(call.peer, call.head.handler))
+    if feeder is not None:
+        feeder.cancel()
+
+
+async def _feed(call: Outgoing, source: Batches, batches: Any, feeding: Feeding) -> None:
+    """Sends batches as there is room. What the iterable raises becomes the error of the call."""
+    try:
+        await _give_slow(call, source)
+        if hasattr(batches, "__aiter__"):
+            iterator = aiter(batches)
+            try:
+                while True:
+                    while not call.may_send:
+                        await feeding.wait(call, call.loop, call.connection.pump)
+                    if call.over:
+                        return
+                    call.supplying = True
+                    if call.pull is not None:
+                        PULLING.set(call.pull)
+                    try:
+                        batch = await anext(iterator)
+                    except StopAsyncIteration:
+                        break
+                    finally:
+                        call.supplying = False
+                    call.give(source, batch)
+                    del batch  # while the next one waits for room
+                    await _give_slow(call, source)
+                    call.expect_answer()
+            finally:
+                if hasattr(iterator, "aclose"):
+                    await iterator.aclose()
+            call.finish()
+            return
+        while True:
+            while not call.may_send:
+                await feeding.wait(call, call.loop, call.connection.pump)
+            if call.over:
+                return
+            done = call.feed(source, batches, _SPINS)
+            await _give_slow(call, source)
+            if done is False and not call.over:  # whatever comes from here on wakes it
+                waiter = feeding.wait(call, call.loop, call.connection.pump)
+                call.expect_answer()
+                await waiter
+                continue
+            call.expect_answer()
+            if done:
+                return
+            await asyncio.sleep(0)
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:  # noqa: BLE001  an iterable may raise anything
+        call.fail(error)
+
+
+async def _give_slow(call: Outgoing, source: Batches) -> None:
+    """Sends the batch that takes long to encode, if there is one."""
+    batch, call.slow = call.slow, None
+    if batch is not None:
+        encoded = await apart(source.encode, batch)
+        call.give_encoded(encoded)

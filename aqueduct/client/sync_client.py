@@ -1,0 +1,538 @@
+"""``SyncClient``: calls to a service from code without an event loop.
+
+::
+
+    with aqueduct.SyncClient("aqueduct://scores.example") as client:
+        for batch in client.exchange("score", batches, schema=schema):
+            ...
+
+The connection lives on an event loop in a daemon thread of its own. The thread that iterates over
+the answers also reads the input and encodes it; it waits for whichever comes first, an answer or
+room to send, so that no handler can deadlock it: not one that answers a hundredfold, and not one
+that answers at the end.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, TypeAlias, cast
+from weakref import WeakValueDictionary
+
+import pyarrow as pa
+
+from aqueduct.address import Address
+from aqueduct.arguments import Duration, Size, checked
+from aqueduct.carriers.binding import holds_up
+from aqueduct.carriers.certificates import ClientTls
+from aqueduct.client.call import Batches, Window, window
+from aqueduct.client.client import (
+    Client,
+    ConnectionHeaders,
+    connection_headers,
+    make_head,
+    plain,
+    wishes,
+)
+from aqueduct.client.lane import Lane, News
+from aqueduct.client.shared_loop import BorrowedLoop
+from aqueduct.client.sync_stream import SyncStream
+from aqueduct.client.thread_call import Crossing, Mailbox
+from aqueduct.client.unary import Askers, one_batch
+from aqueduct.client.unary_stub import Prepared, PreparedCall
+from aqueduct.config import DEFAULT, Config
+from aqueduct.errors import ConnectionLost, LocalProtocolError
+from aqueduct.rpc.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
+from aqueduct.rpc.request import CallHead, Partition
+
+__all__ = ["OnEnd", "SyncClient"]
+
+OnEnd: TypeAlias = Callable[[int, int, float], object]
+"""Called with the cost of a call: bytes of encoded batches sent and received, and the seconds of
+waiting for the service."""
+
+_AT_EXIT: Final = 2.0
+"""Seconds that all clients together have to close as the interpreter ends."""
+_clients: Final[WeakValueDictionary[int, SyncClient]] = WeakValueDictionary()
+"""Those that are open, and some that are closed."""
+
+
+class SyncClient:
+    """One connection to a service, for threads. Any thread may call, several at once.
+
+    It connects at once, within Timing.connect_timeout; see ``Client.connect`` for the arguments
+    and the errors. A process that forks must connect after the fork.
+    """
+
+    @checked(headers="connection_headers")
+    def __init__(
+        self,
+        address: str | Address,
+        *,
+        config: Config = DEFAULT,
+        tls: ClientTls | None = None,
+        headers: ConnectionHeaders = (),
+        token: str | bytes | None = None,
+        keep_alive: bool = True,
+    ) -> None:
+        connection_headers(headers)  # errors belong here rather than into the other thread
+        self.address = plain(address)
+        """The service's address, without options."""
+        self._address = address if isinstance(address, Address) else Address.parse(address)
+        self.config = config
+        self._lock = threading.Lock()
+        self._check_caller()
+        self._own = threading.local()
+        """What each thread has for itself."""
+        self._thread = BorrowedLoop("aqueduct-sync-client")
+        try:
+            self._client = self._thread.run(
+                Client.connect(
+                    address,
+                    config=config,
+                    tls=tls,
+                    headers=headers,
+                    token=token,
+                    keep_alive=keep_alive,
+                )
+            )
+        except BaseException:
+            self._thread.stop()
+            raise
+        client = self._client
+        self._thread.idle = lambda: client.idle
+        self._thread.check_caller = self._check_caller
+        _clients[id(self)] = self
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is over, or was left behind by a fork."""
+        return not self._thread.alive or self._client.connection.core.error is not None
+
+    @checked()
+    def exchange(
+        self,
+        handler: str,
+        batches: Iterable[pa.RecordBatch],
+        *,
+        schema: pa.Schema | None = None,
+        output_schema: pa.Schema | None = None,
+        in_flight: int | None = None,
+        in_flight_bytes: Size | None = None,
+        deadline: Duration | None = None,
+        headers: Mapping[str, str] | None = None,
+        run: str = "",
+        attempt: str = "",
+        token: str | bytes | None = None,
+        partition: Partition | None = None,
+        compression: str | None = None,
+        ordered: bool = True,
+        report_failures: bool = False,
+        held: Callable[[], int] | None = None,
+        together: bool = False,
+        ready: Callable[[], bool] | None = None,
+    ) -> SyncStream:
+        """Calls an exchange handler; the arguments are those of ``Client.exchange``.
+
+        ``batches`` is read by the thread that iterates over the answers, as there is room.
+        ``held`` says how many bytes more the caller keeps of batches under way: they count
+        against ``in_flight_bytes`` as what is sent does. ``together``: the call is not sent now,
+        but with its first batch, in one flight, or when ``opened`` is asked for. ``ready`` says
+        whether ``batches`` has its next one, or its end, without a wait: those leave with it, too.
+        """
+        stream = self._stream(
+            "exchange",
+            handler,
+            self._batches(handler, batches, schema),
+            window(self.config, in_flight, in_flight_bytes),
+            begin=not together,
+            expected=output_schema,
+            deadline=deadline,
+            headers=headers,
+            run=run,
+            attempt=attempt,
+            token=token,
+            partition=partition,
+            compression=compression,
+            wishes=wishes(ordered, report_failures),
+        )
+        stream._held = held
+        stream._ready = ready
+        return stream
+
+    @checked()
+    def lane(
+        self,
+        handler: str,
+        news: News,
+        tag: object,
+        *,
+        schema: pa.Schema,
+        output_schema: pa.Schema | None = None,
+        in_flight: int | None = None,
+        in_flight_bytes: Size | None = None,
+        deadline: Duration | None = None,
+        headers: Mapping[str, str] | None = None,
+        run: str = "",
+        attempt: str = "",
+        token: str | bytes | None = None,
+        partition: Partition | None = None,
+        compression: str | None = None,
+        ordered: bool = True,
+        report_failures: bool = False,
+    ) -> Lane:
+        """An exchange for a thread that drives several at once: all put their news into one queue.
+
+        Each piece of news is there a pair of ``tag`` and what ``Lane.taken`` is to be given. The
+        other arguments are those of ``exchange``.
+        """
+        source = self._batches(handler, (), schema)
+        crossing = self._crossing(
+            "exchange",
+            handler,
+            source,
+            window(self.config, in_flight, in_flight_bytes),
+            mailbox=Mailbox(news, tag),
+            expected=output_schema,
+            deadline=deadline,
+            headers=headers,
+            run=run,
+            attempt=attempt,
+            token=token,
+            partition=partition,
+            compression=compression,
+            wishes=wishes(ordered, report_failures),
+        )
+        return Lane(crossing, source)
+
+    def call(
+        self,
+        handler: str,
+        batch: pa.RecordBatch,
+        *,
+        output_schema: pa.Schema | None = None,
+        deadline: Duration | None = None,
+        headers: Mapping[str, str] | None = None,
+        run: str = "",
+        attempt: str = "",
+        token: str | bytes | None = None,
+        partition: Partition | None = None,
+    ) -> pa.RecordBatch:
+        """Calls an exchange handler with one batch, for one; see ``Client.call``.
+
+        While no other thread uses this client, it is the calling thread that sends and reads.
+        """
+        schema, batches = self._ask(
+            handler, batch, output_schema, deadline, headers, run, attempt, token, partition
+        )
+        return one_batch(schema, batches)
+
+    def call_table(
+        self,
+        handler: str,
+        batch: pa.RecordBatch,
+        *,
+        output_schema: pa.Schema | None = None,
+        deadline: Duration | None = None,
+        headers: Mapping[str, str] | None = None,
+        run: str = "",
+        attempt: str = "",
+        token: str | bytes | None = None,
+        partition: Partition | None = None,
+        on_end: OnEnd | None = None,
+    ) -> pa.Table:
+        """``call`` with all answers as a Table; see ``Client.call_table``.
+
+        ``on_end`` is told what the call has cost, however it ended.
+        """
+        schema, batches = self._ask(
+            handler, batch, output_schema, deadline, headers, run, attempt, token, partition, on_end
+        )
+        return pa.Table.from_batches(batches, schema)
+
+    @checked()
+    def prepare(
+        self,
+        handler: str,
+        schema: pa.Schema,
+        *,
+        output_schema: pa.Schema | None = None,
+        deadline: Duration | None = None,
+    ) -> Prepared | None:
+        """Makes calls of a function of one batch ready, which a thread is to make many of.
+
+        What one is told besides is said as it is made; see ``Client.exchange``. None where batches
+        are to be compressed: that is agreed upon as an exchange begins. Raises LocalProtocolError.
+        """
+        if self._client.compression:
+            return None
+        head = CallHead(
+            handler=handler,
+            kind="exchange",
+            schema=schema,
+            expected=output_schema,
+            deadline=cast("float | None", deadline),  # as ``checked`` read it
+        )
+        return Prepared(self._thread, self._client, self._client.asker(head))
+
+    @checked()
+    def source(
+        self,
+        handler: str,
+        *,
+        output_schema: pa.Schema | None = None,
+        deadline: Duration | None = None,
+        headers: Mapping[str, str] | None = None,
+        run: str = "",
+        attempt: str = "",
+        token: str | bytes | None = None,
+        partition: Partition | None = None,
+        compression: str | None = None,
+    ) -> SyncStream:
+        """Calls a source handler; see ``Client.source``."""
+        return self._stream(
+            "source",
+            handler,
+            None,
+            None,
+            expected=output_schema,
+            deadline=deadline,
+            headers=headers,
+            run=run,
+            attempt=attempt,
+            token=token,
+            partition=partition,
+            compression=compression,
+        )
+
+    @checked()
+    def sink(
+        self,
+        handler: str,
+        batches: Iterable[pa.RecordBatch],
+        *,
+        schema: pa.Schema | None = None,
+        in_flight: int | None = None,
+        in_flight_bytes: Size | None = None,
+        deadline: Duration | None = None,
+        headers: Mapping[str, str] | None = None,
+        run: str = "",
+        attempt: str = "",
+        token: str | bytes | None = None,
+        partition: Partition | None = None,
+        compression: str | None = None,
+        on_end: OnEnd | None = None,
+    ) -> dict[str, int]:
+        """Calls a sink handler with ``batches`` and returns its counters; see ``Client.sink``.
+
+        ``on_end`` is told what the call has cost, however it ended.
+        """
+        stream = self._stream(
+            "sink",
+            handler,
+            self._batches(handler, batches, schema),
+            window(self.config, in_flight, in_flight_bytes, sink=True),
+            expected=None,
+            deadline=deadline,
+            headers=headers,
+            run=run,
+            attempt=attempt,
+            token=token,
+            partition=partition,
+            compression=compression,
+        )
+        try:
+            with stream:
+                for _ in stream:
+                    pass
+        finally:
+            if on_end is not None:
+                on_end(stream.bytes_sent, stream.bytes_received, stream.waited)
+        return dict(stream.counters)
+
+    def describe(self) -> Description:
+        """What the service says of itself."""
+        stream = self.source(DESCRIBE, output_schema=DESCRIBE_SCHEMA)
+        return Description.from_batches(list(stream), peer=self.address)
+
+    @checked()
+    def ping(self, *, timeout: Duration | None = None) -> float:
+        """The seconds of a round trip; see ``Client.ping``."""
+        return self._thread.run(self._client.ping(timeout=timeout))
+
+    def rest(self) -> None:
+        """No call is under way: the thread that makes the next one may do all of it itself."""
+        self._thread.rest(self._client.connection)
+
+    def catch_up(self) -> None:
+        """Notices what came since the last call, such as the end of the connection."""
+        self._thread.catch_up(self._client.connection)
+
+    def close(self) -> None:
+        """Closes the connection and ends its thread. Open calls fail with ConnectionLost.
+
+        Clients that are open as the interpreter ends are closed then. In a forked child this is
+        without effect, and the parent's connection goes on.
+        """
+        timing = self.config.timing
+        self._close(timing.close_linger + timing.connect_timeout)
+
+    def _close(self, limit: float) -> None:
+        """``close``, with ``limit`` seconds to tell the peer."""
+        if not self._thread.alive or sys.is_finalizing():
+            return
+        with self._lock:
+            if not self._thread.alive:
+                return
+            try:
+                self._thread.run(self._client.close(), timeout=limit)
+            except (TimeoutError, LocalProtocolError):
+                pass  # the peer sees the end of the socket
+            finally:
+                self._thread.stop()
+
+    def __enter__(self) -> SyncClient:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<SyncClient of {self.address}{' closed' if self.closed else ''}>"
+
+    # Within
+
+    def _check_caller(self) -> None:
+        """Raises LocalProtocolError if a waiting caller would block the loop that serves it."""
+        if holds_up(self._address):
+            raise LocalProtocolError(
+                f"{self.address} is served by the event loop of this thread, and a SyncClient "
+                "would hold it up while it waits for the answer; use aqueduct.Client, or make the "
+                "call in another thread, as by asyncio.to_thread"
+            )
+
+    def _ask(
+        self,
+        handler: str,
+        batch: pa.RecordBatch,
+        output_schema: pa.Schema | None,
+        deadline: Duration | None,
+        headers: Mapping[str, str] | None,
+        run: str,
+        attempt: str,
+        token: str | bytes | None,
+        partition: Partition | None,
+        on_end: OnEnd | None = None,
+    ) -> tuple[pa.Schema, Sequence[pa.RecordBatch]]:
+        askers: Askers | None = getattr(self._own, "askers", None)
+        if askers is None:
+            askers = self._own.askers = Askers(self._client.asker, self._client.token)
+        asker = askers.find(
+            handler, batch, output_schema, deadline, headers, run, attempt, token, partition
+        )
+        encoded = asker.encode(batch)
+        call: PreparedCall | None = None
+        stream: SyncStream | None = None
+        received = 0
+        try:
+            if asker.fits(encoded):
+                call = PreparedCall(self._thread, self._client, asker, encoded, ())
+                answered = call.result()
+                received = answered.size
+                if answered.follow is None:
+                    assert answered.schema is not None
+                    return answered.schema, answered.batches
+                stream = call.follow(answered)
+            else:
+                stream = self.exchange(
+                    handler,
+                    (batch,),
+                    schema=batch.schema,
+                    output_schema=output_schema,
+                    deadline=deadline,
+                    headers=headers,
+                    run=run,
+                    attempt=attempt,
+                    token=token,
+                    partition=partition,
+                )
+            with stream:
+                batches = list(stream)
+                assert stream.schema is not None
+                return stream.schema, batches
+        finally:
+            if on_end is not None:
+                sent, waited = (0, 0.0) if call is None else (encoded.size, call.waited)
+                if stream is not None:
+                    sent += stream.bytes_sent
+                    received += stream.bytes_received
+                    waited += stream.waited
+                on_end(sent, received, waited)
+
+    def _batches(self, handler: str, batches: Any, schema: pa.Schema | None) -> Batches:
+        if hasattr(batches, "__aiter__"):
+            raise LocalProtocolError(
+                "a SyncClient reads plain iterables; async iterables are for aqueduct.Client"
+            )
+        limit = self.config.calls.batch_limit
+        return Batches(batches, schema, handler=handler, peer=self.address, limit=limit)
+
+    def _stream(
+        self,
+        kind: Any,
+        handler: str,
+        source: Batches | None,
+        window: Window | None,
+        *,
+        begin: bool = True,
+        **head: Any,
+    ) -> SyncStream:
+        stream = SyncStream(self._crossing(kind, handler, source, window, **head), source)
+        if begin:
+            stream._crossing.wake()
+        return stream
+
+    def _crossing(
+        self,
+        kind: Any,
+        handler: str,
+        source: Batches | None,
+        window: Window | None,
+        *,
+        mailbox: Mailbox | None = None,
+        **head: Any,
+    ) -> Crossing:
+        self._thread.check()
+        if self._client.closed:
+            raise self._client.connection.error or ConnectionLost(f"{self!r} is closed")
+        call_head = make_head(
+            kind,
+            handler,
+            source,
+            default_token=self._client.token,
+            default_compression=self._client.compression,
+            **head,
+        )
+        call_head.encode()  # errors belong here rather than into the other thread
+        return Crossing(self._thread, self._client, call_head, window, mailbox)
+
+
+def _close_all() -> None:
+    """Closes all clients, as the interpreter ends: after this, its daemon threads do nothing."""
+    until = time.monotonic() + _AT_EXIT
+    for reference in _clients.valuerefs():
+        client = reference()
+        if client is not None:
+            client._close(max(until - time.monotonic(), 0.1))
+
+
+atexit.register(_close_all)

@@ -1,0 +1,449 @@
+"""One call of a sync client, between the thread that uses it and the event loop that carries it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, Final
+
+from aqueduct._speedups.channels.receiver import Lease
+from aqueduct.arrow.encode import Encoded
+from aqueduct.client.call import END, Outgoing, Window, abandoned
+from aqueduct.client.client import Client
+from aqueduct.client.shared_loop import BorrowedLoop
+from aqueduct.endpoint import Message
+from aqueduct.endpoint.pulling import LARGE, PULLING, UNKNOWN, Pull
+from aqueduct.errors import AqueductError, ConnectionLost
+from aqueduct.rpc.request import CallHead
+
+__all__ = ["NEWS", "Crossing", "Failed", "Mailbox"]
+
+_AHEAD: Final = 16
+_AHEAD_BYTES: Final = 8 << 20
+_GLANCE: Final = 5.0
+
+NEWS: Final = object()
+"""There is room to send, or the call was accepted."""
+
+
+class Failed:
+    """How a call failed, on its way to the thread."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+class Mailbox:
+    """In place of a call's own queue: what is put into it goes on to another, with a tag."""
+
+    __slots__ = ("_queue", "_tag")
+
+    def __init__(self, queue: SimpleQueue[Any], tag: object) -> None:
+        self._queue = queue
+        self._tag = tag
+
+    def put(self, found: Any) -> None:
+        """Passes it on."""
+        self._queue.put((self._tag, found))
+
+
+class Crossing:
+    """One call between a thread and the event loop.
+
+    Each field is written by one side alone; what the other side must notice it is woken for. The
+    flags that ask for a wake are set before the last look at what they wait for, so that no
+    change falls between.
+    """
+
+    def __init__(
+        self,
+        thread: BorrowedLoop,
+        client: Client,
+        head: CallHead,
+        window: Window | None,
+        mailbox: Mailbox | None = None,
+        *,
+        answered: Message | None = None,
+    ) -> None:
+        """With a ``mailbox`` the thread does not ``wait`` here, but for what comes out of that.
+
+        ``answered``: the call was made already, and this says on what channels its answers follow.
+        """
+        self.head = head
+        self._answered = answered
+        self.call: Outgoing | None = None  # of the loop
+        self._thread = thread
+        self._client = client
+        self._window = window
+        self._waking = False
+        self._untold = False  # of the thread: the loop has not been woken for what changed
+        self._borrowed = False  # the thread itself runs the loop
+        # To the thread: numbers with payloads (or Failures) and leases, END, Failed, or NEWS.
+        self._inbox: SimpleQueue[Any] = SimpleQueue()
+        self._mailbox = mailbox or self._inbox
+        self._handed = self._handed_bytes = 0  # of the loop
+        self._consumed = 0  # of the thread
+        self._lease: Lease | None = None  # of the answer that the thread has
+        self.consumed_bytes = 0
+        """Bytes of the answers' payloads that the thread has taken."""
+        self.waited = 0.0
+        """Seconds that the thread has waited in ``wait``."""
+        self._paused = False  # of the loop: it hands over no more for now
+        self._wants_room = self._wants_acceptance = False
+        # To the loop.
+        # Batches with their numbers, and the bytes that the process's account has of each.
+        self._outbox: deque[tuple[Encoded, int, int]] = deque()
+        self._input_over = False
+        self._abandoned: BaseException | None = None
+        # Room in the process for a batch that may be large. A lane already has what it sends.
+        self.pull: Pull | None = None
+        self._expects = 0 if window is None else client.sizes.get(head.handler, UNKNOWN)
+        self._is_lane = mailbox is not None
+        # Of the loop alone.
+        self._blocked = False  # but the thread looks at it
+        self._waiting = False  # of the thread
+        self._reader = 0  # which thread waited last
+        self._finished = False
+        self._over = False
+        self._pumping = False
+
+    # In the thread
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the service has accepted the call."""
+        return self.call is not None and self.call.accepted
+
+    @property
+    def flows(self) -> bool:
+        """Whether the loop's own thread is at work on the call."""
+        return self.call is not None and self._thread.kept
+
+    @property
+    def compression(self) -> str:
+        """What the next batch may be compressed by."""
+        call = self.call
+        return self._client.agreed(self.head) if call is None else call.compression
+
+    @property
+    def room(self) -> bool:
+        """Whether a batch may be sent, and pulled from the input before."""
+        assert self._window is not None
+        if not self._window.open or self._blocked:
+            return False
+        return not self._expects or self._has_room()
+
+    def _has_room(self) -> bool:
+        """Whether the process has room for a batch that may be large."""
+        pull = self.pull or self._begin_pull()
+        if not pull.ask():
+            self._untold = True  # the loop is to run: it has the timer of those who wait
+            return False
+        if self._is_lane:
+            pull.withdraw()  # its thread may send the batch on another lane
+        return True
+
+    def _begin_pull(self) -> Pull:
+        client = self._client
+        pull = self.pull = Pull(
+            client.connection.sending.pulls,
+            client.sizes,
+            self.head.handler,
+            peer=client.address,
+            budget=client.connection.core.outgoing.process_budget,
+            timing=client.config.timing,
+            queued=self._queued,
+            wake=partial(self._call_soon, self._found_room),
+            later=self._call_later,
+        )
+        call = self.call
+        if call is not None:
+            call.pull = pull
+        if self._over or (call is not None and call.over):
+            pull.end()  # the call ended while its thread pulled
+        return pull
+
+    def _queued(self) -> int:
+        return 0 if self.call is None else self.call.queued()
+
+    def _call_soon(self, callback: Callable[[], object]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._thread.call(callback)
+
+    def _call_later(self, seconds: float, callback: Callable[[], object]) -> None:
+        self._call_soon(partial(self._thread.loop.call_later, seconds, callback))
+
+    @property
+    def settled(self) -> int:
+        """Of how many batches the service needs no more."""
+        return 0 if self._window is None else self._window.settled
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of the payloads that were sent."""
+        return 0 if self._window is None else self._window.sent_bytes
+
+    def hold(self, size: int) -> None:
+        """The thread keeps so many bytes besides: they count against the window."""
+        assert self._window is not None
+        self._window.held = size
+
+    def send(self, encoded: Encoded, *, wake: bool = True) -> int:
+        """Hands a batch to the loop; returns its number.
+
+        ``wake=False``: the loop hears of it as soon as the thread waits.
+        """
+        assert self._window is not None
+        number = self._window.send(encoded.size)
+        charged = 0
+        if self._expects or encoded.size >= LARGE:
+            charged = encoded.size
+            pull = self.pull or self._begin_pull()
+            pull.pulled(charged)
+            self._expects = pull.size
+        self._outbox.append((encoded, number, charged))
+        self.tell(wake=wake)
+        return number
+
+    def finish(self, *, wake: bool = True) -> None:
+        """No more batches come. ``wake`` as for ``send``."""
+        self._input_over = True
+        self.rest()
+        self.tell(wake=wake)
+
+    def rest(self) -> None:
+        """The thread pulls no batch for now: it does something else."""
+        if self.pull is not None:
+            self.pull.withdraw()
+
+    def take_nowait(self) -> Any:
+        """What the loop has for the thread, or None."""
+        self._give_back()
+        try:
+            return self.taken(self._inbox.get_nowait())
+        except Empty:
+            return None
+
+    @property
+    def grow(self) -> Callable[[int], object] | None:
+        """What charges the bytes that the answer which the thread has unpacks to."""
+        return None if self._lease is None else self._lease.grow
+
+    def _give_back(self) -> None:
+        """The thread asks for another answer, so it is done with the last one."""
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.give_back()
+
+    def wait(self, *, room: bool = False, acceptance: bool = False) -> Any:
+        """The same, waited for; NEWS if there is room, or acceptance, if these were asked for.
+
+        Bounded by the deadlines of the call, which the loop keeps.
+        """
+        if self.expect(room, acceptance):
+            return NEWS
+        while True:
+            if self._thread.ended:
+                found = self.take_nowait()
+                if found is None:
+                    self.check()
+            else:
+                found = self._look(_GLANCE)
+            if found is not None:
+                return found
+
+    def glance(self, seconds: float) -> Any:
+        """What the loop has for the thread by then, or None. The loop has heard of all then."""
+        self._wants_room = self._wants_acceptance = False
+        found = self._look(seconds)
+        if found is None and not self._thread.kept:
+            self.wake()  # it takes longer: the loop's own thread goes on with it
+        return found
+
+    def _look(self, seconds: float) -> Any:
+        self.set_waiting(True)
+        began = time.perf_counter()
+        try:
+            if self._run_loop(seconds):
+                return self.taken(self._inbox.get_nowait())
+            if self._untold or not self._thread.kept:
+                self.wake()  # or it would be told as late as who has the loop lets go of it
+            return self.taken(self._inbox.get(timeout=seconds))
+        except Empty:
+            return None
+        finally:
+            self.waited += time.perf_counter() - began
+            self.set_waiting(False)
+
+    def _run_loop(self, seconds: float) -> bool:
+        """Whether this thread has run the loop, until there was something for it or for so long."""
+        thread = self._thread
+        if not thread.borrow():
+            return False
+        self._borrowed, self._untold = True, False
+        try:
+            thread.loop.call_soon(self.pump)
+            thread.turn(seconds)
+        finally:
+            self._borrowed = False
+            thread.give_back()
+        return True
+
+    def expect(self, room: bool, acceptance: bool) -> bool:
+        """Asks for NEWS of room, or of acceptance. True: there it is already."""
+        self._wants_room, self._wants_acceptance = room, acceptance
+        if (room and self.room) or (acceptance and self.accepted):
+            self._wants_room = self._wants_acceptance = False
+            return True
+        return False
+
+    def check(self) -> None:
+        """Raises LocalProtocolError if nobody would answer: the loop is gone."""
+        self._thread.check()
+
+    def abandon(self, error: BaseException) -> None:
+        """The thread reads no more."""
+        self._abandoned = error
+        if self.pull is not None:
+            self.pull.end()
+        self.wake()
+
+    def abandoned(self) -> AqueductError:
+        """What a stream raises that was closed before its end."""
+        return abandoned(self._client.address, self.head.handler)
+
+    def tell(self, *, wake: bool) -> None:
+        """Something is there for the loop: now, or as soon as the thread waits."""
+        if wake:
+            self.wake()
+        else:
+            self._untold = True
+
+    def wake(self) -> None:
+        """Lets the loop look at what changed."""
+        self._untold = False
+        if not self._waking:
+            self._waking = True
+            try:
+                self._thread.call(self._woken)
+            except RuntimeError:
+                self._mailbox.put(Failed(ConnectionLost(f"{self._client!r} is closed")))
+
+    def taken(self, found: Any) -> Any:
+        """Counts what comes out of the queue; returns it, an answer as its number and payload."""
+        if type(found) is tuple:
+            number, payload, lease = found
+            self._give_back()
+            self._lease = lease
+            self._consumed += 1
+            self.consumed_bytes += len(payload)
+            if self._paused and self._handed - self._consumed <= _AHEAD // 2:
+                self.wake()
+            return number, payload
+        if found is not NEWS:
+            self._give_back()
+        return found
+
+    def set_waiting(self, waiting: bool) -> None:
+        """Whether the thread waits for the service: the deadline on progress runs then."""
+        self._waiting = waiting
+        pull = self.pull
+        if waiting:
+            self._give_back()
+            self._reader = threading.get_ident()
+            if (outer := PULLING.get()) is not None:
+                outer.rest()  # it is idle until this answer comes
+            if pull is not None:
+                pull.want(self._reader)
+        elif pull is not None:
+            pull.unwant()
+        if self.call is not None:
+            self.call.set_waiting(waiting, self._reader)
+
+    # On the loop
+
+    def _found_room(self) -> None:
+        if self._is_lane and self.pull is not None:
+            self.pull.withdraw()  # its thread asks again
+        self.pump()
+
+    def _woken(self) -> None:
+        self._waking = False
+        self.pump()
+
+    def pump(self) -> None:
+        """Moves batches both ways as far as that goes now."""
+        if self._pumping or self._over:
+            return
+        self._pumping = True
+        try:
+            self._pump()
+        except BaseException as error:  # noqa: BLE001  it belongs to the thread
+            self._over = True
+            if self.pull is not None:
+                self.pull.end()
+            self._mailbox.put(Failed(error))
+        finally:
+            self._pumping = False
+        if self._borrowed and not self._inbox.empty():
+            self._thread.loop.stop()
+
+    def _pump(self) -> None:
+        call = self.call
+        if self._abandoned is not None:
+            self._over = True
+            if call is not None:
+                call.fail(self._abandoned)
+            self._inbox.put(Failed(self._abandoned))  # a thread may wait that another one ends
+            return
+        if call is None:
+            call = self._begin()
+        while self._outbox:
+            encoded, number, charged = self._outbox.popleft()
+            call.send(encoded, number)
+            if charged and self.pull is not None:
+                self.pull.posted(charged)
+        if self._input_over and not self._finished and not self._outbox:
+            self._finished = True
+            call.finish()
+        self._blocked = not call.writable
+        self._hand_over(call)
+        news = (self._wants_room and self.room) or (self._wants_acceptance and call.accepted)
+        if news and not self._over:
+            self._wants_room = self._wants_acceptance = False
+            self._mailbox.put(NEWS)
+
+    def _begin(self) -> Outgoing:
+        call = self._client.begin(self.head, self._window, self.pump, self._answered)
+        call.set_waiting(self._waiting, self._reader)
+        self.call = call
+        call.pull = self.pull
+        return call
+
+    def _hand_over(self, call: Outgoing) -> None:
+        while True:
+            self._paused = True
+            ahead = self._handed - self._consumed
+            if ahead and (
+                ahead >= _AHEAD or self._handed_bytes - self.consumed_bytes >= _AHEAD_BYTES
+            ):
+                return
+            self._paused = False
+            found = call.take()
+            if found is None:
+                return
+            if found is END:
+                self._over = True
+                self._mailbox.put(END)
+                return
+            self._handed += 1
+            self._handed_bytes += len(found)
+            lease, call.answers.lease = call.answers.lease, None
+            self._mailbox.put((call.answers.number, found, lease))

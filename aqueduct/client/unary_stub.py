@@ -1,0 +1,182 @@
+"""Calls of one batch that a thread makes again and again: what they have in common is made once.
+
+A small call costs its thread little more than the Python functions that it goes through, and much
+of that is to say what the last call said, too. So that is kept here, and the call itself is a
+coroutine that the thread steps by itself where the answer comes at once (``BorrowedLoop.step``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping
+from concurrent.futures import CancelledError
+from typing import Final
+
+import pyarrow as pa
+
+from aqueduct.arrow.encode import Encoded
+from aqueduct.client.call import abandoned
+from aqueduct.client.client import Client
+from aqueduct.client.shared_loop import BorrowedLoop
+from aqueduct.client.sync_stream import SyncStream
+from aqueduct.client.thread_call import Crossing
+from aqueduct.client.unary import Answered, Asker, token_bytes
+from aqueduct.errors import AqueductError, ConnectionLost, LocalProtocolError
+from aqueduct.rpc.keys import Headers
+from aqueduct.rpc.request import Partition, own_headers
+
+__all__ = ["Prepared", "PreparedCall"]
+
+_BY_HAND: Final = 1.0
+"""Seconds for which the thread that waits runs the loop at most; then that has its own again."""
+
+
+class Prepared:
+    """Makes calls of one batch that are alike; ``SyncClient.prepare`` gives it.
+
+    For one thread at a time.
+    """
+
+    __slots__ = ("_asker", "_client", "_thread")
+
+    def __init__(self, thread: BorrowedLoop, client: Client, asker: Asker) -> None:
+        self._thread = thread
+        self._client = client
+        self._asker = asker
+
+    def encode(self, batch: pa.RecordBatch) -> Encoded | None:
+        """The payload of a batch; None if it is too large to go with its call.
+
+        Raises SchemaMismatch and LocalProtocolError.
+        """
+        encoded = self._asker.encode(batch)
+        return encoded if self._asker.fits(encoded) else None
+
+    def call(
+        self,
+        encoded: Encoded,
+        *,
+        headers: Mapping[str, str] | None = None,
+        run: str = "",
+        attempt: str = "",
+        token: str | bytes | None = None,
+        partition: Partition | None = None,
+    ) -> PreparedCall:
+        """One call; nothing is sent yet. Raises LocalProtocolError for what cannot be said."""
+        shown = self._client.token if token is None else token_bytes(token)
+        own = own_headers(run, attempt, shown, partition, headers)
+        return PreparedCall(self._thread, self._client, self._asker, encoded, tuple(own))
+
+
+class PreparedCall:
+    """One call of one batch. ``result`` is for the thread that made it, ``close`` for any."""
+
+    __slots__ = (
+        "_asker",
+        "_client",
+        "_closed",
+        "_headers",
+        "_task",
+        "_thread",
+        "encoded",
+        "waited",
+    )
+
+    def __init__(
+        self,
+        thread: BorrowedLoop,
+        client: Client,
+        asker: Asker,
+        encoded: Encoded,
+        headers: Headers,
+    ) -> None:
+        self._thread = thread
+        self._client = client
+        self._asker = asker
+        self._headers = headers
+        self._task: asyncio.Task[Answered] | None = None
+        self._closed = False
+        self.encoded = encoded
+        self.waited = 0.0
+        """Seconds that ``result`` took."""
+
+    def result(self) -> Answered:
+        """What came back; to be asked for once. Raises how the call failed."""
+        thread, began = self._thread, time.perf_counter()
+        try:
+            if thread.borrow():
+                try:
+                    client = self._client
+                    work = client.ask(self._asker, self.encoded, self._headers)
+                    answered = thread.step(work, client.connection, self._later)
+                    if answered is not None:
+                        return answered
+                    task = self._task
+                    if task is not None:
+                        if self._closed:  # while it was stepped
+                            task.cancel()
+                        thread.turn(_BY_HAND, until=task)
+                        if task.done():
+                            return task.result()
+                finally:
+                    try:
+                        thread.run_rest()
+                    finally:
+                        thread.give_back()
+            return thread.run(self._wait(lend=thread.may_borrow))
+        except (asyncio.CancelledError, CancelledError):
+            raise self._lost() from None
+        except LocalProtocolError:  # the loop has ended
+            if self._closed:
+                raise self._lost() from None
+            raise
+        except BaseException:
+            self.close()  # an interrupt leaves nothing behind
+            raise
+        finally:
+            self.waited = time.perf_counter() - began
+
+    def follow(self, answered: Answered) -> SyncStream:
+        """The answers that did not fit the message: ``answered`` says where they are."""
+        head = self._asker.following(answered)
+        crossing = Crossing(self._thread, self._client, head, None, answered=answered.follow)
+        crossing.finish()
+        return SyncStream(crossing, None)
+
+    def close(self) -> None:
+        """Abandons the call, unless it is over: the handler is told to stop."""
+        self._closed = True
+        task = self._task
+        if task is None:
+            return
+        if not task.done():
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and the task with it
+                self._thread.call(task.cancel)
+        elif not task.cancelled():
+            task.exception()  # nobody asks for it any more, and asyncio need not complain of that
+
+    # Within
+
+    def _later(self, task: asyncio.Task[Answered]) -> None:
+        """The answer did not come at once: the loop goes on with it."""
+        self._task = task
+
+    async def _wait(self, *, lend: bool) -> Answered:
+        """On the loop, which the next call may borrow if it is to be lent."""
+        begun, self._task = self._task, asyncio.current_task()
+        if self._closed and self._task is not None:
+            self._task.cancel()
+        try:
+            if begun is None:
+                return await self._client.ask(self._asker, self.encoded, self._headers)
+            return await begun
+        finally:
+            if lend:
+                self._thread.lend()
+
+    def _lost(self) -> AqueductError:
+        if self._closed:
+            return abandoned(self._client.address, self._asker.head.handler)
+        return ConnectionLost(f"{self._client!r} is closed")

@@ -1,0 +1,637 @@
+"""Reading the peer's sequences: what each frame of a channel does to its half (sections 2 and 3).
+
+The reader owns the streams of the peer and everything that follows from their frames: admission,
+the ends of halves, and what is lost or dropped with them. Violations raise RemoteProtocolError;
+the connection turns them into a close.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from aqueduct._speedups.channels import codec
+from aqueduct._speedups.channels.message_batches import Run
+from aqueduct._speedups.channels.oneshot_frames import drained
+from aqueduct.errors import Busy, RemoteProtocolError, SequenceError
+from aqueduct.protocol.channels.context import Shared
+from aqueduct.protocol.channels.events import Writable
+from aqueduct.protocol.channels.oneshot import Oneshots
+from aqueduct.protocol.channels.receiver import Received, ReceiverHalf
+from aqueduct.protocol.channels.recv_streams import SMALL, Handlers, Incoming, InStream
+from aqueduct.protocol.channels.registry import Half, Registry
+from aqueduct.protocol.channels.sender import Mode, SenderHalf
+from aqueduct.protocol.channels.state import SenderState
+
+__all__ = ["Reader"]
+
+SWEEP: Final = 1.0
+"""Seconds, at most, between two looks for batches that come too slowly."""
+
+
+class Reader:
+    """The streams of the peer, and what their frames mean."""
+
+    def __init__(
+        self,
+        shared: Shared,
+        registry: Registry,
+        forget: Callable[[int], None],
+        fail: Callable[[RemoteProtocolError], None],
+        prelude: Handlers,
+    ) -> None:
+        self._shared = shared
+        self._registry = registry
+        self._send_forget = forget
+        self._fail = fail
+        self.config = shared.config
+        self.incoming = Incoming(shared)
+        self.gate_open = False
+        """Whether the peer's connection headers are in and accepted (AQ-R10)."""
+        self.version_checked = False
+        """Whether ACK_VERSION was sent, so that sequences may begin without VERSION (AQ-28)."""
+        self.oneshots = Oneshots(shared, registry, self.incoming.decoder())
+        self._early: list[bytes] = []
+        """Datagrams whose ROUTE_TO waits for the gate."""
+        self._slow: dict[InStream, tuple[int, float]] = {}
+        """For each slow stream: the bytes it had reached, and its seconds since then."""
+        self._swept = 0.0
+        self._sweep_due: float | None = None
+        self._idle_at = -1
+        """The bytes in use when a sweep found nothing under way; -1: none has."""
+        self._sweep_interval = min(SWEEP, shared.config.timing.stall_deadline / 4)
+        """Seconds from one sweep to the next."""
+        self._idle_places: dict[ReceiverHalf, float] = {}
+        """For each batch above a budget: its seconds since it was whole, while it is in use."""
+        self._paused: dict[InStream, None] = {}
+        """Streams whose ROUTE_TO waits for the gate."""
+        self._handlers: Handlers = {
+            **prelude,
+            codec.Message.TAG: self._on_message,
+            codec.MessageHead.TAG: self._on_head,
+            codec.RouteTo.TAG: self._on_route,
+            codec.SentUnreliable.TAG: self._on_sent_unreliable,
+            codec.FinishSender.TAG: self._on_finish,
+            codec.CancelSender.TAG: self._on_cancel,
+            codec.AckReliable.TAG: self._on_ack_reliable,
+            codec.AckNackUnreliable.TAG: self._on_ack_nack_unreliable,
+            codec.CloseReceiver.TAG: self._on_close_receiver,
+            codec.ForgetChannel.TAG: self._on_forget,
+        }
+        self.incoming.plain = self._handlers
+        self._handlers_after_finish = {
+            **self._handlers,
+            codec.Message.TAG: self._after_finish,
+            codec.MessageHead.TAG: self._after_finish,
+            codec.SentUnreliable.TAG: self._after_finish,
+            codec.FinishSender.TAG: self._after_finish,
+            codec.CancelSender.TAG: self._after_finish,
+        }
+        self._handlers_early_end = {
+            **dict.fromkeys(self._handlers, self._on_late_frame),
+            codec.ForgetChannel.TAG: self._on_forget,
+        }
+
+    # What the connection asks
+
+    def feed(self, number: int, data: Any, fin: bool) -> None:
+        """The next bytes of a stream. Raises RemoteProtocolError."""
+        stream = self.incoming.streams.get(number)
+        if stream is None:
+            if fin and self.gate_open and self.version_checked and self.oneshots.read(data):
+                return
+            stream = self.incoming.opened(number, self._handlers)
+            stream.decoder.pause_at_route = not self.gate_open
+        elif (
+            isinstance(half := stream.half, ReceiverHalf)
+            and stream.handlers is self._handlers
+            and not (fin or stream.fin or stream.head)
+            and stream.partial < 0
+            and half.placement is None
+        ):
+            # Where calls may come.
+            found = self.oneshots.questions(half, stream.decoder, data)
+            if found is True:
+                self.incoming.credit(stream)
+                return
+            if isinstance(found, Run):
+                self.incoming.take_run(stream, half, found)
+                found = found.follows
+            self.read(stream, found)
+            return
+        if not stream.ignoring and len(data):
+            stream.decoder.feed(data)
+        stream.fin = stream.fin or fin
+        self.read(stream)
+
+    def feed_datagram(self, data: bytes) -> None:
+        """One datagram: VERSION, ROUTE_TO, MESSAGEs (AQ-R11). Raises RemoteProtocolError."""
+        limits = self.config.limits
+        decoder = codec.Decoder(
+            from_server=self._shared.side == 0,
+            datagram=True,
+            frame_limit=limits.frame_bytes,
+            header_limit=limits.header_bytes,
+            attachment_limit=limits.attachments,
+        )
+        decoder.pause_at_route = not self.gate_open
+        decoder.feed(data)
+        half: Half | None = None
+        first = True
+        while (frame := decoder.next()) is not None:
+            if first and not self.version_checked and frame.TAG != codec.Version.TAG:
+                raise SequenceError("a datagram began without VERSION (AQ-28, AQ-R6)")
+            first = False
+            if isinstance(frame, codec.RouteTo):
+                half = self._registry.routed(frame.channel)
+                if half is None:
+                    return
+            elif isinstance(frame, codec.Message):
+                if not isinstance(half, ReceiverHalf) or half.error is not None:
+                    return
+                self._on_datagram_message(half, frame)
+            else:
+                self._handlers[frame.TAG](self.incoming.outside(self._handlers), frame)
+        if decoder.paused:
+            if first and not self.version_checked:
+                raise SequenceError("a datagram began without VERSION (AQ-28, AQ-R6)")
+            self._keep_early(data)
+            return
+        decoder.end()
+
+    def _keep_early(self, data: bytes) -> None:
+        """Datagrams that wait for the connection headers: a few, the others drop (AQ-R10)."""
+        limits = self.config.limits
+        size = sum(map(len, self._early))
+        if (
+            len(self._early) < limits.early_datagrams
+            and size + len(data) <= limits.early_datagram_bytes
+        ):
+            self._early.append(data)
+
+    def reset(self, number: int) -> None:
+        """The peer gave up a stream: a partial frame is dropped without error (AQ-11)."""
+        stream = self.incoming.streams.pop(number, None)
+        if stream is not None:
+            self.incoming.leave(stream)
+
+    def open_gate(self) -> None:
+        """ROUTE_TO and what is behind it may be read from now on."""
+        self.gate_open = True
+        paused, self._paused = self._paused, {}
+        for stream in self.incoming.streams.values():
+            stream.decoder.pause_at_route = False
+        for stream in paused:
+            if stream.number in self.incoming.streams:
+                self.incoming.unhold(stream)
+                try:
+                    self.read(stream)
+                except RemoteProtocolError as error:
+                    self._fail(error)
+        early, self._early = self._early, []
+        for data in early:
+            try:
+                self.feed_datagram(data)
+            except RemoteProtocolError as error:
+                self._fail(error)
+                return
+
+    def drain(self) -> None:
+        """The connection is over: messages that are here whole need no room any more."""
+        for stream in tuple(self.incoming.streams.values()):
+            while (head := stream.head) is not None and stream.decoder.buffered >= head.size:
+                half = stream.half
+                assert isinstance(half, ReceiverHalf)
+                half.wait_no_more(stream)
+                stream.head = None
+                half.admit_small(head.size + head.overhead)
+                self._admitted(stream, half, head)
+                self.read(stream)
+
+    def clear(self) -> None:
+        """The connection is over."""
+        self.incoming.clear()
+        self._paused.clear()
+        self._early.clear()
+        self._slow.clear()
+        self._idle_places.clear()
+
+    def close_receiver(self, half: ReceiverHalf, error: Any = None) -> None:
+        """The application reads no more of this channel (AQ-43)."""
+        alive = half.error is None
+        dropped = half.close(error)
+        if alive:
+            self.half_ended(half)
+        self._drop(dropped)
+
+    def release(self, half: Half) -> None:
+        """A half that nobody can use: its receiver is closed, its sender cancelled (AQ-R26)."""
+        self._drop(self._release(half))
+
+    # Reading a sequence
+
+    def read(self, stream: InStream, frame: Any = None) -> None:
+        """Reads what has come; ``frame`` is the first of it, if it was read already."""
+        decoder = stream.decoder
+        while not stream.ignoring:
+            half = stream.half
+            if frame is not None:
+                pass
+            elif isinstance(half, ReceiverHalf):
+                frame = self._next_for(stream, half)
+            elif half is not None and half.state is SenderState.ENDED:
+                self._abandon(stream, half)
+                continue
+            else:
+                frame = decoder.next()
+            if frame is None:
+                if stream.partial < 0 and stream.half is not None and decoder.remaining:
+                    self.incoming.charge_small(stream)
+                if half is not None and not stream.fin:  # nearly always
+                    self.incoming.credit(stream)
+                    return
+                break
+            if not stream.begun:
+                stream.begun = True
+                if not self.version_checked and frame.TAG != codec.Version.TAG:
+                    raise SequenceError("a sequence began without VERSION (AQ-28)")
+            stream.handlers[frame.TAG](stream, frame)
+            frame = None
+            if stream.head is not None:
+                break
+            if (
+                half is not None
+                and drained(decoder)
+                and half.state is not SenderState.ENDED
+                and not (stream.fin or stream.ignoring)
+            ):  # nearly always: there is nothing to look for
+                self.incoming.credit(stream)
+                return
+        if stream.ignoring:
+            if stream.fin:
+                self.incoming.streams.pop(stream.number, None)
+            return
+        if decoder.paused:
+            if not stream.begun and not self.version_checked:
+                raise SequenceError("a sequence began without VERSION (AQ-28)")
+            self._paused[stream] = None
+            self.incoming.hold(stream)
+            return
+        if stream.head is not None:
+            self.incoming.hold(stream)
+        elif stream.fin:
+            decoder.end()
+            self.incoming.ended(stream)
+            return
+        self.incoming.credit(stream)
+
+    def _next_for(self, stream: InStream, half: ReceiverHalf) -> Any:
+        """The next frame for a receiver, or None; the plain messages before it are delivered."""
+        read = self.incoming.read_plain
+        while stream.handlers is self._handlers and (run := read(stream, half)) is not None:
+            if not run.full:
+                return run.follows
+        unasked = half.placement is None and half.room >= 2 * SMALL
+        stream.decoder.auto_admit = SMALL if unasked else -1
+        return stream.decoder.next()
+
+    def _abandon_streams(self, half: Half) -> None:
+        if isinstance(half, ReceiverHalf):
+            for stream in tuple(half.streams):
+                self._abandon(stream, half)
+
+    def _abandon(self, stream: InStream, half: Half) -> None:
+        """Its channel has ended."""
+        if stream.handlers is self._handlers_after_finish:
+            self.incoming.leave(stream)  # read on: nothing may follow (AQ-R18)
+            stream.decoder.auto_admit = -1
+        elif self._registry.ended_early(half.channel) and not stream.inside_message:
+            self.incoming.leave(stream)
+            self._read_early_end(stream)  # a FORGET_CHANNEL may be on its way here
+        else:
+            self.incoming.ignore(stream)
+
+    def _read_early_end(self, stream: InStream) -> None:
+        stream.handlers = self._handlers_early_end
+        stream.decoder.auto_admit = -1  # a message is not waited for
+
+    # Frames of a channel
+
+    def _on_route(self, stream: InStream, frame: codec.RouteTo) -> None:
+        half = self._registry.routed(frame.channel)
+        if half is None:
+            if self._registry.ended_early(frame.channel):
+                self._read_early_end(stream)
+            else:
+                self.incoming.ignore(stream)
+            return
+        self.incoming.route(stream, half)
+        if isinstance(half, ReceiverHalf):
+            half.routed(stream)
+
+    def _on_head(self, stream: InStream, frame: codec.MessageHead) -> None:
+        half = stream.half
+        assert isinstance(half, ReceiverHalf)
+        half.check_number(frame.num)
+        if half.waiting or not half.admit_head(frame):
+            half.wait(stream, frame)
+        else:
+            self._admitted(stream, half, frame)
+
+    def _admitted(self, stream: InStream, half: ReceiverHalf, head: codec.MessageHead) -> None:
+        """Its payload may land: where the application wants it, or in fresh memory."""
+        stream.partial = head.size + head.overhead
+        try:
+            target = half.place(head)
+            if stream.ignoring:  # the hook closed its own receiver
+                return
+            stream.decoder.admit(target)
+        except Exception as error:  # noqa: BLE001 - the hook's error, or that of its buffer, ends the channel
+            self.close_receiver(half, error)
+            return
+        self.incoming.grant_read_ahead(stream, head.size)
+
+    def _on_message(self, stream: InStream, frame: codec.Message) -> None:
+        half = stream.half
+        assert isinstance(half, ReceiverHalf)
+        size = frame.size + frame.overhead
+        if stream.partial < 0:
+            half.check_number(frame.num)
+            half.admit_small(size)
+        else:
+            half.recharge(stream.partial, size)
+            half.check_number(frame.num)  # two streams may have declared one number (AQ-R13)
+        stream.partial = -1
+        attachments = frame.attached and self._registry.attached(frame.attached)
+        half.message(Received.of(frame, attachments or (), half.cost(size)))
+        if half.error is not None:
+            self.half_ended(half)
+
+    def _on_datagram_message(self, half: ReceiverHalf, frame: codec.Message) -> None:
+        size = frame.size + frame.overhead
+        wanted = half.wants_datagram(frame.num, size)
+        if half.evicted:
+            evicted, half.evicted = half.evicted, ()
+            self._drop(evicted)
+        if not wanted:
+            return
+        attachments = frame.attached and self._registry.attached(frame.attached)
+        half.datagram(Received.of(frame, attachments or (), half.cost(size), reliable=False))
+        if half.error is not None:
+            self.half_ended(half)
+
+    def half_ended(self, half: ReceiverHalf) -> None:
+        """A receiver closed by itself: it leaves the tables, its sequences are ignored."""
+        self._registry.receiver_closed(half)
+        self._abandon_streams(half)
+
+    def _on_finish(self, stream: InStream, frame: codec.FinishSender) -> None:
+        half = stream.half
+        assert isinstance(half, ReceiverHalf)
+        stream.handlers = self._handlers_after_finish
+        half.finish(frame.sent_reliable)
+        if half.error is not None:
+            self.half_ended(half)
+
+    def _on_cancel(self, stream: InStream, frame: codec.CancelSender) -> None:
+        half = stream.half
+        assert isinstance(half, ReceiverHalf)
+        # What is dropped first, or its channels would look lost to the peer (AQ-R20, AQ-R26).
+        self._drop(half.cancel())
+        half.cancelled()
+        self.half_ended(half)
+
+    def _on_sent_unreliable(self, stream: InStream, frame: codec.SentUnreliable) -> None:
+        half = stream.half
+        assert isinstance(half, ReceiverHalf)
+        half.announced(frame.count)
+
+    def _on_ack_reliable(self, stream: InStream, frame: codec.AckReliable) -> None:
+        half = stream.half
+        assert isinstance(half, SenderHalf)
+        self._registry.reached(half.acked(frame.block))
+        if self._shared.blocked:
+            self.unblock([half])
+
+    def _on_ack_nack_unreliable(self, stream: InStream, frame: codec.AckNackUnreliable) -> None:
+        half = stream.half
+        assert isinstance(half, SenderHalf)
+        if frame.channel != half.channel:
+            raise SequenceError("ACK_NACK_UNRELIABLE names another channel than ROUTE_TO (AQ-R14)")
+        reached, lost = half.ack_nacked(frame.block)
+        self._registry.reached(reached)
+        self._lose(lost)
+        if self._shared.blocked:
+            self.unblock([half])
+
+    def _on_close_receiver(self, stream: InStream, frame: codec.CloseReceiver) -> None:
+        half = stream.half
+        assert isinstance(half, SenderHalf)
+        lost = half.receiver_closed()
+        self._registry.sender_closed(half)
+        self._shared.blocked.pop(half, None)
+        self._lose(lost)
+        self.incoming.ignore(stream)
+
+    def _on_forget(self, stream: InStream, frame: codec.ForgetChannel) -> None:
+        # The last frame that matters in its sequence (AQ-R23).
+        half, channel = stream.half, stream.decoder.route
+        self.incoming.ignore(stream)
+        if half is None:
+            # The message that carries the channel will not come (AQ-R26).
+            self._drop(self._registry.forget_early_end(channel))
+            return
+        links, dropped = self._registry.lose(half, tell_peer=False)
+        self._abandon_streams(half)
+        if isinstance(half, SenderHalf):
+            self._shared.blocked.pop(half, None)
+        self._drop(dropped)
+        self._lose(links)
+
+    def _after_finish(self, stream: InStream, frame: Any) -> None:
+        what = codec.FRAME_NAMES.get(frame.TAG, "MESSAGE")
+        raise SequenceError(f"{what} after FINISH_SENDER in one sequence (AQ-R18)")
+
+    def _on_late_frame(self, stream: InStream, frame: Any) -> None:
+        """For a channel that ended before its message came: only FORGET_CHANNEL matters."""
+        self.incoming.ignore(stream)
+
+    # Loss in transit (AQ-R27) and what is dropped with it
+
+    def _lose(self, channels: list[int]) -> None:
+        """Works the cascade with an explicit list (AQ-R27.8)."""
+        while channels:
+            channel = channels.pop()
+            half = self._registry.known(channel)
+            if half is None:
+                self._send_forget(channel)  # its own half ended before (AQ-R27.6)
+                continue
+            links, dropped = self._registry.lose(half, tell_peer=True)
+            self._abandon_streams(half)
+            if isinstance(half, SenderHalf):
+                self._shared.blocked.pop(half, None)
+            self._drop(dropped)
+            channels.extend(links)
+
+    def _drop(self, dropped: Sequence[Received]) -> None:
+        """Undelivered messages: their attachments are closed or cancelled (AQ-R26)."""
+        work = list(dropped)
+        while work:
+            for half, _ in work.pop().attachments:
+                work.extend(self._release(half))
+
+    def _release(self, half: Half) -> list[Received]:
+        if isinstance(half, SenderHalf):
+            if half.error is None and half.state.name == "OPEN":
+                half.cancel()
+            return []
+        alive = half.error is None
+        dropped = half.close()
+        if alive:
+            self.half_ended(half)
+        return dropped
+
+    # Room that came back
+
+    def resume(self) -> None:
+        """Reads on where messages waited for room. Raises RemoteProtocolError.
+
+        Channels with room of their own again come first, then the others in the order in which
+        they began to wait for the budget; above it, the first of those whose reader waits.
+        """
+        shared = self._shared
+        while shared.relieved or (shared.freed and shared.starved):
+            if shared.relieved:
+                self._resume_one(shared.relieved.popitem()[0])
+                continue
+            shared.freed = False
+            while shared.starved:
+                half = next(iter(shared.starved))
+                self._resume_one(half)
+                if half in shared.starved:
+                    break
+            if shared.place is None:
+                awaited = next((half for half in shared.starved if half.awaited), None)
+                if awaited is not None:
+                    self._resume_one(awaited)
+        shared.freed = False
+        if not shared.starved:
+            shared.process.waiting.pop(shared, None)
+
+    def _resume_one(self, half: ReceiverHalf) -> None:
+        while half.waiting:
+            stream = next(iter(half.waiting))
+            head = stream.head
+            assert head is not None
+            if not half.admit_head(head):
+                break
+            half.wait_no_more(stream)
+            stream.head = None
+            self._admitted(stream, half, head)
+            self.read(stream)
+        half.queue_up()
+
+    # Batches that come too slowly
+
+    def sweep_deadline(self) -> float | None:
+        """When ``sweep`` is due; None: nobody waits for room of batches that come here."""
+        shared = self._shared
+        if not (shared.starved or shared.process.waiting):
+            self._sweep_due, self._idle_at = None, -1
+        elif self._sweep_due is None and shared.budget_used != self._idle_at:
+            self._swept = shared.now
+            self._slow.clear()
+            self._idle_places.clear()
+            self._sweep_due = shared.now + self._sweep_interval
+        return self._sweep_due
+
+    def sweep(self, now: float) -> None:
+        """Fails batches that came too slowly for too long while others wait for their room."""
+        flow = self.config.flow
+        rate, limit = flow.stall_rate, self.config.timing.stall_deadline
+        # A blocked loop did not read meanwhile, so that time does not count against a batch.
+        passed = min(now - self._swept, 2 * self._sweep_interval)
+        self._swept = now
+        self._sweep_due = now + self._sweep_interval
+        slow, self._slow = self._slow, {}
+        for stream in tuple(self.incoming.streams.values()):
+            half = stream.half
+            if not isinstance(half, ReceiverHalf) or half.error is not None:
+                continue
+            if stream.head is not None or (stream.partial < 0 and not (half.pledged or half.owed)):
+                continue  # it waits itself, or nothing is missing
+            come = stream.decoder.reach(0)
+            since, waited = slow.get(stream, (come, 0.0))
+            waited += passed
+            if come - since >= rate * limit:
+                since, waited = come, 0.0
+            if waited >= limit and self._blocks_others(half):
+                self._fail_stalled(half, come - since, waited)
+            else:
+                self._slow[stream] = since, waited
+        idle, self._idle_places = self._idle_places, {}
+        for place in (self._shared.place, self._shared.process.place):
+            if isinstance(place, ReceiverHalf) and place._shared is self._shared:
+                self._pass_on(place, idle.get(place, 0.0) + passed)
+        if not (self._slow or self._idle_places):
+            self._sweep_due, self._idle_at = None, self._shared.budget_used  # until that changes
+
+    def _pass_on(self, place: ReceiverHalf, idle: float) -> None:
+        """A whole batch that is in use for too long loses its place above the budget.
+
+        Its handler may itself wait for one of those that wait for the place.
+        """
+        if place.pledged or place.owed or place.streams_land:
+            idle = 0.0
+        if idle >= self.config.timing.stall_deadline:
+            place.leave_place()
+        else:
+            self._idle_places[place] = idle
+
+    def _blocks_others(self, half: ReceiverHalf) -> bool:
+        shared = self._shared
+        here = len(shared.starved) - (half in shared.starved)
+        others = len(shared.process.waiting) - (shared in shared.process.waiting)
+        return here > 0 or others > 0
+
+    def _fail_stalled(self, half: ReceiverHalf, gained: int, waited: float) -> None:
+        flow, timing = self.config.flow, self.config.timing
+        shared = self._shared
+        if shared.starved:
+            budget = f"the connection's budget of {flow.receive_budget} bytes (Flow.receive_budget)"
+        else:
+            budget = (
+                f"the process's budget of {shared.process_budget} bytes "
+                "(Flow.process_receive_budget)"
+            )
+        self.close_receiver(
+            half,
+            Busy(
+                f"a batch gained {gained} bytes in {waited:.1f} s while others wait for room in "
+                f"{budget}; at least {flow.stall_rate} bytes a second are wanted for "
+                f"{timing.stall_deadline:g} s (Flow.stall_rate, Timing.stall_deadline)"
+            ),
+        )
+
+    def block(self, half: SenderHalf, mode: Mode, ample: bool) -> bool:
+        """Whether ``half`` has to wait for room; then ``unblock`` tells it.
+
+        Who sends without end waits for ``ample`` room: woken for each little of it, it would be
+        woken for each message.
+        """
+        blocked = self._shared.blocked
+        half.waits_for_ample = ample and (half.waits_for_ample or half not in blocked)
+        if half.error is not None or half.has_room(mode):
+            return False
+        blocked[half] = mode
+        return True
+
+    def unblock(self, halves: Sequence[SenderHalf | None]) -> None:
+        """Tells those of ``halves`` that wait for room and now have it."""
+        blocked = self._shared.blocked
+        for half in halves:
+            if half is None or half not in blocked or (half.waits_for_ample and not half.ample):
+                continue
+            if half.has_room(blocked[half]):
+                del blocked[half]
+                self._shared.events.append(Writable(half))

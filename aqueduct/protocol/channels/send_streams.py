@@ -1,0 +1,166 @@
+"""My streams: who may open one now, who waits above the transport, and how much is queued.
+
+Streams are a budget (Flow.streams of the peer): control streams may use all of it, message
+streams leave a share of it alone, so that an ack or a cancel never waits for bulk. What has no
+stream yet waits here and counts as queued like everything else.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from aqueduct._speedups.base.accounts import Account
+from aqueduct._speedups.base.buffers import size_of
+from aqueduct._speedups.channels import codec
+from aqueduct._speedups.channels.sender import Ledger, OutStream
+from aqueduct.config import Config
+from aqueduct.errors import LocalProtocolError
+from aqueduct.protocol.channels import effects, ids
+from aqueduct.protocol.channels.state import SenderState
+
+__all__ = ["OutStream", "Outgoing"]
+
+GUARDED_FROM = 4096
+"""Smaller buffers are copied into the frame when they are sent."""
+
+
+class Outgoing(Ledger):
+    """All of my streams, and the effects that concern them."""
+
+    def __init__(
+        self, config: Config, effects_out: list[effects.Effect], sending: Account | None = None
+    ) -> None:
+        """``sending`` counts what all connections of the process have queued."""
+        super().__init__(effects_out, config.flow, config.limits, SenderState.OPEN, config.debug)
+        if sending is not None:
+            self.process = sending
+            self.process_budget = config.flow.process_send_bytes
+        self._held_back = 0
+
+    # Inputs
+
+    def openable_changed(self, count: int) -> None:
+        """The carrier can now open ``count`` more streams, those in waiting effects included."""
+        self._openable = count - self._opened_since
+        self._most_openable = max(self._most_openable, count)
+        self._open_waiting()
+
+    def stopped(self, number: int) -> Any:
+        """The peer reads no more of a stream; what was queued is gone.
+
+        Returns the sender half whose messages or control frames it carried, if there is one.
+        """
+        stream = self._open.pop(number, None)
+        if stream is None:
+            return None
+        half = stream.speaker or stream.half
+        self._kill(stream)
+        return half
+
+    # Commands
+
+    def hold_back(self, stream: OutStream, buffers: list[Any]) -> None:
+        """Queues a whole sequence that takes its turn with ``let_go``."""
+        stream.waiting = buffers
+        stream.fin = True
+        self._held_back += 1
+        self._charge(stream, size_of(buffers))
+
+    def let_go(self, stream: OutStream) -> None:
+        """A sequence that was held back opens its stream when it can."""
+        self._held_back -= 1
+        (self._control_waiting if stream.control else self._message_waiting)[stream] = None
+        self._open_waiting()
+
+    def reset(self, stream: OutStream, code: int) -> None:
+        """Gives a stream up, whether or not it was ever opened (AQ-R29 for the code)."""
+        if stream.dead:
+            return
+        if stream.number < 0:
+            queue = self._control_waiting if stream.control else self._message_waiting
+            if stream in queue:
+                del queue[stream]
+            elif stream.waiting:
+                self._held_back -= 1
+        elif self._open.pop(stream.number, None) is not None:
+            self._effects.append((effects.RESET, stream.number, code))
+        self._kill(stream)
+
+    def clear(self) -> None:
+        """The connection is over."""
+        self._open.clear()
+        self._control_waiting.clear()
+        self._message_waiting.clear()
+        self.process.charge(-self.queued - self.retained)
+        self.process = Account()
+        self.queued = self._control_queued = self._held_back = 0
+
+    @property
+    def waiting(self) -> int:
+        """Streams that wait above the transport."""
+        return len(self._control_waiting) + len(self._message_waiting) + self._held_back
+
+    @property
+    def open(self) -> int:
+        """Streams with bytes that have not left, or without their end."""
+        return len(self._open)
+
+    # Within
+
+    def _open_waiting(self) -> None:
+        for queue in (self._control_waiting, self._message_waiting):
+            while queue and self._may_open(next(iter(queue))):
+                stream = queue.popitem(last=False)[0]
+                waiting, stream.waiting = stream.waiting, ()
+                buffers = list(waiting)
+                if self._begin(stream):
+                    buffers.insert(0, codec.VERSION)
+                    self._charge(stream, len(codec.VERSION))
+                if self._debug:
+                    self._guard(stream, buffers)
+                self._effects.append((effects.WRITE, stream.number, buffers, stream.fin))
+                if stream.half is not None:
+                    stream.half.stream_opened()
+
+    def _kill(self, stream: OutStream) -> None:
+        stream.dead = True
+        stream.waiting = ()
+        stream.speaker = None
+        self._release(stream, stream.queued)
+        if stream.half is not None:
+            stream.half.stream_left(stream)
+
+    def _guard(self, stream: OutStream, buffers: Sequence[Any]) -> None:
+        if stream.guard is None:
+            stream.guard = _Guard()
+        stream.guard.add(buffers)
+
+
+class _Guard:
+    """Debug only: a buffer belongs to the transport until it has left, so it may not change."""
+
+    def __init__(self) -> None:
+        self._given = 0
+        self._left = 0
+        self._buffers: deque[tuple[int, memoryview, int]] = deque()
+
+    def add(self, buffers: Sequence[Any]) -> None:
+        for buffer in buffers:
+            view = memoryview(buffer)
+            self._given += view.nbytes
+            if view.nbytes >= GUARDED_FROM:
+                self._buffers.append((self._given, view, zlib.crc32(view)))
+
+    def check(self, stream: OutStream, size: int) -> None:
+        self._left += size
+        while self._buffers and self._buffers[0][0] <= self._left:
+            _, view, checksum = self._buffers.popleft()
+            if zlib.crc32(view) != checksum:
+                raise LocalProtocolError(
+                    f"a buffer of {view.nbytes} bytes changed after it was sent on "
+                    f"{ids.describe(stream.half.channel) if stream.half else 'a stream'}: it "
+                    "belongs to the transport until it has left; send it with copy=True"
+                )

@@ -1,0 +1,273 @@
+"""Threads that are there at once: for handlers written without asyncio, and for the sync client.
+
+A ``Job`` is work that would take an event loop too long. A few threads of the process do it.
+
+All of them are daemon threads, because a handler that never returns must not keep an interpreter
+from ending. For the same reason ``concurrent.futures`` is of no use here: its threads are joined
+at exit, and what finds no free thread waits in a queue, where one slow call starves the others.
+"""
+
+from __future__ import annotations
+
+import _thread
+import asyncio
+import contextlib
+import itertools
+import os
+import selectors
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, Final, Generic, TypeVar
+
+from aqueduct._speedups.loop.waiter import Waiter
+from aqueduct.errors import LocalProtocolError
+from aqueduct.escaping import logger_of
+
+__all__ = ["AT_WORK", "Bench", "Job", "apart", "green"]
+
+log = logger_of(__name__)
+
+Work = Callable[[], None]
+T = TypeVar("T")
+
+AT_WORK: Final = max(2, min(8, os.cpu_count() or 1))
+"""Threads of the process that do jobs at the same time."""
+_IDLE_SECONDS: Final = 30.0
+_names = itertools.count(1)
+_GREEN: Final = ("gevent.", "eventlet.")
+_ALL: Final = "the threads, selectors and queues"
+
+
+def green() -> str:
+    """Which of the modules that threads rest on have been patched, for people; "" for none."""
+    parts = {
+        "threads": _thread.start_new_thread,
+        "selectors": selectors.DefaultSelector,
+        "queues": SimpleQueue,
+    }
+    names = [name for name, part in parts.items() if part.__module__.startswith(_GREEN)]
+    return _ALL if len(names) == len(parts) else f"the {' and '.join(names)}" if names else ""
+
+
+class Bench:
+    """Threads on call: ``start`` gives a piece of work one at once, and no work ever queues.
+
+    A thread that is done sits on the bench for the next piece of work; one that has sat for 30 s,
+    or finds ``idle_limit`` others there, ends. How many work at once is the caller's to bound.
+    """
+
+    def __init__(self, name: str = "aqueduct", *, idle_limit: int = 32) -> None:
+        """Raises LocalProtocolError if threads cannot work, as half of them was patched."""
+        if green() not in ("", _ALL):
+            raise LocalProtocolError(
+                f"{green()} of this process are those of gevent.monkey or eventlet, and others "
+                f"are not, so handlers could not run; let it patch all of {_ALL}, or none"
+            )
+        self._name = name
+        self._idle_limit = idle_limit
+        self._idle: list[_Worker] = []
+        self._lock = threading.Lock()
+        self._closed = False
+        self.threads = 0
+        """Threads alive, at work or idle."""
+
+    def start(self, work: Work) -> None:
+        """Runs ``work()`` in a thread of its own. It should raise nothing; what it does is logged.
+
+        Raises RuntimeError when the system has no thread to give.
+        """
+        with self._lock:
+            worker = self._idle.pop() if self._idle else None
+            if worker is None:
+                self.threads += 1
+        if worker is None:
+            worker = _Worker(self, f"{self._name}-{next(_names)}")
+            try:
+                worker.thread.start()
+            except BaseException:
+                with self._lock:
+                    self.threads -= 1
+                raise
+        worker.inbox.put(work)
+
+    def close(self) -> None:
+        """Idle threads end now, the others when their work does."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+            self.threads -= len(idle)
+        for worker in idle:
+            worker.inbox.put(None)
+
+    # What workers ask
+
+    def _sit_down(self, worker: _Worker) -> bool:
+        with self._lock:
+            if self._closed or len(self._idle) >= self._idle_limit:
+                self.threads -= 1
+                return False
+            self._idle.append(worker)
+            return True
+
+    def _leave(self, worker: _Worker) -> bool:
+        """False: the worker was called up in this very moment, so work is on its way."""
+        with self._lock:
+            if worker not in self._idle:
+                return False
+            self._idle.remove(worker)
+            self.threads -= 1
+            return True
+
+
+class _Worker:
+    def __init__(self, bench: Bench, name: str) -> None:
+        self.inbox: SimpleQueue[Work | None] = SimpleQueue()
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._bench = bench
+
+    def _run(self) -> None:
+        work: Work | None = self.inbox.get()
+        while work is not None:
+            try:
+                work()
+            except BaseException:
+                log.exception("work in thread %s raised", threading.current_thread().name)
+            work = None  # it may hold batches
+            if not self._bench._sit_down(self):
+                return
+            try:
+                work = self.inbox.get(timeout=_IDLE_SECONDS)
+            except Empty:
+                if self._bench._leave(self):
+                    return
+                work = self.inbox.get()
+
+
+class _Crew:
+    """A few threads that do the work given to them, in that order."""
+
+    def __init__(self, name: str, size: int) -> None:
+        self._bench = Bench(name, idle_limit=size)
+        self._size = size
+        self._lock = threading.Lock()
+        self._waiting: deque[Work] = deque()
+        self._active = 0
+
+    def start(self, work: Work) -> None:
+        """Has a thread do ``work``. If the system has no thread to give, the caller does it."""
+        with self._lock:
+            self._waiting.append(work)
+            if self._active >= self._size:
+                return
+            self._active += 1
+        try:
+            self._bench.start(self._work)
+        except RuntimeError:
+            self._work()
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._active -= 1
+                    return
+                work = self._waiting.popleft()
+            work()
+            del work  # it may hold batches
+
+
+_crew = _Crew("aqueduct-work", AT_WORK)
+
+
+def _new_crew() -> None:
+    global _crew
+    _crew = _Crew("aqueduct-work", AT_WORK)
+
+
+if hasattr(os, "register_at_fork"):  # the threads stay behind
+    os.register_at_fork(after_in_child=_new_crew)
+
+
+class Job(Generic[T]):
+    """Work of one message that is too long for an event loop, done in a thread.
+
+    It is made on the loop, and begins at once unless all threads are at work. If a task is
+    cancelled while it waits, the job goes on, and may be waited for again.
+    """
+
+    __slots__ = ("_error", "_loop", "_on_done", "_value", "_waiter", "_work", "done")
+
+    def __init__(self, work: Callable[[], T], on_done: Callable[[], object] | None = None) -> None:
+        """``on_done`` is called on the loop, when the work is done."""
+        self.done = False
+        """Whether the work is done, or the job was forgotten. It is set on the loop."""
+        self._work: Callable[[], T] | None = work
+        self._on_done = on_done
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        self._waiter: Waiter | None = None
+        self._loop = asyncio.get_running_loop()
+        _crew.start(self._run)
+
+    async def wait(self) -> T:
+        """Returns what the work returns, or raises what it raises. For one task at a time."""
+        await self.settled()
+        return self.result()
+
+    async def settled(self) -> None:
+        """Returns once it is ``done``. For one task at a time."""
+        while not self.done:
+            self._waiter = Waiter(self._loop)
+            await self._waiter
+
+    def result(self) -> T:
+        """What the work returned. Raises what it raised. Call it once the job is ``done``."""
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]
+
+    def forget(self) -> None:
+        """Nobody needs the result any more: work that has not begun never begins.
+
+        Call it on the loop. A task in ``settled`` goes on, and must not ask for a result.
+        """
+        self._work = self._on_done = None
+        self._wake()
+
+    def _run(self) -> None:
+        work, self._work = self._work, None
+        if work is None:
+            return
+        try:
+            self._value = work()
+        except BaseException as error:  # noqa: BLE001  it belongs to who waits
+            self._error = error
+        del work
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            self._loop.call_soon_threadsafe(self._finish)
+
+    def _finish(self) -> None:
+        self._wake()
+        if self._on_done is not None:
+            self._on_done()
+
+    def _wake(self) -> None:
+        self.done = True
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None:
+            waiter.step_soon()
+
+
+async def apart(work: Callable[..., T], *arguments: Any, **named: Any) -> T:
+    """Calls ``work(*arguments, **named)`` in a thread. Returns or raises what it does.
+
+    If the task is cancelled, work that has begun goes on, and its result is dropped.
+    """
+    job = Job(partial(work, *arguments, **named))
+    try:
+        return await job.wait()
+    finally:
+        job.forget()

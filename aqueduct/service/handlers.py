@@ -1,0 +1,273 @@
+"""What may be registered with a Service, looked at once: its shape, its schemas, its arguments.
+
+| kind | shapes | is called with |
+|---|---|---|
+| ``exchange`` | async generator, generator | ``(batches, call)`` |
+| ``exchange`` | function or coroutine function of one batch | ``(batch, call)`` |
+| ``source`` | async generator, generator | ``(call)`` |
+| ``sink`` | function or coroutine function | ``(batches, call)`` |
+
+``call`` may be left out of the signature. Functions and generators without ``async`` run in
+threads.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import pyarrow as pa
+
+from aqueduct import forks
+from aqueduct.arguments import signature_of
+from aqueduct.errors import ConfigError
+from aqueduct.rpc.describe import RESERVED_PREFIX
+from aqueduct.rpc.request import Kind
+
+if TYPE_CHECKING:
+    from aqueduct.service.context import Call
+
+__all__ = [
+    "EXCHANGE",
+    "SINK",
+    "SOURCE",
+    "Handler",
+    "OutputSchema",
+    "Shape",
+    "make_handler",
+    "object_of",
+    "shape_of",
+    "takes_last",
+]
+
+EXCHANGE: Final[Kind] = "exchange"
+SOURCE: Final[Kind] = "source"
+SINK: Final[Kind] = "sink"
+
+OutputSchema: TypeAlias = "pa.Schema | Callable[[Any], pa.Schema] | None"
+"""A schema, or what makes it of the input's schema (for a source: of the Call). None: the input's.
+"""
+
+
+class Shape(Enum):
+    """How a handler is written."""
+
+    ASYNC_GENERATOR = "async generator"
+    GENERATOR = "generator"
+    COROUTINE = "coroutine function"
+    FUNCTION = "function"
+
+
+_SHAPES: Final = {
+    EXCHANGE: frozenset(Shape),
+    SOURCE: frozenset({Shape.ASYNC_GENERATOR, Shape.GENERATOR}),
+    SINK: frozenset({Shape.COROUTINE, Shape.FUNCTION}),
+}
+_CALLED_WITH: Final = {
+    EXCHANGE: {
+        Shape.ASYNC_GENERATOR: "(batches, call)",
+        Shape.GENERATOR: "(batches, call)",
+        Shape.COROUTINE: "(batch, call)",
+        Shape.FUNCTION: "(batch, call)",
+    },
+    SOURCE: dict.fromkeys(Shape, "(call)"),
+    SINK: dict.fromkeys(Shape, "(batches, call)"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """One registered handler."""
+
+    name: str
+    kind: Kind
+    """"exchange", "source" or "sink"."""
+    function: Callable[..., Any]
+    shape: Shape
+    takes_call: bool
+    """Whether the signature has a place for the Call."""
+    input: pa.Schema | None
+    """What it accepts; None: anything."""
+    output: OutputSchema
+    concurrency: int
+    """Batches of one call worked on at once."""
+    idempotent: bool
+    """Whether a batch may be handed to it again, for example after a lost connection."""
+    max_calls: int | None
+    """Calls open at once; None leaves it to the service's limits."""
+    description: str
+
+    @property
+    def one_to_one(self) -> bool:
+        """Whether it is a function of one batch, so that each batch has one answer."""
+        return self.kind == EXCHANGE and self.shape in (Shape.FUNCTION, Shape.COROUTINE)
+
+    @property
+    def fault(self) -> str:
+        """What is wrong where it answers with another schema; the remedy follows this text."""
+        if self.name.startswith(RESERVED_PREFIX):
+            return "what is yielded is not what its schema declares; where it is made: "
+        if self.output is None:
+            return (
+                "the handler declares no output=, so its answers must have the schema of its "
+                "input; declare output=, or in the handler: "
+            )
+        return "the handler answers otherwise than its output= declares; in the handler: "
+
+    def invoke(self, *arguments: Any) -> Any:
+        """Calls the function; the Call is the last of ``arguments``."""
+        result = forks.call(self.function, arguments if self.takes_call else arguments[:-1])
+        return forks.iterate(result) if self.shape is Shape.GENERATOR else result
+
+    def output_schema(self, call: Call) -> pa.Schema | None:
+        """What the handler yields in this call; None for a sink.
+
+        Raises what a callable ``output`` raises, and TypeError if it gives no schema.
+        """
+        if self.kind == SINK:
+            return None
+        if isinstance(self.output, pa.Schema):
+            return self.output
+        if self.output is None:
+            return call.schema
+        schema = self.output(call if self.kind == SOURCE else call.schema)
+        if not isinstance(schema, pa.Schema):
+            raise TypeError(
+                f"output of handler {self.name!r} gave a {type(schema).__name__}, not a "
+                "pyarrow.Schema"
+            )
+        return schema
+
+
+def make_handler(
+    function: Callable[..., Any],
+    *,
+    name: str,
+    kind: Kind,
+    input: pa.Schema | None,
+    output: OutputSchema,
+    concurrency: int,
+    idempotent: bool,
+    max_calls: int | None,
+    description: str,
+) -> Handler:
+    """Checks what a user registers. Raises ConfigError that says what would do."""
+    where = f"handler {name!r}"
+    if not isinstance(name, str) or not name or len(name.encode()) > 256:
+        raise ConfigError(f"a handler's name is {name!r}; it must be text of 1 to 256 bytes")
+    if not isinstance(kind, str) or kind not in _SHAPES:
+        known = ", ".join(repr(known) for known in _SHAPES)
+        raise ConfigError(f"{where}: kind is {kind!r}; known kinds: {known}")
+    if not callable(function):
+        raise ConfigError(f"{where}: a function is wanted, got {type(function).__name__}")
+    shape = shape_of(function)
+    if shape not in _SHAPES[kind]:
+        wanted = " or ".join(sorted(f"{fit.value}" for fit in _SHAPES[kind]))
+        raise ConfigError(f"{where}: a {kind} must be written as {wanted}, not as {shape.value}")
+    called_with = _CALLED_WITH[kind][shape]
+    takes_call = takes_last(f"{where}: it", function, called_with)
+    if input is not None and not isinstance(input, pa.Schema):
+        raise ConfigError(f"{where}: input must be a pyarrow.Schema, not {type(input).__name__}")
+    if output is not None and not isinstance(output, pa.Schema) and not callable(output):
+        raise ConfigError(
+            f"{where}: output must be a pyarrow.Schema or a callable that makes one, "
+            f"not {type(output).__name__}"
+        )
+    if kind == SOURCE and input is not None:
+        raise ConfigError(f"{where}: a source takes no batches, so it has no input schema")
+    if kind == SOURCE and output is None:
+        raise ConfigError(f"{where}: a source needs output=, the schema of what it yields")
+    if kind == SINK and output is not None:
+        raise ConfigError(f"{where}: a sink yields no batches, so it has no output schema")
+    if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
+        raise ConfigError(f"{where}: concurrency is {concurrency!r}; it must be 1 or more")
+    one_to_one = kind == EXCHANGE and shape in (Shape.FUNCTION, Shape.COROUTINE)
+    if concurrency > 1 and not one_to_one:
+        raise ConfigError(
+            f"{where}: concurrency={concurrency} needs a function of one batch; {shape.value} "
+            "handlers see their batches one after another"
+        )
+    if max_calls is not None and (
+        isinstance(max_calls, bool) or not isinstance(max_calls, int) or max_calls < 1
+    ):
+        raise ConfigError(f"{where}: max_calls is {max_calls!r}; it must be 1 or more, or None")
+    if not description:
+        description = (inspect.getdoc(function) or "").partition("\n\n")[0].strip()
+    return Handler(
+        name=name,
+        kind=kind,
+        function=function,
+        shape=shape,
+        takes_call=takes_call,
+        input=input,
+        output=output,
+        concurrency=concurrency,
+        idempotent=idempotent,
+        max_calls=max_calls,
+        description=description,
+    )
+
+
+def shape_of(function: Callable[..., Any]) -> Shape:
+    """How a function is written, seen through ``functools.partial`` and callable objects."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    candidates = [function]
+    if not inspect.isroutine(function):
+        candidates.append(type(function).__call__)  # an object that can be called
+    for candidate in candidates:
+        if inspect.isasyncgenfunction(candidate):
+            return Shape.ASYNC_GENERATOR
+        if inspect.isgeneratorfunction(candidate):
+            return Shape.GENERATOR
+        if inspect.iscoroutinefunction(candidate):
+            return Shape.COROUTINE
+    return Shape.FUNCTION
+
+
+def takes_last(
+    what: str, function: Callable[..., Any], called_with: str, *, last: str = "call"
+) -> bool:
+    """Whether the signature has the last place of ``called_with``, which may be left out.
+
+    Raises ConfigError that begins with ``what``.
+    """
+    wanted = called_with.count(",") + 1
+    try:
+        signature = signature_of(function)
+    except (TypeError, ValueError):  # some builtins have none
+        return False
+    for count in (wanted, wanted - 1):
+        try:
+            signature.bind(*range(count))
+        except TypeError:
+            continue
+        # A default in that place is meant for something else.
+        places = list(signature.parameters.values())
+        if count == wanted and len(places) >= count:
+            place = places[count - 1]
+            if place.default is not inspect.Parameter.empty and place.name != last:
+                continue
+        return count == wanted
+    raise ConfigError(
+        f"{what} is called with {called_with}, where {last} may be left out; "
+        f"its signature is {signature}"
+    )
+
+
+def object_of(declared: type) -> Any:
+    """An object of a class, made without arguments. Raises ConfigError if it needs some."""
+    name = declared.__name__
+    try:
+        signature_of(declared).bind()
+    except TypeError as error:
+        raise ConfigError(
+            f"{name}() needs arguments ({error}): give an object, {name}(...), instead of the class"
+        ) from None
+    except ValueError:
+        pass  # some have no signature
+    return declared()

@@ -1,0 +1,564 @@
+"""A service while it runs: its listeners, its connections, its calls, and its drain."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import inspect
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from contextvars import copy_context
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from aqueduct._speedups.channels.receiver import Inbox
+from aqueduct.arrow.ipc import LONG_SCHEMA
+from aqueduct.carriers.certificates import ServerTls
+from aqueduct.carriers.contract import Bound
+from aqueduct.endpoint import Connection, Message, Receiver, Server, accounts, serve
+from aqueduct.endpoint.hooks import allows
+from aqueduct.errors import (
+    AqueductError,
+    BadCall,
+    BatchTooLarge,
+    Busy,
+    CallError,
+    ChannelError,
+    ConnectionLost,
+    HandlerFailed,
+    Refused,
+    SchemaMismatch,
+    UnknownHandler,
+)
+from aqueduct.escaping import Lines, logger_of
+from aqueduct.rpc.deadline import Watches
+from aqueduct.rpc.keys import ALIVE, BODY
+from aqueduct.rpc.request import PLACES, CallHead, KnownCall, KnownCalls, check_attachments
+from aqueduct.rpc.status import CANCELLED, OK, Status
+from aqueduct.rpc.threads import Bench, Job
+from aqueduct.rpc.unary import Questions, room_of
+from aqueduct.service.async_runner import EachBatch, drive_async_generator, drive_coroutine_sink
+from aqueduct.service.call import COUNTED, RunningCall
+from aqueduct.service.context import Call
+from aqueduct.service.eager_task import Starter
+from aqueduct.service.handlers import Handler, Shape
+from aqueduct.service.thread_runner import Bridge
+from aqueduct.service.unary import UnaryCall, drive_coroutine
+
+if TYPE_CHECKING:
+    from aqueduct.protocol.channels.receiver import Received
+    from aqueduct.service.service import Service
+    from aqueduct.service.telemetry import Observer
+
+__all__ = ["COUNTERS", "Serving"]
+
+log = logger_of(__name__)
+
+_Opening: TypeAlias = tuple[CallHead, KnownCall | None, memoryview | None]
+"""A call, what is known of such calls, and the payload of its one batch if that came with it."""
+Drive = Callable[[RunningCall], Awaitable[Mapping[str, int] | None]]
+
+_ENDS: Final = ("failed", "cancelled", "refused")
+COUNTERS: Final = (
+    "calls",
+    "open_calls",
+    "connections",
+    "open_connections",
+    *_ENDS,
+    *COUNTED,
+)
+"""The names that ``Serving.counters`` has."""
+
+_OF_HANDLERS: Final = (HandlerFailed, SchemaMismatch, BatchTooLarge)
+"""Errors of answers: the handler's fault, unless the client's input was wrong."""
+_AT_ONCE: Final = 32
+"""Calls of one connection that begin in one turn of the loop."""
+_WIDE_AT_ONCE: Final = 4
+"""Calls of one connection whose very wide schemas are read at the same time. Later calls wait."""
+_CLOSING: Final = 2.0
+"""Seconds at the end of a drain, at most, in which open calls fail and clients are told."""
+_LEASED: Final = 4096
+"""A unary call of so many bytes is charged until its end; a smaller one until it begins."""
+
+
+class Serving:
+    """What ``Service.serving`` gives: a service that listens."""
+
+    def __init__(self, service: Service, server_tls: ServerTls | None) -> None:
+        self.service = service
+        self.config = service.config
+        self.calls: set[RunningCall] = set()
+        """Calls that are open now."""
+        self._tls = server_tls
+        self._server: Server | None = None
+        self._bench = Bench(f"aqueduct-{service.name}")
+        self._connections: dict[Connection, set[RunningCall]] = {}
+        self._by_handler: Counter[str] = Counter()
+        self._counted: Counter[str] = Counter()
+        self._number = 0
+        self._draining = False
+        self._idle = asyncio.Event()
+        """Nothing more is waited for; looked at while the service drains."""
+        self._handlers = service.handlers
+        self.sizes: dict[str, int] = {}
+        """Bytes of the largest answer of the last call of each handler that makes large ones."""
+        self.room = room_of(self.config.calls)
+        """Bytes of a call's answers that go with its status."""
+        loop = asyncio.get_running_loop()
+        self._starter = Starter(loop)
+        self.watches = Watches(loop, self.config.timing.progress_deadline)
+        """The deadlines of the calls."""
+
+    @property
+    def addresses(self) -> list[str]:
+        """What clients connect to: real ports, and of a development certificate the fingerprint."""
+        return list(self._server.addresses) if self._server is not None else []
+
+    @property
+    def connections(self) -> list[Connection]:
+        """Those that are open now."""
+        return list(self._connections)
+
+    def counters(self) -> dict[str, int]:
+        """What was counted since the start; may be called from any thread.
+
+        ``calls`` and ``connections`` are totals and ``open_calls`` and ``open_connections`` what
+        is there now. Of the calls, ``failed`` ended with an error, ``cancelled`` were abandoned
+        by their clients, and ``refused`` never began (busy, unknown, token, schema).
+        """
+        open_calls = tuple(self.calls)
+        found = {
+            "calls": self._number,
+            "open_calls": len(open_calls),
+            "connections": self._counted["connections"],
+            "open_connections": len(self._connections),
+        }
+        for name in _ENDS:
+            found[name] = self._counted[name]
+        for name in COUNTED:
+            found[name] = self._counted[name] + sum(getattr(call, name) for call in open_calls)
+        return found
+
+    async def start(self, addresses: Sequence[str | Bound]) -> None:
+        """Begins to listen. Raises ConfigError for an address that cannot work or is taken."""
+        self._server = await serve(
+            self._serve_connection, addresses, config=self.config, tls=self._tls
+        )
+
+    async def close(self, *, drain: float | None = None) -> None:
+        """Takes no more calls, waits for those that are open, and ends, within ``drain`` seconds.
+
+        None means Timing.drain_timeout. The last quarter of them, 2 s at most, is for the end of
+        calls that are still open then: they fail with Refused.
+        """
+        self._draining = True
+        server, self._server = self._server, None
+        if server is None:
+            return
+        server.stop_listening()
+        whole = self.config.timing.drain_timeout if drain is None else drain
+        closing = min(whole / 4, _CLOSING)
+        seconds = whole - closing
+        if not await self._wait_idle(seconds):
+            log.warning(
+                "%s: %d calls did not end within %g s and are ended now",
+                self.service.name,
+                len(self.calls),
+                seconds,
+            )
+            for connection in self._connections:
+                log.info("%s", connection.snapshot(channels=0))
+            for running in tuple(self.calls):
+                call = running.call
+                text = f"the service {self.service.name!r} is ending"
+                ending = Refused(text, peer=call.peer, handler=call.handler, draining=True)
+                running.abort(ending)
+            await self._wait_idle(closing / 2)
+        await server.close(reason="the service has ended")
+        for running in tuple(self.calls):  # handlers that do not let go
+            running.task.cancel()
+        self._bench.close()
+        self._starter.close()
+        self.watches.close()
+
+    async def drain(self, hurry: asyncio.Event, seconds: float | None = None) -> None:
+        """``close``, but from the moment that ``hurry`` is set open calls get no more time."""
+        closing = asyncio.ensure_future(self.close(drain=seconds))
+        hurried = asyncio.ensure_future(hurry.wait())
+        await asyncio.wait((closing, hurried), return_when=asyncio.FIRST_COMPLETED)
+        hurried.cancel()
+        if not closing.done():
+            self.hurry()
+        await closing
+
+    def hurry(self) -> None:
+        """Ends the drain of a ``close`` that is under way."""
+        self._idle.set()
+
+    def memory(self) -> dict[str, int]:
+        """Bytes that this process holds, of all its services and clients; for any thread.
+
+        - ``received_bytes``: batches whose handlers or readers still use them.
+        - ``kept_bytes``: batches that handlers keep although they asked for the next one.
+        - ``sending_bytes``: what has not left the process yet.
+        - ``connections``: how many are open, a number.
+        """
+        process = accounts.process()
+        return {
+            "received_bytes": process.receiving.used,
+            "kept_bytes": process.receiving.kept,
+            "sending_bytes": process.sending.used,
+            "connections": process.connections,
+        }
+
+    def state(self) -> dict[str, Any]:
+        """Counters, memory and connections as plain values, for JSON."""
+        return {
+            "counters": self.counters(),
+            "memory": self.memory(),
+            "connections": [connection.snapshot().to_dict() for connection in self._connections],
+        }
+
+    async def _wait_idle(self, seconds: float) -> bool:
+        if self.calls:
+            self._idle.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._idle.wait()
+        return not self.calls
+
+    # Connections and the messages on their entrypoints
+
+    async def _serve_connection(self, connection: Connection) -> None:
+        self._counted["connections"] += 1
+        entrance = _Entrance(self, connection)
+        self._connections[connection] = entrance.calls
+        try:
+            entrance.read()
+            with suppress(AqueductError):
+                await connection.wait_closed()
+        finally:
+            connection.entrypoint.on_change = None
+            del self._connections[connection]
+
+    def message(self, entrance: _Entrance, received: Received) -> None:
+        """One message on the entrypoint of a connection."""
+        calls = entrance.calls
+        if not received.attachments and any(key == ALIVE for key, _ in received.headers):
+            for running in tuple(calls):
+                running.alive()
+            return
+        if len(received.payload) >= LONG_SCHEMA and _schema_bytes(received) >= LONG_SCHEMA:
+            entrance.open_apart(received)
+        else:
+            self.open(entrance, received, partial(entrance.decode, received))
+
+    def open(
+        self, entrance: _Entrance, received: Received, decode: Callable[[], _Opening]
+    ) -> RunningCall | None:
+        """Begins the call that ``decode`` finds in a message; None: it was refused."""
+        calls = entrance.calls
+        try:
+            head, known, payload = decode()
+            if payload is None:
+                running = self._begin(entrance, received, head, known)
+            else:
+                replying = entrance.connection.replying(received)
+                if replying is None:
+                    raise BadCall(
+                        "a call of the kind unary carries one channel, the sender of a oneshot; "
+                        f"{len(received.attachments)} came",
+                        peer=entrance.connection.peer,
+                    )
+                number = self._admit(entrance, head.handler)
+                running = UnaryCall(
+                    self, entrance.connection, head, known, payload, replying, number
+                )
+                if len(payload) >= _LEASED:
+                    running.brought = entrance.inbox.lease(received.payload)
+        except CallError as error:
+            self._counted["refused"] += 1
+            log.info("%s: a call was refused: %s", entrance.connection.peer, error)
+            _refuse(entrance.connection.message(received), error)
+            return None
+        calls.add(running)
+        self.calls.add(running)
+        self._starter.start(running)
+        return running
+
+    def _begin(
+        self, entrance: _Entrance, received: Received, head: CallHead, known: KnownCall | None
+    ) -> RunningCall:
+        connection = entrance.connection
+        halves = [half for half, _ in received.attachments]
+        check_attachments(head.kind, len(halves))
+        places = PLACES[head.kind]
+        to_server = None if places.to_server is None else halves[places.to_server]
+        output, status = halves[places.to_client], halves[places.status]
+        sends = to_server is not None and to_server.is_sender
+        if sends or not (output.is_sender and status.is_sender):
+            raise BadCall(f"the channels of a call of the kind {head.kind} point the wrong way")
+        number = self._admit(entrance, head.handler)
+        handle: Callable[[Any], Any] = connection.handle  # its kind was just looked at
+        receiver = None if to_server is None else handle(to_server)
+        ends = handle(output), handle(status)
+        return RunningCall(self, connection, head, receiver, *ends, number, known)
+
+    def _admit(self, entrance: _Entrance, handler: str) -> int:
+        """The number of a call for which there is room. Raises Refused and Busy."""
+        limits, calls = self.config.calls, entrance.calls
+        peer = entrance.connection.carrier.peer
+        if self._draining:
+            text = f"the service {self.service.name!r} is ending"
+            raise Refused(text, draining=True, peer=peer, handler=handler)
+        if len(calls) >= limits.max_calls_connection:
+            text = (
+                f"{len(calls)} calls are open on this connection, which is the limit "
+                "(Calls.max_calls_connection)"
+            )
+        elif len(self.calls) >= limits.max_calls_process:
+            text = (
+                f"the service {self.service.name!r} has {len(self.calls)} calls open, which is the "
+                "limit (Calls.max_calls_process)"
+            )
+        else:
+            self._number += 1
+            return self._number
+        raise Busy(text, peer=peer, handler=handler)
+
+    # What running calls ask
+
+    async def authorize(self, call: Call) -> None:
+        """Raises Refused if the service does not want the call."""
+        decide = self.service.authorize
+        if decide is None:
+            return
+        names: Any = {"peer": call.peer, "handler": call.handler}
+        # The client may be a stranger, who should not read what went wrong in the service.
+        undecided = "the service could not decide about the call, so it is refused"
+        try:
+            answer: object = decide(call)
+            if inspect.isawaitable(answer):
+                answer = await answer
+        except CallError:
+            raise
+        except Exception as error:
+            log.exception("authorize raised for %r", call)
+            raise Refused(undecided, **names) from error
+        try:
+            allowed = allows(answer, "authorize")
+        except TypeError as error:
+            log.error("%r is refused: %s", call, error)
+            raise Refused(undecided, **names) from error
+        if not allowed:
+            raise Refused("the service does not allow the call", **names)
+
+    def handler(self, call: CallHead, peer: str) -> Handler:
+        """The handler of a call, which holds one of its places from here on."""
+        handlers = self._handlers
+        handler = handlers.get(call.handler)
+        names = {"peer": peer, "handler": call.handler}
+        if handler is None:
+            alike = difflib.get_close_matches(call.handler, handlers, n=1)
+            hint = f"did you mean {alike[0]!r}?" if alike else _list_of(handlers)
+            raise UnknownHandler(
+                f"the service {self.service.name!r} has no handler {call.handler!r}; {hint}",
+                **names,
+            )
+        if handler.kind != call.kind:
+            article = "an" if handler.kind == "exchange" else "a"
+            raise UnknownHandler(
+                f"handler {handler.name!r} is {article} {handler.kind}, and was called as "
+                f"{call.kind}: use client.{handler.kind}",
+                **names,
+            )
+        if handler.max_calls is not None and self._by_handler[handler.name] >= handler.max_calls:
+            raise Busy(
+                f"handler {handler.name!r} has {handler.max_calls} calls open, which is its limit "
+                "(max_calls)",
+                **names,
+            )
+        self._by_handler[handler.name] += 1
+        return handler
+
+    def start_thread(self, work: Callable[[], None]) -> None:
+        """A thread for ``work``. Raises Busy when the system has none."""
+        if self.service.telemetry is not None:  # what the handler tells belongs to the call's span
+            work = partial(copy_context().run, work)
+        try:
+            self._bench.start(work)
+        except RuntimeError as error:
+            raise Busy(f"the service {self.service.name!r} can start no thread: {error}") from error
+
+    def driver_of(self, running: RunningCall, handler: Handler) -> Drive:
+        """What works on the call, which was accepted, with its handler."""
+        if self.service.telemetry is not None:
+            self._observe(running, self.service.telemetry)
+        shape = handler.shape
+        if shape is Shape.COROUTINE and isinstance(running, UnaryCall):
+            return drive_coroutine
+        if shape is Shape.ASYNC_GENERATOR:
+            return drive_async_generator
+        if handler.one_to_one:
+            return lambda running: EachBatch(running).drive()
+        if shape is Shape.COROUTINE:
+            return drive_coroutine_sink
+        return lambda running: Bridge(running).drive()
+
+    def count_end(self, running: RunningCall, status: Status, error: BaseException | None) -> None:
+        """A call has its status, which is not OK or is to be observed."""
+        if running.observation is not None:
+            try:
+                running.observation.ended(status.code, status.message, running.counters())
+            except Exception:
+                log.exception("telemetry raised at the end of %r", running.call)
+        if status.code == OK:
+            return
+        if status.code == CANCELLED or isinstance(error, ConnectionLost):
+            self._counted["cancelled"] += 1
+        elif not running.accepted:
+            self._counted["refused"] += 1
+            level = logging.WARNING if isinstance(error, HandlerFailed) else logging.INFO
+            log.log(level, "%r was refused: %s", running.call, status.message)
+        else:
+            self._counted["failed"] += 1
+            # A fault of the handler is a warning for the operator of the service.
+            own = not isinstance(error, CallError) or (
+                isinstance(error, _OF_HANDLERS) and error is not running.input_fault
+            )
+            level = logging.WARNING if own else logging.INFO
+            lines = Lines(status.traceback)
+            log.log(level, "%r failed: %s%s", running.call, status.message, lines)
+
+    def _observe(self, running: RunningCall, telemetry: Observer) -> None:
+        """A call that nobody can observe is a call nevertheless."""
+        try:
+            running.observation = telemetry.began(running.call)
+        except Exception:
+            log.exception("telemetry raised at the beginning of %r", running.call)
+
+    def call_ended(self, running: RunningCall) -> None:
+        """A call is over, its handler too: its place is free."""
+        self.calls.discard(running)
+        running.add_counters(self._counted)
+        connection_calls = self._connections.get(running.connection)
+        if connection_calls is not None:
+            connection_calls.discard(running)
+        handler = running._handler
+        if handler is not None:
+            self._by_handler[handler.name] -= 1
+        if self._draining and not self.calls:
+            self._idle.set()
+
+
+class _Entrance:
+    """The entrypoint of one connection: reads calls where they come in, without a task."""
+
+    __slots__ = (
+        "_later",
+        "_opening",
+        "_serving",
+        "calls",
+        "connection",
+        "inbox",
+        "known",
+        "questions",
+    )
+
+    def __init__(self, serving: Serving, connection: Connection) -> None:
+        self._serving = serving
+        self._later = False
+        self._opening = 0  # calls with a very wide schema, which is being read
+        self.connection = connection
+        self.calls: set[RunningCall] = set()
+        """The connection's calls that are open."""
+        self.questions = Questions(connection.peer)
+        self.known = KnownCalls(connection.peer)
+        self.inbox: Inbox = connection.entrypoint.inbox
+        self.inbox.keeps = True
+        connection.entrypoint.on_change = self.read
+
+    def read(self) -> None:
+        """Begins the calls that have come; a few at once, then others have the loop."""
+        if self._later or self._opening >= _WIDE_AT_ONCE:
+            return
+        connection = self.connection
+        try:
+            for _ in range(_AT_ONCE):
+                received = connection.question()
+                if received is None:
+                    return
+                self._serving.message(self, received)
+                self.inbox.settle()
+                if not self.inbox.queue or self._opening >= _WIDE_AT_ONCE:
+                    return
+        except ChannelError as error:  # the client will not call again, but reads its answers
+            log.debug("%r: the entrypoint ended: %s", self.connection, error)
+            return
+        except ConnectionLost:
+            return
+        self._later = True
+        asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._later = False
+        self.read()
+
+    def decode(self, received: Received) -> _Opening:
+        """The call that a message opens. Raises BadCall. May be used in threads."""
+        found = self.questions.find(received)
+        if found is not None:
+            return found
+        return *self.known.decode(received.headers, received.payload), None
+
+    def open_apart(self, received: Received) -> None:
+        """Has a very wide schema read in a thread; then the call begins.
+
+        Calls that come later may begin before it.
+        """
+        self._opening += 1
+        job: Job[_Opening]
+
+        def read() -> None:
+            self._opening -= 1
+            if self.connection.closed:
+                return
+            running = self._serving.open(self, received, job.result)
+            if running is not None:
+                running.catch_up()
+            self.read()
+
+        job = Job(partial(self.decode, received), read)
+
+
+def _schema_bytes(received: Received) -> int:
+    """Bytes of the schemas in the message of a call, as far as its headers say so."""
+    for key, value in received.headers:
+        if key == BODY:
+            return int(value) if value.isdigit() and len(value) < 18 else 0
+    return len(received.payload)
+
+
+def _refuse(message: Message, error: CallError) -> None:
+    """Answers a call that never began; its channels are ended one by one."""
+    attachments = message.attachments
+    for attachment in attachments:
+        handle = attachment.handle
+        with suppress(AqueductError):
+            if isinstance(handle, Receiver):
+                handle.close()
+            elif attachment is attachments[-1]:
+                headers, payload = Status.from_exception(error).encode()
+                handle.send_nowait(payload, headers=headers, force=True)
+            else:
+                handle.finish()
+
+
+def _list_of(handlers: Mapping[str, Handler]) -> str:
+    names = sorted(name for name in handlers if not name.startswith("aqueduct."))
+    if not names:
+        return "it has none"
+    shown = ", ".join(map(repr, names[:20]))
+    return f"it has {shown}" + (" ..." if len(names) > 20 else "")

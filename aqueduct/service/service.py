@@ -1,0 +1,601 @@
+"""``Service``: handlers for Arrow record batches, and what serves them.
+
+::
+
+    service = aqueduct.Service("words")
+
+    @service.handler("lengths", input=WORDS, output=LENGTHS, concurrency=4)
+    def lengths(batch):                       # a function of one batch: in threads
+        return pa.record_batch({"length": pc.utf8_length(batch["word"])}, schema=LENGTHS)
+
+    @service.handler("enrich", output=ENRICHED)
+    async def enrich(batches, call):          # an async generator: on the event loop
+        async for batch in batches:
+            yield await look_up(batch, call.headers["region"])
+
+    @service.handler("sort")
+    def sort(batches, call):                  # a plain generator: in a thread of its own
+        yield from pa.Table.from_batches(batches, schema=call.schema).sort_by("id").to_batches()
+
+    service.run("aqueduct://0.0.0.0:4433", cert="server.pem", key="server.key")
+
+A handler without a name has that of its function: ``@service.handler`` and
+``@service.handler(output=ENRICHED)`` do, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from os import PathLike
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+
+import pyarrow as pa
+
+from aqueduct.address import Address
+from aqueduct.arguments import UNGIVEN, Duration, checked
+from aqueduct.carriers.certificates import ServerTls, dev_certificate
+from aqueduct.carriers.contract import Bound
+from aqueduct.config import DEFAULT, Config
+from aqueduct.errors import ConfigError, LocalProtocolError
+from aqueduct.rpc.describe import (
+    DESCRIBE,
+    DESCRIBE_SCHEMA,
+    RESERVED_PREFIX,
+    Description,
+    HandlerDescription,
+    SinkSummary,
+    TableDescription,
+)
+from aqueduct.rpc.request import Kind
+from aqueduct.rpc.threads import apart
+from aqueduct.service.context import Call
+from aqueduct.service.handlers import (
+    EXCHANGE,
+    SOURCE,
+    Handler,
+    OutputSchema,
+    make_handler,
+    object_of,
+)
+from aqueduct.service.server import COUNTERS, Serving
+from aqueduct.service.signals import Deadline, Holders, serve_until_signal
+from aqueduct.service.sinks import Sink
+from aqueduct.service.tables import Filters, Table, TableSchema, make_table
+
+if TYPE_CHECKING:
+    from aqueduct.service.telemetry import Observer
+
+__all__ = ["Service"]
+
+Authorize = Callable[[Call], Awaitable[bool | None] | bool | None]
+Function = TypeVar("Function", bound=Callable[..., Any])
+Declared = TypeVar("Declared")
+File = str | PathLike[str] | bytes
+
+
+class Service:
+    """A name, some handlers, and the ways to serve them.
+
+    - ``description``: what it is for, in a line or two; clients read it by ``describe``.
+    - ``config``: limits, windows and timeouts of every connection.
+    - ``authorize``: called with each ``Call`` before anything else is told about it; looks at
+      ``token``, ``headers``, ``peer_identity`` or ``peer_credentials``. None and True allow the
+      call. False refuses it, and so does raising ``Refused``, with a text for the client. Any other
+      answer and any other exception refuse it too, with an error in the log. It may be a
+      coroutine function; it runs on the event loop, so it must not block.
+    - ``telemetry``: told of each call's beginning and end;
+    ``aqueduct.service.telemetry.OpenTelemetry()``
+      makes spans and metrics of them.
+
+    A service may be served more than once at a time, by ``serving`` or ``run``.
+    """
+
+    @checked()
+    def __init__(
+        self,
+        name: str,
+        *,
+        description: str = "",
+        config: Config = DEFAULT,
+        authorize: Authorize | None = None,
+        telemetry: Observer | None = None,
+    ) -> None:
+        if not isinstance(name, str) or not name.isprintable() or not name:
+            raise ConfigError(f"a service's name is {name!r}; it must be printable text")
+        self.name = name
+        self.description = description
+        self.config = config
+        self.authorize = authorize
+        self.telemetry = telemetry
+        self._handlers: dict[str, Handler] = {}
+        self._sinks: dict[str, Sink] = {}
+        self._tables: dict[str, Table] = {}
+        self._servings: list[Serving] = []
+        self._ended: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._add_description()
+
+    @overload
+    def handler(self, name: Function) -> Function: ...
+
+    @overload
+    def handler(
+        self,
+        name: str = ...,
+        *,
+        input: pa.Schema | None = None,
+        output: OutputSchema = None,
+        kind: Kind = EXCHANGE,
+        concurrency: int = 1,
+        idempotent: bool = False,
+        max_calls: int | None = None,
+        description: str = "",
+    ) -> Callable[[Function], Function]: ...
+
+    @checked()
+    def handler(
+        self,
+        name: Any = UNGIVEN,
+        *,
+        input: pa.Schema | None = None,
+        output: OutputSchema = None,
+        kind: Kind = EXCHANGE,
+        concurrency: int = 1,
+        idempotent: bool = False,
+        max_calls: int | None = None,
+        description: str = "",
+    ) -> Any:
+        """Registers the decorated function, and returns it unchanged.
+
+        - ``name``: what clients call it by; without one, the function's own name.
+          ``@service.handler`` without parentheses does as well.
+        - ``kind``: ``exchange`` (batches in and out), ``source`` (out alone) or ``sink`` (in
+          alone; it may return a dict of counters). See the table in ``aqueduct.service.handlers``
+          for how each may be written, and ``Call`` for the argument that may be left out.
+        - ``input``: the schema of the batches it accepts, compared before it is called. None
+          accepts any.
+        - ``output``: the schema of the batches that it yields; a callable that makes it of the
+          input's schema (for a source: of the Call); or None for the input's own.
+        - ``concurrency``: how many batches of one call a function of one batch works on at once;
+          the answers are put in order.
+        - ``idempotent``: whether a batch may be handed to it a second time.
+        - ``max_calls``: calls open at once; more are answered with ``busy``. The service's own
+          limits (Calls.max_calls_connection, Calls.max_calls_process) hold beside it.
+        - ``description``: for ``describe``; by default the first paragraph of the docstring.
+
+        Raises ConfigError for what cannot work.
+        """
+        function, name = _apart(name, "handler", 256)
+
+        def register(function: Function) -> Function:
+            called = _own_name(function, "handler") if name is UNGIVEN else name
+            if isinstance(called, str) and called.startswith(RESERVED_PREFIX):
+                raise ConfigError(
+                    f"handler {called!r}: names that begin with {RESERVED_PREFIX!r} are the "
+                    "library's"
+                )
+            made = make_handler(
+                function,
+                name=called,
+                kind=kind,
+                input=input,
+                output=output,
+                concurrency=concurrency,
+                idempotent=idempotent,
+                max_calls=max_calls,
+                description=description,
+            )
+            if called in self._handlers:
+                raise ConfigError(f"the service {self.name!r} has a handler {called!r} already")
+            self._handlers[called] = made
+            return function
+
+        return register if function is None else register(function)
+
+    @overload
+    def sink(self, name: type[Declared]) -> type[Declared]: ...
+
+    @overload
+    def sink(
+        self,
+        name: str = ...,
+        *,
+        schema: pa.Schema | None = None,
+        time_to_live: Duration | None = None,
+        description: str = "",
+    ) -> Callable[[type[Declared]], type[Declared]]: ...
+
+    @overload
+    def sink(
+        self,
+        name: str,
+        sink: Any,
+        *,
+        schema: pa.Schema | None = None,
+        time_to_live: Duration | None = None,
+        description: str = "",
+    ) -> Sink: ...
+
+    @checked(schema="")  # looked at with the rest, so that the error names the sink
+    def sink(
+        self,
+        name: Any = UNGIVEN,
+        sink: Any = UNGIVEN,
+        *,
+        schema: pa.Schema | None = None,
+        time_to_live: Any = None,
+        description: str = "",
+    ) -> Any:
+        """Registers a sink whose rows are written exactly once; see ``aqueduct.service.sinks``.
+
+        It gives the registered Sink, or decorates a class and returns it unchanged:
+        ``@service.sink``, ``@service.sink("store", schema=ROWS)``.
+
+        - ``name``: what clients call it by; a decorated class without one gives its own.
+        - ``sink``: an object with ``open``, ``commit`` and ``abort``, or a class that makes one.
+          Without it this is a decorator.
+        - ``schema``: of the batches that it takes; None: of any.
+        - ``time_to_live``: seconds after the last sign of a run, until what it prepared and nobody
+          committed is aborted; None: Sinks.time_to_live.
+        - ``description``: by default the first paragraph of the docstring.
+
+        Raises ConfigError for what cannot work.
+        """
+        declared, name = _apart(name, "sink", 200)
+
+        def register(sink: Any) -> Sink:
+            called = _own_name(sink, "sink") if name is UNGIVEN else name
+            if isinstance(called, str) and called in self._sinks:
+                raise ConfigError(f"the service {self.name!r} has a sink {called!r} already")
+            made = Sink(
+                called,
+                sink,
+                schema=schema,
+                limits=self.config.sinks,
+                time_to_live=time_to_live,
+                description=description,
+            )
+            self._sinks[called] = made
+            self._handlers.update({handler.name: handler for handler in made.handlers()})
+            return made
+
+        def decorate(declared: Any) -> Any:
+            if inspect.isroutine(declared):
+                raise ConfigError(
+                    "a sink is a class, or an object, with open, commit and abort; a function that "
+                    'takes batches is registered by @service.handler(kind="sink")'
+                )
+            register(declared)
+            return declared
+
+        if declared is not None:
+            return decorate(declared)
+        return decorate if sink is UNGIVEN else register(sink)
+
+    @overload
+    def table(self, name: Declared) -> Declared: ...
+
+    @overload
+    def table(
+        self,
+        name: str = ...,
+        table: None = None,
+        *,
+        schema: TableSchema | None = None,
+        splits: Any = None,
+        filters: Filters = None,
+        max_calls: int | None = None,
+        description: str = "",
+    ) -> Callable[[Function], Function]: ...
+
+    @overload
+    def table(
+        self,
+        name: str,
+        table: Declared,
+        *,
+        schema: TableSchema | None = None,
+        splits: Any = None,
+        filters: Filters = None,
+        max_calls: int | None = None,
+        description: str = "",
+    ) -> Declared: ...
+
+    @checked(schema="")
+    def table(
+        self,
+        name: Any = UNGIVEN,
+        table: Any = None,
+        *,
+        schema: TableSchema | None = None,
+        splits: Any = None,
+        filters: Filters = None,
+        max_calls: int | None = None,
+        description: str = "",
+    ) -> Any:
+        """Registers a table, which is read in parts: the decorated generator, or ``table``.
+
+        ``aqueduct.service.tables`` shows both forms. Returns what was registered, unchanged.
+
+        - ``name``: the name that clients use; without one, the name of what is decorated.
+        - ``table``: an object with the methods of a table, or a class that makes one. Without it
+          this is a decorator.
+        - ``schema``: of all columns; a callable makes it of the Call, for example by its headers.
+          An object may have it as an attribute.
+        - ``splits``: a list of JSON values, or a function that makes it of the ``Request``. Without
+          it there is one split.
+        - ``filters``: ``"applied"``: what Arrow can tell is applied to what is yielded; a function
+          says of each ``Filter`` whether the table takes it (True, "partly", False), and the
+          table applies it. Without it none is.
+        - ``max_calls``: splits read, and questions answered, at once; more get ``busy``.
+        - ``description``: for ``describe``; by default the first paragraph of the docstring.
+
+        The calls are to the handlers ``aqueduct.table.plan.NAME`` and ``aqueduct.table.read.NAME``,
+        which is what ``authorize`` sees. Raises ConfigError for what cannot work.
+        """
+        declared, name = _apart(name, "table", 200)
+
+        def register(table: Any, called: Any = name) -> Any:
+            if isinstance(called, str) and called in self._tables:
+                raise ConfigError(f"the service {self.name!r} has a table {called!r} already")
+            made, handlers = make_table(
+                called,
+                table,
+                schema=schema,
+                splits=splits,
+                filters=filters,
+                limits=self.config.tables,
+                max_calls=max_calls,
+                description=description,
+            )
+            self._tables[called] = made
+            self._handlers.update((handler.name, handler) for handler in handlers)
+            return table
+
+        def decorate(table: Any) -> Any:
+            called = _own_name(table, "table") if name is UNGIVEN else name
+            register(object_of(table) if isinstance(table, type) else table, called)
+            return table
+
+        if declared is not None:
+            return decorate(declared)
+        return decorate if table is None else register(table)
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """The registered handlers by name."""
+        return MappingProxyType(self._handlers)
+
+    def describe(self) -> Description:
+        """What clients are told of the service."""
+        return Description(
+            service=self.name,
+            summary=self.description,
+            library=_version(),
+            handlers=tuple(
+                HandlerDescription(
+                    name=handler.name,
+                    kind=handler.kind,
+                    input=handler.input,
+                    output=handler.output if isinstance(handler.output, pa.Schema) else None,
+                    concurrency=handler.concurrency,
+                    idempotent=handler.idempotent,
+                    summary=handler.description,
+                )
+                for handler in self._handlers.values()
+                if not handler.name.startswith(RESERVED_PREFIX)
+            ),
+            tables=tuple(
+                TableDescription(
+                    name=table.name,
+                    schema=table.schema if isinstance(table.schema, pa.Schema) else None,
+                    streams=table.streams,
+                    summary=table.description,
+                )
+                for table in self._tables.values()
+            ),
+            sinks=tuple(
+                SinkSummary(name=sink.name, schema=sink.schema, summary=sink.description)
+                for sink in self._sinks.values()
+            ),
+        )
+
+    def counters(self) -> dict[str, int]:
+        """What all servings of this service have counted; see ``Serving.counters``.
+
+        May be called from any thread.
+        """
+        with self._lock:
+            total = Counter(self._ended)
+            for serving in self._servings:
+                total.update(serving.counters())
+        return {name: total[name] for name in COUNTERS}
+
+    @checked(tls="server_tls")
+    @asynccontextmanager
+    async def serving(
+        self,
+        *addresses: str | Bound | Sequence[str | Bound],
+        cert: File | None = None,
+        key: File | None = None,
+        dev_cert: bool = False,
+        client_ca: File | None = None,
+        tls: ServerTls | None = None,
+        drain: Duration | None = None,
+    ) -> AsyncIterator[Serving]:
+        """Serves at ``addresses`` for as long as the block runs, then drains and ends.
+
+        - ``addresses``: one or more, of any schemes, each an argument or all in a list.
+        - ``cert``, ``key``: certificate chain and private key, PEM (files, or bytes);
+          ``dev_cert`` makes a certificate on the spot instead, whose fingerprint the addresses
+          then carry; ``client_ca``: the CAs of the certificates that clients must show, over
+          TLS (a client's certificate cannot be had over QUIC); ``tls`` says the same in full.
+          TCP without TLS, Unix sockets and memory have no use for them.
+        - ``drain``: seconds that the end may take, of which open calls get all but the last;
+          None: Timing.drain_timeout. See ``Serving.close``.
+
+        Raises ConfigError for addresses or certificates that cannot work, or that are taken.
+        """
+        places = _flat(addresses)
+        serving = Serving(self, _tls(places, cert, key, dev_cert, client_ca, tls))
+        await serving.start(places)
+        with self._lock:
+            self._servings.append(serving)
+        keepers = [asyncio.create_task(sink.keep()) for sink in self._sinks.values()]
+        try:
+            yield serving
+        finally:
+            for keeper in keepers:
+                keeper.cancel()
+            try:
+                await serving.close(drain=cast("float | None", drain))  # as ``checked`` read it
+            finally:
+                with self._lock:
+                    self._servings.remove(serving)
+                    self._ended.update(serving.counters())
+
+    @checked(tls="server_tls")
+    def run(
+        self,
+        *addresses: str | Sequence[str],
+        cert: File | None = None,
+        key: File | None = None,
+        dev_cert: bool = False,
+        client_ca: File | None = None,
+        tls: ServerTls | None = None,
+        drain: float | None = None,
+    ) -> None:
+        """Serves until SIGINT or SIGTERM, then drains and returns.
+
+        Prints the addresses, one to a line. A second signal ends the drain: calls that are open
+        then fail. SIGUSR1 writes the state of the service to standard error, as a line of JSON.
+        For programs that have nothing else to do; see ``serving`` for the arguments and for all
+        others.
+
+        A handler may block the event loop, or its threads and processes may go on. Then the process
+        ends with status 1, ``drain`` seconds (None: Timing.drain_timeout) after the signal. Raises
+        LocalProtocolError where an event loop runs already, as in a notebook.
+        """
+        if asyncio._get_running_loop() is not None:
+            raise LocalProtocolError(
+                "Service.run runs an event loop of its own, and one runs in this thread already, "
+                "as in a notebook or a coroutine; there, use: async with service.serving(...)"
+            )
+        holders, deadline = Holders(), Deadline()
+        certificates = {"cert": cert, "key": key, "dev_cert": dev_cert, "client_ca": client_ca}
+        try:
+            asyncio.run(
+                serve_until_signal(
+                    self,
+                    addresses,
+                    drain=drain,
+                    deadline=deadline,
+                    quiet=True,
+                    **certificates,
+                    tls=tls,
+                )
+            )
+        finally:
+            if not (deadline.ordered and holders):
+                deadline.cancel()  # what the program does now may take its time
+
+    def _add_description(self) -> None:
+        async def describe() -> AsyncIterator[pa.RecordBatch]:
+            description = self.describe()
+            yield await apart(description.to_batch)
+
+        self._handlers[DESCRIBE] = make_handler(
+            describe,
+            name=DESCRIBE,
+            kind=SOURCE,
+            input=None,
+            output=DESCRIBE_SCHEMA,
+            concurrency=1,
+            idempotent=True,
+            max_calls=None,
+            description="What this service offers.",
+        )
+
+
+def _apart(name: Any, what: str, limit: int) -> tuple[Any, Any]:
+    """The function or class that a decorator without parentheses got, or None; and the name.
+
+    Raises ConfigError for a name that is neither.
+    """
+    if name is UNGIVEN or isinstance(name, str):
+        return None, name
+    if callable(name) or any(hasattr(name, method) for method in ("read", "open")):
+        return name, UNGIVEN
+    raise ConfigError(f"a {what}'s name is {name!r}; it must be text of 1 to {limit} bytes")
+
+
+def _own_name(declared: Any, what: str) -> str:
+    """The name of a function or class. Raises ConfigError if it has none that can be used."""
+    name = getattr(declared, "__name__", None)
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ConfigError(f'{declared!r} has no name of its own: write service.{what}("NAME")')
+    return name
+
+
+def _flat(addresses: Iterable[str | Bound | Sequence[str | Bound]]) -> list[str | Bound]:
+    """Each an argument, all in a list, or both."""
+    flat: list[str | Bound] = []
+    for given in addresses:
+        if isinstance(given, str | Bound):
+            flat.append(given)
+        else:
+            flat += given
+    return flat
+
+
+def _tls(
+    addresses: Sequence[str | Bound],
+    cert: File | None,
+    key: File | None,
+    dev_cert: bool,
+    client_ca: File | None,
+    tls: ServerTls | None,
+) -> ServerTls | None:
+    """The one way in which a certificate was given. Raises ConfigError."""
+    given = [
+        name
+        for name, value in (("cert", cert is not None), ("dev_cert", dev_cert), ("tls", tls))
+        if value
+    ]
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)} exclude each other: give one certificate")
+    if key is not None and cert is None:
+        raise ConfigError("key= was given without cert=")
+    if client_ca is not None and (tls is not None or (cert is None and not dev_cert)):
+        raise ConfigError(
+            "client_ca= was given with tls=: give ServerTls(client_ca=...)"
+            if tls is not None
+            else "client_ca= was given without a certificate of the service's own (cert= and key=)"
+        )
+    if tls is not None:
+        return tls
+    if cert is not None:
+        return ServerTls(certificate=cert, key=key, client_ca=client_ca)
+    if dev_cert:
+        places = [
+            given.address if isinstance(given, Bound) else Address.parse(given)
+            for given in addresses
+        ]
+        made = dev_certificate(place.host for place in places if place.host)
+        return replace(made, client_ca=client_ca)
+    return None
+
+
+def _version() -> str:
+    try:
+        return version("aqueduct-arrow")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,281 @@
+"""Drives a handler that occupies a thread for the whole call: plain generators, and plain sinks.
+
+Batches cross between the event loop and the thread in both directions, a few ahead, so that a
+thread with work at hand asks the loop for nothing. What crosses is bounded in number and bytes:
+beyond it the thread waits for the loop, or the loop leaves batches in the channel, where they hold
+back the client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Mapping
+from queue import Empty, SimpleQueue
+from typing import Any, Final
+
+import pyarrow as pa
+
+from aqueduct._speedups.channels.receiver import Lease
+from aqueduct.arrow.encode import Encoded
+from aqueduct.endpoint.accounts import LARGE, Reservation
+from aqueduct.rpc.deadline import Signal
+from aqueduct.service.async_runner import sink_counters
+from aqueduct.service.call import RunningCall
+from aqueduct.service.handlers import SINK
+
+__all__ = ["Bridge", "ThreadBatches"]
+
+_AHEAD: Final = 16
+_AHEAD_BYTES: Final = 1 << 20
+_END: Final = object()
+
+
+class Bridge:
+    """One call whose handler runs in a thread of its own."""
+
+    def __init__(self, running: RunningCall) -> None:
+        self.running = running
+        self._loop = asyncio.get_running_loop()
+        self._signal = Signal()
+        self._waking = False
+        self._stopped = False
+        # To the thread: (number, payload, lease), _END, or an exception to raise.
+        self._inbox: SimpleQueue[Any] = SimpleQueue()
+        self._handed = 0  # of the loop: batches put into the inbox, and their bytes
+        self._handed_bytes = 0
+        self._taken_bytes = 0  # of the thread; running.taken counts them
+        self._input_handed = running.receiver is None  # its end too
+        self._hungry = False  # of the thread: it waits for a batch
+        self._lease: Lease | None = None  # of the thread: what the batch it has is charged
+        # From the thread: (encoded, number, whether the accounts count it) in order.
+        self._outbox: deque[tuple[Encoded, int, bool]] = deque()  # a source's have no number yet
+        self._given = 0  # bytes put into the outbox, of the thread
+        self._sent = 0  # and taken out of it, of the loop
+        self._room: SimpleQueue[None] = SimpleQueue()
+        self._blocked = False  # of the thread: it waits for room
+        self._granted: SimpleQueue[None] = SimpleQueue()
+        self._crowd = running.connection.core.outgoing
+        self._mark = running.config.flow.connection_high_water
+        self._account: Reservation | None = None  # of the thread: for answers that are large
+        # The thread's last words.
+        self._done = False
+        self._result: Mapping[str, int] | None = None
+        self._error: BaseException | None = None
+
+    async def drive(self) -> Mapping[str, int] | None:
+        """Works on the call to its end. The thread has come back when it returns."""
+        running = self.running
+        running.stop = self._stop
+        running.output.on_change = self._signal.set
+        if running.receiver is not None:
+            running.receiver.on_change = self._signal.set
+        if running.expects:  # here, so that calls get room in the order in which they came
+            self._ask(running.expects)
+        running.serving.start_thread(self._work)
+        try:
+            while not self._step():
+                await self._signal.wait()
+                running.call.check()
+        except asyncio.CancelledError:
+            self._stop()  # the loop is ending: wait for nobody
+            raise
+        except BaseException as error:
+            running.conclude(error)
+            running.cancel_handler(error)
+            self._stop()
+            while not self._done:
+                await self._signal.wait()
+            raise
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    # On the loop
+
+    def _step(self) -> bool:
+        """Moves batches as far as that goes now. True: the thread is done, and all is sent."""
+        running, outbox, output = self.running, self._outbox, self.running.output
+        done = self._done  # before the outbox is looked at: nothing comes into it afterwards
+        while outbox and output.writable:
+            encoded, number, counted = outbox.popleft()
+            self._sent += encoded.size
+            running.send(encoded, number if number >= 0 else running.batches_out)
+            if counted:
+                assert self._account is not None
+                self._account.posted(encoded.size)
+        if self._blocked and self._has_room():
+            self._blocked = False
+            self._room.put(None)
+        if outbox:
+            output.notify_writable(ample=True)
+            if self._blocked:
+                running.pass_on()
+        elif done:
+            return True
+        if not self._input_handed:
+            self._hand_in()
+        hungry = self._hungry and self._handed == running.taken
+        running.waits_for_client = hungry or self._blocked
+        if not self._blocked:
+            running.mark_soon()
+        return False
+
+    def _hand_in(self) -> None:
+        running = self.running
+        while True:
+            ahead = self._handed - running.taken
+            if ahead and (
+                ahead >= _AHEAD or self._handed_bytes - self._taken_bytes >= _AHEAD_BYTES
+            ):
+                return
+            found = running.take()
+            if found is None:
+                break
+            self._handed += 1
+            self._handed_bytes += len(found[1])
+            self._inbox.put((*found, running.take_lease()))
+        if running.input_over:
+            self._input_handed = True
+            self._inbox.put(_END)
+
+    def _stop(self) -> None:
+        """The thread is told, by what it takes or yields next."""
+        self._stopped = True
+        self._inbox.put(self.running.call.reason or _END)
+        self._room.put(None)
+        self._granted.put(None)
+        self._signal.set()
+
+    def _woken(self) -> None:
+        self._waking = False
+        self._signal.set()
+
+    # In the thread
+
+    def next_batch(self) -> pa.RecordBatch:
+        """The next batch for the handler. Raises StopIteration, or why the call is over."""
+        running = self.running
+        running.call.check()
+        if self._lease is not None:
+            self._lease.give_back()
+            self._lease = None
+        try:
+            found = self._inbox.get_nowait()
+        except Empty:
+            running.want(True, threading.get_ident())
+            self._hungry = True
+            self._wake()
+            found = self._inbox.get()
+            self._hungry = False
+            running.want(False)
+        if found is _END:
+            self._inbox.put(_END)
+            raise StopIteration
+        if isinstance(found, BaseException):
+            self._inbox.put(found)
+            raise found
+        number, payload, self._lease = found
+        self._taken_bytes += len(payload)
+        running.taken = number + 1
+        if self._handed - running.taken == _AHEAD // 2 and not self._input_handed:
+            self._wake()
+        return running.decode(number, payload, self._lease)
+
+    def _work(self) -> None:
+        running = self.running
+        handler, call = running.handler, running.call
+        exchange = running.receiver is not None
+        arguments = (ThreadBatches(self), call) if exchange else (call,)
+        try:
+            if handler.kind == SINK:
+                self._result = sink_counters(handler, handler.invoke(*arguments))
+            else:
+                generator = handler.invoke(*arguments)
+                try:
+                    if self._account is not None:
+                        self._await_room(self._account)
+                    for batch in generator:
+                        size = self._give(batch, running.answering if exchange else -1)
+                        del batch  # or it would be kept while the next one has no room
+                        if self._account is not None or size >= LARGE:
+                            self._reserve(size, again=True)
+                finally:
+                    generator.close()
+        except BaseException as error:  # noqa: BLE001  a handler may raise anything
+            self._error = error
+        self._done = True
+        self._wake()
+
+    def _give(self, batch: Any, number: int) -> int:
+        """Hands an answer to the loop; returns its size in bytes."""
+        call = self.running.call
+        call.check()
+        encoded = self.running.encode(batch)
+        account, size = self._account, encoded.size
+        if account is not None:
+            account.made(size)
+        self._given += size
+        self._outbox.append((encoded, number, account is not None))
+        del encoded, batch  # they belong to the outbox
+        self._wake()
+        while not self._has_room():
+            self._blocked = True
+            if self._has_room():  # the loop may not have seen the flag
+                self._blocked = False
+                return size
+            self._wake()
+            self._room.get()
+            call.check()
+        return size
+
+    def _reserve(self, size: int, *, again: bool) -> None:
+        """Waits until there is room for the next answer, about as large as this one."""
+        if not self._ask(size, again=again):
+            assert self._account is not None
+            self._await_room(self._account)
+
+    def _ask(self, size: int, *, again: bool = False) -> bool:
+        if self._account is None:
+            self._account = self.running.room(lambda: self._granted.put(None))
+        return self._account.ask(size, again=again)
+
+    def _await_room(self, account: Reservation) -> None:
+        while account.waits and not self._stopped:
+            self._granted.get()
+        self.running.call.check()
+
+    def _has_room(self) -> bool:
+        waiting = len(self._outbox)
+        if not waiting or self._stopped:
+            return True
+        if self._crowd.queued >= self._mark:
+            return False  # others wait to leave as well: one of each call is enough
+        return waiting < _AHEAD and (waiting < 2 or self._given - self._sent < _AHEAD_BYTES)
+
+    def _wake(self) -> None:
+        if not self._waking:
+            self._waking = True
+            try:
+                self._loop.call_soon_threadsafe(self._woken)
+            except RuntimeError:  # the loop is closed: the service has ended without us
+                self._stopped = True
+                self._inbox.put(_END)
+                self._room.put(None)
+                self._granted.put(None)
+
+
+class ThreadBatches:
+    """The batches of a call, for a handler in a thread: a plain iterator."""
+
+    __slots__ = ("_bridge",)
+
+    def __init__(self, bridge: Bridge) -> None:
+        self._bridge = bridge
+
+    def __iter__(self) -> ThreadBatches:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        return self._bridge.next_batch()

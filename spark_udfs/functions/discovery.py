@@ -1,0 +1,166 @@
+"""What a service says of a handler: what it takes, and what comes of rows of some schema."""
+
+from __future__ import annotations
+
+import difflib
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pyarrow as pa
+
+from aqueduct.arrow.schema import check, shorten
+from aqueduct.client.sync_client import SyncClient
+from aqueduct.errors import ConfigError, UnknownHandler
+from aqueduct.rpc.describe import (
+    DESCRIBE,
+    DESCRIBE_SCHEMA,
+    Description,
+    HandlerDescription,
+)
+from spark_udfs.calls.partition import Calling, reach
+from spark_udfs.functions.casts import Casting
+from spark_udfs.functions.columns import Shape, Shaper, joined_schema
+from spark_udfs.schemas import AnySchema, arrow_schema
+from spark_udfs.spark_schemas import arrow_of, spark_schema
+from spark_udfs.spark_types import Refusal, check_names, shown
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+__all__ = ["declared_input", "output_schema", "refusal"]
+
+Found = TypeVar("Found")
+
+_inputs: dict[tuple[str, str], pa.Schema | None] = {}
+_lock = threading.Lock()
+
+
+def declared_input(calling: Calling, *, task: int | None = None) -> pa.Schema | None:
+    """What the handler takes, None if it takes anything. A process asks once for each handler.
+
+    A worker ends with a task that failed, so a service that has changed is asked again.
+    """
+    key = calling.addresses[0], calling.handler
+    with _lock:
+        if key not in _inputs:
+            _inputs[key] = _described(calling, task).input
+        return _inputs[key]
+
+
+def output_schema(
+    calling: Calling,
+    shape: Shape,
+    rows: AnySchema | DataFrame,
+    *,
+    answer: pa.Schema | None,
+    input_schema: pa.Schema | None,
+) -> StructType:
+    """What comes of ``rows``; see ``Exchange.output_schema``. ``answer``: declared, or None."""
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    schema: Any = getattr(rows, "schema", rows)
+    came = arrow_schema(schema, "rows", calendar=True)
+    shaper = Shaper(shape, came, handler=calling.handler)
+    if answer is None:
+        answer = _answer(calling, shape, shaper.sent, input_schema)
+    joined = joined_schema(shape, came, answer)
+    check_names(joined, f"the answer of {calling.handler!r}")
+    known = schema if isinstance(schema, StructType) else StructType()
+    own: list[StructField] = []
+    if shape.columns:
+        given = schema if isinstance(schema, StructType) else spark_schema(came, refusal("rows"))
+        own = list(given.fields)
+    replaced = set(answer.names) if shape.mode == "replace" else set()
+    found = []
+    for place, field in enumerate(joined):
+        if place < len(own) and field.name not in replaced:
+            found.append(own[place])
+        elif shape.error_column and field.name == shape.error_column:
+            found.append(StructField(field.name, StringType()))
+        else:
+            refused = refusal(f"the answer of {calling.handler!r}")
+            found += spark_schema(pa.schema([field]), refused, known=[known]).fields
+    made = StructType(found)
+    arrow_of(made, f"what comes of the rows of {calling.handler!r}")  # Spark is to take all of it
+    return made
+
+
+def refusal(where: str) -> Refusal:
+    """The error for a column that Spark has no type for; its text begins with ``where``."""
+
+    def refused(column: str, kind: Any, advice: str) -> ConfigError:
+        cast = pa.types.is_decimal(kind)  # of the others nothing else can be made
+        return ConfigError(
+            f"{where}: column {column!r} is {shown(kind)}, and Spark has no such type; {advice}"
+            + (", or name another in schema= and let cast=True make it" if cast else "")
+        )
+
+    return refused
+
+
+def _answer(
+    calling: Calling, shape: Shape, sent: pa.Schema, input_schema: pa.Schema | None
+) -> pa.Schema:
+    """What the handler answers with to batches of ``sent``, which are compared with its input."""
+    handler = _described(calling, None)
+    where = f"the input of handler {calling.handler!r}"
+    if shape.cast:
+        wanted = input_schema or handler.input
+        if wanted is not None:
+            sent = Casting(wanted, sent, where=where).schema
+    elif handler.input is not None:
+        check(handler.input, sent, where=where, handler=calling.handler)
+    return handler.output or _ask(calling, None, lambda client: _opened(client, calling, sent))
+
+
+def _opened(client: SyncClient, calling: Calling, sent: pa.Schema) -> pa.Schema:
+    """What a call without a batch would be answered with: it depends on what is sent."""
+    stream = client.exchange(
+        calling.handler,
+        (),
+        schema=sent,
+        deadline=calling.deadline,
+        token=calling.fresh_token(),
+        headers=dict(calling.headers),
+    )
+    with stream:
+        schema = stream.opened()
+    assert schema is not None
+    return schema
+
+
+def _described(calling: Calling, task: int | None) -> HandlerDescription:
+    """What the service says of the handler. Raises UnknownHandler that names the near miss."""
+    description = _ask(calling, task, lambda client: _describe(client, calling))
+    handlers = {each.name: each for each in description.handlers if each.kind == "exchange"}
+    if calling.handler in handlers:
+        return handlers[calling.handler]
+    near = difflib.get_close_matches(calling.handler, handlers, n=1)
+    guess = f"did you mean {near[0]!r}? " if near else ""
+    raise UnknownHandler(
+        f"the service {description.service!r} has no handler {calling.handler!r} of the kind "
+        f"exchange; {guess}it has {shorten(', '.join(map(repr, handlers))) or 'none'}",
+        handler=calling.handler,
+    )
+
+
+def _describe(client: SyncClient, calling: Calling) -> Description:
+    stream = client.source(
+        DESCRIBE,
+        output_schema=DESCRIBE_SCHEMA,
+        token=calling.fresh_token(),
+        headers=dict(calling.headers),
+    )
+    with stream:
+        return Description.from_batches(list(stream), peer=client.address)
+
+
+def _ask(calling: Calling, task: int | None, ask: Callable[[SyncClient], Found]) -> Found:
+    """Asks the first of the addresses that is there."""
+    lease = reach(calling, task=task)
+    try:
+        return ask(lease.client)
+    finally:
+        lease.release()

@@ -1,0 +1,425 @@
+"""Calls of one batch that a thread makes with what was made ready for all that are alike."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import aqueduct
+from aqueduct.carriers.stream import busy_poll
+from aqueduct.client import shared_loop
+from aqueduct.client.loop_thread import LoopThread
+from aqueduct.errors import (
+    AqueductError,
+    Cancelled,
+    ConnectionLost,
+    DeadlineExceeded,
+    HandlerFailed,
+    LocalProtocolError,
+    SchemaMismatch,
+)
+from tests.carriers.proxy import End, Proxy
+from tests.support.calls import NUMBERS, config, numbers, served, sync_client, until_seen, values
+
+LONG = 20.0
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def seen():
+    """What handlers saw of their calls."""
+    return []
+
+
+@pytest.fixture
+def held():
+    """Keeps the handler ``hold`` until it is set."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+@pytest.fixture
+def service(seen, held):
+    service = aqueduct.Service("test")
+
+    @service.handler("double", input=NUMBERS, output=NUMBERS)
+    def double(batch, call):
+        seen.append((call.run, call.attempt, call.partition, dict(call.headers)))
+        if batch["id"][0].as_py() < 0:
+            raise ValueError("below zero")
+        return pa.record_batch({"id": pa.compute.multiply(batch["id"], 2)}, schema=NUMBERS)
+
+    @service.handler("many", input=NUMBERS, output=NUMBERS)
+    def many(batch):
+        return pa.record_batch({"id": pa.array(range(batch["id"][0].as_py()))}, schema=NUMBERS)
+
+    @service.handler("same")
+    async def same(batch):
+        return batch
+
+    @service.handler("hold", input=NUMBERS, output=NUMBERS)
+    def hold(batch, call):
+        seen.append("begun")
+        while not held.wait(0.01):
+            try:
+                call.check()
+            except aqueduct.AqueductError as error:
+                seen.append(type(error).__name__)
+                raise
+        return batch
+
+    return service
+
+
+@pytest.fixture(params=["its own thread", "by hand"])
+def client(request, service):
+    """One whose loop has a thread, and one whose loop is stepped by who waits."""
+    by_hand = request.param == "by hand"
+    with sync_client(service, "tcp" if by_hand else "quic") as client:
+        if by_hand:
+            client.rest()
+            until_seen(lambda: not client._thread.kept)
+        yield client
+
+
+@pytest.fixture
+def begun(client, monkeypatch):
+    """The exchanges that were begun as such."""
+    heads = []
+    begin = client._client.begin
+
+    def counted(head, *arguments):
+        heads.append(head)
+        return begin(head, *arguments)
+
+    monkeypatch.setattr(client._client, "begin", counted)
+    return heads
+
+
+def prepared_call(client, handler, batch, *, expected=None, deadline=None, **options):
+    prepared = client.prepare(handler, NUMBERS, output_schema=expected, deadline=deadline)
+    encoded = prepared.encode(batch)
+    assert encoded is not None
+    return prepared.call(encoded, **options)
+
+
+def answers(call):
+    return values(call.result().batches)
+
+
+@pytest.mark.parametrize("resting", [True, False])
+def test_what_a_call_says_of_itself_arrives(client, begun, seen, resting):
+    if resting:
+        client.rest()
+        until_seen(lambda: not client._thread.kept)
+    else:
+        client._thread.borrow = lambda: False  # somebody else has it
+    prepared = client.prepare("double", NUMBERS, output_schema=NUMBERS, deadline=LONG)
+    own = {"attempt": "a", "partition": aqueduct.Partition(3), "headers": {"key": "value"}}
+    for run in ("r", "s"):
+        encoded = prepared.encode(numbers(1, 2))
+        call = prepared.call(encoded, run=run, **own)
+        answered = call.result()
+        assert values(answered.batches) == [[2, 4]]
+        assert answered.follow is None
+        assert call.waited > 0
+    plain_call = prepared.call(prepared.encode(numbers(3)))
+    assert answers(plain_call) == [[6]]
+    assert begun == []
+    assert seen == [
+        *((run, "a", aqueduct.Partition(3), {"key": "value"}) for run in ("r", "s")),
+        ("", "", None, {}),
+    ]
+    with client.exchange("double", [numbers(1, 2)], schema=NUMBERS) as plain:
+        list(plain)
+    assert (call.encoded.size, answered.size) == (plain.bytes_sent, plain.bytes_received)
+
+
+@pytest.mark.parametrize("token", [None, "shown", b"shown"], ids=["none", "text", "bytes"])
+def test_the_client_s_token_is_shown_unless_a_call_has_one(service, token):
+    shown = []
+    service.authorize = lambda call: shown.append(call.token)
+    with sync_client(service, token="usual") as client:
+        assert answers(prepared_call(client, "double", numbers(1), token=token)) == [[2]]
+    assert shown == ["usual" if token is None else "shown"]
+
+
+@pytest.mark.parametrize(
+    ("own", "text"),
+    [
+        ({"run": "r" * 257}, "run of a call has 257 bytes"),
+        ({"attempt": "\ud800"}, "attempt of a call cannot be sent"),
+        ({"token": b"t" * 16385}, "token of a call has 16385 bytes"),
+        ({"partition": aqueduct.Partition(-1)}, "is no share of anything"),
+        ({"headers": {"k": "v" * 40_000}}, "above the limit"),
+    ],
+)
+def test_what_cannot_be_said_is_told_before_anything_is_sent(client, seen, own, text):
+    with pytest.raises(LocalProtocolError, match=text):
+        prepared_call(client, "double", numbers(1), **own)
+    assert seen == []
+
+
+@pytest.mark.parametrize("carrier", ["tcp", "quic"])
+def test_who_waits_steps_the_loop_where_an_answer_comes_at_once(service, carrier, monkeypatch):
+    monkeypatch.setattr(busy_poll, "_YIELDED", float("inf"))  # however busy the machine is
+    monkeypatch.setattr(busy_poll, "_BY_HAND", LONG)
+    monkeypatch.setattr(shared_loop, "_STEPPED", LONG)
+    patient = config(stream={"poll": LONG})
+    with sync_client(service, carrier, config=patient) as client:
+        thread, stepped, step = client._thread, [], client._thread.step
+
+        def counted(*arguments):
+            stepped.append(step(*arguments))
+            return stepped[-1]
+
+        monkeypatch.setattr(thread, "step", counted)
+        for number in range(20):
+            client.rest()
+            until_seen(lambda: not thread.kept)
+            assert answers(prepared_call(client, "same", numbers(number))) == [[number]]
+    # QUIC has one socket for many: it is not looked at. A thread may have taken its loop up again.
+    assert {answered is not None for answered in stepped} == {carrier == "tcp"}
+
+
+def test_what_an_answer_owes_leaves_while_nobody_waits(service, monkeypatch):
+    """With the end of the task rather than with the next one's question."""
+    monkeypatch.setattr(busy_poll, "_YIELDED", float("inf"))
+    monkeypatch.setattr(busy_poll, "_BY_HAND", LONG)
+    monkeypatch.setattr(shared_loop, "_STEPPED", LONG)
+    monkeypatch.setattr(shared_loop, "_UNATTENDED", LONG)
+    patient = config(stream={"poll": LONG}, timing={"ack_delay": 1.0})
+    with sync_client(service, "tcp", config=patient) as client:
+        connection = client._client.connection
+        carrier: Any = connection.carrier
+        closing = connection.core._shared.closing
+        client.rest()
+        until_seen(lambda: not client._thread.kept)
+        for number in range(5):
+            assert answers(prepared_call(client, "same", numbers(number))) == [[number]]
+            assert len(closing) == 1
+            sent = carrier._sent
+            client.rest()
+            assert not closing
+            assert carrier._sent > sent
+
+
+def test_what_does_not_fit_a_message_is_not_encoded(client):
+    prepared = client.prepare("double", NUMBERS)
+    assert prepared.encode(numbers(*range(100_000))) is None
+    with pytest.raises(SchemaMismatch, match="the input of handler 'double'"):
+        prepared.encode(pa.record_batch({"text": ["one"]}))
+
+
+def test_a_client_that_compresses_prepares_nothing(service):
+    with served(service, "tcp") as address:
+        with aqueduct.SyncClient(f"{address}?compression=zstd") as client:
+            assert client.prepare("double", NUMBERS) is None
+
+
+def test_an_answer_that_does_not_fit_follows(client, begun):
+    call = prepared_call(client, "many", numbers(200_000), deadline=LONG)
+    answered = call.result()
+    assert answered.follow is not None and answered.batches == ()
+    with call.follow(answered) as stream:
+        assert values(list(stream)) == [list(range(200_000))]
+        assert stream.number == 0
+        assert stream.bytes_received > 200_000 * 8
+    assert len(begun) == 1  # with the answer
+
+
+def test_an_answer_that_follows_can_be_left(client, service):
+    call = prepared_call(client, "many", numbers(200_000))
+    call.follow(call.result()).close()
+    until_seen(lambda: service.counters()["open_calls"] == 0)
+    assert answers(prepared_call(client, "double", numbers(1))) == [[2]]
+
+
+def test_answers_that_are_not_like_the_last_one(client, begun):
+    """What was heard before, and with what it was compared, decides nothing."""
+    texts = pa.record_batch({"text": ["one"]})
+    for expected in (None, NUMBERS, None, texts.schema, NUMBERS):
+        for batch in (numbers(1), texts, numbers(3)):
+            prepared = client.prepare("same", batch.schema, output_schema=expected)
+            call = prepared.call(prepared.encode(batch))
+            if expected is None or expected == batch.schema:
+                assert list(call.result().batches) == [batch]
+            else:
+                with pytest.raises(SchemaMismatch):
+                    call.result()
+    assert begun == []
+
+
+def test_a_handler_that_fails(client):
+    call = prepared_call(client, "double", numbers(-1))
+    with pytest.raises(HandlerFailed, match="below zero") as raised:
+        call.result()
+    assert raised.value.batch == 0
+
+
+def test_another_schema_than_declared(client):
+    texts = pa.schema([("text", pa.string())])
+    call = prepared_call(client, "double", numbers(1), expected=texts)
+    with pytest.raises(SchemaMismatch, match="the output of handler 'double'"):
+        call.result()
+
+
+def test_a_deadline(client, seen):
+    call = prepared_call(client, "hold", numbers(1), deadline=0.2)
+    with pytest.raises(DeadlineExceeded, match=r"did not end within (the deadline of )?0\.2 s"):
+        call.result()
+    until_seen(lambda: len(seen) == 2)
+
+
+def test_no_answer_and_no_deadline(service):
+    hasty = config(timing={"progress_deadline": 0.3})
+    with sync_client(service, config=hasty) as client:
+        with pytest.raises(DeadlineExceeded, match=r"no answer came for 0\.3 s"):
+            prepared_call(client, "hold", numbers(1)).result()
+
+
+def raised_meanwhile(call, seen, act):
+    """What a thread that waits for an answer is told, when ``act`` is done beside it."""
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(call.result)
+        until_seen(lambda: seen == ["begun"])
+        act()
+        return waiting.exception(LONG)
+
+
+@pytest.mark.parametrize("resting", [True, False])
+def test_another_thread_ends_it(client, seen, resting):
+    if resting:
+        client.rest()
+    call = prepared_call(client, "hold", numbers(1))
+    assert type(raised_meanwhile(call, seen, call.close)) is Cancelled
+    until_seen(lambda: seen == ["begun", "Cancelled"])
+    call.close()
+
+
+def test_one_that_was_ended_before_it_began(client, seen, monkeypatch):
+    monkeypatch.setattr(client._thread, "borrow", lambda: False)
+    call = prepared_call(client, "hold", numbers(1))
+    call.close()
+    with pytest.raises(Cancelled, match="was closed here"):
+        call.result()
+    until_seen(lambda: seen in ([], ["begun", "Cancelled"]))
+
+
+DYING = """
+import os, asyncio, aqueduct
+
+service = aqueduct.Service("dying")
+
+@service.handler("die")
+async def die(batch):
+    if batch.num_rows == 1:
+        return batch
+    os._exit(1)
+
+async def main():
+    async with service.serving("aqueduct+tcp://127.0.0.1:0") as running:
+        print(running.addresses[0], flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def test_a_service_that_dies_while_who_waits_steps_the_loop(monkeypatch):
+    monkeypatch.setattr(busy_poll, "_YIELDED", float("inf"))
+    monkeypatch.setattr(busy_poll, "_BY_HAND", LONG)
+    monkeypatch.setattr(shared_loop, "_STEPPED", LONG)
+    patient = config(stream={"poll": LONG})
+    command = [sys.executable, "-c", DYING]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        with aqueduct.SyncClient(address, config=patient) as client:
+            for batch in (numbers(1), numbers(1, 2)):
+                client.rest()
+                until_seen(lambda: not client._thread.kept)
+                call = prepared_call(client, "die", batch)
+                if batch.num_rows == 1:
+                    assert list(call.result().batches) == [batch]
+                else:
+                    with pytest.raises(ConnectionLost):
+                        call.result()
+    assert process.returncode == 1
+
+
+@contextmanager
+def between(service):
+    """A client whose loop its waiting thread steps, and the way of its answers: call it to narrow.
+
+    ``narrow(count, end)``: after ``count`` bytes more ``end`` happens to it.
+    """
+    proxy, thread = Proxy(), LoopThread("test-proxy")
+
+    async def start(target):
+        return proxy.start(target)
+
+    async def narrow(count, end):
+        way = proxy.link.down
+        way.stall()
+        way.fate = replace(way.fate, end=end)
+        way.let(count)
+
+    async def close():
+        proxy.close()
+
+    try:
+        with served(service, "tcp") as address:
+            host, _, port = address.removeprefix("aqueduct+tcp://").rpartition(":")
+            host, port = thread.run(start((host, int(port))))
+            with aqueduct.SyncClient(f"aqueduct+tcp://{host}:{port}") as client:
+                assert answers(prepared_call(client, "double", numbers(1))) == [[2]]
+                client.rest()
+                until_seen(lambda: not client._thread.kept)
+                yield client, lambda count, end: thread.run(narrow(count, end))
+            thread.run(close())
+    finally:
+        thread.stop()
+
+
+WHOLE = 10_000  # bytes, more than an answer has
+
+
+@pytest.mark.parametrize("end", [End.RESET, End.FIN])
+@pytest.mark.parametrize("count", [1, 9, 33, 100, 250, 350, WHOLE])
+def test_a_connection_that_is_cut_inside_the_answer(service, count, end):
+    with between(service) as (client, narrow):
+        narrow(count, end)
+        call = prepared_call(client, "double", numbers(1), deadline=LONG)
+        if count == WHOLE:
+            assert answers(call) == [[2]]
+        else:
+            with pytest.raises(ConnectionLost):
+                call.result()
+
+
+@pytest.mark.parametrize("count", [1, 9, 33, 100, 250, 350])
+def test_an_answer_that_stalls_and_comes_too_late(service, count):
+    with between(service) as (client, narrow):
+        narrow(count, End.STALL)
+        with pytest.raises(DeadlineExceeded):
+            prepared_call(client, "double", numbers(1), deadline=0.3).result()
+        narrow(WHOLE, End.STALL)
+        assert answers(prepared_call(client, "double", numbers(3), deadline=LONG)) == [[6]]
+
+
+def test_the_end_of_the_connection_ends_it(client, seen, held):
+    call = prepared_call(client, "hold", numbers(1))
+    assert type(raised_meanwhile(call, seen, client.close)) is ConnectionLost
+    with pytest.raises(AqueductError):
+        prepared_call(client, "hold", numbers(1)).result()
