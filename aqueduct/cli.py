@@ -24,7 +24,7 @@ from aqueduct.arguments import KINDS
 from aqueduct.errors import AqueductError, ConfigError
 from aqueduct.escaping import escape, one_line
 from aqueduct.service.loader import load_service
-from aqueduct.service.signals import Deadline, say, serve_until_signal, tell
+from aqueduct.service.signals import ProcessDeadline, say, serve_until_signal, tell
 
 if TYPE_CHECKING:
     from aqueduct.carriers.certificates import ClientTls
@@ -207,7 +207,7 @@ def _serve(args: argparse.Namespace) -> int:
             load_service(args.service),
             args.listen,
             drain=args.drain,
-            deadline=Deadline(),
+            deadline=ProcessDeadline(),
             cert=args.cert,
             key=args.key,
             dev_cert=args.dev_cert,
@@ -218,7 +218,7 @@ def _serve(args: argparse.Namespace) -> int:
 
 def _serve_by_workers(args: argparse.Namespace) -> int:
     from aqueduct.carriers.certificates import ServerTls, dev_certificate
-    from aqueduct.service.supervisor import Restarts, Workers
+    from aqueduct.service.supervisor import Restarts, Supervisor
 
     addresses = [Address.parse(text) for text in args.listen]
     tls = None
@@ -227,7 +227,7 @@ def _serve_by_workers(args: argparse.Namespace) -> int:
         tls = replace(tls, client_ca=args.client_ca)
     elif args.cert:
         tls = ServerTls(args.cert, args.key, client_ca=args.client_ca)
-    workers = Workers(
+    workers = Supervisor(
         args.service,
         addresses,
         count=args.workers,

@@ -20,14 +20,14 @@ from aqueduct.errors import ConfigError
 __all__ = [
     "COMPRESSIONS",
     "DEFAULT",
+    "Bpmux",
+    "ByteStream",
     "Calls",
     "Config",
     "Flow",
     "Limits",
-    "Mux",
     "Quic",
     "Sinks",
-    "Stream",
     "Tables",
     "Timing",
     "memory_bytes",
@@ -255,8 +255,8 @@ class Timing:
     """For the transport's handshake and the exchange of connection headers together."""
     handshake_silence: Seconds = 0.4
     """Silence after which a peer that has sent nothing may lose its place to another one. This only
-    happens while all places of handshakes are taken (Stream.half_open, Quic.half_open). A peer that
-    has begun its handshake has twice as long."""
+    happens while all places of handshakes are taken (ByteStream.half_open, Quic.half_open). A
+    peer that has begun its handshake has twice as long."""
     idle_timeout: Seconds = 30.0
     """A peer silent for this long is gone."""
     ping_interval: Seconds = 10.0
@@ -318,7 +318,7 @@ class Quic:
 
 
 @dataclass(frozen=True, slots=True)
-class Mux:
+class Bpmux:
     """bpmux/rel, the multiplexer of byte streams."""
 
     chunk: Bytes = 256 * KiB
@@ -348,7 +348,7 @@ class Mux:
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class ByteStream:
     """The carriers over byte streams: TCP, TLS and Unix sockets, multiplexed by bpmux."""
 
     top_credit: Bytes = 1 * MiB
@@ -400,31 +400,31 @@ class Stream:
         _require_at_most(self, GiB, "notsent_lowat", "unix_buffer")
         if self.backlog > _BACKLOG:
             raise ConfigError(
-                f"Stream.backlog is {self.backlog}; the kernel takes at most {_BACKLOG}"
+                f"ByteStream.backlog is {self.backlog}; the kernel takes at most {_BACKLOG}"
             )
         name = self.loopback_congestion
         plain = isinstance(name, str) and name.isascii() and "\0" not in name
         if not plain or len(name) > _CONGESTION_NAME:
             raise ConfigError(
-                f"Stream.loopback_congestion is {name!r}; a congestion control has a name of up to "
-                f"{_CONGESTION_NAME} ASCII characters, as in /proc/sys/net/ipv4/"
+                f"ByteStream.loopback_congestion is {name!r}; a congestion control has a name of "
+                f"up to {_CONGESTION_NAME} ASCII characters, as in /proc/sys/net/ipv4/"
                 "tcp_available_congestion_control, and an empty one leaves the system's"
             )
         memory = self.shared_memory
         if memory and (memory % (4 * KiB) or not 64 * KiB <= memory <= 1 * GiB):
             raise ConfigError(
-                f"Stream.shared_memory is {memory!r}; whole pages of {4 * KiB} bytes are needed, "
-                f"from {64 * KiB} to {GiB} bytes, or 0 for none"
+                f"ByteStream.shared_memory is {memory!r}; whole pages of {4 * KiB} bytes are "
+                f"needed, from {64 * KiB} to {GiB} bytes, or 0 for none"
             )
         if self.top_credit < 64 * KiB:
             raise ConfigError(
-                f"Stream.top_credit is {self.top_credit!r}; at least {64 * KiB} bytes are needed "
-                "for the largest datagram and a close"
+                f"ByteStream.top_credit is {self.top_credit!r}; at least {64 * KiB} bytes are "
+                "needed for the largest datagram and a close"
             )
         if self.read_ahead < 64:
             raise ConfigError(
-                f"Stream.read_ahead is {self.read_ahead!r}; at least 64 bytes are needed, for the "
-                "head of a chunk"
+                f"ByteStream.read_ahead is {self.read_ahead!r}; at least 64 bytes are needed, for "
+                "the head of a chunk"
             )
 
 
@@ -516,8 +516,8 @@ class Config:
     flow: Flow = field(default_factory=Flow)
     timing: Timing = field(default_factory=Timing)
     quic: Quic = field(default_factory=Quic)
-    mux: Mux = field(default_factory=Mux)
-    stream: Stream = field(default_factory=Stream)
+    bpmux: Bpmux = field(default_factory=Bpmux)
+    byte_stream: ByteStream = field(default_factory=ByteStream)
     calls: Calls = field(default_factory=Calls)
     sinks: Sinks = field(default_factory=Sinks)
     tables: Tables = field(default_factory=Tables)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from aqueduct._speedups.channels.message_batches import Inlet
+from aqueduct._speedups.channels.message_batches import DirectRead
 from aqueduct._speedups.loop.pump import apply
 from aqueduct.carriers import memory
 from aqueduct.carriers.contract import Buffer
@@ -65,7 +65,7 @@ class Side:
     def stream_data(self, stream: int, data: Buffer, fin: bool) -> None:
         self.core.receive_stream(stream, data, fin, self.clock.now())
 
-    def inlet(self, stream: int) -> Inlet | None:
+    def inlet(self, stream: int) -> DirectRead | None:
         return self.core.inlet(stream)
 
     def inlet_done(self, stream: int) -> None:

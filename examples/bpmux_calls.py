@@ -14,15 +14,15 @@ import sys
 from aqueduct import bpmux
 
 
-async def answer(connection: bpmux.Connection, name: str) -> None:
+async def answer(connection: bpmux.BpmuxConnection, name: str) -> None:
     """What a program does for the other one, until one of them closes the connection."""
     async for opened in connection:
         match opened:
-            case bpmux.Request(payload=b"name"):
+            case bpmux.BpmuxRequest(payload=b"name"):
                 await opened.respond(name.encode())
-            case bpmux.Request(payload=text):
+            case bpmux.BpmuxRequest(payload=text):
                 await opened.respond(text.upper())
-            case bpmux.Sink(payload=count):
+            case bpmux.BpmuxSink(payload=count):
                 # The other has opened a stream, and this side writes it.
                 for number in range(int(count)):
                     await opened.send(b"%d" % number)
@@ -33,7 +33,7 @@ async def answer(connection: bpmux.Connection, name: str) -> None:
                 opened.end()
 
 
-async def listener(connection: bpmux.Connection) -> None:
+async def listener(connection: bpmux.BpmuxConnection) -> None:
     """The program that was called: it asks back before it answers."""
     name = await connection.request(b"name")
     print(f"{name.decode()} is here", flush=True)
@@ -41,7 +41,7 @@ async def listener(connection: bpmux.Connection) -> None:
     print(f"{name.decode()} has gone: {connection.error}", flush=True)
 
 
-async def dialer(connection: bpmux.Connection) -> None:
+async def dialer(connection: bpmux.BpmuxConnection) -> None:
     """The program that calls."""
     answering = asyncio.create_task(answer(connection, "dialer"))
     print("it is called", (await connection.request(b"name")).decode())

@@ -263,8 +263,15 @@ async def test_checked_leaves_a_coroutine_function_one():
 PUBLIC: list[Any] = [
     *(aqueduct.connect, aqueduct.serve, aqueduct.channel, aqueduct.dev_certificate),
     *(aqueduct.Client, aqueduct.SyncClient, aqueduct.Service, aqueduct.Connection),
-    *(bpmux.connect, bpmux.serve, bpmux.Connection, bpmux.Server, bpmux.Request, bpmux.Sink),
-    *(bpmux.Stream, bpmux.Duplex),
+    *(
+        bpmux.connect,
+        bpmux.serve,
+        bpmux.BpmuxConnection,
+        bpmux.BpmuxServer,
+        bpmux.BpmuxRequest,
+        bpmux.BpmuxSink,
+    ),
+    *(bpmux.BpmuxStream, bpmux.Duplex),
 ]
 UNCHECKED = {
     # They are looked at together, by make_handler, make_table and Sink, which name the handler.
@@ -280,7 +287,7 @@ UNCHECKED = {
     "Client": {"connection", "address"},
     "SyncClient.lane": {"news", "tag"},
 }
-INNER = (aqueduct.Connection, bpmux.Connection, bpmux.Server)
+INNER = (aqueduct.Connection, bpmux.BpmuxConnection, bpmux.BpmuxServer)
 
 
 def public_functions() -> Iterator[tuple[str, Callable[..., Any], bool]]:
@@ -629,7 +636,7 @@ async def test_places_of_bpmux_that_are_none_are_refused(place):
         await bpmux.serve(_idle, place)
 
 
-async def _idle(connection: bpmux.Connection) -> None:
+async def _idle(connection: bpmux.BpmuxConnection) -> None:
     await connection.wait_closed()
 
 

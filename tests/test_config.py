@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from aqueduct.config import DEFAULT, Calls, Config, Limits, Mux, Quic, Sinks, Stream, Timing
+from aqueduct.config import DEFAULT, Bpmux, ByteStream, Calls, Config, Limits, Quic, Sinks, Timing
 from aqueduct.errors import ConfigError
 
 
@@ -38,7 +38,7 @@ def test_limits_of_small_batches_that_cannot_work(name, value):
 
 @pytest.mark.parametrize("name", ["notsent_lowat", "unix_buffer"])
 def test_buffers_that_no_socket_takes(name):
-    make: Callable[..., Stream] = Stream
+    make: Callable[..., ByteStream] = ByteStream
     with pytest.raises(ConfigError, match=rf"Stream\.{name} is 1073741825; a socket takes at most"):
         make(**{name: (1 << 30) + 1})
     assert getattr(make(**{name: 1 << 30}), name) == 1 << 30
@@ -47,20 +47,20 @@ def test_buffers_that_no_socket_takes(name):
 @pytest.mark.parametrize("size", [1, 32 << 10, (64 << 10) + 1, (1 << 30) + 4096])
 def test_memory_that_cannot_be_shared(size):
     with pytest.raises(ConfigError, match=rf"Stream\.shared_memory is {size}; whole pages of 4096"):
-        Stream(shared_memory=size)
+        ByteStream(shared_memory=size)
 
 
 @pytest.mark.parametrize("name", ["sixteen-letters-", "größer", "a\0b", None, 5])
 def test_names_that_no_congestion_control_has(name):
-    said = re.escape(f"Stream.loopback_congestion is {name!r}; a congestion")
+    said = re.escape(f"ByteStream.loopback_congestion is {name!r}; a congestion")
     with pytest.raises(ConfigError, match=said):
-        Stream(loopback_congestion=name)
+        ByteStream(loopback_congestion=name)
 
 
 def test_memory_that_can_be_shared_and_none():
-    assert [Stream(shared_memory=size).shared_memory for size in (0, 64 << 10)] == [0, 64 << 10]
+    assert [ByteStream(shared_memory=size).shared_memory for size in (0, 64 << 10)] == [0, 64 << 10]
     with pytest.raises(ConfigError, match=r"Stream\.shared_memory_after"):
-        Stream(shared_memory_after=-1)
+        ByteStream(shared_memory_after=-1)
 
 
 PARTS: list[Any] = [getattr(DEFAULT, entry.name) for entry in fields(DEFAULT)]
@@ -94,7 +94,7 @@ def test_settings_are_durations_and_sizes() -> None:
     assert limits(frame_bytes="32m", header_bytes="64k").frame_bytes == 32 << 20
     sinks: Any = Sinks
     assert sinks(time_to_live="1d").time_to_live == 86_400.0
-    mux: Any = Mux
+    mux: Any = Bpmux
     assert mux(chunk="128k").chunk == 128 << 10
     quic: Any = Quic
     assert quic(datagram_size="8k").datagram_size == 8192
@@ -108,7 +108,7 @@ def test_settings_are_durations_and_sizes() -> None:
 
 
 def test_what_a_kernel_cannot_take_is_refused() -> None:
-    cases: list[tuple[Any, str]] = [(Stream, "backlog"), (Stream, "unix_buffer")]
+    cases: list[tuple[Any, str]] = [(ByteStream, "backlog"), (ByteStream, "unix_buffer")]
     for kind, name in (*cases, (Quic, "socket_buffer")):
         with pytest.raises(ConfigError, match=f"{name} is 1099511627776; .* takes at most"):
             kind(**{name: 1 << 40})

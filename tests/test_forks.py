@@ -559,7 +559,7 @@ def test_signals_that_wait_for_a_client_of_the_parent_are_a_child_s_own():
     """A fork by another thread, while the main thread does a connection's work."""
     code = """
     import os, signal, threading
-    from aqueduct.client.deferred_signals import Deferral
+    from aqueduct.client.deferred_signals import DeferredSignals
 
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGUSR2, lambda number, frame: os._exit(7))

@@ -31,7 +31,7 @@ from aqueduct.arrow.ipc_metadata import (
     Summary,
     summarize,
 )
-from aqueduct.arrow.layout import Plan, plan
+from aqueduct.arrow.layout import BufferLayout, plan
 from aqueduct.config import DEFAULT
 from aqueduct.errors import BadCall, BatchTooLarge, CallError
 
@@ -92,7 +92,7 @@ class Decoder:
         self._deep = checks == "memory"
         self._compressions = compressions
         self._limit = dictionary_limit
-        self._found: Plan | None = None
+        self._found: BufferLayout | None = None
         self._fast: BatchReader | None = None
         self._stream: _DictionaryStream | None = None
         self._broken: _Fault | None = None
@@ -175,10 +175,10 @@ class Decoder:
             raise fault.error() from error
 
     @property
-    def _plan(self) -> Plan:
+    def _plan(self) -> BufferLayout:
         return self._found or self._prepare()
 
-    def _prepare(self) -> Plan:
+    def _prepare(self) -> BufferLayout:
         found = self._found = plan(self.schema)
         if found.columns is not None:
             import_ = pa.RecordBatch._import_from_c

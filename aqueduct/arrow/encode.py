@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 
 from aqueduct._speedups.arrow.writer import BatchEncoder, Encoded
-from aqueduct._speedups.base.buffers import Piece
+from aqueduct._speedups.base.buffers import BufferSlice
 from aqueduct.arrow.compact import Compactor
 from aqueduct.arrow.ipc import (
     ALIGNMENT,
@@ -21,13 +21,13 @@ from aqueduct.arrow.ipc import (
     is_wide,
 )
 from aqueduct.arrow.ipc_metadata import SCHEMA, summarize
-from aqueduct.arrow.layout import Plan, plan
+from aqueduct.arrow.layout import BufferLayout, plan
 from aqueduct.arrow.schema import check, equal_schemas
 from aqueduct.errors import LocalProtocolError, SchemaMismatch
 
 __all__ = ["Encoded", "Encoder", "Part"]
 
-Part: TypeAlias = bytes | memoryview | Piece
+Part: TypeAlias = bytes | memoryview | BufferSlice
 """A buffer of a payload."""
 
 LONG_BYTES: Final = 4 << 20
@@ -65,7 +65,7 @@ class Encoder(BatchEncoder):
     ) -> None:
         """``where`` and ``fault`` are for errors; see ``aqueduct.arrow.schema.check``."""
         super().__init__(schema, None, pa.RecordBatch, pa.ArrowException)
-        self._found: Plan | None = None
+        self._found: BufferLayout | None = None
         if not is_wide(schema):
             self._prepare()
         self._where = where or "the batch"
@@ -161,10 +161,10 @@ class Encoder(BatchEncoder):
             self._parts.clear()
 
     @property
-    def _plan(self) -> Plan:
+    def _plan(self) -> BufferLayout:
         return self._found or self._prepare()
 
-    def _prepare(self) -> Plan:
+    def _prepare(self) -> BufferLayout:
         found = self._found = plan(self.schema)
         self._fast = found.writer
         return found

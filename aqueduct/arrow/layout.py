@@ -25,7 +25,7 @@ from aqueduct.arrow.ipc_metadata import Layout
 from aqueduct.arrow.nulls import Required
 
 __all__ = [
-    "Plan",
+    "BufferLayout",
     "common_columns",
     "grows_by_deltas",
     "layouts",
@@ -38,7 +38,7 @@ _Steps: TypeAlias = list[tuple[str, int, int, bool]]
 
 
 @dataclass(frozen=True)
-class Plan:
+class BufferLayout:
     """What encoders and decoders of a schema have to know of it."""
 
     schema: pa.Schema
@@ -69,7 +69,7 @@ class Plan:
 
 
 @by_identity
-def plan(schema: pa.Schema) -> Plan:
+def plan(schema: pa.Schema) -> BufferLayout:
     """The plan of a schema. Kept, because each call of a handler has the same ones again."""
     if is_wide(schema):  # Arrow holds all threads up while it hashes and compares
         return _make_plan(schema)
@@ -79,11 +79,11 @@ def plan(schema: pa.Schema) -> Plan:
         return _make_plan(schema)
 
 
-def _make_plan(schema: pa.Schema) -> Plan:
+def _make_plan(schema: pa.Schema) -> BufferLayout:
     layout, dictionaries = layouts(schema)
     columns = common_columns(schema)
     required = Required(schema)
-    return Plan(
+    return BufferLayout(
         schema,
         layout,
         dictionaries,

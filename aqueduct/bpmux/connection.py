@@ -13,7 +13,16 @@ from typing import Any, Final, Self, TypeAlias, cast
 from weakref import proxy
 
 from aqueduct.arguments import Duration, Size, checked
-from aqueduct.bpmux.streams import Buffer, Call, Duplex, Half, Request, Sink, Stream, again
+from aqueduct.bpmux.streams import (
+    BpmuxRequest,
+    BpmuxSink,
+    BpmuxStream,
+    Buffer,
+    Duplex,
+    EntityHandle,
+    PendingRequest,
+    again,
+)
 from aqueduct.carriers.binding import host_port
 from aqueduct.carriers.stream.sockets import tune
 from aqueduct.config import Config
@@ -24,12 +33,14 @@ from aqueduct.protocol.bpmux import events
 from aqueduct.protocol.bpmux.connection import Mux
 from aqueduct.protocol.bpmux.state import PLACES, REQ_IN, SINK_IN, Entity
 
-__all__ = ["Connection", "Link", "Opened", "name_of"]
+__all__ = ["BpmuxConnection", "LoopProtocol", "Opened", "name_of"]
 
 log = logger_of(__name__)
 
-Opened: TypeAlias = Request | Sink | Stream | Duplex
-"""What the peer may open, seen from this side: its sink is a Stream here, its stream a Sink."""
+Opened: TypeAlias = BpmuxRequest | BpmuxSink | BpmuxStream | Duplex
+"""What the peer may open, seen from this side: its sink is a BpmuxStream here, its stream a
+BpmuxSink.
+"""
 
 _PAYLOAD_COST: Final = 16
 """Bytes that each waiting payload counts beside its own."""
@@ -43,19 +54,19 @@ END_CREDIT = 256
 """Bytes that the peer may say with the end of something on which only this side sends."""
 
 
-class Connection:
+class BpmuxConnection:
     """Two programs, each of which may ask, offer and listen. Made by ``connect`` and ``serve``.
 
     ``async for opened in connection`` gives what the peer opens; ``receive`` its messages of the
     top level. Both hold the peer back while they are not taken: their payloads have the credit of
-    the top level in common (BP-R5), ``Stream.top_credit`` bytes.
+    the top level in common (BP-R5), ``BpmuxStream.top_credit`` bytes.
 
-    Mux.connection_bytes bounds received bytes that nobody has taken, and bytes that wait to be
+    Bpmux.connection_bytes bounds received bytes that nobody has taken, and bytes that wait to be
     sent. ``send``, ``request`` and ``respond`` wait for room; all other methods raise
     SendQueueFull.
 
     After the peer has ended its top level, open entities go on. The connection is closed when all
-    have ended, or when nothing has moved for Mux.closing_deadline (BP-R14).
+    have ended, or when nothing has moved for Bpmux.closing_deadline (BP-R14).
 
     Every wait ends: by its ``timeout`` (seconds; None: Timing.progress_deadline), or with the
     connection, which is lost when the peer says nothing for Timing.idle_timeout although it
@@ -70,7 +81,7 @@ class Connection:
         """The peer's address, for errors and logs."""
         self.window = window
         """Bytes that the peer may send ahead on each stream, and in answer to each request."""
-        self.mux = Mux(config.mux, whole=True)
+        self.mux = Mux(config.bpmux, whole=True)
         """The core; see aqueduct.protocol.bpmux."""
         self.error: ConnectionLost | None = None
         """Why it is over, once it is."""
@@ -78,7 +89,7 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._writable = asyncio.Event()
         self._writable.set()
-        self._live: set[Half] = set()
+        self._live: set[EntityHandle] = set()
         self._queued = 0
         """Bytes that wait to be sent."""
         self._sendable = asyncio.Event()
@@ -105,9 +116,11 @@ class Connection:
         self._opened: deque[tuple[Opened, int]] = deque()
         self._accepting = asyncio.Event()
         # These two are a part of it, and must not keep it.
-        self._top = Sink(proxy(self), self.mux.top_sink)
-        self._messages = Stream(proxy(self), self.mux.top_stream, config.stream.top_credit)
-        self.mux.credit(self.mux.top_stream, config.stream.top_credit)
+        self._top = BpmuxSink(proxy(self), self.mux.top_sink)
+        self._messages = BpmuxStream(
+            proxy(self), self.mux.top_stream, config.byte_stream.top_credit
+        )
+        self.mux.credit(self.mux.top_stream, config.byte_stream.top_credit)
         self._alive = self._loop.call_later(config.timing.ping_interval, self._stay_alive)
         own(self)
         self._flush()
@@ -118,7 +131,7 @@ class Connection:
     async def request(
         self, payload: Buffer = b"", *, window: Size | None = None, timeout: Duration | None = None
     ) -> bytes:
-        """Asks the peer, and waits for its response of at most Mux.payload_bytes.
+        """Asks the peer, and waits for its response of at most Bpmux.payload_bytes.
 
         ``window``: how many bytes of it may come at once. A caller that is cancelled, or has waited
         for ``timeout``, cancels the request, or takes it back if it has not left. Raises Ended when
@@ -132,7 +145,7 @@ class Connection:
                 await self._room(size)
             total = self._total(payload)
             entity = self.mux.request(payload, credit=credit, total=total)
-            call = Call(self, entity)
+            call = PendingRequest(self, entity)
             call._queue(size)
             try:
                 self._flush()
@@ -141,23 +154,23 @@ class Connection:
                 call.cancel()
 
     @checked()
-    def open_sink(self, payload: Buffer = b"") -> Sink:
+    def open_sink(self, payload: Buffer = b"") -> BpmuxSink:
         """A sink to the peer, which reads it as a stream. Opens with a payload (BP-R5)."""
         size = self._opening(payload)
         total = self._total(payload)
         entity = self.mux.open_sink(payload, credit=END_CREDIT, whole=not total, total=total)
-        sink = Sink(self, entity)
+        sink = BpmuxSink(self, entity)
         sink._queue(size)
         self._flush()
         return sink
 
     @checked()
-    def open_stream(self, payload: Buffer = b"", *, window: Size | None = None) -> Stream:
+    def open_stream(self, payload: Buffer = b"", *, window: Size | None = None) -> BpmuxStream:
         """A stream from the peer, which writes it as a sink, ``window`` bytes ahead at most."""
         size = self._opening(payload)
         credit = self._credit(window)
         entity = self.mux.open_stream(payload, credit=credit, total=self._total(payload))
-        stream = Stream(self, entity, credit)
+        stream = BpmuxStream(self, entity, credit)
         stream._queue(size)
         self._flush()
         return stream
@@ -169,7 +182,7 @@ class Connection:
         credit = self._credit(window)
         out, into = self.mux.open_duplex(payload, credit=credit, total=self._total(payload))
         self.mux.consumed(out, END_CREDIT, 0)
-        duplex = Duplex(Sink(self, out), Stream(self, into, credit))
+        duplex = Duplex(BpmuxSink(self, out), BpmuxStream(self, into, credit))
         duplex.stream._queue(size)
         self._flush()
         return duplex
@@ -178,7 +191,7 @@ class Connection:
     async def send(
         self, payload: Buffer, *, partial: bool | None = None, timeout: Duration | None = None
     ) -> None:
-        """Sends a message on the top level; see Sink.send."""
+        """Sends a message on the top level; see BpmuxSink.send."""
         await self._top.send(payload, partial=partial, timeout=timeout)
 
     @checked()
@@ -190,7 +203,9 @@ class Connection:
 
     @checked()
     async def accept(self, *, timeout: Duration | None = None) -> Opened:
-        """The next thing that the peer opened: a Request, a Stream, a Sink or a Duplex.
+        """The next thing that the peer opened.
+
+        It is a BpmuxRequest, a BpmuxStream, a BpmuxSink or a Duplex.
 
         Raises ConnectionLost, and TimeoutError, if ``timeout`` (seconds) is given.
         """
@@ -208,12 +223,12 @@ class Connection:
             half.connection = self
         mux = self.mux
         mux.consumed(mux.top_stream, charged, len(opened.payload))
-        if isinstance(opened, Stream):
+        if isinstance(opened, BpmuxStream):
             mux.consumed(opened._entity, opened.window, 0)
         elif isinstance(opened, Duplex):
             mux.consumed(opened.stream._entity, opened.stream.window, 0)
             mux.consumed(opened.sink._entity, END_CREDIT, 0)
-        elif isinstance(opened, Sink):
+        elif isinstance(opened, BpmuxSink):
             mux.consumed(opened._entity, END_CREDIT, 0)
         self._flush()
         return opened
@@ -303,7 +318,7 @@ class Connection:
             self._gone.set_result(None)
 
     def __repr__(self) -> str:
-        return f"<bpmux Connection with {self.peer}{' closed' if self.error else ''}>"
+        return f"<bpmux BpmuxConnection with {self.peer}{' closed' if self.error else ''}>"
 
     # What handles ask
 
@@ -352,11 +367,11 @@ class Connection:
 
     def _count_unread(self) -> None:
         self._unread += 1
-        limit = self.config.mux.connection_bytes
+        limit = self.config.bpmux.connection_bytes
         if self._unread * _PAYLOAD_COST > limit:
             raise LimitExceeded(
                 f"{self._unread} payloads wait to be received, each of which counts "
-                f"{_PAYLOAD_COST} bytes; Mux.connection_bytes is {limit} (BP-R12)"
+                f"{_PAYLOAD_COST} bytes; Bpmux.connection_bytes is {limit} (BP-R12)"
             )
 
     def _usable(self) -> None:
@@ -369,18 +384,18 @@ class Connection:
         In one it waits for top-level credit for all of it, which the peer may never give.
         """
         size = memoryview(payload).nbytes
-        most = min(self._top._most or size, self.config.mux.chunk)
+        most = min(self._top._most or size, self.config.bpmux.chunk)
         return size if size > most else 0
 
     def _has_room(self, size: int) -> bool:
         """Whether ``size`` bytes more may wait to be sent. One payload always may."""
-        return not self._queued or self._queued + size <= self.config.mux.connection_bytes
+        return not self._queued or self._queued + size <= self.config.bpmux.connection_bytes
 
     def _require_room(self, size: int) -> None:
         if size and not self._has_room(size):
             raise SendQueueFull(
                 f"{self._queued} bytes wait to be sent to {self.peer}, and {size} more are above "
-                f"Mux.connection_bytes ({self.config.mux.connection_bytes}); nothing was sent"
+                f"Bpmux.connection_bytes ({self.config.bpmux.connection_bytes}); nothing was sent"
             )
 
     def _opening(self, payload: Buffer) -> int:
@@ -405,7 +420,7 @@ class Connection:
         closed: the next one with its number would never be heard.
         """
         while self._writable.is_set() and self.error is None and not self._transport.is_closing():
-            buffers, size, written = self.mux.take(self.config.mux.chunk)
+            buffers, size, written = self.mux.take(self.config.bpmux.chunk)
             if not size:
                 break
             self._transport.writelines(buffers)
@@ -422,12 +437,12 @@ class Connection:
     def _received(self, data: bytes) -> None:
         self._heard = self._loop.time()
         if self.error is None:
-            self.mux.receive_data(data, self.config.mux.wake_up)
+            self.mux.receive_data(data, self.config.bpmux.wake_up)
             self._advance()
 
     def _read_on(self) -> None:
         if self.error is None:
-            self.mux.read_on(self.config.mux.wake_up)
+            self.mux.read_on(self.config.bpmux.wake_up)
             self._advance()
 
     def _advance(self) -> None:
@@ -459,10 +474,10 @@ class Connection:
         self._peer_silent = True
         self._accepting.set()
         for handle in tuple(self._live):
-            if isinstance(handle, (Call, Stream)):
+            if isinstance(handle, (PendingRequest, BpmuxStream)):
                 handle._ended(lost)
         for sink in (self._top, *self._live):
-            if isinstance(sink, Sink) and not (sink.ending or sink.error):
+            if isinstance(sink, BpmuxSink) and not (sink.ending or sink.error):
                 self.mux.heartbeat(sink._entity)  # answered by a reset if nobody is there
                 break
         self._flush()
@@ -533,20 +548,20 @@ class Connection:
 
     def _open(self, entity: Entity, payload: bytes, charged: int) -> None:
         """The peer opened something, and the whole payload of that is here."""
-        if len(self._opened) >= self.config.mux.entities:
+        if len(self._opened) >= self.config.bpmux.entities:
             raise LimitExceeded(
                 f"the peer has opened {len(self._opened)} entities that were not accepted; "
-                f"Mux.entities is {self.config.mux.entities}"
+                f"Bpmux.entities is {self.config.bpmux.entities}"
             )
         opened: Opened
         if entity.place == REQ_IN:
-            opened = Request(self, entity, payload)
+            opened = BpmuxRequest(self, entity, payload)
         elif entity.place == SINK_IN:
-            opened = Sink(self, entity, payload)
+            opened = BpmuxSink(self, entity, payload)
             if entity.twin is not None:
-                opened = Duplex(opened, Stream(self, entity.twin, self.window))
+                opened = Duplex(opened, BpmuxStream(self, entity.twin, self.window))
         else:
-            opened = Stream(self, entity, self.window, payload)
+            opened = BpmuxStream(self, entity, self.window, payload)
         for half in _halves(opened):
             half.connection = proxy(self)  # what waits here must not keep the connection
         self._opened.append((opened, charged))
@@ -561,7 +576,7 @@ class Connection:
         )
         self._ended_by_peer = error
         self._messages._ended(error)
-        deadline = self.config.mux.closing_deadline
+        deadline = self.config.bpmux.closing_deadline
         self._end_watch = self._loop.call_later(deadline, self._watch_end)
 
     def _end_if_nothing_is_open(self) -> None:
@@ -581,7 +596,7 @@ class Connection:
     def _owes(self) -> bool:
         """Whether this side may have something to send yet: none of it is acknowledged any more."""
         return any(
-            isinstance(half, (Request, Sink))
+            isinstance(half, (BpmuxRequest, BpmuxSink))
             and half is not self._top
             and (not half.ending or half._entity.items)
             for half in self._live
@@ -589,14 +604,14 @@ class Connection:
 
     def _watch_end(self) -> None:
         """Closes if nothing that is open has moved for too long."""
-        deadline = self.config.mux.closing_deadline
+        deadline = self.config.bpmux.closing_deadline
         left = self._progress + deadline - self._loop.time()
         if left > 0:
             self._end_watch = self._loop.call_later(left, self._watch_end)
             return
         error = self._ended_by_peer
         assert error is not None
-        text = f"{error}; nothing moved for {deadline:g} s after that (Mux.closing_deadline)"
+        text = f"{error}; nothing moved for {deadline:g} s after that (Bpmux.closing_deadline)"
         self._over(ConnectionLost(text, code=0, reason=error.reason, remote=True), abort=True)
 
     def _broken(self, error: RemoteProtocolError) -> None:
@@ -667,11 +682,11 @@ class Connection:
         self._flush()
 
 
-class Link(asyncio.Protocol):
+class LoopProtocol(asyncio.Protocol):
     """What the event loop calls."""
 
     def __init__(self, config: Config, window: int, place: str, made: Any = None) -> None:
-        self.connection: Connection
+        self.connection: BpmuxConnection
         self._config = config
         self._window = window
         self._place = place
@@ -685,7 +700,7 @@ class Link(asyncio.Protocol):
         transport.set_write_buffer_limits(high=0)
         tune(transport.get_extra_info("socket"), self._config)
         place = self._place or name_of(transport.get_extra_info("peername"))
-        self.connection = Connection(transport, self._config, place, self._window)
+        self.connection = BpmuxConnection(transport, self._config, place, self._window)
         if self._made is not None:
             self._made(self.connection)
 
@@ -712,7 +727,7 @@ class Link(asyncio.Protocol):
         self.connection._lost(error)
 
 
-def _halves(opened: Opened) -> tuple[Half, ...]:
+def _halves(opened: Opened) -> tuple[EntityHandle, ...]:
     return (opened.sink, opened.stream) if isinstance(opened, Duplex) else (opened,)
 
 

@@ -1,4 +1,4 @@
-"""``connect`` and ``serve``: from a place in the network or the file system to a Connection."""
+"""``connect`` and ``serve``: from a place to a BpmuxConnection."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final, Self, TypeAlias, cast
 
 from aqueduct.address import UNIX, Address
 from aqueduct.arguments import Size, checked
-from aqueduct.bpmux.connection import Connection, Link, name_of
+from aqueduct.bpmux.connection import BpmuxConnection, LoopProtocol, name_of
 from aqueduct.carriers.binding import resolve
 from aqueduct.carriers.stream.binding import bind
 from aqueduct.carriers.stream.connect import dial
@@ -22,20 +22,22 @@ from aqueduct.errors import ConnectFailed, ConnectionLost
 from aqueduct.escaping import logger_of
 from aqueduct.forks import own, own_loop, sever
 
-__all__ = ["Handler", "Place", "Server", "connect", "serve"]
+__all__ = ["BpmuxServer", "Handler", "Place", "connect", "serve"]
 
 log = logger_of(__name__)
 
 Place: TypeAlias = tuple[str, int] | str | os.PathLike[str]
 """(host, port) for TCP, or the path of a Unix socket."""
 TCP: Final = "aqueduct+tcp"
-Handler: TypeAlias = Callable[[Connection], Awaitable[None]]
+Handler: TypeAlias = Callable[[BpmuxConnection], Awaitable[None]]
 
 WINDOW: Final = 256 << 10
 
 
 @checked()
-async def connect(place: Place, *, window: Size = WINDOW, config: Config = DEFAULT) -> Connection:
+async def connect(
+    place: Place, *, window: Size = WINDOW, config: Config = DEFAULT
+) -> BpmuxConnection:
     """Connects to a program that serves bpmux, within Timing.connect_timeout.
 
     ``window``: bytes, or text such as "256k", that the peer may send ahead on each stream; see
@@ -45,8 +47,8 @@ async def connect(place: Place, *, window: Size = WINDOW, config: Config = DEFAU
     own_loop(loop)
     name, read = name_of(place), cast("int", window)  # as ``checked`` read it
 
-    def link() -> Link:
-        return Link(config, read, name)
+    def link() -> LoopProtocol:
+        return LoopProtocol(config, read, name)
 
     try:
         async with asyncio.timeout(config.timing.connect_timeout):
@@ -69,12 +71,12 @@ async def connect(place: Place, *, window: Size = WINDOW, config: Config = DEFAU
     return made.connection
 
 
-class Server:
+class BpmuxServer:
     """What ``serve`` returns."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.connections: set[Connection] = set()
+        self.connections: set[BpmuxConnection] = set()
         """Those that live."""
         self._listener: asyncio.Server
         self._release: Callable[[], None] | None = None
@@ -133,7 +135,7 @@ class Server:
 
     # Within
 
-    def _made(self, connection: Connection, handler: Handler) -> None:
+    def _made(self, connection: BpmuxConnection, handler: Handler) -> None:
         if self._closed:
             connection._over(ConnectionLost("this side closes its server"), abort=True)
             return
@@ -142,7 +144,7 @@ class Server:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, connection: Connection, handler: Handler) -> None:
+    async def _run(self, connection: BpmuxConnection, handler: Handler) -> None:
         try:
             await handler(connection)
         except ConnectionLost:
@@ -159,7 +161,7 @@ class Server:
 @checked(handler="on_connection")
 async def serve(
     handler: Handler, place: Place, *, window: Size = WINDOW, config: Config = DEFAULT
-) -> Server:
+) -> BpmuxServer:
     """Listens; each connection is given to ``handler``, and closed when that returns.
 
     Port 0: one that is free. The file of a Unix socket is for its owner alone (mode 0600); one that
@@ -167,25 +169,27 @@ async def serve(
     """
     loop = asyncio.get_running_loop()
     own_loop(loop)
-    server, read = Server(config), cast("int", window)  # as ``checked`` read it
+    server, read = BpmuxServer(config), cast("int", window)  # as ``checked`` read it
 
-    def link() -> Link:
-        return Link(config, read, "", lambda made: server._made(made, handler))
+    def link() -> LoopProtocol:
+        return LoopProtocol(config, read, "", lambda made: server._made(made, handler))
 
     if isinstance(place, tuple):
         name, port = place
         # Not by asyncio, whose threads are to be had no more once the main thread has ended.
         found = await resolve(name, port, socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         hosts = list(dict.fromkeys(str(where[0]) for _, _, _, _, where in found))
-        listener = await loop.create_server(link, hosts, port, backlog=config.stream.backlog)
+        listener = await loop.create_server(link, hosts, port, backlog=config.byte_stream.backlog)
         host, port = listener.sockets[0].getsockname()[:2]
         server._place = host, port
     else:
         address = Address(UNIX, "", 0, path=os.fspath(place))
-        (bound,) = await bind(address, backlog=config.stream.backlog)
+        (bound,) = await bind(address, backlog=config.byte_stream.backlog)
         (sock,) = bound.sockets
         server._place, server._release = address.path, bound.release
-        listener = await loop.create_unix_server(link, sock=sock, backlog=config.stream.backlog)
+        listener = await loop.create_unix_server(
+            link, sock=sock, backlog=config.byte_stream.backlog
+        )
     server._listener = listener
     own(server)
     return server

@@ -20,9 +20,18 @@ from aqueduct.errors import Ended, LimitExceeded, LocalProtocolError
 from aqueduct.protocol.bpmux.state import Entity, Item
 
 if TYPE_CHECKING:
-    from aqueduct.bpmux.connection import Connection
+    from aqueduct.bpmux.connection import BpmuxConnection
 
-__all__ = ["Buffer", "Call", "Duplex", "Half", "Request", "Sink", "Stream", "again"]
+__all__ = [
+    "BpmuxRequest",
+    "BpmuxSink",
+    "BpmuxStream",
+    "Buffer",
+    "Duplex",
+    "EntityHandle",
+    "PendingRequest",
+    "again",
+]
 
 Buffer = bytes | bytearray | memoryview
 """Bytes, contiguous. What is sent must not change until the sending call has returned."""
@@ -40,7 +49,7 @@ def again(error: _Error) -> _Error:
     return found
 
 
-class Half:
+class EntityHandle:
     """What handles of one entity have in common."""
 
     __slots__ = (
@@ -57,7 +66,7 @@ class Half:
         "error",
     )
 
-    def __init__(self, connection: Connection, entity: Entity, payload: bytes = b"") -> None:
+    def __init__(self, connection: BpmuxConnection, entity: Entity, payload: bytes = b"") -> None:
         self._end_held: tuple[Entity, int, int] | None = None
         """For an end payload that nobody has taken: the paying entity, credit to give, bytes."""
         self.connection = connection
@@ -258,12 +267,12 @@ class Half:
         raise again(self.error)
 
 
-class Sink(Half):
+class BpmuxSink(EntityHandle):
     """Takes payloads to the peer, in order, as far as the peer gives credit."""
 
     __slots__ = ("_most", "_turn")
 
-    def __init__(self, connection: Connection, entity: Entity, payload: bytes = b"") -> None:
+    def __init__(self, connection: BpmuxConnection, entity: Entity, payload: bytes = b"") -> None:
         super().__init__(connection, entity, payload)
         self._turn: asyncio.Lock | None = None
         self._most = entity.credit_out
@@ -275,7 +284,7 @@ class Sink(Half):
         """Sends one payload, and waits until it has left: until the peer gave credit for it.
 
         ``partial``: whether it travels in Partial mode (BP-16), in pieces as credit comes, and is
-        put together by the peer; None: if it is larger than Mux.chunk or than any credit the peer
+        put together by the peer; None: if it is larger than Bpmux.chunk or than any credit the peer
         ever gave. Without that mode a payload waits for credit for all of it, and travels in
         one chunk. ``timeout`` in seconds; None: Timing.progress_deadline.
 
@@ -292,7 +301,7 @@ class Sink(Half):
         async with connection._deadline(timeout), self._turn:
             if partial is None and size:
                 await self._until(lambda: self._most > 0)
-                partial = size > min(self._most, connection.config.mux.chunk)
+                partial = size > min(self._most, connection.config.bpmux.chunk)
             await connection._room(size)
             if not partial:
                 await self._until(lambda: self._entity.credit_out >= size)
@@ -338,13 +347,13 @@ class Sink(Half):
         super()._changed()
 
 
-class Stream(Half):
+class BpmuxStream(EntityHandle):
     """Gives the payloads that the peer sends, in order; taking one gives credit back (BP-R12)."""
 
     __slots__ = ("_queue_in", "window")
 
     def __init__(
-        self, connection: Connection, entity: Entity, window: int, payload: bytes = b""
+        self, connection: BpmuxConnection, entity: Entity, window: int, payload: bytes = b""
     ) -> None:
         self._queue_in: Payloads | None = None
         super().__init__(connection, entity, payload)
@@ -448,7 +457,7 @@ class Duplex:
 
     __slots__ = ("sink", "stream")
 
-    def __init__(self, sink: Sink, stream: Stream) -> None:
+    def __init__(self, sink: BpmuxSink, stream: BpmuxStream) -> None:
         self.sink = sink
         self.stream = stream
 
@@ -461,12 +470,12 @@ class Duplex:
     async def send(
         self, payload: Buffer, *, partial: bool | None = None, timeout: Duration | None = None
     ) -> None:
-        """See Sink.send."""
+        """See BpmuxSink.send."""
         await self.sink.send(payload, partial=partial, timeout=timeout)
 
     @checked()
     async def receive(self, *, timeout: Duration | None = None) -> bytes:
-        """See Stream.receive."""
+        """See BpmuxStream.receive."""
         return await self.stream.receive(timeout=timeout)
 
     @checked()
@@ -475,7 +484,7 @@ class Duplex:
         self.sink.end(payload)
         self.stream.end()
 
-    def __aiter__(self) -> Stream:
+    def __aiter__(self) -> BpmuxStream:
         return self.stream
 
     async def __aenter__(self) -> Self:
@@ -499,7 +508,7 @@ class Duplex:
         return f"<bpmux Duplex {self.sink.identifier} with {self.sink.connection.peer}>"
 
 
-class Request(Half):
+class BpmuxRequest(EntityHandle):
     """The peer asks something: ``payload``. It gets one answer, or the request is ended."""
 
     __slots__ = ()
@@ -527,7 +536,7 @@ class Request(Half):
                 if not connection._has_room(size):
                     await connection._room(size)
                     self._usable()
-                room = min(self._entity.credit_out, connection.config.mux.chunk)
+                room = min(self._entity.credit_out, connection.config.bpmux.chunk)
                 total = size if size > room else 0
                 self._queue(size)
                 item = connection.mux.respond(self._entity, payload, total=total)
@@ -551,12 +560,12 @@ class Request(Half):
         return await self._wait_ended(timeout)
 
 
-class Call(Half):
+class PendingRequest(EntityHandle):
     """A request of this side, on its way."""
 
     __slots__ = ("_answer",)
 
-    def __init__(self, connection: Connection, entity: Entity) -> None:
+    def __init__(self, connection: BpmuxConnection, entity: Entity) -> None:
         super().__init__(connection, entity)
         self._answer: bytes | None = None
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from aqueduct._speedups.channels.message_batches import Inlet
+from aqueduct._speedups.channels.message_batches import DirectRead
 from aqueduct.address import Address
 from aqueduct.errors import ConnectionLost
 
@@ -74,7 +74,7 @@ class CarrierUser(Protocol):
     def stream_data(self, stream: int, data: Buffer, fin: bool) -> None:
         """The next bytes of the peer's stream, in order. ``data`` may be empty with ``fin``."""
 
-    def inlet(self, stream: int) -> Inlet | None:
+    def inlet(self, stream: int) -> DirectRead | None:
         """Where the next bytes of the peer's stream go without a report for each read.
 
         Open until ``inlet_done``, before which nothing else is reported and the event loop does

@@ -1,8 +1,8 @@
 """A carrier inside one process: two linked ends, no sockets, every promise of the contract.
 
 ``pair()`` makes a linked client and server end. Without a loop nothing moves by itself: each
-``Link.step`` carries what was flushed one hop further, in an order that depends on nothing but
-the calls made (and a seed, if chunk sizes are to vary). With a loop the link steps itself.
+``MemoryLink.step`` carries what was flushed one hop further, in an order that depends on nothing
+but the calls made (and a seed, if chunk sizes are to vary). With a loop the link steps itself.
 
 ``listen`` and ``connect`` serve ``memory://NAME``, for peers on the same event loop.
 """
@@ -24,7 +24,7 @@ from aqueduct.carriers.contract import Buffer, Carrier, CarrierUser, PeerCredent
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import ConfigError, ConnectFailed, ConnectionLost, LocalProtocolError
 
-__all__ = ["Link", "MemoryCarrier", "MemoryListener", "connect", "listen", "pair"]
+__all__ = ["MemoryCarrier", "MemoryLink", "MemoryListener", "connect", "listen", "pair"]
 
 _DATAGRAM_QUEUE: Final = 256
 _STOPPED_KEPT: Final = 4096
@@ -41,17 +41,17 @@ def pair(
     datagram_limit: int = 1200,
     loop: asyncio.AbstractEventLoop | None = None,
     name: str = "",
-) -> Link:
+) -> MemoryLink:
     """Makes a link. ``config`` is the client's and, unless ``server_config`` is given, both's.
 
     ``chunk`` is the most that one stream moves in one step, bytes; with a ``seed`` each piece
     has a random size from 1 to ``chunk``. ``datagram_limit`` 0 means no datagrams. With a
     ``loop`` the link steps by itself, soon after each flush.
     """
-    return Link(config, server_config or config, chunk, seed, datagram_limit, loop, name)
+    return MemoryLink(config, server_config or config, chunk, seed, datagram_limit, loop, name)
 
 
-class Link:
+class MemoryLink:
     """Two carriers joined; ``client`` and ``server``."""
 
     def __init__(
@@ -218,7 +218,7 @@ class MemoryCarrier:
     rtt = 0.0
 
     def __init__(
-        self, link: Link, is_client: bool, name: str, config: Config, datagram_limit: int
+        self, link: MemoryLink, is_client: bool, name: str, config: Config, datagram_limit: int
     ) -> None:
         self.is_client = is_client
         self.local = f"memory://{name}#{'client' if is_client else 'server'}"
@@ -541,7 +541,7 @@ class MemoryListener:
         self._config = config
         self._on_carrier = on_carrier
         self._loop = asyncio.get_running_loop()
-        self._links: set[Link] = set()
+        self._links: set[MemoryLink] = set()
         self._changed = asyncio.Event()
         self._closed = False
 

@@ -14,13 +14,13 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from aqueduct.carriers.contract import PeerCredentials
 
-__all__ = ["Places", "Waiting", "origin_of"]
+__all__ = ["HandshakingPeer", "Places", "origin_of"]
 
 _SHORTEST: Final = 0.01  # seconds, at least, between two looks for a silent peer
 _PREFIX: Final = 64  # bits of an IPv6 address that one customer of a network has
 
 
-class Waiting(Protocol):
+class HandshakingPeer(Protocol):
     """A peer that has a place."""
 
     @property
@@ -31,7 +31,7 @@ class Waiting(Protocol):
         """Whether it has sent something that nobody has read yet."""
 
 
-Peer = TypeVar("Peer", bound=Waiting)
+Peer = TypeVar("Peer", bound=HandshakingPeer)
 
 
 class _Place(NamedTuple):

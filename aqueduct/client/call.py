@@ -17,8 +17,8 @@ from weakref import ref
 
 import pyarrow as pa
 
-from aqueduct._speedups.calls.batch_receiver import Answers
-from aqueduct._speedups.calls.batch_sender import Feed, Window
+from aqueduct._speedups.calls.batch_receiver import AnswerReceiver
+from aqueduct._speedups.calls.batch_sender import BatchSender, InFlightWindow
 from aqueduct._speedups.loop.waiter import Waiter
 from aqueduct.arrow.compression import compress
 from aqueduct.arrow.decode import Decoder
@@ -39,23 +39,23 @@ from aqueduct.errors import (
     Finished,
     LocalProtocolError,
 )
-from aqueduct.rpc.deadline import Watch, Watches
+from aqueduct.rpc.deadline import Deadline, ProgressTimer
 from aqueduct.rpc.fragments import Assembler, pieces
 from aqueduct.rpc.keys import BATCH, PIECE, STATUS, number_of, one_each
-from aqueduct.rpc.request import AS_COMPLETED, FAILURES, CallHead, Hello
+from aqueduct.rpc.request import AS_COMPLETED, FAILURES, Accepted, CallHead
 from aqueduct.rpc.status import Status
 from aqueduct.rpc.threads import Job
 
-__all__ = ["END", "Batches", "Failure", "Outgoing", "Window", "abandoned", "window"]
+__all__ = ["END", "Batches", "ClientCall", "FailedBatch", "InFlightWindow", "abandoned", "window"]
 
 _BATCH_ALONE: Final = frozenset({BATCH})
 _SMALL: Final = 16 << 10  # bytes of a batch whose answer is looked for
 END: Final = object()
-"""What ``Outgoing.take`` gives when the call has ended well."""
+"""What ``ClientCall.take`` gives when the call has ended well."""
 
 
-class Failure:
-    """What ``Outgoing.take`` gives for a batch on which the handler failed, in a call that goes on.
+class FailedBatch:
+    """What ``ClientCall.take`` gives for a batch on which the handler failed. The call goes on.
 
     ``error`` is a CallError, or Cancelled, whose text names the batch.
     """
@@ -69,7 +69,7 @@ class Failure:
         return 0  # bytes of a payload
 
 
-class Outgoing(Feed):
+class ClientCall(BatchSender):
     """One call on the client's event loop. Made sent; ends by ``take`` or ``fail``."""
 
     def __init__(
@@ -78,10 +78,10 @@ class Outgoing(Feed):
         head: CallHead,
         *,
         peer: str,
-        window: Window | None,
+        window: InFlightWindow | None,
         on_change: Callable[[], None],
-        calls: set[Outgoing],
-        watches: Watches,
+        calls: set[ClientCall],
+        watches: ProgressTimer,
         compression: str,
         agree: Callable[[str], None],
         answered: Message | None = None,
@@ -124,11 +124,11 @@ class Outgoing(Feed):
         self._calls = calls
         self._output_over = False
         self._loose = False  # the answers come in any order
-        self.opening: Job[Hello] | None = None
+        self.opening: Job[Accepted] | None = None
         """The job that reads a hello with a very wide schema, while it runs."""
         self.decoding: Job[pa.RecordBatch] | None = None
         """The job that decodes an answer which takes long, while it runs."""
-        self.answers = Answers(window)
+        self.answers = AnswerReceiver(window)
         self.answers.on_change = on_change
         """Those that are read without further ado; the others come by ``take``. Its ``number`` is
         that of the last, of both kinds."""
@@ -149,7 +149,7 @@ class Outgoing(Feed):
         if self._input is not None:
             self._input.on_change = on_change
             self.row = self._input.row
-        self._watch = Watch(
+        self._watch = Deadline(
             watches, deadline=head.deadline, moved=self._progress, expired=self._expired
         )
         calls.add(self)
@@ -314,7 +314,7 @@ class Outgoing(Feed):
     # Receiving
 
     def take(self) -> Any:
-        """The payload of the next answer, a Failure, None if there is none now, or END.
+        """The payload of the next answer, a FailedBatch, None if there is none now, or END.
 
         ``answers.number`` is that of its batch. Raises how the call failed, now and ever after.
         """
@@ -470,7 +470,7 @@ class Outgoing(Feed):
             self._settle(number)
         self.answers.number = number
 
-    def _failure(self, message: Message) -> Failure | None:
+    def _failure(self, message: Message) -> FailedBatch | None:
         """What a message tells of a failed batch, if that is what it is."""
         headers = message.headers
         if not any(key == STATUS for key, _ in headers):
@@ -481,7 +481,7 @@ class Outgoing(Feed):
         if error is None or self.answers.partial:
             raise self._bad(f"batch {number} failed with the status {status.code!r} out of turn")
         self._answered(number)
-        return Failure(error)
+        return FailedBatch(error)
 
     def _bad(self, text: str) -> BadCall:
         handler = self.head.handler
@@ -510,9 +510,9 @@ class Outgoing(Feed):
         else:
             self._on_change()
 
-    def _read_hello(self, headers: Any, payload: Any) -> Hello:
+    def _read_hello(self, headers: Any, payload: Any) -> Accepted:
         names = {"peer": self.peer, "handler": self.head.handler}
-        hello = Hello.decode(headers, payload, kind=self.head.kind, **names)
+        hello = Accepted.decode(headers, payload, kind=self.head.kind, **names)
         if hello.schema is not None and self.head.expected is not None:
             check_expected(self.head.expected, hello.schema, **names)
         if hello.compression and hello.compression not in self.head.compressions:
@@ -523,7 +523,7 @@ class Outgoing(Feed):
             )
         return hello
 
-    def _accept(self, hello: Hello) -> None:
+    def _accept(self, hello: Accepted) -> None:
         self.compression = hello.compression
         if hello.compression:
             self._agree(hello.compression)
@@ -656,7 +656,7 @@ class Batches:
 
 def window(
     config: Config, in_flight: int | None, in_flight_bytes: Any, *, sink: bool = False
-) -> Window:
+) -> InFlightWindow:
     """The window of a call, of arguments that were checked.
 
     Who says how many batches gets as many; otherwise there may be more of them if they are small.
@@ -665,10 +665,10 @@ def window(
     batches = config.calls.in_flight_batches if in_flight is None else in_flight
     size = config.calls.in_flight_bytes if in_flight_bytes is None else in_flight_bytes
     if in_flight is not None:
-        return Window(batches, size)
+        return InFlightWindow(batches, size)
     if sink:
-        return Window(size, size)
-    return Window(batches, size, config.calls.small_batches, config.calls.small_bytes)
+        return InFlightWindow(size, size)
+    return InFlightWindow(batches, size, config.calls.small_batches, config.calls.small_bytes)
 
 
 def abandoned(peer: str, handler: str) -> Cancelled:

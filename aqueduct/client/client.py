@@ -23,13 +23,13 @@ from aqueduct.arguments import Duration, Size, checked
 from aqueduct.arrow.compression import codec_of
 from aqueduct.arrow.encode import LONG_BYTES, Encoded
 from aqueduct.carriers.certificates import ClientTls
-from aqueduct.client.call import Batches, Outgoing, Window, window
+from aqueduct.client.call import Batches, ClientCall, InFlightWindow, window
 from aqueduct.client.stream import Stream
 from aqueduct.client.unary import (
-    Answered,
-    Asker,
-    Askers,
-    Heard,
+    AnswerCache,
+    UnaryCaller,
+    UnaryCallers,
+    UnaryResult,
     one_batch,
     same_schema,
     token_bytes,
@@ -37,7 +37,7 @@ from aqueduct.client.unary import (
 from aqueduct.config import DEFAULT, Config
 from aqueduct.endpoint import Connection, Message, connect
 from aqueduct.errors import AqueductError, DeadlineExceeded
-from aqueduct.rpc.deadline import Watches
+from aqueduct.rpc.deadline import ProgressTimer
 from aqueduct.rpc.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
 from aqueduct.rpc.keys import ALIVE, Headers
 from aqueduct.rpc.request import AS_COMPLETED, FAILURES, CallHead, Kind, Partition
@@ -92,12 +92,12 @@ class Client:
         self._agreed: set[str] = set()
         self.sizes: dict[str, int] = {}
         """Bytes that the next batch for each handler is expected to have; 0 if it is small."""
-        self._calls: set[Outgoing] = set()
+        self._calls: set[ClientCall] = set()
         self._loop = asyncio.get_running_loop()
         self._beat: asyncio.TimerHandle | None = None
-        self._watches = Watches(self._loop, self.config.timing.progress_deadline)
-        self._askers = Askers(self.asker, self.token)
-        self._heard: dict[str, Heard] = {}
+        self._watches = ProgressTimer(self._loop, self.config.timing.progress_deadline)
+        self._askers = UnaryCallers(self.asker, self.token)
+        self._heard: dict[str, AnswerCache] = {}
 
     @classmethod
     @checked(headers="connection_headers")
@@ -387,7 +387,7 @@ class Client:
         handler: str,
         source: Batches | None,
         *,
-        window: Window | None,
+        window: InFlightWindow | None,
         **head: Any,
     ) -> Stream:
         self.connection.check_here()
@@ -449,12 +449,12 @@ class Client:
     def begin(
         self,
         head: CallHead,
-        window: Window | None,
+        window: InFlightWindow | None,
         on_change: Callable[[], None],
         answered: Message | None = None,
-    ) -> Outgoing:
+    ) -> ClientCall:
         """Makes one call; what the faces of this library stand on."""
-        call = Outgoing(
+        call = ClientCall(
             self.connection,
             head,
             peer=self.address,
@@ -470,19 +470,19 @@ class Client:
             self._schedule_beat()
         return call
 
-    def asker(self, head: CallHead) -> Asker:
+    def asker(self, head: CallHead) -> UnaryCaller:
         """What makes the call of one batch that ``head`` says."""
         heard = self._heard.get(head.handler)
         if heard is None or not same_schema(heard.expected, head.expected):
             if len(self._heard) >= _HEARD:
                 self._heard.clear()
-            heard = self._heard[head.handler] = Heard(head.expected)
-        return Asker(self.connection, head, peer=self.address, heard=heard)
+            heard = self._heard[head.handler] = AnswerCache(head.expected)
+        return UnaryCaller(self.connection, head, peer=self.address, heard=heard)
 
     def ask(
-        self, asker: Asker, encoded: Encoded, headers: Headers = ()
-    ) -> Coroutine[Any, Any, Answered]:
-        """One call of one batch; see ``Asker.ask``."""
+        self, asker: UnaryCaller, encoded: Encoded, headers: Headers = ()
+    ) -> Coroutine[Any, Any, UnaryResult]:
+        """One call of one batch; see ``UnaryCaller.ask``."""
         return asker.ask(encoded, self._watches, headers=headers)
 
     def agreed(self, head: CallHead) -> str:

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 
 from aqueduct.forks import own
 
-__all__ = ["DEFERRED", "Deferral"]
+__all__ = ["DEFERRED", "DeferredSignals"]
 
 _Handler: TypeAlias = Callable[[int, "FrameType | None"], Any]
 
@@ -35,7 +35,7 @@ DEFERRED: Final = tuple(
 """The signals that wait, as numbers, if Python has something to do for them."""
 
 
-class Deferral:
+class DeferredSignals:
     """Signals wait from ``begin`` until ``end``. For the main thread; it does nothing in others."""
 
     __slots__ = ("__weakref__", "_came", "_handlers", "_main", "_noticed")

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from aqueduct.arrow.decode import Decoder
 from aqueduct.client.call import Batches
-from aqueduct.client.thread_call import Crossing
+from aqueduct.client.thread_call import ThreadCall
 
 __all__ = ["Lane", "News"]
 
@@ -29,12 +29,12 @@ class Lane:
 
     - NEWS: there is room, or the call was accepted, where ``expect`` asked for it;
     - an answer: ``taken`` makes it a tuple of the number of its input batch and its payload, for
-      ``decode``, or a ``Failure`` of that batch. The answer before is given back by that;
+      ``decode``, or a ``FailedBatch`` of that batch. The answer before is given back by that;
     - END, and nothing after it: all is answered, and the service says that it is well;
     - ``Failed``, and nothing after it: the call is over, with its ``error``.
     """
 
-    def __init__(self, crossing: Crossing, source: Batches) -> None:
+    def __init__(self, crossing: ThreadCall, source: Batches) -> None:
         self._source = source
         self._crossing = crossing
         self._decoder: Decoder | None = None

@@ -22,13 +22,13 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from aqueduct.carriers.clock import clock_of
-from aqueduct.client.deferred_signals import Deferral
+from aqueduct.client.deferred_signals import DeferredSignals
 from aqueduct.client.loop_thread import LoopThread
 
 if TYPE_CHECKING:
     from aqueduct.endpoint import Connection
 
-__all__ = ["BorrowedLoop"]
+__all__ = ["SharedLoop"]
 
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ class _Attendance:
             asyncio._set_running_loop(None)
 
 
-class BorrowedLoop(LoopThread):
+class SharedLoop(LoopThread):
     """An event loop with a thread of its own, from which others may borrow it."""
 
     def __init__(self, name: str = "aqueduct-loop") -> None:
@@ -75,7 +75,7 @@ class BorrowedLoop(LoopThread):
         """Whether nothing is under way on the loop but what ``run`` waits for."""
         self._work: SimpleQueue[None] = SimpleQueue()
         super().__init__(name)
-        self._signals = Deferral(self._stop_soon)
+        self._signals = DeferredSignals(self._stop_soon)
         self._attendance = _Attendance(self.loop)
         self._time = clock_of(self.loop)
         # Of asyncio's own loops; another one, as a policy may make it, stays with its thread.

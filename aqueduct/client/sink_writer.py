@@ -1,8 +1,8 @@
-"""``RemoteSink``: writes into a sink of a service, exactly once, from threads.
+"""``BatchSinkWriter``: writes into a sink of a service, exactly once, from threads.
 
 ::
 
-    sink = RemoteSink(client, "shelf")
+    sink = SinkWriter(client, "shelf")
     prepared = sink.write(Attempt(run, partition=0), batches, schema=schema)
     sink.commit(run, [prepared])
 
@@ -29,19 +29,19 @@ from aqueduct.rpc.sink_commit import (
     LOOK,
     WRITE,
     Attempt,
-    Prepared,
+    PreparedAttempt,
     Receipt,
-    Run,
     Settlement,
     SinkDescription,
+    WriteKey,
     document_of,
     to_batch,
 )
 
-__all__ = ["RemoteSink"]
+__all__ = ["SinkWriter"]
 
 
-class RemoteSink:
+class SinkWriter:
     """A sink of the service that ``client`` is connected to."""
 
     def __init__(
@@ -75,7 +75,7 @@ class RemoteSink:
         in_flight_bytes: int | None = None,
         compression: str | None = None,
         on_open: Callable[[SyncStream], object] | None = None,
-    ) -> Prepared:
+    ) -> PreparedAttempt:
         """Writes ``batches``, all of ``schema``; they can be committed once this has returned.
 
         - ``in_flight_bytes``: bytes sent and not yet taken by the sink (Calls.in_flight_bytes).
@@ -113,10 +113,10 @@ class RemoteSink:
                 peer=self.client.address,
                 handler=WRITE + self.name,
             )
-        return Prepared(attempt, answer.receipt)
+        return PreparedAttempt(attempt, answer.receipt)
 
     def commit(
-        self, run: Run, prepared: Sequence[Prepared], *, deadline: float | None = None
+        self, run: WriteKey, prepared: Sequence[PreparedAttempt], *, deadline: float | None = None
     ) -> Any:
         """Commits exactly these attempts; returns what the sink's ``commit`` returned.
 
@@ -131,8 +131,8 @@ class RemoteSink:
 
     def abort(
         self,
-        run: Run,
-        prepared: Sequence[Prepared] = (),
+        run: WriteKey,
+        prepared: Sequence[PreparedAttempt] = (),
         *,
         execution: str | None = None,
         deadline: float | None = None,

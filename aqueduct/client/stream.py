@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from aqueduct._speedups.calls.batch_sender import Feeding
+from aqueduct._speedups.calls.batch_sender import SendWaker
 from aqueduct.arrow.decode import Decoder
-from aqueduct.client.call import END, Batches, Failure, Outgoing, abandoned
+from aqueduct.client.call import END, Batches, ClientCall, FailedBatch, abandoned
 from aqueduct.endpoint.pulling import PULLING
 from aqueduct.errors import AqueductError
 from aqueduct.rpc.threads import Job, apart
@@ -33,14 +33,14 @@ class Stream:
     def __init__(
         self,
         source: Batches | None,
-        start: Callable[[Callable[[], None]], Outgoing],
+        start: Callable[[Callable[[], None]], ClientCall],
         sizes: dict[str, int] | None = None,
     ) -> None:
         """``start`` makes the call, given what to call on a change; ``sizes``: the client's."""
         self._source = source
         self._decoder: Decoder | None = None
         self._feeder: asyncio.Task[None] | None = None
-        self._feeding = Feeding()
+        self._feeding = SendWaker()
         self._peeked: Any = None
         self._spins = 0
         self._call = start(self._feeding.wake)
@@ -131,7 +131,7 @@ class Stream:
             await self._stop_feeding()
             raise StopAsyncIteration
         self._spins += 1
-        if type(payload) is Failure:
+        if type(payload) is FailedBatch:
             raise payload.error
         if self._decoder is None:
             self._decoder = call.decoder()
@@ -250,14 +250,14 @@ class Stream:
             await asyncio.wait((feeder,))
 
 
-def _drop(call: Outgoing, feeder: asyncio.Task[None] | None) -> None:
+def _drop(call: ClientCall, feeder: asyncio.Task[None] | None) -> None:
     """A Stream was dropped before its end."""
     call.fail(abandoned(call.peer, call.head.handler))
     if feeder is not None:
         feeder.cancel()
 
 
-async def _feed(call: Outgoing, source: Batches, batches: Any, feeding: Feeding) -> None:
+async def _feed(call: ClientCall, source: Batches, batches: Any, feeding: SendWaker) -> None:
     """Sends batches as there is room. What the iterable raises becomes the error of the call."""
     try:
         await _give_slow(call, source)
@@ -309,7 +309,7 @@ async def _feed(call: Outgoing, source: Batches, batches: Any, feeding: Feeding)
         call.fail(error)
 
 
-async def _give_slow(call: Outgoing, source: Batches) -> None:
+async def _give_slow(call: ClientCall, source: Batches) -> None:
     """Sends the batch that takes long to encode, if there is one."""
     batch, call.slow = call.slow, None
     if batch is not None:

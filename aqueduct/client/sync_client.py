@@ -29,7 +29,7 @@ from aqueduct.address import Address
 from aqueduct.arguments import Duration, Size, checked
 from aqueduct.carriers.binding import holds_up
 from aqueduct.carriers.certificates import ClientTls
-from aqueduct.client.call import Batches, Window, window
+from aqueduct.client.call import Batches, InFlightWindow, window
 from aqueduct.client.client import (
     Client,
     ConnectionHeaders,
@@ -39,11 +39,11 @@ from aqueduct.client.client import (
     wishes,
 )
 from aqueduct.client.lane import Lane, News
-from aqueduct.client.shared_loop import BorrowedLoop
+from aqueduct.client.shared_loop import SharedLoop
 from aqueduct.client.sync_stream import SyncStream
-from aqueduct.client.thread_call import Crossing, Mailbox
-from aqueduct.client.unary import Askers, one_batch
-from aqueduct.client.unary_stub import Prepared, PreparedCall
+from aqueduct.client.thread_call import Mailbox, ThreadCall
+from aqueduct.client.unary import UnaryCallers, one_batch
+from aqueduct.client.unary_stub import StubCall, UnaryStub
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import ConnectionLost, LocalProtocolError
 from aqueduct.rpc.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
@@ -88,7 +88,7 @@ class SyncClient:
         self._check_caller()
         self._own = threading.local()
         """What each thread has for itself."""
-        self._thread = BorrowedLoop("aqueduct-sync-client")
+        self._thread = SharedLoop("aqueduct-sync-client")
         try:
             self._client = self._thread.run(
                 Client.connect(
@@ -262,7 +262,7 @@ class SyncClient:
         *,
         output_schema: pa.Schema | None = None,
         deadline: Duration | None = None,
-    ) -> Prepared | None:
+    ) -> UnaryStub | None:
         """Makes calls of a function of one batch ready, which a thread is to make many of.
 
         What one is told besides is said as it is made; see ``Client.exchange``. None where batches
@@ -277,7 +277,7 @@ class SyncClient:
             expected=output_schema,
             deadline=cast("float | None", deadline),  # as ``checked`` read it
         )
-        return Prepared(self._thread, self._client, self._client.asker(head))
+        return UnaryStub(self._thread, self._client, self._client.asker(head))
 
     @checked()
     def source(
@@ -433,19 +433,19 @@ class SyncClient:
         partition: Partition | None,
         on_end: OnEnd | None = None,
     ) -> tuple[pa.Schema, Sequence[pa.RecordBatch]]:
-        askers: Askers | None = getattr(self._own, "askers", None)
+        askers: UnaryCallers | None = getattr(self._own, "askers", None)
         if askers is None:
-            askers = self._own.askers = Askers(self._client.asker, self._client.token)
+            askers = self._own.askers = UnaryCallers(self._client.asker, self._client.token)
         asker = askers.find(
             handler, batch, output_schema, deadline, headers, run, attempt, token, partition
         )
         encoded = asker.encode(batch)
-        call: PreparedCall | None = None
+        call: StubCall | None = None
         stream: SyncStream | None = None
         received = 0
         try:
             if asker.fits(encoded):
-                call = PreparedCall(self._thread, self._client, asker, encoded, ())
+                call = StubCall(self._thread, self._client, asker, encoded, ())
                 answered = call.result()
                 received = answered.size
                 if answered.follow is None:
@@ -491,7 +491,7 @@ class SyncClient:
         kind: Any,
         handler: str,
         source: Batches | None,
-        window: Window | None,
+        window: InFlightWindow | None,
         *,
         begin: bool = True,
         **head: Any,
@@ -506,11 +506,11 @@ class SyncClient:
         kind: Any,
         handler: str,
         source: Batches | None,
-        window: Window | None,
+        window: InFlightWindow | None,
         *,
         mailbox: Mailbox | None = None,
         **head: Any,
-    ) -> Crossing:
+    ) -> ThreadCall:
         self._thread.check()
         if self._client.closed:
             raise self._client.connection.error or ConnectionLost(f"{self!r} is closed")
@@ -523,7 +523,7 @@ class SyncClient:
             **head,
         )
         call_head.encode()  # errors belong here rather than into the other thread
-        return Crossing(self._thread, self._client, call_head, window, mailbox)
+        return ThreadCall(self._thread, self._client, call_head, window, mailbox)
 
 
 def _close_all() -> None:

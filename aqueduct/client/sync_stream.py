@@ -9,8 +9,8 @@ from typing import Any, Final
 import pyarrow as pa
 
 from aqueduct.arrow.decode import Decoder
-from aqueduct.client.call import END, Batches, Failure
-from aqueduct.client.thread_call import NEWS, Crossing, Failed
+from aqueduct.client.call import END, Batches, FailedBatch
+from aqueduct.client.thread_call import NEWS, Failed, ThreadCall
 from aqueduct.endpoint.pulling import PULLING
 from aqueduct.errors import AqueductError
 
@@ -30,7 +30,7 @@ class SyncStream:
     ``number`` alone, and the next answer may be asked for.
     """
 
-    def __init__(self, crossing: Crossing, source: Batches | None) -> None:
+    def __init__(self, crossing: ThreadCall, source: Batches | None) -> None:
         self._crossing = crossing
         self._source = source
         self._input: Iterator[pa.RecordBatch] | None = None
@@ -144,7 +144,7 @@ class SyncStream:
             else:
                 crossing.rest()
                 self.number, payload = found
-                if type(payload) is Failure:
+                if type(payload) is FailedBatch:
                     raise payload.error
                 return self._decode(payload)
 

@@ -11,17 +11,17 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
-from aqueduct._speedups.channels.receiver import Lease
+from aqueduct._speedups.channels.receiver import MemoryLease
 from aqueduct.arrow.encode import Encoded
-from aqueduct.client.call import END, Outgoing, Window, abandoned
+from aqueduct.client.call import END, ClientCall, InFlightWindow, abandoned
 from aqueduct.client.client import Client
-from aqueduct.client.shared_loop import BorrowedLoop
+from aqueduct.client.shared_loop import SharedLoop
 from aqueduct.endpoint import Message
 from aqueduct.endpoint.pulling import LARGE, PULLING, UNKNOWN, Pull
 from aqueduct.errors import AqueductError, ConnectionLost
 from aqueduct.rpc.request import CallHead
 
-__all__ = ["NEWS", "Crossing", "Failed", "Mailbox"]
+__all__ = ["NEWS", "Failed", "Mailbox", "ThreadCall"]
 
 _AHEAD: Final = 16
 _AHEAD_BYTES: Final = 8 << 20
@@ -54,7 +54,7 @@ class Mailbox:
         self._queue.put((self._tag, found))
 
 
-class Crossing:
+class ThreadCall:
     """One call between a thread and the event loop.
 
     Each field is written by one side alone; what the other side must notice it is woken for. The
@@ -64,10 +64,10 @@ class Crossing:
 
     def __init__(
         self,
-        thread: BorrowedLoop,
+        thread: SharedLoop,
         client: Client,
         head: CallHead,
-        window: Window | None,
+        window: InFlightWindow | None,
         mailbox: Mailbox | None = None,
         *,
         answered: Message | None = None,
@@ -78,7 +78,7 @@ class Crossing:
         """
         self.head = head
         self._answered = answered
-        self.call: Outgoing | None = None  # of the loop
+        self.call: ClientCall | None = None  # of the loop
         self._thread = thread
         self._client = client
         self._window = window
@@ -90,7 +90,7 @@ class Crossing:
         self._mailbox = mailbox or self._inbox
         self._handed = self._handed_bytes = 0  # of the loop
         self._consumed = 0  # of the thread
-        self._lease: Lease | None = None  # of the answer that the thread has
+        self._lease: MemoryLease | None = None  # of the answer that the thread has
         self.consumed_bytes = 0
         """Bytes of the answers' payloads that the thread has taken."""
         self.waited = 0.0
@@ -420,14 +420,14 @@ class Crossing:
             self._wants_room = self._wants_acceptance = False
             self._mailbox.put(NEWS)
 
-    def _begin(self) -> Outgoing:
+    def _begin(self) -> ClientCall:
         call = self._client.begin(self.head, self._window, self.pump, self._answered)
         call.set_waiting(self._waiting, self._reader)
         self.call = call
         call.pull = self.pull
         return call
 
-    def _hand_over(self, call: Outgoing) -> None:
+    def _hand_over(self, call: ClientCall) -> None:
         while True:
             self._paused = True
             ahead = self._handed - self._consumed

@@ -17,7 +17,7 @@ from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoded, Encoder
 from aqueduct.arrow.ipc import LONG_SCHEMA
 from aqueduct.arrow.schema import check_expected
-from aqueduct.endpoint import Asked, Connection, Message
+from aqueduct.endpoint import Connection, Message, PendingReply
 from aqueduct.errors import (
     AqueductError,
     BadCall,
@@ -25,12 +25,12 @@ from aqueduct.errors import (
     DeadlineExceeded,
     LocalProtocolError,
 )
-from aqueduct.rpc.deadline import Watches
+from aqueduct.rpc.deadline import ProgressTimer
 from aqueduct.rpc.keys import ANSWERS, HELLO
 from aqueduct.rpc.request import CallHead, Partition
 from aqueduct.rpc.status import Status
 from aqueduct.rpc.threads import apart
-from aqueduct.rpc.unary import Answer, Answers, Question, room_of
+from aqueduct.rpc.unary import UnaryAnswer, UnaryAnswers, UnaryTemplate, room_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +38,15 @@ if TYPE_CHECKING:
     from aqueduct.protocol.channels.receiver import Received
     from aqueduct.rpc.keys import Headers
 
-__all__ = ["Answered", "Asker", "Askers", "Heard", "one_batch", "same_schema", "token_bytes"]
+__all__ = [
+    "AnswerCache",
+    "UnaryCaller",
+    "UnaryCallers",
+    "UnaryResult",
+    "one_batch",
+    "same_schema",
+    "token_bytes",
+]
 
 _KEPT_BYTES: Final = 64 << 10
 _KEPT_HEADERS: Final = 256
@@ -46,7 +54,7 @@ _KINDS: Final = 64
 """Kinds of calls of one batch that are kept ready."""
 
 
-class Answered:
+class UnaryResult:
     """What a call gave: a schema and batches, or the message on whose channels they follow."""
 
     __slots__ = ("batches", "deadline", "follow", "schema", "size")
@@ -70,7 +78,7 @@ class Answered:
         """Seconds left for it."""
 
 
-class Heard:
+class AnswerCache:
     """What answers were like: those of one handler often are as before."""
 
     __slots__ = ("answered", "answers", "expected", "found", "usual")
@@ -78,7 +86,7 @@ class Heard:
     def __init__(self, expected: pa.Schema | None) -> None:
         self.expected = expected
         """The schema that they were compared with."""
-        self.answers = Answers()
+        self.answers = UnaryAnswers()
         self.answered: bytes | None = None
         """The schema message that ``found`` is for."""
         self.found: Decoder | None = None
@@ -86,26 +94,26 @@ class Heard:
         """Headers and size of the last answer, if it was one batch that ``found`` reads."""
 
 
-class Asker:
+class UnaryCaller:
     """Makes calls that are alike but for their batch. For one event loop.
 
     Several may share what they have ``heard``, if they expect the same of the same handler.
     """
 
     def __init__(
-        self, connection: Connection, head: CallHead, *, peer: str, heard: Heard | None = None
+        self, connection: Connection, head: CallHead, *, peer: str, heard: AnswerCache | None = None
     ) -> None:
         """Raises LocalProtocolError for what cannot be sent."""
         assert head.schema is not None
         self.head = head
         self.schema: pa.Schema = head.schema
-        self.question = Question.encode(head)
+        self.question = UnaryTemplate.encode(head)
         self._connection = connection
         self._config = connection.config
         self._room = room_of(connection.config.calls)
         self._peer = peer
         self._encoder: Encoder | None = None
-        self._heard = Heard(head.expected) if heard is None else heard
+        self._heard = AnswerCache(head.expected) if heard is None else heard
 
     def encode(self, batch: pa.RecordBatch) -> Encoded:
         """The payload of a batch. Raises SchemaMismatch and LocalProtocolError."""
@@ -141,10 +149,10 @@ class Asker:
     async def ask(
         self,
         encoded: Encoded,
-        watches: Watches,
+        watches: ProgressTimer,
         *,
         headers: Headers = (),
-    ) -> Answered:
+    ) -> UnaryResult:
         """One call. It leaves at once, unless others of ``watches`` are under way: then with them.
 
         ``headers``: what it says of itself beside what all say. Raises how the call failed.
@@ -152,7 +160,7 @@ class Asker:
         connection, question, deadline = self._connection, self.question, self.head.deadline
         loop = watches.loop
         began = watches.time()
-        waiting = _Waiting(loop, self, began)
+        waiting = _PendingUnary(loop, self, began)
         timer = None
         if deadline is None:
             watches.add(waiting)
@@ -186,10 +194,10 @@ class Asker:
         else:
             answered = self._read(answer)
         if answered is None:
-            return Answered(follow=connection.message(answer), deadline=deadline)
+            return UnaryResult(follow=connection.message(answer), deadline=deadline)
         return answered
 
-    def following(self, answered: Answered) -> CallHead:
+    def following(self, answered: UnaryResult) -> CallHead:
         """The call whose answers follow."""
         return replace(self.head, deadline=answered.deadline)
 
@@ -201,7 +209,7 @@ class Asker:
             self.schema, where=f"the input of handler {handler!r}", peer=self._peer, handler=handler
         )
 
-    def _read(self, message: Received) -> Answered | None:
+    def _read(self, message: Received) -> UnaryResult | None:
         """What came back; None: the answers follow on the channels of the message."""
         heard = self._heard
         try:
@@ -211,7 +219,7 @@ class Asker:
                 view, start = memoryview(payload), len(known)
                 if bytes(view[:start]) == known:
                     batch = found.decode(view[start:], number=0)
-                    return Answered(found.schema, (batch,), size=len(view) - start)
+                    return UnaryResult(found.schema, (batch,), size=len(view) - start)
             answer = heard.answers.decode(message.headers, payload)
             if answer is not None:
                 decoder = self._decoder(answer)
@@ -224,7 +232,7 @@ class Asker:
                     heard.usual = said
                 else:
                     heard.usual = None
-                return Answered(decoder.schema, batches, size=sum(map(len, answer.batches)))
+                return UnaryResult(decoder.schema, batches, size=sum(map(len, answer.batches)))
         except BadCall as error:
             if error.handler:
                 raise
@@ -241,7 +249,7 @@ class Asker:
         text = f"handler {self.head.handler!r} at {self._peer} ended well without an answer"
         raise BadCall(text, **names)
 
-    def _decoder(self, answer: Answer) -> Decoder:
+    def _decoder(self, answer: UnaryAnswer) -> Decoder:
         heard = self._heard
         if heard.found is not None and answer.schema == heard.answered:
             return heard.found
@@ -289,16 +297,16 @@ def _schema_bytes(answer: Received) -> int:
     return 0
 
 
-class Askers:
-    """Makes an Asker for each call of one batch, or finds the one of calls before. For one thread.
+class UnaryCallers:
+    """Makes a UnaryCaller for each call of one batch, or finds an earlier one. For one thread.
 
     Calls that name a piece of work of their own have one of their own.
     """
 
-    def __init__(self, make: Callable[[CallHead], Asker], token: bytes | None) -> None:
+    def __init__(self, make: Callable[[CallHead], UnaryCaller], token: bytes | None) -> None:
         self._make = make
         self._token = token
-        self._kept: dict[tuple[str, Duration | None, str | bytes | None], Asker] = {}
+        self._kept: dict[tuple[str, Duration | None, str | bytes | None], UnaryCaller] = {}
 
     def find(
         self,
@@ -311,7 +319,7 @@ class Askers:
         attempt: str,
         token: str | bytes | None,
         partition: Partition | None,
-    ) -> Asker:
+    ) -> UnaryCaller:
         """The arguments are those of ``Client.call``. Raises LocalProtocolError."""
         if not isinstance(batch, pa.RecordBatch):
             raise LocalProtocolError(
@@ -392,18 +400,18 @@ def one_batch(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> pa.Record
         ) from error
 
 
-class _Waiting(Asked):
+class _PendingUnary(PendingReply):
     """An answer that is waited for, but not for ever."""
 
     __slots__ = ("_asker", "_began")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, asker: Asker, began: float) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, asker: UnaryCaller, began: float) -> None:
         super().__init__(loop)
         self._asker = asker
         self._began = began
 
     def look(self, now: float, progress: float) -> None:
-        """What Watches calls now and then: there is no progress but the answer."""
+        """What ProgressTimer calls now and then: there is no progress but the answer."""
         if now - self._began >= progress:
             self.expire(progress)
 
@@ -413,7 +421,7 @@ class _Waiting(Asked):
             self.fail(self._asker._expired(seconds))
 
 
-async def _room(connection: Connection, waiting: _Waiting) -> None:
+async def _room(connection: Connection, waiting: _PendingUnary) -> None:
     """Returns once there is room for the question."""
     connection.hold()
     room = asyncio.ensure_future(connection.entrypoint.wait_writable())

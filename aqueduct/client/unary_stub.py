@@ -2,7 +2,7 @@
 
 A small call costs its thread little more than the Python functions that it goes through, and much
 of that is to say what the last call said, too. So that is kept here, and the call itself is a
-coroutine that the thread steps by itself where the answer comes at once (``BorrowedLoop.step``).
+coroutine that the thread steps by itself where the answer comes at once (``SharedLoop.step``).
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ import pyarrow as pa
 from aqueduct.arrow.encode import Encoded
 from aqueduct.client.call import abandoned
 from aqueduct.client.client import Client
-from aqueduct.client.shared_loop import BorrowedLoop
+from aqueduct.client.shared_loop import SharedLoop
 from aqueduct.client.sync_stream import SyncStream
-from aqueduct.client.thread_call import Crossing
-from aqueduct.client.unary import Answered, Asker, token_bytes
+from aqueduct.client.thread_call import ThreadCall
+from aqueduct.client.unary import UnaryCaller, UnaryResult, token_bytes
 from aqueduct.errors import AqueductError, ConnectionLost, LocalProtocolError
 from aqueduct.rpc.keys import Headers
 from aqueduct.rpc.request import Partition, own_headers
 
-__all__ = ["Prepared", "PreparedCall"]
+__all__ = ["StubCall", "UnaryStub"]
 
 _BY_HAND: Final = 1.0
 """Seconds for which the thread that waits runs the loop at most; then that has its own again."""
 
 
-class Prepared:
+class UnaryStub:
     """Makes calls of one batch that are alike; ``SyncClient.prepare`` gives it.
 
     For one thread at a time.
@@ -41,7 +41,7 @@ class Prepared:
 
     __slots__ = ("_asker", "_client", "_thread")
 
-    def __init__(self, thread: BorrowedLoop, client: Client, asker: Asker) -> None:
+    def __init__(self, thread: SharedLoop, client: Client, asker: UnaryCaller) -> None:
         self._thread = thread
         self._client = client
         self._asker = asker
@@ -63,14 +63,14 @@ class Prepared:
         attempt: str = "",
         token: str | bytes | None = None,
         partition: Partition | None = None,
-    ) -> PreparedCall:
+    ) -> StubCall:
         """One call; nothing is sent yet. Raises LocalProtocolError for what cannot be said."""
         shown = self._client.token if token is None else token_bytes(token)
         own = own_headers(run, attempt, shown, partition, headers)
-        return PreparedCall(self._thread, self._client, self._asker, encoded, tuple(own))
+        return StubCall(self._thread, self._client, self._asker, encoded, tuple(own))
 
 
-class PreparedCall:
+class StubCall:
     """One call of one batch. ``result`` is for the thread that made it, ``close`` for any."""
 
     __slots__ = (
@@ -86,9 +86,9 @@ class PreparedCall:
 
     def __init__(
         self,
-        thread: BorrowedLoop,
+        thread: SharedLoop,
         client: Client,
-        asker: Asker,
+        asker: UnaryCaller,
         encoded: Encoded,
         headers: Headers,
     ) -> None:
@@ -96,13 +96,13 @@ class PreparedCall:
         self._client = client
         self._asker = asker
         self._headers = headers
-        self._task: asyncio.Task[Answered] | None = None
+        self._task: asyncio.Task[UnaryResult] | None = None
         self._closed = False
         self.encoded = encoded
         self.waited = 0.0
         """Seconds that ``result`` took."""
 
-    def result(self) -> Answered:
+    def result(self) -> UnaryResult:
         """What came back; to be asked for once. Raises how the call failed."""
         thread, began = self._thread, time.perf_counter()
         try:
@@ -138,10 +138,10 @@ class PreparedCall:
         finally:
             self.waited = time.perf_counter() - began
 
-    def follow(self, answered: Answered) -> SyncStream:
+    def follow(self, answered: UnaryResult) -> SyncStream:
         """The answers that did not fit the message: ``answered`` says where they are."""
         head = self._asker.following(answered)
-        crossing = Crossing(self._thread, self._client, head, None, answered=answered.follow)
+        crossing = ThreadCall(self._thread, self._client, head, None, answered=answered.follow)
         crossing.finish()
         return SyncStream(crossing, None)
 
@@ -159,11 +159,11 @@ class PreparedCall:
 
     # Within
 
-    def _later(self, task: asyncio.Task[Answered]) -> None:
+    def _later(self, task: asyncio.Task[UnaryResult]) -> None:
         """The answer did not come at once: the loop goes on with it."""
         self._task = task
 
-    async def _wait(self, *, lend: bool) -> Answered:
+    async def _wait(self, *, lend: bool) -> UnaryResult:
         """On the loop, which the next call may borrow if it is to be lent."""
         begun, self._task = self._task, asyncio.current_task()
         if self._closed and self._task is not None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from aqueduct._speedups.bpmux import chunks as chunk_codec
-from aqueduct._speedups.bpmux.chunks import ChunkDecoder, Step
+from aqueduct._speedups.bpmux.chunks import ChunkDecoder, ChunkStep
 from aqueduct.dissect.values import Fields, WireError, hex_bytes, kind_of, one_of
 from aqueduct.errors import AqueductError
 
@@ -49,14 +49,14 @@ def read_chunks(data: bytes) -> Iterator[Chunk]:
     end: list[bytes] = []
     offset = 0
     try:
-        while (step := decoder.next()) != Step.NOTHING:
-            if step == Step.HEAD:
+        while (step := decoder.next()) != ChunkStep.NOTHING:
+            if step == ChunkStep.HEAD:
                 chunk = Chunk(offset, decoder)
-            elif step == Step.PIECE:
+            elif step == ChunkStep.PIECE:
                 payload.append(bytes(decoder.data or b""))
-            elif step == Step.END_PIECE:
+            elif step == ChunkStep.END_PIECE:
                 end.append(bytes(decoder.data or b""))
-            elif step == Step.DONE:
+            elif step == ChunkStep.DONE:
                 assert chunk is not None
                 chunk.credit = decoder.credit
                 chunk.payload, chunk.end = b"".join(payload), b"".join(end)

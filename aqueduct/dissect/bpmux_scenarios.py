@@ -19,7 +19,7 @@ from aqueduct._speedups.bpmux.chunks import (
     TYPE_NAMES,
     encode_head,
 )
-from aqueduct.config import Mux as Settings
+from aqueduct.config import Bpmux as Settings
 from aqueduct.dissect.bpmux import Chunk, read_chunks
 from aqueduct.dissect.values import WireError, hex_bytes, kind_of, list_of, one_of
 from aqueduct.errors import AqueductError

@@ -32,7 +32,7 @@ from aqueduct.protocol.channels.receiver import ReceiverHalf
 from aqueduct.protocol.channels.registry import Attach
 from aqueduct.protocol.channels.sender import Mode, SenderHalf
 
-__all__ = ["LossScenario", "Step", "play", "read_steps"]
+__all__ = ["LossScenario", "ScenarioStep", "play", "read_steps"]
 
 _SIDES: Final = ("client", "server")
 _SPACES: Final = ("reliable", "unreliable")
@@ -63,7 +63,7 @@ def play(case: Any) -> dict[str, list[int]]:
 
 
 @dataclass(frozen=True)
-class Step:
+class ScenarioStep:
     """One step, checked by itself."""
 
     where: str
@@ -83,7 +83,7 @@ class Step:
         return WireError(f"{self.where}: {text}")
 
 
-def read_steps(given: Any, side: str) -> list[Step]:
+def read_steps(given: Any, side: str) -> list[ScenarioStep]:
     """Steps from JSON, checked one after the other. Raises WireError with the number of a step."""
     cast = _Cast(_SIDES.index(side))
     steps = []
@@ -94,7 +94,7 @@ def read_steps(given: Any, side: str) -> list[Step]:
     return steps
 
 
-def _read_step(entry: list[Any], at: str) -> Step:
+def _read_step(entry: list[Any], at: str) -> ScenarioStep:
     if not entry:
         raise WireError(f"{at} is empty; known: {', '.join(_ARGUMENTS)}")
     what = one_of(entry[0], _ARGUMENTS, at)
@@ -103,12 +103,12 @@ def _read_step(entry: list[Any], at: str) -> Step:
         raise WireError(f"{where} has {len(entry) - 1} arguments; it takes {_ARGUMENTS[what]}")
     channel = number(entry[1], f"{where}: channel")
     if len(entry) == 2:
-        return Step(where, what, channel)
+        return ScenarioStep(where, what, channel)
     space = one_of(entry[2], _SPACES, f"{where}: space")
     num = number(entry[3], f"{where}: number", HIGHEST - 1)
     inner = list_of(entry[4], f"{where}: attached") if what == "send" else []
     attached = tuple(number(c, f"{where}: attached[{k}]") for k, c in enumerate(inner))
-    return Step(where, what, channel, space, num, attached)
+    return ScenarioStep(where, what, channel, space, num, attached)
 
 
 @dataclass
@@ -122,7 +122,7 @@ class _Cast:
     sent: set[Name] = field(default_factory=set)
     settled: set[Name] = field(default_factory=set)
 
-    def check(self, step: Step) -> None:
+    def check(self, step: ScenarioStep) -> None:
         """Raises WireError for a step that cannot follow those before it."""
         channel = step.channel
         if step.what == "got":
@@ -146,7 +146,7 @@ class _Cast:
                 raise step.wrong(f"only the creator of {ids.describe(channel)} forgets it (AQ-23)")
             self.ended[channel] = step.where
 
-    def _check_new(self, step: Step, channel: int, *, by: int) -> None:
+    def _check_new(self, step: ScenarioStep, channel: int, *, by: int) -> None:
         if channel == ids.ENTRYPOINT:
             raise step.wrong("the entrypoint is never attached (AQ-R4)")
         if ids.creator(channel) != by:
@@ -154,7 +154,7 @@ class _Cast:
         if channel in self.created or channel in self.given:
             raise step.wrong(f"{ids.describe(channel)} is attached twice (AQ-R4)")
 
-    def _check_sender(self, step: Step) -> None:
+    def _check_sender(self, step: ScenarioStep) -> None:
         channel = step.channel
         if ids.sender(channel) != self.side:
             raise step.wrong(f"the {_SIDES[self.side]} does not send on {ids.describe(channel)}")
@@ -163,7 +163,7 @@ class _Cast:
         if channel in self.ended:
             raise step.wrong(f"{ids.describe(channel)} ended at {self.ended[channel]}")
 
-    def _check_settles(self, step: Step) -> None:
+    def _check_settles(self, step: ScenarioStep) -> None:
         if step.message not in self.sent:
             raise step.wrong(f"{_describe(step.message)} was never sent (AQ-R15, AQ-R16)")
         if step.what == "nack" and step.space == "reliable":
@@ -176,7 +176,7 @@ class _Cast:
 class LossScenario:
     """One side of a connection, and what its peer says to it."""
 
-    def __init__(self, is_client: bool, steps: list[Step]) -> None:
+    def __init__(self, is_client: bool, steps: list[ScenarioStep]) -> None:
         self.core = ChannelConnection(is_client=is_client, config=_CONFIG)
         self._steps = steps
         self._side = 0 if is_client else 1
@@ -229,7 +229,7 @@ class LossScenario:
         """The channels that this side has said FORGET_CHANNEL for, by their own ids."""
         said = set()
         for data in self._said.values():
-            decoder = codec.Decoder(from_server=self._side == 1)
+            decoder = codec.FrameDecoder(from_server=self._side == 1)
             decoder.auto_admit = len(data)
             decoder.feed(bytes(data))
             while (frame := decoder.next()) is not None:
@@ -239,7 +239,7 @@ class LossScenario:
 
     # What this side does
 
-    def _send(self, step: Step) -> None:
+    def _send(self, step: ScenarioStep) -> None:
         half = self._halves.get(step.channel)
         self._attached.extend(step.attached)
         if half is None or isinstance(half.error, LostInTransit):
@@ -258,27 +258,27 @@ class LossScenario:
 
     # What the peer does
 
-    def _ack(self, step: Step) -> None:
+    def _ack(self, step: ScenarioStep) -> None:
         if step.space == "unreliable":
             self._settle(step, [1])
         elif step.message in self._numbers:
             self._control(step, codec.encode_ack_reliable([self._numbers[step.message], 1]))
 
-    def _nack(self, step: Step) -> None:
+    def _nack(self, step: ScenarioStep) -> None:
         self._settle(step, [0, 1])
 
-    def _settle(self, step: Step, ranges: list[int]) -> None:
+    def _settle(self, step: ScenarioStep, ranges: list[int]) -> None:
         if step.message in self._numbers:
             channel = self._halves[step.channel].channel
             self._control(step, codec.encode_ack_nack_unreliable(channel, ranges))
 
-    def _close(self, step: Step) -> None:
+    def _close(self, step: ScenarioStep) -> None:
         self._control(step, codec.CLOSE_RECEIVER)
 
-    def _forget(self, step: Step) -> None:
+    def _forget(self, step: ScenarioStep) -> None:
         self._say([codec.encode_route_to(step.channel), codec.FORGET_CHANNEL])
 
-    def _got(self, step: Step) -> None:
+    def _got(self, step: ScenarioStep) -> None:
         assert self._carrying is not None
         receiver, stream = self._carrying
         message = codec.encode_message(self._brought, b"", (), [(step.channel, ())])
@@ -290,7 +290,7 @@ class LossScenario:
         ((half, _),) = received.attachments
         self._halves[step.channel] = half
 
-    def _control(self, step: Step, frame: bytes) -> None:
+    def _control(self, step: ScenarioStep, frame: bytes) -> None:
         half = self._halves.get(step.channel)
         if half is None:
             return  # it was lost before it was created
@@ -348,7 +348,7 @@ class LossScenario:
             raise WireError(f"{where}: the connection closed: {self.core.error}")
 
 
-def _sending_order(steps: list[Step]) -> dict[int, list[int]]:
+def _sending_order(steps: list[ScenarioStep]) -> dict[int, list[int]]:
     """Which messages leave at each ``send``: datagrams of a channel in the order of settling.
 
     One that is settled before an earlier one leaves before it, the earlier ones that nobody
@@ -374,7 +374,9 @@ def _sending_order(steps: list[Step]) -> dict[int, list[int]]:
     return order
 
 
-def _by_settling(sends: list[int], steps: list[Step], settled: dict[Name, int]) -> Iterator[int]:
+def _by_settling(
+    sends: list[int], steps: list[ScenarioStep], settled: dict[Name, int]
+) -> Iterator[int]:
     never = len(steps)
     return iter(sorted(sends, key=lambda k: (settled.get(steps[k].message, never), k)))
 

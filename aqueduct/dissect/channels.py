@@ -49,7 +49,7 @@ class AqContext:
 
     def decode(self, data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
         """Frames with the offset each begins at. Raises WireError behind the last good one."""
-        decoder = codec.Decoder(from_server=self.from_server, datagram=self.datagram)
+        decoder = codec.FrameDecoder(from_server=self.from_server, datagram=self.datagram)
         # A payload that cannot be in these bytes gets no memory: its length may be a lie.
         decoder.auto_admit = len(data)
         try:
@@ -113,7 +113,7 @@ def frame_to_json(frame: codec.Frame) -> dict[str, Any]:
             return {"type": name, "headers": _headers_to_json(frame.headers)}
         case codec.RouteTo():
             return {"type": name, "channel": channel_to_json(frame.channel)}
-        case codec.Message():
+        case codec.MessageFrame():
             attachments = [
                 {"channel": channel_to_json(channel), "headers": _headers_to_json(headers)}
                 for channel, headers in frame.attachments

@@ -3,20 +3,20 @@
 from aqueduct.endpoint.channel import Mode, Receiver, Sender, channel
 from aqueduct.endpoint.connection import Connection
 from aqueduct.endpoint.message import Attachment, Headers, Message
-from aqueduct.endpoint.reply import Asked, Replying
+from aqueduct.endpoint.reply import PendingReply, Responder
 from aqueduct.endpoint.server import Server, bind, connect, serve
 from aqueduct.endpoint.snapshot import ConnectionSnapshot
 
 __all__ = [
-    "Asked",
     "Attachment",
     "Connection",
     "ConnectionSnapshot",
     "Headers",
     "Message",
     "Mode",
+    "PendingReply",
     "Receiver",
-    "Replying",
+    "Responder",
     "Sender",
     "Server",
     "bind",

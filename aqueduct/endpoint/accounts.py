@@ -1,8 +1,8 @@
 """Bytes of messages that this process holds: one account for receiving, one for sending.
 
 All connections of the process count in both. Above a budget one batch goes on at a time: the one
-that has waited longest. The connections choose it for receiving, and ``Sending`` for sending.
-Nothing here knows event loops. A callable tells a waiting call of its room, in any thread.
+that has waited longest. The connections choose it for receiving, and ``SendingAccount`` for
+sending. Nothing here knows event loops. A callable tells a waiting call of its room, in any thread.
 """
 
 from __future__ import annotations
@@ -13,11 +13,18 @@ from collections.abc import Callable
 from weakref import WeakSet
 
 from aqueduct._speedups.base.accounts import Account
-from aqueduct._speedups.channels.receiver import Budget
-from aqueduct._speedups.channels.sender import Ledger
+from aqueduct._speedups.channels.receiver import ReceiveBudget
+from aqueduct._speedups.channels.sender import SendQueue
 from aqueduct.endpoint.pulling import LARGE, Pulls
 
-__all__ = ["LARGE", "Process", "Receiving", "Reservation", "Sending", "process"]
+__all__ = [
+    "LARGE",
+    "ProcessAccounts",
+    "ReceivingAccount",
+    "Reservation",
+    "SendingAccount",
+    "process",
+]
 
 
 class Reservation:
@@ -42,8 +49,8 @@ class Reservation:
 
     def __init__(
         self,
-        account: Sending,
-        ledger: Ledger,
+        account: SendingAccount,
+        ledger: SendQueue,
         queued: Callable[[], int],
         wake: Callable[[], None],
     ) -> None:
@@ -108,7 +115,7 @@ class Reservation:
         return self._queued() == 0
 
 
-class Sending(Account):
+class SendingAccount(Account):
     """Bytes that all connections have queued, and room for answers that are about to be made.
 
     ``waiting``: Reservations that wait, in the order of asking. A large answer is made if it fits
@@ -126,7 +133,7 @@ class Sending(Account):
         self.pulls = Pulls(self, self._lock)
 
     def reservation(
-        self, ledger: Ledger, queued: Callable[[], int], wake: Callable[[], None]
+        self, ledger: SendQueue, queued: Callable[[], int], wake: Callable[[], None]
     ) -> Reservation:
         """For one call. ``ledger``: its connection's queue; ``queued``: bytes of the call there."""
         return Reservation(self, ledger, queued, wake)
@@ -203,15 +210,15 @@ def _is_free(place: Reservation | None, asking: Reservation) -> bool:
     return place is None or place is asking or place._left
 
 
-class Receiving(Account):
+class ReceivingAccount(Account):
     """Bytes that all connections have received, and whose batches are still in use."""
 
     def __init__(self) -> None:
-        self.members: WeakSet[Budget] = WeakSet()
+        self.members: WeakSet[ReceiveBudget] = WeakSet()
         """The budgets of all connections that are open."""
         self._lock = threading.Lock()  # their loops are in threads of their own
 
-    def join(self, member: Budget) -> None:
+    def join(self, member: ReceiveBudget) -> None:
         """A connection begins to count here."""
         with self._lock:
             self.members.add(member)
@@ -226,14 +233,14 @@ class Receiving(Account):
                 wake()
 
 
-class Process:
+class ProcessAccounts:
     """The accounts of this process, and the number of its ``connections``."""
 
     __slots__ = ("_lock", "connections", "receiving", "sending")
 
     def __init__(self) -> None:
-        self.receiving = Receiving()
-        self.sending = Sending()
+        self.receiving = ReceivingAccount()
+        self.sending = SendingAccount()
         self.connections = 0
         self._lock = threading.RLock()  # loops are in threads of their own
 
@@ -248,10 +255,10 @@ class Process:
             self.connections -= 1
 
 
-_process = Process()
+_process = ProcessAccounts()
 
 
-def process() -> Process:
+def process() -> ProcessAccounts:
     """What all connections of this process have in common."""
     return _process
 
@@ -259,7 +266,7 @@ def process() -> Process:
 def _renew() -> None:
     """In a forked child: the connections of its parent do not count."""
     global _process
-    _process = Process()
+    _process = ProcessAccounts()
 
 
 os.register_at_fork(after_in_child=_renew)

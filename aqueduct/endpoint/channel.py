@@ -11,14 +11,14 @@ from asyncio import _get_running_loop
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from aqueduct._speedups.channels.receiver import Inbox
-from aqueduct._speedups.channels.sender import Posting
-from aqueduct._speedups.loop.waiter import Waiter, Waiting
+from aqueduct._speedups.channels.receiver import ReceiverBase
+from aqueduct._speedups.channels.sender import SenderBase
+from aqueduct._speedups.loop.waiter import Waiter, WaiterSlot
 from aqueduct.arguments import ARGUMENTS, checked
 from aqueduct.endpoint.local_channel import (
+    LocalChannel,
     LocalMessage,
-    Parcel,
-    Pipe,
+    QueuedMessage,
     detached,
     joined,
     landed,
@@ -62,13 +62,13 @@ class Sender:
         connection: Connection | None,
         *,
         mode: Mode = Mode.ORDERED,
-        pipe: Pipe | None = None,
+        pipe: LocalChannel | None = None,
     ) -> None:
         self._half = half
         self._connection = connection
         self._mode = mode
         self._pipe = pipe
-        self._waiting = Waiting(None if connection is None else connection.loop)
+        self._waiting = WaiterSlot(None if connection is None else connection.loop)
         self._sent_away = False
         self.on_change: Callable[[], None] | None = None
         """Called on the loop when the channel ended, or is writable again after notify_writable.
@@ -188,7 +188,7 @@ class Sender:
         return self._connection.post(self._half, payload, headers)
 
     @property
-    def row(self) -> Posting | None:
+    def row(self) -> SenderBase | None:
         """What takes the messages of ``post``, for who flushes once for many; None in a pair."""
         return None if self._sent_away else self._half
 
@@ -298,7 +298,7 @@ class Sender:
         if self._sent_away:
             raise LocalProtocolError(_SENT_AWAY)
 
-    def _local(self) -> Pipe:
+    def _local(self) -> LocalChannel:
         assert self._pipe is not None
         return self._pipe
 
@@ -343,7 +343,7 @@ class Receiver:
         half: ReceiverHalf | None,
         connection: Connection | None,
         *,
-        pipe: Pipe | None = None,
+        pipe: LocalChannel | None = None,
     ) -> None:
         self._half = half
         self._connection = connection
@@ -351,7 +351,7 @@ class Receiver:
         self._placement: Callable[[Headers, int], Any] | None = None
         self._placement_key: bytes | None = None
         self._announce: Callable[[Headers], tuple[int, int] | None] | None = None
-        self._waiting = Waiting(None if connection is None else connection.loop)
+        self._waiting = WaiterSlot(None if connection is None else connection.loop)
         self._sent_away = False
         self.on_change: Callable[[], None] | None = None
         """Called on the loop when a message or the end came to a channel that had nothing to read.
@@ -454,7 +454,7 @@ class Receiver:
         return False
 
     @property
-    def inbox(self) -> Inbox | None:
+    def inbox(self) -> ReceiverBase | None:
         """Where messages wait for ``receive``; None as long as the channel is not networked.
 
         For compiled modules that take very many: who takes one by itself tells
@@ -575,9 +575,9 @@ _SENT_AWAY: Final = (
 )
 
 
-def _packed(attachments: Sequence[ToAttach], sender: Sender) -> list[tuple[Parcel, Headers]]:
+def _packed(attachments: Sequence[ToAttach], sender: Sender) -> list[tuple[QueuedMessage, Headers]]:
     """The handles of a message, checked; nothing has changed yet."""
-    parcels: list[tuple[Parcel, Headers]] = []
+    parcels: list[tuple[QueuedMessage, Headers]] = []
     pipes: set[int] = set()
     for entry in attachments:
         handle, headers = entry if isinstance(entry, tuple) else (entry, ())
@@ -597,7 +597,7 @@ def _packed(attachments: Sequence[ToAttach], sender: Sender) -> list[tuple[Parce
                 "a channel cannot carry its own receiver: nobody could read it; send it on another"
             )
         pipes.add(id(pipe))
-        parcels.append((Parcel(pipe, isinstance(handle, Sender)), headers))
+        parcels.append((QueuedMessage(pipe, isinstance(handle, Sender)), headers))
     return parcels
 
 
@@ -624,5 +624,5 @@ def channel(*, oneshot: bool = False, mode: Mode = Mode.ORDERED) -> tuple[Sender
     Attach one of them to a message and keep the other. ``oneshot``: one message in total;
     ``mode``: how the messages travel unless a send says otherwise.
     """
-    pipe = Pipe(oneshot)
+    pipe = LocalChannel(oneshot)
     return Sender(None, None, mode=mode, pipe=pipe), Receiver(None, None, pipe=pipe)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import fields
 from typing import Any, Final
 
-from aqueduct._speedups.channels.receiver import Inbox
+from aqueduct._speedups.channels.receiver import ReceiverBase
 from aqueduct._speedups.loop.pump import Pump
 from aqueduct._speedups.loop.waiter import nests
 from aqueduct.arguments import checked
@@ -21,9 +21,9 @@ from aqueduct.config import Config
 from aqueduct.endpoint import accounts
 from aqueduct.endpoint.channel import Receiver, Sender
 from aqueduct.endpoint.hooks import allows
-from aqueduct.endpoint.local_channel import Parcel, Pipe, queue_full
+from aqueduct.endpoint.local_channel import LocalChannel, QueuedMessage, queue_full
 from aqueduct.endpoint.message import Attachment, Headers, Message
-from aqueduct.endpoint.reply import Asked, Replying
+from aqueduct.endpoint.reply import PendingReply, Responder
 from aqueduct.endpoint.snapshot import ConnectionSnapshot
 from aqueduct.errors import ConnectionLost, LocalProtocolError, Refused
 from aqueduct.escaping import logger_of, shown
@@ -129,7 +129,7 @@ class Connection:
         return self.carrier.local
 
     @property
-    def sending(self) -> accounts.Sending:
+    def sending(self) -> accounts.SendingAccount:
         """The account of what all connections of the process send."""
         return self._process.sending
 
@@ -293,7 +293,7 @@ class Connection:
         half: SenderHalf,
         payload: Any,
         headers: Headers,
-        parcels: Sequence[tuple[Parcel, Headers]],
+        parcels: Sequence[tuple[QueuedMessage, Headers]],
         mode: Mode,
     ) -> int:
         """Queues a message; see Sender.send."""
@@ -302,7 +302,7 @@ class Connection:
             number = self.core.send(half, payload, now, headers=headers, mode=mode)
             self.pump.flush_soon()
             return number
-        networked: list[tuple[Pipe, SenderHalf]] = []
+        networked: list[tuple[LocalChannel, SenderHalf]] = []
         number = self._send(half, payload, headers, parcels, mode, networked)
         # In any depth, so with a list and not by recursion.
         for pipe, inner in networked:
@@ -317,7 +317,13 @@ class Connection:
         return number
 
     def ask(
-        self, asked: Asked, payload: Any, headers: Headers, began: float, *, now: bool = False
+        self,
+        asked: PendingReply,
+        payload: Any,
+        headers: Headers,
+        began: float,
+        *,
+        now: bool = False,
     ) -> None:
         """A message on the entrypoint that carries the sender of a oneshot channel.
 
@@ -383,13 +389,13 @@ class Connection:
             Receiver(self.patient(status.half), self),
         )
 
-    def patient(self, inbox: Half | Inbox | None) -> ReceiverHalf:
+    def patient(self, inbox: Half | ReceiverBase | None) -> ReceiverHalf:
         """What a networked receiver owes at its end may leave with what is sent next."""
         assert isinstance(inbox, ReceiverHalf)
         inbox.patient = True
         return inbox
 
-    def answer(self, asked: Asked) -> Received | None:
+    def answer(self, asked: PendingReply) -> Received | None:
         """What has come for ``asked``; None if nothing has. Raises how its channel ended.
 
         The halves that came with it become handles by ``message``.
@@ -401,21 +407,21 @@ class Connection:
         """What has come on the entrypoint of a server, as by ``answer``."""
         return self._take(self.entrypoint._half)
 
-    def replying(self, received: Received) -> Replying | None:
+    def replying(self, received: Received) -> Responder | None:
         """Where the answer to a question goes; None if it came with something else."""
         attachments = received.attachments
         if len(attachments) == 1:
             half = attachments[0][0]
             if isinstance(half, SenderHalf) and half.oneshot:
-                return Replying(half)
+                return Responder(half)
         return None
 
-    def sender(self, replying: Replying) -> Sender:
+    def sender(self, replying: Responder) -> Sender:
         """A Sender in its place, for what is more than one message."""
         replying.on_change = None
         return Sender(replying.half, self)
 
-    def forget(self, asked: Asked, *, close: bool) -> None:
+    def forget(self, asked: PendingReply, *, close: bool) -> None:
         """``asked`` is woken no more. ``close``: nobody wants the answer."""
         half, asked.half = asked.half, None
         if half is not None:
@@ -423,7 +429,7 @@ class Connection:
             if close:
                 self.close_receiver(half)
 
-    def reply(self, replying: Replying, payload: Any, headers: Headers, *, now: bool) -> None:
+    def reply(self, replying: Responder, payload: Any, headers: Headers, *, now: bool) -> None:
         """The one message of a oneshot channel; its receiver often asks again soon.
 
         ``now`` lets it leave at once if input is being worked on: so it is on its way while what
@@ -559,9 +565,9 @@ class Connection:
         half: SenderHalf,
         payload: Any,
         headers: Headers,
-        parcels: Sequence[tuple[Parcel, Headers]],
+        parcels: Sequence[tuple[QueuedMessage, Headers]],
         mode: Mode,
-        networked: list[tuple[Pipe, SenderHalf]],
+        networked: list[tuple[LocalChannel, SenderHalf]],
     ) -> int:
         for parcel, _ in parcels:
             parcel.pipe.bind()
@@ -581,7 +587,10 @@ class Connection:
         return number
 
     def _network(
-        self, pipe: Pipe, half: Half | None, networked: list[tuple[Pipe, SenderHalf]]
+        self,
+        pipe: LocalChannel,
+        half: Half | None,
+        networked: list[tuple[LocalChannel, SenderHalf]],
     ) -> None:
         """One half of a pair goes away with a message: the other one is networked from here on.
 
@@ -609,7 +618,7 @@ class Connection:
         receiver._changed()
 
     def _flush_pipe(
-        self, pipe: Pipe, half: SenderHalf, networked: list[tuple[Pipe, SenderHalf]]
+        self, pipe: LocalChannel, half: SenderHalf, networked: list[tuple[LocalChannel, SenderHalf]]
     ) -> None:
         """What was sent before the channel was networked goes out first."""
         waiting = list(pipe.queue)

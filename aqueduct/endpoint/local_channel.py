@@ -1,7 +1,8 @@
 """What a pair of handles shares while it works inside the process, before it is networked.
 
 A pipe behaves as a channel does: what ends it, in which order, with which errors. A half that is
-attached to a message leaves its handle for a Parcel; whoever gets the message gets a new handle.
+attached to a message leaves its handle for a QueuedMessage; whoever gets the message gets a new
+handle.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
     from aqueduct.endpoint.channel import Receiver, Sender
 
 __all__ = [
+    "LocalChannel",
     "LocalMessage",
-    "Parcel",
-    "Pipe",
+    "QueuedMessage",
     "detached",
     "joined",
     "landed",
@@ -40,12 +41,12 @@ __all__ = [
 ]
 
 
-class Parcel:
+class QueuedMessage:
     """A half of a local pair on its way to another owner."""
 
     __slots__ = ("is_sender", "pipe")
 
-    def __init__(self, pipe: Pipe, is_sender: bool) -> None:
+    def __init__(self, pipe: LocalChannel, is_sender: bool) -> None:
         self.pipe = pipe
         self.is_sender = is_sender
 
@@ -59,7 +60,7 @@ class LocalMessage:
         self,
         payload: Any,
         headers: Headers,
-        parcels: list[tuple[Parcel, Headers]],
+        parcels: list[tuple[QueuedMessage, Headers]],
         mode: Mode,
         number: int,
         size: int,
@@ -72,7 +73,7 @@ class LocalMessage:
         self.size = size
 
 
-class Pipe:
+class LocalChannel:
     """The channel between two handles of one process."""
 
     __slots__ = (
@@ -132,7 +133,7 @@ class Pipe:
         self,
         payload: Any,
         headers: Headers,
-        parcels: list[tuple[Parcel, Headers]],
+        parcels: list[tuple[QueuedMessage, Headers]],
         mode: Mode,
         *,
         force: bool,

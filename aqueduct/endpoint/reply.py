@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from aqueduct.protocol.channels.receiver import ReceiverHalf
     from aqueduct.protocol.channels.sender import SenderHalf
 
-__all__ = ["Asked", "Replying"]
+__all__ = ["PendingReply", "Responder"]
 
 
-class Asked(Waiter):
+class PendingReply(Waiter):
     """What one task waits for: ``await`` returns with the next ``wake``, or raises ``failure``.
 
     ``Connection.ask`` gives it its channel; until ``Connection.forget`` the channel wakes it.
@@ -34,7 +34,7 @@ class Asked(Waiter):
         self.half: ReceiverHalf | None = None
         """Where the answer comes; None before it is asked for."""
 
-    def __call__(self) -> Asked:
+    def __call__(self) -> PendingReply:
         """A half keeps a weak reference to its handle, and this in the place of one."""
         return self
 
@@ -58,7 +58,7 @@ class Asked(Waiter):
             raise self.failure
 
 
-class Replying:
+class Responder:
     """Where the answer to a question goes: ``Connection.replying`` gives it, ``reply`` uses it.
 
     Or ``Connection.sender`` makes a Sender of it.
@@ -72,8 +72,8 @@ class Replying:
         """Called on the loop when the channel ended; as that of a Sender."""
         half.handle = self
 
-    def __call__(self) -> Replying:
-        """As of Asked."""
+    def __call__(self) -> Responder:
+        """As of PendingReply."""
         return self
 
     @property

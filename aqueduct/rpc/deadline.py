@@ -8,10 +8,10 @@ from typing import Protocol
 
 from aqueduct.carriers.clock import clock_of
 
-__all__ = ["Signal", "Watch", "Watched", "Watches"]
+__all__ = ["Deadline", "ProgressTimer", "Wakeup", "WatchedCall"]
 
 
-class Signal:
+class Wakeup:
     """Wakes one waiting task; set before the wait, it is not lost. For one event loop."""
 
     __slots__ = ("_future", "_set")
@@ -37,7 +37,7 @@ class Signal:
         self._set = False
 
 
-class Watch:
+class Deadline:
     """The deadline of one call: its own in seconds, or else that of its progress.
 
     ``moved()`` says how far the call has come, in any value that compares. If it says the same
@@ -49,7 +49,7 @@ class Watch:
 
     def __init__(
         self,
-        watches: Watches,
+        watches: ProgressTimer,
         *,
         deadline: float | None,
         moved: Callable[[], object],
@@ -77,7 +77,7 @@ class Watch:
         self._moved = self._expired = None
 
     def look(self, now: float, progress: float) -> None:
-        """What Watches calls now and then."""
+        """What ProgressTimer calls now and then."""
         if self._moved is None:
             return
         moved = self._moved()
@@ -93,14 +93,14 @@ class Watch:
         expired(seconds)
 
 
-class Watched(Protocol):
+class WatchedCall(Protocol):
     """What may take no longer than its progress allows."""
 
     def look(self, now: float, progress: float) -> None:
         """Called now and then, at least four times in ``progress`` seconds."""
 
 
-class Watches:
+class ProgressTimer:
     """The calls of one client or service that are watched for progress: one timer for all."""
 
     __slots__ = ("_held", "_timer", "asking", "loop", "progress", "time")
@@ -112,16 +112,16 @@ class Watches:
         """Seconds without any movement that a call may take."""
         self.asking = 0
         """Calls of one batch of a client that are under way."""
-        self._held: dict[Watched, None] = {}
+        self._held: dict[WatchedCall, None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, watch: Watched) -> None:
+    def add(self, watch: WatchedCall) -> None:
         """Looks at it from now on."""
         self._held[watch] = None
         if self._timer is None:
             self._timer = self.loop.call_later(self.progress / 4, self._look)
 
-    def discard(self, watch: Watched) -> None:
+    def discard(self, watch: WatchedCall) -> None:
         """Looks at it no more."""
         self._held.pop(watch, None)
 

@@ -31,13 +31,13 @@ __all__ = [
     "ONE_TO_ONE",
     "OWN_KEYS",
     "PLACES",
+    "Accepted",
+    "CachedHead",
+    "CachedHeads",
+    "CallChannels",
     "CallHead",
-    "Hello",
     "Kind",
-    "KnownCall",
-    "KnownCalls",
     "Partition",
-    "Places",
     "check_attachments",
     "own_apart",
     "own_headers",
@@ -60,7 +60,7 @@ IDEMPOTENT: Final = "idempotent"
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class CallChannels:
     """Where a call's channels are among the attachments of its message."""
 
     to_server: int | None
@@ -76,8 +76,12 @@ class Places:
         return self.status + 1
 
 
-PLACES: Final[Mapping[Kind, Places]] = MappingProxyType(
-    {"exchange": Places(0, 1, 2), "source": Places(None, 0, 1), "sink": Places(0, 1, 2)}
+PLACES: Final[Mapping[Kind, CallChannels]] = MappingProxyType(
+    {
+        "exchange": CallChannels(0, 1, 2),
+        "source": CallChannels(None, 0, 1),
+        "sink": CallChannels(0, 1, 2),
+    }
 )
 
 _NAME_LIMIT: Final = 256
@@ -274,7 +278,7 @@ def own_apart(headers: Headers) -> tuple[Headers, list[tuple[bytes, bytes]]]:
     return tuple(alike), own
 
 
-class KnownCall:
+class CachedHead:
     """What calls have in common that are alike but for what each says of itself."""
 
     __slots__ = ("_peer", "head", "payload", "plan")
@@ -313,18 +317,18 @@ class KnownCall:
             raise BadCall(str(error), peer=self._peer, handler=head.handler) from error.__cause__
 
 
-class KnownCalls:
+class CachedHeads:
     """The calls that a connection has decoded before: clients call the same again and again."""
 
     __slots__ = ("_kept", "_peer")
 
     def __init__(self, peer: str) -> None:
         self._peer = peer
-        self._kept: dict[Headers, KnownCall] = {}
+        self._kept: dict[Headers, CachedHead] = {}
 
     def decode(
         self, headers: Headers, payload: ReadableBuffer
-    ) -> tuple[CallHead, KnownCall | None]:
+    ) -> tuple[CallHead, CachedHead | None]:
         """What a message opens, and what is known of such calls. Raises BadCall."""
         data = bytes(payload)
         alike, own = own_apart(headers)
@@ -338,12 +342,12 @@ class KnownCalls:
         if len(self._kept) >= _KEPT:
             self._kept.clear()
         plain = CallHead.decode(alike, data) if own else head
-        known = self._kept[alike] = KnownCall(plain, data, self._peer)
+        known = self._kept[alike] = CachedHead(plain, data, self._peer)
         return head, known
 
 
 @dataclass(frozen=True, slots=True)
-class Hello:
+class Accepted:
     """The first message to the client: the call is accepted, and these batches will come."""
 
     schema: pa.Schema | None = None
@@ -372,7 +376,7 @@ class Hello:
         kind: Kind,
         peer: str = "",
         handler: str = "",
-    ) -> Hello:
+    ) -> Accepted:
         """The hello of a call of this kind. Raises BadCall if the message is not one."""
         try:
             values = one_each(headers, _HELLO_KEYS)
@@ -393,7 +397,7 @@ class Hello:
             raise BadCall(str(error), peer=peer, handler=handler) from error.__cause__
 
 
-def check_attachments(kind: Kind, count: int) -> Places:
+def check_attachments(kind: Kind, count: int) -> CallChannels:
     """Where the channels of such a call are. Raises BadCall if their number is another."""
     places = PLACES[kind]
     if count != places.count:

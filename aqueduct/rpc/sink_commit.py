@@ -30,12 +30,12 @@ __all__ = [
     "VERSION",
     "WRITE",
     "Attempt",
-    "Prepared",
+    "PreparedAttempt",
     "Receipt",
-    "Run",
     "Settlement",
     "SinkDescription",
     "Source",
+    "WriteKey",
     "document_of",
     "to_batch",
 ]
@@ -64,7 +64,7 @@ _NUMBER_LIMIT: Final = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class WriteKey:
     """A piece of work that is written exactly once, or not at all."""
 
     key: str
@@ -85,7 +85,7 @@ class Run:
 class Attempt:
     """One attempt at writing one partition of a run."""
 
-    run: Run
+    run: WriteKey
     execution: str = ""
     """Tells apart the times that the run was worked on: one job, one start of a streaming query."""
     stage: int = 0
@@ -126,7 +126,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedAttempt:
     """An attempt that has its receipt: nothing but the commit of its run is left to do."""
 
     attempt: Attempt
@@ -138,8 +138,8 @@ class Prepared:
 class Settlement:
     """What a commit or an abort asks for."""
 
-    run: Run
-    prepared: tuple[Prepared, ...] = ()
+    run: WriteKey
+    prepared: tuple[PreparedAttempt, ...] = ()
     """To be committed: these and no others. To be aborted: these, and all that are known."""
     execution: str | None = None
     """Of an abort: the attempts of this execution alone; None: those of all."""
@@ -178,7 +178,7 @@ class Settlement:
             seen.add(attempt.partition)
             if "receipt" not in entry:
                 raise BadCall(f"{where} has no receipt for {attempt}")
-            prepared.append(Prepared(attempt, entry["receipt"]))
+            prepared.append(PreparedAttempt(attempt, entry["receipt"]))
         return cls(run, tuple(prepared), execution)
 
 
@@ -261,8 +261,10 @@ def document_of(source: Source, where: str, *, limit: int) -> Mapping[str, Any]:
     return object_of(source, where, version=VERSION)
 
 
-def _run_from_json(document: Mapping[str, Any], where: str) -> Run:
-    return Run(_member(document, "run", str, where), _member(document, "overwrite", bool, where))
+def _run_from_json(document: Mapping[str, Any], where: str) -> WriteKey:
+    return WriteKey(
+        _member(document, "run", str, where), _member(document, "overwrite", bool, where)
+    )
 
 
 def _attempt_to_json(attempt: Attempt) -> dict[str, Any]:
@@ -274,7 +276,7 @@ def _attempt_to_json(attempt: Attempt) -> dict[str, Any]:
     }
 
 
-def _attempt_from_json(run: Run, document: Any) -> Attempt:
+def _attempt_from_json(run: WriteKey, document: Any) -> Attempt:
     where = "an attempt"
     return Attempt(
         run,

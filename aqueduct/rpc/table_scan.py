@@ -1,8 +1,8 @@
 """Tables on the wire: what is asked before a table is read, and what a split is read by.
 
 A table NAME is two handlers: ``aqueduct.table.plan.NAME``, an exchange of one batch each way whose
-one value is a JSON document (``Question``, ``Answer``), and ``aqueduct.table.read.NAME``, a source
-whose call has a ``Reading`` among its headers and the schema that is expected.
+one value is a JSON document (``ScanRequest``, ``ScanPlan``), and ``aqueduct.table.read.NAME``, a
+source whose call has a ``ScanRead`` among its headers and the schema that is expected.
 ``docs/protocols/arrow-calls.md`` has it all.
 """
 
@@ -30,12 +30,12 @@ __all__ = [
     "READ",
     "READING",
     "VERSION",
-    "Answer",
     "Ask",
     "Limit",
     "Offset",
-    "Question",
-    "Reading",
+    "ScanPlan",
+    "ScanRead",
+    "ScanRequest",
     "Taken",
     "offset_text",
     "split_text",
@@ -47,7 +47,7 @@ PLAN: Final = "aqueduct.table.plan."
 READ: Final = "aqueduct.table.read."
 """The same for the handler that reads a split."""
 READING: Final = "aqueduct-read"
-"""The key of a ``Reading`` in the metadata of the call that reads a split."""
+"""The key of a ``ScanRead`` in the metadata of the call that reads a split."""
 NAME_LIMIT: Final = 200
 """Bytes of a table's name."""
 QUESTION: Final = pa.schema([pa.field("question", pa.string(), nullable=False)])
@@ -73,7 +73,7 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ScanRequest:
     """What a table is asked."""
 
     ask: Ask
@@ -119,7 +119,7 @@ class Question:
         return pa.RecordBatch.from_arrays([pa.array([text])], schema=QUESTION)
 
     @classmethod
-    def decode(cls, batch: pa.RecordBatch, limits: Tables) -> Question:
+    def decode(cls, batch: pa.RecordBatch, limits: Tables) -> ScanRequest:
         """Raises BadCall for what is no question."""
         document = _document(batch, limits.question_bytes, "question", "Tables.question_bytes")
         ask = document.get("ask")
@@ -146,7 +146,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ScanPlan:
     """What a table says. What was not asked for is None, or empty."""
 
     schema: pa.Schema | None = None
@@ -182,7 +182,7 @@ class Answer:
         return pa.RecordBatch.from_arrays([pa.array([text])], schema=ANSWER)
 
     @classmethod
-    def decode(cls, batch: pa.RecordBatch, limits: Tables) -> Answer:
+    def decode(cls, batch: pa.RecordBatch, limits: Tables) -> ScanPlan:
         """Raises BadCall for what is no answer."""
         document = _document(batch, limits.answer_bytes, "answer", "Tables.answer_bytes")
         taken = _of(document, "taken", list) or []
@@ -206,7 +206,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ScanRead:
     """What the reading of a split begins with; the schema that is expected names the columns."""
 
     split: Any = None
@@ -223,7 +223,7 @@ class Reading:
         return _text(document)
 
     @classmethod
-    def decode(cls, text: str | None, limits: Tables) -> Reading:
+    def decode(cls, text: str | None, limits: Tables) -> ScanRead:
         """Raises BadCall for what is none. The call's headers bound its size."""
         if text is None:
             raise BadCall(f"the call has no {READING!r} in its metadata: which split?")

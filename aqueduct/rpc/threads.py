@@ -26,7 +26,7 @@ from aqueduct._speedups.loop.waiter import Waiter
 from aqueduct.errors import LocalProtocolError
 from aqueduct.escaping import logger_of
 
-__all__ = ["AT_WORK", "Bench", "Job", "apart", "green"]
+__all__ = ["AT_WORK", "Job", "ThreadPool", "apart", "green"]
 
 log = logger_of(__name__)
 
@@ -52,7 +52,7 @@ def green() -> str:
     return _ALL if len(names) == len(parts) else f"the {' and '.join(names)}" if names else ""
 
 
-class Bench:
+class ThreadPool:
     """Threads on call: ``start`` gives a piece of work one at once, and no work ever queues.
 
     A thread that is done sits on the bench for the next piece of work; one that has sat for 30 s,
@@ -123,7 +123,7 @@ class Bench:
 
 
 class _Worker:
-    def __init__(self, bench: Bench, name: str) -> None:
+    def __init__(self, bench: ThreadPool, name: str) -> None:
         self.inbox: SimpleQueue[Work | None] = SimpleQueue()
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._bench = bench
@@ -150,7 +150,7 @@ class _Crew:
     """A few threads that do the work given to them, in that order."""
 
     def __init__(self, name: str, size: int) -> None:
-        self._bench = Bench(name, idle_limit=size)
+        self._bench = ThreadPool(name, idle_limit=size)
         self._size = size
         self._lock = threading.Lock()
         self._waiting: deque[Work] = deque()

@@ -16,7 +16,7 @@ from aqueduct.config import Calls
 from aqueduct.errors import BadCall
 from aqueduct.rpc import keys
 from aqueduct.rpc.keys import Headers, number_of, one_each
-from aqueduct.rpc.request import CallHead, KnownCall, KnownCalls, own_apart
+from aqueduct.rpc.request import CachedHead, CachedHeads, CallHead, own_apart
 from aqueduct.rpc.status import OK
 
 if TYPE_CHECKING:
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ANSWERS_LIMIT",
-    "Answer",
-    "Answers",
-    "Question",
-    "Questions",
+    "UnaryAnswer",
+    "UnaryAnswers",
+    "UnaryTemplate",
+    "UnaryTemplates",
     "decode_answer",
     "encode_answer",
     "room_of",
@@ -46,13 +46,13 @@ _ANSWER_KEYS: Final = frozenset({keys.STATUS, keys.ANSWERS})
 _KEPT: Final = 32
 
 
-class Question:
+class UnaryTemplate:
     """What the calls of one kind have in common; ``head`` is that of an exchange."""
 
     __slots__ = ("body", "head", "headers", "known", "prefix")
 
     def __init__(
-        self, head: CallHead, headers: Headers, prefix: bytes, known: KnownCall | None = None
+        self, head: CallHead, headers: Headers, prefix: bytes, known: CachedHead | None = None
     ) -> None:
         self.head = head
         self.headers = headers
@@ -65,7 +65,7 @@ class Question:
         """Of the service: what it knows of calls that are alike."""
 
     @classmethod
-    def encode(cls, head: CallHead) -> Question:
+    def encode(cls, head: CallHead) -> UnaryTemplate:
         """Raises LocalProtocolError for what cannot be."""
         headers, payload = head.encode()
         payload[-1] = _padded(payload[-1], sum(map(len, payload)))
@@ -81,8 +81,8 @@ class Question:
         payload: ReadableBuffer,
         *,
         peer: str = "",
-        calls: KnownCalls | None = None,
-    ) -> Question:
+        calls: CachedHeads | None = None,
+    ) -> UnaryTemplate:
         """The call that a message opens. Raises BadCall that says what is missing or wrong."""
         view = memoryview(payload).cast("B")
         values = one_each(headers, _KEYS)
@@ -104,20 +104,20 @@ class Question:
         return cls(head, headers, prefix, known)
 
 
-class Questions:
+class UnaryTemplates:
     """The calls that a connection has decoded before: clients call the same again and again."""
 
     __slots__ = ("_alike", "_calls", "_peer", "_raw")
 
     def __init__(self, peer: str) -> None:
         self._peer = peer
-        self._calls = KnownCalls(peer)
-        self._alike: dict[Headers, Question] = {}
+        self._calls = CachedHeads(peer)
+        self._alike: dict[Headers, UnaryTemplate] = {}
         """By the headers but for those that calls say of themselves."""
-        self._raw: dict[bytes | Headers, Question] = {}
+        self._raw: dict[bytes | Headers, UnaryTemplate] = {}
         """Those that say nothing of themselves, by what their headers were on the way."""
 
-    def find(self, message: Received) -> tuple[CallHead, KnownCall | None, memoryview] | None:
+    def find(self, message: Received) -> tuple[CallHead, CachedHead | None, memoryview] | None:
         """The call that a message opens, what is known of such calls, and its batch's payload.
 
         None for calls of other kinds. Raises BadCall.
@@ -136,13 +136,13 @@ class Questions:
         alike, own = own_apart(headers)
         found = self._alike.get(alike)
         if found is None or len(view) <= found.body or bytes(view[: found.body]) != found.prefix:
-            found = Question.decode(headers, view, peer=self._peer, calls=self._calls)
+            found = UnaryTemplate.decode(headers, view, peer=self._peer, calls=self._calls)
             known = found.known
             if known is None:
                 return found.head, None, view[found.body :]
             if len(self._alike) >= _KEPT:
                 self._alike.clear()
-            found = self._alike[alike] = Question(known.head, alike, found.prefix, known)
+            found = self._alike[alike] = UnaryTemplate(known.head, alike, found.prefix, known)
         known = found.known
         assert known is not None
         rest = view[found.body :]
@@ -154,7 +154,7 @@ class Questions:
         return found.head, known, rest
 
 
-class Answer:
+class UnaryAnswer:
     """What came back: the schema message, and the payloads of the batches."""
 
     __slots__ = ("batches", "schema")
@@ -191,15 +191,15 @@ def encode_answer(prefix: bytes, answers: Sequence[Encoded]) -> tuple[Headers, l
     return ((keys.STATUS, OK.encode()), (keys.ANSWERS, text)), payload
 
 
-def decode_answer(headers: Headers, payload: ReadableBuffer) -> Answer | None:
+def decode_answer(headers: Headers, payload: ReadableBuffer) -> UnaryAnswer | None:
     """What a call that ended well was answered; None if the message is another.
 
     Raises BadCall for an answer that is not what it should be.
     """
-    return Answers().decode(headers, payload)
+    return UnaryAnswers().decode(headers, payload)
 
 
-class Answers:
+class UnaryAnswers:
     """Decodes answers to calls that are alike: they are often cut alike, too."""
 
     __slots__ = ("_ends", "_headers", "_size")
@@ -210,7 +210,7 @@ class Answers:
         self._size = 0
         self._ends: list[int] = []
 
-    def decode(self, headers: Headers, payload: ReadableBuffer) -> Answer | None:
+    def decode(self, headers: Headers, payload: ReadableBuffer) -> UnaryAnswer | None:
         """See ``decode_answer``."""
         view = memoryview(payload).cast("B")
         size = len(view)
@@ -229,7 +229,7 @@ class Answers:
         for end in ends[1:]:
             batches.append(view[start:end])
             start = end
-        return Answer(schema, batches)
+        return UnaryAnswer(schema, batches)
 
 
 def _ends(headers: Headers, size: int) -> list[int] | None:

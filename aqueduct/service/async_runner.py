@@ -17,24 +17,24 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from aqueduct._speedups.channels.receiver import Lease
+from aqueduct._speedups.channels.receiver import MemoryLease
 from aqueduct.arrow.encode import Encoded
 from aqueduct.endpoint.accounts import LARGE, Reservation
 from aqueduct.errors import AqueductError, Busy
-from aqueduct.rpc.deadline import Signal
+from aqueduct.rpc.deadline import Wakeup
 from aqueduct.rpc.threads import Job, apart
-from aqueduct.service.call import RunningCall
-from aqueduct.service.handlers import Handler, Shape
+from aqueduct.service.call import ServerCall
+from aqueduct.service.handlers import Handler, HandlerShape
 
 __all__ = [
     "AsyncBatches",
-    "EachBatch",
+    "MapRunner",
     "drive_async_generator",
     "drive_coroutine_sink",
     "sink_counters",
 ]
 
-_Input: TypeAlias = "tuple[int, pa.RecordBatch, Lease | None]"
+_Input: TypeAlias = "tuple[int, pa.RecordBatch, MemoryLease | None]"
 """A batch's number, the batch, and what it is charged until the handler has worked on it."""
 _Outcome: TypeAlias = "tuple[int, Any, BaseException | None]"
 """A batch's number, and its answer or what the handler raised."""
@@ -44,7 +44,7 @@ _AHEAD: Final = 16
 _AHEAD_BYTES: Final = 1 << 20
 
 
-async def drive_async_generator(running: RunningCall) -> None:
+async def drive_async_generator(running: ServerCall) -> None:
     """An exchange or source written as an async generator."""
     handler, output = running.handler, running.output
     exchange = running.receiver is not None
@@ -83,7 +83,7 @@ async def drive_async_generator(running: RunningCall) -> None:
         raise
 
 
-async def drive_coroutine_sink(running: RunningCall) -> Mapping[str, int] | None:
+async def drive_coroutine_sink(running: ServerCall) -> Mapping[str, int] | None:
     """A sink written as a coroutine function."""
     result = await running.handler.invoke(AsyncBatches(running), running.call)
     return sink_counters(running.handler, result)
@@ -108,7 +108,7 @@ class AsyncBatches:
 
     __slots__ = ("_decoding", "_running", "_spins")
 
-    def __init__(self, running: RunningCall) -> None:
+    def __init__(self, running: ServerCall) -> None:
         self._running = running
         self._spins = 0
         self._decoding: Job[pa.RecordBatch] | None = None
@@ -164,7 +164,7 @@ class AsyncBatches:
         return job.result()
 
 
-class EachBatch:
+class MapRunner:
     """Drives a function of one batch, in threads or, if it is a coroutine function, in tasks.
 
     Up to ``Handler.concurrency`` batches are worked on at once, and as many again may wait, taken
@@ -172,10 +172,10 @@ class EachBatch:
     that a thread finds the next one without asking the event loop.
     """
 
-    def __init__(self, running: RunningCall) -> None:
+    def __init__(self, running: ServerCall) -> None:
         self._running = running
         self._loop = asyncio.get_running_loop()
-        self._signal = Signal()
+        self._signal = Wakeup()
         self._lock = threading.Lock()
         # Under the lock: work for threads, and how many threads there are.
         self._jobs: deque[_Input] = deque()
@@ -191,7 +191,7 @@ class EachBatch:
         self._done = 0  # batches that were answered
         # Jobs in threads: a batch that takes long to decode, with its number, and an answer that
         # takes long to encode. Later ones wait.
-        self._decoding: tuple[Job[pa.RecordBatch], int, int, Lease | None] | None = None
+        self._decoding: tuple[Job[pa.RecordBatch], int, int, MemoryLease | None] | None = None
         self._encoding: tuple[Job[Encoded], int] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._rooms: dict[int, Reservation] = {}  # for the answers of batches at work
@@ -349,7 +349,9 @@ class EachBatch:
         self._begin(number, job.result(), size, lease)
         return True
 
-    def _begin(self, number: int, batch: pa.RecordBatch, size: int, lease: Lease | None) -> None:
+    def _begin(
+        self, number: int, batch: pa.RecordBatch, size: int, lease: MemoryLease | None
+    ) -> None:
         running = self._running
         self._sizes[number] = size
         self._outstanding_bytes += size
@@ -359,7 +361,7 @@ class EachBatch:
                 return
             self._active += 1
         try:
-            if running.handler.shape is Shape.FUNCTION:
+            if running.handler.shape is HandlerShape.FUNCTION:
                 running.serving.start_thread(self._work)
             else:
                 task = self._loop.create_task(self._work_async())
@@ -433,7 +435,7 @@ class EachBatch:
 
     async def _settle(self) -> None:
         self._stop()
-        if self._running.handler.shape is Shape.COROUTINE:
+        if self._running.handler.shape is HandlerShape.COROUTINE:
             while self._tasks:  # one that was cancelled before its first step counts nothing down
                 await asyncio.wait(tuple(self._tasks))
         else:

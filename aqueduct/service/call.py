@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from aqueduct._speedups.calls.batch_outputs import Outputs
-from aqueduct._speedups.channels.receiver import Lease
+from aqueduct._speedups.calls.batch_outputs import OutputSender
+from aqueduct._speedups.channels.receiver import MemoryLease
 from aqueduct.arrow.compression import compress
 from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoded, Encoder
 from aqueduct.arrow.ipc import is_wide
 from aqueduct.arrow.schema import check, check_expected
-from aqueduct.endpoint import Connection, Receiver, Replying, Sender
+from aqueduct.endpoint import Connection, Receiver, Responder, Sender
 from aqueduct.endpoint.accounts import LARGE, Reservation
 from aqueduct.errors import (
     AqueductError,
@@ -37,7 +37,7 @@ from aqueduct.errors import (
     Refused,
 )
 from aqueduct.escaping import logger_of
-from aqueduct.rpc.deadline import Signal
+from aqueduct.rpc.deadline import Wakeup
 from aqueduct.rpc.fragments import Assembler, batch_headers, pieces
 from aqueduct.rpc.keys import BATCH, PIECE, Headers
 from aqueduct.rpc.request import (
@@ -45,22 +45,22 @@ from aqueduct.rpc.request import (
     FAILURES,
     IDEMPOTENT,
     ONE_TO_ONE,
+    Accepted,
+    CachedHead,
     CallHead,
-    Hello,
-    KnownCall,
 )
 from aqueduct.rpc.status import CANCELLED, OK, Status
 from aqueduct.rpc.threads import apart
 from aqueduct.service.context import Call
 from aqueduct.service.failures import handler_failed
 from aqueduct.service.handlers import Handler
-from aqueduct.service.plans import Plan
+from aqueduct.service.plans import CallTemplate
 
 if TYPE_CHECKING:
-    from aqueduct.service.server import Serving
+    from aqueduct.service.server import RunningService
     from aqueduct.service.telemetry import Observation
 
-__all__ = ["COUNTED", "RunningCall"]
+__all__ = ["COUNTED", "ServerCall"]
 
 log = logger_of(__name__)
 
@@ -73,7 +73,7 @@ _MARK_BATCHES: Final = 32
 _MARK_BYTES: Final = 4 << 20
 
 
-class RunningCall(Outputs):
+class ServerCall(OutputSender):
     """One call, from its message to its status. Lives on the service's event loop.
 
     A driver takes batches by ``next_batch``, and payloads by ``take``, which has those that
@@ -103,21 +103,21 @@ class RunningCall(Outputs):
     _assembler: Assembler | None = None
     expects = 0
     """Bytes of the next answer, if it is likely to be a large one; else 0."""
-    _room: tuple[Reservation, Signal] | None = None
+    _room: tuple[Reservation, Wakeup] | None = None
     _is_over = False
     _since = 0.0  # when it moved last, as far as was noticed
     _seen: tuple[int, ...] = (0, 0, 0, 0, 0, False, 0)  # what ``_progress`` said then
 
     def __init__(
         self,
-        serving: Serving,
+        serving: RunningService,
         connection: Connection,
         head: CallHead,
         receiver: Receiver | None,
         output: Sender,
-        status: Sender | Replying,
+        status: Sender | Responder,
         number: int,
-        known: KnownCall | None = None,
+        known: CachedHead | None = None,
     ) -> None:
         """``known``: what was worked out for calls that are alike, if they can be told."""
         self.serving = serving
@@ -140,7 +140,7 @@ class RunningCall(Outputs):
         self.stop: Callable[[], None] | None = None
         """How the driver ends the handler; None: by cancelling the task."""
         self._status: Any = status
-        if receiver is not None and status.__class__ is not Replying:  # or its one batch is here
+        if receiver is not None and status.__class__ is not Responder:  # or its one batch is here
             self._assemble(receiver)
         status.on_change = self._status_changed
         self.task: asyncio.Task[None]
@@ -259,7 +259,7 @@ class RunningCall(Outputs):
         ``again``: it has answered before.
         """
         if self._room is None:
-            signal, loop = Signal(), asyncio.get_running_loop()
+            signal, loop = Wakeup(), asyncio.get_running_loop()
 
             def wake() -> None:
                 try:
@@ -289,12 +289,12 @@ class RunningCall(Outputs):
         if self.receiver is not None and self.receiver.inbox is not None:
             self.receiver.inbox.pass_on()
 
-    def take_lease(self) -> Lease | None:
+    def take_lease(self) -> MemoryLease | None:
         """The lease of the batch that was just taken. The caller gives it back."""
         lease, self.lease = self.lease, None
         return lease
 
-    def decode(self, number: int, payload: Any, lease: Lease | None = None) -> pa.RecordBatch:
+    def decode(self, number: int, payload: Any, lease: MemoryLease | None = None) -> pa.RecordBatch:
         """The batch of a payload. Of one thread at a time, in order. Raises CallErrors.
 
         ``lease`` is what the payload is charged; what it unpacks to is charged there too.
@@ -501,7 +501,7 @@ class RunningCall(Outputs):
             if self.output.queued > _LINGER_FROM:
                 await self._linger()
 
-    async def _open(self) -> Callable[[RunningCall], Awaitable[Mapping[str, int] | None]]:
+    async def _open(self) -> Callable[[ServerCall], Awaitable[Mapping[str, int] | None]]:
         """Everything that may refuse the call, then the hello. Returns the driver's work."""
         call, head, serving = self.call, self.head, self.serving
         watches, deadline = serving.watches, head.deadline
@@ -530,14 +530,14 @@ class RunningCall(Outputs):
     def _agree(self, handler: Handler) -> None:
         """Compares the schemas, and makes what reads and writes batches."""
         known = self._known
-        plan: Plan | None = None if known is None else known.plan
+        plan: CallTemplate | None = None if known is None else known.plan
         if plan is not None and plan.serves(handler):
             plan.give(self)
             return
         self._compare(handler)
         self.hello = self._make_hello()
         if known is not None:
-            known.plan = Plan.of(handler, self)
+            known.plan = CallTemplate.of(handler, self)
 
     def _compare(self, handler: Handler) -> None:
         self._check_input(handler)
@@ -607,7 +607,7 @@ class RunningCall(Outputs):
             self.as_completed = AS_COMPLETED in granted
             self.failures = FAILURES in granted
             traits |= {ONE_TO_ONE, *granted}
-        return Hello(self.call.output_schema, self.compression, frozenset(traits)).encode()
+        return Accepted(self.call.output_schema, self.compression, frozenset(traits)).encode()
 
     def conclude(
         self, error: BaseException | None, counters: Mapping[str, int] | None = None

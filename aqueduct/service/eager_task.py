@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from aqueduct._speedups.loop.waiter import nests
 
-__all__ = ["Starter", "Work"]
+__all__ = ["EagerTaskFactory", "Work"]
 
 
 class Work(Protocol):
@@ -32,7 +32,7 @@ class Work(Protocol):
         """``run`` is over, or never began because its task was cancelled."""
 
 
-class Starter:
+class EagerTaskFactory:
     """Starts work on one event loop."""
 
     __slots__ = ("_loop", "_spare")

@@ -36,8 +36,8 @@ __all__ = [
     "SINK",
     "SOURCE",
     "Handler",
+    "HandlerShape",
     "OutputSchema",
-    "Shape",
     "make_handler",
     "object_of",
     "shape_of",
@@ -53,7 +53,7 @@ OutputSchema: TypeAlias = "pa.Schema | Callable[[Any], pa.Schema] | None"
 """
 
 
-class Shape(Enum):
+class HandlerShape(Enum):
     """How a handler is written."""
 
     ASYNC_GENERATOR = "async generator"
@@ -63,19 +63,19 @@ class Shape(Enum):
 
 
 _SHAPES: Final = {
-    EXCHANGE: frozenset(Shape),
-    SOURCE: frozenset({Shape.ASYNC_GENERATOR, Shape.GENERATOR}),
-    SINK: frozenset({Shape.COROUTINE, Shape.FUNCTION}),
+    EXCHANGE: frozenset(HandlerShape),
+    SOURCE: frozenset({HandlerShape.ASYNC_GENERATOR, HandlerShape.GENERATOR}),
+    SINK: frozenset({HandlerShape.COROUTINE, HandlerShape.FUNCTION}),
 }
 _CALLED_WITH: Final = {
     EXCHANGE: {
-        Shape.ASYNC_GENERATOR: "(batches, call)",
-        Shape.GENERATOR: "(batches, call)",
-        Shape.COROUTINE: "(batch, call)",
-        Shape.FUNCTION: "(batch, call)",
+        HandlerShape.ASYNC_GENERATOR: "(batches, call)",
+        HandlerShape.GENERATOR: "(batches, call)",
+        HandlerShape.COROUTINE: "(batch, call)",
+        HandlerShape.FUNCTION: "(batch, call)",
     },
-    SOURCE: dict.fromkeys(Shape, "(call)"),
-    SINK: dict.fromkeys(Shape, "(batches, call)"),
+    SOURCE: dict.fromkeys(HandlerShape, "(call)"),
+    SINK: dict.fromkeys(HandlerShape, "(batches, call)"),
 }
 
 
@@ -87,7 +87,7 @@ class Handler:
     kind: Kind
     """"exchange", "source" or "sink"."""
     function: Callable[..., Any]
-    shape: Shape
+    shape: HandlerShape
     takes_call: bool
     """Whether the signature has a place for the Call."""
     input: pa.Schema | None
@@ -104,7 +104,10 @@ class Handler:
     @property
     def one_to_one(self) -> bool:
         """Whether it is a function of one batch, so that each batch has one answer."""
-        return self.kind == EXCHANGE and self.shape in (Shape.FUNCTION, Shape.COROUTINE)
+        return self.kind == EXCHANGE and self.shape in (
+            HandlerShape.FUNCTION,
+            HandlerShape.COROUTINE,
+        )
 
     @property
     def fault(self) -> str:
@@ -121,7 +124,7 @@ class Handler:
     def invoke(self, *arguments: Any) -> Any:
         """Calls the function; the Call is the last of ``arguments``."""
         result = forks.call(self.function, arguments if self.takes_call else arguments[:-1])
-        return forks.iterate(result) if self.shape is Shape.GENERATOR else result
+        return forks.iterate(result) if self.shape is HandlerShape.GENERATOR else result
 
     def output_schema(self, call: Call) -> pa.Schema | None:
         """What the handler yields in this call; None for a sink.
@@ -185,7 +188,7 @@ def make_handler(
         raise ConfigError(f"{where}: a sink yields no batches, so it has no output schema")
     if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
         raise ConfigError(f"{where}: concurrency is {concurrency!r}; it must be 1 or more")
-    one_to_one = kind == EXCHANGE and shape in (Shape.FUNCTION, Shape.COROUTINE)
+    one_to_one = kind == EXCHANGE and shape in (HandlerShape.FUNCTION, HandlerShape.COROUTINE)
     if concurrency > 1 and not one_to_one:
         raise ConfigError(
             f"{where}: concurrency={concurrency} needs a function of one batch; {shape.value} "
@@ -212,7 +215,7 @@ def make_handler(
     )
 
 
-def shape_of(function: Callable[..., Any]) -> Shape:
+def shape_of(function: Callable[..., Any]) -> HandlerShape:
     """How a function is written, seen through ``functools.partial`` and callable objects."""
     while isinstance(function, functools.partial):
         function = function.func
@@ -221,12 +224,12 @@ def shape_of(function: Callable[..., Any]) -> Shape:
         candidates.append(type(function).__call__)  # an object that can be called
     for candidate in candidates:
         if inspect.isasyncgenfunction(candidate):
-            return Shape.ASYNC_GENERATOR
+            return HandlerShape.ASYNC_GENERATOR
         if inspect.isgeneratorfunction(candidate):
-            return Shape.GENERATOR
+            return HandlerShape.GENERATOR
         if inspect.iscoroutinefunction(candidate):
-            return Shape.COROUTINE
-    return Shape.FUNCTION
+            return HandlerShape.COROUTINE
+    return HandlerShape.FUNCTION
 
 
 def takes_last(

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aqueduct.service.handlers import Handler, Shape
+from aqueduct.service.handlers import Handler, HandlerShape
 
 if TYPE_CHECKING:
-    from aqueduct.service.call import RunningCall
+    from aqueduct.service.call import ServerCall
 
-__all__ = ["Plan"]
+__all__ = ["CallTemplate"]
 
 
-class Plan:
+class CallTemplate:
     """What calls that are alike need, worked out once: all of it depends on nothing else."""
 
     __slots__ = (
@@ -27,7 +27,7 @@ class Plan:
         "schema",
     )
 
-    def __init__(self, handler: Handler, running: RunningCall) -> None:
+    def __init__(self, handler: Handler, running: ServerCall) -> None:
         self.handler = handler
         self.schema = running.call.schema
         self.output_schema = running.call.output_schema
@@ -39,7 +39,7 @@ class Plan:
         self.failures = running.failures
 
     @classmethod
-    def of(cls, handler: Handler, running: RunningCall) -> Plan | None:
+    def of(cls, handler: Handler, running: ServerCall) -> CallTemplate | None:
         """None if calls cannot share it.
 
         Where a schema is made for each call, where batches stand on those before them or are
@@ -48,7 +48,7 @@ class Plan:
         shared = (
             handler.kind == "exchange"
             and not callable(handler.output)
-            and handler.shape is not Shape.GENERATOR
+            and handler.shape is not HandlerShape.GENERATOR
             and not running.compression
             and running.decoder.prepared
             and running.encoder.prepared
@@ -62,7 +62,7 @@ class Plan:
         # The encoder knows no dictionaries, so nothing but a failure could make it dependent.
         return handler is self.handler and self.encoder.broken is None
 
-    def give(self, running: RunningCall) -> None:
+    def give(self, running: ServerCall) -> None:
         """The call goes by it."""
         call = running.call
         call.schema, call.output_schema = self.schema, self.output_schema

@@ -13,7 +13,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from aqueduct._speedups.channels.receiver import Inbox
+from aqueduct._speedups.channels.receiver import ReceiverBase
 from aqueduct.arrow.ipc import LONG_SCHEMA
 from aqueduct.carriers.certificates import ServerTls
 from aqueduct.carriers.contract import Bound
@@ -33,18 +33,18 @@ from aqueduct.errors import (
     UnknownHandler,
 )
 from aqueduct.escaping import Lines, logger_of
-from aqueduct.rpc.deadline import Watches
+from aqueduct.rpc.deadline import ProgressTimer
 from aqueduct.rpc.keys import ALIVE, BODY
-from aqueduct.rpc.request import PLACES, CallHead, KnownCall, KnownCalls, check_attachments
+from aqueduct.rpc.request import PLACES, CachedHead, CachedHeads, CallHead, check_attachments
 from aqueduct.rpc.status import CANCELLED, OK, Status
-from aqueduct.rpc.threads import Bench, Job
-from aqueduct.rpc.unary import Questions, room_of
-from aqueduct.service.async_runner import EachBatch, drive_async_generator, drive_coroutine_sink
-from aqueduct.service.call import COUNTED, RunningCall
+from aqueduct.rpc.threads import Job, ThreadPool
+from aqueduct.rpc.unary import UnaryTemplates, room_of
+from aqueduct.service.async_runner import MapRunner, drive_async_generator, drive_coroutine_sink
+from aqueduct.service.call import COUNTED, ServerCall
 from aqueduct.service.context import Call
-from aqueduct.service.eager_task import Starter
-from aqueduct.service.handlers import Handler, Shape
-from aqueduct.service.thread_runner import Bridge
+from aqueduct.service.eager_task import EagerTaskFactory
+from aqueduct.service.handlers import Handler, HandlerShape
+from aqueduct.service.thread_runner import GeneratorRunner
 from aqueduct.service.unary import UnaryCall, drive_coroutine
 
 if TYPE_CHECKING:
@@ -52,13 +52,13 @@ if TYPE_CHECKING:
     from aqueduct.service.service import Service
     from aqueduct.service.telemetry import Observer
 
-__all__ = ["COUNTERS", "Serving"]
+__all__ = ["COUNTERS", "RunningService"]
 
 log = logger_of(__name__)
 
-_Opening: TypeAlias = tuple[CallHead, KnownCall | None, memoryview | None]
+_Opening: TypeAlias = tuple[CallHead, CachedHead | None, memoryview | None]
 """A call, what is known of such calls, and the payload of its one batch if that came with it."""
-Drive = Callable[[RunningCall], Awaitable[Mapping[str, int] | None]]
+Drive = Callable[[ServerCall], Awaitable[Mapping[str, int] | None]]
 
 _ENDS: Final = ("failed", "cancelled", "refused")
 COUNTERS: Final = (
@@ -69,7 +69,7 @@ COUNTERS: Final = (
     *_ENDS,
     *COUNTED,
 )
-"""The names that ``Serving.counters`` has."""
+"""The names that ``RunningService.counters`` has."""
 
 _OF_HANDLERS: Final = (HandlerFailed, SchemaMismatch, BatchTooLarge)
 """Errors of answers: the handler's fault, unless the client's input was wrong."""
@@ -83,18 +83,18 @@ _LEASED: Final = 4096
 """A unary call of so many bytes is charged until its end; a smaller one until it begins."""
 
 
-class Serving:
+class RunningService:
     """What ``Service.serving`` gives: a service that listens."""
 
     def __init__(self, service: Service, server_tls: ServerTls | None) -> None:
         self.service = service
         self.config = service.config
-        self.calls: set[RunningCall] = set()
+        self.calls: set[ServerCall] = set()
         """Calls that are open now."""
         self._tls = server_tls
         self._server: Server | None = None
-        self._bench = Bench(f"aqueduct-{service.name}")
-        self._connections: dict[Connection, set[RunningCall]] = {}
+        self._bench = ThreadPool(f"aqueduct-{service.name}")
+        self._connections: dict[Connection, set[ServerCall]] = {}
         self._by_handler: Counter[str] = Counter()
         self._counted: Counter[str] = Counter()
         self._number = 0
@@ -107,8 +107,8 @@ class Serving:
         self.room = room_of(self.config.calls)
         """Bytes of a call's answers that go with its status."""
         loop = asyncio.get_running_loop()
-        self._starter = Starter(loop)
-        self.watches = Watches(loop, self.config.timing.progress_deadline)
+        self._starter = EagerTaskFactory(loop)
+        self.watches = ProgressTimer(loop, self.config.timing.progress_deadline)
         """The deadlines of the calls."""
 
     @property
@@ -233,7 +233,7 @@ class Serving:
 
     async def _serve_connection(self, connection: Connection) -> None:
         self._counted["connections"] += 1
-        entrance = _Entrance(self, connection)
+        entrance = _Dispatcher(self, connection)
         self._connections[connection] = entrance.calls
         try:
             entrance.read()
@@ -243,7 +243,7 @@ class Serving:
             connection.entrypoint.on_change = None
             del self._connections[connection]
 
-    def message(self, entrance: _Entrance, received: Received) -> None:
+    def message(self, entrance: _Dispatcher, received: Received) -> None:
         """One message on the entrypoint of a connection."""
         calls = entrance.calls
         if not received.attachments and any(key == ALIVE for key, _ in received.headers):
@@ -256,8 +256,8 @@ class Serving:
             self.open(entrance, received, partial(entrance.decode, received))
 
     def open(
-        self, entrance: _Entrance, received: Received, decode: Callable[[], _Opening]
-    ) -> RunningCall | None:
+        self, entrance: _Dispatcher, received: Received, decode: Callable[[], _Opening]
+    ) -> ServerCall | None:
         """Begins the call that ``decode`` finds in a message; None: it was refused."""
         calls = entrance.calls
         try:
@@ -289,8 +289,8 @@ class Serving:
         return running
 
     def _begin(
-        self, entrance: _Entrance, received: Received, head: CallHead, known: KnownCall | None
-    ) -> RunningCall:
+        self, entrance: _Dispatcher, received: Received, head: CallHead, known: CachedHead | None
+    ) -> ServerCall:
         connection = entrance.connection
         halves = [half for half, _ in received.attachments]
         check_attachments(head.kind, len(halves))
@@ -304,9 +304,9 @@ class Serving:
         handle: Callable[[Any], Any] = connection.handle  # its kind was just looked at
         receiver = None if to_server is None else handle(to_server)
         ends = handle(output), handle(status)
-        return RunningCall(self, connection, head, receiver, *ends, number, known)
+        return ServerCall(self, connection, head, receiver, *ends, number, known)
 
-    def _admit(self, entrance: _Entrance, handler: str) -> int:
+    def _admit(self, entrance: _Dispatcher, handler: str) -> int:
         """The number of a call for which there is room. Raises Refused and Busy."""
         limits, calls = self.config.calls, entrance.calls
         peer = entrance.connection.carrier.peer
@@ -392,22 +392,22 @@ class Serving:
         except RuntimeError as error:
             raise Busy(f"the service {self.service.name!r} can start no thread: {error}") from error
 
-    def driver_of(self, running: RunningCall, handler: Handler) -> Drive:
+    def driver_of(self, running: ServerCall, handler: Handler) -> Drive:
         """What works on the call, which was accepted, with its handler."""
         if self.service.telemetry is not None:
             self._observe(running, self.service.telemetry)
         shape = handler.shape
-        if shape is Shape.COROUTINE and isinstance(running, UnaryCall):
+        if shape is HandlerShape.COROUTINE and isinstance(running, UnaryCall):
             return drive_coroutine
-        if shape is Shape.ASYNC_GENERATOR:
+        if shape is HandlerShape.ASYNC_GENERATOR:
             return drive_async_generator
         if handler.one_to_one:
-            return lambda running: EachBatch(running).drive()
-        if shape is Shape.COROUTINE:
+            return lambda running: MapRunner(running).drive()
+        if shape is HandlerShape.COROUTINE:
             return drive_coroutine_sink
-        return lambda running: Bridge(running).drive()
+        return lambda running: GeneratorRunner(running).drive()
 
-    def count_end(self, running: RunningCall, status: Status, error: BaseException | None) -> None:
+    def count_end(self, running: ServerCall, status: Status, error: BaseException | None) -> None:
         """A call has its status, which is not OK or is to be observed."""
         if running.observation is not None:
             try:
@@ -432,14 +432,14 @@ class Serving:
             lines = Lines(status.traceback)
             log.log(level, "%r failed: %s%s", running.call, status.message, lines)
 
-    def _observe(self, running: RunningCall, telemetry: Observer) -> None:
+    def _observe(self, running: ServerCall, telemetry: Observer) -> None:
         """A call that nobody can observe is a call nevertheless."""
         try:
             running.observation = telemetry.began(running.call)
         except Exception:
             log.exception("telemetry raised at the beginning of %r", running.call)
 
-    def call_ended(self, running: RunningCall) -> None:
+    def call_ended(self, running: ServerCall) -> None:
         """A call is over, its handler too: its place is free."""
         self.calls.discard(running)
         running.add_counters(self._counted)
@@ -453,7 +453,7 @@ class Serving:
             self._idle.set()
 
 
-class _Entrance:
+class _Dispatcher:
     """The entrypoint of one connection: reads calls where they come in, without a task."""
 
     __slots__ = (
@@ -467,16 +467,16 @@ class _Entrance:
         "questions",
     )
 
-    def __init__(self, serving: Serving, connection: Connection) -> None:
+    def __init__(self, serving: RunningService, connection: Connection) -> None:
         self._serving = serving
         self._later = False
         self._opening = 0  # calls with a very wide schema, which is being read
         self.connection = connection
-        self.calls: set[RunningCall] = set()
+        self.calls: set[ServerCall] = set()
         """The connection's calls that are open."""
-        self.questions = Questions(connection.peer)
-        self.known = KnownCalls(connection.peer)
-        self.inbox: Inbox = connection.entrypoint.inbox
+        self.questions = UnaryTemplates(connection.peer)
+        self.known = CachedHeads(connection.peer)
+        self.inbox: ReceiverBase = connection.entrypoint.inbox
         self.inbox.keeps = True
         connection.entrypoint.on_change = self.read
 

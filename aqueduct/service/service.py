@@ -65,8 +65,8 @@ from aqueduct.service.handlers import (
     make_handler,
     object_of,
 )
-from aqueduct.service.server import COUNTERS, Serving
-from aqueduct.service.signals import Deadline, Holders, serve_until_signal
+from aqueduct.service.server import COUNTERS, RunningService
+from aqueduct.service.signals import Holders, ProcessDeadline, serve_until_signal
 from aqueduct.service.sinks import Sink
 from aqueduct.service.tables import Filters, Table, TableSchema, make_table
 
@@ -118,7 +118,7 @@ class Service:
         self._handlers: dict[str, Handler] = {}
         self._sinks: dict[str, Sink] = {}
         self._tables: dict[str, Table] = {}
-        self._servings: list[Serving] = []
+        self._servings: list[RunningService] = []
         self._ended: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._add_description()
@@ -409,7 +409,7 @@ class Service:
         )
 
     def counters(self) -> dict[str, int]:
-        """What all servings of this service have counted; see ``Serving.counters``.
+        """What all servings of this service have counted; see ``RunningService.counters``.
 
         May be called from any thread.
         """
@@ -430,7 +430,7 @@ class Service:
         client_ca: File | None = None,
         tls: ServerTls | None = None,
         drain: Duration | None = None,
-    ) -> AsyncIterator[Serving]:
+    ) -> AsyncIterator[RunningService]:
         """Serves at ``addresses`` for as long as the block runs, then drains and ends.
 
         - ``addresses``: one or more, of any schemes, each an argument or all in a list.
@@ -440,12 +440,12 @@ class Service:
           TLS (a client's certificate cannot be had over QUIC); ``tls`` says the same in full.
           TCP without TLS, Unix sockets and memory have no use for them.
         - ``drain``: seconds that the end may take, of which open calls get all but the last;
-          None: Timing.drain_timeout. See ``Serving.close``.
+          None: Timing.drain_timeout. See ``RunningService.close``.
 
         Raises ConfigError for addresses or certificates that cannot work, or that are taken.
         """
         places = _flat(addresses)
-        serving = Serving(self, _tls(places, cert, key, dev_cert, client_ca, tls))
+        serving = RunningService(self, _tls(places, cert, key, dev_cert, client_ca, tls))
         await serving.start(places)
         with self._lock:
             self._servings.append(serving)
@@ -489,7 +489,7 @@ class Service:
                 "Service.run runs an event loop of its own, and one runs in this thread already, "
                 "as in a notebook or a coroutine; there, use: async with service.serving(...)"
             )
-        holders, deadline = Holders(), Deadline()
+        holders, deadline = Holders(), ProcessDeadline()
         certificates = {"cert": cert, "key": key, "dev_cert": dev_cert, "client_ca": client_ca}
         try:
             asyncio.run(

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 __all__ = [
     "HURRY",
     "LEAST",
-    "Deadline",
     "Holders",
+    "ProcessDeadline",
     "ServiceSignals",
     "end_process",
     "say",
@@ -64,7 +64,7 @@ def _write(line: str, where: TextIO) -> None:
     print(text, file=where, flush=True)
 
 
-class Deadline:
+class ProcessDeadline:
     """Ends the process when its time is over, whatever its threads and its event loop are doing.
 
     ``before`` is called in a thread of its own right before that.
@@ -170,7 +170,7 @@ class ServiceSignals:
         drain: Callable[[], object],
         hurry: Callable[[], object],
         seconds: float,
-        deadline: Deadline,
+        deadline: ProcessDeadline,
         patience: float = HURRY,
         numbers: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM),
     ) -> None:
@@ -258,7 +258,7 @@ async def serve_until_signal(
     addresses: Sequence[Any],
     *,
     drain: float | None,
-    deadline: Deadline,
+    deadline: ProcessDeadline,
     quiet: bool = False,
     **certificates: Any,
 ) -> int:

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from aqueduct.errors import BadCall, Busy, Refused
-from aqueduct.rpc.sink_commit import Attempt, Prepared, Run
+from aqueduct.rpc.sink_commit import Attempt, PreparedAttempt, WriteKey
 
-__all__ = ["Attempts", "Known", "Turns"]
+__all__ = ["Attempts", "KeyedLock", "Known"]
 
 _COMMITTED: Final = "its run is committed without it"
 _ENDED_LIMIT: Final = 4096
@@ -45,7 +45,7 @@ class Known:
 
 @dataclass(slots=True, eq=False)
 class _KnownRun:
-    run: Run
+    run: WriteKey
     heard: float
     """When anything was heard of it last (monotonic)."""
     attempts: dict[str, Known] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class Attempts:
                 raise BadCall(f"{attempt} writes into the sink {self._sink!r} already, or did")
             return known
 
-    def recall(self, prepared: Prepared, seconds: float) -> None:
+    def recall(self, prepared: PreparedAttempt, seconds: float) -> None:
         """An attempt that a former process left behind, ``seconds`` ago."""
         known = Known(prepared.attempt, open=False, receipt=prepared.receipt)
         with self._lock:
@@ -99,7 +99,9 @@ class Attempts:
         with self._lock:
             self._remove(known)
 
-    def committed(self, run: Run, prepared: Sequence[Prepared]) -> list[Prepared]:
+    def committed(
+        self, run: WriteKey, prepared: Sequence[PreparedAttempt]
+    ) -> list[PreparedAttempt]:
         """The run is committed with these; gives its others that are prepared, and forgets them.
 
         What is open in the same execution has lost, and is told. Other executions may write on:
@@ -116,12 +118,12 @@ class Attempts:
                     continue
                 self._remove(known)
                 if known.attempt.id not in ids:
-                    others.append(Prepared(known.attempt, known.receipt))
+                    others.append(PreparedAttempt(known.attempt, known.receipt))
             for execution in executions:
                 self._end(run, execution, _COMMITTED)
         return others
 
-    def aborted(self, run: Run, execution: str | None, why: str) -> list[Prepared]:
+    def aborted(self, run: WriteKey, execution: str | None, why: str) -> list[PreparedAttempt]:
         """The run, or an execution of it, is aborted: gives the prepared ones, and forgets them.
 
         Those that are open are told.
@@ -135,12 +137,12 @@ class Attempts:
                     known.over = why
                 else:
                     self._remove(known)
-                    ended.append(Prepared(known.attempt, known.receipt))
+                    ended.append(PreparedAttempt(known.attempt, known.receipt))
             if execution is not None:
                 self._end(run, execution, why)
         return ended
 
-    def expired(self, seconds: float) -> list[Run]:
+    def expired(self, seconds: float) -> list[WriteKey]:
         """The runs of which nothing was heard for so long, and that have no attempt open."""
         now = time.monotonic()
         with self._lock:
@@ -160,7 +162,7 @@ class Attempts:
 
     # Under the lock
 
-    def _of(self, run: Run) -> list[Known]:
+    def _of(self, run: WriteKey) -> list[Known]:
         entry = self._runs.get(run.key)
         return [] if entry is None else list(entry.attempts.values())
 
@@ -185,19 +187,19 @@ class Attempts:
         else:
             self._hear(known.attempt.run)
 
-    def _end(self, run: Run, execution: str, why: str) -> None:
+    def _end(self, run: WriteKey, execution: str, why: str) -> None:
         if execution:  # else nobody tells executions apart
             self._ended[run.key, execution] = why
             while len(self._ended) > _ENDED_LIMIT:
                 self._ended.popitem(last=False)
 
-    def _hear(self, run: Run) -> None:
+    def _hear(self, run: WriteKey) -> None:
         entry = self._runs.get(run.key)
         if entry is not None:
             entry.heard = time.monotonic()
 
 
-class Turns:
+class KeyedLock:
     """One at a time for each key, in the order of asking; over threads and their event loops."""
 
     def __init__(self) -> None:

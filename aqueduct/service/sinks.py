@@ -38,7 +38,8 @@ What holds, and what the author of a sink must do:
 - ``abort`` of a run throws away what was prepared. It may come twice, for attempts of which nothing
   is left, and after a commit: what is committed it leaves alone.
 - ``leftovers``, if there is one, is asked when the service begins to serve, and gives what former
-  processes left behind: pairs of ``Prepared`` and the seconds since they were last touched. What
+  processes left behind: pairs of ``PreparedAttempt`` and the seconds since they were last
+  touched. What
   nobody commits, or aborts, is aborted ``time_to_live`` seconds after the last sign of its run.
 """
 
@@ -65,19 +66,19 @@ from aqueduct.rpc.sink_commit import (
     VERSION,
     WRITE,
     Attempt,
-    Prepared,
+    PreparedAttempt,
     Receipt,
-    Run,
     Settlement,
     SinkDescription,
+    WriteKey,
     to_batch,
 )
-from aqueduct.rpc.threads import Bench
+from aqueduct.rpc.threads import ThreadPool
 from aqueduct.service.context import Call
 from aqueduct.service.handlers import EXCHANGE, Handler, make_handler, object_of
-from aqueduct.service.sink_attempts import Attempts, Known, Turns
+from aqueduct.service.sink_attempts import Attempts, KeyedLock, Known
 
-__all__ = ["Attempt", "Prepared", "Run", "Sink"]
+__all__ = ["Attempt", "PreparedAttempt", "Sink", "WriteKey"]
 
 log = logger_of(__name__)
 
@@ -131,8 +132,8 @@ class Sink:
         self.time_to_live = seconds
         self.description = description or (inspect.getdoc(sink) or "").partition("\n\n")[0].strip()
         self.attempts = Attempts(name, limits.attempts)
-        self._turns = Turns()
-        self._bench = Bench(f"aqueduct-sink-{name}")
+        self._turns = KeyedLock()
+        self._bench = ThreadPool(f"aqueduct-sink-{name}")
         self._settling: set[asyncio.Task[Any]] = set()
 
     def handlers(self) -> list[Handler]:
@@ -298,7 +299,7 @@ class Sink:
                 self._recall(known)
                 raise
 
-    def _recall(self, prepared: Sequence[Prepared]) -> None:
+    def _recall(self, prepared: Sequence[PreparedAttempt]) -> None:
         for each in prepared:
             self.attempts.recall(each, 0.0)
 

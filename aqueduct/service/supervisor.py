@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from aqueduct.config import DEFAULT
 from aqueduct.endpoint.server import bind
 from aqueduct.errors import ConfigError
-from aqueduct.service.signals import HURRY, LEAST, Deadline, ServiceSignals, say, tell
+from aqueduct.service.signals import HURRY, LEAST, ProcessDeadline, ServiceSignals, say, tell
 from aqueduct.service.worker import tls_to_json
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from aqueduct.carriers.certificates import ServerTls
     from aqueduct.carriers.contract import Bound
 
-__all__ = ["Restarts", "Workers"]
+__all__ = ["Restarts", "Supervisor"]
 
 _LAST: Final = 1.0
 """Seconds of a drain, at most, that the first process keeps for the end of its workers."""
@@ -65,7 +65,7 @@ class Restarts:
         return min(self.longest_pause, self.pause * 2.0 ** min(in_a_row - 1, 60))
 
 
-class Workers:
+class Supervisor:
     """The first process: starts, watches, replaces and drains ``count`` workers."""
 
     def __init__(
@@ -85,7 +85,7 @@ class Workers:
         self._tls = tls
         self._restarts = restarts or Restarts()
         self._drain = drain
-        self._deadline = Deadline(self._kill)
+        self._deadline = ProcessDeadline(self._kill)
         self._deaths: deque[float] = deque()
         self._places: list[list[Bound]] = []
         self._crew: list[_Slot] = []
@@ -256,7 +256,7 @@ class Workers:
 class _Slot:
     """The place of one worker: its sockets stay, processes come and go."""
 
-    def __init__(self, workers: Workers, number: int, job: dict[str, Any]) -> None:
+    def __init__(self, workers: Supervisor, number: int, job: dict[str, Any]) -> None:
         self._workers = workers
         self._number = number
         self._job = json.dumps(job)

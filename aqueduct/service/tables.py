@@ -58,11 +58,11 @@ from aqueduct.rpc.table_scan import (
     QUESTION,
     READ,
     READING,
-    Answer,
     Limit,
     Offset,
-    Question,
-    Reading,
+    ScanPlan,
+    ScanRead,
+    ScanRequest,
     Taken,
     offset_text,
     split_text,
@@ -72,7 +72,7 @@ from aqueduct.service.handlers import (
     EXCHANGE,
     SOURCE,
     Handler,
-    Shape,
+    HandlerShape,
     make_handler,
     shape_of,
     takes_last,
@@ -95,7 +95,7 @@ _CALLED_WITH: Final = {
     "takes": "(filter, request)",
     "read": "(split, request)",
 }
-_Steps: TypeAlias = "Generator[Callable[[], Any], Any, Answer]"
+_Steps: TypeAlias = "Generator[Callable[[], Any], Any, ScanPlan]"
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class Table:
 
     # Planning
 
-    def steps(self, question: Question, call: Call) -> _Steps:
+    def steps(self, question: ScanRequest, call: Call) -> _Steps:
         """Answers a question; what it yields is to be called, and the result sent back."""
         where = f"table {self.name!r}"
         ask = question.ask
@@ -168,7 +168,7 @@ class Table:
             schema = _project(whole, question.columns)
             _check_known(where, whole, question.columns)
         if ask == "schema":
-            return Answer(schema=schema, streams=self.streams)
+            return ScanPlan(schema=schema, streams=self.streams)
         if ask == "plan":
             taken: list[Taken] = []
             for each in question.filters:
@@ -179,25 +179,25 @@ class Table:
             )
             request = self._request(whole, schema, kept, question.partitions, call)
             splits = yield from self._splits(request)
-            return Answer(schema, self.streams, tuple(taken), splits)
+            return ScanPlan(schema, self.streams, tuple(taken), splits)
         if not self.streams:
             raise BadCall(f"{where} is no stream: it has no offsets, and was asked {ask!r}")
         request = self._request(whole, schema, (), question.partitions, call)
         if ask == "initial":
-            return Answer(offset=(yield from self._offset("initial", request)))
+            return ScanPlan(offset=(yield from self._offset("initial", request)))
         if ask == "latest":
             start = _needed(question.start, "start", ask)
-            return Answer(
+            return ScanPlan(
                 offset=(yield from self._offset("latest", start, question.limit, request))
             )
         end = _needed(question.end, "end", ask)
         if ask == "commit":
             if "commit" in self.methods:
                 yield functools.partial(self.methods["commit"], end, request)
-            return Answer()
+            return ScanPlan()
         start = _needed(question.start, "start", ask)
         splits = yield functools.partial(self.methods["between"], start, end, request)
-        return Answer(schema, True, splits=self._checked(splits, "between"))
+        return ScanPlan(schema, True, splits=self._checked(splits, "between"))
 
     def _taken(
         self, filter: Filter, schema: pa.Schema, call: Call
@@ -252,7 +252,7 @@ class Table:
 
     def reading(self, call: Call) -> tuple[Any, Request, Callable[[Any], list[Any]]]:
         """The split, the request, and what makes of a yielded batch those that leave."""
-        reading = Reading.decode(call.headers.get(READING), self.limits)
+        reading = ScanRead.decode(call.headers.get(READING), self.limits)
         output = call.output_schema
         assert output is not None
         request = self._request(self.whole_schema(call), output, reading.filters, None, call)
@@ -337,7 +337,7 @@ def make_table(
         description=description or _described(declared),
     )
     asked = {key: method for key, method in given.items() if key != "read"}
-    loop = any(shape_of(method) is Shape.COROUTINE for method in asked.values())
+    loop = any(shape_of(method) is HandlerShape.COROUTINE for method in asked.values())
     common: dict[str, Any] = {"idempotent": True, "max_calls": max_calls, "concurrency": 1}
     plan = make_handler(
         functools.partial(_plan_on_loop if loop else _plan, table),
@@ -348,7 +348,7 @@ def make_table(
         description=f"Plans the reading of {where}.",
         **common,
     )
-    on_loop = shape_of(given["read"]) is Shape.ASYNC_GENERATOR
+    on_loop = shape_of(given["read"]) is HandlerShape.ASYNC_GENERATOR
     read = make_handler(
         functools.partial(_read_on_loop if on_loop else _read, table),
         name=READ + name,
@@ -365,23 +365,23 @@ def make_table(
 
 
 def _plan(table: Table, batch: pa.RecordBatch, call: Call) -> pa.RecordBatch:
-    steps, found = table.steps(Question.decode(batch, table.limits), call), None
+    steps, found = table.steps(ScanRequest.decode(batch, table.limits), call), None
     while True:
         try:
             step = steps.send(found)
         except StopIteration as end:
-            answer: Answer = end.value
+            answer: ScanPlan = end.value
             return answer.encode(table.limits)
         found = step()
 
 
 async def _plan_on_loop(table: Table, batch: pa.RecordBatch, call: Call) -> pa.RecordBatch:
-    steps, found = table.steps(Question.decode(batch, table.limits), call), None
+    steps, found = table.steps(ScanRequest.decode(batch, table.limits), call), None
     while True:
         try:
             step = steps.send(found)
         except StopIteration as end:
-            answer: Answer = end.value
+            answer: ScanPlan = end.value
             return answer.encode(table.limits)
         found = await step()
 
@@ -474,7 +474,7 @@ def _check_methods(where: str, given: Mapping[str, Callable[..., Any]]) -> None:
     if "read" not in given:
         raise ConfigError(f"{where}: it has no method read, a generator of the batches of a split")
     shape = shape_of(given["read"])
-    if shape not in (Shape.GENERATOR, Shape.ASYNC_GENERATOR):
+    if shape not in (HandlerShape.GENERATOR, HandlerShape.ASYNC_GENERATOR):
         raise ConfigError(
             f"{where}: read must be written as generator or async generator, not as {shape.value}"
         )
@@ -482,7 +482,7 @@ def _check_methods(where: str, given: Mapping[str, Callable[..., Any]]) -> None:
     if lacking and (len(lacking) < len(_STREAM) or "commit" in given):
         raise ConfigError(f"{where}: a stream has {', '.join(_STREAM)}; {lacking[0]} is missing")
     asked = {key: shape_of(method) for key, method in given.items() if key != "read"}
-    if len({shape is Shape.COROUTINE for shape in asked.values()}) > 1:
+    if len({shape is HandlerShape.COROUTINE for shape in asked.values()}) > 1:
         written = ", ".join(f"{key} is a {shape.value}" for key, shape in asked.items())
         raise ConfigError(
             f"{where}: all of its methods but read are coroutine functions, or none: {written}"

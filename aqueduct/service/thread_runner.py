@@ -17,28 +17,28 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from aqueduct._speedups.channels.receiver import Lease
+from aqueduct._speedups.channels.receiver import MemoryLease
 from aqueduct.arrow.encode import Encoded
 from aqueduct.endpoint.accounts import LARGE, Reservation
-from aqueduct.rpc.deadline import Signal
+from aqueduct.rpc.deadline import Wakeup
 from aqueduct.service.async_runner import sink_counters
-from aqueduct.service.call import RunningCall
+from aqueduct.service.call import ServerCall
 from aqueduct.service.handlers import SINK
 
-__all__ = ["Bridge", "ThreadBatches"]
+__all__ = ["GeneratorRunner", "ThreadBatches"]
 
 _AHEAD: Final = 16
 _AHEAD_BYTES: Final = 1 << 20
 _END: Final = object()
 
 
-class Bridge:
+class GeneratorRunner:
     """One call whose handler runs in a thread of its own."""
 
-    def __init__(self, running: RunningCall) -> None:
+    def __init__(self, running: ServerCall) -> None:
         self.running = running
         self._loop = asyncio.get_running_loop()
-        self._signal = Signal()
+        self._signal = Wakeup()
         self._waking = False
         self._stopped = False
         # To the thread: (number, payload, lease), _END, or an exception to raise.
@@ -48,7 +48,7 @@ class Bridge:
         self._taken_bytes = 0  # of the thread; running.taken counts them
         self._input_handed = running.receiver is None  # its end too
         self._hungry = False  # of the thread: it waits for a batch
-        self._lease: Lease | None = None  # of the thread: what the batch it has is charged
+        self._lease: MemoryLease | None = None  # of the thread: what the batch it has is charged
         # From the thread: (encoded, number, whether the accounts count it) in order.
         self._outbox: deque[tuple[Encoded, int, bool]] = deque()  # a source's have no number yet
         self._given = 0  # bytes put into the outbox, of the thread
@@ -271,7 +271,7 @@ class ThreadBatches:
 
     __slots__ = ("_bridge",)
 
-    def __init__(self, bridge: Bridge) -> None:
+    def __init__(self, bridge: GeneratorRunner) -> None:
         self._bridge = bridge
 
     def __iter__(self) -> ThreadBatches:

@@ -9,43 +9,43 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from aqueduct._speedups.channels.receiver import Lease
+from aqueduct._speedups.channels.receiver import MemoryLease
 from aqueduct.arrow.encode import Encoded
-from aqueduct.endpoint import Connection, Replying, channel
+from aqueduct.endpoint import Connection, Responder, channel
 from aqueduct.errors import AqueductError, BatchTooLarge
 from aqueduct.rpc.keys import Headers
-from aqueduct.rpc.request import CallHead, Hello, KnownCall
+from aqueduct.rpc.request import Accepted, CachedHead, CallHead
 from aqueduct.rpc.status import OK, Status
 from aqueduct.rpc.threads import apart
 from aqueduct.rpc.unary import ANSWERS_LIMIT, encode_answer, schema_prefix
-from aqueduct.service.call import RunningCall
+from aqueduct.service.call import ServerCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from aqueduct.endpoint import Sender
-    from aqueduct.service.server import Serving
+    from aqueduct.service.server import RunningService
 
 __all__ = ["UnaryCall", "drive_coroutine"]
 
 _WELL: Final = Status(OK)
 
 
-class UnaryCall(RunningCall):
+class UnaryCall(ServerCall):
     """One call of one batch. The client reads one message, or is told where to read on."""
 
     def __init__(
         self,
-        serving: Serving,
+        serving: RunningService,
         connection: Connection,
         head: CallHead,
-        known: KnownCall | None,
+        known: CachedHead | None,
         payload: memoryview,
-        status: Replying,
+        status: Responder,
         number: int,
     ) -> None:
         self._payload: memoryview | None = payload
-        self.brought: Lease | None = None
+        self.brought: MemoryLease | None = None
         """What the batch is charged, until the handler takes it."""
         self._answers: list[Encoded] = []
         self._size = 0
@@ -134,7 +134,7 @@ class UnaryCall(RunningCall):
         """From here on it is an exchange: what was gathered goes first."""
         output, to_client = channel()
         status, last = channel(oneshot=True)
-        headers, payload = Hello(self.call.output_schema).encode()
+        headers, payload = Accepted(self.call.output_schema).encode()
         oneshot = self.connection.sender(self._status)
         self._status = status
         status.on_change = self._status_changed
@@ -236,7 +236,7 @@ class _Gathered:
             self.sender.notify_writable(ample=ample)
 
 
-async def drive_coroutine(running: RunningCall) -> None:
+async def drive_coroutine(running: ServerCall) -> None:
     """A coroutine function of one batch, for the one batch of its call."""
     found = running.take()
     assert found is not None

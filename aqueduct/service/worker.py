@@ -24,11 +24,11 @@ from aqueduct.carriers.contract import Bound
 from aqueduct.escaping import one_line
 from aqueduct.forks import own_socket
 from aqueduct.service.loader import load_service
-from aqueduct.service.signals import HURRY, Deadline, ServiceSignals, end_process
+from aqueduct.service.signals import HURRY, ProcessDeadline, ServiceSignals, end_process
 
 if TYPE_CHECKING:
     from aqueduct.carriers.certificates import ServerTls
-    from aqueduct.service.server import Serving
+    from aqueduct.service.server import RunningService
     from aqueduct.service.service import Service
 
 __all__ = ["main", "tls_from_json", "tls_to_json"]
@@ -51,10 +51,10 @@ class _Worker:
         self._control = control
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._running: Serving | None = None
+        self._running: RunningService | None = None
         self._first = asyncio.Event()
         self._second = asyncio.Event()
-        self._deadline = Deadline()
+        self._deadline = ProcessDeadline()
         self._seconds = 0.0
 
     def run(self) -> int:

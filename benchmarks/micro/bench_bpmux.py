@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from aqueduct.config import Mux as Settings
+from aqueduct.config import Bpmux as Settings
 from aqueduct.protocol.bpmux.connection import Mux
 from aqueduct.protocol.bpmux.state import SINK_OUT, STREAM_IN, Entity
 from tests.reference import bpmux as model

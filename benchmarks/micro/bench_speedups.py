@@ -87,7 +87,7 @@ def test_decode(benchmark: Benchmark, kind: str, headers: codec.Headers) -> None
     if kind == "compiled":
 
         def work() -> int:
-            decoder = codec.Decoder(from_server=False)
+            decoder = codec.FrameDecoder(from_server=False)
             decoder.feed(data)
             count = 0
             while decoder.next() is not None:
@@ -107,7 +107,7 @@ def test_land(benchmark: Benchmark, chunk: int) -> None:
     head, body = codec.encode_message(0, random.Random(1).randbytes(MiB))
     data = bytes(head) + bytes(body)
     pieces = [data[at : at + chunk] for at in range(0, len(data), chunk)]
-    decoder = codec.Decoder(from_server=False)
+    decoder = codec.FrameDecoder(from_server=False)
     decoder.feed(ROUTE)
     decoder.next()
 
@@ -135,7 +135,7 @@ def test_scatter(benchmark: Benchmark, kind: str) -> None:
     parts = [bytes(8192)] * 100
 
     def scattered() -> int:
-        scatter = buffers.Scatter()
+        scatter = buffers.GatherList()
         scatter.extend(parts)
         taken = 0
         while scatter.nbytes:

@@ -29,7 +29,7 @@ def encode(count: int, headers: codec.Headers) -> float:
 
 def decode(count: int, headers: codec.Headers) -> float:
     """Messages decoded in a second, one call each; every one is looked at."""
-    decoder = codec.Decoder(from_server=False)
+    decoder = codec.FrameDecoder(from_server=False)
     decoder.feed(codec.encode_route_to(0))
     decoder.next()
     chunk = b"".join(

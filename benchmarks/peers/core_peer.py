@@ -140,7 +140,7 @@ def send_large(size: int, count: int) -> dict[str, float]:
 
 def code_messages(count: int) -> dict[str, float]:
     """The same messages through the compiled codec alone: what no core can exceed."""
-    decoder = codec.Decoder(from_server=False)
+    decoder = codec.FrameDecoder(from_server=False)
     decoder.feed(codec.encode_route_to(0))
     decoder.next()
     taken = 0

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from aqueduct.service.context import Call
-from aqueduct.service.sinks import Attempt, Prepared, Run
+from aqueduct.service.sinks import Attempt, PreparedAttempt, WriteKey
 
 __all__ = ["ParquetAttempt", "ParquetSink", "files", "read"]
 
@@ -47,7 +47,7 @@ class ParquetSink:
         """A file of the attempt's own; nobody reads it before it is committed."""
         return ParquetAttempt(self, attempt, call.schema)
 
-    def commit(self, run: Run, prepared: Sequence[Prepared]) -> dict[str, Any]:
+    def commit(self, run: WriteKey, prepared: Sequence[PreparedAttempt]) -> dict[str, Any]:
         """Makes the files of all of ``prepared`` visible in one stroke."""
         with self.locked():
             note = self.runs / f"{run.id}.json"
@@ -89,7 +89,7 @@ class ParquetSink:
         draft.replace(note)
         sync_folder(self.runs)
 
-    def abort(self, run: Run, prepared: Sequence[Prepared]) -> None:
+    def abort(self, run: WriteKey, prepared: Sequence[PreparedAttempt]) -> None:
         """Removes what these attempts wrote; files of a committed run stay."""
         with self.locked():
             note = self.runs / f"{run.id}.json"
@@ -102,7 +102,7 @@ class ParquetSink:
                 path.with_suffix(".json").unlink(missing_ok=True)
             self.remove_if_empty(self.data / run.id)
 
-    def leftovers(self) -> Iterator[tuple[Prepared, float]]:
+    def leftovers(self) -> Iterator[tuple[PreparedAttempt, float]]:
         """Attempts that still have the note of an attempt: a commit removes it."""
         for note in self.data.glob("*/*.json"):
             try:
@@ -110,7 +110,7 @@ class ParquetSink:
                 touched = max(path.stat().st_mtime for path in note.parent.glob(f"{note.stem}.*"))
             except (OSError, ValueError):  # removed meanwhile
                 continue
-            yield Prepared(attempt), max(0.0, time.time() - touched)
+            yield PreparedAttempt(attempt), max(0.0, time.time() - touched)
 
     def place(self, attempt: Attempt) -> Path:
         """Where the attempt's rows are. Made of ids alone: nothing that a client says is a path."""

@@ -22,7 +22,7 @@ import pyarrow as pa
 from adbc_driver_postgresql import dbapi
 
 from aqueduct.service.context import Call
-from aqueduct.service.sinks import Attempt, Prepared, Run
+from aqueduct.service.sinks import Attempt, PreparedAttempt, WriteKey
 
 __all__ = ["PostgresAttempt", "PostgresSink"]
 
@@ -62,7 +62,7 @@ class PostgresSink:
         """A staging table of the attempt's own, in a transaction that is not committed yet."""
         return PostgresAttempt(self, attempt, call.schema)
 
-    def commit(self, run: Run, prepared: Sequence[Prepared]) -> dict[str, Any]:
+    def commit(self, run: WriteKey, prepared: Sequence[PreparedAttempt]) -> dict[str, Any]:
         """Moves the rows of all of ``prepared`` into the table, in one transaction."""
         with self.transaction() as cursor:
             cursor.execute(
@@ -83,7 +83,7 @@ class PostgresSink:
             )
             return {"repeated": False, "rows": rows}
 
-    def move(self, cursor: Any, each: Prepared) -> int:
+    def move(self, cursor: Any, each: PreparedAttempt) -> int:
         """The rows of one attempt; how many there were. Raises if anything of it is missing."""
         cursor.execute(
             "DELETE FROM aqueduct.prepared WHERE sink = $1 AND id = $2 RETURNING receipt",
@@ -105,7 +105,7 @@ class PostgresSink:
         cursor.execute(f"DROP TABLE {staged}")
         return int(each.receipt["rows"])
 
-    def abort(self, run: Run, prepared: Sequence[Prepared]) -> None:
+    def abort(self, run: WriteKey, prepared: Sequence[PreparedAttempt]) -> None:
         """Drops the staging tables of these attempts; one that was committed has none."""
         with self.transaction() as cursor:
             for each in prepared:
@@ -115,7 +115,7 @@ class PostgresSink:
                 )
                 cursor.execute(f"DROP TABLE IF EXISTS aqueduct.{self.staging(each.attempt)}")
 
-    def leftovers(self) -> Iterator[tuple[Prepared, float]]:
+    def leftovers(self) -> Iterator[tuple[PreparedAttempt, float]]:
         """What is prepared and neither committed nor aborted."""
         with self.transaction() as cursor:
             cursor.execute(
@@ -125,7 +125,10 @@ class PostgresSink:
             )
             found = cursor.fetchall()
         for attempt, receipt, seconds in found:
-            yield Prepared(Attempt.from_json(attempt), json.loads(receipt)), max(0.0, seconds)
+            yield (
+                PreparedAttempt(Attempt.from_json(attempt), json.loads(receipt)),
+                max(0.0, seconds),
+            )
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Any]:
@@ -142,7 +145,7 @@ class PostgresSink:
         """The name of its table. Made of ids alone: nothing that a client says is SQL."""
         return f"staged_{attempt.id}_{hashlib.sha256(self.table.encode()).hexdigest()[:8]}"
 
-    def rows_of(self, cursor: Any, run: Run) -> int:
+    def rows_of(self, cursor: Any, run: WriteKey) -> int:
         """What the ledger says of a run that is committed."""
         cursor.execute(
             "SELECT rows FROM aqueduct.ledger WHERE sink = $1 AND run = $2", (self.table, run.key)
@@ -218,7 +221,7 @@ class PostgresAttempt:
         """The transaction is rolled back, or, if it was committed, undone."""
         self.waiting.clear()
         self.close()
-        self.sink.abort(self.attempt.run, [Prepared(self.attempt)])
+        self.sink.abort(self.attempt.run, [PreparedAttempt(self.attempt)])
 
     def close(self) -> None:
         """Ends the connection; what is not committed is gone."""

@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import aqueduct
-from aqueduct.service.sinks import Prepared, Run
+from aqueduct.service.sinks import PreparedAttempt, WriteKey
 from examples.sinks.parquet import ParquetSink, read
 from spark_udfs import register
 
@@ -31,7 +31,7 @@ TRIPS = pa.schema([("id", pa.int64()), ("distance", pa.float64())])
 class MortalSink(ParquetSink):
     """Its service dies right after the first commit, before anybody hears that it is done."""
 
-    def commit(self, run: Run, prepared: Sequence[Prepared]) -> dict[str, object]:
+    def commit(self, run: WriteKey, prepared: Sequence[PreparedAttempt]) -> dict[str, object]:
         """Commits, and dies the first time."""
         result = super().commit(run, prepared)
         if not (self.folder / "died").exists():

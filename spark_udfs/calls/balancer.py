@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from aqueduct.client.call import END, Failure, window
+from aqueduct.client.call import END, FailedBatch, window
 from aqueduct.client.thread_call import NEWS, Failed
 from aqueduct.errors import (
     AqueductError,
@@ -34,14 +34,14 @@ from aqueduct.errors import (
 )
 from aqueduct.escaping import logger_of
 from aqueduct.rpc.request import FAILURES
-from spark_udfs.calls.endpoints import Addresses, Call, Service, Waiting
-from spark_udfs.calls.pool import Lease
+from spark_udfs.calls.endpoints import Addresses, Endpoint, OpenCall, UnansweredBatch
+from spark_udfs.calls.pool import PoolLease
 from spark_udfs.calls.retry import may_pass, renumbered, with_note
-from spark_udfs.calls.spec import Answer, Calling, Opened
-from spark_udfs.worker.metrics import Numbers
-from spark_udfs.worker.task import Place
+from spark_udfs.calls.spec import BatchAnswer, CallSpec, Opened
+from spark_udfs.worker.metrics import TaskMetrics
+from spark_udfs.worker.task import TaskContext
 
-__all__ = ["Spread"]
+__all__ = ["Balancer"]
 
 log = logger_of("spark_udfs")
 
@@ -49,17 +49,17 @@ _GLANCE: Final = 5.0
 """Seconds after which a thread that waits looks whether anybody is left to answer."""
 
 
-class Spread:
+class Balancer:
     """The work of one partition; ``answers`` does it, once."""
 
     def __init__(
         self,
-        calling: Calling,
+        calling: CallSpec,
         batches: Iterable[pa.RecordBatch],
         *,
         schema: pa.Schema,
-        place: Place,
-        numbers: Numbers,
+        place: TaskContext,
+        numbers: TaskMetrics,
         opened: Opened | None,
         held: Callable[[], int] | None,
     ) -> None:
@@ -70,31 +70,31 @@ class Spread:
         self._held = held
         self._addresses = Addresses(calling, schema=schema, place=place, numbers=numbers)
         self._end = None if calling.deadline is None else time.monotonic() + calling.deadline
-        self._single: Call | None = None
+        self._single: OpenCall | None = None
         """The one call of a handler that is no function of one batch."""
         self._spreads = False
         """Whether the handler is known to be a function of one batch."""
         self._input_over = False
         self._taken = 0
         """Of the input."""
-        self._again: list[tuple[int, Waiting]] = []
+        self._again: list[tuple[int, UnansweredBatch]] = []
         """A heap of those to be sent again."""
         most = calling.in_flight or calling.config.calls.in_flight_batches
         self._window = window(calling.config, most, calling.in_flight_bytes)
         """The batches that are sent and not delivered, by their number in the partition. Not more
         of small ones: what is sent is shared out, and a slow service is not to have nearly all."""
-        self._ready: dict[int, Answer] = {}
+        self._ready: dict[int, BatchAnswer] = {}
         """In order: of which earlier ones are missing."""
         self._next = 0
-        self._line: deque[Answer] = deque()
+        self._line: deque[BatchAnswer] = deque()
         """To be delivered."""
-        self._due: deque[tuple[float, Call, int, int]] = deque()
+        self._due: deque[tuple[float, OpenCall, int, int]] = deque()
         """When which batch is late: its call, its number there, and in the partition."""
         self._failures = 0
         """Since the last answer."""
         self._over = False
 
-    def answers(self) -> Generator[Answer]:
+    def answers(self) -> Generator[BatchAnswer]:
         """The answers, as they come or in order. Closing it gives up all calls."""
         well, numbers = False, self._numbers
         try:
@@ -128,7 +128,7 @@ class Spread:
             if news is None:
                 return
             source, found = news
-        if isinstance(source, Service):
+        if isinstance(source, Endpoint):
             self._connected(source, found)
         elif source in self._addresses.calls:
             self._take(source, source.lane.taken(found))
@@ -165,13 +165,13 @@ class Spread:
         if batch is None:
             self._input_over = True
         else:
-            self._send_by(call, Waiting(self._taken, batch), time.monotonic())
+            self._send_by(call, UnansweredBatch(self._taken, batch), time.monotonic())
             self._taken += 1
             self._numbers.batches_sent += 1
             self._numbers.rows_sent += batch.num_rows
         return True
 
-    def _send_by(self, call: Call, waiting: Waiting, now: float) -> None:
+    def _send_by(self, call: OpenCall, waiting: UnansweredBatch, now: float) -> None:
         if call.waiting and len(self._addresses.services) > 1:
             # It is at work: this batch goes there all the same, and the next may not.
             self._begin(now, urgent=False)
@@ -193,7 +193,7 @@ class Spread:
         self._window.held = held
         return self._window.open
 
-    def _choose(self, now: float) -> Call | None:
+    def _choose(self, now: float) -> OpenCall | None:
         """The call for the next batch: that with the fewest bytes that have no answer.
 
         None: there is no call with room now; one may have been begun.
@@ -205,7 +205,7 @@ class Spread:
             # Calls end as soon as nothing more is to be sent; one more may be needed later.
             open_calls = (call for call in addresses.calls if call.accepted)
             return next((call for call in open_calls if not call.finished), None)
-        best: Call | None = None
+        best: OpenCall | None = None
         for call in addresses.calls:
             if call.takes and (best is None or call.size < best.size):
                 best = call
@@ -287,7 +287,7 @@ class Spread:
                 self._too_late(call, number)
         return False
 
-    def _too_late(self, call: Call, number: int) -> None:
+    def _too_late(self, call: OpenCall, number: int) -> None:
         """A batch has no answer in time: raises that, or delivers it."""
         calling, address = self._calling, call.service.address
         error = DeadlineExceeded(
@@ -299,12 +299,12 @@ class Spread:
         error.batch = number
         if calling.on_error != "report":
             raise error
-        self._deliver(Answer(number, None, error))
+        self._deliver(BatchAnswer(number, None, error))
 
     # What has come
 
-    def _connected(self, service: Service, found: Any) -> None:
-        if isinstance(found, Lease):
+    def _connected(self, service: Endpoint, found: Any) -> None:
+        if isinstance(found, PoolLease):
             try:
                 self._addresses.call(service, found, deadline=self._left())
             except ConnectionLost as error:
@@ -312,7 +312,7 @@ class Spread:
         else:
             self._unable(service, found.error)
 
-    def _take(self, call: Call, found: Any) -> None:
+    def _take(self, call: OpenCall, found: Any) -> None:
         if not call.accepted and call.lane.accepted:
             call.accepted = True
             self._accepted(call)
@@ -323,7 +323,7 @@ class Spread:
         elif found is END:
             self._ended(call)
 
-    def _accepted(self, call: Call) -> None:
+    def _accepted(self, call: OpenCall) -> None:
         """The hello says what the handler is."""
         calling = self._calling
         names = {"peer": call.service.address, "handler": calling.handler}
@@ -350,12 +350,12 @@ class Spread:
         if first and self._opened is not None:
             self._opened(call.lane.schema, call.lane.traits)
 
-    def _answered(self, call: Call, number: int, payload: Any) -> None:
+    def _answered(self, call: OpenCall, number: int, payload: Any) -> None:
         call.service.backoff.succeeded()
         self._failures = 0
         if not self._spreads:
             self._numbers.bytes_received += len(payload)
-            self._line.append(Answer(number, call.lane.decode(payload)))
+            self._line.append(BatchAnswer(number, call.lane.decode(payload)))
             return
         waiting = call.answered(number)
         if waiting is None:
@@ -365,18 +365,18 @@ class Spread:
                 peer=call.service.address,
                 handler=self._calling.handler,
             )
-        if type(payload) is Failure:
+        if type(payload) is FailedBatch:
             error = renumbered(payload.error, waiting.number)
             assert isinstance(error, CallError)
-            answer = Answer(waiting.number, None, error)
+            answer = BatchAnswer(waiting.number, None, error)
         else:
             # All of a call are read, in their order: later ones may stand on them.
             self._numbers.bytes_received += len(payload)
-            answer = Answer(waiting.number, call.lane.decode(payload))
+            answer = BatchAnswer(waiting.number, call.lane.decode(payload))
         if waiting.batch is not None:
             self._deliver(answer)
 
-    def _deliver(self, answer: Answer) -> None:
+    def _deliver(self, answer: BatchAnswer) -> None:
         if not self._calling.ordered:
             self._window.settle_one(answer.number)
             self._line.append(answer)
@@ -387,7 +387,7 @@ class Spread:
             self._line.append(self._ready.pop(self._next))
             self._next += 1
 
-    def _ended(self, call: Call) -> None:
+    def _ended(self, call: OpenCall) -> None:
         self._addresses.ended(call)
         if call is self._single:
             self._over = True
@@ -417,7 +417,7 @@ class Spread:
             handler=calling.handler,
         )
 
-    def _unable(self, service: Service, error: BaseException) -> None:
+    def _unable(self, service: Endpoint, error: BaseException) -> None:
         """A call could not be made."""
         if not may_pass(error):
             raise error
@@ -427,7 +427,7 @@ class Spread:
         self._count(error, lost=False)
         self._warn(service, error)
 
-    def _broke(self, call: Call, error: BaseException) -> None:
+    def _broke(self, call: OpenCall, error: BaseException) -> None:
         """A call is over before its end."""
         addresses = self._addresses
         addresses.ended(call)
@@ -452,7 +452,7 @@ class Spread:
         self._count(error, lost=bool(waiting))
         self._warn(call.service, error)
 
-    def _warn(self, service: Service, error: AqueductError) -> None:
+    def _warn(self, service: Endpoint, error: AqueductError) -> None:
         """Somebody should know that it did not go smoothly."""
         pause = max(0.0, service.backoff.until - time.monotonic())
         log.warning(

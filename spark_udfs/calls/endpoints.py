@@ -19,13 +19,13 @@ import pyarrow as pa
 from aqueduct.client.lane import Lane, News
 from aqueduct.client.thread_call import Failed
 from aqueduct.rpc.request import IDEMPOTENT, ONE_TO_ONE
-from spark_udfs.calls.pool import Lease, Peer, process_pool
+from spark_udfs.calls.pool import Peer, PoolLease, process_pool
 from spark_udfs.calls.retry import Backoff
-from spark_udfs.calls.spec import Calling
-from spark_udfs.worker.metrics import Numbers
-from spark_udfs.worker.task import Place
+from spark_udfs.calls.spec import CallSpec
+from spark_udfs.worker.metrics import TaskMetrics
+from spark_udfs.worker.task import TaskContext
 
-__all__ = ["Addresses", "Call", "Service", "Waiting"]
+__all__ = ["Addresses", "Endpoint", "OpenCall", "UnansweredBatch"]
 
 _TROUBLE: Final = 5.0
 """Seconds for which tasks of this process begin elsewhere after an address did not answer."""
@@ -33,7 +33,7 @@ _troubled: dict[Peer, float] = {}
 
 
 @dataclass(slots=True)
-class Waiting:
+class UnansweredBatch:
     """A batch that has no answer yet."""
 
     number: int
@@ -43,14 +43,14 @@ class Waiting:
 
 
 @dataclass(slots=True, eq=False)
-class Service:
+class Endpoint:
     """One address."""
 
     peer: Peer
     backoff: Backoff
     connecting: float | None = None
     """Since when a connection is being made."""
-    call: Call | None = None
+    call: OpenCall | None = None
     """That takes batches, or will once it is accepted."""
 
     @property
@@ -64,14 +64,14 @@ class Service:
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class OpenCall:
     """One call of a partition; in the queue it is the tag of its news."""
 
-    service: Service
-    lease: Lease
+    service: Endpoint
+    lease: PoolLease
     lane: Lane = field(init=False)
     since: float = field(default_factory=time.monotonic)
-    waiting: dict[int, Waiting] = field(default_factory=dict)
+    waiting: dict[int, UnansweredBatch] = field(default_factory=dict)
     """By their numbers in this call, the oldest first."""
     size: int = 0
     """Bytes of them, encoded."""
@@ -97,7 +97,7 @@ class Call:
         """Whether a batch may be sent now."""
         return self.accepted and not self.finished and self.lane.room
 
-    def send(self, waiting: Waiting, *, keep: bool) -> tuple[int, int]:
+    def send(self, waiting: UnansweredBatch, *, keep: bool) -> tuple[int, int]:
         """Sends a batch; its number in this call, and its size. ``keep``: until it is answered."""
         assert waiting.batch is not None
         before = self.lane.sent_bytes
@@ -110,7 +110,7 @@ class Call:
             self.size += size
         return number, size
 
-    def answered(self, number: int) -> Waiting | None:
+    def answered(self, number: int) -> UnansweredBatch | None:
         """The batch of an answer; None if none is due."""
         waiting = self.waiting.pop(number, None)
         if waiting is not None:
@@ -130,7 +130,7 @@ class Addresses:
     """The services of one partition, connections on their way, and calls that are open."""
 
     def __init__(
-        self, calling: Calling, *, schema: pa.Schema, place: Place, numbers: Numbers
+        self, calling: CallSpec, *, schema: pa.Schema, place: TaskContext, numbers: TaskMetrics
     ) -> None:
         self._calling = calling
         self._schema = schema
@@ -138,7 +138,7 @@ class Addresses:
         self._numbers = numbers
         backoff, limit = calling.backoff, calling.backoff_limit
         services = [
-            Service(
+            Endpoint(
                 calling.peer(address),
                 Backoff(backoff, limit),
             )
@@ -147,10 +147,10 @@ class Addresses:
         first = (place.partition or 0) % len(services)
         self.services = services[first:] + services[:first]
         """In the order in which they are taken: partitions begin at different ones."""
-        self.calls: list[Call] = []
+        self.calls: list[OpenCall] = []
         """That are open."""
         self.news: News = SimpleQueue()
-        """Pairs of a Call and its lane's news, or of a Service and a Lease or Failed."""
+        """Pairs of a OpenCall and its lane's news, or of a Endpoint and a PoolLease or Failed."""
         self.broken = 0
         """Calls that failed and were not made again yet."""
         self._repeated = 0
@@ -166,14 +166,14 @@ class Addresses:
             elif service.call is not None and not service.call.accepted:
                 yield service.call.since
 
-    def free(self, now: float) -> Service | None:
+    def free(self, now: float) -> Endpoint | None:
         """The service to call next, if one may be called now."""
         found = [service for service in self.services if service.is_free(now)]
         # Sorted is stable: those that other tasks had no trouble with, in their order.
         found.sort(key=lambda service: _troubled.get(service.peer, 0.0) > now)
         return found[0] if found else None
 
-    def begin(self, service: Service) -> None:
+    def begin(self, service: Endpoint) -> None:
         """Connects, in a thread unless there is nothing else to do; what comes of it is news."""
         service.connecting = time.monotonic()
         if self.broken:
@@ -192,13 +192,13 @@ class Addresses:
             if service.connecting is not None and service.connecting <= before:
                 _troubled[service.peer] = time.monotonic() + _TROUBLE
 
-    def call(self, service: Service, lease: Lease, *, deadline: float | None) -> Call:
+    def call(self, service: Endpoint, lease: PoolLease, *, deadline: float | None) -> OpenCall:
         """A call on a connection that is there. Raises ConnectionLost and ConfigError."""
         calling, place = self._calling, self._place
         service.connecting = None
         _troubled.pop(service.peer, None)
         self._numbers.reconnects += lease.reconnected
-        call = Call(service, lease)
+        call = OpenCall(service, lease)
         try:
             head = {**calling.head(place), "deadline": deadline}
             if self._repeated:
@@ -224,19 +224,19 @@ class Addresses:
         self.calls.append(call)
         return call
 
-    def ended(self, call: Call, *, close: bool = False) -> None:
+    def ended(self, call: OpenCall, *, close: bool = False) -> None:
         """Nothing more comes of a call."""
         self.calls.remove(call)
         if call.service.call is call:
             call.service.call = None
         call.lease.release(close=close)
 
-    def drop(self, call: Call, *, close: bool = False) -> None:
+    def drop(self, call: OpenCall, *, close: bool = False) -> None:
         """Gives up a call: nothing more of it is wanted."""
         call.lane.abandon()
         self.ended(call, close=close)
 
-    def failed(self, service: Service, *, unreachable: bool) -> None:
+    def failed(self, service: Endpoint, *, unreachable: bool) -> None:
         """A call on it failed, or could not be made: it is left alone for a while."""
         service.connecting = None
         service.backoff.failed()
@@ -255,11 +255,11 @@ class Addresses:
         with contextlib.suppress(Empty):
             while True:
                 found = self.news.get_nowait()[1]
-                if isinstance(found, Lease):
+                if isinstance(found, PoolLease):
                     found.release(close=close)
 
-    def _connect(self, service: Service) -> None:
-        found: Lease | Failed
+    def _connect(self, service: Endpoint) -> None:
+        found: PoolLease | Failed
         if self._closed:
             return  # to lease for a task that is over would end what the next one has
         try:
@@ -270,5 +270,5 @@ class Addresses:
             if not self._closed:
                 self.news.put((service, found))
                 return
-        if isinstance(found, Lease):  # nobody waits for it any more
+        if isinstance(found, PoolLease):  # nobody waits for it any more
             found.release()

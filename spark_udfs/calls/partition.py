@@ -11,30 +11,30 @@ import pyarrow as pa
 from aqueduct.arrow.encode import Encoded
 from aqueduct.client.sync_client import SyncClient
 from aqueduct.client.sync_stream import SyncStream
-from aqueduct.client.unary_stub import Prepared, PreparedCall
+from aqueduct.client.unary_stub import StubCall, UnaryStub
 from aqueduct.errors import AqueductError, ConnectFailed
 from aqueduct.rpc.request import ONE_TO_ONE
-from spark_udfs.calls.balancer import Spread
-from spark_udfs.calls.pool import Acceptance, Lease, process_pool
+from spark_udfs.calls.balancer import Balancer
+from spark_udfs.calls.pool import CachedAccepted, PoolLease, process_pool
 from spark_udfs.calls.retry import with_note
-from spark_udfs.calls.spec import Answer, Calling, OnError, Opened
+from spark_udfs.calls.spec import BatchAnswer, CallSpec, OnError, Opened
 from spark_udfs.worker.executor_socket import input_look
-from spark_udfs.worker.metrics import Numbers
-from spark_udfs.worker.task import Place, locate
+from spark_udfs.worker.metrics import TaskMetrics
+from spark_udfs.worker.task import TaskContext, locate
 
-__all__ = ["Answer", "Calling", "OnError", "leased", "reach", "run"]
+__all__ = ["BatchAnswer", "CallSpec", "OnError", "leased", "reach", "run"]
 
 
 def run(
-    calling: Calling,
+    calling: CallSpec,
     batches: Iterable[pa.RecordBatch],
     *,
     schema: pa.Schema,
-    place: Place,
-    numbers: Numbers,
+    place: TaskContext,
+    numbers: TaskMetrics,
     opened: Opened | None = None,
     held: Callable[[], int] | None = None,
-) -> Generator[Answer]:
+) -> Generator[BatchAnswer]:
     """Sends ``batches``, all of ``schema``, as there is room, and gives the answers.
 
     - ``opened`` is told the schema of the answers and what the handler is (``ONE_TO_ONE``,
@@ -46,7 +46,7 @@ def run(
     """
     if calling.is_plain:
         return _one_call(calling, batches, schema, place, numbers, opened, held)
-    spread = Spread(
+    spread = Balancer(
         calling, batches, schema=schema, place=place, numbers=numbers, opened=opened, held=held
     )
     return spread.answers()
@@ -54,7 +54,7 @@ def run(
 
 @contextlib.contextmanager
 def leased(
-    calling: Calling, *, place: Place, numbers: Numbers, skip: int = 0
+    calling: CallSpec, *, place: TaskContext, numbers: TaskMetrics, skip: int = 0
 ) -> Generator[SyncClient]:
     """The connection for one call of another kind than ``run`` makes.
 
@@ -62,7 +62,7 @@ def leased(
     the call raises leaves with its place in the text, as what ``run`` raises does in ``exchange``.
     """
     where, well = calling.places, False
-    lease: Lease | None = None
+    lease: PoolLease | None = None
     try:
         lease = reach(calling, (place.partition or 0) + skip, task=place.task)
         where = lease.peer.bare
@@ -79,7 +79,7 @@ def leased(
             lease.release(close=not well and place.task is not None)
 
 
-def reach(calling: Calling, first: int = 0, *, task: int | None) -> Lease:
+def reach(calling: CallSpec, first: int = 0, *, task: int | None) -> PoolLease:
     """A lease on the address of that number, or on the next one that is there.
 
     Nothing has been said yet, so that is no retry. Raises ConnectFailed if there is none.
@@ -99,14 +99,14 @@ def reach(calling: Calling, first: int = 0, *, task: int | None) -> Lease:
 
 
 def _one_call(
-    calling: Calling,
+    calling: CallSpec,
     batches: Iterable[pa.RecordBatch],
     schema: pa.Schema,
-    place: Place,
-    numbers: Numbers,
+    place: TaskContext,
+    numbers: TaskMetrics,
     opened: Opened | None,
     held: Callable[[], int] | None,
-) -> Generator[Answer]:
+) -> Generator[BatchAnswer]:
     """The usual: one call on one address, put in order by the service. Nothing is kept here."""
     try:
         lease = process_pool().lease(calling.peer_of(place), task=place.task)
@@ -118,7 +118,7 @@ def _one_call(
         # What this connection has heard of an earlier task is not waited for again.
         known = lease.accepted(calling.handler, schema, calling.schema, calling.deadline)
         look = None if place.task is None else input_look()
-        call: PreparedCall | None = None
+        call: StubCall | None = None
         rows = 0
         if known is not None:
             if opened is not None:
@@ -138,23 +138,23 @@ def _one_call(
         lease.release(close=not well and place.task is not None)
 
 
-def _tell(opened: Opened | None, known: Acceptance) -> None:
+def _tell(opened: Opened | None, known: CachedAccepted) -> None:
     if opened is not None and known.answers is not None:
         opened(known.answers, known.traits)
 
 
 def _exchanged(
-    lease: Lease,
-    calling: Calling,
+    lease: PoolLease,
+    calling: CallSpec,
     batches: Iterable[pa.RecordBatch],
     schema: pa.Schema,
-    place: Place,
-    numbers: Numbers,
-    known: Acceptance | None,
+    place: TaskContext,
+    numbers: TaskMetrics,
+    known: CachedAccepted | None,
     opened: Opened | None,
     held: Callable[[], int] | None,
     look: Callable[[], bool] | None,
-) -> Generator[Answer]:
+) -> Generator[BatchAnswer]:
     """Batches and answers flow at the same time."""
     stream = lease.client.exchange(
         calling.handler,
@@ -184,19 +184,19 @@ def _exchanged(
 
 
 def _acceptance(
-    lease: Lease, stream: SyncStream, calling: Calling, schema: pa.Schema
-) -> Acceptance:
+    lease: PoolLease, stream: SyncStream, calling: CallSpec, schema: pa.Schema
+) -> CachedAccepted:
     """What the service says of the call, waited for."""
     handler, expected, deadline = calling.handler, calling.schema, calling.deadline
     answers, traits = stream.opened(), stream.traits
     prepared = None
     if ONE_TO_ONE in traits:
         prepared = lease.client.prepare(handler, schema, output_schema=expected, deadline=deadline)
-    return Acceptance(handler, schema, expected, deadline, answers, traits, prepared)
+    return CachedAccepted(handler, schema, expected, deadline, answers, traits, prepared)
 
 
 def _alone(
-    prepared: Prepared, batches: Iterable[pa.RecordBatch], look: Callable[[], bool]
+    prepared: UnaryStub, batches: Iterable[pa.RecordBatch], look: Callable[[], bool]
 ) -> tuple[Encoded | None, int, Iterator[pa.RecordBatch]]:
     """The only batch of the input and its rows, if that is known and it is small; else the input.
 
@@ -215,7 +215,9 @@ def _alone(
     return None, 0, itertools.chain((first, second), source)
 
 
-def _answered(lease: Lease, call: PreparedCall, rows: int, numbers: Numbers) -> Generator[Answer]:
+def _answered(
+    lease: PoolLease, call: StubCall, rows: int, numbers: TaskMetrics
+) -> Generator[BatchAnswer]:
     """A single batch goes with its call, and the answer comes with the status."""
     lease.on_end(call.close)
     numbers.batches_sent += 1
@@ -238,20 +240,20 @@ def _answered(lease: Lease, call: PreparedCall, rows: int, numbers: Numbers) -> 
     for batch in answered.batches:
         numbers.batches_received += 1
         numbers.rows_received += batch.num_rows
-        yield Answer(0, batch)
+        yield BatchAnswer(0, batch)
 
 
-def _received(stream: SyncStream, numbers: Numbers) -> Generator[Answer]:
+def _received(stream: SyncStream, numbers: TaskMetrics) -> Generator[BatchAnswer]:
     try:
         for batch in stream:
             numbers.batches_received += 1
             numbers.rows_received += batch.num_rows
-            yield Answer(stream.number, batch)
+            yield BatchAnswer(stream.number, batch)
     finally:
         numbers.bytes_received += stream.bytes_received
 
 
-def _counted(batches: Iterable[pa.RecordBatch], numbers: Numbers) -> Iterator[pa.RecordBatch]:
+def _counted(batches: Iterable[pa.RecordBatch], numbers: TaskMetrics) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         numbers.batches_sent += 1
         numbers.rows_sent += batch.num_rows

@@ -38,12 +38,12 @@ import pyarrow as pa
 from aqueduct.carriers.certificates import ClientTls
 from aqueduct.client.sync_client import SyncClient
 from aqueduct.client.unary import same_schema
-from aqueduct.client.unary_stub import Prepared
+from aqueduct.client.unary_stub import UnaryStub
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import AqueductError, Cancelled
 from spark_udfs.worker.executor_socket import executor_socket, watch
 
-__all__ = ["IDLE", "Acceptance", "Lease", "Peer", "Pool", "process_pool"]
+__all__ = ["IDLE", "CachedAccepted", "Peer", "Pool", "PoolLease", "process_pool"]
 
 IDLE: Final = 30.0
 """Seconds after which an unused connection closes."""
@@ -72,7 +72,7 @@ class Peer:
 
 
 @dataclass(slots=True)
-class Acceptance:
+class CachedAccepted:
     """A call that a service has accepted, and what it said of it."""
 
     handler: str
@@ -85,11 +85,11 @@ class Acceptance:
     """Their schema."""
     traits: frozenset[str]
     """The handler's."""
-    prepared: Prepared | None
+    prepared: UnaryStub | None
     """Makes calls of a single batch, where they come to the same."""
 
 
-class Lease:
+class PoolLease:
     """The right to use a connection, until ``release``."""
 
     def __init__(
@@ -118,7 +118,7 @@ class Lease:
         schema: pa.Schema,
         expected: pa.Schema | None,
         deadline: float | None,
-    ) -> Acceptance | None:
+    ) -> CachedAccepted | None:
         """What the service said of such a call on this connection, if there has been one."""
         for known in self._entry.accepted:
             if (
@@ -130,7 +130,7 @@ class Lease:
                 return known
         return None
 
-    def remember(self, acceptance: Acceptance) -> None:
+    def remember(self, acceptance: CachedAccepted) -> None:
         """For calls that are alike on this connection."""
         known = self._entry.accepted
         if len(known) >= _KNOWN:
@@ -160,7 +160,7 @@ class Pool:
         self.idle = idle
         self._lock = threading.Lock()
         self._entries: dict[Peer, _Entry] = {}
-        self._leases: set[Lease] = set()
+        self._leases: set[PoolLease] = set()
         self._task: int | None = None
         self._frozen = False
         self._connected: set[Peer] = set()  # ever
@@ -171,7 +171,7 @@ class Pool:
         self._next_look = 0.0  # of the thread that sweeps, while it does
         self._look: SimpleQueue[None] = SimpleQueue()  # earlier than that
 
-    def lease(self, peer: Peer, *, task: int | None = None) -> Lease:
+    def lease(self, peer: Peer, *, task: int | None = None) -> PoolLease:
         """A lease on the connection to ``peer``, made now if there is none.
 
         ``task`` is Spark's ``taskAttemptId``: leases of other tasks are ended, because one
@@ -183,7 +183,7 @@ class Pool:
             self._watch()
         with self._lock:
             self._check(task)
-            left_behind: tuple[Lease, ...] = ()
+            left_behind: tuple[PoolLease, ...] = ()
             if self._leases and task is not None:
                 left_behind = tuple(
                     lease for lease in self._leases if lease.task not in (None, task)
@@ -209,7 +209,7 @@ class Pool:
                 self._idle_from_now(entry)
             raise
         with self._lock:
-            lease = Lease(self, entry, task, client, made and peer in self._connected)
+            lease = PoolLease(self, entry, task, client, made and peer in self._connected)
             if made:
                 self._connected.add(peer)
             self._leases.add(lease)
@@ -265,14 +265,14 @@ class Pool:
                 self._hung_up = True
             self.close()
 
-    def _release(self, lease: Lease, close: bool) -> None:
+    def _release(self, lease: PoolLease, close: bool) -> None:
         if close:  # the process ends behind this, so it waits for whoever says so to the peers
             with self._closing:
                 self._give_back(lease, close)
         else:
             self._give_back(lease, close)
 
-    def _give_back(self, lease: Lease, close: bool) -> None:
+    def _give_back(self, lease: PoolLease, close: bool) -> None:
         entry = lease._entry
         with self._lock:
             if lease not in self._leases:
@@ -344,7 +344,7 @@ class _Entry:
         self.connected = 0
         self.client: SyncClient | None = None
         self.connecting = threading.Lock()
-        self.accepted: list[Acceptance] = []
+        self.accepted: list[CachedAccepted] = []
 
     def open_client(self) -> tuple[SyncClient, bool]:
         """The connection, and whether it was made just now."""

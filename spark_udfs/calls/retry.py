@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from aqueduct.errors import AqueductError, Busy, CallError, ConnectionLost, HeadersRejected, Refused
 from aqueduct.escaping import logger_of
-from spark_udfs.calls.spec import Calling
-from spark_udfs.worker.task import Place
+from spark_udfs.calls.spec import CallSpec
+from spark_udfs.worker.task import TaskContext
 
 __all__ = ["Backoff", "Tries", "may_pass", "renumbered", "with_note"]
 
@@ -83,7 +83,7 @@ def renumbered(error: Error, batch: int) -> Error:
 class Tries:
     """The calls for one piece of work, one after the other until one ends well."""
 
-    def __init__(self, calling: Calling, place: Place, what: object) -> None:
+    def __init__(self, calling: CallSpec, place: TaskContext, what: object) -> None:
         self.calling = calling
         self.place = place
         self._what = what

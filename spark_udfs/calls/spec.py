@@ -15,18 +15,20 @@ from aqueduct.errors import CallError
 from aqueduct.rpc.request import Partition
 from spark_udfs.calls.pool import Peer
 from spark_udfs.tokens import fresh
-from spark_udfs.worker.task import Place
+from spark_udfs.worker.task import TaskContext
 
-__all__ = ["Answer", "Calling", "OnError", "Opened"]
+__all__ = ["BatchAnswer", "CallSpec", "OnError", "Opened"]
 
 OnError: TypeAlias = Literal["fail", "report"]
-"""What becomes of a batch that its handler fails on: it ends the work, or it is an ``Answer``."""
+"""What becomes of a batch that its handler fails on: it ends the work, or it is an
+``BatchAnswer``.
+"""
 Opened: TypeAlias = Callable[[pa.Schema, frozenset[str]], None]
 """Hears what the answers' schema is, and the handler's traits, before data flows."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class BatchAnswer:
     """What the service made of one batch: a batch, or an error."""
 
     number: int
@@ -37,7 +39,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Calling:
+class CallSpec:
     """Whom to call, and how. ``spark_udfs.exchange`` has the meaning of each."""
 
     addresses: tuple[str, ...]
@@ -96,7 +98,7 @@ class Calling:
         """Whom a lease is taken on, for one of the addresses."""
         return Peer(address, self.tls, self.connection_headers, self.config)
 
-    def peer_of(self, place: Place) -> Peer:
+    def peer_of(self, place: TaskContext) -> Peer:
         """The one that a partition calls alone: they take turns."""
         peers = self.peers
         return peers[(place.partition or 0) % len(peers)]
@@ -111,11 +113,11 @@ class Calling:
         """The addresses without their options, for people."""
         return ", ".join(peer.bare for peer in self.peers)
 
-    def head(self, place: Place) -> dict[str, Any]:
+    def head(self, place: TaskContext) -> dict[str, Any]:
         """What every call of a task says, whatever its kind. Asks for a token; see there."""
         return {"deadline": self.deadline, **self.own(place)}
 
-    def own(self, place: Place) -> dict[str, Any]:
+    def own(self, place: TaskContext) -> dict[str, Any]:
         """What of that may differ from task to task."""
         return {
             "headers": dict(self.headers),

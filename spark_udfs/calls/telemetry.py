@@ -18,9 +18,9 @@ from typing import Any, Final
 
 from aqueduct.errors import ConfigError
 from aqueduct.escaping import logger_of
-from spark_udfs.calls.partition import Calling
-from spark_udfs.worker.metrics import Numbers, Tally
-from spark_udfs.worker.task import Place
+from spark_udfs.calls.partition import CallSpec
+from spark_udfs.worker.metrics import Tally, TaskMetrics
+from spark_udfs.worker.task import TaskContext
 
 __all__ = ["Setup", "Trace", "carrier_of", "traced", "working"]
 
@@ -111,19 +111,19 @@ class working:  # noqa: N801  a context manager, as those of contextlib
 
     def __init__(
         self,
-        calling: Calling,
+        calling: CallSpec,
         *,
         tally: Tally,
         trace: Trace,
-        place: Place,
-        numbers: Numbers,
+        place: TaskContext,
+        numbers: TaskMetrics,
         verb: str = "exchange",
     ) -> None:
         self._calling, self._place, self._numbers = calling, place, numbers
         self._tally = tally
         self._span = _span(calling, trace, place, verb)
 
-    def __enter__(self) -> Calling:
+    def __enter__(self) -> CallSpec:
         return self._calling if self._span is None else self._span.calling
 
     def __exit__(
@@ -139,7 +139,7 @@ class working:  # noqa: N801  a context manager, as those of contextlib
 
 
 def _record(
-    calling: Calling, place: Place, numbers: Numbers, failure: BaseException | None
+    calling: CallSpec, place: TaskContext, numbers: TaskMetrics, failure: BaseException | None
 ) -> None:
     """One record in the log of the Python worker, with the numbers as its context."""
     if "PYSPARK_SPARK_SESSION_UUID" in os.environ and log.level == logging.NOTSET:
@@ -180,7 +180,7 @@ def _outcome(failure: BaseException | None) -> str:
 class _Span:
     """One task's, of kind client."""
 
-    def __init__(self, calling: Calling, trace: Trace, place: Place, verb: str) -> None:
+    def __init__(self, calling: CallSpec, trace: Trace, place: TaskContext, verb: str) -> None:
         from opentelemetry import metrics, propagate
         from opentelemetry import trace as api
 
@@ -209,7 +209,7 @@ class _Span:
         propagate.inject(carrier, context=api.set_span_in_context(self._span, parent))
         self.calling = replace(calling, headers=_joined(carrier, calling))
 
-    def end(self, numbers: Numbers, failure: BaseException | None) -> None:
+    def end(self, numbers: TaskMetrics, failure: BaseException | None) -> None:
         span = self._span
         for name, value in asdict(numbers).items():
             span.set_attribute(f"aqueduct.{name}", value)
@@ -229,7 +229,7 @@ class _Span:
                 flush(_FLUSH)
 
 
-def _span(calling: Calling, trace: Trace, place: Place, verb: str) -> _Span | None:
+def _span(calling: CallSpec, trace: Trace, place: TaskContext, verb: str) -> _Span | None:
     if trace.setup is None and not trace.carrier and "opentelemetry.trace" not in sys.modules:
         return None
     if place.task is not None and trace.setup is not None:
@@ -245,14 +245,14 @@ def _span(calling: Calling, trace: Trace, place: Place, verb: str) -> _Span | No
 class _Passing(_Span):
     """No span: the handler's is the child of the driver's."""
 
-    def __init__(self, calling: Calling) -> None:
+    def __init__(self, calling: CallSpec) -> None:
         self.calling = calling
 
-    def end(self, numbers: Numbers, failure: BaseException | None) -> None:
+    def end(self, numbers: TaskMetrics, failure: BaseException | None) -> None:
         pass
 
 
-def _joined(carrier: dict[str, str], calling: Calling) -> tuple[tuple[str, str], ...]:
+def _joined(carrier: dict[str, str], calling: CallSpec) -> tuple[tuple[str, str], ...]:
     """The headers of a call; those that its user gave go first."""
     return tuple({**carrier, **dict(calling.headers)}.items())
 

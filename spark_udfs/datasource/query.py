@@ -16,7 +16,7 @@ from aqueduct.errors import (
     UnknownHandler,
 )
 from aqueduct.rpc.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
-from aqueduct.rpc.table_scan import ANSWER, PLAN, Answer, Limit, Offset, Question
+from aqueduct.rpc.table_scan import ANSWER, PLAN, Limit, Offset, ScanPlan, ScanRequest
 from spark_udfs.calls.pool import process_pool
 from spark_udfs.calls.retry import Backoff, may_pass
 from spark_udfs.datasource.options import Settings
@@ -27,7 +27,7 @@ _LONGEST: Final = 5.0
 """Seconds of the longest pause."""
 
 
-def ask(settings: Settings, question: Question, *, keep: bool = False) -> Answer:
+def ask(settings: Settings, question: ScanRequest, *, keep: bool = False) -> ScanPlan:
     """What the table ``settings.handler`` answers.
 
     It is asked again, at the addresses in turn, after errors that may pass: no question changes
@@ -51,7 +51,7 @@ def ask(settings: Settings, question: Question, *, keep: bool = False) -> Answer
                     token=settings.fresh_token(),
                     headers=settings.driver_headers,
                 )
-                return Answer.decode(answer, limits)
+                return ScanPlan.decode(answer, limits)
             except UnknownHandler as error:
                 raise _unknown(lease.client, settings, error) from error
             finally:

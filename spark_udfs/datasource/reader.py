@@ -21,10 +21,10 @@ from aqueduct.errors import AqueductError, BadCall, ConfigError, SchemaMismatch
 from aqueduct.escaping import logger_of
 from aqueduct.rpc.filters import filters_to_json
 from aqueduct.rpc.request import Partition
-from aqueduct.rpc.table_scan import READ, READING, Answer, Question, Reading
+from aqueduct.rpc.table_scan import READ, READING, ScanPlan, ScanRead, ScanRequest
 from spark_udfs.calls.pool import process_pool
 from spark_udfs.calls.retry import may_pass
-from spark_udfs.calls.spec import Calling
+from spark_udfs.calls.spec import CallSpec
 from spark_udfs.calls.telemetry import working
 from spark_udfs.datasource.options import Settings
 from spark_udfs.datasource.pushdown import filter_of
@@ -32,8 +32,8 @@ from spark_udfs.datasource.query import ask, patience, rest, tries
 from spark_udfs.datasource.types import arrow_of, check_declared, spark_schema
 from spark_udfs.functions.casts import Casting, cast_column
 from spark_udfs.functions.fitting import Fitting
-from spark_udfs.worker.metrics import Numbers, Tally
-from spark_udfs.worker.task import Place, here, locate
+from spark_udfs.worker.metrics import Tally, TaskMetrics
+from spark_udfs.worker.task import TaskContext, here, locate
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -58,7 +58,7 @@ log = logger_of(__name__)
 
 def schema_of(settings: Settings) -> StructType:
     """What Spark calls the columns of the table, or those of the option ``columns``."""
-    answer = ask(settings, Question("schema", columns=settings.more.get("columns")))
+    answer = ask(settings, ScanRequest("schema", columns=settings.more.get("columns")))
     return spark_schema(_schema(settings, answer), where(settings))
 
 
@@ -98,13 +98,13 @@ class TableReader(DataSourceReader):
         # Spark pickles the reader for its tasks before it asks for partitions, so that what tasks
         # are to know must be known by then.
         self.given = given_schema(
-            settings, ask(settings, Question("schema", columns=self.columns), keep=True), schema
+            settings, ask(settings, ScanRequest("schema", columns=self.columns), keep=True), schema
         )
         self.made = arrow_of(schema)
         self.alike = not settings.cast or _alike(self.given, self.made)
         """Whether filters mean the same for the table: not where text is read as numbers."""
         self.filters: tuple[Condition, ...] = ()
-        self.answer: Answer | None = None
+        self.answer: ScanPlan | None = None
 
     @property
     def pushFilters(self) -> _Pushing:  # noqa: N802 - Spark's name
@@ -147,8 +147,8 @@ class TableReader(DataSourceReader):
             return iter(())  # Spark makes one partition where there are no splits
         return read_split(Wanted(self.settings, self.given, self.made, self.filters), partition)
 
-    def _plan(self, filters: tuple[Condition, ...]) -> Answer:
-        question = Question(
+    def _plan(self, filters: tuple[Condition, ...]) -> ScanPlan:
+        question = ScanRequest(
             "plan",
             columns=self.columns,
             filters=filters,
@@ -188,7 +188,7 @@ def wanted_columns(settings: Settings, schema: StructType) -> tuple[str, ...]:
     return names
 
 
-def given_schema(settings: Settings, answer: Answer, declared: StructType) -> pa.Schema:
+def given_schema(settings: Settings, answer: ScanPlan, declared: StructType) -> pa.Schema:
     """What the table gives, which can be read as ``declared``, or SchemaMismatch is raised."""
     found, wanted = _schema(settings, answer), arrow_of(declared)
     if settings.cast and wanted.names == found.names:
@@ -198,7 +198,7 @@ def given_schema(settings: Settings, answer: Answer, declared: StructType) -> pa
     return found
 
 
-def check_same(settings: Settings, answer: Answer, given: pa.Schema) -> None:
+def check_same(settings: Settings, answer: ScanPlan, given: pa.Schema) -> None:
     """Raises SchemaMismatch if the table gives something else by now."""
     found = difference(given, _schema(settings, answer))
     if found is not None:
@@ -210,7 +210,7 @@ def check_same(settings: Settings, answer: Answer, given: pa.Schema) -> None:
         )
 
 
-def splits_of(answer: Answer) -> list[InputPartition]:
+def splits_of(answer: ScanPlan) -> list[InputPartition]:
     """Each split with its number."""
     count, run = len(answer.splits), uuid.uuid4().hex
     return [Split(value, number, count, run) for number, value in enumerate(answer.splits)]
@@ -222,9 +222,9 @@ def read_split(wanted: Wanted, split: Split) -> Iterator[pa.RecordBatch]:
     A call that broke before its first batch is made again, at the next address. Closing the
     iterator cancels the call. Raises the errors of ``aqueduct.errors``.
     """
-    place, numbers = here(), Numbers()
+    place, numbers = here(), TaskMetrics()
     settings = wanted.settings
-    own = Calling(settings.addresses, settings.handler, wanted.given, headers=settings.headers)
+    own = CallSpec(settings.addresses, settings.handler, wanted.given, headers=settings.headers)
     # A source has no accumulator, as it is made where there is no session: its log tells instead.
     with working(
         own, tally=Tally(), trace=settings.trace, place=place, numbers=numbers, verb="read"
@@ -233,7 +233,7 @@ def read_split(wanted: Wanted, split: Split) -> Iterator[pa.RecordBatch]:
 
 
 def _tried(
-    wanted: Wanted, split: Split, headers: dict[str, str], place: Place, numbers: Numbers
+    wanted: Wanted, split: Split, headers: dict[str, str], place: TaskContext, numbers: TaskMetrics
 ) -> Iterator[pa.RecordBatch]:
     settings = wanted.settings
     most, backoff = tries(settings), patience(settings)
@@ -265,14 +265,14 @@ def _read(
     split: Split,
     attempt: int,
     headers: dict[str, str],
-    place: Place,
-    numbers: Numbers,
+    place: TaskContext,
+    numbers: TaskMetrics,
 ) -> Iterator[pa.RecordBatch]:
     settings = wanted.settings
     lease = process_pool().lease(settings.peer(split.number + attempt), task=place.task)
     numbers.reconnects += lease.reconnected
     failed = False
-    reading = Reading(split.value, wanted.filters).encode()
+    reading = ScanRead(split.value, wanted.filters).encode()
     try:
         stream = lease.client.source(
             READ + settings.handler,
@@ -342,7 +342,7 @@ def _alike(given: pa.Schema, made: pa.Schema) -> bool:
         return False
 
 
-def _schema(settings: Settings, answer: Answer) -> pa.Schema:
+def _schema(settings: Settings, answer: ScanPlan) -> pa.Schema:
     if answer.schema is None:
         raise BadCall(f"{where(settings)} was asked for its schema and gave none")
     return answer.schema

@@ -22,7 +22,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from aqueduct.errors import BadCall, ConfigError
-from aqueduct.rpc.table_scan import Answer, Limit, Offset, Question
+from aqueduct.rpc.table_scan import Limit, Offset, ScanPlan, ScanRequest
 from spark_udfs.calls.pool import process_pool
 from spark_udfs.datasource.options import Settings
 from spark_udfs.datasource.query import ask
@@ -53,7 +53,7 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.made = arrow_of(schema)
         self.limit = _limit(settings)
         self.until: Offset | None = None
-        answer = self._ask(Question("schema", columns=self.columns))
+        answer = self._ask(ScanRequest("schema", columns=self.columns))
         if not answer.streams:
             raise ConfigError(
                 f"{where(settings)} has no offsets: it can be read, but not as a stream"
@@ -63,7 +63,7 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's names, here and below
         """Where a new query begins."""
-        return self._offset(self._ask(Question("initial")))
+        return self._offset(self._ask(ScanRequest("initial")))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """That of the options ``max_rows``, ``max_bytes`` or ``max_files``."""
@@ -71,7 +71,7 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """The query is to end at what is the newest row now."""
-        question = Question("latest", start=self.initialOffset())
+        question = ScanRequest("latest", start=self.initialOffset())
         self.until = self._offset(self._ask(question))
 
     def latestOffset(  # noqa: N802
@@ -86,13 +86,13 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             files=getattr(limit, "max_files", None),
             until=self.until,
         )
-        return self._offset(self._ask(Question("latest", start=start, limit=most)))
+        return self._offset(self._ask(ScanRequest("latest", start=start, limit=most)))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The splits of a batch."""
         if start == end:
             return []
-        question = Question(
+        question = ScanRequest(
             "between",
             columns=self.columns,
             partitions=self.settings.more.get("partitions"),
@@ -110,16 +110,16 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         """Tells the table that nothing before ``end`` will be asked for again."""
-        self._ask(Question("commit", end=end))
+        self._ask(ScanRequest("commit", end=end))
 
     def stop(self) -> None:
         """Closes the connection: the process that asks is this query's own."""
         process_pool().close()
 
-    def _ask(self, question: Question) -> Answer:
+    def _ask(self, question: ScanRequest) -> ScanPlan:
         return ask(self.settings, question, keep=True)
 
-    def _offset(self, answer: Answer) -> Offset:
+    def _offset(self, answer: ScanPlan) -> Offset:
         if answer.offset is None:
             raise BadCall(f"{where(self.settings)} was asked for an offset and gave none")
         return answer.offset

@@ -26,7 +26,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from aqueduct.client.sink_writer import RemoteSink
+from aqueduct.client.sink_writer import SinkWriter
 from aqueduct.client.sync_client import SyncClient
 from aqueduct.client.sync_stream import SyncStream
 from aqueduct.errors import (
@@ -40,8 +40,8 @@ from aqueduct.errors import (
 )
 from aqueduct.escaping import logger_of
 from aqueduct.rpc.sink_commit import ABORT, COMMIT, LOOK, WRITE
-from aqueduct.service.sinks import Attempt, Prepared, Run
-from spark_udfs.calls.partition import Calling
+from aqueduct.service.sinks import Attempt, PreparedAttempt, WriteKey
+from spark_udfs.calls.partition import CallSpec
 from spark_udfs.calls.pool import process_pool
 from spark_udfs.calls.telemetry import working
 from spark_udfs.datasource.options import Settings
@@ -49,17 +49,17 @@ from spark_udfs.datasource.types import check
 from spark_udfs.functions.casts import Casting
 from spark_udfs.spark_schemas import arrow_of
 from spark_udfs.spark_types import retold, told_schema
-from spark_udfs.worker.metrics import Numbers, Tally, Total
-from spark_udfs.worker.task import Place, here, locate
+from spark_udfs.worker.metrics import Tally, TaskMetrics, Total
+from spark_udfs.worker.task import TaskContext, here, locate
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 __all__ = [
     "COMMIT_DEADLINE",
-    "Message",
-    "SinkStreamWriter",
-    "SinkWriter",
+    "BatchSinkWriter",
+    "CommitMessage",
+    "StreamSinkWriter",
     "Writing",
     "make_stream_writer",
     "make_writer",
@@ -78,28 +78,28 @@ _BATCH: Final = "streaming.sql.batchId"
 
 
 @dataclass(frozen=True)
-class Message(WriterCommitMessage):
+class CommitMessage(WriterCommitMessage):
     """What a task tells the driver."""
 
-    run: Run
+    run: WriteKey
     execution: str
-    prepared: Prepared | None
+    prepared: PreparedAttempt | None
     """None: its partition was empty, so there was nothing to write."""
-    numbers: Numbers
+    numbers: TaskMetrics
     """What the task counted."""
 
 
-def make_writer(settings: Settings, schema: StructType, overwrite: bool) -> SinkWriter:
+def make_writer(settings: Settings, schema: StructType, overwrite: bool) -> BatchSinkWriter:
     """What writes rows of ``schema`` to the sink ``settings.handler``.
 
     Raises what ``Writing.look`` raises.
     """
     writing = Writing(settings, overwrite, uuid.uuid4().hex)
     writing.look(schema)
-    return SinkWriter(writing, settings.more.get("run") or uuid.uuid4().hex)
+    return BatchSinkWriter(writing, settings.more.get("run") or uuid.uuid4().hex)
 
 
-def make_stream_writer(settings: Settings, schema: StructType, overwrite: bool) -> SinkStreamWriter:
+def make_stream_writer(settings: Settings, schema: StructType, overwrite: bool) -> StreamSinkWriter:
     """The same for one batch of a stream.
 
     Spark makes another one for its commit, which has to wait for a service that is not there for
@@ -110,17 +110,17 @@ def make_stream_writer(settings: Settings, schema: StructType, overwrite: bool) 
         writing.look(schema)
     except (Busy, ConnectionLost) as error:
         log.warning("%r cannot be looked at before it is written to: %s", settings.handler, error)
-    return SinkStreamWriter(writing, settings.more.get("run") or "")
+    return StreamSinkWriter(writing, settings.more.get("run") or "")
 
 
-class SinkWriter(DataSourceArrowWriter):
+class BatchSinkWriter(DataSourceArrowWriter):
     """One job. A copy travels to each task, another one to the commit."""
 
     def __init__(self, writing: Writing, run: str) -> None:
         self.writing = writing
-        self.run = Run(run, writing.overwrite)
+        self.run = WriteKey(run, writing.overwrite)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Message:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> CommitMessage:
         """In a task: writes its partition."""
         return self.writing.write(self.run, iterator, here())
 
@@ -133,7 +133,7 @@ class SinkWriter(DataSourceArrowWriter):
         self.writing.abort(self.run, _said(messages), self.writing.execution)
 
 
-class SinkStreamWriter(DataSourceStreamArrowWriter):
+class StreamSinkWriter(DataSourceStreamArrowWriter):
     """One batch of a streaming query. The one that commits is not the one that travels to tasks."""
 
     def __init__(self, writing: Writing, run: str) -> None:
@@ -141,10 +141,10 @@ class SinkStreamWriter(DataSourceStreamArrowWriter):
         self.run = run
         """What stands for the query; "" for its id, which only tasks know."""
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Message:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> CommitMessage:
         """In a task: writes its partition."""
         query = self.run or _local_property(_QUERY)
-        run = Run(f"{query}/{_local_property(_BATCH)}", self.writing.overwrite)
+        run = WriteKey(f"{query}/{_local_property(_BATCH)}", self.writing.overwrite)
         return self.writing.write(run, iterator, here())
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
@@ -161,7 +161,7 @@ class SinkStreamWriter(DataSourceStreamArrowWriter):
         # Else no task has told which query it was: the batch's next commit throws away what was
         # prepared, or its time to live ends.
 
-    def _run(self, said: list[Message], batch: int) -> Run:
+    def _run(self, said: list[CommitMessage], batch: int) -> WriteKey:
         if said:
             return said[0].run
         if not self.run:
@@ -169,7 +169,7 @@ class SinkStreamWriter(DataSourceStreamArrowWriter):
                 "no partition told which streaming query it belongs to; name it by "
                 '.option("run", NAME)'
             )
-        return Run(f"{self.run}/{batch}", self.writing.overwrite)
+        return WriteKey(f"{self.run}/{batch}", self.writing.overwrite)
 
 
 class Writing:
@@ -206,13 +206,15 @@ class Writing:
     def _where(self) -> str:
         return f"the rows to be written into the sink {self.settings.handler!r}"
 
-    def write(self, run: Run, batches: Iterator[pa.RecordBatch], place: Place) -> Message:
+    def write(
+        self, run: WriteKey, batches: Iterator[pa.RecordBatch], place: TaskContext
+    ) -> CommitMessage:
         """In a task: one attempt. Raises the errors of ``aqueduct.errors``, told where."""
-        settings, numbers = self.settings, Numbers()
+        settings, numbers = self.settings, TaskMetrics()
         source = iter(batches)
         first = next(source, None)
         if first is None:
-            return Message(run, self.execution, None, numbers)
+            return CommitMessage(run, self.execution, None, numbers)
         attempt = Attempt(
             run,
             execution=self.execution,
@@ -221,7 +223,7 @@ class Writing:
             task=place.task or 0,
         )
         rows: Iterator[pa.RecordBatch] = itertools.chain((first,), source)
-        own = Calling(settings.addresses, settings.handler, self.schema, headers=settings.headers)
+        own = CallSpec(settings.addresses, settings.handler, self.schema, headers=settings.headers)
         schema = first.schema
         del first
         if self.rows is not None:
@@ -240,7 +242,7 @@ class Writing:
             ) as calling:
                 headers = dict(calling.headers)
                 prepared = self._prepare(attempt, rows, schema, headers, place, numbers)
-            return Message(run, self.execution, prepared, numbers)
+            return CommitMessage(run, self.execution, prepared, numbers)
         except AqueductError as error:
             raise locate(
                 _plainly(error),
@@ -250,7 +252,7 @@ class Writing:
                 numbers=numbers,
             ) from error.__cause__
 
-    def commit(self, run: Run, messages: Sequence[Message]) -> None:
+    def commit(self, run: WriteKey, messages: Sequence[CommitMessage]) -> None:
         """On the driver: commits what the messages tell of, and nothing else.
 
         Raises how the sink failed, or why there was no answer for ``commit_deadline``.
@@ -259,7 +261,7 @@ class Writing:
         seconds = self.settings.more.get("commit_deadline", COMMIT_DEADLINE)
         until = None if seconds is None else time.monotonic() + seconds
 
-        def commit(sink: RemoteSink) -> Any:
+        def commit(sink: SinkWriter) -> Any:
             left = None if until is None else max(until - time.monotonic(), 0.001)
             return sink.commit(run, prepared, deadline=left)
 
@@ -276,7 +278,9 @@ class Writing:
             result,
         )
 
-    def abort(self, run: Run, messages: Sequence[Message], execution: str | None) -> None:
+    def abort(
+        self, run: WriteKey, messages: Sequence[CommitMessage], execution: str | None
+    ) -> None:
         """On the driver: aborts all attempts of the run, or of this execution of it."""
         prepared = [each.prepared for each in messages if each.prepared is not None]
         deadline = self.settings.deadline
@@ -290,9 +294,9 @@ class Writing:
         rows: Iterator[pa.RecordBatch],
         schema: pa.Schema,
         headers: dict[str, str],
-        place: Place,
-        numbers: Numbers,
-    ) -> Prepared:
+        place: TaskContext,
+        numbers: TaskMetrics,
+    ) -> PreparedAttempt:
         """What the attempt comes to, cast and tried as the options say."""
         rows = _counted(rows, numbers)
         cast = self.settings.cast
@@ -316,10 +320,10 @@ class Writing:
         rows: Iterator[pa.RecordBatch],
         schema: pa.Schema,
         headers: dict[str, str],
-        place: Place,
-        numbers: Numbers,
+        place: TaskContext,
+        numbers: TaskMetrics,
         tries: int,
-    ) -> Prepared:
+    ) -> PreparedAttempt:
         settings = self.settings
         lease = process_pool().lease(settings.peer(attempt.partition + tries), task=place.task)
         numbers.reconnects += lease.reconnected
@@ -349,7 +353,7 @@ class Writing:
 
     def _patiently(
         self,
-        ask: Callable[[RemoteSink], T],
+        ask: Callable[[SinkWriter], T],
         *,
         until: float | Literal["retries"] | None = "retries",
     ) -> T:
@@ -400,11 +404,11 @@ class Writing:
             _pause(self.settings, tries)
         raise AssertionError("unreachable")
 
-    def _sink(self, client: SyncClient, headers: dict[str, str], token: str | None) -> RemoteSink:
-        return RemoteSink(client, self.settings.handler, token=token, headers=headers)
+    def _sink(self, client: SyncClient, headers: dict[str, str], token: str | None) -> SinkWriter:
+        return SinkWriter(client, self.settings.handler, token=token, headers=headers)
 
 
-def _counted(batches: Iterator[pa.RecordBatch], numbers: Numbers) -> Iterator[pa.RecordBatch]:
+def _counted(batches: Iterator[pa.RecordBatch], numbers: TaskMetrics) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         numbers.batches_sent += 1
         numbers.rows_sent += batch.num_rows
@@ -427,8 +431,8 @@ def _plainly(error: AqueductError) -> AqueductError:
     return error
 
 
-def _said(messages: Sequence[WriterCommitMessage | None]) -> list[Message]:
-    return [each for each in messages if isinstance(each, Message)]
+def _said(messages: Sequence[WriterCommitMessage | None]) -> list[CommitMessage]:
+    return [each for each in messages if isinstance(each, CommitMessage)]
 
 
 def _local_property(name: str) -> str:

@@ -24,24 +24,24 @@ from typing import Any, Final, Literal, TypeAlias
 import pyarrow as pa
 
 from aqueduct.errors import AqueductError, ConfigError
-from spark_udfs.calls.partition import Calling, leased
+from spark_udfs.calls.partition import CallSpec, leased
 from spark_udfs.calls.retry import Tries
 from spark_udfs.calls.telemetry import working
 from spark_udfs.files.paths import FileFailed
-from spark_udfs.files.reader import Ahead, Part, Piece, read
+from spark_udfs.files.reader import Part, Prefetcher, ReadItem, read
 from spark_udfs.files.writer import Written, key_of
 from spark_udfs.functions.exchange import Exchange, exchange
 from spark_udfs.options import argument, unknown
-from spark_udfs.worker.metrics import Numbers, Total
-from spark_udfs.worker.pickling import Parcel
+from spark_udfs.worker.metrics import TaskMetrics, Total
+from spark_udfs.worker.pickling import PickledFunction
 from spark_udfs.worker.task import here
 
 __all__ = [
     "RECEIPT",
+    "FileReading",
+    "FileReceipt",
     "FilesExchange",
     "FilesSink",
-    "Reading",
-    "Receipt",
     "exchange_files",
     "send_files",
 ]
@@ -156,7 +156,7 @@ def send_files(
 
 
 @dataclass(frozen=True)
-class Reading:
+class FileReading:
     """How files are read."""
 
     columns: tuple[str, ...] | None
@@ -164,19 +164,19 @@ class Reading:
     batch_bytes: int
     read_ahead: int
 
-    def ahead(self, parts: Sequence[Part]) -> Ahead:
+    def ahead(self, parts: Sequence[Part]) -> Prefetcher:
         """The pieces of ``parts``, made by a thread."""
 
-        def make(skipped: Callable[[int], bool]) -> Iterator[Piece]:
+        def make(skipped: Callable[[int], bool]) -> Iterator[ReadItem]:
             return read(parts, self.columns, self.batch_bytes, skipped)
 
-        return Ahead(make, limit=self.read_ahead)
+        return Prefetcher(make, limit=self.read_ahead)
 
 
 def _reading(
     columns: Sequence[str] | None, on_failure: str, batch_bytes: int | str, read_ahead: int | str
-) -> Reading:
-    return Reading(
+) -> FileReading:
+    return FileReading(
         columns=None if columns is None else argument("columns", columns, "read_columns"),
         report=argument("on_failure", on_failure) == "report",
         batch_bytes=argument("batch_bytes", batch_bytes),
@@ -185,7 +185,7 @@ def _reading(
 
 
 @dataclass
-class Receipt:
+class FileReceipt:
     """What one part came to."""
 
     part: Part
@@ -224,7 +224,7 @@ class Receipt:
 class _Input:
     """The batches of one part, out of the pieces of all."""
 
-    def __init__(self, number: int, receipt: Receipt, ahead: Ahead) -> None:
+    def __init__(self, number: int, receipt: FileReceipt, ahead: Prefetcher) -> None:
         self.receipt = receipt
         self.schema: pa.Schema | None = None
         self._number = number
@@ -262,7 +262,7 @@ class _Input:
         part = self.receipt.part
         return str(part) if found is None else f"{part.path}, row group {found}"
 
-    def again(self, ahead: Ahead) -> Iterator[pa.RecordBatch]:
+    def again(self, ahead: Prefetcher) -> Iterator[pa.RecordBatch]:
         """The batches once more, from the first one, out of pieces of this part alone."""
         self.drain()
         self._ahead, self._number, self._groups, self._over = ahead, 0, [], False
@@ -278,11 +278,11 @@ class _Input:
 
 
 @dataclass(frozen=True)
-class _Files(Parcel, ABC):
+class _Files(PickledFunction, ABC):
     """What functions over files have in common."""
 
     call: Exchange
-    reading: Reading
+    reading: FileReading
 
     @property
     def schema(self) -> str:
@@ -303,7 +303,7 @@ class _Files(Parcel, ABC):
         parts = _parts(rows)
         with contextlib.closing(self.reading.ahead(parts)) as ahead:
             for number, part in enumerate(parts):
-                receipt = Receipt(part)
+                receipt = FileReceipt(part)
                 entry = _Input(number, receipt, ahead)
                 try:
                     yield from self._work(entry, receipt)
@@ -321,10 +321,10 @@ class _Files(Parcel, ABC):
         return True
 
     @abstractmethod
-    def _work(self, entry: _Input, receipt: Receipt) -> Generator[pa.RecordBatch]:
+    def _work(self, entry: _Input, receipt: FileReceipt) -> Generator[pa.RecordBatch]:
         """Sends one part, and yields what is to be given to Spark besides its receipt."""
 
-    def _calling(self, part: Part) -> Calling:
+    def _calling(self, part: Part) -> CallSpec:
         """With a run of the part's own: its attempts are those of one unit of work."""
         calling = self.call.calling
         return replace(calling, run=f"{calling.run}/{key_of(part)}")
@@ -345,7 +345,7 @@ class FilesExchange(_Files):
     def _receipts(self) -> bool:
         return not self.answers
 
-    def _work(self, entry: _Input, receipt: Receipt) -> Generator[pa.RecordBatch]:
+    def _work(self, entry: _Input, receipt: FileReceipt) -> Generator[pa.RecordBatch]:
         call = replace(self.call, calling=self._calling(receipt.part))
         written = None
         if self.write is not None:
@@ -375,14 +375,14 @@ class FilesSink(_Files):
     def __name__(self) -> str:  # Spark shows it in plans
         return f"send_files_{self.call.handler}"
 
-    def _work(self, entry: _Input, receipt: Receipt) -> Generator[pa.RecordBatch]:
+    def _work(self, entry: _Input, receipt: FileReceipt) -> Generator[pa.RecordBatch]:
         yield from ()  # nothing comes back
         source = iter(entry)
         first = next(source, None)
         if first is None:
             return
         source = itertools.chain((first,), source)
-        place, numbers = here(), Numbers()
+        place, numbers = here(), TaskMetrics()
         own = self._calling(receipt.part)
         tally, trace = self.call.tally, self.call.trace
         with (
@@ -400,8 +400,8 @@ class FilesSink(_Files):
         tries: Tries,
         batches: Iterator[pa.RecordBatch],
         schema: pa.Schema,
-        receipt: Receipt,
-        numbers: Numbers,
+        receipt: FileReceipt,
+        numbers: TaskMetrics,
     ) -> bool:
         """Whether the call ended well; False: it broke, and there may be another."""
         calling, place = tries.calling, tries.place

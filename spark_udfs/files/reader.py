@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from spark_udfs.files.paths import FileFailed, resolve
 
-__all__ = ["Ahead", "Part", "Piece", "read"]
+__all__ = ["Part", "Prefetcher", "ReadItem", "read"]
 
 MiB: Final = 1 << 20
 _ROWS: Final = 128 << 10
@@ -49,7 +49,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ReadItem:
     """What a reader gives: first the schema of a part, then its batches, then its end."""
 
     part: int
@@ -70,14 +70,14 @@ def read(
     columns: Sequence[str] | None,
     batch_bytes: int,
     skipped: Callable[[int], bool] = lambda part: False,
-) -> Iterator[Piece]:
+) -> Iterator[ReadItem]:
     """The pieces of ``parts`` in their order. ``skipped``: whether a part is wanted no more."""
     for number, part in enumerate(parts):
         try:
             yield from _read_part(number, part, columns, batch_bytes, skipped)
         except FileFailed as error:
-            yield Piece(number, error=error)
-        yield Piece(number)
+            yield ReadItem(number, error=error)
+        yield ReadItem(number)
 
 
 def _read_part(
@@ -86,7 +86,7 @@ def _read_part(
     columns: Sequence[str] | None,
     batch_bytes: int,
     skipped: Callable[[int], bool],
-) -> Iterator[Piece]:
+) -> Iterator[ReadItem]:
     if skipped(number):
         return
     group: int | None = None
@@ -95,12 +95,12 @@ def _read_part(
         with filesystem.open_input_file(path) as source:
             local = isinstance(filesystem, fs.LocalFileSystem)
             opened = _open(source, part, columns, local=local)
-            yield Piece(number, schema=opened.schema)
+            yield ReadItem(number, schema=opened.schema)
             for group in opened.groups:
                 for batch in opened.batches(group, batch_bytes):
                     if skipped(number):
                         return
-                    yield Piece(number, group=group, batch=batch)
+                    yield ReadItem(number, group=group, batch=batch)
     except (pa.ArrowException, OSError, ValueError, IndexError) as error:
         where = part.path if group is None else f"{part.path}, row group {group}"
         raise FileFailed(f"{where}: {type(error).__name__}: {error}") from error
@@ -261,17 +261,17 @@ def _cut(batch: pa.RecordBatch, batch_bytes: int) -> Iterator[pa.RecordBatch]:
         yield batch.slice(begin, rows)
 
 
-class Ahead:
+class Prefetcher:
     """An iterator over pieces that a thread makes, at most ``limit`` bytes ahead.
 
     pyarrow decodes without holding the interpreter, so reading goes on while batches are sent.
     """
 
     def __init__(
-        self, make: Callable[[Callable[[int], bool]], Iterator[Piece]], *, limit: int
+        self, make: Callable[[Callable[[int], bool]], Iterator[ReadItem]], *, limit: int
     ) -> None:
         self._limit = limit
-        self._ready: deque[Piece] = deque()
+        self._ready: deque[ReadItem] = deque()
         self._held = 0
         self._skipped = -1
         self._over = self._closed = False
@@ -286,10 +286,10 @@ class Ahead:
         """Of this part and those before it nothing more is wanted but the end."""
         self._skipped = max(self._skipped, part)
 
-    def __iter__(self) -> Iterator[Piece]:
+    def __iter__(self) -> Iterator[ReadItem]:
         return self
 
-    def __next__(self) -> Piece:
+    def __next__(self) -> ReadItem:
         with self._change:
             # Reading a file has no deadline of ours: the file system's errors end the wait.
             while not self._ready and not self._over:
@@ -312,7 +312,7 @@ class Ahead:
             self._change.notify_all()
         self._thread.join(_JOIN)
 
-    def _run(self, make: Callable[[Callable[[int], bool]], Iterator[Piece]]) -> None:
+    def _run(self, make: Callable[[Callable[[int], bool]], Iterator[ReadItem]]) -> None:
         try:
             for piece in make(lambda part: self._closed or part <= self._skipped):
                 with self._change:

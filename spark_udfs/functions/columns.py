@@ -24,14 +24,14 @@ from aqueduct.config import DEFAULT
 from aqueduct.errors import BadCall, ConfigError
 from aqueduct.escaping import logger_of
 from aqueduct.rpc.request import ONE_TO_ONE
-from spark_udfs.calls.partition import Answer
+from spark_udfs.calls.partition import BatchAnswer
 from spark_udfs.functions.casts import Cast, Casting
 
-__all__ = ["MERGE_BYTES", "PLAIN", "Mode", "Shape", "Shaper", "joined_schema", "merged"]
+__all__ = ["MERGE_BYTES", "PLAIN", "ColumnShape", "Mode", "Shaper", "joined_schema", "merged"]
 
 Mode: TypeAlias = Literal["append", "replace"]
 """Where a service's columns go: behind the row's, or into the places of those of the same name."""
-Call: TypeAlias = Callable[[Iterator[pa.RecordBatch], pa.Schema], Generator[Answer]]
+Call: TypeAlias = Callable[[Iterator[pa.RecordBatch], pa.Schema], Generator[BatchAnswer]]
 """Sends batches of a schema and gives the answers."""
 
 MERGE_BYTES: Final = 8 << 20
@@ -42,7 +42,7 @@ _log = logger_of("spark_udfs.functions.exchange")
 
 
 @dataclass(frozen=True)
-class Shape:
+class ColumnShape:
     """What is done beside calling. ``exchange`` has the meaning of each."""
 
     columns: tuple[str, ...] = ()
@@ -96,16 +96,16 @@ class Shape:
             raise ConfigError(f"columns names {twice[0]!r} twice")
 
 
-PLAIN: Final = Shape()
+PLAIN: Final = ColumnShape()
 """Nothing beside calling."""
 
 
 class Shaper:
-    """One partition's way through a ``Shape``; ``run`` is to be called once."""
+    """One partition's way through a ``ColumnShape``; ``run`` is to be called once."""
 
     def __init__(
         self,
-        shape: Shape,
+        shape: ColumnShape,
         schema: pa.Schema,
         *,
         handler: str,
@@ -203,7 +203,7 @@ class Shaper:
                 self._waiting[number] = batch.num_rows, keep
             yield batch.select(places) if places else batch
 
-    def _rows(self, answer: Answer) -> Iterator[pa.RecordBatch]:
+    def _rows(self, answer: BatchAnswer) -> Iterator[pa.RecordBatch]:
         shape = self.shape
         if answer.error is not None:
             self._tell(answer)
@@ -228,7 +228,7 @@ class Shaper:
             raise self._mismatch(number, rows, batch.num_rows)
         yield self._joined(original, batch.columns, None, batch.num_rows)
 
-    def _null(self, answer: Answer) -> pa.RecordBatch:
+    def _null(self, answer: BatchAnswer) -> pa.RecordBatch:
         """The rows of a batch that failed, with nulls for an answer."""
         rows, original = self._settle(answer.number)
         assert self._answer is not None  # the service tells it before it answers
@@ -288,7 +288,7 @@ class Shaper:
                 f"{self._waiting[number][0]} rows"
             )
 
-    def _tell(self, answer: Answer) -> None:
+    def _tell(self, answer: BatchAnswer) -> None:
         self._failed += 1
         if self._failed <= _TOLD:
             action = "left out" if self.shape.on_error == "skip" else "kept with nulls"
@@ -311,7 +311,7 @@ def _places_of(columns: Iterable[str], schema: pa.Schema) -> list[int]:
     return found
 
 
-def joined_schema(shape: Shape, rows: pa.Schema, answer: pa.Schema) -> pa.Schema:
+def joined_schema(shape: ColumnShape, rows: pa.Schema, answer: pa.Schema) -> pa.Schema:
     """Of what comes out: rows of ``rows``, answered with ``answer``.
 
     Raises ConfigError for two columns of one name.
@@ -392,7 +392,7 @@ def _unknown_column(name: str, schema: pa.Schema) -> ConfigError:
     )
 
 
-def _collision(shape: Shape, name: str, same: str, rows: pa.Schema) -> ConfigError:
+def _collision(shape: ColumnShape, name: str, same: str, rows: pa.Schema) -> ConfigError:
     called = repr(name) if name == same else f"{name!r} (in the rows: {same!r})"
     remedy = (
         "columns_mode='replace' puts the answer in its place; or drop or rename the row's column"

@@ -18,9 +18,9 @@ from aqueduct.rpc.describe import (
     Description,
     HandlerDescription,
 )
-from spark_udfs.calls.partition import Calling, reach
+from spark_udfs.calls.partition import CallSpec, reach
 from spark_udfs.functions.casts import Casting
-from spark_udfs.functions.columns import Shape, Shaper, joined_schema
+from spark_udfs.functions.columns import ColumnShape, Shaper, joined_schema
 from spark_udfs.schemas import AnySchema, arrow_schema
 from spark_udfs.spark_schemas import arrow_of, spark_schema
 from spark_udfs.spark_types import Refusal, check_names, shown
@@ -37,7 +37,7 @@ _inputs: dict[tuple[str, str], pa.Schema | None] = {}
 _lock = threading.Lock()
 
 
-def declared_input(calling: Calling, *, task: int | None = None) -> pa.Schema | None:
+def declared_input(calling: CallSpec, *, task: int | None = None) -> pa.Schema | None:
     """What the handler takes, None if it takes anything. A process asks once for each handler.
 
     A worker ends with a task that failed, so a service that has changed is asked again.
@@ -50,8 +50,8 @@ def declared_input(calling: Calling, *, task: int | None = None) -> pa.Schema | 
 
 
 def output_schema(
-    calling: Calling,
-    shape: Shape,
+    calling: CallSpec,
+    shape: ColumnShape,
     rows: AnySchema | DataFrame,
     *,
     answer: pa.Schema | None,
@@ -101,7 +101,7 @@ def refusal(where: str) -> Refusal:
 
 
 def _answer(
-    calling: Calling, shape: Shape, sent: pa.Schema, input_schema: pa.Schema | None
+    calling: CallSpec, shape: ColumnShape, sent: pa.Schema, input_schema: pa.Schema | None
 ) -> pa.Schema:
     """What the handler answers with to batches of ``sent``, which are compared with its input."""
     handler = _described(calling, None)
@@ -115,7 +115,7 @@ def _answer(
     return handler.output or _ask(calling, None, lambda client: _opened(client, calling, sent))
 
 
-def _opened(client: SyncClient, calling: Calling, sent: pa.Schema) -> pa.Schema:
+def _opened(client: SyncClient, calling: CallSpec, sent: pa.Schema) -> pa.Schema:
     """What a call without a batch would be answered with: it depends on what is sent."""
     stream = client.exchange(
         calling.handler,
@@ -131,7 +131,7 @@ def _opened(client: SyncClient, calling: Calling, sent: pa.Schema) -> pa.Schema:
     return schema
 
 
-def _described(calling: Calling, task: int | None) -> HandlerDescription:
+def _described(calling: CallSpec, task: int | None) -> HandlerDescription:
     """What the service says of the handler. Raises UnknownHandler that names the near miss."""
     description = _ask(calling, task, lambda client: _describe(client, calling))
     handlers = {each.name: each for each in description.handlers if each.kind == "exchange"}
@@ -146,7 +146,7 @@ def _described(calling: Calling, task: int | None) -> HandlerDescription:
     )
 
 
-def _describe(client: SyncClient, calling: Calling) -> Description:
+def _describe(client: SyncClient, calling: CallSpec) -> Description:
     stream = client.source(
         DESCRIBE,
         output_schema=DESCRIBE_SCHEMA,
@@ -157,7 +157,7 @@ def _describe(client: SyncClient, calling: Calling) -> Description:
         return Description.from_batches(list(stream), peer=client.address)
 
 
-def _ask(calling: Calling, task: int | None, ask: Callable[[SyncClient], Found]) -> Found:
+def _ask(calling: CallSpec, task: int | None, ask: Callable[[SyncClient], Found]) -> Found:
     """Asks the first of the addresses that is there."""
     lease = reach(calling, task=task)
     try:

@@ -26,10 +26,10 @@ from aqueduct.arrow.schema import check
 from aqueduct.carriers.certificates import ClientTls
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import AqueductError, ConfigError, WrongType
-from spark_udfs.calls.partition import Answer, Calling, run
+from spark_udfs.calls.partition import BatchAnswer, CallSpec, run
 from spark_udfs.calls.telemetry import Setup, Trace, working
 from spark_udfs.functions.casts import Cast
-from spark_udfs.functions.columns import PLAIN, Mode, Shape, Shaper
+from spark_udfs.functions.columns import PLAIN, ColumnShape, Mode, Shaper
 from spark_udfs.functions.discovery import declared_input, output_schema, refusal
 from spark_udfs.functions.fitting import Fitting
 from spark_udfs.options import (
@@ -51,9 +51,9 @@ from spark_udfs.spark_types import (
     taken_schema,
     told_schema,
 )
-from spark_udfs.worker.metrics import Numbers, Tally, Total
-from spark_udfs.worker.pickling import Parcel, check_picklable
-from spark_udfs.worker.task import Place, here, locate
+from spark_udfs.worker.metrics import Tally, TaskMetrics, Total
+from spark_udfs.worker.pickling import PickledFunction, check_picklable
+from spark_udfs.worker.task import TaskContext, here, locate
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -214,7 +214,7 @@ def exchange(
         raise ConfigError(f"columns_mode={columns_mode!r} needs columns=[...]")
     answer = None if schema is None else arrow_schema(schema, "schema")
     casting = values.get("cast", False)
-    shape = Shape(
+    shape = ColumnShape(
         columns=values.get("columns", ()),
         mode=values.get("columns_mode", "append"),
         on_error=values.get("on_error", "fail"),
@@ -226,7 +226,7 @@ def exchange(
         schema=answer if casting else None,
     )
     shape.check(answer)
-    calling = Calling(
+    calling = CallSpec(
         addresses=values["address"],
         handler=values["handler"],
         schema=None if casting else answer,
@@ -263,12 +263,12 @@ def exchange(
 
 
 @dataclass(frozen=True, repr=False)
-class Exchange(Parcel):
+class Exchange(PickledFunction):
     """What ``exchange`` returns: call it with an iterator of record batches."""
 
-    calling: Calling
+    calling: CallSpec
     """Whom to call, and how."""
-    shape: Shape = PLAIN
+    shape: ColumnShape = PLAIN
     """What is done to the batches beside."""
     schema: pa.Schema | None = None
     """Of the answers, if it is declared."""
@@ -350,7 +350,7 @@ class Exchange(Parcel):
             told = told_schema(schema, self.rows)
             if not told.equals(schema, check_metadata=True):
                 source, schema = retold(source, told), told
-        place, numbers = here(), Numbers()
+        place, numbers = here(), TaskMetrics()
         try:
             with working(
                 self.calling, tally=self.tally, trace=self.trace, place=place, numbers=numbers
@@ -365,11 +365,11 @@ class Exchange(Parcel):
 
     def _work(
         self,
-        calling: Calling,
+        calling: CallSpec,
         source: Iterator[pa.RecordBatch],
         schema: pa.Schema,
-        place: Place,
-        numbers: Numbers,
+        place: TaskContext,
+        numbers: TaskMetrics,
     ) -> Generator[pa.RecordBatch]:
         if not self.shape.plain:
             yield from self._shaped(calling, source, schema, place, numbers)
@@ -386,11 +386,11 @@ class Exchange(Parcel):
 
     def _shaped(
         self,
-        calling: Calling,
+        calling: CallSpec,
         source: Iterator[pa.RecordBatch],
         schema: pa.Schema,
-        place: Place,
-        numbers: Numbers,
+        place: TaskContext,
+        numbers: TaskMetrics,
     ) -> Generator[pa.RecordBatch]:
         """The same with all that ``shape`` asks for."""
         limit = calling.config.calls.batch_limit
@@ -401,7 +401,7 @@ class Exchange(Parcel):
         elif self.input_schema is not None:
             check(self.input_schema, shaper.sent, where="what is sent of the partition")
 
-        def call(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Generator[Answer]:
+        def call(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Generator[BatchAnswer]:
             return run(
                 calling,
                 batches,
@@ -425,7 +425,7 @@ class Exchange(Parcel):
                     fitting = self.fitting(got)
                 yield answer if fitting.nothing else fitting.one(answer, number)
 
-    def fits(self, place: Place) -> bool:
+    def fits(self, place: TaskContext) -> bool:
         """Whether answers go to Spark, so that they need its types."""
         return place.task is not None or self.declared is not None
 

@@ -34,8 +34,8 @@ from spark_udfs.functions.exchange import Exchange, exchange
 from spark_udfs.options import argument
 from spark_udfs.schemas import AnySchema, large_types
 from spark_udfs.spark_schemas import spark_schema
-from spark_udfs.worker.metrics import Numbers, Tally, Total
-from spark_udfs.worker.pickling import Parcel
+from spark_udfs.worker.metrics import Tally, TaskMetrics, Total
+from spark_udfs.worker.pickling import PickledFunction
 from spark_udfs.worker.task import here
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def _whole(call: Exchange, table: pa.Table) -> pa.Table:
 
 def _small(call: Exchange, batch: pa.RecordBatch) -> pa.Table:
     """The same as one message: the least that a call can cost."""
-    place, numbers = here(), Numbers()
+    place, numbers = here(), TaskMetrics()
     with (
         working(
             call.calling, tally=call.tally, trace=call.trace, place=place, numbers=numbers
@@ -186,7 +186,7 @@ def exchange_by_key(
 
 
 @dataclass(frozen=True)
-class KeyedExchange(Parcel):
+class KeyedExchange(PickledFunction):
     """What ``exchange_by_key`` returns: call it with batches in which equal keys are together."""
 
     call: Exchange

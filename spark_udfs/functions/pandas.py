@@ -28,7 +28,7 @@ from spark_udfs.options import argument
 from spark_udfs.schemas import arrow_schema, large_types
 from spark_udfs.spark_types import precision_of
 from spark_udfs.worker.metrics import Total
-from spark_udfs.worker.pickling import Parcel
+from spark_udfs.worker.pickling import PickledFunction
 from spark_udfs.worker.task import here
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def exchange_column(
 
 
 @dataclass(frozen=True)
-class ColumnExchange(Parcel):
+class ColumnExchange(PickledFunction):
     """What runs inside ``exchange_column``: call it with an iterator of tuples of arrays."""
 
     call: Exchange
@@ -179,7 +179,7 @@ def _struct_of(returns: str | DataType) -> Any:
 
 
 @dataclass(frozen=True)
-class PandasExchange(Parcel):
+class PandasExchange(PickledFunction):
     """What ``exchange_pandas`` returns: call it with an iterator of data frames."""
 
     arrow: Exchange

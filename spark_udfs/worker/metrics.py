@@ -1,7 +1,7 @@
 """What the work of tasks counts, and how it reaches the driver.
 
-``Numbers`` is one task's. A ``Tally`` is made on the driver and travels inside the function; each
-task adds its numbers, and the driver reads the sum. It is a Spark accumulator:
+``TaskMetrics`` is one task's. A ``Tally`` is made on the driver and travels inside the function;
+each task adds its numbers, and the driver reads the sum. It is a Spark accumulator:
 
 - The numbers of a task arrive when the task has ended well. What failed, was killed, or was left
   early (``limit``, ``take``, an error of a later step) adds nothing; the worker's log and the
@@ -18,13 +18,13 @@ import threading
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
-__all__ = ["Numbers", "Tally", "Total"]
+__all__ = ["Tally", "TaskMetrics", "Total"]
 
 MiB: Final = 1 << 20
 
 
 @dataclass(slots=True)
-class Numbers:
+class TaskMetrics:
     """Counted by one task, of one partition. Bytes are those of encoded batches."""
 
     batches_sent: int = 0
@@ -50,16 +50,16 @@ class Numbers:
 
 
 @dataclass(slots=True)
-class Total(Numbers):
+class Total(TaskMetrics):
     """The sum of the numbers of tasks."""
 
     tasks: int = 0
     """How many were added."""
 
-    def __add__(self, other: Numbers) -> Total:
+    def __add__(self, other: TaskMetrics) -> Total:
         """A new sum; ``other`` without tasks of its own counts as one."""
         total = replace(self)
-        for field in fields(Numbers):
+        for field in fields(TaskMetrics):
             setattr(total, field.name, getattr(self, field.name) + getattr(other, field.name))
         total.tasks += other.tasks if isinstance(other, Total) else 1
         return total
@@ -100,7 +100,7 @@ class Tally:
         self._accumulator: Any = None  # made when the function is first sent to executors
         self._begun = Total()  # what the accumulator had when ``clear`` was called
 
-    def add(self, numbers: Numbers) -> None:
+    def add(self, numbers: TaskMetrics) -> None:
         """Adds what one task counted; to be called once, before the task ends."""
         with self._lock:
             if self._accumulator is not None and self._accumulator._deserialized:
@@ -159,7 +159,7 @@ class _Sums:
     def zero(self, value: Total) -> Total:
         return Total()
 
-    def addInPlace(self, value: Total, other: Numbers) -> Total:  # noqa: N802  Spark's name
+    def addInPlace(self, value: Total, other: TaskMetrics) -> Total:  # noqa: N802  Spark's name
         return value + other
 
 

@@ -23,13 +23,13 @@ from typing import Any, Final
 from aqueduct.errors import ConfigError
 from aqueduct.escaping import logger_of
 
-__all__ = ["Parcel", "check_picklable", "library_version", "open_parcel", "unpacked"]
+__all__ = ["PickledFunction", "check_picklable", "library_version", "open_parcel", "unpacked"]
 
 _DISTRIBUTION: Final = "aqueduct-arrow"
 _log = logger_of("spark_udfs")
 
 
-class Parcel:
+class PickledFunction:
     """A dataclass that travels so: what is given to Spark as a function."""
 
     def __reduce__(self) -> tuple[Any, tuple[str, bytes]]:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from aqueduct.errors import AqueductError, CallError, HandlerFailed, SchemaMismatch
 from aqueduct.escaping import Lines, escape
-from spark_udfs.worker.metrics import Numbers
+from spark_udfs.worker.metrics import TaskMetrics
 
-__all__ = ["NOWHERE", "Place", "here", "locate"]
+__all__ = ["NOWHERE", "TaskContext", "here", "locate"]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TaskContext:
     """One attempt of one task. All None outside Spark."""
 
     partition: int | None = None
@@ -41,10 +41,10 @@ class Place:
         return "" if self.task is None else str(self.task)
 
 
-NOWHERE = Place()
+NOWHERE = TaskContext()
 
 
-def here() -> Place:
+def here() -> TaskContext:
     """The place of the calling thread. To be called in the task's own thread as it starts."""
     pyspark = sys.modules.get("pyspark")
     if pyspark is None:
@@ -52,7 +52,7 @@ def here() -> Place:
     context = pyspark.TaskContext.get()
     if context is None:
         return NOWHERE
-    return Place(
+    return TaskContext(
         partition=context.partitionId(),
         stage=context.stageId(),
         attempt=context.attemptNumber(),
@@ -61,7 +61,7 @@ def here() -> Place:
 
 
 def locate(
-    error: AqueductError, *, peer: str, handler: str, place: Place, numbers: Numbers
+    error: AqueductError, *, peer: str, handler: str, place: TaskContext, numbers: TaskMetrics
 ) -> AqueductError:
     """A copy of ``error`` whose text says where it happened.
 

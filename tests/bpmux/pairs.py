@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from aqueduct.bpmux import Connection, Request, Server, connect, serve
+from aqueduct.bpmux import BpmuxConnection, BpmuxRequest, BpmuxServer, connect, serve
 from aqueduct.config import DEFAULT, Config
 from tests.carriers.chunks import RawPeer
 from tests.carriers.proxy import Place, Proxy
@@ -25,7 +25,9 @@ BRISK = replace(DEFAULT, timing=replace(DEFAULT.timing, close_linger=1.0, progre
 class Pair:
     """The two ends of a connection; ``server`` is the one that was called."""
 
-    def __init__(self, client: Connection, server: Connection, listener: Server) -> None:
+    def __init__(
+        self, client: BpmuxConnection, server: BpmuxConnection, listener: BpmuxServer
+    ) -> None:
         self.client = client
         self.server = server
         self.listener = listener
@@ -44,9 +46,9 @@ async def joined(
     window: int = 256 << 10,
     proxy: Proxy | None = None,
 ) -> AsyncIterator[Pair]:
-    arrived: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
+    arrived: asyncio.Future[BpmuxConnection] = asyncio.get_running_loop().create_future()
 
-    async def handler(connection: Connection) -> None:
+    async def handler(connection: BpmuxConnection) -> None:
         arrived.set_result(connection)
         await connection.wait_closed()
 
@@ -67,11 +69,11 @@ async def joined(
 @asynccontextmanager
 async def attacked(
     family: str, folder: Path, config: Config = BRISK, *, window: int = 256 << 10
-) -> AsyncIterator[tuple[RawPeer, Connection]]:
+) -> AsyncIterator[tuple[RawPeer, BpmuxConnection]]:
     """A peer by hand, and the connection that suffers it."""
-    arrived: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
+    arrived: asyncio.Future[BpmuxConnection] = asyncio.get_running_loop().create_future()
 
-    async def handler(connection: Connection) -> None:
+    async def handler(connection: BpmuxConnection) -> None:
         arrived.set_result(connection)
         await connection.wait_closed()
 
@@ -97,8 +99,8 @@ async def eventually(condition: Callable[[], object]) -> None:
     raise AssertionError("it never came to be so")
 
 
-async def answering(connection: Connection) -> None:
+async def answering(connection: BpmuxConnection) -> None:
     """Shouts back whatever is asked."""
     async for opened in connection:
-        assert isinstance(opened, Request)
+        assert isinstance(opened, BpmuxRequest)
         await opened.respond(opened.payload.upper())

@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from aqueduct.bpmux import Connection, Duplex, Request, Sink, Stream, connect, serve
+from aqueduct.bpmux import (
+    BpmuxConnection,
+    BpmuxRequest,
+    BpmuxSink,
+    BpmuxStream,
+    Duplex,
+    connect,
+    serve,
+)
 from aqueduct.errors import ConnectionLost, Ended
 from aqueduct.protocol.bpmux.state import PLACES
 from tests.bpmux.pairs import BRISK, FAMILIES, answering, attacked, eventually, joined, place_for
@@ -38,7 +46,7 @@ async def test_what_is_open_goes_on_after_the_end_of_the_top_level(
             chunk(Kind.IN_SINK, 0, b"last words"),
         )
         request, stream = await connection.accept(), await connection.accept()
-        assert isinstance(request, Request) and isinstance(stream, Stream)
+        assert isinstance(request, BpmuxRequest) and isinstance(stream, BpmuxStream)
         asking = asyncio.create_task(connection.request(b"and you?"))
         await peer.until(lambda: peer.payload(Kind.OUT_REQUEST, 0))
         await peer.say(chunk(Kind.IN_SINK, 0, end=b"good night"))
@@ -71,7 +79,7 @@ async def test_what_is_open_goes_on_after_the_end_of_the_top_level(
 async def test_after_the_end_of_the_top_level_what_does_not_move_is_closed(
     family: str, tmp_path: Path
 ) -> None:
-    config = replace(BRISK, mux=replace(BRISK.mux, closing_deadline=0.2))
+    config = replace(BRISK, bpmux=replace(BRISK.bpmux, closing_deadline=0.2))
     async with attacked(family, tmp_path, config) as (peer, connection):
         await peer.until(lambda: peer.credit(Kind.IN_STREAM, 0))
         await peer.say(
@@ -80,7 +88,7 @@ async def test_after_the_end_of_the_top_level_what_does_not_move_is_closed(
             chunk(Kind.IN_STREAM, 0, ping=True),
         )
         stream = await connection.accept()
-        assert isinstance(stream, Stream)
+        assert isinstance(stream, BpmuxStream)
         with pytest.raises(ConnectionLost, match=r"Mux\.closing_deadline") as caught:
             await stream.receive()
         assert (caught.value.code, caught.value.reason) == (0, "bye")
@@ -102,7 +110,7 @@ async def test_the_end_of_the_top_level_alone_closes(family: str, tmp_path: Path
 # What is taken back
 
 
-def unsent(connection: Connection) -> tuple[int, int]:
+def unsent(connection: BpmuxConnection) -> tuple[int, int]:
     """Entities beside the top level, and what stands in a lane of the scheduler."""
     turns = connection.mux.turns
     lanes = (turns.urgent, turns.fresh, turns.bulky, turns._waiting)
@@ -190,8 +198,8 @@ async def test_a_payload_that_was_given_up_before_it_left_is_never_sent(
             chunk(Kind.OUT_STREAM, 1, b"", credit=3),
         )
         request, sink = await connection.accept(), await connection.accept()
-        assert isinstance(request, Request)
-        assert not isinstance(sink, Request | Stream | Duplex)
+        assert isinstance(request, BpmuxRequest)
+        assert not isinstance(sink, BpmuxRequest | BpmuxStream | Duplex)
         await sink.send(b"abc")
         with pytest.raises(TimeoutError):
             await sink.send(b"never", partial=True, timeout=0.05)
@@ -266,9 +274,9 @@ async def test_a_server_is_left_with_connections_that_are_being_closed(
 ) -> None:
     """By the client, by the handler, and by both twice: nothing is left behind, nothing raised."""
     closing: list[asyncio.Task[None]] = []
-    made: list[Connection] = []
+    made: list[BpmuxConnection] = []
 
-    async def handler(connection: Connection) -> None:
+    async def handler(connection: BpmuxConnection) -> None:
         made.append(connection)
         closing.extend(asyncio.create_task(connection.close(b"a")) for _ in range(2))
         async with connection:
@@ -305,7 +313,7 @@ async def test_a_server_whose_close_is_cancelled_cancels_its_handlers(
 ) -> None:
     ended = asyncio.Event()
 
-    async def handler(connection: Connection) -> None:
+    async def handler(connection: BpmuxConnection) -> None:
         try:
             await answering(connection)
         finally:
@@ -345,8 +353,8 @@ async def test_a_peer_that_sends_no_more_gets_the_answers_that_are_due(
             chunk(Kind.IN_SINK, 0, end=b"bye"),
         )
         request, sink, stream = [await connection.accept() for _ in range(3)]
-        assert isinstance(request, Request) and isinstance(sink, Sink)
-        assert isinstance(stream, Stream)
+        assert isinstance(request, BpmuxRequest) and isinstance(sink, BpmuxSink)
+        assert isinstance(stream, BpmuxStream)
         asking = asyncio.create_task(connection.request(b"and you?"))
         await peer.until(lambda: peer.payload(Kind.OUT_REQUEST, 0))
         peer.sock.shutdown(socket.SHUT_WR)
@@ -376,11 +384,11 @@ async def test_a_peer_that_has_gone_for_good_is_not_waited_for(family: str, tmp_
             chunk(Kind.IN_SINK, 0, end=b"bye"),
         )
         request = await connection.accept()
-        assert isinstance(request, Request)
+        assert isinstance(request, BpmuxRequest)
         await peer.until(lambda: any(found.ack for found in peer.of(Kind.IN_STREAM, 0)))
         peer.close()
         await soon(
             asyncio.ensure_future(connection.wait_closed())
-        )  # long before Mux.closing_deadline
+        )  # long before Bpmux.closing_deadline
         with pytest.raises(ConnectionLost, match="bye"):
             await request.respond(b"too late")

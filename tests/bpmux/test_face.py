@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aqueduct.bpmux import Connection, Duplex, Request, Sink, Stream
+from aqueduct.bpmux import BpmuxConnection, BpmuxRequest, BpmuxSink, BpmuxStream, Duplex
 from aqueduct.errors import ConnectionLost, Ended, LocalProtocolError
 from aqueduct.protocol.bpmux.state import PLACES
 from tests.bpmux.pairs import BRISK, FAMILIES, Pair, answering, eventually, joined, within
@@ -21,7 +21,7 @@ KiB = 1 << 10
 MiB = 1 << 20
 
 
-def entities(connection: Connection) -> dict[str, int]:
+def entities(connection: BpmuxConnection) -> dict[str, int]:
     """What there still is, beside the top level."""
     counts = {name: connection.mux.count(place) for place, name in enumerate(PLACES)}
     counts["sink_out"] -= 1
@@ -55,7 +55,7 @@ async def test_requests_and_responses_of_any_size(family: str, tmp_path: Path, s
     async with joined(family, tmp_path) as pair:
         asking = asyncio.create_task(pair.client.request(data))
         request = await pair.server.accept()
-        assert isinstance(request, Request)
+        assert isinstance(request, BpmuxRequest)
         assert request.payload == data
         await request.respond(data[::-1])
         assert await within(asking) == data[::-1]
@@ -66,7 +66,7 @@ async def test_a_request_that_is_cancelled_is_cancelled_there(family: str, tmp_p
     async with joined(family, tmp_path) as pair:
         asking = asyncio.create_task(pair.client.request(b"?"))
         request = await pair.server.accept()
-        assert isinstance(request, Request)
+        assert isinstance(request, BpmuxRequest)
         assert not request.cancelled
         asking.cancel()
         assert await request.wait_cancelled() == b""
@@ -80,7 +80,7 @@ async def test_a_request_has_a_deadline(family: str, tmp_path: Path) -> None:
         with pytest.raises(TimeoutError):
             await pair.client.request(b"?", timeout=0.05)
         request = await pair.server.accept()
-        assert isinstance(request, Request)
+        assert isinstance(request, BpmuxRequest)
         await request.wait_cancelled()
         await nothing_left(pair)
 
@@ -89,7 +89,7 @@ async def test_a_request_may_be_refused(family: str, tmp_path: Path) -> None:
     async with joined(family, tmp_path) as pair:
         asking = asyncio.create_task(pair.client.request(b"?"))
         request = await pair.server.accept()
-        assert isinstance(request, Request)
+        assert isinstance(request, BpmuxRequest)
         request.refuse(b"not today")
         with pytest.raises(Ended) as caught:
             await within(asking)
@@ -103,7 +103,7 @@ async def test_a_request_has_one_answer(family: str, tmp_path: Path) -> None:
     async with joined(family, tmp_path) as pair:
         asking = asyncio.create_task(pair.client.request(b"?"))
         request = await pair.server.accept()
-        assert isinstance(request, Request)
+        assert isinstance(request, BpmuxRequest)
         await request.respond(b"one")
         with pytest.raises(LocalProtocolError):
             await request.respond(b"two")
@@ -115,7 +115,7 @@ async def test_a_sink_is_read_as_a_stream(family: str, tmp_path: Path) -> None:
     async with joined(family, tmp_path) as pair:
         async with pair.client.open_sink(b"first") as sink:
             stream = await pair.server.accept()
-            assert isinstance(stream, Stream)
+            assert isinstance(stream, BpmuxStream)
             assert (stream.payload, sink.payload) == (b"first", b"")
             assert stream.identifier == sink.identifier == 1
             for size in (0, 1, 100 * KiB, 256 * KiB, 2 * MiB):
@@ -136,7 +136,7 @@ async def test_a_stream_is_written_as_a_sink(family: str, tmp_path: Path) -> Non
     async with joined(family, tmp_path) as pair:
         stream = pair.client.open_stream(b"please")
         sink = await pair.server.accept()
-        assert isinstance(sink, Sink)
+        assert isinstance(sink, BpmuxSink)
         assert sink.payload == b"please"
         for number in range(1000):
             await sink.send(b"%d" % number)
@@ -151,7 +151,7 @@ async def test_the_reader_may_end_a_stream(family: str, tmp_path: Path) -> None:
     async with joined(family, tmp_path) as pair:
         async with pair.client.open_stream() as stream:
             sink = await pair.server.accept()
-            assert isinstance(sink, Sink)
+            assert isinstance(sink, BpmuxSink)
             await sink.send(b"one")
             assert await stream.receive() == b"one"
             await sink.send(b"unread")
@@ -167,7 +167,7 @@ async def test_the_reader_of_a_sink_says_why(family: str, tmp_path: Path) -> Non
     async with joined(family, tmp_path) as pair:
         sink = pair.client.open_sink()
         stream = await pair.server.accept()
-        assert isinstance(stream, Stream)
+        assert isinstance(stream, BpmuxStream)
         stream.end(b"enough")
         assert await sink.wait_ended() == b"enough"
         assert await stream.wait_ended() == b""
@@ -215,7 +215,7 @@ async def test_who_does_not_read_holds_the_sender_back(family: str, tmp_path: Pa
     async with joined(family, tmp_path, window=10 * KiB) as pair:
         sink = pair.client.open_sink()
         stream = await pair.server.accept()
-        assert isinstance(stream, Stream)
+        assert isinstance(stream, BpmuxStream)
         for _ in range(10):
             await sink.send(bytes(KiB))
         with pytest.raises(TimeoutError):
@@ -235,7 +235,7 @@ async def test_a_payload_that_may_not_be_cut_waits_for_all_its_credit(
     async with joined(family, tmp_path, window=10 * KiB) as pair:
         sink = pair.client.open_sink()
         stream = await pair.server.accept()
-        assert isinstance(stream, Stream)
+        assert isinstance(stream, BpmuxStream)
         with pytest.raises(TimeoutError):
             await sink.send(bytes(10 * KiB + 1), partial=False, timeout=0.05)
         await sink.send(bytes(10 * KiB), partial=False)
@@ -251,7 +251,7 @@ async def test_what_is_opened_is_held_back_until_it_is_accepted(
     family: str, tmp_path: Path
 ) -> None:
     """Opening payloads have the credit of the top level (BP-R5)."""
-    small = replace(BRISK, stream=replace(BRISK.stream, top_credit=64 * KiB))
+    small = replace(BRISK, byte_stream=replace(BRISK.byte_stream, top_credit=64 * KiB))
     async with joined(family, tmp_path, small) as pair:
         await pair.client.ping()  # the credit is here
         sinks = [pair.client.open_sink(bytes(16 * KiB)) for _ in range(10)]
@@ -260,7 +260,7 @@ async def test_what_is_opened_is_held_back_until_it_is_accepted(
         assert len(pair.server._opened) == 4
         for _ in sinks:
             opened = await pair.server.accept()
-            assert isinstance(opened, Stream)
+            assert isinstance(opened, BpmuxStream)
             assert len(opened.payload) == 16 * KiB
 
 
@@ -268,13 +268,13 @@ async def test_a_bulky_sink_does_not_hold_up_a_request(family: str, tmp_path: Pa
     """Counted in bytes at a slow proxy, whose own buffers are small: a chunk, and what the
     transport and the kernel hold, pass before the request; 8 MiB wait.
     """
-    mark = BRISK.stream.notsent_lowat
-    config = replace(BRISK, stream=replace(BRISK.stream, unix_buffer=mark))
+    mark = BRISK.byte_stream.notsent_lowat
+    config = replace(BRISK, byte_stream=replace(BRISK.byte_stream, unix_buffer=mark))
     proxy = Proxy(buffer=4096)
     async with joined(family, tmp_path, config, window=64 * MiB, proxy=proxy) as pair:
         sink = pair.client.open_sink()
         stream = await pair.server.accept()
-        assert isinstance(stream, Stream)
+        assert isinstance(stream, BpmuxStream)
         await eventually(lambda: sink._entity.credit_out)
         way = proxy.link.up
         way.stall()
@@ -290,10 +290,10 @@ async def test_a_bulky_sink_does_not_hold_up_a_request(family: str, tmp_path: Pa
             for _ in range(5):
                 await asyncio.sleep(0)
         kernel = 3 * mark if family == "unix" else mark
-        assert way.passed - before <= BRISK.mux.chunk + kernel + 128 * KiB
+        assert way.passed - before <= BRISK.bpmux.chunk + kernel + 128 * KiB
         way.resume()
         request = await pair.server.accept()
-        assert isinstance(request, Request)
+        assert isinstance(request, BpmuxRequest)
         await request.respond(b"!")
         assert await within(asking) == b"!"
         assert len(await stream.receive()) == 8 * MiB
@@ -306,7 +306,7 @@ async def test_pings_are_answered(family: str, tmp_path: Path) -> None:
         assert all(0 < seconds < 30 for seconds in times)
         sink = pair.client.open_sink()
         stream = await pair.server.accept()
-        assert isinstance(stream, Stream)
+        assert isinstance(stream, BpmuxStream)
         assert await sink.ping() > 0
         assert await stream.ping() > 0
 
@@ -315,7 +315,7 @@ async def test_close_brings_its_reason_and_ends_everything(family: str, tmp_path
     async with joined(family, tmp_path) as pair:
         sink = pair.client.open_sink()
         stream = await pair.server.accept()
-        assert isinstance(stream, Stream)
+        assert isinstance(stream, BpmuxStream)
         asking = asyncio.create_task(pair.server.request(b"?"))
         await pair.client.accept()
         await sink.send(b"last words")

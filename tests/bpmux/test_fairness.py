@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aqueduct.bpmux import Connection, Request, Stream, connect, serve
+from aqueduct.bpmux import BpmuxConnection, BpmuxRequest, BpmuxStream, connect, serve
 from aqueduct.config import DEFAULT
 from tests.bpmux.pairs import BRISK, FAMILIES, attacked, eventually, place_for, within
 from tests.carriers.chunks import Chunk, Kind, RawPeer, chunk
@@ -36,7 +36,7 @@ async def test_tiny_chunks_of_one_connection_do_not_hold_up_another(
     turns: list[int] = []
     taken = 0
 
-    async def handler(connection: Connection) -> None:
+    async def handler(connection: BpmuxConnection) -> None:
         nonlocal taken
         if what == "messages":
             while True:
@@ -44,7 +44,7 @@ async def test_tiny_chunks_of_one_connection_do_not_hold_up_another(
                 taken += 1
         async for opened in connection:
             taken += 1
-            if isinstance(opened, Request):
+            if isinstance(opened, BpmuxRequest):
                 await opened.respond(opened.payload)
 
     async def count() -> None:
@@ -64,9 +64,9 @@ async def test_tiny_chunks_of_one_connection_do_not_hold_up_another(
             if what != "credit":
                 await eventually(lambda: taken == MANY)
                 steps = [after - before for before, after in pairwise(turns)]
-                assert max(steps) <= 2 * DEFAULT.mux.wake_up
+                assert max(steps) <= 2 * DEFAULT.bpmux.wake_up
             else:
-                assert len(turns) > MANY // DEFAULT.mux.wake_up
+                assert len(turns) > MANY // DEFAULT.bpmux.wake_up
         finally:
             counting.cancel()
             peer.close()
@@ -78,7 +78,7 @@ async def test_what_came_before_the_end_is_told_before_it(family: str, tmp_path:
         await peer.until(lambda: peer.credit(Kind.IN_STREAM, 0))
         await peer.say(chunk(Kind.OUT_SINK, 1, b""))
         stream = await connection.accept()
-        assert isinstance(stream, Stream)
+        assert isinstance(stream, BpmuxStream)
         await peer.until(lambda: peer.credit(Kind.IN_STREAM, 1))
         await peer.say(chunk(Kind.OUT_SINK, 1, b"x") * 5000 + chunk(Kind.OUT_SINK, 1, end=b""))
         peer.close()

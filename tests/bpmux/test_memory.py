@@ -14,7 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from aqueduct.bpmux import Connection, Duplex, Request, Sink, Stream, connect, serve
+from aqueduct.bpmux import (
+    BpmuxConnection,
+    BpmuxRequest,
+    BpmuxSink,
+    BpmuxStream,
+    Duplex,
+    connect,
+    serve,
+)
 from aqueduct.bpmux.payloads import Payloads
 from aqueduct.errors import AqueductError, ConnectionLost, Ended, SendQueueFull
 from tests.bpmux.pairs import BRISK, FAMILIES, attacked, eventually, joined, place_for, within
@@ -24,28 +32,28 @@ from tests.support.collector import uncollected
 KiB = 1 << 10
 MiB = 1 << 20
 LIMIT = 4 * MiB
-TIGHT = replace(BRISK, mux=replace(BRISK.mux, connection_bytes=LIMIT, payload_bytes=2 * MiB))
+TIGHT = replace(BRISK, bpmux=replace(BRISK.bpmux, connection_bytes=LIMIT, payload_bytes=2 * MiB))
 
 
-async def close(one: Connection, other: Connection) -> None:
+async def close(one: BpmuxConnection, other: BpmuxConnection) -> None:
     await one.close(b"done")
 
 
-async def closed_by_the_peer(one: Connection, other: Connection) -> None:
+async def closed_by_the_peer(one: BpmuxConnection, other: BpmuxConnection) -> None:
     await other.close(b"done")
 
 
-async def abort(one: Connection, other: Connection) -> None:
+async def abort(one: BpmuxConnection, other: BpmuxConnection) -> None:
     one._transport.abort()
 
 
-async def reset(one: Connection, other: Connection) -> None:
+async def reset(one: BpmuxConnection, other: BpmuxConnection) -> None:
     sock = other._transport.get_extra_info("socket")
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     other._transport.abort()
 
 
-async def violate(one: Connection, other: Connection) -> None:
+async def violate(one: BpmuxConnection, other: BpmuxConnection) -> None:
     other._transport.write(chunk(Kind.IN_STREAM, 77, credit=1))
 
 
@@ -55,13 +63,15 @@ ENDS = (close, closed_by_the_peer, abort, reset, violate)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("end", ENDS, ids=lambda end: end.__name__)
 async def test_the_memory_goes_with_the_connection(
-    family: str, tmp_path: Path, end: Callable[[Connection, Connection], object]
+    family: str, tmp_path: Path, end: Callable[[BpmuxConnection, BpmuxConnection], object]
 ) -> None:
     """Unread messages, openings that nobody accepted, partial payloads, waits and errors."""
     gone: list[weakref.ref[object]] = []
-    arrived: asyncio.Future[weakref.ref[Connection]] = asyncio.get_running_loop().create_future()
+    arrived: asyncio.Future[weakref.ref[BpmuxConnection]] = (
+        asyncio.get_running_loop().create_future()
+    )
 
-    async def handler(connection: Connection) -> None:
+    async def handler(connection: BpmuxConnection) -> None:
         arrived.set_result(weakref.ref(connection))
         await connection.wait_closed()
 
@@ -136,7 +146,7 @@ async def test_a_task_that_is_cancelled_leaves_nothing_behind(family: str, tmp_p
             assert pair.client._live == before
 
 
-def held(connection: Connection) -> int:
+def held(connection: BpmuxConnection) -> int:
     return connection.mux.held
 
 
@@ -175,7 +185,7 @@ async def test_a_peer_within_its_credit_cannot_make_a_connection_hold_more(
         assert connection.mux.held + connection.mux._budget.granted <= LIMIT  # type: ignore[union-attr]
         # One that is waited for may be completed beside what the others hold.
         last = streams[-1]
-        assert isinstance(last, Stream)
+        assert isinstance(last, BpmuxStream)
         waiting = asyncio.create_task(last.receive())
         while sent[300] < 2 * MiB:
             await peer.until(lambda: peer.credit(Kind.IN_STREAM, 300) > sent[300])
@@ -199,7 +209,7 @@ async def test_many_large_requests_at_once_are_answered_within_the_limit(
 
         async def answer() -> None:
             async for opened in pair.server:
-                assert isinstance(opened, Request)
+                assert isinstance(opened, BpmuxRequest)
                 asyncio.get_running_loop().create_task(opened.respond(opened.payload))
 
         answering = asyncio.create_task(answer())
@@ -224,7 +234,7 @@ async def test_streams_that_nobody_reads_do_not_stop_the_one_that_is_read(
     async with joined(family, tmp_path, TIGHT, window=256 * KiB) as pair:
         size = 100 * KiB if partially else 30 * KiB
 
-        async def fill(sink: Sink, number: int) -> None:
+        async def fill(sink: BpmuxSink, number: int) -> None:
             for _ in range(4):
                 await sink.send(bytes([number]) * size, partial=partially, timeout=60)
             sink.end()
@@ -233,7 +243,7 @@ async def test_streams_that_nobody_reads_do_not_stop_the_one_that_is_read(
         sinks = [await pair.server.accept() for _ in streams]
         filling = []
         for number, sink in enumerate(sinks):
-            assert isinstance(sink, Sink)
+            assert isinstance(sink, BpmuxSink)
             filling.append(asyncio.create_task(fill(sink, number)))
         await eventually(lambda: held(pair.client) > LIMIT // 8)
         for number in reversed(range(40)):
@@ -252,7 +262,7 @@ async def test_idle_streams_leave_credit_for_others(family: str, tmp_path: Path)
         taken = [await pair.server.accept() for _ in idle]
         last = pair.client.open_sink()
         stream = await pair.server.accept()
-        assert isinstance(stream, Stream)
+        assert isinstance(stream, BpmuxStream)
         reading = asyncio.create_task(stream.receive())
         await last.send(bytes(MiB))
         assert await within(reading) == bytes(MiB)
@@ -278,7 +288,7 @@ async def test_what_handles_hold_is_given_back_when_they_are_dropped(
         refused = [pair.client.open_sink() for _ in range(20)]
         for sink in refused:
             opened = await pair.server.accept()
-            assert isinstance(opened, Stream)
+            assert isinstance(opened, BpmuxStream)
             await sink.send(bytes(50 * KiB))
             opened.end(b"no more")
             assert await sink.wait_ended() == b"no more"
@@ -291,13 +301,13 @@ async def test_what_handles_hold_is_given_back_when_they_are_dropped(
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_end_payloads_of_openings_are_granted_again(family: str, tmp_path: Path) -> None:
     """They are charged to the top level (BP-R5), whose credit would be used up by them."""
-    config = replace(TIGHT, stream=replace(TIGHT.stream, top_credit=64 * KiB))
+    config = replace(TIGHT, byte_stream=replace(TIGHT.byte_stream, top_credit=64 * KiB))
     async with attacked(family, tmp_path, config) as (peer, connection):
         await peer.until(lambda: peer.credit(Kind.IN_STREAM, 0))
         for number in range(1, 21):
             await peer.say(chunk(Kind.OUT_SINK, number, bytes(KiB), end=bytes(9 * KiB)))
             opened = await connection.accept()
-            assert isinstance(opened, Stream)
+            assert isinstance(opened, BpmuxStream)
             with pytest.raises(Ended) as caught:
                 await opened.receive()
             assert len(caught.value.payload) == 9 * KiB
@@ -311,7 +321,7 @@ async def test_payloads_without_bytes_are_bounded_over_all_streams(
     family: str, tmp_path: Path
 ) -> None:
     """Each stream has less of them than its window; together they are too many."""
-    config = replace(BRISK, mux=replace(BRISK.mux, connection_bytes=512 * KiB))
+    config = replace(BRISK, bpmux=replace(BRISK.bpmux, connection_bytes=512 * KiB))
     async with attacked(family, tmp_path, config) as (peer, connection):
         for number in range(1, 11):
             await peer.say(chunk(Kind.OUT_SINK, number, b""))
@@ -320,7 +330,7 @@ async def test_payloads_without_bytes_are_bounded_over_all_streams(
             for number in range(1, 11):
                 await peer.say(chunk(Kind.OUT_SINK, number, b"") * 5000)
         await within(asyncio.ensure_future(connection.wait_closed()))
-        assert "each of which counts 16 bytes; Mux.connection_bytes" in str(connection.error)
+        assert "each of which counts 16 bytes; Bpmux.connection_bytes" in str(connection.error)
         assert connection._unread <= 512 * KiB // 16 + 1
 
 
@@ -330,7 +340,7 @@ async def test_what_waits_to_be_sent_is_bounded(family: str, tmp_path: Path) -> 
     """A peer that grants nothing: openings raise, all else waits for room."""
     async with attacked(family, tmp_path, TIGHT) as (peer, connection):
         sinks = [connection.open_sink(bytes(MiB)) for _ in range(4)]
-        with pytest.raises(SendQueueFull, match=r"Mux.connection_bytes \(4194304\)"):
+        with pytest.raises(SendQueueFull, match=r"Bpmux.connection_bytes \(4194304\)"):
             connection.open_sink(b"!")
         with pytest.raises(SendQueueFull):
             connection.open_stream(b"!")
@@ -352,7 +362,7 @@ async def test_what_waits_to_be_sent_is_bounded(family: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_a_payload_above_what_may_wait_is_sent_alone(family: str, tmp_path: Path) -> None:
-    config = replace(TIGHT, mux=replace(TIGHT.mux, connection_bytes=MiB))
+    config = replace(TIGHT, bpmux=replace(TIGHT.bpmux, connection_bytes=MiB))
     async with joined(family, tmp_path, config) as pair:
         reading = asyncio.create_task(pair.server.receive())
         await pair.client.send(bytes(2 * MiB))

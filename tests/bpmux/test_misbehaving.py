@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from aqueduct.bpmux import Duplex, Request, Sink, Stream
+from aqueduct.bpmux import BpmuxRequest, BpmuxSink, BpmuxStream, Duplex
 from aqueduct.errors import ConnectionLost, Ended, RemoteProtocolError
 from tests.bpmux.pairs import BRISK, FAMILIES, attacked, eventually, joined, within
 from tests.carriers.chunks import Kind, chunk, partial
@@ -24,8 +24,8 @@ KiB = 1 << 10
 MiB = 1 << 20
 SMALL = replace(
     BRISK,
-    mux=replace(BRISK.mux, entities=100, payload_bytes=64 * KiB, unanswered_pings=50),
-    stream=replace(BRISK.stream, top_credit=64 * KiB),
+    bpmux=replace(BRISK.bpmux, entities=100, payload_bytes=64 * KiB, unanswered_pings=50),
+    byte_stream=replace(BRISK.byte_stream, top_credit=64 * KiB),
 )
 
 VIOLATIONS = {
@@ -118,7 +118,7 @@ async def test_entities_without_end_are_cut_off(family: str, tmp_path: Path, kin
     async with attacked(family, tmp_path, SMALL) as (peer, connection):
         await peer.say(*(chunk(kind, number, b"") for number in range(1, 200)))
         await connection.wait_closed()
-        assert "Mux.entities" in str(connection.error)
+        assert "Bpmux.entities" in str(connection.error)
         assert len(connection._opened) <= 100
 
 
@@ -138,7 +138,7 @@ async def test_payloads_of_no_bytes_are_bounded(family: str, tmp_path: Path) -> 
     async with attacked(family, tmp_path, window=1000) as (peer, connection):
         await peer.say(chunk(Kind.OUT_SINK, 1, b""))
         stream = await connection.accept()
-        assert isinstance(stream, Stream)
+        assert isinstance(stream, BpmuxStream)
         await peer.say(chunk(Kind.OUT_SINK, 1, b"") * 1001)
         await connection.wait_closed()
         assert "whose window is 1000" in str(connection.error)
@@ -148,7 +148,7 @@ async def test_an_unread_stream_takes_its_window_and_no_more(family: str, tmp_pa
     async with attacked(family, tmp_path, window=10 * KiB) as (peer, connection):
         await peer.say(chunk(Kind.OUT_SINK, 1, b""))
         stream = await connection.accept()
-        assert isinstance(stream, Stream)
+        assert isinstance(stream, BpmuxStream)
         await peer.until(lambda: peer.credit(Kind.IN_STREAM, 1) == 10 * KiB)
         await peer.say(chunk(Kind.OUT_SINK, 1, bytes(10 * KiB)))
         assert len(await stream.receive()) == 10 * KiB
@@ -168,7 +168,7 @@ async def test_a_peer_that_stops_reading_is_waited_for_and_left(
         await peer.say(chunk(Kind.IN_STREAM, 0, credit=2**40))
         await peer.say(chunk(Kind.OUT_STREAM, 1, b"", credit=2**40))
         sink = await connection.accept()
-        assert isinstance(sink, Sink)
+        assert isinstance(sink, BpmuxSink)
         with pytest.raises(TimeoutError):
             while True:
                 await sink.send(bytes(200 * KiB), timeout=0.3)
@@ -181,7 +181,7 @@ async def test_half_an_end_is_the_end(family: str, tmp_path: Path) -> None:
     async with attacked(family, tmp_path) as (peer, connection):
         await peer.say(chunk(Kind.OUT_SINK, 1, b"", credit=5))
         stream = await connection.accept()
-        assert isinstance(stream, Stream)
+        assert isinstance(stream, BpmuxStream)
         peer.sock.shutdown(socket.SHUT_WR)
         with pytest.raises(ConnectionLost, match="without a close"):
             await stream.receive()
@@ -220,7 +220,7 @@ async def test_a_byte_at_a_time_is_understood(family: str, tmp_path: Path) -> No
             await asyncio.sleep(0)
         assert await connection.receive() == b"message"
         request, duplex = await connection.accept(), await connection.accept()
-        assert isinstance(request, Request) and isinstance(duplex, Duplex)
+        assert isinstance(request, BpmuxRequest) and isinstance(duplex, Duplex)
         assert (request.payload, duplex.payload) == (b"question", b"duplex")
         await request.respond(b"answer")
         await peer.until(lambda: peer.payload(Kind.IN_REQUEST, 3) == b"answer")
@@ -233,10 +233,10 @@ async def conversation(family: str, folder: Path, proxy: Proxy) -> list[str]:
 
         async def serve() -> None:
             request = await pair.server.accept()
-            assert isinstance(request, Request)
+            assert isinstance(request, BpmuxRequest)
             await request.respond(await pair.server.request(b"and you?"))
             stream = await pair.server.accept()
-            assert isinstance(stream, Stream)
+            assert isinstance(stream, BpmuxStream)
             async for payload in stream:
                 await pair.server.send(payload)
 
@@ -244,7 +244,7 @@ async def conversation(family: str, folder: Path, proxy: Proxy) -> list[str]:
             asking = asyncio.create_task(pair.client.request(b"who?"))
             try:
                 request = await pair.client.accept()
-                assert isinstance(request, Request)
+                assert isinstance(request, BpmuxRequest)
                 await request.respond(b"me")
                 assert await asking == b"me"
             finally:

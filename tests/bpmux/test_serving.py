@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from aqueduct.bpmux import Connection, connect, serve
+from aqueduct.bpmux import BpmuxConnection, connect, serve
 from aqueduct.config import DEFAULT
 from aqueduct.errors import ConfigError, ConnectFailed, ConnectionLost
 from tests.bpmux.pairs import FAMILIES, answering, eventually, joined, place_for
@@ -74,7 +74,7 @@ async def test_ipv6_and_its_name() -> None:
 async def test_a_handler_that_fails_ends_its_connection_alone(
     family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def handler(connection: Connection) -> None:
+    async def handler(connection: BpmuxConnection) -> None:
         if await connection.receive() == b"bad":
             raise ValueError("a fault")
         await connection.send(b"good")

@@ -32,7 +32,7 @@ class Log:
         return [line for line in self.lines if line[0] in names]
 
 
-def linked(**options: Any) -> tuple[memory.Link, Log, Log]:
+def linked(**options: Any) -> tuple[memory.MemoryLink, Log, Log]:
     link = memory.pair(**options)
     return link, Log(link.client), Log(link.server)
 

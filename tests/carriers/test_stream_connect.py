@@ -17,7 +17,7 @@ from aqueduct.address import Address
 from aqueduct.carriers import stream
 from aqueduct.carriers.certificates import ClientTls
 from aqueduct.carriers.stream.sockets import tune
-from aqueduct.config import DEFAULT, Config, Stream
+from aqueduct.config import DEFAULT, ByteStream, Config
 from aqueduct.errors import ConfigError, ConnectFailed
 from tests.carriers.users import DEADLINE, OVER, TLS, Recorder, record, stream_pair, timing
 
@@ -175,7 +175,7 @@ async def test_addresses_that_do_not_answer_are_named(
 
 
 async def test_what_every_connection_has(start: Start) -> None:
-    config = Config(stream=Stream(keepalive=7, notsent_lowat=100_000))
+    config = Config(byte_stream=ByteStream(keepalive=7, notsent_lowat=100_000))
     for host in ("127.0.0.1", "[::1]"):
         listener = await start(f"aqueduct+tcp://{host}:0", config=config)
         carrier = await stream.connect(Address.parse(listener.addresses[0]), config)
@@ -189,7 +189,7 @@ async def test_what_every_connection_has(start: Start) -> None:
         assert carrier.peer == f"{host}:{Address.parse(listener.addresses[0]).port}"
         assert (carrier.peer_credentials, carrier.peer_identity) == (None, None)
         carrier.abandon(OVER)
-    plain = Config(stream=Stream(keepalive=0))
+    plain = Config(byte_stream=ByteStream(keepalive=0))
     carrier = await stream.connect(Address.parse(listener.addresses[0]), plain)
     assert not carrier._sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     carrier.abandon(OVER)
@@ -237,7 +237,7 @@ async def test_nothing_paces_what_stays_on_the_machine(start: Start, at: str, to
 async def test_the_congestion_control_may_be_left_to_the_system(
     start: Start, system_congestion: str
 ) -> None:
-    config = Config(stream=Stream(loopback_congestion=""))
+    config = Config(byte_stream=ByteStream(loopback_congestion=""))
     listener = await start("aqueduct+tcp://127.0.0.1:0", config=config)
     carrier = await stream.connect(Address.parse(listener.addresses[0]), config)
     assert congestion_of(carrier._sock) == system_congestion
@@ -249,13 +249,13 @@ async def test_a_congestion_control_that_is_not_there_is_said_once(
     start: Start, system_congestion: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     listener = await start("aqueduct+tcp://127.0.0.1:0")
-    config = Config(stream=Stream(loopback_congestion="nothing-at-all"))
+    config = Config(byte_stream=ByteStream(loopback_congestion="nothing-at-all"))
     for _ in range(2):
         carrier = await stream.connect(Address.parse(listener.addresses[0]), config)
         assert congestion_of(carrier._sock) == system_congestion
         carrier.abandon(OVER)
     (text,) = [one.message for one in caplog.records if "congestion" in one.message]
-    assert "Stream.loopback_congestion is 'nothing-at-all'" in text
+    assert "ByteStream.loopback_congestion is 'nothing-at-all'" in text
 
 
 @congestion_settable
@@ -346,7 +346,7 @@ async def test_who_is_at_the_other_end(tmp_path: Path) -> None:
 
 
 async def test_the_buffer_of_a_unix_socket_is_as_configured_on_both_ends() -> None:
-    config = Config(stream=Stream(unix_buffer=50_000))
+    config = Config(byte_stream=ByteStream(unix_buffer=50_000))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
         usual = other.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
         other.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 50_000)

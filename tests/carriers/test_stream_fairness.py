@@ -2,10 +2,12 @@
 
 Counted in bytes, at a proxy that passes as many as the test says and whose own buffers are small.
 What may go before something that is sent now: the rest of the chunk that was taken for the kernel,
-what the kernel has and has not sent (Stream.notsent_lowat), and, beyond what the rule counts, what
+what the kernel has and has not sent (ByteStream.notsent_lowat), and, beyond what the rule counts,
+what
 the buffers of the kernel hold on the way to the proxy, and the step in which it passes: ``SLACK``.
 What has been sent and is not read yet is no part of the rule, so the proxy's receive buffers are
-small; in place of those a Unix socket has the writer's own (Stream.unix_buffer), small here too.
+small; in place of those a Unix socket has the writer's own (ByteStream.unix_buffer), small here
+too.
 """
 
 from __future__ import annotations
@@ -36,11 +38,11 @@ UNBOUNDED = replace(
         channel_hard_limit=4 * GiB,
         connection_high_water=4 * GiB,
     ),
-    stream=replace(DEFAULT.stream, unix_buffer=DEFAULT.stream.notsent_lowat),
+    byte_stream=replace(DEFAULT.byte_stream, unix_buffer=DEFAULT.byte_stream.notsent_lowat),
 )
 STEP = 16 * KiB
 SLACK = 48 * KiB
-BOUND = DEFAULT.mux.chunk + DEFAULT.stream.notsent_lowat + SLACK
+BOUND = DEFAULT.bpmux.chunk + DEFAULT.byte_stream.notsent_lowat + SLACK
 BODY = memoryview(bytes(8 * MiB))
 
 pytestmark = pytest.mark.parametrize("scheme", SCHEMES)
@@ -208,5 +210,5 @@ async def test_bulky_channels_have_equal_shares(scheme: str, tmp_path: Path) -> 
         # A turn is a chunk; a message counts when its last byte is here.
         for _ in range(5):
             await found.let(MiB + 77_777)
-            assert max(counts) - min(counts) <= DEFAULT.mux.chunk + max(sizes), counts
+            assert max(counts) - min(counts) <= DEFAULT.bpmux.chunk + max(sizes), counts
         assert min(counts) > MiB

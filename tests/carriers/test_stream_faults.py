@@ -16,7 +16,7 @@ import pytest
 
 from aqueduct.address import Address
 from aqueduct.carriers import stream
-from aqueduct.config import DEFAULT, Config, Flow, Mux, Stream
+from aqueduct.config import DEFAULT, Bpmux, ByteStream, Config, Flow
 from aqueduct.protocol.channels.connection import ChannelConnection
 from tests.carriers.chunks import Chunk, Kind, RawPeer, chunk, varu64
 from tests.carriers.proxy import End, Fate, Proxy
@@ -126,7 +126,7 @@ async def test_more_bytes_than_the_window() -> None:
 
 async def test_more_opening_bytes_than_the_top_level_has() -> None:
     async with against(SMALL, window=None) as (peer, user):
-        top = SMALL.stream.top_credit
+        top = SMALL.byte_stream.top_credit
         user.limits = {0: top, 1: top}  # the recorder is not to mind them
         await peer.say(opening(0, bytes(top // 2)), opening(1, bytes(top // 2 + 1)))
         await ends(peer, user, "credit for")
@@ -137,7 +137,7 @@ async def test_large_opening_payloads_are_given_back_as_they_are_covered() -> No
     """Opening bytes above the window hold top-level credit until ``credit`` covers them."""
     async with against(SMALL, window=None) as (peer, user):
         user.limits[0] = MiB  # the recorder is not to mind them
-        window, top = SMALL.flow.initial_window, SMALL.stream.top_credit
+        window, top = SMALL.flow.initial_window, SMALL.byte_stream.top_credit
         before = peer.credit(Kind.IN_STREAM, 0)
         await peer.say(opening(0, bytes(8 * window)))
         await user.until(lambda: user.total == 8 * window)
@@ -171,7 +171,7 @@ async def test_the_slots_of_streams_come_back_no_faster_than_they_end() -> None:
 
 
 async def test_pings_without_end_from_a_peer_that_does_not_read() -> None:
-    config = dataclasses.replace(DEFAULT, mux=Mux(unanswered_pings=50))
+    config = dataclasses.replace(DEFAULT, bpmux=Bpmux(unanswered_pings=50))
     async with against(config) as (peer, user):
         ping = chunk(Kind.IN_STREAM, 0, ping=True)
         for asked in range(1, 11):  # who reads the answers may ask on
@@ -185,7 +185,7 @@ async def test_pings_without_end_from_a_peer_that_does_not_read() -> None:
             sent += peer.say_now(ping * 1000)
             await asyncio.sleep(0.001)
         await user.until(lambda: user.lost)
-        assert "pings" in str(user.lost[0]) or "Mux.unanswered_pings" in str(user.lost[0])
+        assert "pings" in str(user.lost[0]) or "Bpmux.unanswered_pings" in str(user.lost[0])
 
 
 async def test_credit_without_end() -> None:
@@ -256,7 +256,7 @@ async def test_a_reset_waits_for_no_credit_but_the_first() -> None:
 
 async def test_a_peer_that_stops_reading_is_bounded_and_lost_at_last() -> None:
     config = dataclasses.replace(
-        timing(idle_timeout=1.0, ping_interval=0.5), stream=Stream(notsent_lowat=64 * KiB)
+        timing(idle_timeout=1.0, ping_interval=0.5), byte_stream=ByteStream(notsent_lowat=64 * KiB)
     )
     async with against(config) as (peer, user):
         peer.read(False)
@@ -266,7 +266,7 @@ async def test_a_peer_that_stops_reading_is_bounded_and_lost_at_last() -> None:
         await peer.say(chunk(Kind.IN_STREAM, 1, credit=64 * MiB))
         carrier: Any = user.carrier
         await met(lambda: carrier._writing)
-        assert carrier.snapshot()["in_flight"] <= 2 * config.mux.chunk
+        assert carrier.snapshot()["in_flight"] <= 2 * config.bpmux.chunk
         await user.until(lambda: user.lost)
         assert "is gone: nothing was heard for 1 s" in str(user.lost[0])
 
@@ -457,7 +457,7 @@ async def test_tiny_chunks_of_one_connection_do_not_hold_up_the_loop(what: str) 
                 await asyncio.sleep(0)
         watching.cancel()
         steps = [after - earlier for earlier, after in pairwise(turns)]
-        assert max(steps) <= 2 * DEFAULT.mux.wake_up + 2
+        assert max(steps) <= 2 * DEFAULT.bpmux.wake_up + 2
 
 
 @pytest.mark.parametrize("allowed", [(1 << 63) - 1, 1 << 63, (1 << 64) - 1])

@@ -17,7 +17,7 @@ import pytest
 
 from aqueduct.address import Address
 from aqueduct.carriers import stream
-from aqueduct.config import DEFAULT, Config, Stream
+from aqueduct.config import DEFAULT, ByteStream, Config
 from aqueduct.errors import ConfigError, ConnectFailed
 from tests.carriers.test_stream_connect import Start, connected, start
 from tests.carriers.users import DEADLINE, OVER, met, timing
@@ -29,7 +29,7 @@ def few(half_open: int, timeout: float = 10.0) -> Config:
     """So many places, which silence alone does not free."""
     return dataclasses.replace(
         timing(connect_timeout=timeout, handshake_silence=DEADLINE),
-        stream=Stream(half_open=half_open),
+        byte_stream=ByteStream(half_open=half_open),
     )
 
 
@@ -201,7 +201,7 @@ async def test_the_half_open_are_bounded_and_the_others_wait(
         with caplog.at_level(logging.WARNING, "aqueduct.carriers.stream"):
             crowd += [socket.create_connection(place_of(listener)) for _ in range(12)]
             await met(lambda: listener.half_open == 4)
-            await met(lambda: "Stream.half_open" in caplog.text)
+            await met(lambda: "ByteStream.half_open" in caplog.text)
         late = asyncio.ensure_future(stream.connect(Address.parse(listener.addresses[0]), DEFAULT))
         await asyncio.sleep(0.05)
         assert listener.half_open == listener.connections == 4

@@ -63,8 +63,8 @@ async def test_streams_both_ways_go_by_memory(size: int) -> None:
 
 @pytest.mark.parametrize("after", [0, 300 * KiB, 64 * MiB])
 async def test_it_begins_once_so_much_was_moved(after: int) -> None:
-    later = dataclasses.replace(LITTLE.stream, shared_memory_after=after)
-    config = dataclasses.replace(LITTLE, stream=later)
+    later = dataclasses.replace(LITTLE.byte_stream, shared_memory_after=after)
+    config = dataclasses.replace(LITTLE, byte_stream=later)
     async with linked("unix", config, window=8 * MiB, server_window=8 * MiB) as pair:
         await both_ways(pair)
         begun = after < 8 * MiB
@@ -185,13 +185,13 @@ class Meddler:
 
     def __init__(self, monkeypatch) -> None:
         self.memory: mmap.mmap | None = None
-        take = transport.Wire._take_memory
+        take = transport.StreamTransport._take_memory
 
-        def taken(carrier: transport.Wire, fd: int) -> None:
+        def taken(carrier: transport.StreamTransport, fd: int) -> None:
             self.memory = mmap.mmap(fd, 0)
             take(carrier, fd)
 
-        monkeypatch.setattr(transport.Wire, "_take_memory", taken)
+        monkeypatch.setattr(transport.StreamTransport, "_take_memory", taken)
 
     def set(self, direction: int, name: str, value: int) -> None:
         """``direction``: 0 from who made the memory, 1 to it."""
@@ -222,14 +222,14 @@ async def test_positions_that_cannot_be(monkeypatch, direction, name, value) -> 
 
 
 async def test_a_beginning_before_what_was_sent(monkeypatch) -> None:
-    take = transport.Wire._take_memory
+    take = transport.StreamTransport._take_memory
 
-    def taken(carrier: transport.Wire, fd: int) -> None:
+    def taken(carrier: transport.StreamTransport, fd: int) -> None:
         with mmap.mmap(fd, 0) as memory:
             take(carrier, fd)
             memory[128 + 640 : 128 + 648] = (1).to_bytes(8, sys.byteorder)
 
-    monkeypatch.setattr(transport.Wire, "_take_memory", taken)
+    monkeypatch.setattr(transport.StreamTransport, "_take_memory", taken)
     async with linked("unix", LITTLE) as pair:
         await pair.client.until(lambda: pair.client.begun)
         for number in range(8):

@@ -15,17 +15,17 @@ import aqueduct
 from aqueduct.carriers.stream import busy_poll
 from aqueduct.carriers.stream.busy_poll import Poller, poller_of
 from aqueduct.client.client import Client
-from aqueduct.config import Config, Stream
+from aqueduct.config import ByteStream, Config
 from aqueduct.errors import ConfigError
 from tests.carriers.streams import SCHEMES, TLS, listen_at
 from tests.carriers.users import Pair, linked, met
 from tests.support.calls import NUMBERS, numbers
 
-LONG = Config(stream=Stream(poll=1000.0))
+LONG = Config(byte_stream=ByteStream(poll=1000.0))
 """Looks until input comes."""
-SHORT = Config(stream=Stream(poll=1e-9))
+SHORT = Config(byte_stream=ByteStream(poll=1e-9))
 """Whatever comes is too late."""
-OFF = Config(stream=Stream(poll=0))
+OFF = Config(byte_stream=ByteStream(poll=0))
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ async def connected(kind: str, config: Config) -> AsyncIterator[Pair]:
 
 def test_seconds_below_zero_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"Stream\.poll is -0\.1"):
-        Stream(poll=-0.1)
+        ByteStream(poll=-0.1)
 
 
 @pytest.mark.parametrize("kind", SCHEMES)
@@ -321,7 +321,7 @@ async def test_nothing_is_looked_for_where_calls_are_rare(tmp_path: Path) -> Non
 
 
 async def test_a_call_that_takes_long_is_not_looked_for_to_its_end(tmp_path: Path) -> None:
-    async with calling("tcp", tmp_path, Config(stream=Stream(poll=0.02))) as client:
+    async with calling("tcp", tmp_path, Config(byte_stream=ByteStream(poll=0.02))) as client:
         task = asyncio.ensure_future(client.call("stuck", numbers(1)))
         await met(lambda: poller().turns)
         await met(lambda: not poller().busy)

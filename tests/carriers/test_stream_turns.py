@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from aqueduct.carriers.stream.sockets import take_of
-from aqueduct.config import DEFAULT, Config, Flow, Mux, Stream
+from aqueduct.config import DEFAULT, Bpmux, ByteStream, Config, Flow
 from tests.carriers.test_stream_fairness import BODY, SLACK, UNBOUNDED, scene
 from tests.carriers.users import STREAMS, Recorder, met, stream_pair
 
@@ -55,12 +55,12 @@ async def test_a_small_message_waits_for_what_was_taken_and_no_more(kind: str) -
             server.flush()
             before = sender.written_by.get(0, 0)
             await sender.until(lambda: sender.written_by.get(0, 0) > before + MiB)  # noqa: B023
-            assert client.snapshot()["in_flight"] <= config.mux.chunk + 4 * KiB  # type: ignore[operator]
+            assert client.snapshot()["in_flight"] <= config.bpmux.chunk + 4 * KiB  # type: ignore[operator]
             written = sender.written_by[0]
             client.write(number, [b"small"], True)
             client.flush()
             await sender.until(lambda: number in sender.written_by)  # noqa: B023
-            assert sender.passed[number] - written <= config.mux.chunk
+            assert sender.passed[number] - written <= config.bpmux.chunk
             await reader.until_ended(number)
         for end in (sender, reader):
             assert not end.failures, end.failures
@@ -74,8 +74,8 @@ def unsent(sock: socket.socket) -> int:
 
 async def test_the_kernel_holds_little_that_is_not_sent() -> None:
     mark = 64 * KiB
-    config = Config(stream=Stream(notsent_lowat=mark), flow=Flow(initial_window=64 * MiB))
-    config = dataclasses.replace(config, mux=Mux(chunk=32 * KiB))
+    config = Config(byte_stream=ByteStream(notsent_lowat=mark), flow=Flow(initial_window=64 * MiB))
+    config = dataclasses.replace(config, bpmux=Bpmux(chunk=32 * KiB))
     async with stream_pair("tcp", config) as (client, server, _):
         sender, reader = Recorder(client, config), Recorder(server, config, None)
         await sender.until(lambda: sender.begun)
@@ -94,7 +94,7 @@ async def test_the_kernel_holds_little_that_is_not_sent() -> None:
 
 async def test_what_a_unix_socket_holds_is_bounded(tmp_path: Path) -> None:
     """By the buffer that was asked for, which the kernel doubles for what a page costs itself."""
-    config = dataclasses.replace(UNBOUNDED, stream=DEFAULT.stream)
+    config = dataclasses.replace(UNBOUNDED, byte_stream=DEFAULT.byte_stream)
     async with scene("unix", tmp_path, config) as found:
         bulk, ignored = await found.sender()
         found.drop_all(ignored)
@@ -107,8 +107,8 @@ async def test_what_a_unix_socket_holds_is_bounded(tmp_path: Path) -> None:
         await small.send(b"small")
         passed = await found.passed_until(got.done)
         assert bytes((await got).payload) == b"small"
-        assert DEFAULT.stream.unix_buffer / 2 < passed
-        assert passed <= DEFAULT.mux.chunk + 2 * DEFAULT.stream.unix_buffer + SLACK
+        assert DEFAULT.byte_stream.unix_buffer / 2 < passed
+        assert passed <= DEFAULT.bpmux.chunk + 2 * DEFAULT.byte_stream.unix_buffer + SLACK
 
 
 async def test_what_leaves_over_tcp_is_whole_segments() -> None:
@@ -127,9 +127,9 @@ async def test_what_leaves_over_tcp_is_whole_segments() -> None:
         await met(lambda: client._writing and client._out.left)
         segment = client._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
         assert 0 < client._out.size - client._take <= 16  # the head
-        assert client._take == take_of(client._sock, config.mux.chunk)
+        assert client._take == take_of(client._sock, config.bpmux.chunk)
         assert (client._take + 16) % segment == 0
-        assert config.mux.chunk - segment - 16 < client._take <= config.mux.chunk - 16
+        assert config.bpmux.chunk - segment - 16 < client._take <= config.bpmux.chunk - 16
         server._resume()
         await reader.until_ended(0)
 

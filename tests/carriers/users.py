@@ -195,8 +195,8 @@ KINDS = ("memory", "memory-split", "quic", "quic-1200", "quic-lossy", *STREAMS)
 
 def by_memory(config: Config, size: int = 64 << 10) -> Config:
     """The same with little memory to share over a Unix socket, from the first bytes on."""
-    stream = dataclasses.replace(config.stream, shared_memory=size, shared_memory_after=0)
-    return dataclasses.replace(config, stream=stream)
+    stream = dataclasses.replace(config.byte_stream, shared_memory=size, shared_memory_after=0)
+    return dataclasses.replace(config, byte_stream=stream)
 
 
 def is_lossy(kind: str) -> bool:

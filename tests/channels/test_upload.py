@@ -214,8 +214,8 @@ def late_bytes(carrier: Carrier, config: Config) -> int:
     hold back of what left is counted elsewhere: tests/carriers/test_stream_fairness.py.
     """
     assert carrier.late_turns is not None
-    turn = config.stream.wake_up + config.stream.read_ahead
-    return config.mux.chunk + carrier.late_turns * turn
+    turn = config.byte_stream.wake_up + config.byte_stream.read_ahead
+    return config.bpmux.chunk + carrier.late_turns * turn
 
 
 @pytest.mark.requirement("AQ-35")
@@ -224,7 +224,7 @@ async def test_a_cancel_overtakes_what_is_queued(carrier: Carrier, seed: int) ->
     config = replace(
         DEFAULT,
         quic=replace(DEFAULT.quic, transport_buffer=128 * KiB),
-        stream=replace(DEFAULT.stream, wake_up=512 * KiB),
+        byte_stream=replace(DEFAULT.byte_stream, wake_up=512 * KiB),
     )
     # How much a kernel takes of a byte stream is its own affair: more is queued than it would.
     uploaded = 8 * MiB if carrier.late_turns is None else 32 * MiB

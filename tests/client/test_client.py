@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import aqueduct
-from aqueduct.client.call import Window
+from aqueduct.client.call import InFlightWindow
 from aqueduct.client.client import Client
 from aqueduct.endpoint import connect
 from aqueduct.errors import ConfigError, DeadlineExceeded, HeadersRejected, LocalProtocolError
@@ -322,7 +322,7 @@ async def test_a_service_that_refuses_the_connection_headers(service):
 
 
 def test_the_window():
-    window = Window(3, 100)
+    window = InFlightWindow(3, 100)
     assert window.open
     assert window.send(99) == 0
     assert window.open
@@ -342,7 +342,7 @@ def test_the_window():
 
 
 def test_the_window_has_more_of_small_batches():
-    window = Window(2, 100, 5, 30)
+    window = InFlightWindow(2, 100, 5, 30)
     for size in (1, 1, 1, 1):
         window.send(size)
     assert window.open
@@ -361,13 +361,13 @@ def test_the_window_has_more_of_small_batches():
     window.settle(4)
     assert window.open
     assert window.send(60) == 6 and window.send(60) == 7 and not window.open
-    tight = Window(8, 10, 64, 1000)
+    tight = InFlightWindow(8, 10, 64, 1000)
     tight.send(10)
     assert not tight.open  # what is under way is bounded first
 
 
 def test_the_window_of_answers_in_any_order():
-    window = Window(3, 100)
+    window = InFlightWindow(3, 100)
     for size in (10, 50, 30):
         window.send(size)
     assert not window.open and window.sent_bytes == 90

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from aqueduct import Client, Service, SyncClient
-from aqueduct.client.sink_writer import RemoteSink
+from aqueduct.client.sink_writer import SinkWriter
 from aqueduct.errors import BadCall
 from aqueduct.rpc.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
 from aqueduct.rpc.sink_commit import COMMIT, DOCUMENT_SCHEMA, LOOK, WRITE
@@ -55,7 +55,7 @@ async def test_damaged_answers_of_a_sink(data: bytes, monkeypatch: pytest.Monkey
         def ask() -> list[tuple[str, str]]:
             named = []
             with SyncClient(address) as client:
-                sink = RemoteSink(client, "shelf")
+                sink = SinkWriter(client, "shelf")
                 for call in (
                     sink.look,
                     lambda: write(sink, attempt(), 1),

@@ -15,9 +15,9 @@ NAMES = ("SIGINT", "SIGALRM", "SIGTERM", "SIGUSR1", "SIGVTALRM")
 
 BEGIN = """
 import os, signal, sys, threading, time
-from aqueduct.client.shared_loop import BorrowedLoop
+from aqueduct.client.shared_loop import SharedLoop
 from aqueduct.client.deferred_signals import DEFERRED
-from aqueduct.endpoint import Asked
+from aqueduct.endpoint import PendingReply
 
 class Came(Exception):
     pass
@@ -39,7 +39,7 @@ def borrow():
     while not thread.borrow():  # its own thread may have it for a moment
         assert time.monotonic() < end, "nobody lets go of the loop"
 
-thread = BorrowedLoop()
+thread = SharedLoop()
 thread.rest()
 borrow()
 """

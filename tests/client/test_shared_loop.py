@@ -15,22 +15,22 @@ import pytest
 
 import aqueduct
 from aqueduct.client import shared_loop, sync_stream
-from aqueduct.client.shared_loop import BorrowedLoop
-from aqueduct.endpoint import Asked
+from aqueduct.client.shared_loop import SharedLoop
+from aqueduct.endpoint import PendingReply
 from aqueduct.errors import LocalProtocolError
 from tests.support.calls import NUMBERS, numbers, served, sync_client, until_seen, values
 
 LONG = 20.0
 
 
-def borrow(thread: BorrowedLoop) -> None:
+def borrow(thread: SharedLoop) -> None:
     """As soon as its own thread has let go of it."""
     until_seen(thread.borrow)
 
 
 @pytest.fixture
 def thread():
-    thread = BorrowedLoop("test-borrowed")
+    thread = SharedLoop("test-borrowed")
     yield thread
     thread.stop()
     assert not thread.alive
@@ -200,7 +200,7 @@ def brings(asked):
 
 def test_work_whose_input_is_there_needs_no_turn(resting, monkeypatch):
     monkeypatch.setattr(shared_loop, "_STEPPED", LONG)  # however busy the machine is
-    asked, found = Asked(resting.loop), list[Any]()
+    asked, found = PendingReply(resting.loop), list[Any]()
     tasks: list[asyncio.Task[str]] = []
     # One look brings something else, and the work waits on.
     looks = [brings(asked), lambda: True, brings(asked)]
@@ -212,7 +212,7 @@ def test_work_whose_input_is_there_needs_no_turn(resting, monkeypatch):
 @pytest.mark.parametrize("brought", [0, 1])
 def test_work_whose_input_is_not_there_goes_on_as_a_task(resting, brought, monkeypatch):
     monkeypatch.setattr(shared_loop, "_STEPPED", LONG)
-    asked, found = Asked(resting.loop), list[Any]()
+    asked, found = PendingReply(resting.loop), list[Any]()
     tasks: list[asyncio.Task[str]] = []
     looks = [*[brings(asked)] * brought, lambda: False]
     assert step(resting, looks, asked, found, tasks) is None
@@ -227,7 +227,7 @@ def test_work_whose_input_is_not_there_goes_on_as_a_task(resting, brought, monke
 
 
 def test_input_of_others_ends_the_steps(resting):
-    asked, found = Asked(resting.loop), list[Any]()
+    asked, found = PendingReply(resting.loop), list[Any]()
     tasks: list[asyncio.Task[str]] = []
     assert step(resting, itertools.repeat(lambda: True), asked, found, tasks) is None
     assert found == ["begun"]
@@ -240,7 +240,7 @@ def test_what_looking_raises_leaves_no_loop_behind(resting):
 
     async def work():
         try:
-            await Asked(resting.loop)
+            await PendingReply(resting.loop)
         finally:
             ended.append(asyncio.get_running_loop())
 
@@ -291,7 +291,7 @@ class Foreign(asyncio.SelectorEventLoop):
 
 def test_a_loop_of_another_make_stays_with_its_thread(monkeypatch):
     monkeypatch.setattr(asyncio, "new_event_loop", Foreign)
-    thread = BorrowedLoop("test-foreign")
+    thread = SharedLoop("test-foreign")
     try:
         thread.rest()
         seen = threading.Event()

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import aqueduct
-from aqueduct.carriers.stream.busy_poll import Lookout, Poller
+from aqueduct.carriers.stream.busy_poll import Poller, ReplyExpectation
 from aqueduct.client import shared_loop
 from aqueduct.endpoint import Connection
 from aqueduct.errors import (
@@ -293,7 +293,7 @@ def test_who_waits_by_hand_lets_others_have_the_loop(there):
     read = []
     with mine, theirs, others, wake:
         poller = Poller(_Loop(others))  # type: ignore[arg-type]
-        lookout = Lookout(poller, mine.fileno(), 1e-3, lambda: read.append(True))
+        lookout = ReplyExpectation(poller, mine.fileno(), 1e-3, lambda: read.append(True))
         poller.rests = float("inf")  # so it waits at once
         if there in ("input", "both"):
             theirs.send(b"x")
@@ -310,7 +310,7 @@ def test_a_loop_whose_selector_cannot_be_waited_for():
         for selector in (None, object()):
             poller = Poller(_Loop(selector))  # type: ignore[arg-type]
             poller.rests = float("inf")
-            lookout = Lookout(poller, mine.fileno(), 1e-3, lambda: None)
+            lookout = ReplyExpectation(poller, mine.fileno(), 1e-3, lambda: None)
             assert not lookout.look(lambda: 0.0)
         theirs.send(b"x")
         assert lookout.look(lambda: 0.0)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import aqueduct
-from aqueduct.client.call import END, Failure
+from aqueduct.client.call import END, FailedBatch
 from aqueduct.client.thread_call import NEWS, Failed
 from aqueduct.errors import (
     Cancelled,
@@ -64,7 +64,7 @@ def test_the_news_of_all_come_by_one_queue(service):
         assert [number for number, _ in come["a"][:-1]] == [0, 1]
         assert values([lanes["a"].decode(come["a"][0][1])]) == [[1]]
         failure = come["a"][1][1]
-        assert type(failure) is Failure and isinstance(failure.error, HandlerFailed)
+        assert type(failure) is FailedBatch and isinstance(failure.error, HandlerFailed)
         assert values([lanes["b"].decode(come["b"][0][1])]) == [[2]]
         assert lanes["a"].settled == 2 and lanes["a"].sent_bytes > lanes["b"].sent_bytes > 0
         with pytest.raises(SchemaMismatch):

@@ -175,7 +175,7 @@ def test_who_waits_steps_the_loop_where_an_answer_comes_at_once(service, carrier
     monkeypatch.setattr(busy_poll, "_YIELDED", float("inf"))  # however busy the machine is
     monkeypatch.setattr(busy_poll, "_BY_HAND", LONG)
     monkeypatch.setattr(shared_loop, "_STEPPED", LONG)
-    patient = config(stream={"poll": LONG})
+    patient = config(byte_stream={"poll": LONG})
     with sync_client(service, carrier, config=patient) as client:
         thread, stepped, step = client._thread, [], client._thread.step
 
@@ -198,7 +198,7 @@ def test_what_an_answer_owes_leaves_while_nobody_waits(service, monkeypatch):
     monkeypatch.setattr(busy_poll, "_BY_HAND", LONG)
     monkeypatch.setattr(shared_loop, "_STEPPED", LONG)
     monkeypatch.setattr(shared_loop, "_UNATTENDED", LONG)
-    patient = config(stream={"poll": LONG}, timing={"ack_delay": 1.0})
+    patient = config(byte_stream={"poll": LONG}, timing={"ack_delay": 1.0})
     with sync_client(service, "tcp", config=patient) as client:
         connection = client._client.connection
         carrier: Any = connection.carrier
@@ -340,7 +340,7 @@ def test_a_service_that_dies_while_who_waits_steps_the_loop(monkeypatch):
     monkeypatch.setattr(busy_poll, "_YIELDED", float("inf"))
     monkeypatch.setattr(busy_poll, "_BY_HAND", LONG)
     monkeypatch.setattr(shared_loop, "_STEPPED", LONG)
-    patient = config(stream={"poll": LONG})
+    patient = config(byte_stream={"poll": LONG})
     command = [sys.executable, "-c", DYING]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout is not None

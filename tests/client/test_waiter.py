@@ -13,7 +13,7 @@ import pytest
 
 from aqueduct import Connection, Receiver, channel, connect, serve
 from aqueduct._speedups.loop.pump import Pump
-from aqueduct._speedups.loop.waiter import Waiter, Waiting, nests
+from aqueduct._speedups.loop.waiter import Waiter, WaiterSlot, nests
 from aqueduct.errors import LocalProtocolError
 from tests.carriers.streams import listen_at
 from tests.carriers.users import DEADLINE
@@ -35,7 +35,7 @@ async def from_the_loop(work: Callable[[], object]) -> BaseException | None:
     return await done
 
 
-def waiting_task(waiting: Waiting, seen: list[str], name: str) -> asyncio.Task[None]:
+def waiting_task(waiting: WaiterSlot, seen: list[str], name: str) -> asyncio.Task[None]:
     async def wait() -> None:
         await waiting.wait()
         seen.append(name)
@@ -44,7 +44,7 @@ def waiting_task(waiting: Waiting, seen: list[str], name: str) -> asyncio.Task[N
 
 
 async def test_all_who_wait_are_woken_in_their_order() -> None:
-    waiting, seen = Waiting(), list[str]()
+    waiting, seen = WaiterSlot(), list[str]()
     tasks = [waiting_task(waiting, seen, name) for name in ("first", "second", "third")]
     await asyncio.sleep(0)
     waiting.wake()
@@ -55,7 +55,7 @@ async def test_all_who_wait_are_woken_in_their_order() -> None:
 
 
 async def test_who_gives_up_is_woken_no_more() -> None:
-    waiting, seen = Waiting(), list[str]()
+    waiting, seen = WaiterSlot(), list[str]()
     gone, there = (waiting_task(waiting, seen, name) for name in ("gone", "there"))
     await asyncio.sleep(0)
     gone.cancel("enough")
@@ -146,7 +146,7 @@ async def test_what_is_no_future_for_a_task_is_told() -> None:
 
 
 async def test_a_deadline_ends_a_wait() -> None:
-    waiting = Waiting()
+    waiting = WaiterSlot()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
             await waiting.wait()
@@ -280,7 +280,7 @@ async def test_who_is_woken_outside_of_a_turn_goes_on_in_the_next(tmp_path: Path
 
 
 async def test_who_waits_for_a_handle_is_on_its_loop() -> None:
-    waiting, seen = Waiting(asyncio.get_running_loop()), list[str]()
+    waiting, seen = WaiterSlot(asyncio.get_running_loop()), list[str]()
 
     async def wait() -> None:
         await waiting.wait()

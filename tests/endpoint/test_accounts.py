@@ -8,9 +8,15 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from aqueduct.config import DEFAULT
-from aqueduct.endpoint.accounts import LARGE, Process, Receiving, Sending, process
+from aqueduct.endpoint.accounts import (
+    LARGE,
+    ProcessAccounts,
+    ReceivingAccount,
+    SendingAccount,
+    process,
+)
 from aqueduct.protocol.channels.connection import ChannelConnection
-from aqueduct.protocol.channels.context import Shared
+from aqueduct.protocol.channels.context import ConnectionContext
 
 FORK = """
 import os
@@ -38,9 +44,9 @@ def test_there_is_one_process() -> None:
 
 
 def test_all_connections_are_told_when_one_begins_to_wait() -> None:
-    account, woken = Receiving(), []
-    one = Shared(DEFAULT, 0, receiving=account)
-    other = Shared(DEFAULT, 1, receiving=account)
+    account, woken = ReceivingAccount(), []
+    one = ConnectionContext(DEFAULT, 0, receiving=account)
+    other = ConnectionContext(DEFAULT, 1, receiving=account)
     one.wake, other.wake = (lambda: woken.append("one")), (lambda: woken.append("other"))
     account.press()
     assert sorted(woken) == ["one", "other"]
@@ -53,7 +59,7 @@ def test_all_connections_are_told_when_one_begins_to_wait() -> None:
 
 
 def test_connections_of_several_threads_are_all_counted() -> None:
-    counted = Process()
+    counted = ProcessAccounts()
 
     def open_and_close(_: int) -> None:
         for _ in range(10_000):
@@ -67,7 +73,7 @@ def test_connections_of_several_threads_are_all_counted() -> None:
 
 
 def test_what_a_handler_makes_after_the_end_of_its_call_does_not_count() -> None:
-    account = Sending()
+    account = SendingAccount()
     ledger = ChannelConnection(is_client=True, config=DEFAULT, sending=account).outgoing
     room = account.reservation(ledger, lambda: 0, lambda: None)
     assert room.ask(LARGE) and account.used == LARGE

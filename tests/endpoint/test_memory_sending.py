@@ -17,9 +17,9 @@ import pytest
 
 from aqueduct import Client, Service
 from aqueduct.config import Config
-from aqueduct.endpoint.accounts import Sending, process
+from aqueduct.endpoint.accounts import SendingAccount, process
 from aqueduct.errors import Busy
-from aqueduct.protocol.channels.send_streams import Outgoing
+from aqueduct.protocol.channels.send_streams import SendStreams
 from tests.support.calls import config, connected, serving, sync_client, until, until_seen
 
 KiB, MiB = 1 << 10, 1 << 20
@@ -185,8 +185,8 @@ async def test_a_handler_whose_answers_are_small_again_waits_for_no_room(name: s
 
 
 def test_room_is_granted_in_order_and_never_twice() -> None:
-    account = Sending()
-    ledger = Outgoing(narrow(process_send_budget=4 * MiB), [], account)
+    account = SendingAccount()
+    ledger = SendStreams(narrow(process_send_budget=4 * MiB), [], account)
     queued = {"first": 0, "second": 0, "third": 0}
     woken: list[str] = []
     rooms = {
@@ -217,8 +217,8 @@ def test_room_is_granted_in_order_and_never_twice() -> None:
 
 
 def test_threads_that_ask_at_once_get_no_more_than_there_is() -> None:
-    account = Sending()
-    ledger = Outgoing(narrow(process_send_budget=4 * MiB), [], account)
+    account = SendingAccount()
+    ledger = SendStreams(narrow(process_send_budget=4 * MiB), [], account)
     peaks: list[int] = []
 
     def work() -> None:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from aqueduct.config import Timing
-from aqueduct.endpoint.accounts import Sending
+from aqueduct.endpoint.accounts import SendingAccount
 from aqueduct.endpoint.pulling import LARGE, PULLING, UNKNOWN, Pull
 
 MiB = 1 << 20
@@ -16,7 +16,7 @@ class Calls:
     """Calls of one client on one account; ``queued`` and ``woken`` by name."""
 
     def __init__(self, budget: int, timing: Timing | None = None) -> None:
-        self.account = Sending()
+        self.account = SendingAccount()
         self.sizes: dict[str, int] = {}
         self.queued: dict[str, int] = {}
         self.woken: list[str] = []

@@ -12,7 +12,7 @@ import pytest
 
 import aqueduct
 from aqueduct.client.client import Client
-from aqueduct.endpoint import Asked, Connection, channel, connect, serve
+from aqueduct.endpoint import Connection, PendingReply, channel, connect, serve
 from aqueduct.errors import ConnectionLost, ReceiverClosed
 from aqueduct.service.unary import _Gathered
 from tests.support.calls import NUMBERS, numbers, serving
@@ -23,7 +23,7 @@ class Waiter:
 
     def __init__(self, times: int = 1, context: Context | None = None) -> None:
         loop = asyncio.get_running_loop()
-        self.asked = Asked(loop)
+        self.asked = PendingReply(loop)
         self.seen: list[str] = []
         self.task = loop.create_task(self._wait(times), context=context)
 
@@ -91,7 +91,7 @@ async def test_what_runs_in_the_context_of_the_task_goes_on_first() -> None:
 
 async def test_the_context_of_the_task_is_its_own() -> None:
     variable: ContextVar[str] = ContextVar("variable", default="nothing")
-    asked = Asked(asyncio.get_running_loop())
+    asked = PendingReply(asyncio.get_running_loop())
     seen = []
 
     async def wait() -> None:
@@ -150,7 +150,7 @@ async def test_a_cancel_and_a_wake_at_once_are_a_cancel(first: str) -> None:
 
 
 async def test_a_task_may_wait_again_after_a_cancel() -> None:
-    asked = Asked(asyncio.get_running_loop())
+    asked = PendingReply(asyncio.get_running_loop())
     seen = []
 
     async def wait() -> None:
@@ -173,7 +173,7 @@ async def test_a_task_may_wait_again_after_a_cancel() -> None:
 
 
 async def test_a_timeout_ends_the_wait() -> None:
-    asked = Asked(asyncio.get_running_loop())
+    asked = PendingReply(asyncio.get_running_loop())
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
             await asked
@@ -183,7 +183,7 @@ async def test_it_belongs_to_its_loop() -> None:
     other = asyncio.new_event_loop()
     try:
         with pytest.raises(RuntimeError, match="different loop"):
-            await Asked(other)
+            await PendingReply(other)
     finally:
         other.close()
 
@@ -239,7 +239,7 @@ async def test_what_is_alone_leaves_before_the_rest_of_a_flush(alone: bool) -> N
                 sent.append(connection.carrier.snapshot()["sent"] - before)  # type: ignore[operator]
 
         entrypoint.on_change = answer
-        asked = Asked(asyncio.get_running_loop())
+        asked = PendingReply(asyncio.get_running_loop())
         client.ask(asked, [b"a question"], (), asyncio.get_running_loop().time(), now=alone)
         async with asyncio.timeout(20):
             while (found := client.answer(asked)) is None:
@@ -253,7 +253,7 @@ async def test_what_is_alone_leaves_before_the_rest_of_a_flush(alone: bool) -> N
 
 async def test_an_answer_that_nobody_wants_any_more_wakes_nobody() -> None:
     async with both() as (client, connection):
-        asked = Asked(asyncio.get_running_loop())
+        asked = PendingReply(asyncio.get_running_loop())
         client.ask(asked, [b"a question"], (), asyncio.get_running_loop().time(), now=True)
         message = await connection.entrypoint.receive()
         client.forget(asked, close=True)
@@ -271,7 +271,7 @@ async def test_where_an_answer_goes_is_known_without_a_handle() -> None:
         (first, _), (second, _) = channel(oneshot=True), channel(oneshot=True)
         for attached in ([], [lasting], [its], [first, second]):
             client.entrypoint.send_nowait(b"no question", attachments=attached)
-        asked = [Asked(asyncio.get_running_loop()) for _ in range(2)]
+        asked = [PendingReply(asyncio.get_running_loop()) for _ in range(2)]
         for each in asked:
             client.ask(each, [b"a question"], (), asyncio.get_running_loop().time())
         async with asyncio.timeout(20):

@@ -36,7 +36,7 @@ def settings(half_open: int, **limits: Any) -> Config:
     return dataclasses.replace(
         DEFAULT,
         timing=dataclasses.replace(DEFAULT.timing, connect_timeout=LONG),
-        stream=dataclasses.replace(DEFAULT.stream, half_open=half_open),
+        byte_stream=dataclasses.replace(DEFAULT.byte_stream, half_open=half_open),
         quic=dataclasses.replace(DEFAULT.quic, half_open=half_open),
         limits=dataclasses.replace(DEFAULT.limits, **limits),
     )
@@ -160,7 +160,7 @@ async def test_silent_peers_take_no_places_from_honest_ones(kind: str, tmp_path:
 async def test_three_hundred_honest_clients_and_six_hundred_silent_peers(
     kind: str, tmp_path: Path
 ) -> None:
-    config = settings(DEFAULT.stream.half_open)
+    config = settings(DEFAULT.byte_stream.half_open)
     async with listening(kind, tmp_path, config) as (_, address), crowd_at(address) as crowd:
         for _ in range(200):
             await crowd.join("nothing")
@@ -285,4 +285,4 @@ async def test_silence_is_told_in_the_log(tmp_path: Path, caplog: pytest.LogCapt
         for _ in range(3):
             await crowd.join("half")
         await met(lambda: "all places of handshakes are taken" in caplog.text)
-    assert "(Stream.half_open, Timing.handshake_silence)" in caplog.text
+    assert "(ByteStream.half_open, Timing.handshake_silence)" in caplog.text

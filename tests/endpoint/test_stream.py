@@ -205,7 +205,7 @@ async def test_a_peer_that_grants_no_stream_anything(scheme: str, tmp_path: Path
                     await sender.send(bytes(50_000))
                 sent += 1
         # What left with the opening chunk, the mark, and the one that went over it.
-        assert sent * 50_000 <= SMALL.mux.opening + SMALL.flow.channel_high_water + 50_000
+        assert sent * 50_000 <= SMALL.bpmux.opening + SMALL.flow.channel_high_water + 50_000
         assert connection.snapshot().queued_bytes <= SMALL.flow.channel_high_water + 100_000
         before = len(client.raw.chunks)
         sender.cancel()

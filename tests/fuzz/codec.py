@@ -48,12 +48,12 @@ def target(data: bytes) -> None:
     }
     expected, fault = model.decode(sequence, **options)
 
-    whole = codec.Decoder(**options)
+    whole = codec.FrameDecoder(**options)
     frames, error = read(whole, sequence, None)
     compare(frames, error, expected, fault)
     check_state(whole, sequence, error)
 
-    pieces = codec.Decoder(**options)
+    pieces = codec.FrameDecoder(**options)
     pieces.auto_admit = (0x7FFFFFFFFFFFFFFF, 30, 0, -1)[settings >> 4 & 3]
     pieces.pause_at_route = bool(settings & 64)
     frames, error = read(pieces, sequence, plan)
@@ -66,7 +66,7 @@ def target(data: bytes) -> None:
 
 
 def read(
-    decoder: codec.Decoder, sequence: bytes, plan: Source | None
+    decoder: codec.FrameDecoder, sequence: bytes, plan: Source | None
 ) -> tuple[list[model.Frame], RemoteProtocolError | None]:
     """The frames and the error of a sequence, fed whole or as the plan says."""
     frames: list[model.Frame] = []
@@ -101,7 +101,7 @@ def read(
     return frames, None
 
 
-def take(decoder: codec.Decoder, frames: list[model.Frame], how: int) -> None:
+def take(decoder: codec.FrameDecoder, frames: list[model.Frame], how: int) -> None:
     """Everything that the decoder can give now."""
     while True:
         frame = decoder.next()
@@ -117,7 +117,7 @@ def take(decoder: codec.Decoder, frames: list[model.Frame], how: int) -> None:
     assert decoder.buffered == 0  # whatever was fed is consumed, so nothing is read twice
 
 
-def admit(decoder: codec.Decoder, head: codec.MessageHead, how: int) -> None:
+def admit(decoder: codec.FrameDecoder, head: codec.MessageHead, how: int) -> None:
     """Into memory of its own or ours; memory that does not fit is refused, and nothing changes."""
     assert decoder.waiting
     kind = how & 3
@@ -159,7 +159,9 @@ def compare(
     assert getattr(error, "truncated", None) == cut, (error, fault)
 
 
-def check_state(decoder: codec.Decoder, sequence: bytes, error: RemoteProtocolError | None) -> None:
+def check_state(
+    decoder: codec.FrameDecoder, sequence: bytes, error: RemoteProtocolError | None
+) -> None:
     """What the decoder says of itself in the end."""
     assert decoder.finished == (error is None)
     if error is None:
@@ -167,7 +169,7 @@ def check_state(decoder: codec.Decoder, sequence: bytes, error: RemoteProtocolEr
         assert decoder.between_frames and not decoder.remaining and not decoder.gathered
 
 
-def assert_final(decoder: codec.Decoder, error: RemoteProtocolError) -> None:
+def assert_final(decoder: codec.FrameDecoder, error: RemoteProtocolError) -> None:
     """After an error every method raises it again, and no memory is held."""
     assert decoder.error is error
     assert not decoder.buffered and not decoder.gathered and not decoder.remaining

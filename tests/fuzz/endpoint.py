@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from aqueduct._speedups.channels.message_batches import Inlet
+from aqueduct._speedups.channels.message_batches import DirectRead
 from aqueduct._speedups.loop.pump import apply
 from aqueduct.carriers.contract import Buffer
 from aqueduct.carriers.memory import MemoryCarrier
@@ -77,7 +77,7 @@ class Endpoint:
     def stream_data(self, stream: int, data: Buffer, fin: bool) -> None:
         self.core.receive_stream(stream, data, fin, self.clock.now)
 
-    def inlet(self, stream: int) -> Inlet | None:
+    def inlet(self, stream: int) -> DirectRead | None:
         return self.core.inlet(stream)
 
     def inlet_done(self, stream: int) -> None:

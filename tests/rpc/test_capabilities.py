@@ -21,7 +21,7 @@ from aqueduct.errors import (
     SchemaMismatch,
 )
 from aqueduct.rpc.fragments import batch_headers, pieces
-from aqueduct.rpc.request import Hello
+from aqueduct.rpc.request import Accepted
 from aqueduct.rpc.status import Status
 from tests.support.calls import (
     NUMBERS,
@@ -329,7 +329,7 @@ async def other(*messages, traits=()):
     async def on_connection(connection):
         async for message in connection.entrypoint:
             output, status = (attachment.handle for attachment in message.attachments[1:])
-            headers, payload = Hello(NUMBERS, traits=frozenset(traits)).encode()
+            headers, payload = Accepted(NUMBERS, traits=frozenset(traits)).encode()
             output.send_nowait(payload, headers=headers)
             for headers, payload in messages:
                 output.send_nowait(payload, headers=headers)

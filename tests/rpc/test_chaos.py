@@ -11,7 +11,7 @@ import pytest
 import aqueduct
 from aqueduct.client.client import Client
 from aqueduct.errors import AqueductError
-from aqueduct.service.server import Serving
+from aqueduct.service.server import RunningService
 from tests.support.calls import NUMBERS, config, numbers, served, serving, until
 
 SMALL = config(calls={"cut": 4096, "in_flight_batches": 3}, timing={"progress_deadline": 5.0})
@@ -108,7 +108,7 @@ async def one_call(client, chance):
         await stream.aclose()  # otherwise it is dropped
 
 
-async def caller(running: Serving, service: aqueduct.Service, chance: random.Random) -> None:
+async def caller(running: RunningService, service: aqueduct.Service, chance: random.Random) -> None:
     async def connect():
         return await Client.connect(running.addresses[0], config=service.config)
 

@@ -12,7 +12,7 @@ from aqueduct.client.client import Client
 from aqueduct.config import Calls
 from aqueduct.errors import BadCall, ConfigError
 from aqueduct.rpc.keys import COMPRESSION
-from aqueduct.rpc.request import CallHead, Hello
+from aqueduct.rpc.request import Accepted, CallHead
 from tests.support.calls import config, connected, everything, served
 
 WORDS = pa.schema([pa.field("word", pa.string())])
@@ -147,14 +147,14 @@ def test_words_of_other_versions_are_no_matter():
     headers, payload = head.encode()
     assert (COMPRESSION, b"brotli,lz4") in headers
     assert CallHead.decode(headers, b"".join(payload)).compressions == ("brotli", "lz4")
-    headers, payload = Hello(None, "lz4").encode()
-    assert Hello.decode(headers, b"", kind="sink") == Hello(None, "lz4")
+    headers, payload = Accepted(None, "lz4").encode()
+    assert Accepted.decode(headers, b"", kind="sink") == Accepted(None, "lz4")
 
 
 @pytest.mark.requirement("AC-40")
 async def test_a_compression_that_was_not_asked_for_is_refused(service, monkeypatch):
-    encode = Hello.encode
-    monkeypatch.setattr(Hello, "encode", lambda hello: encode(Hello(hello.schema, "zstd")))
+    encode = Accepted.encode
+    monkeypatch.setattr(Accepted, "encode", lambda hello: encode(Accepted(hello.schema, "zstd")))
     async with connected(service) as client:
         with pytest.raises(BadCall, match="'zstd', which was not asked for"):
             await everything(client.source("many", compression="lz4"))

@@ -16,7 +16,7 @@ from aqueduct.errors import BadCall, Finished, UnknownHandler
 from aqueduct.rpc import keys
 from aqueduct.rpc.request import CallHead
 from aqueduct.rpc.status import Status
-from aqueduct.rpc.unary import Question, decode_answer
+from aqueduct.rpc.unary import UnaryTemplate, decode_answer
 from tests.arrow.strategies import streams
 from tests.support.calls import NUMBERS, RawCall, numbers, serving
 
@@ -76,7 +76,7 @@ async def ask(raw, headers, payload):
 
 @pytest.mark.requirement("AC-57")
 async def test_a_unary_call_is_never_compressed(raw):
-    question = Question.encode(CallHead("echo", "exchange", schema=WORDS))
+    question = UnaryTemplate.encode(CallHead("echo", "exchange", schema=WORDS))
     batch = b"".join(map(bytes, Encoder(WORDS).encode(SAME).buffers))
     asked = (*question.headers, (keys.COMPRESSION, b"zstd"))
     answer = await ask(raw, asked, question.prefix + batch)
@@ -87,7 +87,9 @@ async def test_a_unary_call_is_never_compressed(raw):
     assert Decoder(WORDS).decode(payload) == SAME  # which refuses what is compressed
     refused = await ask(raw, asked, question.prefix + written_by_arrow(SAME, compression="zstd"))
     with pytest.raises(BadCall, match="compressed, which was not agreed on"):
-        raise Status.decode(refused.headers, refused.payload).to_exception()
+        error = Status.decode(refused.headers, refused.payload).to_exception()
+        assert error is not None
+        raise error
 
 
 def written_by_arrow(batch, **options):

@@ -9,7 +9,7 @@ import aqueduct
 from aqueduct.arrow.ipc import serialize_schema
 from aqueduct.errors import BadCall, HandlerFailed, SchemaMismatch
 from aqueduct.rpc import keys
-from aqueduct.rpc.request import CallHead, KnownCalls, Partition
+from aqueduct.rpc.request import CachedHeads, CallHead, Partition
 from aqueduct.rpc.status import OK, Status, _kept_status
 from tests.support.calls import NUMBERS, PAIRS, connected, everything, numbers, values
 
@@ -22,7 +22,7 @@ def message(**said):
 
 
 def test_a_call_that_came_before_is_known():
-    known = KnownCalls(PEER)
+    known = CachedHeads(PEER)
     first, common = known.decode(*message())
     again, same = known.decode(*message())
     assert again is first and same is common and common is not None
@@ -31,7 +31,7 @@ def test_a_call_that_came_before_is_known():
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_each_call_says_what_is_its_own(order):
-    known = KnownCalls(PEER)
+    known = CachedHeads(PEER)
     own = [
         {},
         {"run": "r", "attempt": "1", "partition": Partition(0, 2), "deadline": 2.5},
@@ -47,7 +47,7 @@ def test_each_call_says_what_is_its_own(order):
 
 
 def test_what_differs_otherwise_is_another_call():
-    known = KnownCalls(PEER)
+    known = CachedHeads(PEER)
     _, common = known.decode(*message())
     for said in ({"token": b"t"}, {"metadata": {"a": "b"}}, {"expected": PAIRS}):
         head, other = known.decode(*message(**said))
@@ -62,7 +62,7 @@ def test_what_differs_otherwise_is_another_call():
     ("key", "value"), [(keys.DEADLINE, b"0"), (keys.RUN, b"\xff"), (keys.PARTITION, b"2/2")]
 )
 def test_what_is_its_own_and_wrong_is_refused_as_ever(key, value):
-    known = KnownCalls(PEER)
+    known = CachedHeads(PEER)
     headers, payload = message()
     known.decode(headers, payload)
     for wrong in ((*headers, (key, value)), (*headers, (key, b"1"), (key, b"1"))):
@@ -75,7 +75,7 @@ def test_what_is_its_own_and_wrong_is_refused_as_ever(key, value):
 
 
 def test_few_and_small_calls_are_remembered():
-    known = KnownCalls(PEER)
+    known = CachedHeads(PEER)
     for number in range(100):
         known.decode(*message(token=b"%d" % number))
         assert len(known._kept) <= 32
@@ -85,7 +85,7 @@ def test_few_and_small_calls_are_remembered():
 
 def test_types_that_may_be_registered_later_are_looked_at_each_time():
     field = pa.field("id", pa.int64(), metadata={"ARROW:extension:name": "test.unknown"})
-    known = KnownCalls(PEER)
+    known = CachedHeads(PEER)
     headers, payload = CallHead(handler="a", kind="exchange", schema=pa.schema([field])).encode()
     for _ in range(2):
         assert known.decode(headers, b"".join(payload))[1] is None

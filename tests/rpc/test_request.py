@@ -20,8 +20,8 @@ from aqueduct.rpc.request import (
     IDEMPOTENT,
     ONE_TO_ONE,
     PLACES,
+    Accepted,
     CallHead,
-    Hello,
     Partition,
     check_attachments,
 )
@@ -370,16 +370,16 @@ def test_places():
 @pytest.mark.requirement("AC-17")
 @pytest.mark.requirement("AC-18")
 def test_the_bytes_of_a_hello():
-    headers, payload = Hello(OUTPUT).encode()
+    headers, payload = Accepted(OUTPUT).encode()
     assert headers == ((b"arrow-hello-e42c4c", b"1"),)
     assert payload == [serialize_schema(OUTPUT)]
-    assert Hello().encode() == (headers, [])
+    assert Accepted().encode() == (headers, [])
 
 
 @pytest.mark.requirement("AC-17")
 def test_the_bytes_of_traits():
     traits = frozenset({ONE_TO_ONE, IDEMPOTENT, AS_COMPLETED, FAILURES})
-    headers, _ = Hello(OUTPUT, "lz4", traits).encode()
+    headers, _ = Accepted(OUTPUT, "lz4", traits).encode()
     assert headers == (
         (b"arrow-hello-e42c4c", b"1"),
         (b"arrow-compression-4e9d17", b"lz4"),
@@ -399,9 +399,9 @@ def test_wishes_that_nobody_knows_are_left_alone():
 @pytest.mark.parametrize("kind", ["exchange", "source", "sink"])
 @pytest.mark.parametrize("traits", [frozenset(), frozenset({IDEMPOTENT, "of-later-versions"})])
 def test_hellos_survive(kind, traits):
-    hello = Hello(None if kind == "sink" else OUTPUT, traits=traits)
+    hello = Accepted(None if kind == "sink" else OUTPUT, traits=traits)
     headers, payload = hello.encode()
-    assert Hello.decode(headers, b"".join(payload), kind=kind) == hello
+    assert Accepted.decode(headers, b"".join(payload), kind=kind) == hello
 
 
 @pytest.mark.requirement("AC-17")
@@ -442,5 +442,5 @@ def test_hellos_survive(kind, traits):
 )
 def test_hellos_that_are_wrong(kind, headers, payload, text):
     with pytest.raises(BadCall, match=re.escape(text)) as caught:
-        Hello.decode(headers, payload, kind=kind, peer="p", handler="h")
+        Accepted.decode(headers, payload, kind=kind, peer="p", handler="h")
     assert (caught.value.peer, caught.value.handler) == ("p", "h")

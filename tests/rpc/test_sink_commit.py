@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from aqueduct.errors import BadCall
 from aqueduct.rpc.sink_commit import (
     Attempt,
-    Prepared,
+    PreparedAttempt,
     Receipt,
-    Run,
     Settlement,
     SinkDescription,
+    WriteKey,
     document_of,
     to_batch,
 )
@@ -35,7 +35,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=20,
 )
-RUNS = st.builds(Run, KEYS, st.booleans())
+RUNS = st.builds(WriteKey, KEYS, st.booleans())
 ATTEMPTS = st.builds(Attempt, RUNS, execution=KEYS, stage=NUMBERS, partition=NUMBERS, task=NUMBERS)
 
 
@@ -45,9 +45,10 @@ def test_an_attempt_there_and_back(attempt: Attempt) -> None:
 
 
 @given(RUNS, st.lists(st.tuples(NUMBERS, JSON), max_size=5, unique_by=lambda each: each[0]))
-def test_a_settlement_there_and_back(run: Run, entries: list[tuple[int, Any]]) -> None:
+def test_a_settlement_there_and_back(run: WriteKey, entries: list[tuple[int, Any]]) -> None:
     prepared = tuple(
-        Prepared(Attempt(run, partition=number, task=7), receipt) for number, receipt in entries
+        PreparedAttempt(Attempt(run, partition=number, task=7), receipt)
+        for number, receipt in entries
     )
     for execution in (None, "e"):
         settlement = Settlement(run, prepared, execution)
@@ -80,13 +81,13 @@ def test_ids_are_names_of_files_and_differ(one: Attempt, other: Attempt) -> None
 
 
 def test_overwriting_is_no_part_of_an_id() -> None:
-    assert Run("a").id == Run("a", overwrite=True).id
+    assert WriteKey("a").id == WriteKey("a", overwrite=True).id
 
 
 @pytest.mark.requirement("AC-86")
 def test_ids_stay_what_they_are() -> None:
     """Sinks have files and tables by these names, which an update of the library must find."""
-    attempt = Attempt(Run("run"), execution="e", stage=1, partition=2, task=3)
+    attempt = Attempt(WriteKey("run"), execution="e", stage=1, partition=2, task=3)
     assert attempt.run.id == "acba25512100f80b56fc3ccd14c65be5"
     assert attempt.id == "443edddb74c5853dd0b6fb24289b50ff"
 
@@ -107,10 +108,10 @@ def test_any_json_is_a_document_or_a_bad_call(document: Any, kind: Any) -> None:
     JSON,
 )
 def test_any_member_replaced_is_a_document_or_a_bad_call(kind: Any, name: str, value: Any) -> None:
-    attempt = Attempt(Run("run"))
+    attempt = Attempt(WriteKey("run"))
     whole: dict[str, Any] = {
         **json.loads(attempt.to_json()),
-        **json.loads(Settlement(attempt.run, (Prepared(attempt, 1),)).to_json()),
+        **json.loads(Settlement(attempt.run, (PreparedAttempt(attempt, 1),)).to_json()),
         **json.loads(Receipt(1, 2, 3).to_json(limit=LIMIT)),
         **json.loads(SinkDescription(pa.schema([("id", pa.int64())]), 1.0).to_json()),
     }
@@ -137,7 +138,7 @@ def _read(kind: Any, text: str) -> None:
 def test_what_json_cannot_hold(value: Any) -> None:
     with pytest.raises(BadCall, match="a receipt cannot be written as JSON"):
         Receipt(value, 0, 0).to_json(limit=LIMIT)
-    prepared = Prepared(Attempt(Run("run")), value)
+    prepared = PreparedAttempt(Attempt(WriteKey("run")), value)
     with pytest.raises(BadCall, match="a receipt cannot be written as JSON"):
         Settlement(prepared.attempt.run, (prepared,)).to_json()
 

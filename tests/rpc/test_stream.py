@@ -17,7 +17,7 @@ import aqueduct
 from aqueduct.client.client import Client
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import ConnectFailed, ConnectionLost, DeadlineExceeded
-from aqueduct.service.server import Serving
+from aqueduct.service.server import RunningService
 from tests.carriers.proxy import End, Fate, Proxy
 from tests.carriers.streams import (
     SCHEMES,
@@ -52,7 +52,7 @@ def doubling(settings: Config) -> aqueduct.Service:
 @asynccontextmanager
 async def served(
     scheme: str, folder: Path, settings: Config = DEFAULT
-) -> AsyncIterator[tuple[aqueduct.Service, Serving]]:
+) -> AsyncIterator[tuple[aqueduct.Service, RunningService]]:
     """A service, all of which must be gone when the block ends."""
     service = doubling(settings)
     tls = TLS if scheme == "tls" else None
@@ -64,7 +64,7 @@ async def served(
         await idle(service, running)
 
 
-async def idle(service: aqueduct.Service, running: Serving) -> None:
+async def idle(service: aqueduct.Service, running: RunningService) -> None:
     await eventually(lambda: not running.connections and not service.counters()["open_calls"])
 
 
@@ -81,7 +81,7 @@ async def call(
 
 
 async def cut_at(
-    running: Serving, folder: Path, way: str, end: End, offsets: Sequence[int]
+    running: RunningService, folder: Path, way: str, end: End, offsets: Sequence[int]
 ) -> list[int]:
     """Cuts one call at each offset; those at which it was complete all the same."""
     complete = []
@@ -102,7 +102,7 @@ async def cut_at(
     return complete
 
 
-async def length(running: Serving, folder: Path, way: str) -> int:
+async def length(running: RunningService, folder: Path, way: str) -> int:
     """How many bytes a call takes this way, less what the close of the connection says."""
     proxy = Proxy()
     assert await call(through(proxy, running.addresses[0], folder)) == ANSWERS
@@ -236,7 +236,7 @@ async def test_a_client_that_stops_reading_is_held_and_can_leave(
         await stop_reading(service, running, tmp_path)
 
 
-async def stop_reading(service: aqueduct.Service, running: Serving, folder: Path) -> None:
+async def stop_reading(service: aqueduct.Service, running: RunningService, folder: Path) -> None:
     proxy = Proxy(buffer=16_384)
     client = await Client.connect(through(proxy, running.addresses[0], folder))
     stream = client.source("flood")

@@ -16,10 +16,10 @@ from aqueduct.rpc.filters import Filter
 from aqueduct.rpc.table_scan import (
     ANSWER,
     QUESTION,
-    Answer,
     Limit,
-    Question,
-    Reading,
+    ScanPlan,
+    ScanRead,
+    ScanRequest,
     offset_text,
     split_text,
 )
@@ -44,31 +44,31 @@ def answered(**members):
 @pytest.mark.parametrize(
     "question",
     [
-        Question("schema"),
-        Question("plan", columns=(), filters=(Filter("equal", ("a",), 1),), partitions=7),
-        Question("plan", columns=("a", "é\n")),
-        Question("initial"),
-        Question("latest", start={"row": 1}, limit=Limit(rows=5, until={"row": 9})),
-        Question("latest", start={}, limit=Limit(bytes=1 << 40, files=2)),
-        Question("between", columns=("a",), start={"row": 1}, end={"row": 2}, partitions=1),
-        Question("commit", end={"deep": [{"x": None}, True, 1.5]}),
+        ScanRequest("schema"),
+        ScanRequest("plan", columns=(), filters=(Filter("equal", ("a",), 1),), partitions=7),
+        ScanRequest("plan", columns=("a", "é\n")),
+        ScanRequest("initial"),
+        ScanRequest("latest", start={"row": 1}, limit=Limit(rows=5, until={"row": 9})),
+        ScanRequest("latest", start={}, limit=Limit(bytes=1 << 40, files=2)),
+        ScanRequest("between", columns=("a",), start={"row": 1}, end={"row": 2}, partitions=1),
+        ScanRequest("commit", end={"deep": [{"x": None}, True, 1.5]}),
     ],
 )
 def test_a_question_there_and_back(question):
-    assert Question.decode(question.encode(LIMITS), LIMITS) == question
+    assert ScanRequest.decode(question.encode(LIMITS), LIMITS) == question
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        Answer(),
-        Answer(SCHEMA, streams=True),
-        Answer(SCHEMA, taken=("yes", "partly", "no"), splits=(None, 1, "é", {"from": [1, 2.5]})),
-        Answer(offset={"row": 2**70}),
+        ScanPlan(),
+        ScanPlan(SCHEMA, streams=True),
+        ScanPlan(SCHEMA, taken=("yes", "partly", "no"), splits=(None, 1, "é", {"from": [1, 2.5]})),
+        ScanPlan(offset={"row": 2**70}),
     ],
 )
 def test_an_answer_there_and_back(answer):
-    back = Answer.decode(answer.encode(LIMITS), LIMITS)
+    back = ScanPlan.decode(answer.encode(LIMITS), LIMITS)
     assert back == answer
     assert back.schema is None or back.schema.equals(SCHEMA, check_metadata=True)
 
@@ -77,7 +77,7 @@ def test_an_answer_there_and_back(answer):
 @pytest.mark.requirement("AC-75")
 @pytest.mark.requirement("AC-77")
 def test_the_words_of_the_documents():
-    question = Question("latest", start={"row": 1}, limit=Limit(rows=5))
+    question = ScanRequest("latest", start={"row": 1}, limit=Limit(rows=5))
     assert json.loads(question.encode(LIMITS)["question"][0].as_py()) == {
         "version": 1,
         "ask": "latest",
@@ -88,7 +88,7 @@ def test_the_words_of_the_documents():
         "end": None,
         "limit": {"rows": 5, "bytes": None, "files": None, "until": None},
     }
-    answer = Answer(SCHEMA, taken=("yes",), splits=("a",))
+    answer = ScanPlan(SCHEMA, taken=("yes",), splits=("a",))
     document = json.loads(answer.encode(LIMITS)["answer"][0].as_py())
     assert document.pop("schema")["text"] == "a: int64\nb: string not null"
     assert document == {
@@ -98,11 +98,11 @@ def test_the_words_of_the_documents():
         "splits": ["a"],
         "offset": None,
     }
-    reading = Reading({"file": "x"}, (Filter("is_null", ("a",)),))
+    reading = ScanRead({"file": "x"}, (Filter("is_null", ("a",)),))
     assert reading.encode() == (
         '{"version":1,"split":{"file":"x"},"filters":[{"op":"is_null","column":["a"]}]}'
     )
-    assert Reading.decode(reading.encode(), LIMITS) == reading
+    assert ScanRead.decode(reading.encode(), LIMITS) == reading
 
 
 @pytest.mark.requirement("AC-73")
@@ -148,14 +148,14 @@ def test_the_words_of_the_documents():
 )
 def test_hostile_questions(batch, message):
     with pytest.raises(BadCall) as caught:
-        Question.decode(batch, TIGHT)
+        ScanRequest.decode(batch, TIGHT)
     assert str(caught.value).startswith(message)
 
 
 def test_a_question_that_is_nested_without_end():
     batch = pa.RecordBatch.from_arrays([pa.array(["[" * 500_000])], schema=QUESTION)
     with pytest.raises(BadCall, match="the question is no JSON"):
-        Question.decode(batch, LIMITS)
+        ScanRequest.decode(batch, LIMITS)
 
 
 @pytest.mark.requirement("AC-73")
@@ -177,7 +177,7 @@ def test_a_question_that_is_nested_without_end():
 )
 def test_hostile_answers(batch, message):
     with pytest.raises(BadCall) as caught:
-        Answer.decode(batch, TIGHT)
+        ScanPlan.decode(batch, TIGHT)
     assert str(caught.value).startswith(message)
 
 
@@ -194,7 +194,7 @@ def test_hostile_answers(batch, message):
 )
 def test_hostile_readings(text, message):
     with pytest.raises(BadCall) as caught:
-        Reading.decode(text, TIGHT)
+        ScanRead.decode(text, TIGHT)
     assert str(caught.value).startswith(message)
 
 
@@ -209,9 +209,9 @@ def test_what_has_no_form_in_json(value):
 @pytest.mark.requirement("AC-73")
 def test_too_large_to_be_sent():
     with pytest.raises(ConfigError, match=r"above the limit of 400 \(Tables.question_bytes\)"):
-        Question("plan", columns=tuple("column" + str(n) for n in range(50))).encode(TIGHT)
+        ScanRequest("plan", columns=tuple("column" + str(n) for n in range(50))).encode(TIGHT)
     with pytest.raises(BadCall, match=r"above the limit of 700 \(Tables.answer_bytes\)"):
-        Answer(SCHEMA, splits=("x" * 100,) * 7).encode(TIGHT)
+        ScanPlan(SCHEMA, splits=("x" * 100,) * 7).encode(TIGHT)
 
 
 @pytest.mark.parametrize("name", sorted(Tables.__slots__))
@@ -234,13 +234,13 @@ def test_limits_are_above_zero(name):
 )
 def test_any_document_is_one_or_a_bad_call(members):
     try:
-        question = Question.decode(asked(**members), LIMITS)
+        question = ScanRequest.decode(asked(**members), LIMITS)
     except BadCall:
         pass
     else:
-        assert Question.decode(question.encode(LIMITS), LIMITS) == question
+        assert ScanRequest.decode(question.encode(LIMITS), LIMITS) == question
     try:
-        answer = Answer.decode(answered(**members), LIMITS)
+        answer = ScanPlan.decode(answered(**members), LIMITS)
     except BadCall:
         return
-    assert Answer.decode(answer.encode(LIMITS), LIMITS) == answer
+    assert ScanPlan.decode(answer.encode(LIMITS), LIMITS) == answer

@@ -27,7 +27,7 @@ from aqueduct.errors import (
 from aqueduct.rpc import keys
 from aqueduct.rpc.request import CallHead
 from aqueduct.rpc.status import Status
-from aqueduct.rpc.unary import Question, encode_answer, schema_prefix
+from aqueduct.rpc.unary import UnaryTemplate, encode_answer, schema_prefix
 from tests.support.calls import (
     ENDS,
     NUMBERS,
@@ -188,7 +188,7 @@ async def test_no_room_to_send_is_waited_for_within_the_deadline():
 
 # Clients that do not keep to the convention
 
-QUESTION = Question.encode(CallHead("echo", "exchange", schema=NUMBERS))
+QUESTION = UnaryTemplate.encode(CallHead("echo", "exchange", schema=NUMBERS))
 BATCH = b"".join(bytes(part) for part in Encoder(NUMBERS).encode(numbers(1)).buffers)
 
 

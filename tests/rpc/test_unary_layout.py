@@ -13,9 +13,9 @@ from aqueduct.protocol.channels.receiver import Received
 from aqueduct.rpc.request import CallHead
 from aqueduct.rpc.unary import (
     ANSWERS_LIMIT,
-    Answers,
-    Question,
-    Questions,
+    UnaryAnswers,
+    UnaryTemplate,
+    UnaryTemplates,
     decode_answer,
     encode_answer,
     schema_prefix,
@@ -29,7 +29,7 @@ PAYLOAD = b"".join(map(bytes, Encoder(SCHEMA).encode(BATCH).buffers))
 
 @pytest.mark.requirement("AC-56")
 def test_a_call_is_an_exchanges_with_a_body():
-    question = Question.encode(CallHead("echo", "exchange", schema=SCHEMA, run="r"))
+    question = UnaryTemplate.encode(CallHead("echo", "exchange", schema=SCHEMA, run="r"))
     assert question.headers == (
         (b"arrow-call-405c16", b"1"),
         (b"arrow-handler-3c8e32", b"echo"),
@@ -48,12 +48,12 @@ def test_a_call_is_an_exchanges_with_a_body():
 
 @pytest.mark.requirement("AC-56")
 def test_an_expected_schema_stands_between_and_is_padded_alone():
-    question = Question.encode(CallHead("echo", "exchange", schema=SCHEMA, expected=OTHER))
+    question = UnaryTemplate.encode(CallHead("echo", "exchange", schema=SCHEMA, expected=OTHER))
     plain = serialize_schema(SCHEMA)
     assert dict(question.headers)[b"arrow-expected-bc4eec"] == b"%d" % len(plain)
     assert question.prefix[: len(plain)] == plain
     assert question.body % 64 == 0
-    again = Question.decode(question.headers, question.prefix + PAYLOAD)
+    again = UnaryTemplate.decode(question.headers, question.prefix + PAYLOAD)
     assert again.head.schema == SCHEMA and again.head.expected == OTHER
     assert again.head.kind == "exchange"
 
@@ -71,25 +71,25 @@ def asked(questions, question, payload=PAYLOAD):
 
 
 def test_what_was_decoded_before_is_found_again_by_all_of_its_bytes():
-    questions = Questions("peer")
-    first = Question.encode(CallHead("echo", "exchange", schema=SCHEMA))
+    questions = UnaryTemplates("peer")
+    first = UnaryTemplate.encode(CallHead("echo", "exchange", schema=SCHEMA))
     head, known, rest = asked(questions, first)
     again, same, _ = asked(questions, first)
     assert head is again and known is same and bytes(rest) == PAYLOAD
     renamed = first.prefix.replace(b"id", b"ix")
     assert renamed != first.prefix
-    other, _, _ = asked(questions, Question(first.head, first.headers, renamed))
+    other, _, _ = asked(questions, UnaryTemplate(first.head, first.headers, renamed))
     assert other.schema is not None and other.schema.names == ["ix"]
     with pytest.raises(BadCall, match="none came"):
         asked(questions, first, b"")
 
 
 def test_a_message_of_another_kind_is_no_question():
-    questions = Questions("peer")
+    questions = UnaryTemplates("peer")
     head = CallHead("echo", "exchange", schema=SCHEMA)
     headers, payload = head.encode()
     assert questions.find(received(headers, b"".join(payload))) is None
-    question = Question.encode(head)
+    question = UnaryTemplate.encode(head)
     for _ in range(2):
         found, _, rest = asked(questions, question)
         assert found == head and bytes(rest) == PAYLOAD
@@ -98,22 +98,22 @@ def test_a_message_of_another_kind_is_no_question():
 
 
 def test_what_each_call_says_of_itself_is_read_each_time():
-    questions = Questions("peer")
+    questions = UnaryTemplates("peer")
     kinds = set()
     for number in range(3):
         head = CallHead("echo", "exchange", schema=SCHEMA, run=f"r{number}", attempt=str(number))
-        found, known, rest = asked(questions, Question.encode(head))
+        found, known, rest = asked(questions, UnaryTemplate.encode(head))
         assert found == head and bytes(rest) == PAYLOAD
         kinds.add(known)
     assert len(kinds) == 1 and None not in kinds
-    other = Question.encode(CallHead("echo", "exchange", schema=OTHER, run="r0"))
+    other = UnaryTemplate.encode(CallHead("echo", "exchange", schema=OTHER, run="r0"))
     found, known, _ = asked(questions, other)
     assert known not in kinds and found.schema == OTHER
 
 
 def test_what_a_call_says_of_itself_twice_or_wrongly_is_refused_by_name():
-    questions = Questions("the peer")
-    question = Question.encode(CallHead("echo", "exchange", schema=SCHEMA, run="r"))
+    questions = UnaryTemplates("the peer")
+    question = UnaryTemplate.encode(CallHead("echo", "exchange", schema=SCHEMA, run="r"))
     asked(questions, question)
     for key, value, text in (
         (b"arrow-run-abde1f", b"q", "arrow-run-abde1f is there twice"),
@@ -121,21 +121,21 @@ def test_what_a_call_says_of_itself_twice_or_wrongly_is_refused_by_name():
         (b"arrow-partition-cf36d2", b"3/3", "is not between 0 and 2"),
         (b"arrow-deadline-84b09e", b"0", "is not between 1 and"),
     ):
-        wrong = Question(question.head, (*question.headers, (key, value)), question.prefix)
+        wrong = UnaryTemplate(question.head, (*question.headers, (key, value)), question.prefix)
         with pytest.raises(BadCall, match=text) as caught:
             asked(questions, wrong)
         assert caught.value.peer == "the peer" and caught.value.handler == "echo"
 
 
 def test_what_is_kept_is_bounded():
-    questions = Questions("peer")
+    questions = UnaryTemplates("peer")
     for number in range(100):
         head = CallHead("echo", "exchange", schema=SCHEMA, token=b"%d" % number)
         for _ in range(2):
-            assert asked(questions, Question.encode(head))[0] == head
+            assert asked(questions, UnaryTemplate.encode(head))[0] == head
         assert len(questions._raw) <= 32
         assert len(questions._alike) <= 32
-    large = Question.encode(
+    large = UnaryTemplate.encode(
         CallHead("echo", "exchange", schema=SCHEMA, metadata={"a": "b" * (16 << 10)})
     )
     one, _, _ = asked(questions, large)
@@ -185,7 +185,7 @@ def test_answers_that_are_cut_alike_are_read_alike_and_others_are_not():
     headers, payload = encode_answer(prefix, [encoded, encoded])
     whole = b"".join(map(bytes, payload))
     one, one_payload = encode_answer(prefix, [encoded])
-    answers = Answers()
+    answers = UnaryAnswers()
     for _ in range(3):
         answer = answers.decode(headers, whole)
         assert answer is not None and answer.read_schema() == SCHEMA
@@ -202,7 +202,7 @@ def test_answers_that_are_cut_alike_are_read_alike_and_others_are_not():
 def test_headers_of_others_are_not_kept():
     prefix, encoded = schema_prefix(SCHEMA), Encoder(SCHEMA).encode(BATCH)
     headers, payload = encode_answer(prefix, [encoded])
-    answers = Answers()
+    answers = UnaryAnswers()
     answer = answers.decode((*headers, (b"mine", bytes(1000))), b"".join(map(bytes, payload)))
     assert answer is not None and list(answer.batches) == [PAYLOAD]
     assert answers._headers is None

@@ -7,7 +7,7 @@ import contextvars
 
 import pytest
 
-from aqueduct.service.eager_task import Starter
+from aqueduct.service.eager_task import EagerTaskFactory
 
 VARIABLE: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="")
 
@@ -37,7 +37,7 @@ class Piece:
 @pytest.fixture
 async def starter():
     """One with a spare task that is ready; used from callbacks, as carriers do."""
-    starter = Starter(asyncio.get_running_loop())
+    starter = EagerTaskFactory(asyncio.get_running_loop())
     first = Piece(lambda: asyncio.sleep(0))
     starter.start(first)
     await first.over.wait()

@@ -10,7 +10,7 @@ import pytest
 
 import aqueduct
 from aqueduct.errors import ConfigError
-from aqueduct.service.handlers import Shape
+from aqueduct.service.handlers import HandlerShape
 from tests.sinks.shelf import Shelf
 from tests.support.calls import NUMBERS, connected, everything, numbers
 
@@ -55,16 +55,16 @@ def function(batch):
 @pytest.mark.parametrize(
     ("written", "shape"),
     [
-        (async_generator, Shape.ASYNC_GENERATOR),
-        (generator, Shape.GENERATOR),
-        (coroutine, Shape.COROUTINE),
-        (function, Shape.FUNCTION),
-        (lambda batch: batch, Shape.FUNCTION),
-        (functools.partial(generator, call=None), Shape.GENERATOR),
-        (functools.partial(functools.partial(async_generator)), Shape.ASYNC_GENERATOR),
-        (CallableGenerator(), Shape.GENERATOR),
-        (CallableFunction(), Shape.FUNCTION),
-        (CallableFunction().__call__, Shape.FUNCTION),
+        (async_generator, HandlerShape.ASYNC_GENERATOR),
+        (generator, HandlerShape.GENERATOR),
+        (coroutine, HandlerShape.COROUTINE),
+        (function, HandlerShape.FUNCTION),
+        (lambda batch: batch, HandlerShape.FUNCTION),
+        (functools.partial(generator, call=None), HandlerShape.GENERATOR),
+        (functools.partial(functools.partial(async_generator)), HandlerShape.ASYNC_GENERATOR),
+        (CallableGenerator(), HandlerShape.GENERATOR),
+        (CallableFunction(), HandlerShape.FUNCTION),
+        (CallableFunction().__call__, HandlerShape.FUNCTION),
     ],
 )
 def test_the_shape_is_seen(service, written, shape):
@@ -337,7 +337,7 @@ def test_annotations_that_only_type_checkers_import_are_not_evaluated(service):
     service.sink("sink", names["Sink"])
     assert service.handlers["of_a_batch"].takes_call
     assert not service.handlers["without_call"].takes_call
-    assert service.handlers["of_batches"].shape is Shape.ASYNC_GENERATOR
+    assert service.handlers["of_batches"].shape is HandlerShape.ASYNC_GENERATOR
     with pytest.raises(ConfigError, match=r"its signature is \(\) ?-> ?'?Batch"):
         service.handler(names["of_nothing"])
     with pytest.raises(

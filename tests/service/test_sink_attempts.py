@@ -8,13 +8,13 @@ import threading
 import pytest
 
 from aqueduct.errors import BadCall, Busy, Refused
-from aqueduct.rpc.sink_commit import Attempt, Prepared, Run
-from aqueduct.service.sink_attempts import Attempts, Turns
+from aqueduct.rpc.sink_commit import Attempt, PreparedAttempt, WriteKey
+from aqueduct.service.sink_attempts import Attempts, KeyedLock
 
-RUN = Run("run")
+RUN = WriteKey("run")
 
 
-def attempt(task: int, execution: str = "e", run: Run = RUN) -> Attempt:
+def attempt(task: int, execution: str = "e", run: WriteKey = RUN) -> Attempt:
     return Attempt(run, execution=execution, task=task)
 
 
@@ -26,7 +26,7 @@ def test_attempts_are_open_then_prepared_then_forgotten() -> None:
     assert attempts.counts() == (1, 1)
     attempts.forget(two)
     attempts.forget(two)
-    assert attempts.committed(RUN, []) == [Prepared(attempt(1), 7)]
+    assert attempts.committed(RUN, []) == [PreparedAttempt(attempt(1), 7)]
     assert attempts.counts() == (0, 0)
     assert attempts.committed(RUN, []) == []
 
@@ -34,7 +34,7 @@ def test_attempts_are_open_then_prepared_then_forgotten() -> None:
 def test_the_limit_counts_all_runs() -> None:
     attempts = Attempts("sink", 2)
     known = attempts.begin(attempt(1))
-    attempts.begin(attempt(1, run=Run("other")))
+    attempts.begin(attempt(1, run=WriteKey("other")))
     with pytest.raises(Busy, match="'sink' has 2 attempts"):
         attempts.begin(attempt(2))
     attempts.forget(known)
@@ -43,8 +43,8 @@ def test_the_limit_counts_all_runs() -> None:
 
 def test_an_attempt_that_is_known_is_not_begun() -> None:
     attempts = Attempts("sink", 10)
-    attempts.recall(Prepared(attempt(1)), 0)
-    attempts.recall(Prepared(attempt(1)), 0)
+    attempts.recall(PreparedAttempt(attempt(1)), 0)
+    attempts.recall(PreparedAttempt(attempt(1)), 0)
     with pytest.raises(BadCall, match="already, or did"):
         attempts.begin(attempt(1))
     assert attempts.counts() == (0, 1)
@@ -53,8 +53,8 @@ def test_an_attempt_that_is_known_is_not_begun() -> None:
 def test_a_commit_ends_its_execution_and_no_other() -> None:
     attempts = Attempts("sink", 10)
     mine, other = attempts.begin(attempt(1)), attempts.begin(attempt(1, "another"))
-    attempts.recall(Prepared(attempt(2)), 0)
-    assert attempts.committed(RUN, [Prepared(attempt(2))]) == []
+    attempts.recall(PreparedAttempt(attempt(2)), 0)
+    assert attempts.committed(RUN, [PreparedAttempt(attempt(2))]) == []
     with pytest.raises(Refused, match="writes no more: its run is committed without it"):
         mine.check()
     other.check()
@@ -78,19 +78,19 @@ def test_the_executions_that_are_over_are_remembered_for_a_while(
 
 def test_a_run_is_too_old_when_nothing_was_heard_of_it() -> None:
     attempts = Attempts("sink", 10)
-    attempts.recall(Prepared(attempt(1)), 100)
-    attempts.recall(Prepared(attempt(2, run=Run("new"))), 0)
+    attempts.recall(PreparedAttempt(attempt(1)), 100)
+    attempts.recall(PreparedAttempt(attempt(2, run=WriteKey("new"))), 0)
     assert attempts.expired(50) == [RUN]
     known = attempts.begin(attempt(3))
     assert attempts.expired(50) == []
     attempts.forget(known)
     assert attempts.expired(50) == []  # that was a sign of it
-    attempts.recall(Prepared(attempt(4, run=Run("old"))), 100)
-    assert attempts.expired(50) == [Run("old")]
+    attempts.recall(PreparedAttempt(attempt(4, run=WriteKey("old"))), 100)
+    assert attempts.expired(50) == [WriteKey("old")]
 
 
 async def test_turns_are_taken_in_order() -> None:
-    turns, order = Turns(), []
+    turns, order = KeyedLock(), []
 
     async def work(number: int, key: str) -> None:
         async with turns.turn(key):
@@ -105,7 +105,7 @@ async def test_turns_are_taken_in_order() -> None:
 
 
 async def test_who_is_cancelled_leaves_the_queue() -> None:
-    turns = Turns()
+    turns = KeyedLock()
     begun = []
 
     async def work(number: int) -> None:
@@ -124,7 +124,7 @@ async def test_who_is_cancelled_leaves_the_queue() -> None:
 
 
 async def test_work_that_raises_passes_its_turn_on() -> None:
-    turns = Turns()
+    turns = KeyedLock()
     with pytest.raises(ValueError, match="no"):
         async with turns.turn("a"):
             raise ValueError("no")
@@ -133,7 +133,7 @@ async def test_work_that_raises_passes_its_turn_on() -> None:
 
 
 def test_turns_are_taken_over_threads() -> None:
-    turns = Turns()
+    turns = KeyedLock()
     inside: list[int] = []
     most: list[int] = []
 

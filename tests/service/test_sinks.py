@@ -15,7 +15,7 @@ import pytest
 
 import aqueduct
 from aqueduct import cli
-from aqueduct.client.sink_writer import RemoteSink
+from aqueduct.client.sink_writer import SinkWriter
 from aqueduct.errors import (
     BadCall,
     Busy,
@@ -25,7 +25,7 @@ from aqueduct.errors import (
     SchemaMismatch,
 )
 from aqueduct.rpc.sink_commit import ABORT, ATTEMPT_HEADER, COMMIT, WRITE, Settlement, to_batch
-from aqueduct.service.sinks import Attempt, Prepared, Run
+from aqueduct.service.sinks import Attempt, PreparedAttempt, WriteKey
 from tests.sinks.shelf import RUN, AsyncShelf, Book, Shelf, attempt, service_with, write
 from tests.support.calls import (
     NUMBERS,
@@ -46,9 +46,9 @@ def shelf(request: pytest.FixtureRequest) -> Shelf:
 
 
 @pytest.fixture
-def sink(shelf: Shelf) -> Iterator[RemoteSink]:
+def sink(shelf: Shelf) -> Iterator[SinkWriter]:
     with sync_client(service_with(shelf)) as client:
-        yield RemoteSink(client, "shelf")
+        yield SinkWriter(client, "shelf")
 
 
 def wait_for(condition: Callable[[], object]) -> None:
@@ -59,7 +59,7 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 
 @pytest.mark.requirement("AC-82")
-def test_a_run_is_written_in_order(shelf: Shelf, sink: RemoteSink) -> None:
+def test_a_run_is_written_in_order(shelf: Shelf, sink: SinkWriter) -> None:
     prepared = write(sink, attempt(4, 9), 1, 2)
     assert prepared.receipt == {"rows": 2, "of": [1, None]}
     assert shelf.rows == []
@@ -76,7 +76,7 @@ def test_a_run_is_written_in_order(shelf: Shelf, sink: RemoteSink) -> None:
 
 @pytest.mark.requirement("AC-88")
 def test_exactly_the_named_attempts_are_committed_and_the_others_aborted(
-    shelf: Shelf, sink: RemoteSink
+    shelf: Shelf, sink: SinkWriter
 ) -> None:
     first, slow, second = (
         write(sink, attempt(0, 1), 1),
@@ -95,7 +95,7 @@ def test_exactly_the_named_attempts_are_committed_and_the_others_aborted(
 
 @pytest.mark.requirement("AC-89")
 def test_a_repeated_commit_reaches_the_sink_which_does_nothing(
-    shelf: Shelf, sink: RemoteSink
+    shelf: Shelf, sink: SinkWriter
 ) -> None:
     prepared = [write(sink, attempt(0), 1)]
     sink.commit(RUN, prepared)
@@ -108,21 +108,21 @@ def test_a_repeated_commit_reaches_the_sink_which_does_nothing(
     assert shelf.staged == {}
 
 
-def test_a_run_without_attempts_is_committed(shelf: Shelf, sink: RemoteSink) -> None:
+def test_a_run_without_attempts_is_committed(shelf: Shelf, sink: SinkWriter) -> None:
     assert sink.commit(RUN, []) == {"repeated": False, "rows": 0}
 
 
-def test_overwriting_reaches_the_sink(shelf: Shelf, sink: RemoteSink) -> None:
+def test_overwriting_reaches_the_sink(shelf: Shelf, sink: SinkWriter) -> None:
     sink.commit(RUN, [write(sink, attempt(0), 1)])
-    other = Run("run 2", overwrite=True)
+    other = WriteKey("run 2", overwrite=True)
     sink.commit(other, [write(sink, attempt(0, run=other), 2)])
     assert shelf.rows == [2]
 
 
 def test_many_attempts_at_once(shelf: Shelf) -> None:
     with sync_client(service_with(shelf)) as client:
-        sink = RemoteSink(client, "shelf")
-        prepared: list[Prepared] = []
+        sink = SinkWriter(client, "shelf")
+        prepared: list[PreparedAttempt] = []
 
         def one(partition: int) -> None:
             batches = (numbers(*range(i, i + 10)) for i in range(0, 1000, 10))
@@ -139,14 +139,14 @@ def test_many_attempts_at_once(shelf: Shelf) -> None:
 
 
 @pytest.mark.requirement("AC-82")
-def test_what_a_sink_tells_of_itself(sink: RemoteSink) -> None:
+def test_what_a_sink_tells_of_itself(sink: SinkWriter) -> None:
     found = sink.look()
     assert found.schema is not None and found.schema.equals(NUMBERS)
     assert found.time_to_live == 86_400
 
 
 def test_a_service_names_its_sinks(
-    sink: RemoteSink, shelf: Shelf, capsys: pytest.CaptureFixture[str]
+    sink: SinkWriter, shelf: Shelf, capsys: pytest.CaptureFixture[str]
 ) -> None:
     description = sink.client.describe()
     (found,) = description.sinks
@@ -161,7 +161,7 @@ def test_a_service_names_its_sinks(
 
 
 @pytest.mark.requirement("AC-87")
-def test_an_iterable_that_raises_aborts_its_attempt(shelf: Shelf, sink: RemoteSink) -> None:
+def test_an_iterable_that_raises_aborts_its_attempt(shelf: Shelf, sink: SinkWriter) -> None:
     def batches() -> Iterator[pa.RecordBatch]:
         yield numbers(1)
         wait_for(lambda: ("write", 0, 0, 1) in shelf.asked)
@@ -184,7 +184,7 @@ def test_a_lost_connection_aborts_the_attempt(shelf: Shelf) -> None:
             yield numbers(2)
 
         with pytest.raises(aqueduct.AqueductError):
-            RemoteSink(client, "shelf").write(attempt(), batches(), schema=NUMBERS)
+            SinkWriter(client, "shelf").write(attempt(), batches(), schema=NUMBERS)
         assert shelf.aborted.wait(20)
         wait_for(lambda: service._sinks["shelf"].attempts.counts() == (0, 0))
     assert shelf.asked_for("prepare", "abort") == [("abort", 0, 0)]
@@ -192,7 +192,7 @@ def test_a_lost_connection_aborts_the_attempt(shelf: Shelf) -> None:
 
 @pytest.mark.parametrize("step", ["open", "write", "prepare"])
 def test_a_step_that_raises_aborts_the_attempt_and_says_why(
-    shelf: Shelf, sink: RemoteSink, step: str
+    shelf: Shelf, sink: SinkWriter, step: str
 ) -> None:
     shelf.fail[step] = OSError("the disk is full")
     with pytest.raises(HandlerFailed, match="OSError: the disk is full"):
@@ -204,7 +204,7 @@ def test_a_step_that_raises_aborts_the_attempt_and_says_why(
 
 
 def test_an_abort_that_raises_is_logged_and_hides_nothing(
-    shelf: Shelf, sink: RemoteSink, caplog: pytest.LogCaptureFixture
+    shelf: Shelf, sink: SinkWriter, caplog: pytest.LogCaptureFixture
 ) -> None:
     shelf.fail.update(write=OSError("the disk is full"), abort=OSError("nor this"))
     with caplog.at_level(logging.ERROR), pytest.raises(HandlerFailed, match="the disk is full"):
@@ -214,14 +214,14 @@ def test_an_abort_that_raises_is_logged_and_hides_nothing(
 
 
 def test_a_schema_that_does_not_fit_is_refused_before_the_sink_is_asked(
-    shelf: Shelf, sink: RemoteSink
+    shelf: Shelf, sink: SinkWriter
 ) -> None:
     with pytest.raises(SchemaMismatch, match="column 'text' is not wanted"):
         sink.write(attempt(), [], schema=PAIRS)
     assert shelf.asked == []
 
 
-def test_a_receipt_must_be_json(shelf: Shelf, sink: RemoteSink, monkeypatch: Any) -> None:
+def test_a_receipt_must_be_json(shelf: Shelf, sink: SinkWriter, monkeypatch: Any) -> None:
     monkeypatch.setattr(Book, "prepare", lambda book: {1, 2})
     with pytest.raises(BadCall, match="cannot be written as JSON"):
         write(sink, attempt(), 1)
@@ -233,20 +233,20 @@ def test_a_receipt_has_a_limit(shelf: Shelf, monkeypatch: Any) -> None:
     monkeypatch.setattr(Book, "prepare", lambda book: "x" * 99)
     with sync_client(service_with(shelf, config(sinks={"receipt_bytes": 100}))) as client:
         with pytest.raises(BadCall, match="101 bytes is above the limit of 100"):
-            write(RemoteSink(client, "shelf"), attempt(), 1)
+            write(SinkWriter(client, "shelf"), attempt(), 1)
     with sync_client(service_with(shelf, config(sinks={"receipt_bytes": 101}))) as client:
-        assert write(RemoteSink(client, "shelf"), attempt(), 1).receipt == "x" * 99
+        assert write(SinkWriter(client, "shelf"), attempt(), 1).receipt == "x" * 99
 
 
 def test_what_open_returns_must_take_batches(
-    shelf: Shelf, sink: RemoteSink, monkeypatch: Any
+    shelf: Shelf, sink: SinkWriter, monkeypatch: Any
 ) -> None:
     target = type(shelf)
     wrong: Any = (lambda *_: object()) if target is Shelf else _async_object
     monkeypatch.setattr(shelf, "open", wrong)
     with sync_client(service_with(shelf)) as client:
         with pytest.raises(HandlerFailed, match=r"returned a object without write\(\)"):
-            write(RemoteSink(client, "shelf"), attempt(), 1)
+            write(SinkWriter(client, "shelf"), attempt(), 1)
 
 
 async def _async_object(attempt: Attempt, call: Any) -> object:
@@ -260,12 +260,12 @@ def test_methods_of_an_attempt_are_all_of_one_kind() -> None:
 
     with sync_client(service_with(Mixed())) as client:
         with pytest.raises(HandlerFailed, match=r"Book\.write must be a coroutine function"):
-            write(RemoteSink(client, "shelf"), attempt(), 1)
+            write(SinkWriter(client, "shelf"), attempt(), 1)
 
 
 def test_attempts_have_a_limit(shelf: Shelf) -> None:
     with sync_client(service_with(shelf, config(sinks={"attempts": 2}))) as client:
-        sink = RemoteSink(client, "shelf")
+        sink = SinkWriter(client, "shelf")
         prepared = [write(sink, attempt(i), i) for i in range(2)]
         with pytest.raises(Busy, match=r"2 attempts .* the limit \(Sinks.attempts\)"):
             write(sink, attempt(2), 2)
@@ -274,7 +274,7 @@ def test_attempts_have_a_limit(shelf: Shelf) -> None:
 
 
 @pytest.mark.requirement("AC-87")
-def test_an_attempt_is_made_once(sink: RemoteSink) -> None:
+def test_an_attempt_is_made_once(sink: SinkWriter) -> None:
     write(sink, attempt(1, 2), 1)
     with pytest.raises(BadCall, match=r"partition 1 of run 'run 1' .* already, or did"):
         write(sink, attempt(1, 2), 1)
@@ -284,10 +284,10 @@ def test_an_attempt_is_made_once(sink: RemoteSink) -> None:
 
 
 @pytest.mark.requirement("AC-90")
-def test_an_abort_takes_all_that_is_known_of_the_run(shelf: Shelf, sink: RemoteSink) -> None:
+def test_an_abort_takes_all_that_is_known_of_the_run(shelf: Shelf, sink: SinkWriter) -> None:
     write(sink, attempt(0, 1), 1)
     named = write(sink, attempt(1, 2), 1)
-    other = Run("another")
+    other = WriteKey("another")
     kept = write(sink, attempt(0, 3, run=other), 5)
     sink.abort(RUN, [named])
     assert shelf.asked[-1] == ("abort run", "run 1", [(1, 2), (0, 1)])
@@ -298,7 +298,7 @@ def test_an_abort_takes_all_that_is_known_of_the_run(shelf: Shelf, sink: RemoteS
 
 
 @pytest.mark.requirement("AC-90")
-def test_an_abort_of_one_execution_leaves_the_others(shelf: Shelf, sink: RemoteSink) -> None:
+def test_an_abort_of_one_execution_leaves_the_others(shelf: Shelf, sink: SinkWriter) -> None:
     old, new = attempt(0, 1, execution="old"), attempt(0, 1, execution="new")
     write(sink, old, 1)
     prepared = write(sink, new, 2)
@@ -309,7 +309,7 @@ def test_an_abort_of_one_execution_leaves_the_others(shelf: Shelf, sink: RemoteS
 
 
 @pytest.mark.requirement("AC-90")
-def test_an_abort_stops_attempts_that_are_open(shelf: Shelf, sink: RemoteSink) -> None:
+def test_an_abort_stops_attempts_that_are_open(shelf: Shelf, sink: SinkWriter) -> None:
     def batches() -> Iterator[pa.RecordBatch]:
         yield numbers(1)
         wait_for(lambda: ("write", 0, 0, 1) in shelf.asked)
@@ -324,7 +324,7 @@ def test_an_abort_stops_attempts_that_are_open(shelf: Shelf, sink: RemoteSink) -
 @pytest.mark.requirement("AC-90")
 @pytest.mark.parametrize("end", ["commit", "abort"])
 def test_a_late_attempt_of_an_execution_that_is_over_is_refused(
-    shelf: Shelf, sink: RemoteSink, end: str
+    shelf: Shelf, sink: SinkWriter, end: str
 ) -> None:
     """A speculative one, or one that Spark started while it gave up the job."""
 
@@ -343,14 +343,14 @@ def test_a_late_attempt_of_an_execution_that_is_over_is_refused(
     assert shelf.rows == ([1] if end == "commit" else [])
 
 
-def test_an_execution_without_a_name_is_not_over(shelf: Shelf, sink: RemoteSink) -> None:
+def test_an_execution_without_a_name_is_not_over(shelf: Shelf, sink: SinkWriter) -> None:
     sink.commit(RUN, [write(sink, attempt(0, 1, execution=""), 1)])
     write(sink, attempt(0, 2, execution=""), 1)
 
 
 @pytest.mark.requirement("AC-88")
 def test_a_commit_that_raises_commits_nothing_and_may_be_repeated(
-    shelf: Shelf, sink: RemoteSink
+    shelf: Shelf, sink: SinkWriter
 ) -> None:
     prepared = [write(sink, attempt(0), 1)]
     write(sink, attempt(0, 2), 1)
@@ -365,7 +365,7 @@ def test_a_commit_that_raises_commits_nothing_and_may_be_repeated(
 
 
 def test_losers_that_cannot_be_aborted_do_not_undo_a_commit(
-    shelf: Shelf, sink: RemoteSink, caplog: pytest.LogCaptureFixture
+    shelf: Shelf, sink: SinkWriter, caplog: pytest.LogCaptureFixture
 ) -> None:
     prepared = [write(sink, attempt(0), 1)]
     write(sink, attempt(0, 2), 1)
@@ -460,11 +460,14 @@ async def test_a_run_with_an_open_attempt_is_not_too_old(shelf: Shelf) -> None:
 
 
 async def test_what_a_former_process_left_is_aborted_when_its_time_is_over(shelf: Shelf) -> None:
-    shelf.left = [(Prepared(attempt(0, 1)), 3600.0), (Prepared(attempt(1, 2, Run("new"))), 0.0)]
+    shelf.left = [
+        (PreparedAttempt(attempt(0, 1)), 3600.0),
+        (PreparedAttempt(attempt(1, 2, WriteKey("new"))), 0.0),
+    ]
     service = service_with(shelf, time_to_live=100)
     sink = service._sinks["shelf"]
     sink.time_to_live = 0.4  # looked at every 0.1 s
-    sink.attempts.recall(Prepared(attempt(5, 6, Run("later"))), -3600.0)
+    sink.attempts.recall(PreparedAttempt(attempt(5, 6, WriteKey("later"))), -3600.0)
     async with connected(service, "memory"):
         await until(lambda: shelf.asked_for("abort run"))
         assert shelf.asked[0] == ("abort run", "run 1", [(0, 1)])
@@ -482,7 +485,7 @@ async def test_leftovers_that_cannot_be_told_are_logged(
 
 
 async def test_an_abort_by_age_that_raises_is_tried_again(shelf: Shelf) -> None:
-    shelf.left = [(Prepared(attempt(0, 1)), 3600.0)]
+    shelf.left = [(PreparedAttempt(attempt(0, 1)), 3600.0)]
     shelf.fail["abort run"] = OSError("not now")
     async with connected(service_with(shelf, time_to_live=0.05), "memory"):
         await until(lambda: len(shelf.asked_for("abort run")) >= 2)
@@ -495,7 +498,7 @@ async def test_a_commit_that_the_service_cannot_describe_is_done_all_the_same(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Odd(Shelf):
-        def commit(self, run: Run, prepared: Any) -> Any:
+        def commit(self, run: WriteKey, prepared: Any) -> Any:
             return object()
 
     async with connected(service_with(Odd())) as client:
@@ -512,7 +515,7 @@ def test_an_answer_that_does_not_count_what_was_sent_is_refused(monkeypatch: Any
             "aqueduct.rpc.sink_commit.Receipt.to_json", lambda receipt, *, limit: lying
         )
         with pytest.raises(BadCall, match="sent 2 batches of 2 rows, and prepared 1 of 2"):
-            write(RemoteSink(client, "shelf"), attempt(), 1, 2)
+            write(SinkWriter(client, "shelf"), attempt(), 1, 2)
 
 
 @pytest.mark.requirement("AC-87")

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import aqueduct
-from aqueduct.client.sink_writer import RemoteSink
+from aqueduct.client.sink_writer import SinkWriter
 from aqueduct.errors import BadCall, ConfigError, UnknownHandler
 from aqueduct.rpc.sink_commit import ABORT, ATTEMPT_HEADER, COMMIT, DOCUMENT_SCHEMA, WRITE, to_batch
 from tests.sinks.shelf import Shelf, attempt, service_with
@@ -74,7 +74,7 @@ def test_limits_are_above_zero(name: str) -> None:
 def test_a_sink_that_is_not_there_is_named() -> None:
     with sync_client(service_with(Shelf())) as client:
         with pytest.raises(UnknownHandler, match=r"did you mean 'aqueduct.sink.look.shelf'"):
-            RemoteSink(client, "shelv").look()
+            SinkWriter(client, "shelv").look()
 
 
 # What strangers may send

@@ -29,10 +29,10 @@ from aqueduct.rpc.table_scan import (
     QUESTION,
     READ,
     READING,
-    Answer,
     Limit,
-    Question,
-    Reading,
+    ScanPlan,
+    ScanRead,
+    ScanRequest,
 )
 from tests.support.calls import config, connected, until
 
@@ -57,11 +57,11 @@ async def ask(client, table, question, **options):
     batch = await client.call(
         PLAN + table, question.encode(Tables()), output_schema=ANSWER, **options
     )
-    return Answer.decode(batch, Tables())
+    return ScanPlan.decode(batch, Tables())
 
 
 async def read(client, table, split=None, filters=(), *, expected=None, headers=None):
-    reading = Reading(split, filters).encode()
+    reading = ScanRead(split, filters).encode()
     stream = client.source(
         READ + table, output_schema=expected, headers={**(headers or {}), READING: reading}
     )
@@ -135,8 +135,10 @@ async def test_a_generator_is_a_table_of_one_split(service, carrier):
         yield rows(3, 5)
 
     async with connected(service, carrier) as client:
-        answer = await ask(client, "words", Question("plan", filters=(Filter("is_null", ("x",)),)))
-        assert answer == Answer(SCHEMA, False, ("no",), (None,))
+        answer = await ask(
+            client, "words", ScanRequest("plan", filters=(Filter("is_null", ("x",)),))
+        )
+        assert answer == ScanPlan(SCHEMA, False, ("no",), (None,))
         assert await read(client, "words") == [rows(0, 3), rows(3, 5)]
     assert words is not None
 
@@ -149,7 +151,7 @@ async def test_splits_are_read_one_by_one(service):
             yield rows(*split)
 
     async with connected(service) as client:
-        answer = await ask(client, "words", Question("plan"))
+        answer = await ask(client, "words", ScanRequest("plan"))
         assert answer.splits == ([0, 2], [2, 2], [2, 5])
         found = [await read(client, "words", split) for split in answer.splits]
         assert found == [[rows(0, 2)], [], [rows(2, 5)]]
@@ -167,7 +169,7 @@ async def test_splits_know_what_is_wanted(service):
         yield rows(split, split + 1)
 
     async with connected(service) as client:
-        question = Question("plan", columns=("x", "id"), partitions=3)
+        question = ScanRequest("plan", columns=("x", "id"), partitions=3)
         answer = await ask(client, "words", question, headers={"k": "v"})
     assert answer.splits == (0, 1, 2)
     assert answer.schema == pa.schema([SCHEMA.field("x"), SCHEMA.field("id")])
@@ -198,9 +200,9 @@ async def test_a_column_that_the_table_has_not(service):
     service.table("words", schema=SCHEMA)(lambda: (yield rows(0, 1)))
     async with connected(service) as client:
         with pytest.raises(SchemaMismatch, match="has no column 'wort'; did you mean 'word'"):
-            await ask(client, "words", Question("plan", columns=("wort",)))
+            await ask(client, "words", ScanRequest("plan", columns=("wort",)))
         with pytest.raises(SchemaMismatch, match="column 'id' of table 'words' is wanted twice"):
-            await ask(client, "words", Question("plan", columns=("id", "id")))
+            await ask(client, "words", ScanRequest("plan", columns=("id", "id")))
         expected = pa.schema([("id", pa.int64()), ("wort", pa.string())])
         with pytest.raises(SchemaMismatch, match="column 'wort' is missing"):
             await read(client, "words", expected=expected)
@@ -214,7 +216,7 @@ async def test_a_schema_made_of_the_call(service):
         yield pa.record_batch([pa.array([1])], names=list(request.columns))
 
     async with connected(service) as client:
-        answer = await ask(client, "any", Question("schema"), headers={"name": "a"})
+        answer = await ask(client, "any", ScanRequest("schema"), headers={"name": "a"})
         assert answer.schema == pa.schema([("a", pa.int64())])
         (batch,) = await read(client, "any", headers={"name": "b"})
         assert batch.to_pydict() == {"b": [1]}
@@ -237,7 +239,7 @@ async def test_filters_are_applied(service):
     odd = Filter("equal", ("nothing",), 1)
     async with connected(service) as client:
         answer = await ask(
-            client, "words", Question("plan", columns=("x",), filters=(big, odd, even))
+            client, "words", ScanRequest("plan", columns=("x",), filters=(big, odd, even))
         )
         assert answer.taken == ("yes", "no", "yes")
         assert answer.schema.names == ["x"]
@@ -261,7 +263,7 @@ async def test_filters_are_applied_beside_views_and_runs(service):
     service.table("views", schema=batch.schema, filters="applied")(lambda: (yield batch))
     few = Filter("greater", ("id",), 2)
     async with connected(service) as client:
-        answer = await ask(client, "views", Question("plan", filters=(few,)))
+        answer = await ask(client, "views", ScanRequest("plan", filters=(few,)))
         assert answer.taken == ("yes",)
         (found,) = await read(client, "views", None, (few,), expected=answer.schema)
         assert found.to_pylist() == batch.slice(2).to_pylist()
@@ -284,7 +286,7 @@ async def test_a_table_chooses_its_filters(service):
     service.table("words", Chooser())
     filters = tuple(Filter(name, ("id",), 1) for name in ("equal", "less", "greater"))
     async with connected(service) as client:
-        answer = await ask(client, "words", Question("plan", filters=filters))
+        answer = await ask(client, "words", ScanRequest("plan", filters=filters))
         assert answer.taken == ("yes", "partly", "no")
         assert answer.splits == (["id = 1", "id < 1"],)
         assert await read(client, "words", answer.splits[0], filters[:2]) == [rows(0, 2)]
@@ -299,24 +301,24 @@ async def test_offsets(service, kind):
     log = kind()
     service.table("log", log)
     async with connected(service) as client:
-        assert (await ask(client, "log", Question("schema"))).streams
-        start = (await ask(client, "log", Question("initial"))).offset
+        assert (await ask(client, "log", ScanRequest("schema"))).streams
+        start = (await ask(client, "log", ScanRequest("initial"))).offset
         assert start == {"row": 0}
         limit = Limit(rows=7)
-        end = (await ask(client, "log", Question("latest", start=start, limit=limit))).offset
+        end = (await ask(client, "log", ScanRequest("latest", start=start, limit=limit))).offset
         assert end == {"row": 7}
-        assert (await ask(client, "log", Question("latest", start=end))).offset == {"row": 25}
-        question = Question("latest", start=end, limit=Limit(until={"row": 9}))
+        assert (await ask(client, "log", ScanRequest("latest", start=end))).offset == {"row": 25}
+        question = ScanRequest("latest", start=end, limit=Limit(until={"row": 9}))
         assert (await ask(client, "log", question)).offset == {"row": 9}
-        question = Question("between", columns=("id",), start=start, end=end, partitions=5)
+        question = ScanRequest("between", columns=("id",), start=start, end=end, partitions=5)
         answer = await ask(client, "log", question)
         assert answer.splits == ([0, 5], [5, 7])
         assert answer.schema.names == ["id"]
         assert await read(client, "log", answer.splits[1]) == [rows(5, 7)]
-        await ask(client, "log", Question("commit", end=end))
+        await ask(client, "log", ScanRequest("commit", end=end))
         assert log.commits == [end]
         # Read as a table, it has what there is now.
-        answer = await ask(client, "log", Question("plan"))
+        answer = await ask(client, "log", ScanRequest("plan"))
         assert answer.splits == ([0, 10], [10, 20], [20, 25])
 
 
@@ -326,11 +328,11 @@ async def test_a_table_without_offsets_is_no_stream(service):
     service.table("log", Log())
     async with connected(service) as client:
         with pytest.raises(BadCall, match="'words' is no stream: it has no offsets, and was asked"):
-            await ask(client, "words", Question("initial"))
+            await ask(client, "words", ScanRequest("initial"))
         with pytest.raises(BadCall, match="asked 'latest' needs 'start', an offset"):
-            await ask(client, "log", Question("latest"))
+            await ask(client, "log", ScanRequest("latest"))
         with pytest.raises(BadCall, match="asked 'between' needs 'end', an offset"):
-            await ask(client, "log", Question("between", start={}))
+            await ask(client, "log", ScanRequest("between", start={}))
 
 
 # What goes wrong
@@ -356,7 +358,7 @@ async def test_splits_that_are_none(splits, error, message):
     service.table("words", schema=SCHEMA, splits=splits)(lambda split: (yield rows(0, 1)))
     async with connected(service) as client:
         with pytest.raises(error, match=re.escape(message)):
-            await ask(client, "words", Question("plan"))
+            await ask(client, "words", ScanRequest("plan"))
 
 
 async def test_other_results_that_are_none(service):
@@ -377,10 +379,10 @@ async def test_other_results_that_are_none(service):
     service.table("any", schema=lambda call: 5)(lambda: (yield rows(0, 1)))
     async with connected(service) as client:
         with pytest.raises(BadCall, match="offset of initial of table 'log' is a dict, not int"):
-            await ask(client, "log", Question("initial"))
+            await ask(client, "log", ScanRequest("initial"))
         with pytest.raises(BadCall, match="offset of latest of table 'log' has no form in JSON"):
-            await ask(client, "log", Question("latest", start={}))
-        question = Question("plan", filters=(Filter("is_null", ("x",)),))
+            await ask(client, "log", ScanRequest("latest", start={}))
+        question = ScanRequest("plan", filters=(Filter("is_null", ("x",)),))
         with pytest.raises(
             HandlerFailed, match="takes of table 'log' gave 'perhaps' for x is null"
         ):
@@ -390,7 +392,7 @@ async def test_other_results_that_are_none(service):
         ):
             await read(client, "log")
         with pytest.raises(HandlerFailed, match="schema of table 'any' gave a int"):
-            await ask(client, "any", Question("schema"))
+            await ask(client, "any", ScanRequest("schema"))
         with pytest.raises(BadCall, match="the call has no 'aqueduct-read' in its metadata"):
             [batch async for batch in client.source(READ + "log")]
 
@@ -406,7 +408,7 @@ async def test_a_hostile_question_is_a_bad_call_and_the_service_lives(service):
         for text in ("", "[", json.dumps({"version": 9}), '{"version":1,"filters":[{"op":{}}]}'):
             with pytest.raises(BadCall):
                 [b async for b in client.source(READ + "words", headers={READING: text})]
-        assert (await ask(client, "words", Question("schema"))).schema == SCHEMA
+        assert (await ask(client, "words", ScanRequest("schema"))).schema == SCHEMA
 
 
 async def test_a_reader_that_is_left_is_told(service):
@@ -421,7 +423,7 @@ async def test_a_reader_that_is_left_is_told(service):
             ended.append(request.call.cancelled)
 
     async with connected(service) as client:
-        stream = client.source(READ + "words", headers={READING: Reading().encode()})
+        stream = client.source(READ + "words", headers={READING: ScanRead().encode()})
         async with contextlib.aclosing(stream):
             assert (await anext(aiter(stream))).num_rows == 100
         await until(lambda: ended == [True])
@@ -444,7 +446,7 @@ async def test_limits_and_leave_are_those_of_calls():
     async with connected(service) as client:
         with pytest.raises(Refused, match=r"aqueduct\.table\.read\.words wants a token"):
             await read(client, "words")
-        options: dict[str, Any] = {"headers": {READING: Reading().encode()}, "token": "open"}
+        options: dict[str, Any] = {"headers": {READING: ScanRead().encode()}, "token": "open"}
         async with contextlib.aclosing(client.source(READ + "words", **options)) as first:
             await anext(aiter(first))
             with pytest.raises(Busy, match="has 1 calls open, which is its limit"):
@@ -473,7 +475,7 @@ async def test_tables_are_described(service):
         )
         assert description.handlers == ()
         with pytest.raises(UnknownHandler, match=r"did you mean 'aqueduct\.table\.plan\.log'"):
-            await ask(client, "logs", Question("schema"))
+            await ask(client, "logs", ScanRequest("schema"))
 
 
 # Registration
@@ -592,7 +594,7 @@ async def test_an_object_of_one_split(service):
 
     service.table("words", Words())
     async with connected(service) as client:
-        assert (await ask(client, "words", Question("plan"))).splits == (None,)
+        assert (await ask(client, "words", ScanRequest("plan"))).splits == (None,)
         assert await read(client, "words") == [rows(0, 1)]
 
 

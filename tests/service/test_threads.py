@@ -16,12 +16,12 @@ import pytest
 from aqueduct.client.loop_thread import LoopThread
 from aqueduct.errors import LocalProtocolError
 from aqueduct.rpc import threads
-from aqueduct.rpc.threads import Bench
+from aqueduct.rpc.threads import ThreadPool
 
 
 @pytest.fixture
 def bench():
-    bench = Bench("test-bench", idle_limit=3)
+    bench = ThreadPool("test-bench", idle_limit=3)
     yield bench
     bench.close()
 
@@ -113,7 +113,7 @@ def test_a_thread_that_cannot_start_is_not_counted(bench, monkeypatch):
 def test_threads_that_never_end_do_not_keep_the_interpreter():
     code = """
     import threading
-    from aqueduct.rpc.threads import Bench
+    from aqueduct.rpc.threads import ThreadPool
     from aqueduct.client.loop_thread import LoopThread
     begun = threading.Event()
     def forever():

@@ -9,9 +9,9 @@ from typing import TypeVar
 import pyarrow as pa
 
 from aqueduct import SyncClient
-from aqueduct.client.sink_writer import RemoteSink
+from aqueduct.client.sink_writer import SinkWriter
 from aqueduct.errors import AqueductError, CallError, ConnectionLost
-from aqueduct.service.sinks import Attempt, Prepared, Run
+from aqueduct.service.sinks import Attempt, PreparedAttempt, WriteKey
 from tests.sinks.killing import IDS, Deathbed
 
 __all__ = ["Driver", "JobFailed"]
@@ -32,8 +32,14 @@ class Driver:
         self._client: SyncClient | None = None
 
     def write(
-        self, run: Run, execution: str, partition: int, ids: Sequence[int], *, failures: int = 4
-    ) -> Prepared:
+        self,
+        run: WriteKey,
+        execution: str,
+        partition: int,
+        ids: Sequence[int],
+        *,
+        failures: int = 4,
+    ) -> PreparedAttempt:
         """A task: its attempts until one has a receipt. Raises JobFailed."""
         for _ in range(failures):
             attempt = Attempt(
@@ -45,29 +51,31 @@ class Driver:
                 continue
         raise JobFailed(f"partition {partition} failed {failures} times")
 
-    def commit(self, run: Run, prepared: Sequence[Prepared]) -> None:
+    def commit(self, run: WriteKey, prepared: Sequence[PreparedAttempt]) -> None:
         """Until there is an answer. Raises JobFailed if that is an error."""
         self._until_answered(lambda sink: sink.commit(run, prepared, deadline=60))
 
-    def abort(self, run: Run, prepared: Sequence[Prepared], execution: str | None = None) -> None:
+    def abort(
+        self, run: WriteKey, prepared: Sequence[PreparedAttempt], execution: str | None = None
+    ) -> None:
         """Until there is an answer."""
         self._until_answered(
             lambda sink: sink.abort(run, prepared, execution=execution, deadline=60)
         )
 
-    def sink(self) -> RemoteSink:
+    def sink(self) -> SinkWriter:
         """On a connection that lives, as far as that is known."""
         if self._client is None or self._client.closed:
             if self._client is not None:
                 self._client.close()
             self._client = self.bed.connect()
-        return RemoteSink(self._client, "sink")
+        return SinkWriter(self._client, "sink")
 
     def close(self) -> None:
         if self._client is not None:
             self._client.close()
 
-    def _until_answered(self, ask: Callable[[RemoteSink], T]) -> T:
+    def _until_answered(self, ask: Callable[[SinkWriter], T]) -> T:
         while True:
             try:
                 return ask(self.sink())

@@ -25,7 +25,7 @@ import pyarrow as pa
 import aqueduct
 from aqueduct.config import Config, Timing
 from aqueduct.errors import AqueductError
-from aqueduct.rpc.sink_commit import WRITE, Attempt, Prepared, Run
+from aqueduct.rpc.sink_commit import WRITE, Attempt, PreparedAttempt, WriteKey
 from aqueduct.service.context import Call
 
 ROOT = Path(__file__).parent.parent.parent
@@ -104,7 +104,7 @@ def deadly(made: type[Any], plans: Plans) -> type[Any]:
             plans.at("open ends", pid_of(call))
             return DeadlyAttempt(writer, plans, pid_of(call))
 
-        def commit(self, run: Run, prepared: Sequence[Prepared]) -> Any:
+        def commit(self, run: WriteKey, prepared: Sequence[PreparedAttempt]) -> Any:
             self.at("commit begins")
             result = super().commit(run, prepared)
             self.at("commit ends")
@@ -119,13 +119,13 @@ def deadly(made: type[Any], plans: Plans) -> type[Any]:
             super().publish(note, content)
             self.at("commit done")
 
-        def move(self, cursor: Any, each: Prepared) -> int:
+        def move(self, cursor: Any, each: PreparedAttempt) -> int:
             """Of PostgreSQL: the middle is after some rows have been moved."""
             rows: int = super().move(cursor, each)
             self.at("commit middle")
             return rows
 
-        def abort(self, run: Run, prepared: Sequence[Prepared]) -> None:
+        def abort(self, run: WriteKey, prepared: Sequence[PreparedAttempt]) -> None:
             self.at("abort begins")
             super().abort(run, prepared)
             self.at("abort ends")

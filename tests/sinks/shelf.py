@@ -10,15 +10,17 @@ from typing import Any
 import pyarrow as pa
 
 import aqueduct
-from aqueduct.client.sink_writer import RemoteSink
+from aqueduct.client.sink_writer import SinkWriter
 from aqueduct.service.context import Call
-from aqueduct.service.sinks import Attempt, Prepared, Run
+from aqueduct.service.sinks import Attempt, PreparedAttempt, WriteKey
 from tests.support.calls import NUMBERS, config, numbers
 
-RUN = Run("run 1")
+RUN = WriteKey("run 1")
 
 
-def attempt(partition: int = 0, task: int = 0, run: Run = RUN, execution: str = "e") -> Attempt:
+def attempt(
+    partition: int = 0, task: int = 0, run: WriteKey = RUN, execution: str = "e"
+) -> Attempt:
     return Attempt(run, execution=execution, stage=3, partition=partition, task=task)
 
 
@@ -29,7 +31,7 @@ def service_with(shelf: Any, settings: aqueduct.Config | None = None, **options:
     return service
 
 
-def write(sink: RemoteSink, which: Attempt, *rows: int) -> Prepared:
+def write(sink: SinkWriter, which: Attempt, *rows: int) -> PreparedAttempt:
     return sink.write(which, [numbers(row) for row in rows], schema=NUMBERS)
 
 
@@ -40,7 +42,7 @@ class Shelf:
         self.asked: list[tuple[Any, ...]] = []
         self.staged: dict[str, list[int]] = {}
         self.committed: dict[str, list[int]] = {}
-        self.left: list[tuple[Prepared, float]] = []
+        self.left: list[tuple[PreparedAttempt, float]] = []
         self.aborted = threading.Event()
         self.fail: dict[str, Exception] = {}
         self.blocked = threading.Event()
@@ -58,7 +60,7 @@ class Shelf:
         assert call.schema is not None and call.schema.equals(NUMBERS)
         return Book(self, attempt)
 
-    def commit(self, run: Run, prepared: Sequence[Prepared]) -> Any:
+    def commit(self, run: WriteKey, prepared: Sequence[PreparedAttempt]) -> Any:
         self.committing.set()
         assert self.blocked.wait(20)
         self.note("commit", run.key, [(p.attempt.partition, p.attempt.task) for p in prepared])
@@ -70,13 +72,13 @@ class Shelf:
         self.committed[run.key] = rows
         return {"repeated": False, "rows": len(rows)}
 
-    def abort(self, run: Run, prepared: Sequence[Prepared]) -> None:
+    def abort(self, run: WriteKey, prepared: Sequence[PreparedAttempt]) -> None:
         self.note("abort run", run.key, [(p.attempt.partition, p.attempt.task) for p in prepared])
         for each in prepared:
             self.staged.pop(each.attempt.id, None)
         self.aborted.set()
 
-    def leftovers(self) -> list[tuple[Prepared, float]]:
+    def leftovers(self) -> list[tuple[PreparedAttempt, float]]:
         return self.left
 
     @property
@@ -120,13 +122,13 @@ class AsyncShelf(Shelf):
         await asyncio.sleep(0)
         return AsyncBook(super().open(attempt, call))
 
-    async def commit(self, run: Run, prepared: Sequence[Prepared]) -> Any:
+    async def commit(self, run: WriteKey, prepared: Sequence[PreparedAttempt]) -> Any:
         while not self.blocked.is_set():
             self.committing.set()
             await asyncio.sleep(0.001)
         return super().commit(run, prepared)
 
-    async def abort(self, run: Run, prepared: Sequence[Prepared]) -> None:  # type: ignore[override]
+    async def abort(self, run: WriteKey, prepared: Sequence[PreparedAttempt]) -> None:  # type: ignore[override]
         await asyncio.sleep(0)
         super().abort(run, prepared)
 

@@ -15,15 +15,15 @@ import pyarrow.parquet as pq
 import pytest
 
 import aqueduct
-from aqueduct.client.sink_writer import RemoteSink
-from aqueduct.service.sinks import Attempt, Prepared, Run
+from aqueduct.client.sink_writer import SinkWriter
+from aqueduct.service.sinks import Attempt, PreparedAttempt, WriteKey
 from tests.sinks.servers import Server
 from tests.support.calls import sync_client, until
 
 pytestmark = pytest.mark.checkout
 
 ROWS = pa.schema([("id", pa.int64()), ("te xt", pa.string()), ("x", pa.list_(pa.float64()))])
-RUN = Run("run/../../1")
+RUN = WriteKey("run/../../1")
 TABLES = itertools.count()
 
 
@@ -33,15 +33,15 @@ def batch(*ids: int) -> pa.RecordBatch:
 
 
 def write(
-    sink: Any, task: int, *ids: int, run: Run = RUN, partition: int | None = None
-) -> Prepared:
+    sink: Any, task: int, *ids: int, run: WriteKey = RUN, partition: int | None = None
+) -> PreparedAttempt:
     attempt = Attempt(
         run, execution="e", partition=task if partition is None else partition, task=task
     )
     writer = sink.open(attempt, SimpleNamespace(schema=ROWS))
     for value in ids:
         writer.write(batch(value))
-    return Prepared(attempt, writer.prepare())
+    return PreparedAttempt(attempt, writer.prepare())
 
 
 def at_once(*works: Callable[[], Any]) -> list[Any]:
@@ -100,10 +100,10 @@ def test_a_receipt_that_is_not_the_one_that_was_given_commits_nothing(
     made: Any, receipt: Any
 ) -> None:
     sink, read = made
-    sink.commit(Run("before"), [write(sink, 5, 0, run=Run("before"))])
+    sink.commit(WriteKey("before"), [write(sink, 5, 0, run=WriteKey("before"))])
     good, other = write(sink, 0, 1), write(sink, 1, 2)
     with pytest.raises(RuntimeError, match="nothing of the run is committed"):
-        sink.commit(RUN, [good, Prepared(other.attempt, receipt)])
+        sink.commit(RUN, [good, PreparedAttempt(other.attempt, receipt)])
     assert read() == [0]
     sink.commit(RUN, [good, other])
     assert read() == [0, 1, 2]
@@ -111,9 +111,9 @@ def test_a_receipt_that_is_not_the_one_that_was_given_commits_nothing(
 
 def test_an_attempt_that_nobody_made_commits_nothing(made: Any) -> None:
     sink, read = made
-    sink.commit(Run("before"), [write(sink, 5, 0, run=Run("before"))])
+    sink.commit(WriteKey("before"), [write(sink, 5, 0, run=WriteKey("before"))])
     good = write(sink, 0, 1)
-    unknown = Prepared(Attempt(RUN, execution="e", partition=8, task=8), good.receipt)
+    unknown = PreparedAttempt(Attempt(RUN, execution="e", partition=8, task=8), good.receipt)
     with pytest.raises(RuntimeError, match="nothing of the run is committed"):
         sink.commit(RUN, [good, unknown])
     assert read() == [0]
@@ -131,7 +131,7 @@ def test_what_is_aborted_is_gone_and_what_is_committed_stays(made: Any) -> None:
 
 def test_an_attempt_that_is_given_up_leaves_nothing(made: Any) -> None:
     sink, read = made
-    sink.commit(Run("before"), [write(sink, 5, 0, run=Run("before"))])
+    sink.commit(WriteKey("before"), [write(sink, 5, 0, run=WriteKey("before"))])
     attempt = Attempt(RUN, task=1)
     writer = sink.open(attempt, SimpleNamespace(schema=ROWS))
     writer.write(batch(1))
@@ -156,7 +156,7 @@ def test_what_is_prepared_is_known_to_the_next_process(made: Any, folder: Path) 
 
 def test_a_run_is_committed_once_by_two_at_once(made: Any) -> None:
     sink, read = made
-    sink.commit(Run("before"), [write(sink, 5, 0, run=Run("before"))])
+    sink.commit(WriteKey("before"), [write(sink, 5, 0, run=WriteKey("before"))])
     prepared = [write(sink, 0, 1), write(sink, 1, 2)]
     again = [write(sink, 2, 1, partition=0), write(sink, 3, 2, partition=1)]
     works = [lambda: sink.commit(RUN, prepared), lambda: sink.commit(RUN, again)]
@@ -166,9 +166,9 @@ def test_a_run_is_committed_once_by_two_at_once(made: Any) -> None:
 
 def test_two_runs_are_committed_at_once(made: Any) -> None:
     sink, read = made
-    runs = [Run("a"), Run("b")]
+    runs = [WriteKey("a"), WriteKey("b")]
     prepared = [write(sink, i, i, run=run) for i, run in enumerate(runs)]
-    commit: Callable[[Run, Sequence[Prepared]], Any] = sink.commit
+    commit: Callable[[WriteKey, Sequence[PreparedAttempt]], Any] = sink.commit
     at_once(lambda: commit(runs[0], prepared[:1]), lambda: commit(runs[1], prepared[1:]))
     assert read() == [0, 1]
 
@@ -176,19 +176,19 @@ def test_two_runs_are_committed_at_once(made: Any) -> None:
 def test_another_process_commits_and_the_first_one_lets_it_be(made: Any) -> None:
     """A service of several processes: what one has prepared reaches its end in another."""
     sink, read = made
-    sink.commit(Run("before"), [write(sink, 5, 0, run=Run("before"))])
+    sink.commit(WriteKey("before"), [write(sink, 5, 0, run=WriteKey("before"))])
     services = [aqueduct.Service("one"), aqueduct.Service("other")]
     # The first looks every 50 ms at what is too old; nobody tells it of the commit.
     first = services[0].sink("sink", sink, schema=ROWS, time_to_live=0.2)
     services[1].sink("sink", type(sink)(*made_of(sink)), schema=ROWS)
     with sync_client(services[0]) as one, sync_client(services[1]) as other:
         prepared = [
-            RemoteSink(one, "sink").write(
+            SinkWriter(one, "sink").write(
                 Attempt(RUN, execution="e", partition=number), [batch(number)], schema=ROWS
             )
             for number in (1, 2)
         ]
-        assert RemoteSink(other, "sink").commit(RUN, prepared) == {"repeated": False, "rows": 2}
+        assert SinkWriter(other, "sink").commit(RUN, prepared) == {"repeated": False, "rows": 2}
         asyncio.run(until(lambda: first.attempts.counts() == (0, 0)))
     assert read() == [0, 1, 2]
     assert list(sink.leftovers()) == []
@@ -202,10 +202,10 @@ def made_of(sink: Any) -> tuple[Any, ...]:
 def test_overwriting_runs(made: Any) -> None:
     sink, read = made
     for number in range(4):
-        run = Run(f"run {number}", overwrite=number > 1)
+        run = WriteKey(f"run {number}", overwrite=number > 1)
         sink.commit(run, [write(sink, number, number, run=run)])
         assert read() == [[0], [0, 1], [2], [3]][number]
-    old = Run("run 1")
+    old = WriteKey("run 1")
     assert sink.commit(old, [write(sink, 9, 9, run=old)])["repeated"]
     assert read() == [3]
 
@@ -216,7 +216,7 @@ def test_files_of_replaced_runs_are_removed_one_run_later(folder: Path) -> None:
     sink = ParquetSink(folder)
     there = []
     for number in range(4):
-        run = Run(f"run {number}", overwrite=True)
+        run = WriteKey(f"run {number}", overwrite=True)
         sink.commit(run, [write(sink, number, number, run=run)])
         paths = sorted((folder / "data").glob("*/*"), key=lambda path: path.stat().st_mtime_ns)
         there.append([pq.read_table(path)["id"].to_pylist() for path in paths])
@@ -243,7 +243,7 @@ def test_a_table_is_as_its_first_rows_are(postgres: Server) -> None:
     rows = postgres.sql('SELECT id, "te xt", x FROM "it""s new" ORDER BY id')
     assert rows == ["7|'7;|{3.5}", "8|'8;|{4}"]
     left = "SELECT count(*) FROM pg_tables WHERE tablename LIKE 'staged%'"
-    assert write(sink, 1, 9, run=Run("more")).receipt == {"rows": 1}
+    assert write(sink, 1, 9, run=WriteKey("more")).receipt == {"rows": 1}
     assert int(postgres.sql(left)[0]) >= 1
     for each, _ in list(sink.leftovers()):
         sink.abort(each.attempt.run, [each])

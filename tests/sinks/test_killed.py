@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aqueduct.errors import ConnectionLost
-from aqueduct.service.sinks import Prepared, Run
+from aqueduct.service.sinks import PreparedAttempt, WriteKey
 from tests.sinks.driver import Driver, JobFailed
 from tests.sinks.killing import ABORT_STEPS, ATTEMPT_STEPS, COMMIT_STEPS, STEPS, Deathbed
 from tests.sinks.readers import parquet_rows
@@ -62,13 +62,13 @@ class Job:
 
     def __init__(self, driver: Driver, *, overwrite: bool = False) -> None:
         self.number = next(KEYS)
-        self.run = Run(f"run {self.number}", overwrite=overwrite)
+        self.run = WriteKey(f"run {self.number}", overwrite=overwrite)
         self.driver = driver
         first = self.number * 1000
         self.parts = [list(range(first + 10 * i, first + 10 * i + 5)) for i in range(3)]
         self.ids = Counter(value for part in self.parts for value in part)
 
-    def write(self, partition: int, execution: str = "e") -> Prepared:
+    def write(self, partition: int, execution: str = "e") -> PreparedAttempt:
         return self.driver.write(self.run, execution, partition, self.parts[partition])
 
     def seen(self, rows: Counter[int]) -> Counter[int]:
@@ -164,7 +164,7 @@ def test_any_order_of_deaths_leaves_all_or_nothing(
     driver: Driver, rows: Rows, play: list[tuple[str, int, str]], end: str, named: bool
 ) -> None:
     plans, job = driver.bed.plans, Job(driver)
-    receipts: dict[int, Prepared] = {}
+    receipts: dict[int, PreparedAttempt] = {}
     for what, partition, step in play:
         if what == "kill":
             plans.set(step)

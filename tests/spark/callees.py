@@ -20,9 +20,9 @@ import pyarrow.compute as pc
 
 import aqueduct
 from aqueduct.config import Config, Timing
-from spark_udfs.calls.partition import Answer, Calling, run
-from spark_udfs.worker.metrics import Numbers
-from spark_udfs.worker.task import NOWHERE, Place
+from spark_udfs.calls.partition import BatchAnswer, CallSpec, run
+from spark_udfs.worker.metrics import TaskMetrics
+from spark_udfs.worker.task import NOWHERE, TaskContext
 
 ROOT = Path(__file__).parent.parent.parent
 NUMBERS = pa.schema([("id", pa.int64())])
@@ -107,27 +107,27 @@ class Callee:
             return self.gates.setdefault(value, threading.Event())
 
 
-def calling(*addresses: str, handler: str = "square", **options: Any) -> Calling:
+def calling(*addresses: str, handler: str = "square", **options: Any) -> CallSpec:
     """The engine's arguments. On a busy machine no call is so slow that another is begun."""
     usual = {"schema": None, "in_flight": 8, "in_flight_bytes": 1 << 20}
     given = {**usual, "backoff": 0.01, "hedge": 60.0, **options}
-    return Calling(addresses=addresses, handler=handler, **given)
+    return CallSpec(addresses=addresses, handler=handler, **given)
 
 
 def answers(
-    call: Calling,
+    call: CallSpec,
     batches: Any,
     *,
-    place: Place = NOWHERE,
-    numbers: Numbers | None = None,
+    place: TaskContext = NOWHERE,
+    numbers: TaskMetrics | None = None,
     **more: Any,
 ) -> Any:
     """What ``run`` gives, a generator."""
-    counted = Numbers() if numbers is None else numbers
+    counted = TaskMetrics() if numbers is None else numbers
     return run(call, batches, schema=NUMBERS, place=place, numbers=counted, **more)
 
 
-def check_squares(found: list[Answer], count: int, *, ordered: bool = True) -> None:
+def check_squares(found: list[BatchAnswer], count: int, *, ordered: bool = True) -> None:
     """That each of ``count`` batches has its one answer."""
     numbers = [answer.number for answer in found]
     assert (numbers if ordered else sorted(numbers)) == list(range(count))

@@ -22,15 +22,15 @@ from aqueduct.errors import (
     SchemaMismatch,
     UnknownHandler,
 )
-from aqueduct.service.sinks import Run
-from spark_udfs.worker.task import Place
+from aqueduct.service.sinks import WriteKey
+from spark_udfs.worker.task import TaskContext
 from tests.sinks.shelf import Shelf, service_with
 from tests.support.calls import NUMBERS, config, numbers
 
 pytestmark = pytest.mark.spark
 
-RUN = Run("run 1")
-PLACE = Place(partition=2, stage=1, attempt=0, task=77)
+RUN = WriteKey("run 1")
+PLACE = TaskContext(partition=2, stage=1, attempt=0, task=77)
 
 
 @pytest.fixture
@@ -205,7 +205,7 @@ def test_a_sink_that_is_full_is_asked_again_before_an_attempt_begins(
             assert second.wait(20)
             yield numbers(2)
 
-        other = Place(partition=0, stage=1, attempt=0, task=None)
+        other = TaskContext(partition=0, stage=1, attempt=0, task=None)
         thread = threading.Thread(target=lambda: writing().write(RUN, slow(), other))
         thread.start()
         assert first.wait(20)

@@ -12,8 +12,8 @@ import pytest
 from aqueduct.config import Config, Timing
 from aqueduct.errors import BadCall, Busy, ConnectFailed, ConnectionLost, Refused
 from spark_udfs.calls import endpoints
-from spark_udfs.worker.metrics import Numbers
-from spark_udfs.worker.task import Place
+from spark_udfs.worker.metrics import TaskMetrics
+from spark_udfs.worker.task import TaskContext
 from tests.spark.callees import (
     Callee,
     answers,
@@ -56,7 +56,7 @@ def several(running):
 def test_batches_are_spread(several, ordered, retries):
     callees, places = several(3)
     call = calling(*places, ordered=ordered, retries=retries)
-    numbers = Numbers()
+    numbers = TaskMetrics()
     given = (batch(value, 200) for value in range(300))
     check_squares(list(answers(call, given, numbers=numbers)), 300, ordered=ordered)
     assert all(sum(callee.asked.values()) > 20 for callee in callees)
@@ -100,7 +100,7 @@ def test_the_next_batch_goes_where_the_fewest_bytes_are_under_way(several):
 def test_a_small_partition_makes_one_call(several):
     callees, places = several(3)
     for partition in range(6):
-        found = list(answers(calling(*places), [batch(3)], place=Place(partition=partition)))
+        found = list(answers(calling(*places), [batch(3)], place=TaskContext(partition=partition)))
         assert [value_of(answer.batch) for answer in found] == [9]
     assert [callee.service.counters()["calls"] for callee in callees] == [2, 2, 2]
 
@@ -109,7 +109,7 @@ def test_a_handler_of_all_batches_has_one_address(several):
     callees, places = several(3)
     for partition in range(6):
         call = calling(*places, handler="sums")
-        found = list(answers(call, map(batch, range(30)), place=Place(partition=partition)))
+        found = list(answers(call, map(batch, range(30)), place=TaskContext(partition=partition)))
         assert value_of(found[-1].batch) == -sum(range(30))
     assert [callee.service.counters()["calls"] for callee in callees] == [2, 2, 2]
 
@@ -121,7 +121,7 @@ def test_one_of_two_is_not_there(several, handler, partition):
     (callee,), (there,) = several(1)
     nowhere = f"aqueduct+tcp://127.0.0.1:{free_port()}"
     call = calling(nowhere, there, handler=handler)
-    place = Place(partition=partition)
+    place = TaskContext(partition=partition)
     found = list(answers(call, map(batch, range(100)), place=place))
     if handler == "sums":
         assert value_of(found[-1].batch) == -sum(range(100))
@@ -204,7 +204,7 @@ def test_two_services_that_are_not_the_same(running):
 def test_one_of_two_dies_and_comes_back(several, neighbour, ordered):
     (callee,), (there,) = several(1)
     neighbour.start()
-    numbers = Numbers()
+    numbers = TaskMetrics()
     given: list[int] = []
     end = time.monotonic() + 40
 

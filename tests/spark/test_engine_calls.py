@@ -17,8 +17,8 @@ from aqueduct.errors import (
     Refused,
     SchemaMismatch,
 )
-from spark_udfs.worker.metrics import Numbers
-from spark_udfs.worker.task import Place
+from spark_udfs.worker.metrics import TaskMetrics
+from spark_udfs.worker.task import TaskContext
 from tests.spark.callees import (
     NUMBERS,
     Callee,
@@ -56,7 +56,7 @@ def options(address):
 def test_every_batch_has_its_answer(running, address, way):
     callee = Callee()
     with running(callee.service, address, **options(address)) as place:
-        numbers = Numbers()
+        numbers = TaskMetrics()
         given = (batch(value, 1 + 50 * (value % 7)) for value in range(200))
         found = list(answers(calling(place, **way), given, numbers=numbers))
         check_squares(found, 200, ordered=way.get("ordered", True))
@@ -208,7 +208,7 @@ def test_only_waiting_for_the_service_is_counted(running, way):
         callee.gate(0).set()
         upstream = threading.Event()
         counted: list[float] = []
-        numbers = Numbers()
+        numbers = TaskMetrics()
 
         def source():
             yield batch(0)
@@ -238,7 +238,7 @@ def test_failed_batches_are_reported_and_the_rest_is_answered(running, ordered, 
     callee = Callee()
     with running(callee.service) as address:
         call = calling(address, ordered=ordered, on_error="report", **more)
-        numbers = Numbers()
+        numbers = TaskMetrics()
         given = [batch(-value if value % 10 == 5 else value) for value in range(50)]
         found = list(answers(call, given, numbers=numbers))
         order = [answer.number for answer in found]
@@ -297,7 +297,7 @@ def test_a_batch_that_is_late_is_reported_and_holds_back_no_other(running, order
         call = calling(
             address, handler="gated", batch_deadline=0.3, on_error="report", ordered=ordered
         )
-        numbers = Numbers()
+        numbers = TaskMetrics()
         found = {}
         for answer in answers(call, map(batch, range(40)), numbers=numbers):
             assert answer.number not in found
@@ -425,7 +425,7 @@ def test_closing_early_gives_up_the_call(running, way):
     callee = Callee()
     callee.gate(0).set()
     with running(callee.service) as address:
-        place = Place(partition=3, stage=1, attempt=0, task=17)
+        place = TaskContext(partition=3, stage=1, attempt=0, task=17)
         call = calling(address, handler="gated", run="run", **WAYS[way])
         found = answers(call, map(batch, itertools.count()), place=place)
         assert next(found).number == 0

@@ -26,8 +26,8 @@ from aqueduct.errors import (
 from spark_udfs import exchange
 from spark_udfs.calls.pool import process_pool
 from spark_udfs.calls.retry import Backoff, may_pass, renumbered, with_note
-from spark_udfs.worker.metrics import Numbers
-from spark_udfs.worker.task import Place
+from spark_udfs.worker.metrics import TaskMetrics
+from spark_udfs.worker.task import TaskContext
 from tests.carriers.proxy import End, Fate, Proxy
 from tests.spark.callees import (
     Callee,
@@ -119,7 +119,7 @@ def test_whatever_is_cut_every_batch_is_answered_once(
                 backoff=0.001,
                 config=IMPATIENT,
             )
-            numbers = Numbers()
+            numbers = TaskMetrics()
             found = list(answers(call, given, numbers=numbers))
             order = [answer.number for answer in found]
             assert (order if ordered else sorted(order)) == list(range(count))
@@ -154,7 +154,7 @@ def shared_callee():
 def test_a_service_that_is_killed_and_comes_back(neighbour, ordered):
     neighbour.start()
     call = calling(neighbour.address, retries=50, backoff=0.05, backoff_limit=0.2, ordered=ordered)
-    numbers = Numbers()
+    numbers = TaskMetrics()
     given = (batch(value, 100) for value in range(600))
     found = []
     for answer in answers(call, given, numbers=numbers):
@@ -199,9 +199,9 @@ def test_attempts_and_tokens_of_resumed_calls(running):
         running(callee.service, TCP, dev_cert=False) as address,
         cut(address, fates) as (where, _),
     ):
-        place = Place(partition=3, stage=1, attempt=0, task=17)
+        place = TaskContext(partition=3, stage=1, attempt=0, task=17)
         call = calling(where, retries=3, token=lambda: next(tokens), run="job")
-        numbers = Numbers()
+        numbers = TaskMetrics()
         given = (batch(value, 500) for value in range(40))
         check_squares(list(answers(call, given, place=place, numbers=numbers)), 40)
         seen = [(call.run, call.attempt, call.token) for call in callee.calls.values()]
@@ -247,7 +247,7 @@ def test_a_call_of_which_nothing_was_sent_is_made_again(running, handler):
         running(callee.service, TCP, dev_cert=False) as address,
         cut(address, fates) as (place, proxy),
     ):
-        numbers = Numbers()
+        numbers = TaskMetrics()
         call = calling(place, handler=handler, retries=3, config=IMPATIENT)
         found = list(answers(call, map(batch, range(3)), numbers=numbers))
         assert len(found) == (4 if handler == "sums" else 3)
@@ -272,7 +272,7 @@ def test_nobody_there_is_an_error_in_the_end():
     address = f"aqueduct+tcp://127.0.0.1:{free_port()}"
     with pytest.raises(ConnectFailed, match=r"; tried once \(retries=0\)"):
         list(answers(calling(address), [batch(1)]))
-    numbers = Numbers()
+    numbers = TaskMetrics()
     with pytest.raises(ConnectFailed, match="tried 4 times without an answer at") as caught:
         list(answers(calling(address, retries=3), [batch(1)], numbers=numbers))
     assert address in str(caught.value) and "retries=3" in str(caught.value)
@@ -307,7 +307,7 @@ def test_a_service_that_is_busy_is_asked_again(running):
         with pytest.raises(Busy, match="tried 3 times"):
             list(answers(calling(address, handler="one", retries=2), [batch(2)]))
         callee.gate(2).set()
-        numbers = Numbers()
+        numbers = TaskMetrics()
         call = calling(address, handler="one", retries=1000, backoff_limit=0.02)
         patient = answers(call, [batch(2)], numbers=numbers)
         found = []

@@ -16,7 +16,7 @@ from spark_udfs import exchange_files, list_files, send_files
 from spark_udfs.files import reader
 from spark_udfs.files.listing import find_parts, spread
 from spark_udfs.files.paths import FileFailed
-from spark_udfs.files.reader import Ahead, Part, Piece, read
+from spark_udfs.files.reader import Part, Prefetcher, ReadItem, read
 from tests.spark.callees import free_port
 from tests.spark.services import make
 
@@ -76,11 +76,11 @@ def frame(*parts) -> list[pa.RecordBatch]:
     return [pa.RecordBatch.from_pylist(rows, schema=schema)]
 
 
-def pieces(*parts: Part, columns=None, batch_bytes=1 << 20) -> list[Piece]:
+def pieces(*parts: Part, columns=None, batch_bytes=1 << 20) -> list[ReadItem]:
     return list(read(parts, columns, batch_bytes))
 
 
-def rows_of(found: list[Piece]) -> pa.Table:
+def rows_of(found: list[ReadItem]) -> pa.Table:
     return pa.Table.from_batches([piece.batch for piece in found if piece.batch is not None])
 
 
@@ -269,7 +269,7 @@ def test_a_column_whose_offsets_lie_is_an_error(kind, tmp_path):
     (error,) = [piece.error for piece in found if piece.error is not None]
     assert "ArrowInvalid" in str(error) and str(error).startswith(str(path))
     assert not [piece for piece in found if piece.batch is not None]
-    assert found[-1] == Piece(0)
+    assert found[-1] == ReadItem(0)
 
 
 def test_no_more_is_read_ahead_than_the_limit():
@@ -281,9 +281,9 @@ def test_no_more_is_read_ahead_than_the_limit():
             taken.append(number)
             if len(taken) == 5:
                 waiting.set()
-            yield Piece(0, batch=batch)
+            yield ReadItem(0, batch=batch)
 
-    ahead = Ahead(make, limit=4 * batch.nbytes)
+    ahead = Prefetcher(make, limit=4 * batch.nbytes)
     assert waiting.wait(20)
     next(ahead)
     assert len(taken) <= 6 + 1  # the limit, one that was taken, and one in the making
@@ -294,11 +294,11 @@ def test_no_more_is_read_ahead_than_the_limit():
 
 def test_an_error_of_the_reader_reaches_who_reads():
     def make(skipped):
-        yield Piece(0)
+        yield ReadItem(0)
         raise MemoryError("no room")
 
-    ahead = Ahead(make, limit=1)
-    assert next(ahead) == Piece(0)
+    ahead = Prefetcher(make, limit=1)
+    assert next(ahead) == ReadItem(0)
     with pytest.raises(MemoryError, match="no room"):
         next(ahead)
     ahead.close()

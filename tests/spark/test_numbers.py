@@ -20,10 +20,10 @@ from spark_udfs import (
     send_files,
 )
 from spark_udfs.functions.pandas import ColumnExchange
-from spark_udfs.worker.metrics import Numbers, Tally, Total
+from spark_udfs.worker.metrics import Tally, TaskMetrics, Total
 from tests.spark.services import NUMBERS, make
 
-ONE = Numbers(**{field.name: place + 1 for place, field in enumerate(fields(Numbers))})
+ONE = TaskMetrics(**{field.name: place + 1 for place, field in enumerate(fields(TaskMetrics))})
 
 
 def batches(*firsts):
@@ -33,7 +33,7 @@ def batches(*firsts):
 def test_a_sum_has_every_number():
     total = Total() + ONE + ONE
     assert total == Total(
-        **{field.name: 2 * getattr(ONE, field.name) for field in fields(Numbers)}, tasks=2
+        **{field.name: 2 * getattr(ONE, field.name) for field in fields(TaskMetrics)}, tasks=2
     )
     assert total + total == Total() + ONE + ONE + ONE + ONE
     assert Total().tasks == 0  # what is added to is not changed
@@ -52,7 +52,7 @@ def test_a_tally_sums_up_and_begins_again():
 def test_the_summary_is_for_people():
     tally = Tally()
     tally.add(
-        Numbers(
+        TaskMetrics(
             batches_sent=1200,
             rows_sent=12_000_000,
             bytes_sent=96 << 20,

@@ -12,9 +12,9 @@ import pytest
 from aqueduct.errors import BadCall, ConfigError, HandlerFailed, SchemaMismatch
 from aqueduct.rpc.request import ONE_TO_ONE
 from spark_udfs import exchange
-from spark_udfs.calls.partition import Answer
+from spark_udfs.calls.partition import BatchAnswer
 from spark_udfs.functions.casts import Casting
-from spark_udfs.functions.columns import Shape, Shaper, merged
+from spark_udfs.functions.columns import ColumnShape, Shaper, merged
 from tests.spark.services import NUMBERS, WORDS
 
 NOBODY = "aqueduct://127.0.0.1:9"
@@ -278,7 +278,9 @@ def test_zones_and_inner_names_need_no_cast():
 
 
 def failed(number):
-    return Answer(number, None, HandlerFailed(f"batch {number}: ValueError: no", kind="ValueError"))
+    return BatchAnswer(
+        number, None, HandlerFailed(f"batch {number}: ValueError: no", kind="ValueError")
+    )
 
 
 def shaped(shape, answers, rows, *, opened):
@@ -301,8 +303,8 @@ def scores(*values):
 
 
 def test_rows_of_a_failed_batch_stay_with_nulls_and_the_reason(caplog):
-    shape = Shape(columns=("id",), on_error="null", error_column="why")
-    answers = [Answer(0, scores(0.5, 1.5)), failed(1), Answer(2, scores(2.5))]
+    shape = ColumnShape(columns=("id",), on_error="null", error_column="why")
+    answers = [BatchAnswer(0, scores(0.5, 1.5)), failed(1), BatchAnswer(2, scores(2.5))]
     found = pa.Table.from_batches(shaped(shape, answers, numbers(2, 2, 1), opened=SCORES))
     reason = "HandlerFailed: batch 1: ValueError: no"
     assert found.to_pydict() == {
@@ -318,21 +320,21 @@ def test_rows_of_a_failed_batch_stay_with_nulls_and_the_reason(caplog):
 
 
 def test_without_columns_as_many_rows_of_nulls_come():
-    answers = [failed(0), Answer(1, scores(1.5))]
-    found = shaped(Shape(on_error="null"), answers, numbers(2, 1), opened=SCORES)
+    answers = [failed(0), BatchAnswer(1, scores(1.5))]
+    found = shaped(ColumnShape(on_error="null"), answers, numbers(2, 1), opened=SCORES)
     assert [batch["score"].to_pylist() for batch in found] == [[None, None], [1.5]]
     assert len({batch.schema for batch in found}) == 1
 
 
 def test_replaced_columns_are_null_too():
-    shape = Shape(columns=("id",), mode="replace", on_error="null")
+    shape = ColumnShape(columns=("id",), mode="replace", on_error="null")
     (found,) = shaped(shape, [failed(0)], numbers(2), opened=NUMBERS)
     assert found.to_pydict() == {"id": [None, None]}
 
 
 def test_rows_of_a_failed_batch_are_left_out(caplog):
-    shape = Shape(columns=("id",), on_error="skip")
-    answers = [failed(0), Answer(2, scores(2.5)), failed(1)]
+    shape = ColumnShape(columns=("id",), on_error="skip")
+    answers = [failed(0), BatchAnswer(2, scores(2.5)), failed(1)]
     (found,) = shaped(shape, answers, numbers(2, 2, 1), opened=SCORES)
     assert found.to_pydict() == {"id": [4], "score": [2.5]}
     assert caplog.records[-1].getMessage() == (
@@ -343,7 +345,7 @@ def test_rows_of_a_failed_batch_are_left_out(caplog):
 def test_not_every_failure_is_told(caplog):
     with caplog.at_level(logging.WARNING):
         shaped(
-            Shape(on_error="skip"),
+            ColumnShape(on_error="skip"),
             [failed(n) for n in range(30)],
             numbers(*[1] * 30),
             opened=SCORES,
@@ -353,7 +355,7 @@ def test_not_every_failure_is_told(caplog):
 
 def test_a_batch_without_an_answer_is_an_error_too():
     with pytest.raises(BadCall, match="gave no answer to 1 of its batches, the first of them"):
-        shaped(Shape(on_error="skip"), [failed(0)], numbers(1, 1), opened=SCORES)
+        shaped(ColumnShape(on_error="skip"), [failed(0)], numbers(1, 1), opened=SCORES)
 
 
 @pytest.mark.parametrize(
@@ -389,7 +391,7 @@ def test_what_does_not_go_together_fails_on_the_driver(options, message):
 
 
 def test_the_error_column_must_have_a_name_of_its_own():
-    shape = Shape(columns=("id",), on_error="null", error_column="Score")
+    shape = ColumnShape(columns=("id",), on_error="null", error_column="Score")
     with pytest.raises(ConfigError) as caught:
         shaped(shape, [], numbers(1), opened=SCORES)
     assert str(caught.value) == (

@@ -10,8 +10,8 @@ import pytest
 from aqueduct.client.client import Client
 from aqueduct.errors import HandlerFailed
 from spark_udfs.calls import partition as partition_module
-from spark_udfs.worker.metrics import Numbers
-from spark_udfs.worker.task import Place
+from spark_udfs.worker.metrics import TaskMetrics
+from spark_udfs.worker.task import TaskContext
 from tests.spark.callees import Callee, answers, batch, calling, until, value_of
 
 
@@ -46,11 +46,11 @@ def task():
     """Runs a task with these batches, and gives the values of its answers and its numbers."""
     count = 0
 
-    def run(call: Any, batches: Any, **more: Any) -> tuple[list[int], Numbers]:
+    def run(call: Any, batches: Any, **more: Any) -> tuple[list[int], TaskMetrics]:
         nonlocal count
         count += 1
-        place = Place(partition=3, stage=1, attempt=0, task=count)
-        numbers = Numbers()
+        place = TaskContext(partition=3, stage=1, attempt=0, task=count)
+        numbers = TaskMetrics()
         found = answers(call, batches, place=place, numbers=numbers, **more)
         return [value_of(answer.batch) for answer in found], numbers
 

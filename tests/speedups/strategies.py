@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from aqueduct._speedups.base.buffers import Piece
+from aqueduct._speedups.base.buffers import BufferSlice
 from aqueduct._speedups.channels import codec
 from aqueduct.arrow.encode import Encoder
 from tests.reference.codec import Frame
@@ -114,7 +114,7 @@ def as_tuple(frame: Any) -> Frame:
             return name, frame.headers
         case codec.RouteTo():
             return name, frame.channel
-        case codec.Message():
+        case codec.MessageFrame():
             return name, frame.num, frame.headers, frame.attachments, bytes(frame.payload)
         case codec.SentUnreliable():
             return name, frame.count
@@ -159,7 +159,7 @@ def encode_one(frame: Frame) -> bytes:
     }[name]
 
 
-def read_all(decoder: codec.Decoder, pieces: Iterable[Any]) -> list[Any]:
+def read_all(decoder: codec.FrameDecoder, pieces: Iterable[Any]) -> list[Any]:
     """Feeds the pieces one after the other and collects the frames."""
     frames = []
     for piece in pieces:
@@ -199,16 +199,16 @@ def _vector_frame(frame: dict[str, Any]) -> Frame:
     return tuple(fields)
 
 
-def vector_decoder(vector: dict[str, Any]) -> codec.Decoder:
-    return codec.Decoder(
+def vector_decoder(vector: dict[str, Any]) -> codec.FrameDecoder:
+    return codec.FrameDecoder(
         from_server=vector["context"]["from"] == "server",
         datagram=vector["context"]["carrier"] == "datagram",
     )
 
 
-def client_decoder(**options: Any) -> codec.Decoder:
+def client_decoder(**options: Any) -> codec.FrameDecoder:
     """Reads what a client sends on the entrypoint; ROUTE_TO is consumed."""
-    decoder = codec.Decoder(from_server=False, **options)
+    decoder = codec.FrameDecoder(from_server=False, **options)
     decoder.feed(ROUTE)
     assert decoder.next() == codec.RouteTo(0)
     return decoder
@@ -218,10 +218,10 @@ def message(num: int, payload: Any = b"", *args: Any) -> bytes:
     return b"".join(map(bytes, codec.encode_message(num, payload, *args)))
 
 
-def piece_of(data: bytes) -> Piece:
+def piece_of(data: bytes) -> BufferSlice:
     """``data``, in whole columns of 8 bytes, as a batch gives its columns to be sent."""
     column = pa.Array.from_buffers(pa.int64(), len(data) // 8, [None, pa.py_buffer(data)])
     batch = pa.record_batch([column], names=["column"])
     buffers = Encoder(batch.schema).encode(batch).buffers
-    assert isinstance(buffers[1], Piece)
+    assert isinstance(buffers[1], BufferSlice)
     return buffers[1]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from aqueduct._speedups.base.accounts import Account
-from aqueduct._speedups.channels.receiver import Budget
+from aqueduct._speedups.channels.receiver import ReceiveBudget
 from aqueduct.config import DEFAULT
-from aqueduct.protocol.channels.context import Shared
-from aqueduct.protocol.channels.send_streams import Outgoing, OutStream
+from aqueduct.protocol.channels.context import ConnectionContext
+from aqueduct.protocol.channels.send_streams import SendStream, SendStreams
 from aqueduct.protocol.channels.sender import SenderHalf
 
 
 def test_those_who_wait_are_told_of_what_returns() -> None:
     account, woken = Account(), []
-    budget = Budget()
+    budget = ReceiveBudget()
     budget.process, budget.wake = account, lambda: woken.append(account.used)
     account.charge(100)
     account.charge(-10)
@@ -27,10 +27,10 @@ def test_those_who_wait_are_told_of_what_returns() -> None:
 def test_a_large_batch_counts_until_all_of_it_has_left() -> None:
     sending = Account()
     before = sending.used
-    shared = Shared(DEFAULT, 0, sending=sending)
-    ledger: Outgoing = shared.outgoing
+    shared = ConnectionContext(DEFAULT, 0, sending=sending)
+    ledger: SendStreams = shared.outgoing
     half = SenderHalf(shared, 0, accessible=True, given=True)
-    stream = OutStream(half, False)
+    stream = SendStream(half, False)
     ledger._charge(stream, 1000)
     half.end_batch()
     ledger._charge(stream, 50)

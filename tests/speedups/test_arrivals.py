@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aqueduct._speedups.arrow.reader import BatchReader
-from aqueduct._speedups.calls.batch_receiver import Answers, Inputs
-from aqueduct._speedups.calls.batch_sender import Window
-from aqueduct._speedups.channels.message_batches import Received, Run
-from aqueduct._speedups.channels.receiver import Budget, Inbox
+from aqueduct._speedups.calls.batch_receiver import AnswerReceiver, InputReceiver
+from aqueduct._speedups.calls.batch_sender import InFlightWindow
+from aqueduct._speedups.channels.message_batches import MessageBatch, Received
+from aqueduct._speedups.channels.receiver import ReceiveBudget, ReceiverBase
 from aqueduct._speedups.channels.tracker import ReceivedNumbers
 from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoder
@@ -30,7 +30,7 @@ LIMIT = 100_000
 
 def received(*messages: tuple[Any, bytes]) -> list[Received]:
     """Messages of (headers, payload) as they come from a stream."""
-    decoder, run = client_decoder(), Run()
+    decoder, run = client_decoder(), MessageBatch()
     for number, (headers, payload) in enumerate(messages):
         decoder.feed(message(number, payload, headers))
     assert run.read(decoder, ReceivedNumbers(), 512, 1 << 30) is None
@@ -42,8 +42,8 @@ class Room:
     """An inbox, and how often it was told that there is room."""
 
     def __init__(self, *messages: Received) -> None:
-        self.budget = Budget()
-        self.inbox = Inbox(self.budget)
+        self.budget = ReceiveBudget()
+        self.inbox = ReceiverBase(self.budget)
         self.told = 0
         for each in messages:
             self.inbox._charge(each.charge)
@@ -53,13 +53,13 @@ class Room:
     def came(self) -> None:
         self.told += 1
 
-    def inputs(self) -> Inputs:
-        inputs = Inputs()
+    def inputs(self) -> InputReceiver:
+        inputs = InputReceiver()
         inputs.arrive_by(self.inbox, self.came, BATCH, LIMIT)
         return inputs
 
-    def answers(self, window: Window | None = None) -> Answers:
-        answers = Answers(window)
+    def answers(self, window: InFlightWindow | None = None) -> AnswerReceiver:
+        answers = AnswerReceiver(window)
         answers.arrive_by(self.inbox, self.came, BATCH, LIMIT)
         return answers
 
@@ -84,7 +84,7 @@ def test_batches_in_turn_are_taken_and_counted() -> None:
 
 
 def test_nothing_is_taken_from_nowhere() -> None:
-    inputs = Inputs()
+    inputs = InputReceiver()
     assert inputs.take_whole() is inputs.next_batch() is None
     inputs.arrive_by(None, print, BATCH, LIMIT)
     assert inputs.take_whole() is None
@@ -170,7 +170,7 @@ def test_numbers_are_read_as_the_assembler_reads_them(text: str) -> None:
 def test_answers_settle_batches_and_marks_are_passed_over() -> None:
     sent = [(0, b"first"), (3, b""), (3, b""), (4, b"second"), (7, b"")]
     room = Room(*received(*((batch_headers(number), payload) for number, payload in sent)))
-    window = Window(100, 1 << 30)
+    window = InFlightWindow(100, 1 << 30)
     for _ in range(20):
         window.send(1)
     answers = room.answers(window)
@@ -187,7 +187,7 @@ def test_answers_settle_batches_and_marks_are_passed_over() -> None:
 def test_marks_are_taken_by_themselves_up_to_the_next_answer() -> None:
     sent = [(0, b""), (3, b""), (4, b"answer"), (7, b"")]
     room = Room(*received(*((batch_headers(number), payload) for number, payload in sent)))
-    window = Window(100, 1 << 30)
+    window = InFlightWindow(100, 1 << 30)
     for _ in range(20):
         window.send(1)
     answers = room.answers(window)
@@ -201,7 +201,7 @@ def test_marks_are_taken_by_themselves_up_to_the_next_answer() -> None:
     answers.heard()
     assert (window.settled, answers.moved, room.inbox.charged) == (8, 4, 0)
     assert told == [4, 4, 8]  # once each time, when what they say is settled
-    Answers(window).heard()  # from nowhere, and nobody is told
+    AnswerReceiver(window).heard()  # from nowhere, and nobody is told
 
 
 def test_answers_keep_the_number_of_their_batch() -> None:
@@ -275,7 +275,7 @@ def test_an_error_of_a_reader_is_left_to_who_reads_it_again() -> None:
 
 
 def test_it_is_quiet_while_nothing_is_there_and_more_may_come() -> None:
-    assert not Inputs().quiet  # from nowhere
+    assert not InputReceiver().quiet  # from nowhere
     room = Room(*received((batch_headers(0), bytes(64))))
     inputs = room.inputs()
     assert not inputs.quiet

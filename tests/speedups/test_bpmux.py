@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aqueduct._speedups.bpmux import chunks as chunk_codec
-from aqueduct._speedups.bpmux.chunks import ChunkDecoder, Step
+from aqueduct._speedups.bpmux.chunks import ChunkDecoder, ChunkStep
 from aqueduct.errors import FrameError, LocalProtocolError
 
 Vector = dict[str, Any]
@@ -25,14 +25,14 @@ invalid = pytest.mark.parametrize("vector", VECTORS["invalid"], ids=lambda vecto
 def read_all(decoder: ChunkDecoder, pieces: list[bytes]) -> list[Vector]:
     """The chunks of these pieces, in the words of the vectors."""
     chunks: list[Vector] = []
-    parts = {Step.PIECE: b"", Step.END_PIECE: b""}
+    parts = {ChunkStep.PIECE: b"", ChunkStep.END_PIECE: b""}
     for piece in pieces:
         decoder.feed(piece)
-        while (step := decoder.next()) != Step.NOTHING:
-            if step in (Step.PIECE, Step.END_PIECE):
+        while (step := decoder.next()) != ChunkStep.NOTHING:
+            if step in (ChunkStep.PIECE, ChunkStep.END_PIECE):
                 assert decoder.data
                 parts[step] += decoder.data
-            elif step == Step.DONE:
+            elif step == ChunkStep.DONE:
                 if decoder.total:
                     chunks.append({"type": "Partial", "total": decoder.total})
                 chunk: Vector = {
@@ -40,19 +40,19 @@ def read_all(decoder: ChunkDecoder, pieces: list[bytes]) -> list[Vector]:
                     "id": decoder.identifier,
                 }
                 if decoder.flags & chunk_codec.PAYLOAD:
-                    chunk["payload"] = parts[Step.PIECE].hex()
-                    assert decoder.payload == len(parts[Step.PIECE])
+                    chunk["payload"] = parts[ChunkStep.PIECE].hex()
+                    assert decoder.payload == len(parts[ChunkStep.PIECE])
                 if decoder.flags & chunk_codec.CREDIT:
                     chunk["credit"] = decoder.credit
                 if decoder.flags & chunk_codec.PING:
                     chunk["ping"] = True
                 if decoder.flags & chunk_codec.END:
-                    chunk["end"] = parts[Step.END_PIECE].hex()
-                    assert decoder.end_payload == len(parts[Step.END_PIECE])
+                    chunk["end"] = parts[ChunkStep.END_PIECE].hex()
+                    assert decoder.end_payload == len(parts[ChunkStep.END_PIECE])
                 if decoder.flags & chunk_codec.ACK_END:
                     chunk["ack_end"] = True
                 chunks.append(chunk)
-                parts = {Step.PIECE: b"", Step.END_PIECE: b""}
+                parts = {ChunkStep.PIECE: b"", ChunkStep.END_PIECE: b""}
     return chunks
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from aqueduct._speedups.base.buffers import (
     AlignedBuffer,
-    Scatter,
+    GatherList,
     bytes_copied,
     pooled_bytes,
     size_of,
@@ -129,7 +129,7 @@ KINDS: list[Any] = [bytes, bytearray, lambda data: memoryview(bytearray(data))]
     )
 )
 def test_scatter_like_a_string_of_bytes(steps: list[tuple[int, Any]]) -> None:
-    scatter, model = Scatter(), b""
+    scatter, model = GatherList(), b""
     for first, second in steps:
         if isinstance(second, bytes):
             scatter.append(KINDS[first](second))
@@ -150,7 +150,7 @@ def test_scatter_like_a_string_of_bytes(steps: list[tuple[int, Any]]) -> None:
 
 def test_scatter_copies_nothing() -> None:
     whole, cut = b"w" * 5000, bytearray(b"c" * 5000)
-    scatter = Scatter()
+    scatter = GatherList()
     scatter.extend([whole, cut])
     before = bytes_copied()
     first, second = scatter.take(7000)
@@ -169,7 +169,7 @@ class Owner(bytearray):
 
 
 def test_scatter_holds_what_is_not_taken() -> None:
-    scatter = Scatter()
+    scatter = GatherList()
     owners = [Owner(10) for _ in range(3)]
     watched = [weakref.ref(owner) for owner in owners]
     scatter.extend(owners)
@@ -185,7 +185,7 @@ def test_scatter_holds_what_is_not_taken() -> None:
 
 
 def test_scatter_of_elements_that_are_not_bytes() -> None:
-    scatter = Scatter()
+    scatter = GatherList()
     scatter.append(array("q", [1, 2, 3]))
     assert scatter.nbytes == 24
     assert b"".join(scatter.take(9)) == (1).to_bytes(8, "little") + b"\2"
@@ -198,7 +198,7 @@ def test_scatter_of_elements_that_are_not_bytes() -> None:
 
 
 def test_scatter_stays_linear_and_small() -> None:
-    scatter = Scatter()
+    scatter = GatherList()
     for _ in range(1000):
         scatter.append(b"ab")
     for left in range(999, -1, -1):
@@ -222,7 +222,7 @@ def test_pieces_in_a_scatter() -> None:
     data = bytes(range(256)) * 8
     piece = piece_of(data)
     assert size_of([piece, b"ab"]) == len(data) + 2
-    scatter = Scatter()
+    scatter = GatherList()
     scatter.extend([b"head", piece, piece])
     assert scatter.nbytes == 4 + 2 * len(data)
     taken = scatter.take(4 + len(data) + 100)

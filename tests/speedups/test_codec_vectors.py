@@ -54,7 +54,7 @@ def check_invalid(vector: Vector, pieces: list[bytes]) -> None:
     assert_sticky(decoder, caught.value)
 
 
-def assert_sticky(decoder: codec.Decoder, error: RemoteProtocolError) -> None:
+def assert_sticky(decoder: codec.FrameDecoder, error: RemoteProtocolError) -> None:
     assert decoder.error is error
     for call in (
         decoder.next,

@@ -48,7 +48,7 @@ def test_round_trip_in_pieces(
     frames, from_server, datagram = sequence
     data = encode_frames(frames)
     assert data == model.encode(frames)
-    decoder = codec.Decoder(from_server=from_server, datagram=datagram)
+    decoder = codec.FrameDecoder(from_server=from_server, datagram=datagram)
     assert [as_tuple(frame) for frame in read_all(decoder, cut(data, places))] == frames
     decoder.end()
     assert decoder.finished
@@ -57,7 +57,7 @@ def test_round_trip_in_pieces(
 def check_like_model(data: bytes, pieces: list[bytes], **options: Any) -> None:
     """Frames, kind of error and truncation are those of the model, whatever the pieces."""
     expected, error = model.decode(data, **options)
-    decoder = codec.Decoder(**options)
+    decoder = codec.FrameDecoder(**options)
     frames: list[Any] = []
     caught: RemoteProtocolError | None = None
     try:
@@ -145,7 +145,7 @@ def test_a_header_block_byte_by_byte_is_read_once() -> None:
     pairs = tuple((b"key-%06x" % number, bytes(60)) for number in range(900))
     data = codec.encode_connection_headers(pairs)
     assert len(data) > 62 << 10
-    decoder = codec.Decoder(from_server=False)
+    decoder = codec.FrameDecoder(from_server=False)
     for place in range(len(data) - 1):
         decoder.feed(data[place : place + 1])
         assert decoder.next() is None
@@ -164,8 +164,8 @@ def test_many_frames_of_one_chunk_come_one_by_one() -> None:
     for number in range(100):
         before = decoder.consumed
         frame = decoder.next()
-        assert frame == codec.Message(number, (), (), b"x" * number)
-        assert isinstance(frame, codec.Message)
+        assert frame == codec.MessageFrame(number, (), (), b"x" * number)
+        assert isinstance(frame, codec.MessageFrame)
         assert frame.size == number
         assert decoder.consumed - before == len(message(number, b"x" * number))
     assert decoder.next() is None
@@ -191,7 +191,7 @@ def test_chunks_of_other_kinds() -> None:
     for chunk in (bytearray(data), memoryview(data), memoryview(b"__" + data)[2:]):
         decoder = client_decoder()
         decoder.feed(chunk)
-        assert decoder.next() == codec.Message(0, (), (), bytes(range(100)))
+        assert decoder.next() == codec.MessageFrame(0, (), (), bytes(range(100)))
     decoder = client_decoder()
     with pytest.raises(BufferError, match="not contiguous"):
         decoder.feed(memoryview(data)[::2])
@@ -199,7 +199,7 @@ def test_chunks_of_other_kinds() -> None:
         decoder.feed("text")  # type: ignore[arg-type]
     decoder.feed(b"")
     decoder.feed(data)
-    assert decoder.next() == codec.Message(0, (), (), bytes(range(100)))
+    assert decoder.next() == codec.MessageFrame(0, (), (), bytes(range(100)))
 
 
 @pytest.mark.parametrize("size", [1, 2, 100, 128])
@@ -222,7 +222,7 @@ def test_tiny_chunks_that_wait_are_packed(size: int) -> None:
     assert sys.getrefcount(chunk) == references
     assert decoder.buffered == len(payload)
     decoder.admit()
-    assert decoder.next() == codec.Message(0, (), (), payload)
+    assert decoder.next() == codec.MessageFrame(0, (), (), payload)
 
 
 @given(st.lists(st.integers(1, 400), min_size=20, max_size=120))
@@ -237,7 +237,7 @@ def test_chunks_of_all_sizes_that_wait_stay_in_order(sizes: list[int]) -> None:
         decoder.feed(payload[at : at + size])
         at += size
     decoder.admit()
-    assert decoder.next() == codec.Message(0, (), (), payload)
+    assert decoder.next() == codec.MessageFrame(0, (), (), payload)
 
 
 # Where a sequence stands and how it ends.
@@ -245,7 +245,7 @@ def test_chunks_of_all_sizes_that_wait_stay_in_order(sizes: list[int]) -> None:
 
 @pytest.mark.requirement("AQ-R10")
 def test_pause_at_route() -> None:
-    decoder = codec.Decoder(from_server=False)
+    decoder = codec.FrameDecoder(from_server=False)
     decoder.pause_at_route = True
     decoder.feed(codec.VERSION + b"\x01" + ROUTE + message(0))
     assert decoder.next() == codec.Version("0.0.0-AFTER")
@@ -262,9 +262,9 @@ def test_pause_at_route() -> None:
     assert decoder.next() == codec.RouteTo(0)
     assert not decoder.paused
     assert decoder.route == 0
-    assert decoder.next() == codec.Message(0, (), (), b"")
+    assert decoder.next() == codec.MessageFrame(0, (), (), b"")
     assert not decoder.finished
-    assert decoder.next() == codec.Message(1, (), (), b"")
+    assert decoder.next() == codec.MessageFrame(1, (), (), b"")
     assert decoder.finished
 
 
@@ -272,7 +272,7 @@ def test_pause_at_route() -> None:
 @pytest.mark.requirement("AQ-R12")
 @pytest.mark.parametrize("data", [b"", ROUTE, codec.VERSION, codec.VERSION + ROUTE])
 def test_sequences_that_may_end(data: bytes) -> None:
-    decoder = codec.Decoder(from_server=False)
+    decoder = codec.FrameDecoder(from_server=False)
     decoder.feed(data)
     assert len([*iter(decoder.next, None)]) == decoder.frames
     assert decoder.between_frames
@@ -285,11 +285,11 @@ def test_sequences_that_may_end(data: bytes) -> None:
 
 @pytest.mark.requirement("AQ-R7")
 def test_the_end_inside_what_was_not_read_yet() -> None:
-    decoder = codec.Decoder(from_server=False)
+    decoder = codec.FrameDecoder(from_server=False)
     decoder.feed(ROUTE + message(0, b"whole") + message(1, b"cut")[:-1])
     decoder.end()
     assert decoder.next() == codec.RouteTo(0)
-    assert decoder.next() == codec.Message(0, (), (), b"whole")
+    assert decoder.next() == codec.MessageFrame(0, (), (), b"whole")
     with pytest.raises(FrameError) as caught:
         decoder.next()
     assert caught.value.truncated
@@ -305,7 +305,7 @@ def test_the_end_of_a_message_that_waits() -> None:
     assert isinstance(decoder.next(), codec.MessageHead)
     decoder.end()
     decoder.admit()
-    assert decoder.next() == codec.Message(0, (), (), b"p" * 100)
+    assert decoder.next() == codec.MessageFrame(0, (), (), b"p" * 100)
     assert decoder.finished
 
     for ended_first in (False, True):
@@ -348,7 +348,7 @@ def test_an_error_lets_all_memory_go() -> None:
 
 
 def next_error(data: bytes, **options: Any) -> RemoteProtocolError:
-    decoder = codec.Decoder(**{"from_server": False, **options})
+    decoder = codec.FrameDecoder(**{"from_server": False, **options})
     with pytest.raises(RemoteProtocolError) as caught:
         read_all(decoder, [data])
     return caught.value
@@ -407,7 +407,7 @@ def test_the_highest_number_passes() -> None:
 )
 def test_declared_lengths_are_checked_at_once(data: bytes, limit: str, name: str | None) -> None:
     options: dict[str, Any] = {limit: 100} if limit else {}
-    decoder = codec.Decoder(from_server=False, **options)
+    decoder = codec.FrameDecoder(from_server=False, **options)
     decoder.feed(data)
     if name is None:
         assert len([*iter(decoder.next, None)]) == 1
@@ -439,10 +439,10 @@ def test_the_largest_frame_is_taken() -> None:
 
 def test_bad_arguments() -> None:
     with pytest.raises(TypeError):
-        codec.Decoder()  # type: ignore[call-arg]
+        codec.FrameDecoder()  # type: ignore[call-arg]
     with pytest.raises(ValueError, match="negative"):
-        codec.Decoder(from_server=True, frame_limit=-1)
-    assert codec.Decoder(from_server=True).auto_admit == UNLIMITED
+        codec.FrameDecoder(from_server=True, frame_limit=-1)
+    assert codec.FrameDecoder(from_server=True).auto_admit == UNLIMITED
 
 
 @given(headers)
@@ -451,8 +451,10 @@ def test_frames_are_values(pairs: model.Headers) -> None:
     assert one == codec.ConnectionHeaders(tuple(pairs))
     assert one != codec.ConnectionHeaders((*pairs, (b"more", b"")))
     assert one != codec.AckVersion()
-    assert codec.Message(1, pairs, (), b"ab") == codec.Message(1, pairs, (), bytearray(b"ab"))
-    assert codec.Message(1, pairs, (), b"ab") != codec.Message(1, pairs, (), b"ax")
+    assert codec.MessageFrame(1, pairs, (), b"ab") == codec.MessageFrame(
+        1, pairs, (), bytearray(b"ab")
+    )
+    assert codec.MessageFrame(1, pairs, (), b"ab") != codec.MessageFrame(1, pairs, (), b"ax")
     assert repr(one) == f"ConnectionHeaders(headers={pairs!r})"
     with pytest.raises(TypeError):
         hash(one)
@@ -471,9 +473,9 @@ def test_large_blocks_become_objects_when_they_are_asked_for() -> None:
     message = b"\x04\x00\x00" + model.varint(len(attached)) + attached + b"\x00"
     ranges = b"\x08" + model.varint(1 << 21) + b"\x01" * (1 << 21)
     for route, frame in ((b"\x03\x02", message), (b"\x03\x02", ranges)):
-        decoder = codec.Decoder(from_server=True, header_limit=1 << 16)
+        decoder = codec.FrameDecoder(from_server=True, header_limit=1 << 16)
         if frame is ranges:
-            decoder = codec.Decoder(from_server=False)
+            decoder = codec.FrameDecoder(from_server=False)
         data = route + frame
         decoder.feed(data)
         assert isinstance(decoder.next(), codec.RouteTo)
@@ -484,7 +486,7 @@ def test_large_blocks_become_objects_when_they_are_asked_for() -> None:
         finally:
             tracemalloc.stop()
         assert peak < len(data) + (1 << 20)
-        if isinstance(found, codec.Message):
+        if isinstance(found, codec.MessageFrame):
             assert [channel for channel, _ in found.attached] == list(range(3, 131, 2))
             assert all(headers == pairs for _, headers in found.attached)
             assert decode_headers(found.attached[0][1]) == ((b"k", b""),) * 16_000

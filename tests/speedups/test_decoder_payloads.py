@@ -75,7 +75,7 @@ def test_admission() -> None:
     pairs = ((b"a", b"1"),)
     attached = ((8, ()),)
     decoder.feed(message(3, b"small") + message(4, b"p" * 5000, pairs, attached) + message(5))
-    assert decoder.next() == codec.Message(3, (), (), b"small")
+    assert decoder.next() == codec.MessageFrame(3, (), (), b"small")
     before = bytes_copied()
     assert decoder.next() == codec.MessageHead(4, pairs, attached, 5000)
     assert decoder.waiting
@@ -85,8 +85,8 @@ def test_admission() -> None:
     decoder.admit()
     assert (decoder.waiting, decoder.remaining) == (False, 5000)
     frame = decoder.next()
-    assert frame == codec.Message(4, pairs, attached, b"p" * 5000)
-    assert decoder.next() == codec.Message(5, (), (), b"")
+    assert frame == codec.MessageFrame(4, pairs, attached, b"p" * 5000)
+    assert decoder.next() == codec.MessageFrame(5, (), (), b"")
     with pytest.raises(LocalProtocolError, match="no message waits"):
         decoder.admit()
 
@@ -97,7 +97,7 @@ def test_everything_can_be_made_to_ask() -> None:
     decoder.feed(message(0))
     assert decoder.next() == codec.MessageHead(0, (), (), 0)
     decoder.admit()
-    assert decoder.next() == codec.Message(0, (), (), b"")
+    assert decoder.next() == codec.MessageFrame(0, (), (), b"")
 
 
 def test_admission_into_a_given_buffer() -> None:
@@ -110,7 +110,7 @@ def test_admission_into_a_given_buffer() -> None:
         assert isinstance(decoder.next(), codec.MessageHead)
         decoder.admit(view)
         frame = decoder.next()
-        assert isinstance(frame, codec.Message)
+        assert isinstance(frame, codec.MessageFrame)
         assert frame.payload is view
         assert target[:size] == b"t" * size
         view.release()
@@ -130,7 +130,7 @@ def test_a_target_that_does_not_fit_leaves_the_head_waiting(target: Any) -> None
         decoder.admit(target)
     assert decoder.waiting
     decoder.admit()
-    assert decoder.next() == codec.Message(0, (), (), b"p" * 100)
+    assert decoder.next() == codec.MessageFrame(0, (), (), b"p" * 100)
 
 
 @pytest.mark.requirement("AQ-R31")
@@ -156,7 +156,7 @@ def test_a_declared_size_takes_no_memory_before_admission() -> None:
 @pytest.mark.parametrize("block", ["headers", "attachments", "ranges", "connection"])
 def test_a_declared_block_takes_only_what_comes(block: str) -> None:
     size = model.varint(1 << 60)
-    decoder = codec.Decoder(from_server=block == "ranges")
+    decoder = codec.FrameDecoder(from_server=block == "ranges")
     decoder.feed(
         {
             "headers": ROUTE + b"\x04\x00" + size,
@@ -207,7 +207,7 @@ def test_bytes_can_go_straight_to_their_place(give_target: bool) -> None:
     decoder.end()
     assert bytes_copied() == before
     frame = decoder.next()
-    assert isinstance(frame, codec.Message)
+    assert isinstance(frame, codec.MessageFrame)
     assert bytes(frame.payload) == payload
     if give_target:
         assert frame.payload is target
@@ -237,13 +237,13 @@ def test_messages_know_their_overhead(pairs: Any, attached: Any) -> None:
     assert isinstance(head, codec.MessageHead)
     decoder.admit()
     frame = decoder.next()
-    assert isinstance(frame, codec.Message)
+    assert isinstance(frame, codec.MessageFrame)
     assert 0 <= overhead - frame.overhead <= 4  # their lengths may be longer than one byte
     assert head.overhead == frame.overhead
     for _ in range(2):
         assert (head.headers, head.attachments) == (pairs, attached)
         assert (frame.headers, frame.attachments) == (pairs, attached)
-    assert codec.Message(0, pairs, attached, b"").overhead == 0
+    assert codec.MessageFrame(0, pairs, attached, b"").overhead == 0
 
 
 def test_large_blocks_that_wait_cost_little_more_than_their_bytes() -> None:
@@ -267,7 +267,7 @@ def test_large_blocks_that_wait_cost_little_more_than_their_bytes() -> None:
     for decoder, head in decoders:
         assert head == codec.MessageHead(0, pairs, attached, 100)
         decoder.admit()
-        assert decoder.next() == codec.Message(0, pairs, attached, b"p" * 100)
+        assert decoder.next() == codec.MessageFrame(0, pairs, attached, b"p" * 100)
 
 
 def test_a_long_copy_lets_other_threads_run() -> None:
@@ -280,7 +280,7 @@ def test_a_long_copy_lets_other_threads_run() -> None:
         begun = threading.Event()
         frames: list[Any] = []
 
-        def land(decoder: codec.Decoder, begun: threading.Event, frames: list[Any]) -> None:
+        def land(decoder: codec.FrameDecoder, begun: threading.Event, frames: list[Any]) -> None:
             begun.set()
             frames.append(decoder.next())
 

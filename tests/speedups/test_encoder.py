@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aqueduct._speedups.base.buffers import AlignedBuffer, Piece, bytes_copied
+from aqueduct._speedups.base.buffers import AlignedBuffer, BufferSlice, bytes_copied
 from aqueduct._speedups.channels import codec
 from aqueduct.errors import LocalProtocolError
 from tests.reference import codec as model
@@ -68,7 +68,7 @@ def test_addresses_of_large_buffers_are_unchanged(payload: Any, alone: bool) -> 
     assert address(body) == address(memoryview(payload).cast("B") if size else payload)
     assert len(body) == size
     assert bytes(memoryview(body)[size - 1 :]) == bytes(memoryview(payload).cast("B")[-1:])
-    if type(payload) in (bytes, bytearray, Piece):
+    if type(payload) in (bytes, bytearray, BufferSlice):
         assert body is payload
     assert bytes(head).endswith(model.varint(size))
 

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from aqueduct._speedups.calls.batch_sender import Feed, Feeding, Window
+from aqueduct._speedups.calls.batch_sender import BatchSender, InFlightWindow, SendWaker
 from aqueduct._speedups.loop.waiter import Waiter
 from aqueduct.arrow.encode import Encoded, Encoder
 from aqueduct.errors import SchemaMismatch
@@ -36,12 +36,12 @@ class Source:
         return self.encoder.encode(batch)
 
 
-class Call(Feed):
+class Call(BatchSender):
     """A call that notes what is left to it."""
 
     def __init__(self, row: Half | None, batches: int = 100, most: int = 1 << 20) -> None:
         self.flushes = 0
-        super().__init__(Window(batches, 1 << 30), b"number", most, self.flush, 1 << 40)
+        super().__init__(InFlightWindow(batches, 1 << 30), b"number", most, self.flush, 1 << 40)
         self.row = row
         self.sent: list[tuple[int, int]] = []
         self.asked = 0
@@ -147,7 +147,7 @@ def test_what_goes_wrong_stops_it_after_what_was_sent() -> None:
 
 
 def test_a_call_without_a_window_sends_nothing() -> None:
-    class Reading(Feed):
+    class Reading(BatchSender):
         pass
 
     call = Reading(None, b"number", 10, list, 10)
@@ -168,7 +168,7 @@ class Steps:
 
 
 async def test_who_feeds_is_stepped_once_there_is_room() -> None:
-    call, feeding, steps = Call(Half(Streams()), batches=1), Feeding(), Steps()
+    call, feeding, steps = Call(Half(Streams()), batches=1), SendWaker(), Steps()
     feeding.wake()  # nobody waits yet
     call.give(Source(), batch_of("a"))
     assert not call.may_send
@@ -184,7 +184,7 @@ async def test_who_feeds_is_stepped_once_there_is_room() -> None:
 
 
 async def test_who_feeds_is_stepped_when_the_call_is_over() -> None:
-    call, feeding, steps = Call(None, batches=1), Feeding(), Steps()
+    call, feeding, steps = Call(None, batches=1), SendWaker(), Steps()
     assert call.window is not None
     call.window.send(1)
     waiter = feeding.wait(call, asyncio.get_running_loop(), steps)
@@ -196,6 +196,6 @@ async def test_who_feeds_is_stepped_when_the_call_is_over() -> None:
 
 
 async def test_a_call_without_a_window_is_not_fed_by_a_task() -> None:
-    call = Feed(None, b"key", 1, list, 1 << 20)
+    call = BatchSender(None, b"key", 1, list, 1 << 20)
     with pytest.raises(TypeError, match="without a window"):
-        Feeding().wait(call, asyncio.get_running_loop(), Steps())
+        SendWaker().wait(call, asyncio.get_running_loop(), Steps())

@@ -27,7 +27,7 @@ BY_CLIENT, BY_SERVER = 8, 2
 
 def decode(data: bytes, *, from_server: bool = False, datagram: bool = False) -> list[Frame]:
     """A whole sequence."""
-    decoder = codec.Decoder(from_server=from_server, datagram=datagram)
+    decoder = codec.FrameDecoder(from_server=from_server, datagram=datagram)
     frames = [as_tuple(frame) for frame in read_all(decoder, [data])]
     decoder.end()
     return frames
@@ -315,7 +315,7 @@ def test_there_are_no_other_frames(tag: int) -> None:
 def test_every_byte_of_version_counts(place: int) -> None:
     data = bytearray(VERSION)
     data[place] ^= 1
-    decoder = codec.Decoder(from_server=False)
+    decoder = codec.FrameDecoder(from_server=False)
     decoder.feed(bytes(data) + bytes(20))
     with pytest.raises(VersionError):
         decoder.next()

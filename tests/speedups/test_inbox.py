@@ -11,16 +11,18 @@ from hypothesis import strategies as st
 
 from aqueduct._speedups.base.accounts import Account
 from aqueduct._speedups.base.buffers import AlignedBuffer
-from aqueduct._speedups.channels.message_batches import Received, Run
-from aqueduct._speedups.channels.receiver import Budget, Inbox, Lease
+from aqueduct._speedups.channels.message_batches import MessageBatch, Received
+from aqueduct._speedups.channels.receiver import MemoryLease, ReceiveBudget, ReceiverBase
 from aqueduct._speedups.channels.tracker import ReceivedNumbers
 from tests.speedups.strategies import client_decoder, message
 
 
-def filled(charges: list[tuple[int, bool, bool]]) -> tuple[Budget, Inbox, list[Received]]:
+def filled(
+    charges: list[tuple[int, bool, bool]],
+) -> tuple[ReceiveBudget, ReceiverBase, list[Received]]:
     """An inbox of messages: what each is charged, whether it is reliable, whether dropped."""
-    budget = Budget()
-    inbox = Inbox(budget)
+    budget = ReceiveBudget()
+    inbox = ReceiverBase(budget)
     messages = []
     for number, (charge, reliable, dropped) in enumerate(charges):
         received = Received(number, (), (), b"", charge, reliable=reliable)
@@ -75,13 +77,13 @@ def test_who_waits_is_told_of_room_of_its_own() -> None:
 def test_runs_are_queued_and_charged() -> None:
     decoder, numbers = client_decoder(), ReceivedNumbers()
     decoder.auto_admit = 1000
-    budget = Budget()
-    inbox = Inbox(budget)
+    budget = ReceiveBudget()
+    inbox = ReceiverBase(budget)
     pieces = [message(0, b"ab"), message(1, bytes(5000))[:100], message(1, bytes(5000))[100:]]
     pending, seen = -1, []
     for piece in pieces:
         decoder.feed(piece)
-        run = Run()
+        run = MessageBatch()
         run.read(decoder, numbers, 7, 1 << 20, pending)
         pending = run.pending
         seen.append((inbox.add(run), len(inbox.queue), inbox._outstanding, inbox.charged))
@@ -89,19 +91,19 @@ def test_runs_are_queued_and_charged() -> None:
     assert seen == [(True, 1, 1, 9), (False, 1, 2, 5016), (False, 2, 2, 5016)]
     assert [inbox.take().number for _ in range(2)] == [0, 1]  # type: ignore[union-attr]
     assert (inbox.charged, inbox._outstanding) == (0, 0)
-    assert inbox.add(Run()) is False
+    assert inbox.add(MessageBatch()) is False
     assert inbox.queue == ()
 
 
 def test_a_run_may_return_what_was_charged_too_much() -> None:
     decoder, numbers = client_decoder(), ReceivedNumbers()
     decoder.auto_admit = 1000
-    budget = Budget()
-    inbox = Inbox(budget)
+    budget = ReceiveBudget()
+    inbox = ReceiverBase(budget)
     inbox._charge(1007)
     inbox._outstanding = 1
     decoder.feed(message(0, b"ab"))
-    run = Run()
+    run = MessageBatch()
     run.read(decoder, numbers, 7, 1 << 20, 1000)
     assert run.charge == -998
     assert inbox.add(run) is True
@@ -110,8 +112,8 @@ def test_a_run_may_return_what_was_charged_too_much() -> None:
 
 
 def test_two_inboxes_share_a_budget() -> None:
-    budget = Budget()
-    first, second = Inbox(budget), Inbox(budget)
+    budget = ReceiveBudget()
+    first, second = ReceiverBase(budget), ReceiverBase(budget)
     first._charge(5)
     second._charge(7)
     second._charge(-3)
@@ -120,14 +122,14 @@ def test_two_inboxes_share_a_budget() -> None:
 
 def test_an_inbox_has_a_budget_and_messages() -> None:
     with pytest.raises(TypeError):
-        Inbox(None)  # type: ignore[arg-type]
-    inbox = Inbox(Budget())
+        ReceiverBase(None)  # type: ignore[arg-type]
+    inbox = ReceiverBase(ReceiveBudget())
     inbox.queue = deque(["no message"])  # type: ignore[list-item]
     with pytest.raises(TypeError):
         inbox.take()
 
 
-def leased(payload: object, charge: int = 100) -> tuple[Budget, Inbox, Lease]:
+def leased(payload: object, charge: int = 100) -> tuple[ReceiveBudget, ReceiverBase, MemoryLease]:
     """A budget, an inbox that keeps, and the lease of its one message."""
     budget, inbox, _ = filled([(charge, True, False)])
     inbox.keeps = True
@@ -196,7 +198,7 @@ def test_a_connection_that_is_over_counts_for_the_process_no_more() -> None:
 
 def test_a_budget_that_is_dropped_counts_no_more() -> None:
     account = Account()
-    budget = Budget()
+    budget = ReceiveBudget()
     budget.process = account
     budget.spent(100)
     assert account.used == 100
@@ -206,7 +208,7 @@ def test_a_budget_that_is_dropped_counts_no_more() -> None:
 
 def test_while_others_wait_a_connection_may_have_half() -> None:
     account = Account()
-    one, other = Budget(), Budget()
+    one, other = ReceiveBudget(), ReceiveBudget()
     for budget in (one, other):
         budget.process, budget.process_budget, budget.budget = account, 1000, 1 << 40
     one.spent(400)
@@ -217,8 +219,8 @@ def test_while_others_wait_a_connection_may_have_half() -> None:
 
 
 def test_the_place_above_the_budget_passes_on_where_its_reader_waits_elsewhere() -> None:
-    budget = Budget()
-    has, wants = Inbox(budget), Inbox(budget)
+    budget = ReceiveBudget()
+    has, wants = ReceiverBase(budget), ReceiverBase(budget)
     has.told = wants.told = True
     has.want(True, 1)
     budget.place = has
@@ -234,15 +236,15 @@ def test_the_place_above_the_budget_passes_on_where_its_reader_waits_elsewhere()
 
 def test_only_one_of_two_threads_takes_the_place_above_the_budget_of_a_process() -> None:
     account = Account()
-    took: list[Inbox] = []
+    took: list[ReceiverBase] = []
     rounds, threads = 2000, 4
     barrier = threading.Barrier(threads, timeout=30)
 
     def admit() -> None:
         for _ in range(rounds):
-            budget = Budget()
+            budget = ReceiveBudget()
             budget.process, budget.process_budget, budget.budget = account, 100, 1 << 40
-            inbox = Inbox(budget)
+            inbox = ReceiverBase(budget)
             barrier.wait()
             if inbox.charge_above(1000):
                 took.append(inbox)
@@ -266,9 +268,9 @@ def test_threads_that_charge_within_a_budget_never_exceed_it() -> None:
     peaks: list[int] = []
 
     def admit() -> None:
-        budget = Budget()
+        budget = ReceiveBudget()
         budget.process, budget.process_budget, budget.budget = account, 250, 1 << 40
-        inbox = Inbox(budget)
+        inbox = ReceiverBase(budget)
         for _ in range(5000):
             if inbox.charge_within(100):
                 peaks.append(account.used)
@@ -285,10 +287,10 @@ def test_threads_that_charge_within_a_budget_never_exceed_it() -> None:
 
 def test_a_refused_place_changes_nothing() -> None:
     account = Account()
-    one, other = Budget(), Budget()
+    one, other = ReceiveBudget(), ReceiveBudget()
     for budget in (one, other):
         budget.process, budget.process_budget, budget.budget = account, 100, 100
-    first, second = Inbox(one), Inbox(other)
+    first, second = ReceiverBase(one), ReceiverBase(other)
     assert first.charge_above(1000) and account.place is first and one.place is first
     assert not second.charge_above(1000)
     assert other.place is None and other.budget_used == 0 and account.used == 1000
@@ -296,8 +298,8 @@ def test_a_refused_place_changes_nothing() -> None:
 
 
 def test_what_a_batch_unpacks_to_is_charged_until_its_reader_is_done() -> None:
-    budget = Budget()
-    inbox = Inbox(budget)
+    budget = ReceiveBudget()
+    inbox = ReceiverBase(budget)
     payload = AlignedBuffer(100)
     lease = inbox.lease(payload)
     lease.grow(10_000)

@@ -14,11 +14,11 @@ import pytest
 
 from aqueduct._speedups.base.buffers import bytes_copied, pooled_bytes
 from aqueduct._speedups.bpmux.chunks import CREDIT, END, PAYLOAD, encode_head, encode_rest
-from aqueduct._speedups.bpmux.entities import Entity, Reading
+from aqueduct._speedups.bpmux.entities import Entity, EntityReader
 from aqueduct._speedups.channels import codec
-from aqueduct._speedups.channels.message_batches import Inlet
-from aqueduct._speedups.stream.socket_reader import Intake, Outcome
-from aqueduct.config import DEFAULT, Config, Flow, Stream
+from aqueduct._speedups.channels.message_batches import DirectRead
+from aqueduct._speedups.stream.socket_reader import Outcome, SocketReader
+from aqueduct.config import DEFAULT, ByteStream, Config, Flow
 from aqueduct.errors import ConfigError, FrameError
 from aqueduct.protocol.bpmux import events
 from aqueduct.protocol.bpmux.connection import Mux
@@ -59,7 +59,7 @@ class Sealing:
 
 
 class Reader:
-    """One end of a socket pair: an Intake, its bpmux core, and the channels of stream 1."""
+    """One end of a socket pair: an SocketReader, its bpmux core, and the channels of stream 1."""
 
     def __init__(self, config: Config = DEFAULT, *, decrypts: bool = False) -> None:
         self.peer: socket.socket | Sealing
@@ -75,7 +75,7 @@ class Reader:
         self.mux.take(MiB)
         self.core = server(config)
         self.opened = self.closed = 0
-        self.intake = Intake(
+        self.intake = SocketReader(
             self.mux.reading,
             self.here.fileno(),
             records,
@@ -485,7 +485,7 @@ def test_little_memory_to_read_ahead_is_enough(room: int) -> None:
     reader = Reader(WIDE)
     reader.begin()
     memory = bytearray(b"#" * 10_000)
-    reader.intake = Intake(
+    reader.intake = SocketReader(
         reader.mux.reading,
         reader.here.fileno(),
         None,
@@ -504,7 +504,7 @@ def test_little_memory_to_read_ahead_is_enough(room: int) -> None:
     assert memory[room:] == b"#" * (10_000 - room)
     for bad in (memoryview(bytearray(63)), memoryview(bytes(100)), bytearray(100)):
         with pytest.raises(ValueError, match="a writable memoryview of 64 bytes"):
-            Intake(reader.mux.reading, 0, None, bad, reader.open, reader.close)  # type: ignore[arg-type]
+            SocketReader(reader.mux.reading, 0, None, bad, reader.open, reader.close)  # type: ignore[arg-type]
     reader.here.close()
     reader.peer.close()
 
@@ -513,14 +513,14 @@ def test_none_is_made_or_used_by_halves() -> None:
     """Or the next byte would be written to nowhere."""
     reader = Reader()
     with pytest.raises(TypeError):
-        Inlet.__new__(Inlet)  # type: ignore[call-arg]
-    half = Reading.__new__(Reading)
+        DirectRead.__new__(DirectRead)  # type: ignore[call-arg]
+    half = EntityReader.__new__(EntityReader)
     with pytest.raises(ValueError, match="made whole"):
-        Intake(half, 0, None, memoryview(bytearray(100)), reader.open, reader.close)
+        SocketReader(half, 0, None, memoryview(bytearray(100)), reader.open, reader.close)
     with pytest.raises(TypeError):
-        Intake.__new__(Intake)  # type: ignore[call-arg]
+        SocketReader.__new__(SocketReader)  # type: ignore[call-arg]
     with pytest.raises(TypeError):
-        Inlet(codec.Decoder(from_server=True), 0, None, 0)  # type: ignore[arg-type]
+        DirectRead(codec.FrameDecoder(from_server=True), 0, None, 0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="or neither"):
         reader.intake.use(reader.mux.top_stream, None)
     reader.here.close()
@@ -528,9 +528,9 @@ def test_none_is_made_or_used_by_halves() -> None:
 
 
 def test_less_memory_than_a_head_needs_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"Stream.read_ahead is 63; at least 64 bytes"):
-        Stream(read_ahead=63)
-    assert Stream(read_ahead=64).read_ahead == 64
+    with pytest.raises(ConfigError, match=r"ByteStream.read_ahead is 63; at least 64 bytes"):
+        ByteStream(read_ahead=63)
+    assert ByteStream(read_ahead=64).read_ahead == 64
 
 
 def test_a_socket_that_is_gone_is_an_os_error() -> None:

@@ -1,4 +1,4 @@
-"""What an Intake tells directly is what the core's events would say, in the same order."""
+"""What an SocketReader tells directly is what the core's events would say, in the same order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from aqueduct._speedups.bpmux.chunks import CREDIT, END, PAYLOAD, encode_head, encode_rest
 from aqueduct._speedups.bpmux.entities import Entity
-from aqueduct._speedups.stream.socket_reader import Intake, Outcome
+from aqueduct._speedups.stream.socket_reader import Outcome, SocketReader
 from aqueduct.protocol.bpmux import events
 from aqueduct.protocol.bpmux.connection import Mux
 from aqueduct.protocol.bpmux.state import STREAM_IN
@@ -35,7 +35,7 @@ class Near:
         self.said: list[Said] = []
         """What came, be it told or an event."""
         self.told = 0
-        self.intake = Intake(
+        self.intake = SocketReader(
             self.mux.reading,
             self.here.fileno(),
             None,

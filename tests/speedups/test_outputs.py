@@ -5,13 +5,13 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from aqueduct._speedups.calls.batch_outputs import Outputs
+from aqueduct._speedups.calls.batch_outputs import OutputSender
 from aqueduct.arrow.encode import Encoder
 from tests.speedups.test_feeding import WORDS, batch_of, payloads
 from tests.speedups.test_posting import Half, Streams
 
 
-class Call(Outputs):
+class Call(OutputSender):
     """A call that has its encoder and where its answers leave, and nothing else."""
 
     def __init__(self, row: Half | None, most: int = 1 << 20) -> None:

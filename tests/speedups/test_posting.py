@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from aqueduct._speedups.channels.sender import Ledger, OutStream, Posting
+from aqueduct._speedups.channels.sender import SenderBase, SendQueue, SendStream
 from aqueduct.config import DEFAULT, Flow, Limits
 from aqueduct.protocol.channels import effects
 
 OPEN, OVER = object(), object()
 
 
-class Streams(Ledger):
+class Streams(SendQueue):
     """Streams of which nothing waits for its turn."""
 
     def __init__(self, flow: Flow = DEFAULT.flow, limits: Limits = DEFAULT.limits) -> None:
@@ -21,19 +21,19 @@ class Streams(Ledger):
         super().__init__(self.told, flow, limits, OPEN, debug=False)
         self.ceremonies: list[list[Any]] = []
 
-    def write(self, stream: OutStream, buffers: list[Any], fin: bool = False) -> None:
+    def write(self, stream: SendStream, buffers: list[Any], fin: bool = False) -> None:
         self.ceremonies.append(buffers)
 
 
-class Half(Posting):
+class Half(SenderBase):
     """A half that is open, with its stream or without."""
 
     def __init__(self, streams: Streams, number: int | None = 0) -> None:
         self._ledger, self.state = streams, OPEN
         self.first: list[Any] = []
-        self.left: list[OutStream] = []
+        self.left: list[SendStream] = []
         if number is not None:
-            self._message_stream = OutStream(self, control=False)
+            self._message_stream = SendStream(self, control=False)
             self._message_stream.number = number
             streams._open[number] = self._message_stream
 
@@ -44,7 +44,7 @@ class Half(Posting):
     def _too_large(self, size: int) -> Exception:
         return OverflowError(size)
 
-    def stream_left(self, stream: OutStream) -> None:
+    def stream_left(self, stream: SendStream) -> None:
         self.left.append(stream)
 
 
@@ -78,7 +78,7 @@ def test_bytes_that_have_left_are_charged_to_nobody() -> None:
     assert streams.written(0, 1 << 40) is half
     assert (stream.queued, half.queued, streams.queued) == (0, 0, 0)
     assert streams.fell and not streams._open and half.left == [stream]
-    control = OutStream(None, control=True)
+    control = SendStream(None, control=True)
     streams._charge(control, 50)
     assert (streams._control_queued, streams.queued, control.queued) == (50, 50, 50)
     streams._release(control, 20)
@@ -128,5 +128,5 @@ def test_there_is_room_below_every_mark() -> None:
 
 
 def test_none_posts_without_a_ledger() -> None:
-    with pytest.raises(TypeError, match="without a Ledger"):
-        _ = Posting().writable
+    with pytest.raises(TypeError, match="without a SendQueue"):
+        _ = SenderBase().writable

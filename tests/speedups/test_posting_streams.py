@@ -9,25 +9,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aqueduct._speedups.channels.codec import VERSION
-from aqueduct._speedups.channels.sender import Ledger, OutStream, Posting
+from aqueduct._speedups.channels.sender import SenderBase, SendQueue, SendStream
 from aqueduct.config import DEFAULT, Flow
 from aqueduct.protocol.channels import effects
 
 
-class Half(Posting):
+class Half(SenderBase):
     """What pays for bytes."""
 
     def __init__(self) -> None:
-        self.left: list[OutStream] = []
+        self.left: list[SendStream] = []
 
-    def stream_left(self, stream: OutStream) -> None:
+    def stream_left(self, stream: SendStream) -> None:
         self.left.append(stream)
 
 
-def streams(openable: int = 10, mark: int = 1000) -> tuple[Ledger, list[tuple[Any, ...]]]:
+def streams(openable: int = 10, mark: int = 1000) -> tuple[SendQueue, list[tuple[Any, ...]]]:
     wanted: list[tuple[Any, ...]] = []
     flow = Flow(connection_high_water=mark, channel_high_water=mark)
-    made = Ledger(wanted, flow, DEFAULT.limits, object(), debug=False)
+    made = SendQueue(wanted, flow, DEFAULT.limits, object(), debug=False)
     made.connected = made.version_acknowledged = True
     made._openable = made._most_openable = openable
     return made, wanted
@@ -37,7 +37,7 @@ def test_a_stream_is_opened_by_its_first_write() -> None:
     made, wanted = streams()
     made.version_acknowledged = False
     half = Half()
-    stream = OutStream(half, False)
+    stream = SendStream(half, False)
     assert (stream.number, stream.unopened, stream.waiting) == (-1, True, ())
     made.write(stream, [b"abc"])
     assert wanted == [(effects.WRITE, 0, [VERSION, b"abc"], False)]
@@ -45,7 +45,7 @@ def test_a_stream_is_opened_by_its_first_write() -> None:
     assert half.queued == stream.queued == made.queued == 3 + len(VERSION)
     made.write(stream, [b"de"], fin=True)
     assert wanted == [(effects.WRITE, 0, [VERSION, b"abc", b"de"], True)]
-    other = OutStream(None, True)
+    other = SendStream(None, True)
     made.write(other, [b"x"], True)
     assert wanted[1:] == [(effects.WRITE, 1, [VERSION, b"x"], True)]
     assert made._control_queued == 1 + len(VERSION)
@@ -55,7 +55,7 @@ def test_a_stream_is_opened_by_its_first_write() -> None:
 def test_what_may_not_open_waits_and_is_charged(control: bool) -> None:
     made, wanted = streams(openable=0)
     half = None if control else Half()
-    stream = OutStream(half, control)
+    stream = SendStream(half, control)
     made.write(stream, [b"ab"])
     made.write(stream, [b"c"], fin=True)
     assert wanted == []
@@ -66,23 +66,23 @@ def test_what_may_not_open_waits_and_is_charged(control: bool) -> None:
     assert made.stalled_control == (3 + 512 if control else 0)
     made._openable = made._most_openable = 8
     assert made._may_open(stream)
-    assert not made._may_open(OutStream(None, control)), "behind who waits"
+    assert not made._may_open(SendStream(None, control)), "behind who waits"
 
 
 def test_a_share_is_left_to_control_streams() -> None:
     made, _ = streams(openable=8)
     opened = 0
-    while made._may_open(OutStream(Half(), False)):
-        made.write(OutStream(Half(), False), [b"x"])
+    while made._may_open(SendStream(Half(), False)):
+        made.write(SendStream(Half(), False), [b"x"])
         opened += 1
     assert opened == 6
-    assert made._may_open(OutStream(None, True))
+    assert made._may_open(SendStream(None, True))
 
 
 def test_what_is_dead_takes_nothing() -> None:
     made, wanted = streams()
     half = Half()
-    stream = OutStream(half, False)
+    stream = SendStream(half, False)
     stream.dead = True
     made.write(stream, [b"x"])
     made.append(stream, [b"x"], 1)
@@ -92,7 +92,7 @@ def test_what_is_dead_takes_nothing() -> None:
 def test_who_pays_is_told_once_all_has_left() -> None:
     made, _ = streams()
     half = Half()
-    stream = OutStream(half, False)
+    stream = SendStream(half, False)
     made.write(stream, [b"abc"], True)
     assert made.written(0, 2) is half
     assert stream.half is half
@@ -105,7 +105,7 @@ def test_who_pays_is_told_once_all_has_left() -> None:
 
 def test_a_fall_below_the_mark_is_noted() -> None:
     made, _ = streams(mark=10)
-    made.write(OutStream(Half(), False), [bytes(12)])
+    made.write(SendStream(Half(), False), [bytes(12)])
     made.written(0, 2)
     assert not made.fell
     made.written(0, 1)
@@ -124,7 +124,7 @@ def test_what_is_charged_is_what_has_not_left(steps: list[tuple[str, int, bytes]
     """Against a model: the bytes of each stream, in order, and who pays for how many of them."""
     made, wanted = streams(openable=100)
     halves = [Half() for _ in range(4)]
-    known = [OutStream(half, False) for half in halves]
+    known = [SendStream(half, False) for half in halves]
     said: dict[int, bytes] = {}
     waiting = [0] * 4
     for step, which, data in steps:

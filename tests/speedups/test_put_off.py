@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aqueduct._speedups.channels import codec
-from aqueduct._speedups.channels.message_batches import Inlet
+from aqueduct._speedups.channels.message_batches import DirectRead
 from aqueduct._speedups.channels.tracker import ReceivedNumbers
 from aqueduct.errors import FrameError
 from tests.protocol.channels.arriving import ROUTE, KiB, entry, server, taken
@@ -16,16 +16,16 @@ SIZE = 300_000
 PAYLOAD = bytes(range(250)) * (SIZE // 250)
 
 
-def opened() -> Inlet:
+def opened() -> DirectRead:
     """One with room for all, of a decoder that asks for every message."""
     decoder = client_decoder()
     decoder.auto_admit = 0
-    inlet = Inlet(decoder, 0, ReceivedNumbers(100), 8 << 20)
+    inlet = DirectRead(decoder, 0, ReceivedNumbers(100), 8 << 20)
     inlet.open(1 << 62, -1, None)
     return inlet
 
 
-def put_off(size: int, begun: bytes) -> codec.Decoder:
+def put_off(size: int, begun: bytes) -> codec.FrameDecoder:
     """A decoder at a payload of ``size``, behind a whole one, whose memory is put off."""
     inlet = opened()
     inlet.feed(message(0, b"first") + b"\x04\x01\x00\x00" + model.varint(size) + begun)
@@ -47,7 +47,7 @@ def test_a_payload_whose_memory_was_put_off_is_taken_up() -> None:
     room[:] = PAYLOAD[1000:]
     decoder.received(len(room))
     frame = decoder.next()
-    assert isinstance(frame, codec.Message) and bytes(frame.payload) == PAYLOAD
+    assert isinstance(frame, codec.MessageFrame) and bytes(frame.payload) == PAYLOAD
     assert decoder.take_up() == 0
 
 
@@ -55,7 +55,7 @@ def test_a_payload_whose_memory_was_put_off_can_be_fed_as_well() -> None:
     decoder = put_off(SIZE, PAYLOAD[:1000])
     decoder.feed(PAYLOAD[1000:])
     frame = decoder.next()
-    assert isinstance(frame, codec.Message) and bytes(frame.payload) == PAYLOAD
+    assert isinstance(frame, codec.MessageFrame) and bytes(frame.payload) == PAYLOAD
 
 
 def test_memory_that_was_put_off_and_is_not_to_be_had() -> None:

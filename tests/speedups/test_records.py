@@ -13,7 +13,7 @@ from OpenSSL import SSL
 
 from aqueduct._speedups.bpmux.entities import Entity
 from aqueduct._speedups.bpmux.scheduler import write_out
-from aqueduct._speedups.io.gather import Outlet
+from aqueduct._speedups.io.gather import IovecWriter
 from aqueduct._speedups.io.tls_records import Records, use
 from aqueduct.carriers.certificates import ClientTls, dev_certificate
 from aqueduct.carriers.stream.tls import Tls, TlsError, client_context, server_context
@@ -146,7 +146,7 @@ def test_a_take_of_who_is_alone_leaves_encrypted(ends: Ends, offered: int) -> No
     mux, (entity,) = sinks(1, 16 * KiB)
     payload = content(7, 100 * KiB)
     mux.turns.write_run(entity, [payload])
-    out, fd = Outlet(), ends.sockets[0].fileno()
+    out, fd = IovecWriter(), ends.sockets[0].fileno()
     data, memory = b"", memoryview(bytearray(2 << 20))
     while not (mux.idle and not out.left):
         write_out(mux.turns, out, fd, 16 * KiB, 1 << 20, [], ends.client.records, offered)
@@ -162,7 +162,7 @@ def test_takes_leave_encrypted(ends: Ends) -> None:
     payloads = {entity: content(entity.identifier, 300 * KiB) for entity in entities}
     for entity in entities:
         mux.turns.write_run(entity, [payloads[entity]])
-    out = Outlet()
+    out = IovecWriter()
     fd = ends.sockets[0].fileno()
     told = dict.fromkeys(entities, 0)
     data, memory = b"", memoryview(bytearray(2 << 20))
@@ -185,7 +185,7 @@ def test_takes_leave_encrypted(ends: Ends) -> None:
 def test_what_cannot_be_encrypted_does_not_leave(ends: Ends) -> None:
     mux, (entity,) = sinks(1, 64 * KiB)
     mux.turns.write_run(entity, [bytes(100 * KiB)])
-    out = Outlet()
+    out = IovecWriter()
     ends.client.farewell()
     with pytest.raises(TlsError, match="protocol is shutdown"):
         fd = ends.sockets[0].fileno()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aqueduct._speedups.channels import codec
-from aqueduct._speedups.channels.message_batches import Received, Run
+from aqueduct._speedups.channels.message_batches import MessageBatch, Received
 from aqueduct._speedups.channels.tracker import ReceivedNumbers
 from aqueduct.errors import FrameError, LimitExceeded
 from tests.reference import tracker as model
@@ -51,15 +51,15 @@ def test_runs_against_the_model(
 ) -> None:
     frames, from_server, datagram = sequence
     data = encode_frames(frames)
-    whole = list(read_all(codec.Decoder(from_server=from_server, datagram=datagram), [data]))
-    sizes = iter([frame for frame in whole if isinstance(frame, codec.Message)])
-    decoder = codec.Decoder(from_server=from_server, datagram=datagram)
+    whole = list(read_all(codec.FrameDecoder(from_server=from_server, datagram=datagram), [data]))
+    sizes = iter([frame for frame in whole if isinstance(frame, codec.MessageFrame)])
+    decoder = codec.FrameDecoder(from_server=from_server, datagram=datagram)
     numbers, expected = ReceivedNumbers(range_limit), model.ReceivedNumbers(range_limit)
     seen: list[Any] = []
     for piece in cut(data, places):
         decoder.feed(piece)
         while True:
-            run = Run()
+            run = MessageBatch()
             frame = run.read(decoder, numbers, overhead, room)
             for received in run.messages:
                 twin = next(sizes)
@@ -74,7 +74,7 @@ def test_runs_against_the_model(
                 break
             if frame is not None:
                 seen.append(as_tuple(frame))
-            if isinstance(frame, codec.Message):
+            if isinstance(frame, codec.MessageFrame):
                 next(sizes)
                 if not frame.attachments:
                     with pytest.raises((LimitExceeded, AssertionError)):
@@ -85,10 +85,10 @@ def test_runs_against_the_model(
 
 
 def test_a_number_seen_before_is_given_back() -> None:
-    decoder, numbers, run = client_decoder(), ReceivedNumbers(), Run()
+    decoder, numbers, run = client_decoder(), ReceivedNumbers(), MessageBatch()
     decoder.feed(message(0, b"a") + message(1, b"b") + message(0, b"c") + message(2, b"d"))
     frame = run.read(decoder, numbers, 1, NO_END)
-    assert isinstance(frame, codec.Message)
+    assert isinstance(frame, codec.MessageFrame)
     assert (frame.num, frame.payload) == (0, b"c")
     assert [received.payload for received in run.messages] == [b"a", b"b"]
     assert run.charge == 4
@@ -98,10 +98,10 @@ def test_a_number_seen_before_is_given_back() -> None:
 
 
 def test_one_hole_too_many_is_given_back_and_changes_nothing() -> None:
-    decoder, numbers, run = client_decoder(), ReceivedNumbers(2), Run()
+    decoder, numbers, run = client_decoder(), ReceivedNumbers(2), MessageBatch()
     decoder.feed(message(0) + message(5) + message(9) + message(1))
     frame = run.read(decoder, numbers, 0, NO_END)
-    assert isinstance(frame, codec.Message)
+    assert isinstance(frame, codec.MessageFrame)
     assert frame.num == 9
     assert (numbers.count, numbers.pending) == (2, 2)
     run.read(decoder, numbers, 0, NO_END)
@@ -109,17 +109,17 @@ def test_one_hole_too_many_is_given_back_and_changes_nothing() -> None:
 
 
 def test_the_highest_number_is_for_its_reader_to_refuse() -> None:
-    decoder, numbers, run = client_decoder(), ReceivedNumbers(), Run()
+    decoder, numbers, run = client_decoder(), ReceivedNumbers(), MessageBatch()
     decoder.feed(b"\x04" + b"\xff" * 9 + b"\x01" + b"\x00\x00\x00")
     frame = run.read(decoder, numbers, 0, NO_END)
-    assert isinstance(frame, codec.Message)
+    assert isinstance(frame, codec.MessageFrame)
     assert frame.num == HIGHEST
     assert not run.messages
     assert numbers.count == 0
 
 
 def test_without_room_nothing_is_read() -> None:
-    decoder, numbers, run = client_decoder(), ReceivedNumbers(), Run()
+    decoder, numbers, run = client_decoder(), ReceivedNumbers(), MessageBatch()
     decoder.feed(message(0) + message(1))
     assert run.read(decoder, numbers, 10, -1) is None
     assert not run.messages
@@ -129,7 +129,7 @@ def test_without_room_nothing_is_read() -> None:
 
 
 def test_what_came_before_an_error_is_there() -> None:
-    decoder, numbers, run = client_decoder(), ReceivedNumbers(), Run()
+    decoder, numbers, run = client_decoder(), ReceivedNumbers(), MessageBatch()
     decoder.feed(message(0, b"good") + b"\x7f")
     with pytest.raises(FrameError):
         run.read(decoder, numbers, 0, NO_END)
@@ -140,7 +140,7 @@ def test_what_came_before_an_error_is_there() -> None:
 
 
 def test_a_payload_without_room_ends_the_run() -> None:
-    decoder, numbers, run = client_decoder(), ReceivedNumbers(), Run()
+    decoder, numbers, run = client_decoder(), ReceivedNumbers(), MessageBatch()
     decoder.auto_admit = 3
     decoder.feed(message(0, b"abc") + message(1, b"abcd"))
     head = run.read(decoder, numbers, 0, 3 + 3)
@@ -149,7 +149,7 @@ def test_a_payload_without_room_ends_the_run() -> None:
     assert [received.number for received in run.messages] == [0]
     assert (run.admitted, run.charge, run.pending, run.largest) == (1, 3, -1, 0)
     decoder.admit()
-    run = Run()
+    run = MessageBatch()
     assert run.read(decoder, numbers, 0, 0, 4) is None  # it was charged when it was admitted
     assert [received.payload for received in run.messages] == [b"abcd"]
     assert (run.admitted, run.charge, run.pending) == (0, 0, -1)
@@ -158,7 +158,7 @@ def test_a_payload_without_room_ends_the_run() -> None:
 def test_what_was_charged_too_much_or_too_little_is_put_right() -> None:
     """A small message lands without asking: its reader charges it before it knows the size."""
     for charged in (2, 16_384):
-        decoder, numbers, run = client_decoder(), ReceivedNumbers(), Run()
+        decoder, numbers, run = client_decoder(), ReceivedNumbers(), MessageBatch()
         whole = message(0, bytes(100), ((b"k", b"value"),))
         decoder.feed(whole[:50])
         assert run.read(decoder, numbers, 7, NO_END) is None
@@ -186,7 +186,7 @@ def test_what_is_admitted_is_charged_once_whatever_the_pieces(
     for piece in cut(data, places):
         decoder.feed(piece)
         while True:
-            run = Run()
+            run = MessageBatch()
             frame = run.read(decoder, numbers, 7, room, pending)
             taken += [(received.number, bytes(received.payload)) for received in run.messages]
             charged, admitted, pending = charged + run.charge, admitted + run.admitted, run.pending
@@ -212,14 +212,14 @@ def test_heads_that_somebody_must_look_at_are_given_back() -> None:
     decoder.feed(message(4, bytes(5000), (), ((4, ()),)) + message(0, bytes(5000)))
     decoder.feed(b"\x04" + b"\xff" * 9 + b"\x01" + b"\x00\x00\x05abcde")
     for given_back, read in ((2, [0, 1]), (4, [3]), (0, []), (HIGHEST, [])):
-        run = Run()
+        run = MessageBatch()
         head = run.read(decoder, numbers, 0, NO_END, -1, b"asked")
         assert isinstance(head, codec.MessageHead)
         assert head.num == given_back
         assert [received.number for received in run.messages] == read
         assert run.pending == -1
         decoder.admit()
-        assert isinstance(decoder.next(), codec.Message)
+        assert isinstance(decoder.next(), codec.MessageFrame)
 
 
 def test_a_number_that_two_streams_declared_is_given_back_once_whole() -> None:
@@ -228,22 +228,22 @@ def test_a_number_that_two_streams_declared_is_given_back_once_whole() -> None:
     for decoder in (first, second):
         decoder.auto_admit = -1
         decoder.feed(message(3, bytes(5000))[:1000])
-        run = Run()
+        run = MessageBatch()
         assert run.read(decoder, numbers, 1, NO_END) is None
         assert (run.pending, run.charge, run.admitted, run.largest) == (5000, 5001, 1, 5000)
     for decoder in (first, second):
         decoder.feed(message(3, bytes(5000))[1000:])
-    run = Run()
+    run = MessageBatch()
     assert run.read(first, numbers, 1, NO_END, 5000) is None
     assert (run.pending, run.charge, run.admitted) == (-1, 0, 0)
     frame = run.read(second, numbers, 1, NO_END, 5000)
-    assert isinstance(frame, codec.Message)
+    assert isinstance(frame, codec.MessageFrame)
     assert run.pending == 5000  # still charged: whoever refuses it gives that back
 
 
 def test_large_headers_stay_bytes_until_they_are_asked_for() -> None:
     pairs = tuple((b"key", bytes([k]) * 20) for k in range(200))
-    decoder, numbers, run = client_decoder(), ReceivedNumbers(), Run()
+    decoder, numbers, run = client_decoder(), ReceivedNumbers(), MessageBatch()
     decoder.feed(b"".join(codec.encode_message(0, b"", pairs)))
     run.read(decoder, numbers, 0, NO_END)
     assert run.messages[0].headers == pairs

@@ -12,8 +12,8 @@ import pytest
 from aqueduct._speedups.base.buffers import bytes_copied
 from aqueduct._speedups.bpmux.chunks import CREDIT, PING
 from aqueduct._speedups.bpmux.scheduler import write_out
-from aqueduct._speedups.io.gather import Outlet
-from aqueduct.config import Mux as Settings
+from aqueduct._speedups.io.gather import IovecWriter
+from aqueduct.config import Bpmux as Settings
 from aqueduct.dissect.bpmux import Chunk, read_chunks
 from aqueduct.protocol.bpmux.connection import Mux
 from aqueduct.protocol.bpmux.state import SINK_OUT, Entity
@@ -53,7 +53,7 @@ def content(seed: int, size: int) -> bytes:
 
 
 def test_small_buffers_are_joined_and_large_ones_stay() -> None:
-    out = Outlet()
+    out = IovecWriter()
     large, view = content(1, LARGE), memoryview(content(2, 3 * LARGE))[100:]
     before = bytes_copied()
     given: list[bytes | bytearray | memoryview] = [
@@ -77,7 +77,7 @@ def test_small_buffers_are_joined_and_large_ones_stay() -> None:
 def test_pieces_of_a_batch_leave_like_other_buffers(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
-    out, data = Outlet(), content(3, 25 * LARGE)
+    out, data = IovecWriter(), content(3, 25 * LARGE)
     out.extend([b"head", piece_of(data), piece_of(data[:2048])])
     assert [type(each) for each in out.buffers] == [bytes, memoryview, bytes]
     arrived = b""
@@ -90,7 +90,7 @@ def test_pieces_of_a_batch_leave_like_other_buffers(
 
 
 def test_what_is_given_lives_until_it_has_left() -> None:
-    out = Outlet()
+    out = IovecWriter()
     block = bytearray(LARGE)
     out.add(block)
     with pytest.raises(BufferError):
@@ -106,7 +106,7 @@ def test_every_byte_arrives_however_the_kernel_cuts(
     """More parts than one call takes, added at any moment; what is left is what was not read."""
     rng = random.Random(seed)
     sender, reader = ends
-    out = Outlet()
+    out = IovecWriter()
     given = got = b""
     pieces = [content(seed + size, size) for size in (1, 300, LARGE, LARGE + 7, 20_000)]
     for count in (1, 5, 300, 1, 2):
@@ -130,7 +130,7 @@ def test_a_full_kernel_takes_nothing_and_a_dead_one_says_why(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     sender, reader = ends
-    out = Outlet()
+    out = IovecWriter()
     out.add(bytes(MiB))
     while out.send(sender.fileno()):
         pass
@@ -165,7 +165,7 @@ def test_takes_leave_whole_and_one_after_the_other(
     payloads = {entity: content(entity.identifier, 300 * KiB) for entity in entities}
     for entity in entities:
         mux.turns.write_run(entity, [payloads[entity]])
-    out = Outlet()
+    out = IovecWriter()
     told = dict.fromkeys(entities, 0)
     data = b""
     while not (mux.idle and not out.left):
@@ -194,7 +194,7 @@ def test_write_out_ends_with_its_budget_and_takes_nothing_without_a_limit(
     sender, reader = ends
     mux, (entity,) = sinks(1, 64 * KiB)
     mux.turns.write_run(entity, [bytes(100 * KiB)])
-    out = Outlet()
+    out = IovecWriter()
     written: list[tuple[Entity, int]] = []
     assert write_out(mux.turns, out, sender.fileno(), 0, MiB, written) == 0
     sent = write_out(mux.turns, out, sender.fileno(), 4 * KiB, 7 * KiB, written)
@@ -217,7 +217,7 @@ def test_what_little_is_left_of_a_turn_is_no_chunk_of_its_own(
     mux, entities = sinks(2, chunk)
     for entity in entities:
         mux.turns.write_run(entity, [bytes(100 * limit)])
-    out = Outlet()
+    out = IovecWriter()
     data = b""
     for _ in range(200):
         write_out(mux.turns, out, sender.fileno(), limit, limit, [])
@@ -234,7 +234,7 @@ def test_more_than_a_little_of_a_turn_is_used(ends: tuple[socket.socket, socket.
     mux, (first, second) = sinks(2, 16 * KiB)
     for entity in (first, second):
         mux.turns.write_run(entity, [bytes(32 * KiB)])
-    out = Outlet()
+    out = IovecWriter()
     write_out(mux.turns, out, sender.fileno(), 16 * KiB - 100, MiB, [])
     sizes = [(each.identifier, len(each.payload)) for each in read_chunks(read_all(reader))]
     one, other = first.identifier, second.identifier
@@ -301,7 +301,7 @@ def test_of_what_is_offered_only_what_the_kernel_begins_with_is_taken(
     whole = content(seed, MiB)
     while bulk.queued < MiB:
         mux.turns.write_run(bulk, [whole[bulk.queued :][: rng.choice([100, 3000, 5000, 70_000])]])
-    out = Outlet()
+    out = IovecWriter()
     data, told, late = b"", 0, 0
     while not (mux.idle and not out.left):
         written: list[tuple[Entity, int]] = []
@@ -339,7 +339,7 @@ def test_runs_of_any_length_leave_whole_whatever_credit_comes_when(
     granted = bulk.credit_out = rng.choice([1, 100, 3 * limit])
     keep = bulk.keep
     bulk.credit_out += keep
-    whole, data, out, told = b"", b"", Outlet(), 0
+    whole, data, out, told = b"", b"", IovecWriter(), 0
     for _ in range(200):
         if rng.random() < 0.6:
             run = rng.randbytes(rng.choice([1, 500, limit, 4 * limit, 4 * limit + 4096, 50_000]))
@@ -388,7 +388,7 @@ def calls_for(
 ) -> list[list[int]]:
     """The chunks of each call of the kernel, by the sizes of their payloads."""
     sender, reader = packets
-    write_out(mux.turns, Outlet(), sender.fileno(), FULL, budget, [], None, offered)
+    write_out(mux.turns, IovecWriter(), sender.fileno(), FULL, budget, [], None, offered)
     found: list[list[int]] = []
     while True:
         try:

@@ -27,7 +27,7 @@ from aqueduct.endpoint import channel
 from aqueduct.rpc.fragments import pieces
 from aqueduct.rpc.request import CallHead
 from aqueduct.rpc.status import Status
-from aqueduct.service.server import Serving
+from aqueduct.service.server import RunningService
 
 TLS = dev_certificate()
 NUMBERS = pa.schema([("id", pa.int64())])
@@ -75,7 +75,7 @@ def address_of(carrier: str) -> str:
 @asynccontextmanager
 async def serving(
     service: aqueduct.Service, carrier: str = "memory", *, drain: float | None = 0
-) -> AsyncIterator[Serving]:
+) -> AsyncIterator[RunningService]:
     tls = TLS if carrier in ("quic", "tls") else None
     async with service.serving(address_of(carrier), tls=tls, drain=drain) as running:
         yield running

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from aqueduct._speedups.base.buffers import Piece
-from aqueduct._speedups.channels.message_batches import Inlet
+from aqueduct._speedups.base.buffers import BufferSlice
+from aqueduct._speedups.channels.message_batches import DirectRead
 from aqueduct._speedups.loop.pump import apply
 from aqueduct.carriers import memory
 from aqueduct.carriers.contract import Buffer
@@ -21,7 +21,7 @@ from aqueduct.protocol.channels.connection import ChannelConnection
 from aqueduct.protocol.channels.events import Closed, Event, Headers, HeadersReceived
 from aqueduct.protocol.channels.receiver import Received, ReceiverHalf
 from aqueduct.protocol.channels.registry import Attach
-from aqueduct.protocol.channels.send_streams import OutStream
+from aqueduct.protocol.channels.send_streams import SendStream
 from aqueduct.protocol.channels.sender import Mode, SenderHalf
 from tests.support.network import CLEAR, Network, NetworkCarrier, Weather
 
@@ -65,7 +65,7 @@ class Side:
         self.raw.setdefault(stream, bytearray()).extend(data)
         self.core.receive_stream(stream, data, fin, self.pair.now)
 
-    def inlet(self, stream: int) -> Inlet | None:
+    def inlet(self, stream: int) -> DirectRead | None:
         return self.core.inlet(stream)
 
     def inlet_done(self, stream: int) -> None:
@@ -164,9 +164,9 @@ class Side:
             taken.append(received)
         return taken
 
-    def inject(self, *frames: Buffer | Piece, fin: bool = True) -> OutStream:
+    def inject(self, *frames: Buffer | BufferSlice, fin: bool = True) -> SendStream:
         """Says something that this core would not say, on a stream of its own."""
-        stream = OutStream(None, control=True)
+        stream = SendStream(None, control=True)
         self.core._shared.outgoing.write(stream, list(frames), fin=fin)
         self.flush()
         return stream

@@ -1,6 +1,7 @@
 """Record batches of common types into payloads, without copying their columns.
 
-The batch gives its buffers by Arrow's C data interface. It is kept until the last Piece of them is
+The batch gives its buffers by Arrow's C data interface. It is kept until the last BufferSlice of
+them is
 gone. Slices are sent as Arrow's own writer sends them: cut to their rows, offsets counted from
 zero, bits moved to the beginning of a byte.
 """

@@ -20,12 +20,12 @@ cdef class AlignedBuffer:
 
     cdef void expect(self, const uint8_t *place, Py_ssize_t size) noexcept
 
-cdef class Piece:
+cdef class BufferSlice:
     cdef const uint8_t *start
     cdef readonly Py_ssize_t size
     cdef object _owner          # keeps the memory; it must not lead back here
 
-cdef class Scatter:
+cdef class GatherList:
     cdef list _items            # bytes, Pieces, or one-dimensional memoryviews of bytes
     cdef Py_ssize_t _head       # index of the first item not taken
     cdef Py_ssize_t _offset     # bytes of that item that were taken
@@ -36,17 +36,17 @@ cdef class Scatter:
     cdef int trim(self) except -1
 
 cdef AlignedBuffer new_aligned(Py_ssize_t size)
-cdef Piece new_piece(object owner, const uint8_t *start, Py_ssize_t size)
+cdef BufferSlice new_piece(object owner, const uint8_t *start, Py_ssize_t size)
 cdef object byte_view(object buffer)
 
 cdef inline const uint8_t *memory_of(object item, Py_ssize_t *size) noexcept:
-    """Where the bytes of an item of a Scatter are, and how many. Nothing here can raise."""
+    """Where the bytes of an item of a GatherList are, and how many. Nothing here can raise."""
     if PyBytes_CheckExact(item):
         size[0] = PyBytes_GET_SIZE(item)
         return <const uint8_t *> PyBytes_AS_STRING(item)
-    if type(item) is Piece:
-        size[0] = (<Piece> item).size
-        return (<Piece> item).start
+    if type(item) is BufferSlice:
+        size[0] = (<BufferSlice> item).size
+        return (<BufferSlice> item).start
     size[0] = PyMemoryView_GET_BUFFER(item).len
     return <const uint8_t *> PyMemoryView_GET_BUFFER(item).buf
 

@@ -4,11 +4,19 @@ from typing import final
 from _typeshed import ReadableBuffer
 from typing_extensions import disjoint_base
 
-__all__ = ["AlignedBuffer", "Keeper", "Piece", "Scatter", "bytes_copied", "pooled_bytes", "size_of"]
+__all__ = [
+    "AlignedBuffer",
+    "BufferSlice",
+    "GatherList",
+    "Keeper",
+    "bytes_copied",
+    "pooled_bytes",
+    "size_of",
+]
 
 def bytes_copied() -> int: ...
 def pooled_bytes() -> int: ...
-def size_of(buffers: list[bytes | bytearray | memoryview | Piece]) -> int: ...
+def size_of(buffers: list[bytes | bytearray | memoryview | BufferSlice]) -> int: ...
 
 @disjoint_base
 class Keeper: ...
@@ -26,14 +34,14 @@ class AlignedBuffer:
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 @final
-class Piece:
+class BufferSlice:
     @property
     def size(self) -> int: ...
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 @final
-class Scatter:
+class GatherList:
     @property
     def nbytes(self) -> int: ...
     def append(self, buffer: ReadableBuffer) -> None: ...

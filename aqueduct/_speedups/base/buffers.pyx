@@ -69,8 +69,8 @@ cdef extern from *:
 __all__ = [
     "AlignedBuffer",
     "Keeper",
-    "Piece",
-    "Scatter",
+    "BufferSlice",
+    "GatherList",
     "bytes_copied",
     "pooled_bytes",
     "size_of",
@@ -119,8 +119,8 @@ def size_of(list buffers not None):
     for buffer in buffers:
         if PyBytes_CheckExact(buffer):
             total += PyBytes_GET_SIZE(buffer)
-        elif type(buffer) is Piece:
-            total += (<Piece> buffer).size
+        elif type(buffer) is BufferSlice:
+            total += (<BufferSlice> buffer).size
         elif PyMemoryView_Check(buffer):
             total += PyMemoryView_GET_BUFFER(buffer).len
         else:
@@ -229,7 +229,7 @@ cdef class AlignedBuffer:
 @cython.freelist(256)
 @cython.no_gc
 @cython.auto_pickle(False)
-cdef class Piece:
+cdef class BufferSlice:
     """Some bytes of a memory that it keeps; made by the compiled modules.
 
     It is what a memoryview would be, without its cost. No collector looks at it: whose memory it
@@ -248,7 +248,7 @@ cdef class Piece:
 
     def __getbuffer__(self, Py_buffer *view, int flags):
         if flags & PyBUF_WRITABLE:
-            raise BufferError("a Piece is read-only")
+            raise BufferError("a BufferSlice is read-only")
         view.obj = self
         describe(view, self.start, &self.size, True, flags)
 
@@ -272,7 +272,7 @@ cdef int describe(
 
 @cython.final
 @cython.auto_pickle(False)
-cdef class Scatter:
+cdef class GatherList:
     """A first-in-first-out list of buffers that wait to leave; nothing is copied.
 
     A buffer is kept alive until its last byte was taken. ``nbytes`` is what waits, in bytes;
@@ -317,7 +317,7 @@ cdef class Scatter:
             else:
                 if self._offset:
                     item = memoryview(item)[self._offset:]
-                elif type(item) is Piece:
+                elif type(item) is BufferSlice:
                     item = memoryview(item)
                 self._items[self._head] = None
                 self._head += 1
@@ -337,7 +337,7 @@ cdef class Scatter:
 
     cdef int push(self, object buffer) except -1:
         cdef Py_ssize_t size = 0
-        if not PyBytes_CheckExact(buffer) and type(buffer) is not Piece:
+        if not PyBytes_CheckExact(buffer) and type(buffer) is not BufferSlice:
             buffer = byte_view(buffer)
         memory_of(buffer, &size)
         if size:
@@ -454,9 +454,9 @@ cdef AlignedBuffer new_aligned(Py_ssize_t size):
     return AlignedBuffer(size)
 
 
-cdef Piece new_piece(object owner, const uint8_t *start, Py_ssize_t size):
+cdef BufferSlice new_piece(object owner, const uint8_t *start, Py_ssize_t size):
     """``size`` bytes of a memory that ``owner`` keeps."""
-    cdef Piece piece = Piece.__new__(Piece)
+    cdef BufferSlice piece = BufferSlice.__new__(BufferSlice)
     piece.start = start
     piece.size = size
     piece._owner = owner

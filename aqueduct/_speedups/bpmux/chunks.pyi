@@ -10,7 +10,7 @@ __all__ = [
     "PING",
     "TYPE_NAMES",
     "ChunkDecoder",
-    "Step",
+    "ChunkStep",
     "decode_varu64",
     "encode_head",
     "encode_rest",
@@ -24,7 +24,7 @@ PING: Final = 4
 END: Final = 2
 ACK_END: Final = 1
 
-class Step:
+class ChunkStep:
     NOTHING: Final = 0
     HEAD: Final = 1
     PIECE: Final = 2

@@ -35,7 +35,7 @@ __all__ = [
     "PING",
     "TYPE_NAMES",
     "ChunkDecoder",
-    "Step",
+    "ChunkStep",
     "decode_varu64",
     "encode_head",
     "encode_rest",
@@ -69,7 +69,7 @@ cdef enum:
     IN_STREAM_TYPE = 5
 
 
-class Step:
+class ChunkStep:
     """What ``ChunkDecoder.next`` says."""
 
     NOTHING, HEAD, PIECE, REST, END_PIECE, DONE = range(6)
@@ -168,7 +168,7 @@ cdef class ChunkDecoder:
         self.push(data)
 
     def next(self):
-        """The next step, one of ``Step``."""
+        """The next step, one of ``ChunkStep``."""
         return self.step()
 
     def landed_outside(self, size):

@@ -3,10 +3,10 @@
 from libc.stdint cimport uint64_t
 
 from aqueduct._speedups.bpmux.chunks cimport ChunkDecoder
-from aqueduct._speedups.base.buffers cimport Scatter
+from aqueduct._speedups.base.buffers cimport GatherList
 
 cdef class Item:
-    cdef readonly Scatter scatter
+    cdef readonly GatherList scatter
     cdef readonly bint whole
     cdef public uint64_t total
     cdef public uint64_t missing
@@ -44,7 +44,7 @@ cdef class Entity:
     cdef public int lane
     cdef public Py_ssize_t deficit
 
-cdef class Reading:
+cdef class EntityReader:
     cdef readonly ChunkDecoder decoder
     cdef public Entity entity
     cdef public Entity purse

@@ -3,17 +3,17 @@ from typing import Any, final
 
 from typing_extensions import disjoint_base
 
-from aqueduct._speedups.base.buffers import Scatter
+from aqueduct._speedups.base.buffers import GatherList
 from aqueduct._speedups.bpmux.chunks import ChunkDecoder
 
-__all__ = ["Entity", "Item", "Reading"]
+__all__ = ["Entity", "EntityReader", "Item"]
 
 PLACES: tuple[str, ...]
 
 @final
 class Item:
     @property
-    def scatter(self) -> Scatter: ...
+    def scatter(self) -> GatherList: ...
     @property
     def whole(self) -> bool: ...
     @property
@@ -76,7 +76,7 @@ class Entity:
     def wait_for_pong(self, ping: list[Any]) -> None: ...
 
 @disjoint_base
-class Reading:
+class EntityReader:
     @property
     def decoder(self) -> ChunkDecoder: ...
     entity: Entity

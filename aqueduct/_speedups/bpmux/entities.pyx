@@ -17,9 +17,9 @@ from aqueduct._speedups.bpmux.chunks cimport (
     PIECE,
     ChunkDecoder,
 )
-from aqueduct._speedups.base.buffers cimport Scatter
+from aqueduct._speedups.base.buffers cimport GatherList
 
-__all__ = ["Entity", "Item", "Reading"]
+__all__ = ["Entity", "Item", "EntityReader"]
 
 cdef enum:
     # A place, which is the type of own chunks as well.
@@ -54,7 +54,7 @@ cdef class Item:
         bint is_response=False,
         bint urgent=False,
     ):
-        self.scatter = Scatter()
+        self.scatter = GatherList()
         self.whole = whole
         self.total = self.missing = total
         self.is_end = is_end
@@ -127,7 +127,7 @@ cdef class Entity:
 
 
 @cython.auto_pickle(False)
-cdef class Reading:
+cdef class EntityReader:
     """The chunk under way on the receiving side; the base of what gives chunks their meaning.
 
     ``entity`` is whom it is for, ``purse`` who its payload is charged to, ``opening`` whether it

@@ -4,9 +4,9 @@ from libc.stdint cimport uint8_t
 
 from aqueduct._speedups.bpmux.chunks cimport HEAD_MAX
 from aqueduct._speedups.bpmux.entities cimport Entity, Item
-from aqueduct._speedups.io.gather cimport Outlet, iovec
+from aqueduct._speedups.io.gather cimport IovecWriter, iovec
 
-cdef class Turns:
+cdef class SchedulerBase:
     cdef readonly object urgent
     cdef readonly object fresh
     cdef readonly object bulky
@@ -22,12 +22,12 @@ cdef class Turns:
     cdef bint is_idle(self) except -1
     cpdef bint goes_first(self, Entity entity) except -1
     cpdef object hurry(self, Entity entity)
-    cdef int fill(self, Outlet out, Py_ssize_t limit) except -1
+    cdef int fill(self, IovecWriter out, Py_ssize_t limit) except -1
     cdef int freshen(self, Entity entity) except -1
-    cdef int hurried(self, Entity entity, Outlet out) except -1
-    cdef bint opening(self, Entity entity, Py_ssize_t room, Outlet out) except -1
+    cdef int hurried(self, Entity entity, IovecWriter out) except -1
+    cdef bint opening(self, Entity entity, Py_ssize_t room, IovecWriter out) except -1
     cdef int _move(self, object lane, int to) except -1
-    cdef int _run(self, Entity entity, Py_ssize_t room, Outlet out) except -2
-    cdef int _chunk_of(self, Entity entity, Item item, Py_ssize_t size, Outlet out) except -1
+    cdef int _run(self, Entity entity, Py_ssize_t room, IovecWriter out) except -2
+    cdef int _chunk_of(self, Entity entity, Item item, Py_ssize_t size, IovecWriter out) except -1
     cdef int offer(self, iovec *vector, Py_ssize_t size, Py_ssize_t most) except -1
-    cdef int offered_left(self, Outlet out, Py_ssize_t sent) except -1
+    cdef int offered_left(self, IovecWriter out, Py_ssize_t sent) except -1

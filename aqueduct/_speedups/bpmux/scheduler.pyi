@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing_extensions import disjoint_base
 
 from aqueduct._speedups.bpmux.entities import Entity
-from aqueduct._speedups.io.gather import Outlet
+from aqueduct._speedups.io.gather import IovecWriter
 from aqueduct._speedups.io.tls_records import Records
 
-__all__ = ["Turns", "write_out"]
+__all__ = ["SchedulerBase", "write_out"]
 
 @disjoint_base
-class Turns:
+class SchedulerBase:
     @property
     def urgent(self) -> deque[Entity]: ...
     @property
@@ -20,7 +20,7 @@ class Turns:
     @property
     def idle(self) -> bool: ...
     def __init__(self, chunk: int) -> None: ...
-    def gather(self, out: Outlet, limit: int) -> None: ...
+    def gather(self, out: IovecWriter, limit: int) -> None: ...
     def wake(self, entity: Entity) -> None: ...
     def goes_first(self, entity: Entity) -> bool: ...
     def hurry(self, entity: Entity) -> None: ...
@@ -30,8 +30,8 @@ class Turns:
     ) -> bool: ...
 
 def write_out(
-    turns: Turns,
-    out: Outlet,
+    turns: SchedulerBase,
+    out: IovecWriter,
     fd: int,
     limit: int,
     budget: int,

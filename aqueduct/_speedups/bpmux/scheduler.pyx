@@ -10,13 +10,13 @@ cimport cython
 from libc.stdint cimport uint8_t, uint64_t
 
 from aqueduct._speedups.bpmux.chunks cimport HEAD_MAX, PAYLOAD_FLAG, head_store
-from aqueduct._speedups.base.buffers cimport Scatter, memory_of
+from aqueduct._speedups.base.buffers cimport GatherList, memory_of
 from aqueduct._speedups.bpmux.entities cimport Entity, Item
-from aqueduct._speedups.io.gather cimport Outlet, Part, iovec
+from aqueduct._speedups.io.gather cimport IovecWriter, Part, iovec
 from aqueduct._speedups.io.tls_records cimport Records
 from aqueduct._speedups.bpmux.varu64 cimport varu64_store
 
-__all__ = ["Turns", "write_out"]
+__all__ = ["SchedulerBase", "write_out"]
 
 cdef enum:
     # Lanes of an entity.
@@ -38,7 +38,7 @@ cdef enum:
 
 
 @cython.auto_pickle(False)
-cdef class Turns:
+cdef class SchedulerBase:
     """Who has something to send, in the order of their turns; the base of the scheduler.
 
     ``urgent`` have chunks that go first. ``fresh`` were idle and go before the ``bulky`` once, for
@@ -57,7 +57,7 @@ cdef class Turns:
         """Nothing can leave now."""
         return self.is_idle()
 
-    def gather(self, Outlet out not None, Py_ssize_t limit):
+    def gather(self, IovecWriter out not None, Py_ssize_t limit):
         """Commits the next chunks to ``out``, until it has about ``limit`` bytes."""
         self.fill(out, limit)
 
@@ -125,7 +125,7 @@ cdef class Turns:
 
     # Chunks.
 
-    cdef int fill(self, Outlet out, Py_ssize_t limit) except -1:
+    cdef int fill(self, IovecWriter out, Py_ssize_t limit) except -1:
         cdef object lane
         cdef Entity entity
         cdef Py_ssize_t before, room
@@ -164,12 +164,12 @@ cdef class Turns:
         self.fresh.append(entity)
         return 0
 
-    cdef int hurried(self, Entity entity, Outlet out) except -1:
+    cdef int hurried(self, Entity entity, IovecWriter out) except -1:
         """What one of the urgent has to say."""
         self._send_urgent(entity, out)
         return 0
 
-    cdef bint opening(self, Entity entity, Py_ssize_t room, Outlet out) except -1:
+    cdef bint opening(self, Entity entity, Py_ssize_t room, IovecWriter out) except -1:
         """The chunk that opens an entity; False: it is left to ``_send``."""
         return False
 
@@ -180,7 +180,7 @@ cdef class Turns:
             self.bulky.append(entity)
         return 0
 
-    cdef int _run(self, Entity entity, Py_ssize_t room, Outlet out) except -2:
+    cdef int _run(self, Entity entity, Py_ssize_t room, IovecWriter out) except -2:
         """One chunk of a run of bytes: 1; 0 without credit; -1 if it is not this plain.
 
         Plain is: the entity is open, and the run comes first and has nothing behind it, or more
@@ -201,7 +201,7 @@ cdef class Turns:
         return 1
 
     cdef int _chunk_of(
-        self, Entity entity, Item item, Py_ssize_t size, Outlet out
+        self, Entity entity, Item item, Py_ssize_t size, IovecWriter out
     ) except -1:
         """Commits a chunk of a plain run, which has ``size`` bytes and credit for them."""
         cdef uint8_t[HEAD_MAX] head
@@ -219,7 +219,7 @@ cdef class Turns:
         """
         cdef Entity entity
         cdef Item item
-        cdef Scatter run
+        cdef GatherList run
         cdef Py_ssize_t available, chunk, missing, part, index, offset, length = 0
         cdef int count = 0, before
         cdef const uint8_t *start
@@ -272,7 +272,7 @@ cdef class Turns:
                 self._rest = chunk
         return count
 
-    cdef int offered_left(self, Outlet out, Py_ssize_t sent) except -1:
+    cdef int offered_left(self, IovecWriter out, Py_ssize_t sent) except -1:
         """The kernel took so many bytes of what was offered.
 
         The chunk that it began with is in ``out``, and the last in its ``written``.
@@ -326,8 +326,8 @@ cdef Py_ssize_t plain_head(uint8_t *head, Entity entity, Py_ssize_t size) noexce
 
 
 def write_out(
-    Turns turns not None,
-    Outlet out not None,
+    SchedulerBase turns not None,
+    IovecWriter out not None,
     int fd,
     Py_ssize_t limit,
     Py_ssize_t budget,
@@ -378,7 +378,7 @@ def write_out(
     return total
 
 
-cdef int seal(Outlet out, Records records) except -1:
+cdef int seal(IovecWriter out, Records records) except -1:
     """Encrypts what is in ``out``, from where it lies. If that fails, nothing is in it."""
     cdef list sealed = []
     cdef Py_ssize_t index, waiting = 0

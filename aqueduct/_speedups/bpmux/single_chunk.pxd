@@ -1,10 +1,10 @@
 """Streams of bpmux/rel that come and go in one chunk."""
 
-from aqueduct._speedups.bpmux.entities cimport Entity, Reading
-from aqueduct._speedups.io.gather cimport Outlet
-from aqueduct._speedups.bpmux.scheduler cimport Turns
+from aqueduct._speedups.bpmux.entities cimport Entity, EntityReader
+from aqueduct._speedups.io.gather cimport IovecWriter
+from aqueduct._speedups.bpmux.scheduler cimport SchedulerBase
 
-cdef class Arrivals(Reading):
+cdef class SingleChunkReader(EntityReader):
     cdef tuple _maps
     cdef object _urgent
     cdef Py_ssize_t _entities
@@ -17,7 +17,7 @@ cdef class Arrivals(Reading):
     cdef bint _acknowledged(self) except -1
     cdef bint _arrived(self) except -1
 
-cdef class Departures(Turns):
+cdef class SingleChunkScheduler(SchedulerBase):
     cdef tuple _maps
     cdef dict _sinks
     cdef Entity _top
@@ -25,7 +25,7 @@ cdef class Departures(Turns):
     cdef Py_ssize_t _entities
     cdef readonly object _waiting
 
-    cdef int _acknowledge(self, Entity entity, Outlet out) except -1
-    cdef int _grant(self, Entity entity, Outlet out) except -1
+    cdef int _acknowledge(self, Entity entity, IovecWriter out) except -1
+    cdef int _grant(self, Entity entity, IovecWriter out) except -1
 
 cdef int remove(Entity entity, tuple maps) except -1

@@ -4,13 +4,13 @@ from typing import Any
 
 from typing_extensions import disjoint_base
 
-from aqueduct._speedups.bpmux.entities import Entity, Reading
-from aqueduct._speedups.bpmux.scheduler import Turns
+from aqueduct._speedups.bpmux.entities import Entity, EntityReader
+from aqueduct._speedups.bpmux.scheduler import SchedulerBase
 
-__all__ = ["Arrivals", "Departures"]
+__all__ = ["SingleChunkReader", "SingleChunkScheduler"]
 
 @disjoint_base
-class Arrivals(Reading):
+class SingleChunkReader(EntityReader):
     def __init__(
         self,
         top: Entity,
@@ -32,7 +32,7 @@ class Arrivals(Reading):
     ) -> None: ...
 
 @disjoint_base
-class Departures(Turns):
+class SingleChunkScheduler(SchedulerBase):
     @property
     def _waiting(self) -> OrderedDict[Entity, None]: ...
     @property

@@ -22,12 +22,12 @@ from aqueduct._speedups.bpmux.chunks cimport (
     ChunkDecoder,
     head_store,
 )
-from aqueduct._speedups.bpmux.entities cimport Entity, Item, Reading
-from aqueduct._speedups.io.gather cimport Outlet
-from aqueduct._speedups.bpmux.scheduler cimport Turns
+from aqueduct._speedups.bpmux.entities cimport Entity, Item, EntityReader
+from aqueduct._speedups.io.gather cimport IovecWriter
+from aqueduct._speedups.bpmux.scheduler cimport SchedulerBase
 from aqueduct._speedups.bpmux.varu64 cimport VARU64_MAX, varu64_store
 
-__all__ = ["Arrivals", "Departures"]
+__all__ = ["SingleChunkReader", "SingleChunkScheduler"]
 
 cdef enum:
     # Places; the first is the type of the chunks as well.
@@ -49,7 +49,7 @@ cdef int ARRIVED = 10
 
 
 @cython.auto_pickle(False)
-cdef class Arrivals(Reading):
+cdef class SingleChunkReader(EntityReader):
     """Reading that knows what is brief; ``urgent`` are those who have something to say at once.
 
     ``wake(entity)`` is called where one has credit and something to send.
@@ -184,7 +184,7 @@ cdef class Arrivals(Reading):
 
 
 @cython.auto_pickle(False)
-cdef class Departures(Turns):
+cdef class SingleChunkScheduler(SchedulerBase):
     """Turns that know what is brief; the base of the scheduler.
 
     ``top`` is the sink of the top-level, whose credit opening chunks use, and ``most`` so many
@@ -245,7 +245,7 @@ cdef class Departures(Turns):
         self.freshen(entity)
         return entity
 
-    cdef int hurried(self, Entity entity, Outlet out) except -1:
+    cdef int hurried(self, Entity entity, IovecWriter out) except -1:
         if entity.end_in:
             if not entity.gone:
                 self._acknowledge(entity, out)
@@ -258,7 +258,7 @@ cdef class Departures(Turns):
             self._send_urgent(entity, out)
         return 0
 
-    cdef int _grant(self, Entity entity, Outlet out) except -1:
+    cdef int _grant(self, Entity entity, IovecWriter out) except -1:
         """A chunk of credit, which is nearly all that is urgent."""
         cdef uint8_t[1 + 2 * VARU64_MAX] head
         cdef uint8_t *at
@@ -269,7 +269,7 @@ cdef class Departures(Turns):
         entity.grant = 0
         return 0
 
-    cdef int _acknowledge(self, Entity entity, Outlet out) except -1:
+    cdef int _acknowledge(self, Entity entity, IovecWriter out) except -1:
         """The acknowledgement of the peer's end: with it the entity is over (BP-R8)."""
         cdef uint8_t[1 + VARU64_MAX] head
         cdef uint8_t *at
@@ -281,7 +281,7 @@ cdef class Departures(Turns):
         out.put_head(head, at - head)
         return remove(entity, self._maps)
 
-    cdef bint opening(self, Entity entity, Py_ssize_t room, Outlet out) except -1:
+    cdef bint opening(self, Entity entity, Py_ssize_t room, IovecWriter out) except -1:
         """The chunk that opens a sink, with all that waits and the end behind it."""
         cdef Item item, end
         cdef Entity top = self._top

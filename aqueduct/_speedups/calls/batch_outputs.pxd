@@ -2,11 +2,11 @@
 
 from libc.stdint cimport int64_t
 
-from aqueduct._speedups.calls.batch_receiver cimport Inputs
+from aqueduct._speedups.calls.batch_receiver cimport InputReceiver
 from aqueduct._speedups.arrow.writer cimport BatchEncoder, Encoded
-from aqueduct._speedups.channels.sender cimport Posting
+from aqueduct._speedups.channels.sender cimport SenderBase
 
-cdef class Outputs(Inputs):
+cdef class OutputSender(InputReceiver):
     cdef public int64_t largest_out
     cdef public int64_t batches_out
     cdef public int64_t rows_out
@@ -14,7 +14,7 @@ cdef class Outputs(Inputs):
     cdef public int64_t _settled
     cdef public int64_t _settled_bytes
     cdef public BatchEncoder encoder
-    cdef Posting _row
+    cdef SenderBase _row
     cdef bytes _key
     cdef Py_ssize_t _most
     cdef object _flush

@@ -4,13 +4,13 @@ from typing import Any
 from typing_extensions import disjoint_base
 
 from aqueduct._speedups.arrow.writer import Encoded
-from aqueduct._speedups.calls.batch_receiver import Inputs
-from aqueduct._speedups.channels.sender import Posting
+from aqueduct._speedups.calls.batch_receiver import InputReceiver
+from aqueduct._speedups.channels.sender import SenderBase
 
-__all__ = ["Outputs"]
+__all__ = ["OutputSender"]
 
 @disjoint_base
-class Outputs(Inputs):
+class OutputSender(InputReceiver):
     largest_out: int
     batches_out: int
     rows_out: int
@@ -19,7 +19,7 @@ class Outputs(Inputs):
     _settled_bytes: int
     encoder: Any
     def leave_by(
-        self, row: Posting | None, key: bytes, most: int, flush: Callable[[], object]
+        self, row: SenderBase | None, key: bytes, most: int, flush: Callable[[], object]
     ) -> None: ...
     def give(self, batch: Any, number: int) -> bool: ...
     def write(self, batch: Any, most: int) -> Encoded | None: ...

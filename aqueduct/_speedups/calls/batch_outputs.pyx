@@ -3,15 +3,15 @@
 cimport cython
 from libc.stdint cimport int64_t
 
-from aqueduct._speedups.calls.batch_receiver cimport Inputs
+from aqueduct._speedups.calls.batch_receiver cimport InputReceiver
 from aqueduct._speedups.arrow.writer cimport Encoded
-from aqueduct._speedups.channels.sender cimport Posting
+from aqueduct._speedups.channels.sender cimport SenderBase
 
-__all__ = ["Outputs"]
+__all__ = ["OutputSender"]
 
 
 @cython.auto_pickle(False)
-cdef class Outputs(Inputs):
+cdef class OutputSender(InputReceiver):
     """A call in the service: its batches, and what the handler makes of them.
 
     ``batches_out``, ``rows_out`` and ``bytes_out`` count that; ``grew(size)``, of who builds on
@@ -19,7 +19,7 @@ cdef class Outputs(Inputs):
     are answered, or told to be taken; ``_settled_bytes`` had come when that was said.
     """
 
-    def leave_by(self, Posting row, bytes key not None, Py_ssize_t most, flush):
+    def leave_by(self, SenderBase row, bytes key not None, Py_ssize_t most, flush):
         """Answers of at most ``most`` bytes leave by ``row`` as they are, others by ``send``.
 
         ``key``: of the header with a batch's number. ``flush`` is called after each message.
@@ -31,7 +31,7 @@ cdef class Outputs(Inputs):
 
     def give(self, batch, int64_t number):
         """Sends an answer that is one plain message, if there is room; else False, and no more."""
-        cdef Posting row = self._row
+        cdef SenderBase row = self._row
         cdef Encoded encoded
         if row is None or row.error is not None or self.encoder is None or not row.room():
             return False

@@ -3,14 +3,14 @@
 from libc.stdint cimport int64_t
 
 from aqueduct._speedups.arrow.reader cimport BatchReader
-from aqueduct._speedups.calls.batch_sender cimport Window
-from aqueduct._speedups.channels.receiver cimport Inbox, Lease
+from aqueduct._speedups.calls.batch_sender cimport InFlightWindow
+from aqueduct._speedups.channels.receiver cimport ReceiverBase, MemoryLease
 
-cdef class Arrivals:
+cdef class BatchReceiver:
     cdef public bint partial
     cdef public int64_t moved
-    cdef public Lease lease       # of the last payload that was taken, unless somebody has it
-    cdef Inbox _inbox
+    cdef public MemoryLease lease       # of the last payload that was taken, unless somebody has it
+    cdef ReceiverBase _inbox
     cdef object _room_came
     cdef bytes _said              # the headers of a whole batch, but for the number's text
     cdef Py_ssize_t _limit
@@ -23,13 +23,13 @@ cdef class Arrivals:
     cdef object _next_whole(self)
     cdef object _next_batch(self)
 
-cdef class Inputs(Arrivals):
+cdef class InputReceiver(BatchReceiver):
     cdef public int64_t batches_in
     cdef public int64_t rows_in
     cdef public int64_t bytes_in
     cdef public int64_t taken
 
-cdef class Answers(Arrivals):
+cdef class AnswerReceiver(BatchReceiver):
     cdef public int64_t number
-    cdef Window _window
+    cdef InFlightWindow _window
     cdef public object on_change

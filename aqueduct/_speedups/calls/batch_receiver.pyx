@@ -12,11 +12,11 @@ from libc.string cimport memcmp
 
 from aqueduct._speedups.arrow.reader cimport BatchReader
 from aqueduct._speedups.base.buffers cimport AlignedBuffer
-from aqueduct._speedups.calls.batch_sender cimport Window
-from aqueduct._speedups.channels.receiver cimport Inbox
+from aqueduct._speedups.calls.batch_sender cimport InFlightWindow
+from aqueduct._speedups.channels.receiver cimport ReceiverBase
 from aqueduct._speedups.channels.message_batches cimport Received
 
-__all__ = ["Answers", "Arrivals", "Inputs"]
+__all__ = ["AnswerReceiver", "BatchReceiver", "InputReceiver"]
 
 cdef enum:
     # Longer numbers might not fit 64 bits.
@@ -24,15 +24,15 @@ cdef enum:
 
 
 @cython.auto_pickle(False)
-cdef class Arrivals:
-    """What Inputs and Answers have in common.
+cdef class BatchReceiver:
+    """What InputReceiver and AnswerReceiver have in common.
 
     ``moved`` grows with what is taken; ``partial``: the last message was part of a batch, and what
     comes next is not taken here. ``lease``: what the last payload is charged. Who asks by
     ``next_batch`` is done with the batch before; who takes ahead takes the lease as well.
     """
 
-    def arrive_by(self, Inbox inbox, room_came, bytes key not None, Py_ssize_t limit):
+    def arrive_by(self, ReceiverBase inbox, room_came, bytes key not None, Py_ssize_t limit):
         """Takes messages from ``inbox`` (None: from nowhere) from now on.
 
         They are those with the one header ``key``, whose value is a number, and at most ``limit``
@@ -107,7 +107,7 @@ cdef class Arrivals:
 
     cdef Py_ssize_t _look(self, int64_t *number) except -2:
         """The size of the next payload, and the batch's number; -1: there is none for us."""
-        cdef Inbox inbox = self._inbox
+        cdef ReceiverBase inbox = self._inbox
         cdef Received received
         cdef const uint8_t *said
         cdef object payload, headers
@@ -139,7 +139,7 @@ cdef class Arrivals:
 
     cdef object _take(self, Py_ssize_t size):
         """The payload that ``_look`` has found, of ``size`` bytes."""
-        cdef Inbox inbox = self._inbox
+        cdef ReceiverBase inbox = self._inbox
         cdef Received received = inbox.pop()
         self.moved += 1
         if inbox.keeps:
@@ -153,7 +153,7 @@ cdef class Arrivals:
 
 
 @cython.auto_pickle(False)
-cdef class Inputs(Arrivals):
+cdef class InputReceiver(BatchReceiver):
     """The batches of a call in the service, which come in the order of their numbers.
 
     ``batches_in``, ``rows_in`` and ``bytes_in`` count them; ``taken`` those that the handler has.
@@ -181,14 +181,14 @@ cdef class Inputs(Arrivals):
 
 
 @cython.auto_pickle(False)
-cdef class Answers(Arrivals):
+cdef class AnswerReceiver(BatchReceiver):
     """The answers of a call in the client. They settle what ``window`` has sent, if not None.
 
     ``number``: of the last one, which is that of its input batch; -1 before the first. Numbers
     never fall here.
     """
 
-    def __cinit__(self, Window window):
+    def __cinit__(self, InFlightWindow window):
         self._window = window
         self.number = -1
 

@@ -1,10 +1,10 @@
 """From the batches of an iterable to messages of a channel, as far as there is room."""
 
 from aqueduct._speedups.arrow.writer cimport Encoded
-from aqueduct._speedups.channels.sender cimport Posting
+from aqueduct._speedups.channels.sender cimport SenderBase
 from aqueduct._speedups.loop.waiter cimport Waiter
 
-cdef class Window:
+cdef class InFlightWindow:
     cdef Py_ssize_t _batches
     cdef Py_ssize_t _bytes
     cdef Py_ssize_t _small_batches
@@ -20,9 +20,9 @@ cdef class Window:
     cpdef Py_ssize_t send(self, Py_ssize_t size) except -1
     cpdef int settle(self, Py_ssize_t number) except -1
 
-cdef class Feed:
-    cdef readonly Window window
-    cdef public Posting row
+cdef class BatchSender:
+    cdef readonly InFlightWindow window
+    cdef public SenderBase row
     cdef public str compression
     cdef public bint over
     cdef public Py_ssize_t moved
@@ -39,7 +39,7 @@ cdef class Feed:
     cdef bint push(self, object source, object batch) except -1
     cdef bint push_encoded(self, Encoded encoded) except -1
 
-cdef class Feeding:
-    cdef Feed _call
+cdef class SendWaker:
+    cdef BatchSender _call
     cdef object _stepper
     cdef Waiter _waiter         # what the task waits for, or has waited for last

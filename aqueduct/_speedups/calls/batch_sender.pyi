@@ -5,13 +5,13 @@ from typing import Any, final
 from typing_extensions import disjoint_base
 
 from aqueduct._speedups.arrow.writer import Encoded
-from aqueduct._speedups.channels.sender import Posting
+from aqueduct._speedups.channels.sender import SenderBase
 from aqueduct._speedups.loop.waiter import Waiter
 
-__all__ = ["Feed", "Feeding", "Window"]
+__all__ = ["BatchSender", "InFlightWindow", "SendWaker"]
 
 @final
-class Window:
+class InFlightWindow:
     held: int
     @property
     def sent(self) -> int: ...
@@ -30,10 +30,10 @@ class Window:
     def settle_one(self, number: int) -> bool: ...
 
 @disjoint_base
-class Feed:
+class BatchSender:
     @property
-    def window(self) -> Window | None: ...
-    row: Posting | None
+    def window(self) -> InFlightWindow | None: ...
+    row: SenderBase | None
     compression: str
     over: bool
     moved: int
@@ -41,7 +41,7 @@ class Feed:
     expects: int
     def __init__(
         self,
-        window: Window | None,
+        window: InFlightWindow | None,
         key: bytes,
         most: int,
         flush: Callable[[], object],
@@ -54,6 +54,6 @@ class Feed:
     def give_encoded(self, encoded: Encoded) -> None: ...
 
 @final
-class Feeding:
+class SendWaker:
     def wake(self) -> None: ...
-    def wait(self, call: Feed, loop: AbstractEventLoop, stepper: Any) -> Waiter: ...
+    def wait(self, call: BatchSender, loop: AbstractEventLoop, stepper: Any) -> Waiter: ...

@@ -9,19 +9,19 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
 
 from aqueduct._speedups.arrow.writer cimport BatchEncoder, Encoded
-from aqueduct._speedups.channels.sender cimport Posting
+from aqueduct._speedups.channels.sender cimport SenderBase
 from aqueduct._speedups.loop.waiter cimport Waiter
 
 
 cdef extern from "Python.h":
     PyObject *PyIter_Next(object) except? NULL
 
-__all__ = ["Feed", "Feeding", "Window"]
+__all__ = ["BatchSender", "SendWaker", "InFlightWindow"]
 
 
 @cython.final
 @cython.auto_pickle(False)
-cdef class Window:
+cdef class InFlightWindow:
     """How many batches, and bytes of them, may be sent and not yet answered or taken.
 
     One side counts what it sends, the other what was settled; so it may be used by two threads.
@@ -97,7 +97,7 @@ cdef class Window:
 
 
 @cython.auto_pickle(False)
-cdef class Feed:
+cdef class BatchSender:
     """The sending side of a call; the base of what has all of it.
 
     ``row`` takes the messages, None if there is no channel for batches; ``flush`` is called once
@@ -111,7 +111,7 @@ cdef class Feed:
     """
 
     def __init__(
-        self, Window window, bytes key not None, Py_ssize_t most, flush, Py_ssize_t large
+        self, InFlightWindow window, bytes key not None, Py_ssize_t most, flush, Py_ssize_t large
     ):
         """``key``: of the header with a batch's number. ``most``: bytes of one message.
 
@@ -183,7 +183,7 @@ cdef class Feed:
 
     cdef bint ready(self) except -1:
         """Whether the channel has room; otherwise the call hears of it."""
-        cdef Posting row = self.row
+        cdef SenderBase row = self.row
         if self.expects:
             return self.writable
         return row is not None and row.error is None and row.room() or self.writable
@@ -220,7 +220,7 @@ cdef class Feed:
 
 @cython.final
 @cython.auto_pickle(False)
-cdef class Feeding:
+cdef class SendWaker:
     """What wakes the task that feeds a call: it knows the call, but nobody who reads from it."""
 
     def wake(self):
@@ -230,7 +230,7 @@ cdef class Feeding:
             waiter.woken = True
             self._stepper.step(waiter)
 
-    def wait(self, Feed call not None, loop not None, stepper not None):
+    def wait(self, BatchSender call not None, loop not None, stepper not None):
         """What to await, once, after ``may_send`` of ``call`` was found to be False.
 
         ``stepper.step(waiter)`` has the task step.

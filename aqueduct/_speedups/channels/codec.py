@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from aqueduct._speedups.channels.decoder import Decoder
+from aqueduct._speedups.channels.decoder import FrameDecoder
 from aqueduct._speedups.channels.encoder import (
     ACK_VERSION,
     CANCEL_SENDER,
@@ -33,7 +33,7 @@ from aqueduct._speedups.channels.frames import (
     ConnectionHeaders,
     FinishSender,
     ForgetChannel,
-    Message,
+    MessageFrame,
     MessageHead,
     RouteTo,
     SentUnreliable,
@@ -54,12 +54,12 @@ __all__ = [
     "CancelSender",
     "CloseReceiver",
     "ConnectionHeaders",
-    "Decoder",
     "FinishSender",
     "ForgetChannel",
     "Frame",
+    "FrameDecoder",
     "Headers",
-    "Message",
+    "MessageFrame",
     "MessageHead",
     "RouteTo",
     "SentUnreliable",
@@ -81,7 +81,7 @@ Frame: TypeAlias = (
     | AckVersion
     | ConnectionHeaders
     | RouteTo
-    | Message
+    | MessageFrame
     | SentUnreliable
     | FinishSender
     | CancelSender
@@ -90,4 +90,4 @@ Frame: TypeAlias = (
     | CloseReceiver
     | ForgetChannel
 )
-"""What ``Decoder.next`` gives beside MessageHead; told apart by type or by ``TAG``."""
+"""What ``FrameDecoder.next`` gives beside MessageHead; told apart by type or by ``TAG``."""

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
-from aqueduct._speedups.channels.placement cimport Landing
+from aqueduct._speedups.channels.placement cimport PlacementBuffer
 
 # Where in a frame the next byte stands.
 cdef enum State:
@@ -25,7 +25,7 @@ cdef enum State:
     AT_ADMISSION
     AT_PAYLOAD
 
-cdef class Decoder(Landing):
+cdef class FrameDecoder(PlacementBuffer):
     cdef public int64_t auto_admit
     cdef public bint pause_at_route
     cdef readonly bint paused

@@ -11,18 +11,18 @@ from aqueduct._speedups.channels.frames import (
     ConnectionHeaders,
     FinishSender,
     ForgetChannel,
-    Message,
+    MessageFrame,
     MessageHead,
     RouteTo,
     SentUnreliable,
     Version,
 )
-from aqueduct._speedups.channels.placement import Landing
+from aqueduct._speedups.channels.placement import PlacementBuffer
 
-__all__ = ["Decoder"]
+__all__ = ["FrameDecoder"]
 
 @final
-class Decoder(Landing):
+class FrameDecoder(PlacementBuffer):
     auto_admit: int
     pause_at_route: bool
     @property
@@ -62,7 +62,7 @@ class Decoder(Landing):
         header_limit: int = ...,
         attachment_limit: int = ...,
         block_limit: int = ...,
-    ) -> Decoder: ...
+    ) -> FrameDecoder: ...
     def feed(self, data: ReadableBuffer) -> None: ...
     def next(
         self,
@@ -71,7 +71,7 @@ class Decoder(Landing):
         | AckVersion
         | ConnectionHeaders
         | RouteTo
-        | Message
+        | MessageFrame
         | MessageHead
         | SentUnreliable
         | FinishSender

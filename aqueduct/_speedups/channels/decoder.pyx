@@ -1,6 +1,6 @@
 """The bytes of one frame sequence to frames, whatever pieces they come in.
 
-The order of calls of a Decoder: ``feed`` what came, then ``next`` until it says None; a
+The order of calls of a FrameDecoder: ``feed`` what came, then ``next`` until it says None; a
 ``MessageHead`` asks for ``admit``; ``end`` when the peer has finished the sequence.
 """
 
@@ -40,13 +40,13 @@ from aqueduct._speedups.channels.frames cimport (
     ConnectionHeaders,
     FinishSender,
     ForgetChannel,
-    Message,
+    MessageFrame,
     MessageHead,
     RouteTo,
     SentUnreliable,
     Version,
 )
-from aqueduct._speedups.channels.placement cimport SMALL, Landing
+from aqueduct._speedups.channels.placement cimport SMALL, PlacementBuffer
 from aqueduct._speedups.base.varint cimport VARINT_ABOVE_64, VARINT_PADDED, raise_varint
 
 from aqueduct._speedups.channels.encoder import VERSION
@@ -59,7 +59,7 @@ from aqueduct.errors import (
     VersionError,
 )
 
-__all__ = ["Decoder"]
+__all__ = ["FrameDecoder"]
 
 cdef enum:
     # Larger blocks of attachments stay bytes until asked for: tuples take many times that.
@@ -82,7 +82,7 @@ cdef ForgetChannel THE_FORGET_CHANNEL = ForgetChannel()
 
 @cython.final
 @cython.auto_pickle(False)
-cdef class Decoder(Landing):
+cdef class FrameDecoder(PlacementBuffer):
     """Decodes one frame sequence: a unidirectional stream, or (``datagram``) a datagram.
 
     ``from_server`` is the side that sends it. The limits are those of ``config.Limits``, in
@@ -244,7 +244,7 @@ cdef class Decoder(Landing):
             # Without the traceback of the last time, which would grow.
             raise self._error.with_traceback(None)
         if self._busy:
-            raise RuntimeError("a Decoder is used by two threads at once")
+            raise RuntimeError("a FrameDecoder is used by two threads at once")
         return 0
 
     cdef object _parse(self):
@@ -575,7 +575,7 @@ cdef class Decoder(Landing):
         return head
 
     cdef object _message(self, object payload):
-        cdef Message message = Message.__new__(Message)
+        cdef MessageFrame message = MessageFrame.__new__(MessageFrame)
         message.num = self._num
         message._headers = self._headers
         message._attachments = self._attachments

@@ -3,7 +3,7 @@ from typing import Final, TypeAlias
 
 from _typeshed import ReadableBuffer
 
-from aqueduct._speedups.base.buffers import Piece
+from aqueduct._speedups.base.buffers import BufferSlice
 
 __all__ = [
     "ACK_VERSION",
@@ -35,7 +35,7 @@ def encode_message(
     payload: ReadableBuffer | Iterable[ReadableBuffer] = b"",
     headers: _Pairs = (),
     attachments: Iterable[tuple[int, _Pairs]] = (),
-) -> list[bytes | bytearray | memoryview | Piece]: ...
+) -> list[bytes | bytearray | memoryview | BufferSlice]: ...
 def encode_route_to(channel: int) -> bytes: ...
 def encode_connection_headers(headers: _Pairs) -> bytes: ...
 def encode_sent_unreliable(count: int) -> bytes: ...

@@ -12,7 +12,8 @@ from libc.stdint cimport uint8_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from aqueduct._speedups.base.buffers cimport Piece, byte_view, copy_bytes, count_copied, memory_of
+from aqueduct._speedups.base.buffers cimport BufferSlice, byte_view
+from aqueduct._speedups.base.buffers cimport copy_bytes, count_copied, memory_of
 from aqueduct._speedups.channels.frames cimport (
     ACK_NACK_UNRELIABLE_TAG,
     ACK_RELIABLE_TAG,
@@ -66,7 +67,8 @@ def encode_message(num, payload=b"", headers=(), attachments=()):
 
     ``payload`` is a buffer or a sequence of buffers. Those below COALESCE bytes are copied next
     to the head and to each other; the others are passed on as they are, or, unless they are bytes,
-    a bytearray, a memoryview of bytes or a Piece, as a memoryview of the same memory. ``headers``
+    a bytearray, a memoryview of bytes or a BufferSlice, as a memoryview of the same memory.
+    ``headers``
     are (key, value) pairs of bytes with ASCII keys, ``attachments`` (channel, headers) pairs.
     """
     cdef uint64_t number = 0
@@ -328,7 +330,7 @@ cdef list gather(
     try:
         for index in range(count):
             part = parts[index]
-            if not PyBytes_CheckExact(part) and type(part) is not Piece:
+            if not PyBytes_CheckExact(part) and type(part) is not BufferSlice:
                 part = byte_view(part)
                 views.append(part)  # nobody changes the size of what it shows
             spans[index].start = memory_of(part, &spans[index].size)
@@ -390,7 +392,7 @@ cdef list gather_spans(
 cdef bint is_plain(object buffer) except -1:
     """Whether length and slices of ``buffer`` count bytes."""
     cdef Py_buffer *view
-    if type(buffer) is Piece:
+    if type(buffer) is BufferSlice:
         return True
     if PyMemoryView_Check(buffer):
         view = PyMemoryView_GET_BUFFER(buffer)

@@ -1,4 +1,4 @@
 """Events of one half."""
 
-cdef class Signal:
+cdef class HalfEvent:
     cdef readonly object half

@@ -7,14 +7,14 @@ __all__ = ["Readable", "SenderEnded", "Writable"]
 
 @cython.freelist(64)
 @cython.auto_pickle(False)
-cdef class Signal:
+cdef class HalfEvent:
     """An event of one half."""
 
     def __init__(self, half):
         self.half = half
 
     def __eq__(self, other):
-        return type(self) is type(other) and self.half is (<Signal> other).half
+        return type(self) is type(other) and self.half is (<HalfEvent> other).half
 
     def __hash__(self):
         return hash((type(self), id(self.half)))
@@ -25,17 +25,17 @@ cdef class Signal:
 
 @cython.final
 @cython.auto_pickle(False)
-cdef class Readable(Signal):
+cdef class Readable(HalfEvent):
     """A receiver that had nothing now has a message, or reached its end."""
 
 
 @cython.final
 @cython.auto_pickle(False)
-cdef class Writable(Signal):
+cdef class Writable(HalfEvent):
     """A sender that was above a high-water mark is below it again, or reached its end."""
 
 
 @cython.final
 @cython.auto_pickle(False)
-cdef class SenderEnded(Signal):
+cdef class SenderEnded(HalfEvent):
     """A sender reached its final state; ``half.error`` says how, None is success."""

@@ -30,7 +30,7 @@ cdef class ConnectionHeaders:
 cdef class RouteTo:
     cdef readonly uint64_t channel
 
-cdef class Message:
+cdef class MessageFrame:
     cdef readonly uint64_t num
     cdef object _headers          # the tuple, or the bytes until they are asked for
     cdef object _attachments

@@ -12,7 +12,7 @@ __all__ = [
     "ConnectionHeaders",
     "FinishSender",
     "ForgetChannel",
-    "Message",
+    "MessageFrame",
     "MessageHead",
     "RouteTo",
     "SentUnreliable",
@@ -61,7 +61,7 @@ class RouteTo:
     __hash__: ClassVar[None]  # type: ignore[assignment]
 
 @final
-class Message:
+class MessageFrame:
     TAG: ClassVar[int]
     @property
     def num(self) -> int: ...

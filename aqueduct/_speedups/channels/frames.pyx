@@ -27,7 +27,7 @@ __all__ = [
     "ConnectionHeaders",
     "FinishSender",
     "ForgetChannel",
-    "Message",
+    "MessageFrame",
     "MessageHead",
     "RouteTo",
     "SentUnreliable",
@@ -139,7 +139,7 @@ cdef class RouteTo:
 @cython.no_gc
 @cython.freelist(1024)
 @cython.auto_pickle(False)
-cdef class Message:
+cdef class MessageFrame:
     """One message (AQ-16). ``payload`` is bytes, an AlignedBuffer or the buffer of ``admit``;
     ``size`` is its length, ``overhead`` that of headers and attachments on the wire (0 if the
     message did not come from there), in bytes.
@@ -181,10 +181,10 @@ cdef class Message:
         return self._attachments
 
     def __eq__(self, other):
-        cdef Message message
-        if type(other) is not Message:
+        cdef MessageFrame message
+        if type(other) is not MessageFrame:
             return False
-        message = <Message> other
+        message = <MessageFrame> other
         return (
             self.num == message.num
             and self.headers == message.headers
@@ -206,7 +206,9 @@ cdef class Message:
 @cython.no_gc
 @cython.auto_pickle(False)
 cdef class MessageHead:
-    """A MESSAGE whose payload of ``size`` bytes waits for ``Decoder.admit``; else as Message."""
+    """A MESSAGE whose payload of ``size`` bytes waits for ``Decoder.admit``; else as
+    MessageFrame.
+    """
 
     TAG = MESSAGE_HEAD_TAG
 

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
-from aqueduct._speedups.channels.decoder cimport Decoder
+from aqueduct._speedups.channels.decoder cimport FrameDecoder
 from aqueduct._speedups.channels.tracker cimport ReceivedNumbers
 
 cdef enum:
@@ -18,7 +18,7 @@ cdef class Received:
     cdef readonly bint reliable
     cdef public bint dropped
 
-cdef class Run:
+cdef class MessageBatch:
     cdef readonly list messages
     cdef readonly int64_t charge
     cdef readonly int64_t pending
@@ -29,13 +29,13 @@ cdef class Run:
     cdef bint _puts_off           # memory of what is large, behind what is whole
 
     cdef int take(
-        self, Decoder decoder, ReceivedNumbers numbers, Py_ssize_t overhead, int64_t room,
+        self, FrameDecoder decoder, ReceivedNumbers numbers, Py_ssize_t overhead, int64_t room,
         bytes asked
     ) except -1
 
-cdef class Inlet:
-    cdef readonly Decoder decoder
-    cdef readonly Run run         # None: the payload under way lands, and nothing else
+cdef class DirectRead:
+    cdef readonly FrameDecoder decoder
+    cdef readonly MessageBatch run         # None: the payload under way lands, and nothing else
     cdef readonly bint stopped
     cdef readonly uint64_t size   # bytes given since it was opened
     cdef bint large               # the last message that was admitted was
@@ -46,7 +46,7 @@ cdef class Inlet:
     cdef bytes _asked
 
     cpdef object open(self, int64_t room, int64_t pending, bytes asked)
-    cpdef Run close(self)
+    cpdef MessageBatch close(self)
     cdef int take_up(self) except -1
     cdef Py_ssize_t wanted(self) noexcept
     cdef uint8_t *place(self) noexcept

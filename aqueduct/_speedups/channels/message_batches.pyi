@@ -1,6 +1,6 @@
 from typing import Any, TypeAlias, final
 
-from aqueduct._speedups.channels.decoder import Decoder
+from aqueduct._speedups.channels.decoder import FrameDecoder
 from aqueduct._speedups.channels.frames import (
     AckNackUnreliable,
     AckReliable,
@@ -10,7 +10,7 @@ from aqueduct._speedups.channels.frames import (
     ConnectionHeaders,
     FinishSender,
     ForgetChannel,
-    Message,
+    MessageFrame,
     MessageHead,
     RouteTo,
     SentUnreliable,
@@ -18,7 +18,7 @@ from aqueduct._speedups.channels.frames import (
 )
 from aqueduct._speedups.channels.tracker import ReceivedNumbers
 
-__all__ = ["Inlet", "Received", "Run"]
+__all__ = ["DirectRead", "MessageBatch", "Received"]
 
 @final
 class Received:
@@ -48,7 +48,7 @@ class Received:
     ) -> None: ...
     @staticmethod
     def of(
-        message: Message,
+        message: MessageFrame,
         attachments: tuple[tuple[Any, bytes | tuple[tuple[bytes, bytes], ...]], ...],
         charge: int,
         *,
@@ -60,7 +60,7 @@ _Follows: TypeAlias = (
     | AckVersion
     | ConnectionHeaders
     | RouteTo
-    | Message
+    | MessageFrame
     | MessageHead
     | SentUnreliable
     | FinishSender
@@ -73,7 +73,7 @@ _Follows: TypeAlias = (
 )
 
 @final
-class Run:
+class MessageBatch:
     @property
     def messages(self) -> list[Received]: ...
     @property
@@ -88,10 +88,10 @@ class Run:
     def follows(self) -> _Follows: ...
     @property
     def full(self) -> bool: ...
-    def __new__(cls) -> Run: ...
+    def __new__(cls) -> MessageBatch: ...
     def read(
         self,
-        decoder: Decoder,
+        decoder: FrameDecoder,
         numbers: ReceivedNumbers,
         overhead: int,
         room: int,
@@ -100,11 +100,11 @@ class Run:
     ) -> _Follows: ...
 
 @final
-class Inlet:
+class DirectRead:
     @property
-    def decoder(self) -> Decoder: ...
+    def decoder(self) -> FrameDecoder: ...
     @property
-    def run(self) -> Run | None: ...
+    def run(self) -> MessageBatch | None: ...
     @property
     def stopped(self) -> bool: ...
     @property
@@ -112,10 +112,10 @@ class Inlet:
     @property
     def idle(self) -> bool: ...
     def __new__(
-        cls, decoder: Decoder, overhead: int, numbers: ReceivedNumbers, window: int
-    ) -> Inlet: ...
+        cls, decoder: FrameDecoder, overhead: int, numbers: ReceivedNumbers, window: int
+    ) -> DirectRead: ...
     def open(self, room: int, pending: int, asked: bytes | None) -> None: ...
-    def close(self) -> Run | None: ...
+    def close(self) -> MessageBatch | None: ...
     def room(self, most: int) -> memoryview | None: ...
     def landed(self, size: int) -> None: ...
     def feed(self, data: bytes | bytearray | memoryview) -> None: ...

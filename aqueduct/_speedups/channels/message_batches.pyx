@@ -8,13 +8,13 @@ cimport cython
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from aqueduct._speedups.channels.blocks cimport headers_of
-from aqueduct._speedups.channels.decoder cimport AT_PAYLOAD, Decoder
-from aqueduct._speedups.channels.frames cimport Message, MessageHead
+from aqueduct._speedups.channels.decoder cimport AT_PAYLOAD, FrameDecoder
+from aqueduct._speedups.channels.frames cimport MessageFrame, MessageHead
 from aqueduct._speedups.channels.tracker cimport ReceivedNumbers
 
 from aqueduct.errors import LocalProtocolError
 
-__all__ = ["Inlet", "Received", "Run"]
+__all__ = ["DirectRead", "Received", "MessageBatch"]
 
 cdef enum:
     # Fewer bytes are not read straight to their place: a call for them costs more than their copy.
@@ -53,7 +53,7 @@ cdef class Received:
 
     @staticmethod
     def of(
-        Message message not None,
+        MessageFrame message not None,
         tuple attachments not None,
         Py_ssize_t charge,
         *,
@@ -88,7 +88,7 @@ cdef class Received:
 @cython.final
 @cython.freelist(8)
 @cython.auto_pickle(False)
-cdef class Run:
+cdef class MessageBatch:
     """Plain messages in a row: without attachments, and of numbers that are new.
 
     ``messages`` are Received; ``admitted`` counts them, and one whose payload is still landing;
@@ -104,14 +104,15 @@ cdef class Run:
 
     def read(
         self,
-        Decoder decoder not None,
+        FrameDecoder decoder not None,
         ReceivedNumbers numbers not None,
         Py_ssize_t overhead,
         int64_t room,
         int64_t pending=-1,
         bytes asked=None,
     ):
-        """Takes plain messages from ``decoder``; returns ``follows``, as ``Decoder.next`` does.
+        """Takes plain messages from ``decoder``; returns ``follows``, as ``FrameDecoder.next``
+        does.
 
         Each is added to ``numbers`` and charged with its size and ``overhead``. A MessageHead is
         admitted if its message is plain and fits ``room`` with the others, and has no header with
@@ -125,12 +126,12 @@ cdef class Run:
         return self.follows
 
     cdef int take(
-        self, Decoder decoder, ReceivedNumbers numbers, Py_ssize_t overhead, int64_t room,
+        self, FrameDecoder decoder, ReceivedNumbers numbers, Py_ssize_t overhead, int64_t room,
         bytes asked
     ) except -1:
         """As ``read``, which may be gone on with as long as nothing follows and it is not full."""
         cdef object frame
-        cdef Message message
+        cdef MessageFrame message
         cdef MessageHead head
         cdef Received received
         cdef int64_t size
@@ -158,7 +159,7 @@ cdef class Run:
                     try:
                         decoder.prepare(decoder._size, None)
                     except MemoryError:
-                        break  # ``Decoder.admit`` says so again
+                        break  # ``FrameDecoder.admit`` says so again
                 decoder._state = AT_PAYLOAD
                 self.pending = size
                 self.charge += size + overhead
@@ -167,9 +168,9 @@ cdef class Run:
                 if later:
                     return 0
                 continue
-            if type(frame) is not Message:
+            if type(frame) is not MessageFrame:
                 break
-            message = <Message> frame
+            message = <MessageFrame> frame
             if message._attachments or not numbers.take_in(message.num):
                 break
             received = Received.__new__(Received)
@@ -195,7 +196,7 @@ cdef class Run:
 
 @cython.final
 @cython.auto_pickle(False)
-cdef class Inlet:
+cdef class DirectRead:
     """Where a carrier puts the bytes of one stream of the peer without a step of Python for each.
 
     The stream's owner opens it, and takes back what became of them (``close``). Between the two
@@ -207,7 +208,7 @@ cdef class Inlet:
 
     def __cinit__(
         self,
-        Decoder decoder not None,
+        FrameDecoder decoder not None,
         Py_ssize_t overhead,
         ReceivedNumbers numbers not None,
         Py_ssize_t window,
@@ -219,11 +220,11 @@ cdef class Inlet:
         self.stopped = True
 
     cpdef object open(self, int64_t room, int64_t pending, bytes asked):
-        """Takes messages as ``Run.read`` does; with ``room`` below zero none but the payload that
-        is landing."""
+        """Takes messages as ``MessageBatch.read`` does; with ``room`` below zero none but the
+        payload that is landing."""
         self.run = None
         if room >= 0:
-            self.run = Run.__new__(Run)
+            self.run = MessageBatch.__new__(MessageBatch)
             self.run.pending = pending
             self.run._puts_off = True
         self._room = room
@@ -231,9 +232,9 @@ cdef class Inlet:
         self.stopped = False
         self.size = 0
 
-    cpdef Run close(self):
+    cpdef MessageBatch close(self):
         """No more bytes are taken; returns the run, or None if there could be none."""
-        cdef Run run = self.run
+        cdef MessageBatch run = self.run
         self.run = None
         self.stopped = True
         return run
@@ -244,7 +245,7 @@ cdef class Inlet:
 
         Then its owner has nothing to do, and need not be asked to close it.
         """
-        cdef Run run = self.run
+        cdef MessageBatch run = self.run
         return (
             run is not None and run.pending >= 0 and not run.admitted and not self.stopped
             and 0 < self.decoder.missing <= self._window - <Py_ssize_t> self.size
@@ -271,7 +272,7 @@ cdef class Inlet:
 
     cdef int take_up(self) except -1:
         """More is to come by this inlet: what is whole is not taken before that."""
-        cdef Decoder decoder = self.decoder
+        cdef FrameDecoder decoder = self.decoder
         if decoder.missing and decoder.payload is None and not self.stopped:
             try:
                 decoder.take_up()
@@ -281,7 +282,7 @@ cdef class Inlet:
 
     cdef Py_ssize_t wanted(self) noexcept:
         """How many bytes ``place`` has room for; 0 if it is not worth it. Looks at fields alone."""
-        cdef Decoder decoder = self.decoder
+        cdef FrameDecoder decoder = self.decoder
         if (
             self.stopped or decoder._state != AT_PAYLOAD or decoder.payload is None
             or decoder.missing < LANDING_FROM or decoder.left()
@@ -295,7 +296,7 @@ cdef class Inlet:
 
     cdef int fill(self, Py_ssize_t size) except -1:
         """``size`` bytes, no more than are ``wanted``, were written to ``place``."""
-        cdef Decoder decoder = self.decoder
+        cdef FrameDecoder decoder = self.decoder
         decoder._land += size
         decoder.missing -= size
         decoder.skip_outside(<uint64_t> size)
@@ -313,7 +314,7 @@ cdef class Inlet:
         return 0
 
     cdef int _go_on(self) except -1:
-        cdef Run run = self.run
+        cdef MessageBatch run = self.run
         if run is None:
             self.stopped = self.decoder.left() > 0 or self.decoder.missing == 0
             return 0

@@ -2,17 +2,17 @@
 
 from libc.stdint cimport int64_t, uint64_t
 
-from aqueduct._speedups.channels.decoder cimport Decoder
-from aqueduct._speedups.channels.frames cimport Message
-from aqueduct._speedups.channels.receiver cimport Inbox
-from aqueduct._speedups.channels.sender cimport Ledger, Posting
+from aqueduct._speedups.channels.decoder cimport FrameDecoder
+from aqueduct._speedups.channels.frames cimport MessageFrame
+from aqueduct._speedups.channels.receiver cimport ReceiverBase
+from aqueduct._speedups.channels.sender cimport SendQueue, SenderBase
 from aqueduct._speedups.channels.message_batches cimport Received
 
 cdef class Brisk:
     cdef object _shared
     cdef object _registry
-    cdef Ledger _ledger
-    cdef Decoder _decoder
+    cdef SendQueue _ledger
+    cdef FrameDecoder _decoder
     cdef object _forgetting
     cdef dict _live
     cdef dict _early
@@ -37,9 +37,9 @@ cdef class Brisk:
     cdef uint64_t _unacknowledged
     cdef double _ack_delay
 
-    cdef bint _answered(self, Inbox half, uint64_t channel, object data) except -1
-    cdef bint _asks(self, Inbox half, Message frame) except -1
-    cdef bint _taken(self, Posting half, uint64_t channel, object data) except -1
-    cdef Received _received(self, Message frame, tuple attachments)
+    cdef bint _answered(self, ReceiverBase half, uint64_t channel, object data) except -1
+    cdef bint _asks(self, ReceiverBase half, MessageFrame frame) except -1
+    cdef bint _taken(self, SenderBase half, uint64_t channel, object data) except -1
+    cdef Received _received(self, MessageFrame frame, tuple attachments)
     cdef int _remove(self, object half, uint64_t channel) except -1
     cdef int _add(self, dict spaces, uint64_t channel) except -1

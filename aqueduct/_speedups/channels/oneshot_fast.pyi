@@ -4,9 +4,9 @@ from typing import Any
 from typing_extensions import disjoint_base
 
 from aqueduct._speedups.channels.codec import Headers
-from aqueduct._speedups.channels.decoder import Decoder
-from aqueduct._speedups.channels.receiver import Inbox
-from aqueduct._speedups.channels.sender import Posting
+from aqueduct._speedups.channels.decoder import FrameDecoder
+from aqueduct._speedups.channels.receiver import ReceiverBase
+from aqueduct._speedups.channels.sender import SenderBase
 
 __all__ = ["Brisk"]
 
@@ -16,14 +16,14 @@ class Brisk:
         self,
         shared: Any,
         registry: Any,
-        decoder: Decoder,
+        decoder: FrameDecoder,
         *,
         halves: tuple[Callable[..., Any], Callable[..., Any]],
         states: tuple[object, ...],
         small: int,
     ) -> None: ...
-    def ask(self, half: Posting, payload: Any, headers: Headers) -> Any: ...
+    def ask(self, half: SenderBase, payload: Any, headers: Headers) -> Any: ...
     def write_closes(self) -> None: ...
-    def questions(self, half: Inbox, decoder: Decoder, data: Any) -> Any: ...
-    def answer(self, half: Posting, payload: Any, headers: Headers) -> bool: ...
+    def questions(self, half: ReceiverBase, decoder: FrameDecoder, data: Any) -> Any: ...
+    def answer(self, half: SenderBase, payload: Any, headers: Headers) -> bool: ...
     def read(self, data: Any) -> bool: ...

@@ -11,13 +11,13 @@ cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 
-from aqueduct._speedups.channels.decoder cimport AT_TAG, Decoder
+from aqueduct._speedups.channels.decoder cimport AT_TAG, FrameDecoder
 from aqueduct._speedups.channels.encoder cimport message_buffers
-from aqueduct._speedups.channels.frames cimport Message
-from aqueduct._speedups.channels.receiver cimport Inbox
-from aqueduct._speedups.channels.sender cimport Ledger, OutStream, Posting
+from aqueduct._speedups.channels.frames cimport MessageFrame
+from aqueduct._speedups.channels.receiver cimport ReceiverBase
+from aqueduct._speedups.channels.sender cimport SendQueue, SendStream, SenderBase
 from aqueduct._speedups.base.ranges cimport RangeSet
-from aqueduct._speedups.channels.message_batches cimport Received, Run
+from aqueduct._speedups.channels.message_batches cimport Received, MessageBatch
 from aqueduct._speedups.channels.tracker cimport ReceivedNumbers
 
 from aqueduct._speedups.channels.oneshot_frames import encode_alone, encode_taken
@@ -49,7 +49,7 @@ cdef class Brisk:
         self,
         shared,
         registry,
-        Decoder decoder not None,
+        FrameDecoder decoder not None,
         *,
         halves,
         states,
@@ -81,13 +81,13 @@ cdef class Brisk:
 
     # The side that asks
 
-    def ask(self, Posting half not None, payload, tuple headers not None):
+    def ask(self, SenderBase half not None, payload, tuple headers not None):
         """Queues a question on an ORDERED channel; the half where its answer comes.
 
         None, with nothing done, if this is not plain.
         """
-        cdef OutStream stream = half._message_stream
-        cdef Ledger ledger = self._ledger
+        cdef SendStream stream = half._message_stream
+        cdef SendQueue ledger = self._ledger
         cdef uint64_t number = half._numbers._next
         cdef Py_ssize_t size = 0
         cdef uint64_t channel, key
@@ -120,12 +120,12 @@ cdef class Brisk:
         ledger.append(stream, buffers, size)
         return answer
 
-    cdef bint _answered(self, Inbox half, uint64_t channel, object data) except -1:
+    cdef bint _answered(self, ReceiverBase half, uint64_t channel, object data) except -1:
         """The one message of a oneshot channel and its end (AQ-R28), which no stream is made for.
 
         What is behind the message in its sequence does not matter any more (AQ-R24).
         """
-        cdef Message frame
+        cdef MessageFrame frame
         cdef Received received
         cdef object attachments
         cdef double now
@@ -173,8 +173,8 @@ cdef class Brisk:
     def write_closes(self):
         """What patient receivers owe: all that came is acknowledged, and CLOSE_RECEIVER."""
         cdef object shared = self._shared
-        cdef Inbox half
-        cdef OutStream stream
+        cdef ReceiverBase half
+        cdef SendStream stream
         cdef ReceivedNumbers numbers
         cdef uint64_t channel
         cdef list closing = list(shared.closing)
@@ -185,7 +185,7 @@ cdef class Brisk:
             channel = half.channel
             numbers = half.numbers
             if numbers.ranges._covered == 1 and half._control is None:
-                stream = OutStream(None, True)
+                stream = SendStream(None, True)
                 half._control = stream
                 self._ledger._write(stream, [encode_taken(channel)], True)
             else:  # it came as a datagram
@@ -195,13 +195,13 @@ cdef class Brisk:
 
     # The side that answers
 
-    def questions(self, Inbox half not None, Decoder decoder not None, data):
+    def questions(self, ReceiverBase half not None, FrameDecoder decoder not None, data):
         """Takes the questions that ``data`` of a stream holds, if nothing of it waits.
 
         True: they were all. Else what comes next, which the general way goes on with: a frame, or
-        a Run that was read and not taken, or None.
+        a MessageBatch that was read and not taken, or None.
         """
-        cdef Run run
+        cdef MessageBatch run
         cdef int64_t room
         if len(data):
             decoder.push(data)
@@ -210,19 +210,19 @@ cdef class Brisk:
             if room < 0 or half.channel & ONESHOT or half.state is not self._open:
                 return None
             decoder.auto_admit = self._small
-            run = Run.__new__(Run)
+            run = MessageBatch.__new__(MessageBatch)
             try:
                 run.take(decoder, half.numbers, self._overhead, room, None)
             except RemoteProtocolError:
                 return run  # the decoder raises it again
             if run.admitted or run.full:
                 return run
-            if type(run.follows) is not Message or not self._asks(half, run.follows):
+            if type(run.follows) is not MessageFrame or not self._asks(half, run.follows):
                 return run.follows
             if decoder._state == AT_TAG and decoder.left() == 0 and decoder._error is None:
                 return True
 
-    cdef bint _asks(self, Inbox half, Message frame) except -1:
+    cdef bint _asks(self, ReceiverBase half, MessageFrame frame) except -1:
         """Whether it is a question, which then was delivered with where its answer goes."""
         cdef ReceivedNumbers numbers = half.numbers
         cdef Received received
@@ -265,10 +265,10 @@ cdef class Brisk:
             shared.ack_due.append((shared.now + self._ack_delay, half))
         return True
 
-    def answer(self, Posting half not None, payload, headers):
+    def answer(self, SenderBase half not None, payload, headers):
         """Queues the one message of a oneshot channel (AQ-R28); False if this is not plain."""
-        cdef Ledger ledger = self._ledger
-        cdef OutStream stream
+        cdef SendQueue ledger = self._ledger
+        cdef SendStream stream
         cdef Py_ssize_t size
         cdef list buffers
         if (
@@ -281,11 +281,11 @@ cdef class Brisk:
             return False
         half._numbers._next = 1
         half.state = self._all_sent
-        stream = half._message_stream = OutStream(half, False)
+        stream = half._message_stream = SendStream(half, False)
         ledger._write(stream, buffers, True)
         return True
 
-    cdef bint _taken(self, Posting half, uint64_t channel, object data) except -1:
+    cdef bint _taken(self, SenderBase half, uint64_t channel, object data) except -1:
         """ACK_RELIABLE and CLOSE_RECEIVER of a oneshot channel whose message was sent."""
         cdef uint64_t added = 0
         if not (
@@ -320,11 +320,11 @@ cdef class Brisk:
         cdef object half = self._live.get(channel)
         if half is None:
             return False
-        if isinstance(half, Posting):
+        if isinstance(half, SenderBase):
             return self._taken(half, channel, data)
         return self._answered(half, channel, data)
 
-    cdef Received _received(self, Message frame, tuple attachments):
+    cdef Received _received(self, MessageFrame frame, tuple attachments):
         cdef Received received = Received.__new__(Received)
         received.number = frame.num
         received._headers = frame._headers

@@ -2,8 +2,8 @@
 
 from libc.stdint cimport uint8_t
 
-from aqueduct._speedups.channels.decoder cimport Decoder
+from aqueduct._speedups.channels.decoder cimport FrameDecoder
 
 cdef uint8_t *route_store(uint8_t *out, object channel) except NULL
 cdef bint memory_of(object data, const uint8_t **start, const uint8_t **end) noexcept
-cdef int rewind(Decoder decoder) except -1
+cdef int rewind(FrameDecoder decoder) except -1

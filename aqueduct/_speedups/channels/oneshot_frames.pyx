@@ -14,13 +14,13 @@ from cpython.memoryview cimport PyMemoryView_Check, PyMemoryView_GET_BUFFER
 from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
-from aqueduct._speedups.channels.decoder cimport AT_TAG, Decoder
+from aqueduct._speedups.channels.decoder cimport AT_TAG, FrameDecoder
 from aqueduct._speedups.channels.frames cimport (
     ACK_RELIABLE_TAG,
     CLOSE_RECEIVER_TAG,
     FINISH_SENDER_TAG,
     ROUTE_TO_TAG,
-    Message,
+    MessageFrame,
     RouteTo,
 )
 from aqueduct._speedups.base.varint cimport VARINT_MAX, to_number, varint_load, varint_store
@@ -50,8 +50,9 @@ def route_of(data):
     return channel if varint_load(start + 1, end, &channel) > 0 else -1
 
 
-def message_of(Decoder decoder not None, data, Py_ssize_t most):
-    """The Message with which the sequence in ``data`` goes on after ROUTE_TO; None if it does not.
+def message_of(FrameDecoder decoder not None, data, Py_ssize_t most):
+    """The MessageFrame with which the sequence in ``data`` goes on after ROUTE_TO; None if it
+    does not.
 
     ``decoder`` is for nothing else; a payload may have ``most`` bytes. None is what cannot be
     decoded as well: who reads it in the general way finds out why.
@@ -66,7 +67,7 @@ def message_of(Decoder decoder not None, data, Py_ssize_t most):
     except RemoteProtocolError:
         found = None
     rewind(decoder)
-    return found if type(found) is Message else None
+    return found if type(found) is MessageFrame else None
 
 
 def is_taken(data):
@@ -103,7 +104,7 @@ def encode_taken(channel):
     return PyBytes_FromStringAndSize(<char *> out, end - out + TAKEN_SIZE)
 
 
-def drained(Decoder decoder not None):
+def drained(FrameDecoder decoder not None):
     """Whether all that was fed is consumed and ends with a whole frame."""
     return decoder._state == AT_TAG and decoder.left() == 0 and decoder._error is None
 
@@ -132,7 +133,7 @@ cdef bint memory_of(object data, const uint8_t **start, const uint8_t **end) noe
     return True
 
 
-cdef int rewind(Decoder decoder) except -1:
+cdef int rewind(FrameDecoder decoder) except -1:
     """As new: it has read nothing."""
     decoder.drop()
     decoder._before = decoder._fed = 0

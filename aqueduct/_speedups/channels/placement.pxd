@@ -3,13 +3,13 @@
 from libc.stdint cimport uint8_t, uint64_t
 
 from aqueduct._speedups.channels.encoder cimport COALESCE_BELOW
-from aqueduct._speedups.channels.receive_buffer cimport Input
+from aqueduct._speedups.channels.receive_buffer cimport ReceiveBuffer
 
 cdef enum:
     # Payloads below this become bytes; larger ones land in aligned memory.
     SMALL = COALESCE_BELOW
 
-cdef class Landing(Input):
+cdef class PlacementBuffer(ReceiveBuffer):
     cdef object payload          # bytes, an AlignedBuffer or a given buffer; None: no memory yet
     cdef Py_ssize_t missing      # bytes of it that did not land yet
     cdef object _view            # a memoryview of it, once one is needed

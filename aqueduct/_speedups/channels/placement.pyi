@@ -1,10 +1,10 @@
 from typing_extensions import disjoint_base
 
-from aqueduct._speedups.channels.receive_buffer import Input
+from aqueduct._speedups.channels.receive_buffer import ReceiveBuffer
 
-__all__ = ["Landing"]
+__all__ = ["PlacementBuffer"]
 
 @disjoint_base
-class Landing(Input):
+class PlacementBuffer(ReceiveBuffer):
     def reach(self, most: int) -> int: ...
     def take_up(self) -> int: ...

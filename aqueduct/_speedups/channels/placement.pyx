@@ -10,15 +10,15 @@ from cpython.memoryview cimport PyMemoryView_GET_BUFFER
 from libc.stdint cimport uint8_t, uint64_t
 
 from aqueduct._speedups.base.buffers cimport AlignedBuffer, byte_view, copy_bytes, new_aligned
-from aqueduct._speedups.channels.receive_buffer cimport Input
+from aqueduct._speedups.channels.receive_buffer cimport ReceiveBuffer
 
 from aqueduct.errors import LocalProtocolError
 
-__all__ = ["Landing"]
+__all__ = ["PlacementBuffer"]
 
 
 @cython.auto_pickle(False)
-cdef class Landing(Input):
+cdef class PlacementBuffer(ReceiveBuffer):
     """An input with a place for one payload; made by its subclasses alone."""
 
     cpdef uint64_t reach(self, Py_ssize_t most) except? 0:

@@ -9,7 +9,7 @@ cdef enum:
     TINY = 128
     TAIL = 1024
 
-cdef class Input:
+cdef class ReceiveBuffer:
     cdef const uint8_t *_pos      # the next unread byte of the current chunk
     cdef const uint8_t *_end
     cdef const uint8_t *_start

@@ -1,6 +1,6 @@
 from typing_extensions import disjoint_base
 
-__all__ = ["Input"]
+__all__ = ["ReceiveBuffer"]
 
 @disjoint_base
-class Input: ...
+class ReceiveBuffer: ...

@@ -17,13 +17,13 @@ from libc.stdint cimport uint8_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy
 
-__all__ = ["Input"]
+__all__ = ["ReceiveBuffer"]
 
 cdef uint8_t EMPTY = 0
 
 
 @cython.auto_pickle(False)
-cdef class Input:
+cdef class ReceiveBuffer:
     """The base of a decoder; made by its subclasses alone."""
 
     def __cinit__(self):

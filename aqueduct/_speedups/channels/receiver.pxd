@@ -4,10 +4,10 @@ from libc.stdint cimport int64_t, uint64_t
 
 from aqueduct._speedups.base.accounts cimport Account
 from aqueduct._speedups.base.buffers cimport Keeper
-from aqueduct._speedups.channels.message_batches cimport Received, Run
+from aqueduct._speedups.channels.message_batches cimport Received, MessageBatch
 from aqueduct._speedups.channels.tracker cimport ReceivedNumbers
 
-cdef class Budget:
+cdef class ReceiveBudget:
     cdef public int64_t budget_used
     cdef public bint freed
     cdef public int64_t budget
@@ -17,7 +17,7 @@ cdef class Budget:
     cdef public Account process
     cdef public Account shown     # the same, also when the connection is over
     cdef public int64_t process_budget
-    cdef public object place      # an Inbox, or None
+    cdef public object place      # an ReceiverBase, or None
     cdef public object wake       # callable from any thread, or None
 
     cdef bint is_awaited(self) except -1
@@ -26,8 +26,8 @@ cdef class Budget:
     cdef int64_t free_in_process(self) except? -1
     cdef int tell(self) except -1
 
-cdef class Inbox:
-    cdef Budget _budget
+cdef class ReceiverBase:
+    cdef ReceiveBudget _budget
     cdef public object queue      # a deque, or () while there is none
     cdef public int64_t charged
     cdef public object waiting
@@ -63,23 +63,23 @@ cdef class Inbox:
     cdef int64_t _owed
     cdef Py_ssize_t _owed_messages
     cdef int64_t _held_alive
-    cdef Reading _reading
+    cdef DirectReading _reading
 
     cdef int64_t left(self) except? -1
     cdef int count(self, int64_t size) except -1
     cdef Received pop(self)
-    cdef Lease lease_of(self, object payload)
+    cdef MemoryLease lease_of(self, object payload)
     cdef int settle_owed(self) except -1
     cdef int release(self, Py_ssize_t messages) except -1
     cdef int quit_place(self) except -1
 
-cdef class Reading:
+cdef class DirectReading:
     """What the leases of one reader share; ``inbox`` is None once that reader is done."""
 
-    cdef Inbox inbox
+    cdef ReceiverBase inbox
 
-cdef class Lease(Keeper):
-    cdef Reading _reading         # None: it has returned
+cdef class MemoryLease(Keeper):
+    cdef DirectReading _reading         # None: it has returned
     cdef Account _account
     cdef int64_t _charge
     cdef int64_t _size            # of a buffer that is alive; 0: none is watched

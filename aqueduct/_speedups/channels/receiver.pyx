@@ -1,6 +1,6 @@
 """What every message does that is taken: it leaves the queue, and what it was charged returns.
 
-Or the charge stays with the taken message for as long as somebody works on it (``Lease``).
+Or the charge stays with the taken message for as long as somebody works on it (``MemoryLease``).
 
 The bases of what is Python of a connection and its channels, so that compiled modules need no
 step of Python to take the next message.
@@ -11,12 +11,12 @@ from libc.stdint cimport int64_t
 
 from aqueduct._speedups.base.accounts cimport Account
 from aqueduct._speedups.base.buffers cimport AlignedBuffer, Keeper
-from aqueduct._speedups.channels.message_batches cimport Received, Run
+from aqueduct._speedups.channels.message_batches cimport Received, MessageBatch
 
 from collections import OrderedDict, deque
 from types import MappingProxyType
 
-__all__ = ["EMPTY", "Budget", "Inbox", "Lease"]
+__all__ = ["EMPTY", "ReceiveBudget", "ReceiverBase", "MemoryLease"]
 
 cdef int64_t UNLIMITED = <int64_t> 1 << 62
 
@@ -32,7 +32,7 @@ EMPTY = MappingProxyType({})
 
 @cython.no_gc_clear  # its end needs the account
 @cython.auto_pickle(False)
-cdef class Budget:
+cdef class ReceiveBudget:
     """What a connection's receivers share: the bytes they hold, and who waits for them.
 
     ``budget_used`` counts bytes admitted and not yet given back by the application, and read-ahead
@@ -76,7 +76,7 @@ cdef class Budget:
         cdef Account process = self.process
         cdef Account own
         if self.place is not None:
-            (<Inbox?> self.place).quit_place()
+            (<ReceiverBase?> self.place).quit_place()
         process.waiting.pop(self, None)
         own = Account()
         own.used = self.budget_used
@@ -116,7 +116,7 @@ cdef class Budget:
 
 
 @cython.auto_pickle(False)
-cdef class Inbox:
+cdef class ReceiverBase:
     """The messages of one channel that wait to be taken.
 
     ``queue`` is a deque of Received, or an empty tuple; ``charged`` the bytes admitted here and
@@ -133,7 +133,7 @@ cdef class Inbox:
     so it costs nothing to begin with.
     """
 
-    def __cinit__(self, Budget budget not None, *arguments, **options):
+    def __cinit__(self, ReceiveBudget budget not None, *arguments, **options):
         self._budget = budget
         self.queue = self._unreliable_queue = self.evicted = ()
         self.waiting = self.streams = EMPTY
@@ -151,12 +151,12 @@ cdef class Inbox:
 
     cdef int64_t left(self) except? -1:
         """See ``room``."""
-        cdef Budget budget = self._budget
+        cdef ReceiveBudget budget = self._budget
         if self.waiting or (self.placement is not None and self.placement_key is None):
             return -1  # or they would pass by what waits for ever
         return min(budget.channel_budget - self.charged, budget.free())
 
-    def add(self, Run run not None):
+    def add(self, MessageBatch run not None):
         """Queues and charges what was read; whether there was nothing to take before."""
         cdef bint first = not self.queue
         self._outstanding += run.admitted
@@ -181,7 +181,7 @@ cdef class Inbox:
 
     cdef int count(self, int64_t size) except -1:
         """Charges ``size`` bytes, here and in the budget; below zero: they return."""
-        cdef Budget budget = self._budget
+        cdef ReceiveBudget budget = self._budget
         self.charged += size
         budget.spend(size)
         if size < 0 and self.waiting:
@@ -202,7 +202,7 @@ cdef class Inbox:
 
         False, and nothing is changed, if such a place is another's.
         """
-        cdef Budget budget = self._budget
+        cdef ReceiveBudget budget = self._budget
         cdef Account process = budget.process
         cdef bint here = budget.budget_used + size > budget.budget
         cdef bint everywhere = size > budget.free_in_process()
@@ -249,12 +249,12 @@ cdef class Inbox:
         """
         return self.lease_of(payload)
 
-    cdef Lease lease_of(self, object payload):
-        cdef Lease lease = Lease.__new__(Lease)
+    cdef MemoryLease lease_of(self, object payload):
+        cdef MemoryLease lease = MemoryLease.__new__(MemoryLease)
         cdef Account account = self._budget.shown
         cdef AlignedBuffer buffer
         if self._reading is None:
-            self._reading = Reading.__new__(Reading)
+            self._reading = DirectReading.__new__(DirectReading)
             self._reading.inbox = self
         lease._reading = self._reading
         lease._account = account
@@ -320,7 +320,7 @@ cdef class Inbox:
         If that reader holds the batch above the budget, it gives it back only after this message.
         So the place becomes free.
         """
-        cdef Budget budget = self._budget
+        cdef ReceiveBudget budget = self._budget
         cdef object place
         self.wanted = wanted
         if not wanted:
@@ -328,10 +328,10 @@ cdef class Inbox:
         self.reader = reader
         for place in (budget.place, budget.process.place):
             if (
-                place is not None and place is not self and not (<Inbox?> place).wanted
-                and (<Inbox> place).told and (<Inbox> place).reader == reader
+                place is not None and place is not self and not (<ReceiverBase?> place).wanted
+                and (<ReceiverBase> place).told and (<ReceiverBase> place).reader == reader
             ):
-                (<Inbox> place).quit_place()
+                (<ReceiverBase> place).quit_place()
         if self.waiting:
             budget.relieved[self] = None
             budget.tell()
@@ -347,7 +347,7 @@ cdef class Inbox:
         budget, until it has not given back for ``Timing.stall_deadline``; so does one that is above
         the budget of the process.
         """
-        cdef Budget budget = self._budget
+        cdef ReceiveBudget budget = self._budget
         if budget.place is not self or self.pledged or self._owed or not self.held:
             return
         if self.held <= budget.budget // PASSED_ON_SHARE:
@@ -356,7 +356,7 @@ cdef class Inbox:
             budget.tell()
 
     cdef int quit_place(self) except -1:
-        cdef Budget budget = self._budget
+        cdef ReceiveBudget budget = self._budget
         cdef Account process = budget.process
         if budget.place is self:
             budget.place = None
@@ -371,15 +371,15 @@ cdef class Inbox:
 
 @cython.final
 @cython.auto_pickle(False)
-cdef class Reading:
+cdef class DirectReading:
     pass
 
 
 @cython.final
 @cython.no_gc  # no way leads back to it from what it refers to, once its reader is done
 @cython.auto_pickle(False)
-cdef class Lease(Keeper):
-    """The charge of a batch that somebody works on; made by ``Inbox.lease``.
+cdef class MemoryLease(Keeper):
+    """The charge of a batch that somebody works on; made by ``ReceiverBase.lease``.
 
     It returns by ``give_back``, in any thread, or once neither the lease nor the buffer exists.
     """
@@ -394,9 +394,9 @@ cdef class Lease(Keeper):
 
     cpdef object give_back(self):
         """The batch is worked on no more; without effect the second time."""
-        cdef Reading reading = self._reading
-        cdef Inbox inbox
-        cdef Budget budget
+        cdef DirectReading reading = self._reading
+        cdef ReceiverBase inbox
+        cdef ReceiveBudget budget
         if reading is None:
             return
         self._reading = None
@@ -425,7 +425,7 @@ cdef class Lease(Keeper):
             self._change(size)
 
     cdef int _change(self, int64_t by) except -1:
-        cdef Inbox inbox = self._reading.inbox
+        cdef ReceiverBase inbox = self._reading.inbox
         self._charge += by
         inbox.held += by
         inbox._budget.spend(by)
@@ -433,7 +433,7 @@ cdef class Lease(Keeper):
 
     cdef int freed(self) except -1:
         cdef int64_t size = self._size
-        cdef Inbox inbox
+        cdef ReceiverBase inbox
         if self._unpacked and self._reading is not None and self._reading.inbox is not None:
             inbox = self._reading.inbox
             inbox._held_alive -= size

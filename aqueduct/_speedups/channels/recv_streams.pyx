@@ -1,20 +1,20 @@
 """What every message does that comes on a stream of the peer: it lands, counts, and brings credit.
 
 It is for messages that need no look at each; all else is ``aqueduct.protocol.channels``', whose
-``Incoming`` builds on it. A large batch has its caches emptied by its own bytes, so each of these
-steps would cost several times what a step of Python costs elsewhere.
+``RecvStreams`` builds on it. A large batch has its caches emptied by its own bytes, so each of
+these steps would cost several times what a step of Python costs elsewhere.
 """
 
 cimport cython
 from libc.stdint cimport int64_t
 
-from aqueduct._speedups.channels.decoder cimport Decoder
-from aqueduct._speedups.channels.receiver cimport Inbox
-from aqueduct._speedups.channels.message_batches cimport Inlet, Run
+from aqueduct._speedups.channels.decoder cimport FrameDecoder
+from aqueduct._speedups.channels.receiver cimport ReceiverBase
+from aqueduct._speedups.channels.message_batches cimport DirectRead, MessageBatch
 
 from aqueduct._speedups.channels.events import Readable
 
-__all__ = ["InStream", "Streams"]
+__all__ = ["RecvStream", "RecvStreamsBase"]
 
 cdef enum:
     # Fewer bytes are not read straight to their place: a call for them costs more than their copy.
@@ -27,7 +27,7 @@ cdef enum:
 
 @cython.final
 @cython.auto_pickle(False)
-cdef class InStream:
+cdef class RecvStream:
     """One stream of the peer.
 
     ``handlers``: what each frame does, by tag; they change with FINISH_SENDER (AQ-R18). ``half``:
@@ -40,7 +40,7 @@ cdef class InStream:
     payload bytes of the admitted message that is still landing; -1: none.
     """
 
-    def __init__(self, int64_t number, int64_t limit, handlers, Decoder decoder not None):
+    def __init__(self, int64_t number, int64_t limit, handlers, FrameDecoder decoder not None):
         self.number = number
         self.limit = limit
         self.handlers = handlers
@@ -54,14 +54,14 @@ cdef class InStream:
 
 
 @cython.auto_pickle(False)
-cdef class Streams:
+cdef class RecvStreamsBase:
     """All of the peer's streams, by number: messages that come plainly, and credit.
 
     ``plain``: the ``handlers`` of a stream on which more messages may come. What a block of headers
     gathers is weighed by ``_weigh(stream, size)``, of who builds on this.
     """
 
-    def __init__(self, Budget shared not None, *, open, int64_t small):
+    def __init__(self, ReceiveBudget shared not None, *, open, int64_t small):
         """``open``: the state of a half that takes messages; those up to ``small`` bytes are
         admitted without asking."""
         cdef object flow = shared.config.flow
@@ -85,16 +85,16 @@ cdef class Streams:
 
         None: its bytes are to be fed to whoever reads it.
         """
-        cdef InStream stream = self.streams.get(number)
-        cdef Inlet inlet
-        cdef Inbox half
+        cdef RecvStream stream = self.streams.get(number)
+        cdef DirectRead inlet
+        cdef ReceiverBase half
         cdef int64_t room
         if (
             stream is None or stream.ignoring or stream.head is not None or not stream.begun
-            or not isinstance(stream.half, Inbox) or stream.decoder.take_up()
+            or not isinstance(stream.half, ReceiverBase) or stream.decoder.take_up()
         ):
             return None
-        half = <Inbox> stream.half
+        half = <ReceiverBase> stream.half
         room = self._room(half)
         if room < 0 or stream.handlers is not self.plain:
             room = -1
@@ -102,7 +102,7 @@ cdef class Streams:
                 return None
         inlet = stream._inlet
         if inlet is None:
-            inlet = stream._inlet = Inlet(
+            inlet = stream._inlet = DirectRead(
                 stream.decoder, self._overhead, half.numbers, self._admitted
             )
         if room >= 0:
@@ -115,12 +115,12 @@ cdef class Streams:
 
         None: that is all. Otherwise (stream, what follows), which is to be read in the general way.
         """
-        cdef InStream stream = self.streams[number]
+        cdef RecvStream stream = self.streams[number]
         cdef bint stopped = stream._inlet.stopped
         cdef object follows = None
-        cdef Run run = stream._inlet.close()
+        cdef MessageBatch run = stream._inlet.close()
         if run is not None:
-            self.take_run(stream, <Inbox?> stream.half, run)
+            self.take_run(stream, <ReceiverBase?> stream.half, run)
             follows = run.follows
         if stopped:
             return stream, follows
@@ -129,16 +129,16 @@ cdef class Streams:
         self.credit(stream)
         return None
 
-    def read_plain(self, InStream stream not None, Inbox half not None):
+    def read_plain(self, RecvStream stream not None, ReceiverBase half not None):
         """Takes the plain messages that come next in a stream, while there is room for many.
 
         Returns the run. None: there is no such room, or each message needs a look.
         """
         cdef int64_t room = self._room(half)
-        cdef Run run
+        cdef MessageBatch run
         if room < 0:
             return None
-        run = Run.__new__(Run)
+        run = MessageBatch.__new__(MessageBatch)
         run.pending = stream.partial
         stream.decoder.auto_admit = self._small if half.placement is None else -1
         try:
@@ -147,7 +147,7 @@ cdef class Streams:
             self.take_run(stream, half, run)
         return run
 
-    cpdef object take_run(self, InStream stream, Inbox half, Run run):
+    cpdef object take_run(self, RecvStream stream, ReceiverBase half, MessageBatch run):
         """Plain messages were read: they are charged, queued and soon acknowledged.
 
         Large ones earn their stream read-ahead.
@@ -160,17 +160,17 @@ cdef class Streams:
         if run.largest >= READ_AHEAD_FROM:
             self.grant_read_ahead(stream, run.largest)
 
-    cpdef object charge_small(self, InStream stream):
+    cpdef object charge_small(self, RecvStream stream):
         """Part of a message that was admitted without asking has come: others are to count it.
 
         Its size is not known here; it is put right when the message is whole.
         """
-        cdef Inbox half = <Inbox?> stream.half
+        cdef ReceiverBase half = <ReceiverBase?> stream.half
         half.count(self._small + self._overhead)
         half._outstanding += 1
         stream.partial = self._small
 
-    cdef int64_t _room(self, Inbox half) except? -1:
+    cdef int64_t _room(self, ReceiverBase half) except? -1:
         """Bytes of messages that need no look at each; below zero: each needs one.
 
         Of an open channel none can be the last, or one too many.
@@ -181,7 +181,7 @@ cdef class Streams:
 
     # Credit
 
-    cpdef object credit(self, InStream stream):
+    cpdef object credit(self, RecvStream stream):
         """Lets the peer send what the stream should have now."""
         cdef int64_t reach, due
         if stream.fin:
@@ -199,7 +199,7 @@ cdef class Streams:
             stream.limit = reach + stream.granted
             self._effects.append((CREDIT, stream.number, stream.limit))
 
-    cpdef object grant_read_ahead(self, InStream stream, int64_t size):
+    cpdef object grant_read_ahead(self, RecvStream stream, int64_t size):
         """Lets a stream of large messages send the next one while this one is worked on.
 
         Without it each message would wait a round trip for its credit. What is granted is
@@ -207,7 +207,7 @@ cdef class Streams:
         """
         cdef int64_t both = self._read_ahead_both
         cdef int64_t wanted = both if size > both >> 1 else 2 * size  # whatever was declared
-        cdef Budget budget = self._budget
+        cdef ReceiveBudget budget = self._budget
         if (
             size >= READ_AHEAD_FROM
             and wanted > stream.granted
@@ -217,7 +217,7 @@ cdef class Streams:
             budget.spend(wanted - stream.granted)
             stream.granted = wanted
 
-    cdef int _run(self, InStream stream, int64_t taken, int64_t ahead) except -1:
+    cdef int _run(self, RecvStream stream, int64_t taken, int64_t ahead) except -1:
         """Doubles the read-ahead of a stream that uses it: several messages are under way then.
 
         Up to a quarter of the budget goes this way, so that others can still begin theirs. While
@@ -229,7 +229,7 @@ cdef class Streams:
         cdef int64_t limit = self._read_ahead_both if both else self._read_ahead
         cdef int64_t more = min(stream.granted, limit - stream.granted)
         self._sent = sent
-        cdef Budget budget = self._budget
+        cdef ReceiveBudget budget = self._budget
         if more < 0:  # what the peer may send already is not taken back
             more = max(limit, ahead) - stream.granted
         elif (

@@ -5,7 +5,7 @@ from libc.stdint cimport int64_t, uint64_t
 from aqueduct._speedups.base.accounts cimport Account
 from aqueduct._speedups.channels.tracker cimport SentNumbers, UnreliableSent
 
-cdef class OutStream:
+cdef class SendStream:
     cdef public object half
     cdef readonly bint control
     cdef public Py_ssize_t number
@@ -16,7 +16,7 @@ cdef class OutStream:
     cdef public object guard
     cdef public object speaker
 
-cdef class Ledger:
+cdef class SendQueue:
     cdef readonly dict _open
     cdef readonly list _effects
     cdef readonly bint _debug
@@ -42,20 +42,20 @@ cdef class Ledger:
     cdef public bint connected
     cdef public bint version_acknowledged
 
-    cdef int _write(self, OutStream stream, list buffers, bint fin) except -1
-    cpdef int append(self, OutStream stream, list buffers, Py_ssize_t size) except -1
-    cpdef bint _may_open(self, OutStream stream) except -1
-    cpdef bint _begin(self, OutStream stream) except -1
-    cdef int _emit(self, OutStream stream, list buffers, bint fin) except -1
-    cpdef int _charge(self, OutStream stream, Py_ssize_t size) except -1
-    cpdef int _release(self, OutStream stream, Py_ssize_t size) except -1
-    cdef int _retain(self, Posting half, Py_ssize_t size) except -1
+    cdef int _write(self, SendStream stream, list buffers, bint fin) except -1
+    cpdef int append(self, SendStream stream, list buffers, Py_ssize_t size) except -1
+    cpdef bint _may_open(self, SendStream stream) except -1
+    cpdef bint _begin(self, SendStream stream) except -1
+    cdef int _emit(self, SendStream stream, list buffers, bint fin) except -1
+    cpdef int _charge(self, SendStream stream, Py_ssize_t size) except -1
+    cpdef int _release(self, SendStream stream, Py_ssize_t size) except -1
+    cdef int _retain(self, SenderBase half, Py_ssize_t size) except -1
 
-cdef class Posting:
-    cdef public Ledger _ledger
+cdef class SenderBase:
+    cdef public SendQueue _ledger
     cdef public SentNumbers _numbers
     cdef public UnreliableSent _unreliable
-    cdef public OutStream _message_stream
+    cdef public SendStream _message_stream
     cdef public object error
     cdef public Py_ssize_t queued
     cdef public object state
@@ -68,7 +68,7 @@ cdef class Posting:
     cdef public object links
     cdef public object unreliable_links
     cdef public object acked_links
-    cdef public OutStream _control
+    cdef public SendStream _control
     cdef public object _unordered_open
     cdef public object _unordered_waiting
     cdef public bint _finish_waits

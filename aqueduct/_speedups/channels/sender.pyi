@@ -7,10 +7,10 @@ from typing_extensions import disjoint_base
 from aqueduct._speedups.base.accounts import Account
 from aqueduct._speedups.channels.tracker import SentNumbers, UnreliableSent
 
-__all__ = ["Ledger", "OutStream", "Posting"]
+__all__ = ["SendQueue", "SendStream", "SenderBase"]
 
 @final
-class OutStream:
+class SendStream:
     half: Any
     @property
     def control(self) -> bool: ...
@@ -26,13 +26,13 @@ class OutStream:
     def unopened(self) -> bool: ...
 
 @disjoint_base
-class Ledger:
-    _open: dict[int, OutStream]
+class SendQueue:
+    _open: dict[int, SendStream]
     _effects: list[Any]
     _debug: bool
     _control_queued: int
-    _control_waiting: OrderedDict[OutStream, None]
-    _message_waiting: OrderedDict[OutStream, None]
+    _control_waiting: OrderedDict[SendStream, None]
+    _message_waiting: OrderedDict[SendStream, None]
     _openable: int
     _most_openable: int
     _opened_since: int
@@ -52,20 +52,20 @@ class Ledger:
         self, effects_out: list[Any], flow: Any, limits: Any, sending: object, debug: bool
     ) -> None: ...
     def effects_taken(self) -> None: ...
-    def write(self, stream: OutStream, buffers: list[Any], fin: bool = False) -> None: ...
-    def append(self, stream: OutStream, buffers: list[Any], size: int) -> int: ...
+    def write(self, stream: SendStream, buffers: list[Any], fin: bool = False) -> None: ...
+    def append(self, stream: SendStream, buffers: list[Any], size: int) -> int: ...
     def written(self, number: int, size: int) -> Any: ...
-    def _may_open(self, stream: OutStream) -> bool: ...
-    def _begin(self, stream: OutStream) -> bool: ...
-    def _charge(self, stream: OutStream, size: int) -> int: ...
-    def _release(self, stream: OutStream, size: int) -> int: ...
+    def _may_open(self, stream: SendStream) -> bool: ...
+    def _begin(self, stream: SendStream) -> bool: ...
+    def _charge(self, stream: SendStream, size: int) -> int: ...
+    def _release(self, stream: SendStream, size: int) -> int: ...
 
 @disjoint_base
-class Posting:
-    _ledger: Ledger
+class SenderBase:
+    _ledger: SendQueue
     _numbers: SentNumbers
     _unreliable: UnreliableSent | None
-    _message_stream: OutStream | None
+    _message_stream: SendStream | None
     state: Any
     error: Exception | None
     queued: int
@@ -78,9 +78,9 @@ class Posting:
     links: dict[int, tuple[int, ...]]
     unreliable_links: dict[int, tuple[int, ...]]
     acked_links: list[int]
-    _control: OutStream | None
-    _unordered_open: dict[OutStream, None]
-    _unordered_waiting: deque[OutStream]
+    _control: SendStream | None
+    _unordered_open: dict[SendStream, None]
+    _unordered_waiting: deque[SendStream]
     _finish_waits: bool
     @property
     def writable(self) -> bool: ...

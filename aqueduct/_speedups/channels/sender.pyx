@@ -17,7 +17,7 @@ from aqueduct._speedups.base.buffers import size_of
 from aqueduct._speedups.channels.encoder import VERSION
 from aqueduct._speedups.channels.receiver import EMPTY
 
-__all__ = ["Ledger", "OutStream", "Posting"]
+__all__ = ["SendQueue", "SendStream", "SenderBase"]
 
 cdef uint64_t HIGHEST = 0xFFFFFFFFFFFFFFFF
 
@@ -32,7 +32,7 @@ cdef enum:
 @cython.final
 @cython.freelist(64)
 @cython.auto_pickle(False)
-cdef class OutStream:
+cdef class SendStream:
     """One of my streams, opened or waiting for its turn.
 
     ``half`` is the sender half that pays for its bytes; None for acks, closes and the prelude
@@ -56,7 +56,7 @@ cdef class OutStream:
 
 @cython.no_gc_clear  # its end needs the account
 @cython.auto_pickle(False)
-cdef class Ledger:
+cdef class SendQueue:
     """Bytes that were written and have not left; the base of what has all streams of one side.
 
     ``queued`` counts them, and ``process`` those of all connections, which may be
@@ -92,7 +92,7 @@ cdef class Ledger:
         Raises LocalProtocolError in debug when a buffer changed meanwhile.
         """
         cdef object found = self._open.get(number)
-        cdef OutStream stream
+        cdef SendStream stream
         cdef object half
         if found is None:
             return None
@@ -122,11 +122,11 @@ cdef class Ledger:
         """
         return self._control_queued + STALLED_STREAM * <Py_ssize_t> len(self._control_waiting)
 
-    def write(self, OutStream stream not None, list buffers not None, bint fin=False):
+    def write(self, SendStream stream not None, list buffers not None, bint fin=False):
         """Queues buffers; opens the stream if there is one to be had."""
         self._write(stream, buffers, fin)
 
-    cdef int _write(self, OutStream stream, list buffers, bint fin) except -1:
+    cdef int _write(self, SendStream stream, list buffers, bint fin) except -1:
         cdef Py_ssize_t size
         if stream.dead:
             return 0
@@ -148,7 +148,7 @@ cdef class Ledger:
             self._guard(stream, buffers)
         return self._emit(stream, buffers, fin)
 
-    cpdef int append(self, OutStream stream, list buffers, Py_ssize_t size) except -1:
+    cpdef int append(self, SendStream stream, list buffers, Py_ssize_t size) except -1:
         """``write`` without ceremony: one more message of ``size`` bytes on a stream."""
         if stream.number < 0 or stream.dead or self._debug:
             self.write(stream, buffers)
@@ -156,7 +156,7 @@ cdef class Ledger:
         self._charge(stream, size)
         return self._emit(stream, buffers, False)
 
-    cpdef bint _may_open(self, OutStream stream) except -1:
+    cpdef bint _may_open(self, SendStream stream) except -1:
         cdef object waiting = self._control_waiting
         cdef Py_ssize_t reserved
         if not self.connected or self._openable <= 0:
@@ -168,7 +168,7 @@ cdef class Ledger:
             waiting = self._message_waiting
         return not waiting or stream is next(iter(waiting))
 
-    cpdef bint _begin(self, OutStream stream) except -1:
+    cpdef bint _begin(self, SendStream stream) except -1:
         """Opens the stream. Returns whether VERSION leads (AQ-26, AQ-R6)."""
         stream.number = self._next
         self._next += 1
@@ -177,7 +177,7 @@ cdef class Ledger:
         self._open[stream.number] = stream
         return not self.version_acknowledged
 
-    cdef int _emit(self, OutStream stream, list buffers, bint fin) except -1:
+    cdef int _emit(self, SendStream stream, list buffers, bint fin) except -1:
         """One WRITE for what goes to a stream at once: each costs a call of the carrier."""
         cdef list effects = self._effects
         cdef Py_ssize_t count = len(effects)
@@ -192,18 +192,18 @@ cdef class Ledger:
         effects.append((WRITE, stream.number, buffers, bool(fin)))
         return 0
 
-    cpdef int _charge(self, OutStream stream, Py_ssize_t size) except -1:
+    cpdef int _charge(self, SendStream stream, Py_ssize_t size) except -1:
         stream.queued += size
         self.queued += size
         self.process.used += size
         self.charged += <uint64_t> size
         if stream.half is not None:
-            (<Posting?> stream.half).queued += size
+            (<SenderBase?> stream.half).queued += size
         else:
             self._control_queued += size
         return 0
 
-    cpdef int _release(self, OutStream stream, Py_ssize_t size) except -1:
+    cpdef int _release(self, SendStream stream, Py_ssize_t size) except -1:
         if size > stream.queued:
             size = stream.queued
         if self.queued >= self._mark > self.queued - size:
@@ -211,21 +211,21 @@ cdef class Ledger:
         stream.queued -= size
         self.queued -= size
         if stream.half is not None:
-            (<Posting?> stream.half).queued -= size
-            if (<Posting> stream.half)._ends is not None:
-                self._retain(<Posting> stream.half, size)
+            (<SenderBase?> stream.half).queued -= size
+            if (<SenderBase> stream.half)._ends is not None:
+                self._retain(<SenderBase> stream.half, size)
             else:
                 self.process.used -= size
         else:
             self._control_queued -= size
             self.process.used -= size
         if (self.process.waiting or self.process.pulling) and (
-            stream.half is None or (<Posting> stream.half).queued == 0
+            stream.half is None or (<SenderBase> stream.half).queued == 0
         ):
             self.process.notify()  # what a channel had is gone
         return 0
 
-    cdef int _retain(self, Posting half, Py_ssize_t size) except -1:
+    cdef int _retain(self, SenderBase half, Py_ssize_t size) except -1:
         """A large batch keeps its memory until all of it has left: so long it counts."""
         cdef int64_t reached
         half._left += size
@@ -243,7 +243,7 @@ cdef class Ledger:
 
 
 @cython.auto_pickle(False)
-cdef class Posting:
+cdef class SenderBase:
     """Who sends rows of messages: the base of the sender half.
 
     ``state`` is of the tables of a channel's life; ``error``: how it ended, None while it lives and
@@ -271,10 +271,10 @@ cdef class Posting:
         return self.room()
 
     cdef bint room(self) except -1:
-        cdef Ledger ledger = self._ledger
+        cdef SendQueue ledger = self._ledger
         cdef uint64_t unsettled
         if ledger is None:
-            raise TypeError("a Posting without a Ledger has no room")
+            raise TypeError("a SenderBase without a SendQueue has no room")
         unsettled = self._numbers._next - self._numbers._acked._covered
         if self._unreliable is not None:
             unsettled += self._unreliable._next - self._unreliable._settled
@@ -303,7 +303,7 @@ cdef class Posting:
 
         Raises as ``check_sendable`` and ``send`` do.
         """
-        cdef OutStream stream = self._message_stream
+        cdef SendStream stream = self._message_stream
         cdef Py_ssize_t size = 0
         cdef list buffers
         cdef uint64_t number

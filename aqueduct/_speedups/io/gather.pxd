@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uint8_t, uint64_t
 
-from aqueduct._speedups.base.buffers cimport Scatter
+from aqueduct._speedups.base.buffers cimport GatherList
 from aqueduct._speedups.io.shared_ring cimport Rings
 
 cdef extern from "<sys/uio.h>" nogil:
@@ -19,11 +19,11 @@ cdef struct Part:
     Py_ssize_t place        # there
     Py_ssize_t size
 
-cdef class Outlet:
+cdef class IovecWriter:
     cdef Part *_parts
     cdef Py_ssize_t _count
     cdef Py_ssize_t _room
-    cdef list _owners           # of each part: as in a Scatter; None of the arena
+    cdef list _owners           # of each part: as in a GatherList; None of the arena
     cdef uint8_t *_arena        # short buffers
     cdef Py_ssize_t _filled
     cdef Py_ssize_t _arena_room
@@ -37,7 +37,7 @@ cdef class Outlet:
 
     cdef int put(self, object owner, const uint8_t *start, Py_ssize_t size) except -1
     cdef int put_head(self, const uint8_t *start, Py_ssize_t size) except -1
-    cdef int put_run(self, Scatter scatter, Py_ssize_t size) except -1
+    cdef int put_run(self, GatherList scatter, Py_ssize_t size) except -1
     cdef int _grow(self, Py_ssize_t size) except -1
     cdef int _begin(self) except -1
     cdef Py_ssize_t give(self, int fd, const iovec *behind, int more) except -2

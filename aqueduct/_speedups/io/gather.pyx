@@ -14,7 +14,8 @@ from libc.stdint cimport uint8_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memset
 
-from aqueduct._speedups.base.buffers cimport Piece, Scatter, byte_view, count_copied, memory_of
+from aqueduct._speedups.base.buffers cimport BufferSlice, GatherList
+from aqueduct._speedups.base.buffers cimport byte_view, count_copied, memory_of
 from aqueduct._speedups.io.shared_ring cimport Rings, send_byte
 
 
@@ -24,7 +25,7 @@ cdef extern from "<sys/socket.h>" nogil:
         size_t msg_iovlen
     Py_ssize_t sendmsg(int fd, const msghdr *message, int flags)
 
-__all__ = ["Outlet"]
+__all__ = ["IovecWriter"]
 
 cdef enum:
     # Parts that one call of the kernel gets; every system takes so many.
@@ -35,7 +36,7 @@ cdef enum:
 
 @cython.final
 @cython.auto_pickle(False)
-cdef class Outlet:
+cdef class IovecWriter:
     """Bytes on their way to the kernel: small buffers are joined, large ones stay as they are.
 
     ``size`` counts what was added since all of it had left, ``left`` what has not left yet.
@@ -54,7 +55,7 @@ cdef class Outlet:
         """Appends a contiguous buffer."""
         cdef Py_ssize_t size = 0
         cdef const uint8_t *start
-        if not PyBytes_CheckExact(buffer) and type(buffer) is not Piece:
+        if not PyBytes_CheckExact(buffer) and type(buffer) is not BufferSlice:
             buffer = byte_view(buffer)
         start = memory_of(buffer, &size)
         self.put(buffer, start, size)
@@ -81,7 +82,7 @@ cdef class Outlet:
                     )
                 )
             elif not offset and part.size == len(owner):
-                found.append(memoryview(owner) if type(owner) is Piece else owner)
+                found.append(memoryview(owner) if type(owner) is BufferSlice else owner)
             else:
                 offset += part.start - memory_of(owner, &whole)
                 found.append(memoryview(owner)[offset:offset + part.size])
@@ -153,7 +154,7 @@ cdef class Outlet:
         self.left += size
         return 0
 
-    cdef int put_run(self, Scatter scatter, Py_ssize_t size) except -1:
+    cdef int put_run(self, GatherList scatter, Py_ssize_t size) except -1:
         """Appends the first ``size`` bytes that wait in ``scatter``, which has them."""
         cdef Py_ssize_t length = 0, part
         cdef const uint8_t *start

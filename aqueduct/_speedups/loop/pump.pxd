@@ -1,6 +1,6 @@
 """Between a carrier and a connection core."""
 
-from aqueduct._speedups.channels.sender cimport Ledger
+from aqueduct._speedups.channels.sender cimport SendQueue
 from aqueduct._speedups.loop.waiter cimport Waiter
 
 cdef class Pump:
@@ -17,7 +17,7 @@ cdef class Pump:
     cdef object _time
     cdef list _events           # of the core: always the same list
     cdef list _effects          # likewise
-    cdef Ledger _ledger         # its ``outgoing``
+    cdef SendQueue _ledger         # its ``outgoing``
     cdef object _incoming       # its ``incoming``
     cdef object _extra_streams
     cdef double _rtt

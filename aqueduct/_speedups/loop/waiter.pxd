@@ -1,6 +1,6 @@
 """What tasks wait for."""
 
-cdef class Waiting
+cdef class WaiterSlot
 
 cpdef bint nests(loop) except -1
 
@@ -11,10 +11,10 @@ cdef class Waiter:
     cdef readonly object _callback  # what steps the task; None: it does not wait
     cdef object _context
     cdef object _cancelled
-    cdef Waiting _among         # of those that wait for the same; None: it is alone
+    cdef WaiterSlot _among         # of those that wait for the same; None: it is alone
 
     cdef int _call_soon(self) except -1
 
-cdef class Waiting:
+cdef class WaiterSlot:
     cdef readonly list waiters
     cdef public object loop

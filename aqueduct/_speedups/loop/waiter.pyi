@@ -5,7 +5,7 @@ from typing import Any, Protocol, final, type_check_only
 
 from typing_extensions import disjoint_base
 
-__all__ = ["Waiter", "Waiting", "nests"]
+__all__ = ["Waiter", "WaiterSlot", "nests"]
 
 def nests(loop: AbstractEventLoop) -> bool: ...
 
@@ -32,7 +32,7 @@ class Waiter:
     def result(self) -> None: ...
 
 @final
-class Waiting:
+class WaiterSlot:
     loop: AbstractEventLoop | None
     def __init__(self, loop: AbstractEventLoop | None = None) -> None: ...
     @property

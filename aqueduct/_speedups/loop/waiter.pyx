@@ -13,7 +13,7 @@ from cpython.contextvars cimport PyContext_CheckExact, PyContext_Enter, PyContex
 
 from aqueduct.errors import LocalProtocolError
 
-__all__ = ["Waiter", "Waiting", "nests"]
+__all__ = ["Waiter", "WaiterSlot", "nests"]
 
 cdef object current_task = asyncio.current_task
 if sys.version_info < (3, 12):  # where it is a function of Python, which does this and no more
@@ -116,7 +116,7 @@ cdef class Waiter:
 
 @cython.final
 @cython.auto_pickle(False)
-cdef class Waiting:
+cdef class WaiterSlot:
     """Tasks that wait for a handle to change; ``waiters`` are those, None if there is none.
 
     ``loop`` is where it changes; None: wherever it is waited for.

@@ -3,10 +3,10 @@
 from libc.stdint cimport uint8_t, uint64_t
 
 from aqueduct._speedups.bpmux.chunks cimport ChunkDecoder
-from aqueduct._speedups.bpmux.entities cimport Entity, Reading
+from aqueduct._speedups.bpmux.entities cimport Entity, EntityReader
 from aqueduct._speedups.io.tls_records cimport Records
 from aqueduct._speedups.io.shared_ring cimport Rings
-from aqueduct._speedups.channels.message_batches cimport Inlet
+from aqueduct._speedups.channels.message_batches cimport DirectRead
 
 cdef extern from "<sys/uio.h>" nogil:
     cdef struct iovec:
@@ -22,12 +22,12 @@ cdef enum:
     WHOLE = 4
     LEFT = 5
 
-cdef class Intake:
+cdef class SocketReader:
     cdef readonly Entity entity      # whose inlet is open
-    cdef readonly Inlet inlet
+    cdef readonly DirectRead inlet
     cdef readonly int step           # of the chunk decoder, for the core to go on with
     cdef readonly bint drained       # the last read left nothing
-    cdef Reading _reading
+    cdef EntityReader _reading
     cdef ChunkDecoder _chunks
     cdef object _open
     cdef object _close
@@ -48,7 +48,7 @@ cdef class Intake:
     cdef object _failure             # why nothing more comes
     cdef object _accept              # of memory that the peer passes; None: it passes none
 
-    cpdef object use(self, Entity entity, Inlet inlet)
+    cpdef object use(self, Entity entity, DirectRead inlet)
     cdef int _wake_from(self, int threshold) except -1
     cdef int _read_once(self) except -1
     cdef int _run_on(self) except -1

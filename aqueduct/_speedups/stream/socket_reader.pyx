@@ -24,14 +24,14 @@ from aqueduct._speedups.bpmux.chunks cimport (
     ChunkDecoder,
 )
 from aqueduct._speedups.base.buffers cimport AlignedBuffer
-from aqueduct._speedups.bpmux.entities cimport Entity, Reading
+from aqueduct._speedups.bpmux.entities cimport Entity, EntityReader
 from aqueduct._speedups.io.tls_records cimport Records
 from aqueduct._speedups.io.shared_ring cimport Rings, take_descriptor
-from aqueduct._speedups.channels.message_batches cimport ALONE, Inlet
+from aqueduct._speedups.channels.message_batches cimport ALONE, DirectRead
 
 from aqueduct.errors import RemoteProtocolError
 
-__all__ = ["Intake", "Outcome"]
+__all__ = ["SocketReader", "Outcome"]
 
 cdef extern from "<sys/socket.h>" nogil:
     cdef struct msghdr:
@@ -71,14 +71,14 @@ cdef enum:
 
 
 class Outcome:
-    """Why ``Intake.read`` returned."""
+    """Why ``SocketReader.read`` returned."""
 
     DRAINED, END, CORE, TURN, WHOLE, LEFT = range(6)
 
 
 @cython.final
 @cython.auto_pickle(False)
-cdef class Intake:
+cdef class SocketReader:
     """Reads one connection for the core whose ``reading`` it is given.
 
     ``open(entity)`` gives the inlet of a stream, or None, and sets ``entity`` and ``inlet`` by
@@ -88,7 +88,7 @@ cdef class Intake:
     """
 
     def __cinit__(
-        self, Reading reading not None, int fd, Records records, ahead not None, open, close
+        self, EntityReader reading not None, int fd, Records records, ahead not None, open, close
     ):
         if type(ahead) is not memoryview or ahead.readonly or ahead.nbytes < PEEK:
             raise ValueError(f"ahead: a writable memoryview of {PEEK} bytes or more is needed")
@@ -127,7 +127,7 @@ cdef class Intake:
         """Bytes come by memory: they make no socket readable again."""
         return self._shares
 
-    cpdef object use(self, Entity entity, Inlet inlet):
+    cpdef object use(self, Entity entity, DirectRead inlet):
         """This inlet is open; None: none is."""
         if (entity is None) != (inlet is None):
             raise ValueError("use: an entity and its inlet, or neither")
@@ -196,8 +196,8 @@ cdef class Intake:
     cdef int _read_once(self) except -1:
         """One read and what it leads to; TURN to go on."""
         cdef ChunkDecoder chunks = self._chunks
-        cdef Reading reading = self._reading
-        cdef Inlet inlet = self.inlet
+        cdef EntityReader reading = self._reading
+        cdef DirectRead inlet = self.inlet
         cdef Py_ssize_t wanted = 0
         cdef Py_ssize_t size, landed
         cdef bint large, goes_on, alone
@@ -378,7 +378,7 @@ cdef class Intake:
         Without data it goes on with a chunk that was left.
         """
         cdef ChunkDecoder chunks = self._chunks
-        cdef Reading reading = self._reading
+        cdef EntityReader reading = self._reading
         cdef int step
         if data is not None:
             chunks.push(data)

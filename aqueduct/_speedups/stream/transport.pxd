@@ -1,13 +1,13 @@
 """A byte stream's carrier at work."""
 
 from aqueduct._speedups.bpmux.entities cimport Entity
-from aqueduct._speedups.stream.socket_reader cimport Intake
-from aqueduct._speedups.io.gather cimport Outlet
+from aqueduct._speedups.stream.socket_reader cimport SocketReader
+from aqueduct._speedups.io.gather cimport IovecWriter
 from aqueduct._speedups.io.tls_records cimport Records
-from aqueduct._speedups.channels.message_batches cimport Inlet
-from aqueduct._speedups.bpmux.scheduler cimport Turns
+from aqueduct._speedups.channels.message_batches cimport DirectRead
+from aqueduct._speedups.bpmux.scheduler cimport SchedulerBase
 
-cdef class Traffic:
+cdef class TransportBase:
     cdef public object _user
     cdef public object _mux
     cdef public object _loop
@@ -18,16 +18,16 @@ cdef class Traffic:
     cdef public bint _parting
     cdef public bint _released
     # Reading.
-    cdef public Intake _intake
+    cdef public SocketReader _intake
     cdef public bint _reading
     cdef public bint _processing
     cdef public bint _reported
     cdef public Py_ssize_t _received
-    cdef Inlet _inlet
+    cdef DirectRead _inlet
     cdef Entity _inlet_of
     # Writing.
-    cdef public Turns _turns
-    cdef public Outlet _out
+    cdef public SchedulerBase _turns
+    cdef public IovecWriter _out
     cdef public Records _records
     cdef public int _fd
     cdef public bint _secure

@@ -4,14 +4,14 @@ from typing import Any
 from typing_extensions import disjoint_base
 
 from aqueduct._speedups.bpmux.entities import Entity
-from aqueduct._speedups.io.gather import Outlet
+from aqueduct._speedups.io.gather import IovecWriter
 from aqueduct._speedups.io.tls_records import Records
-from aqueduct._speedups.stream.socket_reader import Intake
+from aqueduct._speedups.stream.socket_reader import SocketReader
 
-__all__ = ["Traffic"]
+__all__ = ["TransportBase"]
 
 @disjoint_base
-class Traffic:
+class TransportBase:
     _user: Any
     _mux: Any
     _loop: AbstractEventLoop
@@ -21,13 +21,13 @@ class Traffic:
     _begun: bool
     _parting: bool
     _released: bool
-    _intake: Intake
+    _intake: SocketReader
     _reading: bool
     _processing: bool
     _reported: bool
     _received: int
     _turns: Any
-    _out: Outlet
+    _out: IovecWriter
     _records: Records | None
     _fd: int
     _secure: bool

@@ -9,13 +9,13 @@ cimport cython
 
 from aqueduct._speedups.bpmux.entities cimport Entity
 from aqueduct._speedups.stream.socket_reader cimport CORE, DRAINED, END, LEFT, WHOLE
-from aqueduct._speedups.io.gather cimport Outlet
-from aqueduct._speedups.channels.message_batches cimport Inlet
-from aqueduct._speedups.bpmux.scheduler cimport Turns
+from aqueduct._speedups.io.gather cimport IovecWriter
+from aqueduct._speedups.channels.message_batches cimport DirectRead
+from aqueduct._speedups.bpmux.scheduler cimport SchedulerBase
 
 from aqueduct._speedups.bpmux.scheduler import write_out
 
-__all__ = ["Traffic"]
+__all__ = ["TransportBase"]
 
 cdef enum:
     # Of answers and writing, before it is others' turn.
@@ -23,7 +23,7 @@ cdef enum:
 
 
 @cython.auto_pickle(False)
-cdef class Traffic:
+cdef class TransportBase:
     """The base of a carrier on a byte stream.
 
     It has a ``_user``, and is ``_begun`` once that was told; it is ``_over`` when that was told so.
@@ -112,7 +112,7 @@ cdef class Traffic:
         Within a wake-up its bytes go there without a report for each read.
         """
         cdef object state = entity.user
-        cdef Inlet inlet
+        cdef DirectRead inlet
         if self._inlet is not None:
             self._close_inlet()
         if self._over or state is None or state.waiting:
@@ -124,7 +124,7 @@ cdef class Traffic:
 
     def _close_inlet(self):
         """What came by it is reported, before anything else is."""
-        cdef Inlet inlet = self._inlet
+        cdef DirectRead inlet = self._inlet
         cdef Entity entity = self._inlet_of
         if inlet is None:
             return
@@ -162,8 +162,8 @@ cdef class Traffic:
             self._drained()
 
     def _write_out(self):
-        cdef Turns turns = self._turns
-        cdef Outlet out = self._out
+        cdef SchedulerBase turns = self._turns
+        cdef IovecWriter out = self._out
         cdef Py_ssize_t budget = self._turn, limit, most, sent
         cdef list written = []
         cdef bint goes_on

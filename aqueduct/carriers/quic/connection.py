@@ -12,14 +12,14 @@ from aioquic.quic.packet import QuicErrorCode
 
 from aqueduct.carriers.certificates import identity_of
 from aqueduct.carriers.contract import Buffer, CarrierUser, PeerIdentity
-from aqueduct.carriers.quic.packets import FastConnection, Outlet
+from aqueduct.carriers.quic.packets import FastConnection, PacketBuilder
 from aqueduct.carriers.quic.send_buffer import SendBuffer
 from aqueduct.carriers.quic.udp import SocketAddress
 from aqueduct.config import Config
 from aqueduct.errors import ConnectionLost, LocalProtocolError
 from aqueduct.escaping import logger_of
 
-__all__ = ["Host", "QuicCarrier"]
+__all__ = ["QuicCarrier", "QuicHost"]
 
 logger = logger_of("aqueduct.carriers.quic")
 
@@ -30,7 +30,7 @@ _STOPPED_KEPT: Final = 4096
 _STREAM_EVENTS: Final = (tuple, events.StreamDataReceived, events.StreamReset)
 
 
-class Host(Outlet, Protocol):
+class QuicHost(PacketBuilder, Protocol):
     """Whose sockets a carrier uses: a connector's or a listener's."""
 
     def send_later(self, carrier: QuicCarrier) -> None:
@@ -59,7 +59,7 @@ class QuicCarrier:
     def __init__(
         self,
         quic: FastConnection,
-        host: Host,
+        host: QuicHost,
         *,
         is_client: bool,
         peer: str,

@@ -93,7 +93,7 @@ class QuicListener:
         self._places: Places[QuicCarrier] = Places(
             config.quic.half_open, timing.handshake_silence, timing.connect_timeout / 5
         )
-        self._waiting: dict[bytes, tuple[_Door, bytes, SocketAddress]] = {}
+        self._waiting: dict[bytes, tuple[_Acceptor, bytes, SocketAddress]] = {}
         """First packets that have no place yet, by the connection id they are for."""
         self._admission: asyncio.TimerHandle | None = None
         self._retry = QuicRetryTokenHandler()
@@ -102,7 +102,7 @@ class QuicListener:
         self._delayed = 0
         self._finished = asyncio.Event()
         self._port = sockets[0].getsockname()[1]
-        self._doors = [_Door(self, sock, config) for sock in sockets]
+        self._doors = [_Acceptor(self, sock, config) for sock in sockets]
         for sock in sockets:
             listens(sock)
 
@@ -141,7 +141,7 @@ class QuicListener:
     # what the doors call
 
     def accept(
-        self, door: _Door, header: QuicHeader, data: bytes, address: SocketAddress
+        self, door: _Acceptor, header: QuicHeader, data: bytes, address: SocketAddress
     ) -> QuicCarrier | None:
         """Makes a connection for a first Initial packet, ``data``; without room it waits."""
         if not self._accepting:
@@ -197,7 +197,7 @@ class QuicListener:
         return carrier
 
     def _let_wait(
-        self, door: _Door, header: QuicHeader, data: bytes, address: SocketAddress
+        self, door: _Acceptor, header: QuicHeader, data: bytes, address: SocketAddress
     ) -> None:
         """Keeps a first packet, as the kernel keeps connections in a backlog."""
         self._warn_half_open()
@@ -297,7 +297,7 @@ class QuicListener:
             )
 
 
-class _Door:
+class _Acceptor:
     """One socket of a listener: the Host of the connections that came through it."""
 
     def __init__(self, listener: QuicListener, sock: socket.socket, config: Config) -> None:

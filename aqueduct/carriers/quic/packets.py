@@ -33,7 +33,7 @@ from aqueduct.carriers.quic.send_buffer import SendBuffer
 from aqueduct.carriers.quic.udp import RUN_BYTES, RUN_PACKETS, SocketAddress
 from aqueduct.carriers.quic.varint import decode_varint
 
-__all__ = ["FastConnection", "Outlet", "Pacer"]
+__all__ = ["FastConnection", "Pacer", "PacketBuilder"]
 
 _TAG: Final = 16
 _PACKET_NUMBER: Final = 2
@@ -47,7 +47,7 @@ _PACING_GAIN: Final = 1.25  # RFC 9002 section 7.7
 _HEAD: Final = 1 + 20 + 4 + _TAG  # the longest header and the sample for its protection
 
 
-class Outlet(Protocol):
+class PacketBuilder(Protocol):
     """Where packets go."""
 
     @property
@@ -78,7 +78,7 @@ class FastConnection(FlowConnection):
 
     # sending
 
-    def transmit(self, now: float, outlet: Outlet) -> bool:
+    def transmit(self, now: float, outlet: PacketBuilder) -> bool:
         """Sends what may leave now: first what is not stream data, then runs of packets.
 
         True: there is more, and nothing but fairness to others holds it back.

@@ -49,7 +49,7 @@ class SocketFile:
 
 
 async def bind(
-    address: Address, copies: int = 1, *, backlog: int = DEFAULT.stream.backlog
+    address: Address, copies: int = 1, *, backlog: int = DEFAULT.byte_stream.backlog
 ) -> list[Bound]:
     """Listens at every address of ``address.host``, at one port; or at its path.
 

@@ -26,7 +26,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from aqueduct._speedups.bpmux.chunks import decode_varu64, encode_varu64
-from aqueduct._speedups.stream.transport import Traffic
+from aqueduct._speedups.stream.transport import TransportBase
 from aqueduct.carriers.contract import Buffer, CarrierUser
 from aqueduct.config import Config
 from aqueduct.errors import FrameError, LimitExceeded, LocalProtocolError, SequenceError
@@ -35,7 +35,7 @@ from aqueduct.protocol.bpmux.connection import Mux
 from aqueduct.protocol.bpmux.scheduler import Scheduler
 from aqueduct.protocol.bpmux.state import SINK_OUT, STREAM_IN, Entity
 
-__all__ = ["DATAGRAM", "STREAMS", "Mapping", "close_payload", "read_close"]
+__all__ = ["DATAGRAM", "STREAMS", "BpmuxStreams", "close_payload", "read_close"]
 
 DATAGRAM: Final = b"\0"
 STREAMS: Final = b"\1"
@@ -68,7 +68,7 @@ class _Incoming:
         """The code of a stop."""
 
 
-class Mapping(Traffic, ABC):
+class BpmuxStreams(TransportBase, ABC):
     """The part of a carrier that knows both its streams and bpmux; the base of StreamCarrier.
 
     Commands of the carrier queue into the core; ``_dispatch`` reports what the core tells.
@@ -79,12 +79,12 @@ class Mapping(Traffic, ABC):
     _turns: Scheduler
 
     def __init__(self, config: Config) -> None:
-        flow, stream = config.flow, config.stream
+        flow, stream = config.flow, config.byte_stream
         self._window = flow.initial_window
         self._slots = flow.streams
         self._top_credit = stream.top_credit
         self._mux = Mux(
-            replace(config.mux, opening=min(config.mux.opening, self._window)), brief=True
+            replace(config.bpmux, opening=min(config.bpmux.opening, self._window)), brief=True
         )
         self._mux.top_sink.keep = _RESERVE
         self._turns = self._mux.turns

@@ -2,7 +2,7 @@
 
 A process that sleeps until its socket is readable is woken with cold caches, by way of the kernel's
 scheduler: that takes longer than the work on a small call. So a connection whose user expects input
-has the event loop look for it, for at most ``Stream.poll`` seconds, and let others have the
+has the event loop look for it, for at most ``ByteStream.poll`` seconds, and let others have the
 processor between two looks.
 
 Nothing is looked for unless it came in time of late, nor while others want the processor. Who is to
@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 
 from aqueduct._speedups.io.busy_poll import look
 
-__all__ = ["Lookout", "Poller", "poller_of"]
+__all__ = ["Poller", "ReplyExpectation", "poller_of"]
 
 _TRIES: Final = 2  # looks in vain before there has been any in time
 _MOST_TRIES: Final = 4
@@ -34,7 +34,7 @@ _BY_HAND: Final = 5e-3  # seconds, where the loop stands still meanwhile
 _SOCKETS: Final = 2  # looked at one by one; of more, the loop's own look will do
 
 
-class Lookout:
+class ReplyExpectation:
     """The input of one connection, where it is expected within ``limit`` seconds."""
 
     __slots__ = ("_limit", "_poller", "_since", "_sleep", "_tries", "fd", "read", "until")
@@ -136,7 +136,7 @@ class Poller:
         selector: Any = getattr(loop, "_selector", None)
         self.others: int | None = selector.fileno() if hasattr(selector, "fileno") else None
         """Readable when anything is that the loop waits for; None for a loop of another kind."""
-        self._lookouts: dict[Lookout, None] = {}
+        self._lookouts: dict[ReplyExpectation, None] = {}
         """The one that is given up first comes first."""
         self._scheduled = False
         self._fresh = False
@@ -152,7 +152,7 @@ class Poller:
         """Whether anything is looked for."""
         return bool(self._lookouts)
 
-    def add(self, lookout: Lookout) -> None:
+    def add(self, lookout: ReplyExpectation) -> None:
         """Looks for its input, beside what else the loop has to do."""
         self._lookouts.pop(lookout, None)
         self._lookouts[lookout] = None
@@ -161,7 +161,7 @@ class Poller:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._turn)
 
-    def discard(self, lookout: Lookout) -> None:
+    def discard(self, lookout: ReplyExpectation) -> None:
         """Looks for its input no more."""
         self._lookouts.pop(lookout, None)
 

@@ -31,7 +31,8 @@ _Target = tuple[int, SocketAddress]  # family and where
 async def connect(address: Address, config: Config, tls: ClientTls | None = None) -> StreamCarrier:
     """Connects to ``address``; returns when the peer has said that it speaks the same protocol.
 
-    The addresses of a name are tried side by side, each begun ``Stream.attempt_delay`` after the
+    The addresses of a name are tried side by side, each begun ``ByteStream.attempt_delay`` after
+    the
     one before it or when that failed, all within ``Timing.connect_timeout``. Raises ConnectFailed,
     which says for each what went wrong, and ConfigError for settings that cannot work.
     """
@@ -171,7 +172,7 @@ async def _dial(
                 running[loop.create_task(_connect_one(family, where, config))] = where
             pause = deadline - loop.time()
             if waiting:
-                pause = min(pause, config.stream.attempt_delay)
+                pause = min(pause, config.byte_stream.attempt_delay)
             done, _ = await asyncio.wait(
                 running, timeout=max(pause, 0), return_when=asyncio.FIRST_COMPLETED
             )

@@ -20,7 +20,7 @@ from aqueduct.carriers.stream.tls import (
     speaks_tls,
     spoken,
 )
-from aqueduct.carriers.stream.transport import Wire
+from aqueduct.carriers.stream.transport import StreamTransport
 from aqueduct.config import Config
 from aqueduct.errors import (
     ConnectionLost,
@@ -33,7 +33,7 @@ from aqueduct.escaping import logger_of
 from aqueduct.protocol.bpmux import events
 from aqueduct.protocol.bpmux.state import Entity, type_for
 
-__all__ = ["Host", "StreamCarrier"]
+__all__ = ["StreamCarrier", "StreamHost"]
 
 logger = logger_of("aqueduct.carriers.stream")
 
@@ -41,7 +41,7 @@ _A_LOOK: Final = 0.05  # seconds for the loop to read what is there
 _MEASURE_EVERY: Final = 5.0  # seconds between two measurements of the round trip, at least
 
 
-class Host(Protocol):
+class StreamHost(Protocol):
     """Who made a carrier: a connector or a listener."""
 
     def secured(self, carrier: StreamCarrier) -> str | None:
@@ -57,13 +57,13 @@ class Host(Protocol):
         """Its socket is closed, which may be a while later."""
 
 
-class StreamCarrier(Wire):
+class StreamCarrier(StreamTransport):
     """One connection. See ``aqueduct.carriers.contract.Carrier`` for what the methods promise."""
 
     def __init__(
         self,
         sock: socket.socket,
-        host: Host,
+        host: StreamHost,
         config: Config,
         *,
         scheme: str,

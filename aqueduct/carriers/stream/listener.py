@@ -59,7 +59,7 @@ async def listen(
     file: SocketFile | None = None
     shared = sockets is not None
     if sockets is None:
-        (bound,) = await bind(address, backlog=config.stream.backlog)
+        (bound,) = await bind(address, backlog=config.byte_stream.backlog)
         sockets = bound.sockets
         if address.scheme == UNIX:
             file = SocketFile(address.path)
@@ -96,7 +96,7 @@ class StreamListener:
         self._half_open: dict[StreamCarrier, asyncio.TimerHandle] = {}
         timing = config.timing
         self._places: Places[StreamCarrier] = Places(
-            config.stream.half_open, timing.handshake_silence, timing.connect_timeout / 5
+            config.byte_stream.half_open, timing.handshake_silence, timing.connect_timeout / 5
         )
         self._again: asyncio.TimerHandle | None = None
         self._accepting = True
@@ -203,7 +203,7 @@ class StreamListener:
             if self._places.full:
                 self._warn(
                     "half open",
-                    "%s: %d connections are in their handshake (Stream.half_open); others wait "
+                    "%s: %d connections are in their handshake (ByteStream.half_open); others wait "
                     "until one of these ends, or is given up for its silence",
                     len(self._half_open),
                 )
@@ -243,7 +243,7 @@ class StreamListener:
         """Another one needs its place."""
         reason = (
             f"{carrier.missing} did not come, and all places of handshakes are taken "
-            "(Stream.half_open, Timing.handshake_silence)"
+            "(ByteStream.half_open, Timing.handshake_silence)"
         )
         carrier.abandon(ConnectionLost(f"{carrier.peer}: {reason}", reason=reason))
 

@@ -62,7 +62,7 @@ def scratch(name: str) -> memoryview:
 
 def tune(sock: socket.socket, config: Config) -> None:
     """Sets what every connection has, once it is one. Raises OSError only if it is dead already."""
-    stream = config.stream
+    stream = config.byte_stream
     sock.setblocking(False)
     if sock.family == socket.AF_UNIX:
         # Nothing waits there to be sent: what is written is in the reader's queue.
@@ -102,7 +102,7 @@ def on_loopback(sock: socket.socket) -> bool:
 @functools.cache  # once for all connections
 def _complain(name: str, reason: str) -> None:
     logger.warning(
-        "Stream.loopback_congestion is %r; the system refuses it (%s) and its own is taken. "
+        "ByteStream.loopback_congestion is %r; the system refuses it (%s) and its own is taken. "
         "Those it allows are in /proc/sys/net/ipv4/tcp_allowed_congestion_control",
         name,
         reason,

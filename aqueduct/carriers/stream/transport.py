@@ -2,7 +2,7 @@
 
 Reading goes straight to where the bytes of a large payload belong, with a little room behind it
 for what follows; nothing is joined. Writing gathers the core's buffers in one call of the kernel.
-In one wake-up a connection moves about ``Stream.wake_up`` bytes, then it is others' turn.
+In one wake-up a connection moves about ``ByteStream.wake_up`` bytes, then it is others' turn.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import socket
 from abc import abstractmethod
 from typing import Final
 
-from aqueduct._speedups.io.gather import Outlet
+from aqueduct._speedups.io.gather import IovecWriter
 from aqueduct._speedups.io.shared_ring import Rings, supported
-from aqueduct._speedups.stream.socket_reader import Intake
+from aqueduct._speedups.stream.socket_reader import SocketReader
 from aqueduct.carriers.clock import clock_of
-from aqueduct.carriers.stream.bpmux_streams import Mapping
-from aqueduct.carriers.stream.busy_poll import Lookout, poller_of
+from aqueduct.carriers.stream.bpmux_streams import BpmuxStreams
+from aqueduct.carriers.stream.busy_poll import ReplyExpectation, poller_of
 from aqueduct.carriers.stream.sockets import on_loopback, scratch, take_of
 from aqueduct.carriers.stream.tls import Tls
 from aqueduct.config import Config
 from aqueduct.escaping import logger_of
 from aqueduct.forks import own
 
-__all__ = ["Wire"]
+__all__ = ["StreamTransport"]
 
 logger = logger_of("aqueduct.carriers.stream")
 
@@ -39,8 +39,8 @@ _ACK_DELAY: Final = 0.05  # seconds that acknowledgements of ends wait for compa
 _DISCARDS: Final = 16  # reads of what comes after the end, in one wake-up
 
 
-class Wire(Mapping):
-    """A Mapping on a socket, plain or with TLS; the base of StreamCarrier."""
+class StreamTransport(BpmuxStreams):
+    """A BpmuxStreams on a socket, plain or with TLS; the base of StreamCarrier."""
 
     def __init__(
         self, sock: socket.socket, config: Config, tls: Tls | None, *, is_client: bool
@@ -55,11 +55,11 @@ class Wire(Mapping):
         self._loop = asyncio.get_running_loop()
         self._time = clock_of(self._loop)
         # Reading.
-        self._turn = config.stream.wake_up
+        self._turn = config.byte_stream.wake_up
         """Bytes that are read, or written, before it is others' turn."""
-        self._chunks = config.mux.wake_up
-        self._ahead = scratch("plain")[: config.stream.read_ahead]
-        self._intake = Intake(
+        self._chunks = config.bpmux.wake_up
+        self._ahead = scratch("plain")[: config.byte_stream.read_ahead]
+        self._intake = SocketReader(
             self._mux.reading,
             self._fd,
             None if tls is None else tls.records,
@@ -68,13 +68,13 @@ class Wire(Mapping):
             self._close_inlet,
         )
         self._last_input = self._time()
-        self._lookout: Lookout | None = None
+        self._lookout: ReplyExpectation | None = None
         """For input that is expected; made when it is for the first time."""
         self._offer_at = math.inf
         """Bytes sent and received, from which memory is shared with the peer."""
-        if sock.family == socket.AF_UNIX and config.stream.shared_memory and supported():
+        if sock.family == socket.AF_UNIX and config.byte_stream.shared_memory and supported():
             if is_client:
-                self._offer_at = config.stream.shared_memory_after
+                self._offer_at = config.byte_stream.shared_memory_after
             else:
                 self._intake.expect_memory(self._take_memory)
         # Writing.
@@ -84,7 +84,7 @@ class Wire(Mapping):
         self._take = take_of(sock, _TAKE)
         # A Unix socket would hold more than its buffer: what of it is not sent, it does not know.
         self._offered = _OFFERED if tls is None and sock.family != socket.AF_UNIX else 0
-        self._out = Outlet()
+        self._out = IovecWriter()
         """What was taken from the core and the kernel has not taken."""
         self._measure_at = 0.0
         self._farewell: asyncio.TimerHandle | None = None
@@ -145,7 +145,7 @@ class Wire(Mapping):
 
     def expect_input(self) -> None:
         """See the contract."""
-        if self._config.stream.poll and self._reading and not self._over:
+        if self._config.byte_stream.poll and self._reading and not self._over:
             (self._lookout or self._watch()).expect(self._time())
 
     def look(self) -> bool:
@@ -159,11 +159,11 @@ class Wire(Mapping):
         if self._reading and not self._over:
             self._readable()
 
-    def _watch(self) -> Lookout:
+    def _watch(self) -> ReplyExpectation:
         """Who looks for input."""
         if self._lookout is None:
-            poller, limit = poller_of(self._loop), self._config.stream.poll
-            self._lookout = Lookout(poller, self._fd, limit, self._readable)
+            poller, limit = poller_of(self._loop), self._config.byte_stream.poll
+            self._lookout = ReplyExpectation(poller, self._fd, limit, self._readable)
         return self._lookout
 
     def _readable(self) -> None:
@@ -228,14 +228,14 @@ class Wire(Mapping):
         if self._over or self._released:
             return
         try:
-            self._share(Rings(self._config.stream.shared_memory))
+            self._share(Rings(self._config.byte_stream.shared_memory))
         except OSError as error:
             logger.info("no memory is shared over a Unix socket: %s", error)
 
     def _take_memory(self, fd: int) -> None:
         """The peer has passed memory for what is written from now on."""
         try:
-            self._share(Rings.of_peer(fd, self._config.stream.shared_memory))
+            self._share(Rings.of_peer(fd, self._config.byte_stream.shared_memory))
         except (OSError, ValueError) as error:
             logger.info("what was passed over a Unix socket is not shared: %s", error)
         finally:
@@ -244,7 +244,7 @@ class Wire(Mapping):
     def _share(self, rings: Rings) -> None:
         own(rings)
         # Who goes on while the other side fills, or empties, it again works with cold memory.
-        self._turn = min(self._turn, self._config.stream.shared_memory)
+        self._turn = min(self._turn, self._config.byte_stream.shared_memory)
         self._intake.share(rings)
         self._out.share(rings)
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from aqueduct.protocol.bpmux.state import Entity
 
-__all__ = ["Budget"]
+__all__ = ["CreditBudget"]
 
 _SHARE: Final = 32
 """A grant takes at most one part in so many of the free room, so that others find some, too."""
@@ -21,7 +21,7 @@ _LOOKED_AT: Final = 64
 """So many entities that lack credit are looked at to choose the next one."""
 
 
-class Budget:
+class CreditBudget:
     """The account of one connection.
 
     Credit is granted while there is room. Other credit is remembered, and granted when the

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import Any
 
-from aqueduct._speedups.base.buffers import Scatter
-from aqueduct._speedups.bpmux.chunks import Step
-from aqueduct.config import Mux as Settings
+from aqueduct._speedups.base.buffers import GatherList
+from aqueduct._speedups.bpmux.chunks import ChunkStep
+from aqueduct.config import Bpmux as Settings
 from aqueduct.errors import FrameError, LocalProtocolError, RemoteProtocolError
 from aqueduct.protocol.bpmux import events
-from aqueduct.protocol.bpmux.budget import Budget
-from aqueduct.protocol.bpmux.receiver import Receiving
+from aqueduct.protocol.bpmux.budget import CreditBudget
+from aqueduct.protocol.bpmux.receiver import EntityReceiver
 from aqueduct.protocol.bpmux.scheduler import Buffer, Scheduler, Taken
 from aqueduct.protocol.bpmux.state import (
     DUPLEX,
@@ -52,7 +52,8 @@ class Mux:
     to give back when they are consumed: ``consumed(purse, charged)``.
 
     **Payloads** come as their bytes come (``whole`` with the last piece), or, in a Mux made with
-    ``whole=True``, each in one piece, put together up to ``Mux.payload_bytes``. Pieces are views of
+    ``whole=True``, each in one piece, put together up to ``Bpmux.payload_bytes``. Pieces are
+    views of
     what was fed, so feed memory that does not change. ``expected`` and ``landed`` let a carrier
     read the rest of a payload straight to its place. End payloads always come in one piece.
 
@@ -75,7 +76,8 @@ class Mux:
     ``regrant`` (default: as ``whole``) grants the pieces of an unfinished partial payload back at
     once. ``brief`` reports streams that come and go in one chunk by ARRIVED.
 
-    **Memory.** With ``whole`` and ``regrant``, ``Mux.connection_bytes`` bounds received bytes that
+    **Memory.** With ``whole`` and ``regrant``, ``Bpmux.connection_bytes`` bounds received bytes
+    that
     were not ``consumed`` and granted credit (BP-R12). Credit that finds no room is granted later.
     ``wait_for`` says which payload the application waits for, so that others cannot take all room.
     """
@@ -96,9 +98,9 @@ class Mux:
         self._events: list[events.Event] = []
         self._scheduler = Scheduler(self._state, self._events, self.settings)
         regrant = whole if regrant is None else regrant
-        self._budget: Budget | None = None
+        self._budget: CreditBudget | None = None
         if whole and regrant:
-            self._budget = self._scheduler.budget = Budget(
+            self._budget = self._scheduler.budget = CreditBudget(
                 self.settings.connection_bytes,
                 self.settings.payload_bytes,
                 self.settings.entities,
@@ -107,7 +109,7 @@ class Mux:
             )
         self.turns = self._scheduler
         """For ``write_out``, which is ``take`` and its way to a socket at once."""
-        self._receiving = Receiving(
+        self._receiving = EntityReceiver(
             self._state,
             self._scheduler,
             self._events,
@@ -146,10 +148,10 @@ class Mux:
         """Takes what is ``unread``, or ``most`` chunks of it."""
         if self.unread:
             self._receiving.allowance = most or -1
-            self.go_on(Step.NOTHING)
+            self.go_on(ChunkStep.NOTHING)
 
     def go_on(self, step: int) -> None:
-        """Takes what an ``Intake`` leaves to the core, from this step of its decoder on."""
+        """Takes what an ``SocketReader`` leaves to the core, from this step of its decoder on."""
         if self.error is not None:
             return
         try:
@@ -158,8 +160,8 @@ class Mux:
             self._fail(error)
 
     @property
-    def reading(self) -> Receiving:
-        """For an ``Intake``, which feeds its decoder and takes what is plain."""
+    def reading(self) -> EntityReceiver:
+        """For an ``SocketReader``, which feeds its decoder and takes what is plain."""
         return self._receiving
 
     def expected(self) -> tuple[Entity, int] | None:
@@ -262,7 +264,7 @@ class Mux:
         """Opens a sink; ``credit`` is for the payload of an end by the peer.
 
         The payload is a run of bytes, as much of which leaves with the opening chunk as credit and
-        ``Mux.opening`` allow, unless ``whole`` or ``total`` says otherwise. ``keep`` bytes of the
+        ``Bpmux.opening`` allow, unless ``whole`` or ``total`` says otherwise. ``keep`` bytes of the
         sink's credit stay unspent for the payload of an end. Sinks, streams and duplexes count
         their identifiers 1, 2, 3 ... together, unless one is given.
         """
@@ -505,7 +507,7 @@ class Mux:
         return 0 if self._budget is None else self._budget.held
 
     def ping(self, entity: Entity, now: float) -> None:
-        """Asks for a sign of life: PONG, or PONG_MISSING after ``Mux.pong_deadline``."""
+        """Asks for a sign of life: PONG, or PONG_MISSING after ``Bpmux.pong_deadline``."""
         self._require(entity)
         if entity.end_out or entity.ending:
             raise LocalProtocolError(f"ping: {entity!r} has been ended")
@@ -574,7 +576,7 @@ class Mux:
         if len(known) >= self.settings.entities:
             raise LocalProtocolError(
                 f"{len(known)} entities of {PLACES[place]} are open; "
-                f"Mux.entities is {self.settings.entities}"
+                f"Bpmux.entities is {self.settings.entities}"
             )
 
     def _open(
@@ -633,7 +635,7 @@ class Mux:
         return item
 
     def _continue(self, item: Item, data: Buffer | Iterable[Buffer]) -> None:
-        given = Scatter()
+        given = GatherList()
         _extend(given, data)
         if given.nbytes > item.missing:
             raise LocalProtocolError(
@@ -648,7 +650,7 @@ class Mux:
         entity.add(item, sum(1 for _ in before))
 
 
-def _extend(scatter: Scatter, data: Buffer | Iterable[Buffer]) -> None:
+def _extend(scatter: GatherList, data: Buffer | Iterable[Buffer]) -> None:
     if isinstance(data, (bytes, bytearray, memoryview)):
         scatter.append(data)
     else:

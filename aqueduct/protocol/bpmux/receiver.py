@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final, Never
 
-from aqueduct._speedups.bpmux.chunks import ACK_END, CREDIT, END, PAYLOAD, PING, Step
-from aqueduct._speedups.bpmux.single_chunk import Arrivals
-from aqueduct.config import Mux as Settings
+from aqueduct._speedups.bpmux.chunks import ACK_END, CREDIT, END, PAYLOAD, PING, ChunkStep
+from aqueduct._speedups.bpmux.single_chunk import SingleChunkReader
+from aqueduct.config import Bpmux as Settings
 from aqueduct.errors import LimitExceeded, SequenceError
 from aqueduct.protocol.bpmux import events
-from aqueduct.protocol.bpmux.budget import Budget
+from aqueduct.protocol.bpmux.budget import CreditBudget
 from aqueduct.protocol.bpmux.scheduler import Scheduler
 from aqueduct.protocol.bpmux.state import (
     DUPLEX,
@@ -25,15 +25,15 @@ from aqueduct.protocol.bpmux.state import (
     State,
 )
 
-__all__ = ["Receiving"]
+__all__ = ["EntityReceiver"]
 
-_NOTHING: Final = Step.NOTHING  # what nearly every reading ends with
+_NOTHING: Final = ChunkStep.NOTHING  # what nearly every reading ends with
 
 WITH_PAYLOAD = (REQ_OUT, STREAM_OUT, STREAM_IN)
 """Who may get payloads after its opening: we get responses, and messages to read (BP-R6)."""
 
 
-class Receiving(Arrivals):
+class EntityReceiver(SingleChunkReader):
     """Reads chunks, moves the state, reports events. A violation is raised; see Mux."""
 
     def __init__(
@@ -46,7 +46,7 @@ class Receiving(Arrivals):
         whole: bool,
         regrant: bool,
         brief: bool,
-        budget: Budget | None,
+        budget: CreditBudget | None,
     ) -> None:
         super().__init__(
             state.top_stream,
@@ -78,22 +78,22 @@ class Receiving(Arrivals):
         It stops before the chunk that is above the ``allowance``.
         """
         if self.unread:
-            self.unread, step = False, Step.HEAD
+            self.unread, step = False, ChunkStep.HEAD
         step = self.run(step)
         while step != _NOTHING:
-            if step == Step.HEAD:
+            if step == ChunkStep.HEAD:
                 if not self.allowance:
                     self.unread = True
                     return
                 self.allowance -= self.allowance > 0
                 self._head()
-            elif step == Step.PIECE:
+            elif step == ChunkStep.PIECE:
                 self._piece()
-            elif step == Step.DONE:
+            elif step == ChunkStep.DONE:
                 self._done()
-            elif step == Step.REST:
+            elif step == ChunkStep.REST:
                 self._rest()
-            elif step == Step.END_PIECE:
+            elif step == ChunkStep.END_PIECE:
                 self.entity.join(self.decoder.data or b"")
             step = self.run(_NOTHING)
 
@@ -112,7 +112,7 @@ class Receiving(Arrivals):
             if self.last:
                 self._events.append((events.PAYLOAD, self.entity, b"", True, self.purse, 0))
             self._finish_payload()
-            if self.run_plain() == Step.DONE:
+            if self.run_plain() == ChunkStep.DONE:
                 self._done()
 
     # A chunk, from its head to its end.
@@ -256,7 +256,7 @@ class Receiving(Arrivals):
             type_ == DUPLEX and len(self._state.maps[STREAM_IN]) >= self._settings.entities
         ):
             raise LimitExceeded(
-                f"{name} is one above Mux.entities ({self._settings.entities}) (BP-R12)"
+                f"{name} is one above Bpmux.entities ({self._settings.entities}) (BP-R12)"
             )
         entity = self._state.add(place, identifier)
         if type_ == DUPLEX:
@@ -331,7 +331,7 @@ class Receiving(Arrivals):
 
     def _too_large(self, entity: Entity, size: int) -> Never:
         raise LimitExceeded(
-            f"a payload of {size} bytes for {entity!r} is above Mux.payload_bytes "
+            f"a payload of {size} bytes for {entity!r} is above Bpmux.payload_bytes "
             f"({self._settings.payload_bytes}) (BP-R12)"
         )
 

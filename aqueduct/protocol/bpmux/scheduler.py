@@ -1,6 +1,6 @@
 """What leaves next: urgent chunks first, then sinks in turn, by bytes.
 
-As in fq_codel: who was idle goes first once (the fresh), for at most ``Mux.chunk`` bytes; who has
+As in fq_codel: who was idle goes first once (the fresh), for at most ``Bpmux.chunk`` bytes; who has
 more to send than that waits for its turn among the bulky. So a small message waits for at most what
 was taken before, however much is queued elsewhere. The turns, and plain runs of bytes, are compiled
 (``_speedups.turns``); all other chunks are made here.
@@ -18,12 +18,12 @@ from aqueduct._speedups.bpmux.chunks import (
     encode_head,
     encode_rest,
 )
-from aqueduct._speedups.bpmux.single_chunk import Departures
-from aqueduct._speedups.io.gather import Outlet
-from aqueduct.config import Mux as Settings
+from aqueduct._speedups.bpmux.single_chunk import SingleChunkScheduler
+from aqueduct._speedups.io.gather import IovecWriter
+from aqueduct.config import Bpmux as Settings
 from aqueduct.errors import LimitExceeded
 from aqueduct.protocol.bpmux import events
-from aqueduct.protocol.bpmux.budget import Budget
+from aqueduct.protocol.bpmux.budget import CreditBudget
 from aqueduct.protocol.bpmux.state import DUPLEX, Entity, Item, State, type_for
 
 __all__ = ["Buffer", "Scheduler", "Taken"]
@@ -36,7 +36,7 @@ UNLIMITED = 1 << 62
 _FORGOTTEN = 64
 
 
-class Scheduler(Departures):
+class Scheduler(SingleChunkScheduler):
     """Everything that waits to leave."""
 
     def __init__(self, state: State, reported: list[events.Event], settings: Settings) -> None:
@@ -50,7 +50,7 @@ class Scheduler(Departures):
         self._state = state
         self._events = reported
         self._settings = settings
-        self.budget: Budget | None = None
+        self.budget: CreditBudget | None = None
         """Told of entities on which the peer sends no more."""
         self._begun: Entity | None = None
         """Whose opening payload is leaving in pieces. Another one would take the credit that it
@@ -60,7 +60,7 @@ class Scheduler(Departures):
 
     def take(self, limit: int) -> Taken:
         """Commits and returns the next chunks, about ``limit`` bytes of them."""
-        out = Outlet()
+        out = IovecWriter()
         self.gather(out, limit)
         return out.buffers, out.size, out.written
 
@@ -78,7 +78,7 @@ class Scheduler(Departures):
         if entity.pongs > self._settings.unanswered_pings:
             raise LimitExceeded(
                 f"{entity.pongs} pings for {entity!r} without reading an answer; "
-                f"Mux.unanswered_pings is {self._settings.unanswered_pings}"
+                f"Bpmux.unanswered_pings is {self._settings.unanswered_pings}"
             )
         self.hurry(entity)
 
@@ -156,7 +156,7 @@ class Scheduler(Departures):
 
     # Chunks.
 
-    def _send_urgent(self, entity: Entity, out: Outlet) -> None:
+    def _send_urgent(self, entity: Entity, out: IovecWriter) -> None:
         """Credit, pings and pongs, and what else may not wait."""
         if entity.gone:
             return
@@ -183,7 +183,7 @@ class Scheduler(Departures):
             if not self._send(entity, UNLIMITED, out):
                 return
 
-    def _send(self, entity: Entity, room: int, out: Outlet) -> bool:
+    def _send(self, entity: Entity, room: int, out: IovecWriter) -> bool:
         """One chunk of what waits, of at most ``room`` bytes of payload; False: nothing can go."""
         items = entity.items
         opening = not entity.opened
@@ -234,7 +234,13 @@ class Scheduler(Departures):
                 self._waiting.move_to_end(entity, last=False)
 
     def _chunk(
-        self, entity: Entity, item: Item | None, size: int, total: int, available: int, out: Outlet
+        self,
+        entity: Entity,
+        item: Item | None,
+        size: int,
+        total: int,
+        available: int,
+        out: IovecWriter,
     ) -> bool:
         """Commits one chunk: ``size`` bytes of ``item``, and the end if it fits behind them."""
         items = entity.items

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from aqueduct._speedups.base.accounts import Account
 from aqueduct._speedups.channels import codec
-from aqueduct._speedups.channels.message_batches import Inlet
-from aqueduct._speedups.channels.receiver import Budget
+from aqueduct._speedups.channels.message_batches import DirectRead
+from aqueduct._speedups.channels.receiver import ReceiveBudget
 from aqueduct.config import Config
 from aqueduct.errors import (
     ConnectionLost,
@@ -28,13 +28,13 @@ from aqueduct.errors import (
     SequenceError,
 )
 from aqueduct.protocol.channels import effects
-from aqueduct.protocol.channels.context import Shared
-from aqueduct.protocol.channels.dispatch import Reader
+from aqueduct.protocol.channels.context import ConnectionContext
+from aqueduct.protocol.channels.dispatch import FrameDispatcher
 from aqueduct.protocol.channels.events import Closed, Event, Headers, HeadersReceived, Writable
 from aqueduct.protocol.channels.receiver import Received, ReceiverHalf
-from aqueduct.protocol.channels.recv_streams import InStream
+from aqueduct.protocol.channels.recv_streams import RecvStream
 from aqueduct.protocol.channels.registry import Attach, Half, Registry
-from aqueduct.protocol.channels.send_streams import OutStream
+from aqueduct.protocol.channels.send_streams import SendStream
 from aqueduct.protocol.channels.sender import Mode, SenderHalf
 from aqueduct.protocol.channels.snapshot import CoreView, core_view
 from aqueduct.protocol.channels.tombstones import Forgetting
@@ -59,7 +59,7 @@ class ChannelConnection:
         receiving: Account | None = None,
         sending: Account | None = None,
     ) -> None:
-        """``receiving`` and ``sending``: see Shared."""
+        """``receiving`` and ``sending``: see ConnectionContext."""
         self.is_client = is_client
         self.config = config
         self.error: ConnectionLost | None = None
@@ -67,7 +67,9 @@ class ChannelConnection:
         self.peer_headers: Headers | None = None
         self._headers = headers
         side = 0 if is_client else 1
-        self._shared = Shared(config, side, loopback=loopback, receiving=receiving, sending=sending)
+        self._shared = ConnectionContext(
+            config, side, loopback=loopback, receiving=receiving, sending=sending
+        )
         self._forgetting = Forgetting(config.timing.destroyed_memory)
         self._registry = Registry(self._shared, self._forgetting, self._send_forget)
         self._closing: tuple[int, str] | None = None
@@ -76,7 +78,7 @@ class ChannelConnection:
         """Until when a close lets queued data out; set by ``close``."""
         self._version_seen = False
         self._headers_sent = False
-        self._reader = Reader(
+        self._reader = FrameDispatcher(
             self._shared,
             self._registry,
             self._send_forget,
@@ -97,7 +99,7 @@ class ChannelConnection:
         """What ``effects_to_apply`` gives next: always the same list."""
         self.outgoing = self._shared.outgoing
         self.incoming = self._reader.incoming
-        self.inlet: Callable[[int], Inlet | None] = self.incoming.inlet
+        self.inlet: Callable[[int], DirectRead | None] = self.incoming.inlet
         """Where the next bytes of a stream go, until ``inlet_done`` and before anything else; None:
         they go to ``receive_stream``."""
 
@@ -119,7 +121,7 @@ class ChannelConnection:
         return len(self._registry)
 
     @property
-    def budget(self) -> Budget:
+    def budget(self) -> ReceiveBudget:
         """What its receivers hold, and who of them waits for room."""
         return self._shared
 
@@ -449,7 +451,7 @@ class ChannelConnection:
         return received
 
     def use_room(self, now: float) -> None:
-        """Messages were taken from an ``Inbox`` itself: held streams go on."""
+        """Messages were taken from an ``ReceiverBase`` itself: held streams go on."""
         self._shared.now = now
         self._use_room()
 
@@ -533,15 +535,15 @@ class ChannelConnection:
 
     # Frames of the prelude
 
-    def _on_version(self, stream: InStream, frame: codec.Version) -> None:
+    def _on_version(self, stream: RecvStream, frame: codec.Version) -> None:
         if self._version_seen:
             return
         self._version_seen = True  # acknowledged with the effects of this input (AQ-27)
 
-    def _on_ack_version(self, stream: InStream, frame: codec.AckVersion) -> None:
+    def _on_ack_version(self, stream: RecvStream, frame: codec.AckVersion) -> None:
         self._shared.outgoing.version_acknowledged = True
 
-    def _on_headers(self, stream: InStream, frame: codec.ConnectionHeaders) -> None:
+    def _on_headers(self, stream: RecvStream, frame: codec.ConnectionHeaders) -> None:
         if self.peer_headers is not None:
             raise SequenceError("CONNECTION_HEADERS arrived twice (AQ-R10)")
         self.peer_headers = frame.headers
@@ -553,7 +555,7 @@ class ChannelConnection:
         if self._version_seen and not self._reader.version_checked:
             self._reader.version_checked = True
             frames = [codec.ACK_VERSION, *frames]  # they may share a stream (AQ-R8)
-        self._shared.outgoing.write(OutStream(None, control=True), frames, fin=True)
+        self._shared.outgoing.write(SendStream(None, control=True), frames, fin=True)
 
     def _check_stalled(self) -> None:
         stalled = self._shared.outgoing.stalled_control
@@ -594,7 +596,7 @@ class ChannelConnection:
 
     def _write_forget(self, channel: int) -> None:
         frames = codec.encode_route_to(channel) + codec.FORGET_CHANNEL
-        self._shared.outgoing.write(OutStream(None, control=True), [frames], fin=True)
+        self._shared.outgoing.write(SendStream(None, control=True), [frames], fin=True)
 
     def _fail(self, error: RemoteProtocolError) -> None:
         if self.error is not None:

@@ -6,17 +6,17 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from aqueduct._speedups.base.accounts import Account
-from aqueduct._speedups.channels.receiver import Budget
+from aqueduct._speedups.channels.receiver import ReceiveBudget
 from aqueduct.config import Config
 from aqueduct.protocol.channels.effects import Effect
 from aqueduct.protocol.channels.events import Event
-from aqueduct.protocol.channels.send_streams import Outgoing
+from aqueduct.protocol.channels.send_streams import SendStreams
 
 if TYPE_CHECKING:
     from aqueduct.protocol.channels.receiver import ReceiverHalf
     from aqueduct.protocol.channels.sender import Mode, SenderHalf
 
-__all__ = ["CLOSES", "HalfError", "Shared"]
+__all__ = ["CLOSES", "ConnectionContext", "HalfError"]
 
 CLOSES: Final = 4  # they count at the peer meanwhile, whose limit of channels we do not know
 CLOSES_AGE: Final = 1 / 8  # of the delay of acks
@@ -25,7 +25,7 @@ HalfError: TypeAlias = Exception
 """How a half ended: a ChannelError, ConnectionLost, or what a placement hook raised."""
 
 
-class Shared(Budget):
+class ConnectionContext(ReceiveBudget):
     """One object for each connection, known to all of its halves."""
 
     __slots__ = (
@@ -86,7 +86,7 @@ class Shared(Budget):
         """The time of the input that is being worked on, seconds."""
         self.events: list[Event] = []
         self.effects: list[Effect] = []
-        self.outgoing = Outgoing(config, self.effects, sending)
+        self.outgoing = SendStreams(config, self.effects, sending)
         self.ack_due: deque[tuple[float, ReceiverHalf | SenderHalf]] = deque()
         """Who owes an ack, or the first frame of a control stream; the delay is constant, so
         the order of arrival is the order of deadlines."""

@@ -11,30 +11,30 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from aqueduct._speedups.channels import codec
-from aqueduct._speedups.channels.message_batches import Run
+from aqueduct._speedups.channels.message_batches import MessageBatch
 from aqueduct._speedups.channels.oneshot_frames import drained
 from aqueduct.errors import Busy, RemoteProtocolError, SequenceError
-from aqueduct.protocol.channels.context import Shared
+from aqueduct.protocol.channels.context import ConnectionContext
 from aqueduct.protocol.channels.events import Writable
 from aqueduct.protocol.channels.oneshot import Oneshots
 from aqueduct.protocol.channels.receiver import Received, ReceiverHalf
-from aqueduct.protocol.channels.recv_streams import SMALL, Handlers, Incoming, InStream
+from aqueduct.protocol.channels.recv_streams import SMALL, Handlers, RecvStream, RecvStreams
 from aqueduct.protocol.channels.registry import Half, Registry
 from aqueduct.protocol.channels.sender import Mode, SenderHalf
 from aqueduct.protocol.channels.state import SenderState
 
-__all__ = ["Reader"]
+__all__ = ["FrameDispatcher"]
 
 SWEEP: Final = 1.0
 """Seconds, at most, between two looks for batches that come too slowly."""
 
 
-class Reader:
+class FrameDispatcher:
     """The streams of the peer, and what their frames mean."""
 
     def __init__(
         self,
-        shared: Shared,
+        shared: ConnectionContext,
         registry: Registry,
         forget: Callable[[int], None],
         fail: Callable[[RemoteProtocolError], None],
@@ -45,7 +45,7 @@ class Reader:
         self._send_forget = forget
         self._fail = fail
         self.config = shared.config
-        self.incoming = Incoming(shared)
+        self.incoming = RecvStreams(shared)
         self.gate_open = False
         """Whether the peer's connection headers are in and accepted (AQ-R10)."""
         self.version_checked = False
@@ -53,7 +53,7 @@ class Reader:
         self.oneshots = Oneshots(shared, registry, self.incoming.decoder())
         self._early: list[bytes] = []
         """Datagrams whose ROUTE_TO waits for the gate."""
-        self._slow: dict[InStream, tuple[int, float]] = {}
+        self._slow: dict[RecvStream, tuple[int, float]] = {}
         """For each slow stream: the bytes it had reached, and its seconds since then."""
         self._swept = 0.0
         self._sweep_due: float | None = None
@@ -63,11 +63,11 @@ class Reader:
         """Seconds from one sweep to the next."""
         self._idle_places: dict[ReceiverHalf, float] = {}
         """For each batch above a budget: its seconds since it was whole, while it is in use."""
-        self._paused: dict[InStream, None] = {}
+        self._paused: dict[RecvStream, None] = {}
         """Streams whose ROUTE_TO waits for the gate."""
         self._handlers: Handlers = {
             **prelude,
-            codec.Message.TAG: self._on_message,
+            codec.MessageFrame.TAG: self._on_message,
             codec.MessageHead.TAG: self._on_head,
             codec.RouteTo.TAG: self._on_route,
             codec.SentUnreliable.TAG: self._on_sent_unreliable,
@@ -81,7 +81,7 @@ class Reader:
         self.incoming.plain = self._handlers
         self._handlers_after_finish = {
             **self._handlers,
-            codec.Message.TAG: self._after_finish,
+            codec.MessageFrame.TAG: self._after_finish,
             codec.MessageHead.TAG: self._after_finish,
             codec.SentUnreliable.TAG: self._after_finish,
             codec.FinishSender.TAG: self._after_finish,
@@ -114,7 +114,7 @@ class Reader:
             if found is True:
                 self.incoming.credit(stream)
                 return
-            if isinstance(found, Run):
+            if isinstance(found, MessageBatch):
                 self.incoming.take_run(stream, half, found)
                 found = found.follows
             self.read(stream, found)
@@ -127,7 +127,7 @@ class Reader:
     def feed_datagram(self, data: bytes) -> None:
         """One datagram: VERSION, ROUTE_TO, MESSAGEs (AQ-R11). Raises RemoteProtocolError."""
         limits = self.config.limits
-        decoder = codec.Decoder(
+        decoder = codec.FrameDecoder(
             from_server=self._shared.side == 0,
             datagram=True,
             frame_limit=limits.frame_bytes,
@@ -146,7 +146,7 @@ class Reader:
                 half = self._registry.routed(frame.channel)
                 if half is None:
                     return
-            elif isinstance(frame, codec.Message):
+            elif isinstance(frame, codec.MessageFrame):
                 if not isinstance(half, ReceiverHalf) or half.error is not None:
                     return
                 self._on_datagram_message(half, frame)
@@ -230,7 +230,7 @@ class Reader:
 
     # Reading a sequence
 
-    def read(self, stream: InStream, frame: Any = None) -> None:
+    def read(self, stream: RecvStream, frame: Any = None) -> None:
         """Reads what has come; ``frame`` is the first of it, if it was read already."""
         decoder = stream.decoder
         while not stream.ignoring:
@@ -285,7 +285,7 @@ class Reader:
             return
         self.incoming.credit(stream)
 
-    def _next_for(self, stream: InStream, half: ReceiverHalf) -> Any:
+    def _next_for(self, stream: RecvStream, half: ReceiverHalf) -> Any:
         """The next frame for a receiver, or None; the plain messages before it are delivered."""
         read = self.incoming.read_plain
         while stream.handlers is self._handlers and (run := read(stream, half)) is not None:
@@ -300,7 +300,7 @@ class Reader:
             for stream in tuple(half.streams):
                 self._abandon(stream, half)
 
-    def _abandon(self, stream: InStream, half: Half) -> None:
+    def _abandon(self, stream: RecvStream, half: Half) -> None:
         """Its channel has ended."""
         if stream.handlers is self._handlers_after_finish:
             self.incoming.leave(stream)  # read on: nothing may follow (AQ-R18)
@@ -311,13 +311,13 @@ class Reader:
         else:
             self.incoming.ignore(stream)
 
-    def _read_early_end(self, stream: InStream) -> None:
+    def _read_early_end(self, stream: RecvStream) -> None:
         stream.handlers = self._handlers_early_end
         stream.decoder.auto_admit = -1  # a message is not waited for
 
     # Frames of a channel
 
-    def _on_route(self, stream: InStream, frame: codec.RouteTo) -> None:
+    def _on_route(self, stream: RecvStream, frame: codec.RouteTo) -> None:
         half = self._registry.routed(frame.channel)
         if half is None:
             if self._registry.ended_early(frame.channel):
@@ -329,7 +329,7 @@ class Reader:
         if isinstance(half, ReceiverHalf):
             half.routed(stream)
 
-    def _on_head(self, stream: InStream, frame: codec.MessageHead) -> None:
+    def _on_head(self, stream: RecvStream, frame: codec.MessageHead) -> None:
         half = stream.half
         assert isinstance(half, ReceiverHalf)
         half.check_number(frame.num)
@@ -338,7 +338,7 @@ class Reader:
         else:
             self._admitted(stream, half, frame)
 
-    def _admitted(self, stream: InStream, half: ReceiverHalf, head: codec.MessageHead) -> None:
+    def _admitted(self, stream: RecvStream, half: ReceiverHalf, head: codec.MessageHead) -> None:
         """Its payload may land: where the application wants it, or in fresh memory."""
         stream.partial = head.size + head.overhead
         try:
@@ -351,7 +351,7 @@ class Reader:
             return
         self.incoming.grant_read_ahead(stream, head.size)
 
-    def _on_message(self, stream: InStream, frame: codec.Message) -> None:
+    def _on_message(self, stream: RecvStream, frame: codec.MessageFrame) -> None:
         half = stream.half
         assert isinstance(half, ReceiverHalf)
         size = frame.size + frame.overhead
@@ -367,7 +367,7 @@ class Reader:
         if half.error is not None:
             self.half_ended(half)
 
-    def _on_datagram_message(self, half: ReceiverHalf, frame: codec.Message) -> None:
+    def _on_datagram_message(self, half: ReceiverHalf, frame: codec.MessageFrame) -> None:
         size = frame.size + frame.overhead
         wanted = half.wants_datagram(frame.num, size)
         if half.evicted:
@@ -385,7 +385,7 @@ class Reader:
         self._registry.receiver_closed(half)
         self._abandon_streams(half)
 
-    def _on_finish(self, stream: InStream, frame: codec.FinishSender) -> None:
+    def _on_finish(self, stream: RecvStream, frame: codec.FinishSender) -> None:
         half = stream.half
         assert isinstance(half, ReceiverHalf)
         stream.handlers = self._handlers_after_finish
@@ -393,7 +393,7 @@ class Reader:
         if half.error is not None:
             self.half_ended(half)
 
-    def _on_cancel(self, stream: InStream, frame: codec.CancelSender) -> None:
+    def _on_cancel(self, stream: RecvStream, frame: codec.CancelSender) -> None:
         half = stream.half
         assert isinstance(half, ReceiverHalf)
         # What is dropped first, or its channels would look lost to the peer (AQ-R20, AQ-R26).
@@ -401,19 +401,19 @@ class Reader:
         half.cancelled()
         self.half_ended(half)
 
-    def _on_sent_unreliable(self, stream: InStream, frame: codec.SentUnreliable) -> None:
+    def _on_sent_unreliable(self, stream: RecvStream, frame: codec.SentUnreliable) -> None:
         half = stream.half
         assert isinstance(half, ReceiverHalf)
         half.announced(frame.count)
 
-    def _on_ack_reliable(self, stream: InStream, frame: codec.AckReliable) -> None:
+    def _on_ack_reliable(self, stream: RecvStream, frame: codec.AckReliable) -> None:
         half = stream.half
         assert isinstance(half, SenderHalf)
         self._registry.reached(half.acked(frame.block))
         if self._shared.blocked:
             self.unblock([half])
 
-    def _on_ack_nack_unreliable(self, stream: InStream, frame: codec.AckNackUnreliable) -> None:
+    def _on_ack_nack_unreliable(self, stream: RecvStream, frame: codec.AckNackUnreliable) -> None:
         half = stream.half
         assert isinstance(half, SenderHalf)
         if frame.channel != half.channel:
@@ -424,7 +424,7 @@ class Reader:
         if self._shared.blocked:
             self.unblock([half])
 
-    def _on_close_receiver(self, stream: InStream, frame: codec.CloseReceiver) -> None:
+    def _on_close_receiver(self, stream: RecvStream, frame: codec.CloseReceiver) -> None:
         half = stream.half
         assert isinstance(half, SenderHalf)
         lost = half.receiver_closed()
@@ -433,7 +433,7 @@ class Reader:
         self._lose(lost)
         self.incoming.ignore(stream)
 
-    def _on_forget(self, stream: InStream, frame: codec.ForgetChannel) -> None:
+    def _on_forget(self, stream: RecvStream, frame: codec.ForgetChannel) -> None:
         # The last frame that matters in its sequence (AQ-R23).
         half, channel = stream.half, stream.decoder.route
         self.incoming.ignore(stream)
@@ -448,11 +448,11 @@ class Reader:
         self._drop(dropped)
         self._lose(links)
 
-    def _after_finish(self, stream: InStream, frame: Any) -> None:
+    def _after_finish(self, stream: RecvStream, frame: Any) -> None:
         what = codec.FRAME_NAMES.get(frame.TAG, "MESSAGE")
         raise SequenceError(f"{what} after FINISH_SENDER in one sequence (AQ-R18)")
 
-    def _on_late_frame(self, stream: InStream, frame: Any) -> None:
+    def _on_late_frame(self, stream: RecvStream, frame: Any) -> None:
         """For a channel that ended before its message came: only FORGET_CHANNEL matters."""
         self.incoming.ignore(stream)
 

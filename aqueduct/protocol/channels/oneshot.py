@@ -9,9 +9,9 @@ message that carries such a channel; whatever needs a closer look is left to the
 
 from __future__ import annotations
 
-from aqueduct._speedups.channels.codec import Decoder
+from aqueduct._speedups.channels.codec import FrameDecoder
 from aqueduct._speedups.channels.oneshot_fast import Brisk
-from aqueduct.protocol.channels.context import Shared
+from aqueduct.protocol.channels.context import ConnectionContext
 from aqueduct.protocol.channels.receiver import ReceiverHalf
 from aqueduct.protocol.channels.recv_streams import SMALL
 from aqueduct.protocol.channels.registry import Registry
@@ -33,7 +33,9 @@ class Oneshots(Brisk):
 
     __slots__ = ()
 
-    def __init__(self, shared: Shared, registry: Registry, decoder: Decoder) -> None:
+    def __init__(
+        self, shared: ConnectionContext, registry: Registry, decoder: FrameDecoder
+    ) -> None:
         super().__init__(
             shared,
             registry,

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias, cast
 
 from aqueduct._speedups.channels import codec
 from aqueduct._speedups.channels.message_batches import Received
-from aqueduct._speedups.channels.receiver import EMPTY, Inbox
+from aqueduct._speedups.channels.receiver import EMPTY, ReceiverBase
 from aqueduct._speedups.channels.tracker import ReceivedNumbers, UnreliableReceived
 from aqueduct.errors import (
     Cancelled,
@@ -25,18 +25,18 @@ from aqueduct.errors import (
     SequenceError,
 )
 from aqueduct.protocol.channels import ids
-from aqueduct.protocol.channels.context import HalfError, Shared
+from aqueduct.protocol.channels.context import ConnectionContext, HalfError
 from aqueduct.protocol.channels.events import Headers, Readable
-from aqueduct.protocol.channels.recv_streams import InStream
-from aqueduct.protocol.channels.send_streams import OutStream
+from aqueduct.protocol.channels.recv_streams import RecvStream
+from aqueduct.protocol.channels.send_streams import SendStream
 from aqueduct.protocol.channels.state import RECEIVER, ReceiverInput, ReceiverState
 
 __all__ = ["Placement", "Received", "ReceiverHalf"]
 
 # In place of what an idle channel does not need; they cannot be changed.
 NO_MESSAGES: Final = cast("deque[Received]", ())
-NO_STREAMS: Final = cast("dict[InStream, None]", EMPTY)
-NOBODY: Final = cast("OrderedDict[InStream, None]", EMPTY)
+NO_STREAMS: Final = cast("dict[RecvStream, None]", EMPTY)
+NOBODY: Final = cast("OrderedDict[RecvStream, None]", EMPTY)
 
 Placement: TypeAlias = Callable[[Headers, int], Any]
 """Given a message's headers and size in bytes: the writable buffer it is to land in, or None."""
@@ -46,7 +46,7 @@ Announcement: TypeAlias = Callable[[Headers], tuple[int, int] | None]
 the bytes of that batch; None if it is not part of one."""
 
 
-class ReceiverHalf(Inbox):
+class ReceiverHalf(ReceiverBase):
     """One receiver half. Made by the connection; its user takes messages, or closes."""
 
     is_sender: Final = False
@@ -58,7 +58,9 @@ class ReceiverHalf(Inbox):
         "handle",
     )
 
-    def __init__(self, shared: Shared, channel: int, *, given: bool, assured: bool) -> None:
+    def __init__(
+        self, shared: ConnectionContext, channel: int, *, given: bool, assured: bool
+    ) -> None:
         self._shared = shared
         self.channel = channel
         self.state = ReceiverState.OPEN
@@ -70,7 +72,7 @@ class ReceiverHalf(Inbox):
         self.handle: Any = None
         self.numbers = ReceivedNumbers(shared.config.limits.received_ranges)
         self._oneshot = bool(channel & ids.ONESHOT)
-        # Of Inbox, where they begin empty:
+        # Of ReceiverBase, where they begin empty:
         # error: what a read raises once the queue is empty; None while it lives.
         # waiting: streams whose next message was not admitted, in order.
         # streams: the peer's streams that are routed here, in order.
@@ -82,7 +84,8 @@ class ReceiverHalf(Inbox):
         # this key alone.
         # announce: an Announcement, asked for messages with that header.
         # _unreliable: an UnreliableReceived; most channels never need it.
-        # _receipt: the last entry of ``Shared.receipt_due`` for this half, while it stands there.
+        # _receipt: the last entry of ``ConnectionContext.receipt_due`` for this half, while it
+        # stands there.
         # _declared: SENT_RELIABLE, once FINISH_SENDER told it.
 
     # Admission
@@ -178,7 +181,7 @@ class ReceiverHalf(Inbox):
             return None
         return self.placement(head.headers, head.size)
 
-    def wait(self, stream: InStream, head: codec.MessageHead) -> None:
+    def wait(self, stream: RecvStream, head: codec.MessageHead) -> None:
         """A message finds no room: its stream is read on when there is some."""
         stream.head = head
         if self.waiting is NOBODY:
@@ -189,7 +192,7 @@ class ReceiverHalf(Inbox):
     def queue_up(self) -> None:
         """Takes its place among those who wait for the budget, if that is what it waits for.
 
-        Room of its own is noticed by itself (``Shared.relieved``).
+        Room of its own is noticed by itself (``ConnectionContext.relieved``).
         """
         starved = self._shared.starved
         first = next(iter(self.waiting), None)
@@ -214,13 +217,13 @@ class ReceiverHalf(Inbox):
         """Whether a message that was admitted is not whole yet."""
         return any(stream.partial >= 0 for stream in self.streams)
 
-    def routed(self, stream: InStream) -> None:
+    def routed(self, stream: RecvStream) -> None:
         """One of the peer's streams is about this channel."""
         if self.streams is NO_STREAMS:
             self.streams = {}
         self.streams[stream] = None
 
-    def left_by(self, stream: InStream) -> None:
+    def left_by(self, stream: RecvStream) -> None:
         """One of the peer's streams says no more here: what it holds returns."""
         if stream in self.streams:
             del self.streams[stream]
@@ -236,7 +239,7 @@ class ReceiverHalf(Inbox):
             else:
                 self._shared.starved.pop(self, None)
 
-    def wait_no_more(self, stream: InStream) -> None:
+    def wait_no_more(self, stream: RecvStream) -> None:
         """Its message is admitted, or will not come."""
         del self.waiting[stream]
         self.waiting = self.waiting or NOBODY
@@ -530,7 +533,7 @@ class ReceiverHalf(Inbox):
 
     def _write_control(self, frames: list[Any], *, fin: bool) -> None:
         if self._control is None:
-            self._control = OutStream(None, control=True)
+            self._control = SendStream(None, control=True)
             frames = [codec.encode_route_to(self.channel), *frames]
         self._shared.outgoing.write(self._control, frames, fin=fin)
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from aqueduct._speedups.channels.codec import Decoder
-from aqueduct._speedups.channels.recv_streams import InStream, Streams
+from aqueduct._speedups.channels.codec import FrameDecoder
+from aqueduct._speedups.channels.recv_streams import RecvStream, RecvStreamsBase
 from aqueduct.errors import LimitExceeded
 from aqueduct.protocol.channels import effects
 from aqueduct.protocol.channels.state import ReceiverState
 
 if TYPE_CHECKING:
-    from aqueduct.protocol.channels.context import Shared
+    from aqueduct.protocol.channels.context import ConnectionContext
     from aqueduct.protocol.channels.receiver import ReceiverHalf
     from aqueduct.protocol.channels.sender import SenderHalf
 
-__all__ = ["SMALL", "Handlers", "InStream", "Incoming"]
+__all__ = ["SMALL", "Handlers", "RecvStream", "RecvStreams"]
 
-Handlers: TypeAlias = "Mapping[int, Callable[[InStream, Any], None]]"
+Handlers: TypeAlias = "Mapping[int, Callable[[RecvStream, Any], None]]"
 
 SMALL: Final = 16 << 10
 """Payloads up to this are admitted without asking while there is room for many of them."""
@@ -27,10 +27,10 @@ LASTING_STREAMS: Final = 2
 """Of a sender: the stream of ORDERED messages, and that of SENT_UNRELIABLE. Of a receiver: acks."""
 
 
-class Incoming(Streams):
+class RecvStreams(RecvStreamsBase):
     """All of the peer's streams, and the effects that concern them."""
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: ConnectionContext) -> None:
         super().__init__(shared, open=ReceiverState.OPEN, small=SMALL)
         self._shared = shared
         self._flow = shared.config.flow
@@ -43,21 +43,21 @@ class Incoming(Streams):
         """Stream slots that the peer is due beside its budget; below zero: to be kept back."""
         self._step = max(1, self._flow.streams // 32)
         self._gathered = 0
-        self._nothing = Decoder(from_server=self._from_server)
+        self._nothing = FrameDecoder(from_server=self._from_server)
 
-    def opened(self, number: int, handlers: Handlers) -> InStream:
+    def opened(self, number: int, handlers: Handlers) -> RecvStream:
         """A stream that was not there before."""
         stream = self.streams[number] = self.outside(handlers, number)
         return stream
 
-    def outside(self, handlers: Handlers, number: int = -1) -> InStream:
+    def outside(self, handlers: Handlers, number: int = -1) -> RecvStream:
         """One that is in no table."""
-        return InStream(number, self._flow.initial_window, handlers, self.decoder())
+        return RecvStream(number, self._flow.initial_window, handlers, self.decoder())
 
-    def decoder(self) -> Decoder:
+    def decoder(self) -> FrameDecoder:
         """One for a sequence of the peer's."""
         limits = self._shared.config.limits
-        return Decoder(
+        return FrameDecoder(
             from_server=self._from_server,
             frame_limit=limits.frame_bytes,
             header_limit=limits.header_bytes,
@@ -65,31 +65,31 @@ class Incoming(Streams):
             block_limit=limits.block_bytes,
         )
 
-    def route(self, stream: InStream, half: ReceiverHalf | SenderHalf) -> None:
+    def route(self, stream: RecvStream, half: ReceiverHalf | SenderHalf) -> None:
         """Its ROUTE_TO named a channel that has state."""
         stream.half = half
         half.streams_in += 1
         if half.streams_in <= LASTING_STREAMS:
             self._count(lasting=1)
 
-    def hold(self, stream: InStream) -> None:
+    def hold(self, stream: RecvStream) -> None:
         """Its bytes wait; if it has ended, so does its slot."""
         if stream.fin and not stream.held:
             stream.held = True
             self._count(held=1)
 
-    def unhold(self, stream: InStream) -> None:
+    def unhold(self, stream: RecvStream) -> None:
         """Its bytes wait no more."""
         if stream.held:
             stream.held = False
             self._count(held=-1)
 
-    def ended(self, stream: InStream) -> None:
+    def ended(self, stream: RecvStream) -> None:
         """Its last byte was read."""
         self.streams.pop(stream.number, None)
         self.leave(stream)
 
-    def leave(self, stream: InStream) -> None:
+    def leave(self, stream: RecvStream) -> None:
         """A stream ended, was reset, or is ignored from here on: return what it holds."""
         half = stream.half
         self.unhold(stream)
@@ -105,7 +105,7 @@ class Incoming(Streams):
             stream.granted = 0
         stream.half = None
 
-    def ignore(self, stream: InStream) -> None:
+    def ignore(self, stream: RecvStream) -> None:
         """The rest of the sequence does not matter (AQ-R24)."""
         self.leave(stream)
         if stream.ignoring:
@@ -133,7 +133,7 @@ class Incoming(Streams):
         lasting = min(self.lasting, self._flow.channel_streams)
         self.extra = lasting - lasting % self._step - self.held
 
-    def _weigh(self, stream: InStream, gathered: int) -> None:
+    def _weigh(self, stream: RecvStream, gathered: int) -> None:
         """Blocks are not admitted: in sum they are bounded like what is."""
         self._gathered += gathered - stream.gathered
         stream.gathered = gathered

@@ -8,11 +8,11 @@ from typing import TypeAlias
 
 from aqueduct.errors import ConnectionLost, LimitExceeded, LostInTransit, SequenceError
 from aqueduct.protocol.channels import ids
-from aqueduct.protocol.channels.context import Shared
+from aqueduct.protocol.channels.context import ConnectionContext
 from aqueduct.protocol.channels.events import Headers
 from aqueduct.protocol.channels.receiver import Received, ReceiverHalf
 from aqueduct.protocol.channels.sender import SenderHalf
-from aqueduct.protocol.channels.tombstones import Destroyed, Forgetting
+from aqueduct.protocol.channels.tombstones import Forgetting, Tombstones
 
 __all__ = ["Attach", "Half", "Registry"]
 
@@ -37,7 +37,7 @@ class Registry:
     """All channels of one side of one connection."""
 
     def __init__(
-        self, shared: Shared, forgetting: Forgetting, forget: Callable[[int], None]
+        self, shared: ConnectionContext, forgetting: Forgetting, forget: Callable[[int], None]
     ) -> None:
         self._shared = shared
         self._forgetting = forgetting
@@ -48,8 +48,8 @@ class Registry:
         """Ended before the message that carries them came; delivered in that state (AQ-R26)."""
         self._pending_tables: dict[int, SenderHalf] = {}
         """Senders that ended while pending: their tables still decide (AQ-R27.7)."""
-        self._destroyed = Destroyed(shared.config.limits.destroyed_ranges)
-        self._attached = Destroyed(shared.config.limits.destroyed_ranges)
+        self._destroyed = Tombstones(shared.config.limits.destroyed_ranges)
+        self._attached = Tombstones(shared.config.limits.destroyed_ranges)
         self.entrypoint = self._make(ids.ENTRYPOINT, accessible=True, given=True, assured=True)
 
     def __len__(self) -> int:

@@ -15,19 +15,19 @@ from typing import Any
 from aqueduct._speedups.base.accounts import Account
 from aqueduct._speedups.base.buffers import size_of
 from aqueduct._speedups.channels import codec
-from aqueduct._speedups.channels.sender import Ledger, OutStream
+from aqueduct._speedups.channels.sender import SendQueue, SendStream
 from aqueduct.config import Config
 from aqueduct.errors import LocalProtocolError
 from aqueduct.protocol.channels import effects, ids
 from aqueduct.protocol.channels.state import SenderState
 
-__all__ = ["OutStream", "Outgoing"]
+__all__ = ["SendStream", "SendStreams"]
 
 GUARDED_FROM = 4096
 """Smaller buffers are copied into the frame when they are sent."""
 
 
-class Outgoing(Ledger):
+class SendStreams(SendQueue):
     """All of my streams, and the effects that concern them."""
 
     def __init__(
@@ -62,20 +62,20 @@ class Outgoing(Ledger):
 
     # Commands
 
-    def hold_back(self, stream: OutStream, buffers: list[Any]) -> None:
+    def hold_back(self, stream: SendStream, buffers: list[Any]) -> None:
         """Queues a whole sequence that takes its turn with ``let_go``."""
         stream.waiting = buffers
         stream.fin = True
         self._held_back += 1
         self._charge(stream, size_of(buffers))
 
-    def let_go(self, stream: OutStream) -> None:
+    def let_go(self, stream: SendStream) -> None:
         """A sequence that was held back opens its stream when it can."""
         self._held_back -= 1
         (self._control_waiting if stream.control else self._message_waiting)[stream] = None
         self._open_waiting()
 
-    def reset(self, stream: OutStream, code: int) -> None:
+    def reset(self, stream: SendStream, code: int) -> None:
         """Gives a stream up, whether or not it was ever opened (AQ-R29 for the code)."""
         if stream.dead:
             return
@@ -125,7 +125,7 @@ class Outgoing(Ledger):
                 if stream.half is not None:
                     stream.half.stream_opened()
 
-    def _kill(self, stream: OutStream) -> None:
+    def _kill(self, stream: SendStream) -> None:
         stream.dead = True
         stream.waiting = ()
         stream.speaker = None
@@ -133,7 +133,7 @@ class Outgoing(Ledger):
         if stream.half is not None:
             stream.half.stream_left(stream)
 
-    def _guard(self, stream: OutStream, buffers: Sequence[Any]) -> None:
+    def _guard(self, stream: SendStream, buffers: Sequence[Any]) -> None:
         if stream.guard is None:
             stream.guard = _Guard()
         stream.guard.add(buffers)
@@ -154,7 +154,7 @@ class _Guard:
             if view.nbytes >= GUARDED_FROM:
                 self._buffers.append((self._given, view, zlib.crc32(view)))
 
-    def check(self, stream: OutStream, size: int) -> None:
+    def check(self, stream: SendStream, size: int) -> None:
         self._left += size
         while self._buffers and self._buffers[0][0] <= self._left:
             _, view, checksum = self._buffers.popleft()

@@ -11,7 +11,7 @@ from aqueduct._speedups.base.buffers import size_of
 from aqueduct._speedups.channels import codec
 from aqueduct._speedups.channels.oneshot_frames import encode_alone
 from aqueduct._speedups.channels.receiver import EMPTY
-from aqueduct._speedups.channels.sender import OutStream, Posting
+from aqueduct._speedups.channels.sender import SenderBase, SendStream
 from aqueduct._speedups.channels.tracker import UnreliableSent
 from aqueduct.errors import (
     Cancelled,
@@ -21,7 +21,7 @@ from aqueduct.errors import (
     SequenceError,
 )
 from aqueduct.protocol.channels import effects, ids
-from aqueduct.protocol.channels.context import HalfError, Shared
+from aqueduct.protocol.channels.context import ConnectionContext, HalfError
 from aqueduct.protocol.channels.events import Headers, SenderEnded, Writable
 from aqueduct.protocol.channels.state import SENDER, SenderInput, SenderState
 
@@ -37,8 +37,8 @@ Links: TypeAlias = dict[int, tuple[int, ...]]
 # In place of what an idle channel does not need; they cannot be changed.
 NO_LINKS: Final = cast(Links, EMPTY)
 NO_CHANNELS: Final = cast("list[int]", ())
-NO_STREAMS: Final = cast("dict[OutStream, None]", EMPTY)
-NONE_WAITING: Final = cast("deque[OutStream]", ())
+NO_STREAMS: Final = cast("dict[SendStream, None]", EMPTY)
+NONE_WAITING: Final = cast("deque[SendStream]", ())
 
 
 class Mode(Enum):
@@ -52,7 +52,7 @@ class Mode(Enum):
     """A datagram for each message, or a stream when it does not fit; it may be lost."""
 
 
-class SenderHalf(Posting):
+class SenderHalf(SenderBase):
     """One sender half. Made by the connection; its user sends, finishes or cancels."""
 
     is_sender: Final = True
@@ -64,7 +64,9 @@ class SenderHalf(Posting):
         "handle",
     )
 
-    def __init__(self, shared: Shared, channel: int, *, accessible: bool, given: bool) -> None:
+    def __init__(
+        self, shared: ConnectionContext, channel: int, *, accessible: bool, given: bool
+    ) -> None:
         self._shared = shared
         self.channel = channel
         self._ledger = shared.outgoing
@@ -77,7 +79,7 @@ class SenderHalf(Posting):
         """The endpoint's handle, for its wake-ups."""
         self.oneshot = bool(channel & ids.ONESHOT)
         """Whether the channel takes one message in all (AQ-R28)."""
-        # Of Posting, where they begin empty:
+        # Of SenderBase, where they begin empty:
         # waits_for_ample: whether who waits for room waits for ``ample`` room.
         # nacked: unreliable messages that were lost.
         # links: by unacknowledged reliable number, what hangs on it (AQ-R27.2).
@@ -159,11 +161,11 @@ class SenderHalf(Posting):
             self.links[number] = tuple([channel for channel, _ in attachments])
         if self.oneshot:
             self.state = SenderState.FINISHED
-            stream = self._message_stream = OutStream(self, False)
+            stream = self._message_stream = SendStream(self, False)
             self._shared.outgoing.write(stream, frame, True)
         elif mode is Mode.ORDERED:
             if self._message_stream is None:
-                self._message_stream = OutStream(self, control=False)
+                self._message_stream = SendStream(self, control=False)
                 self._shared.outgoing.write(
                     self._message_stream, [codec.encode_route_to(self.channel), *frame]
                 )
@@ -302,7 +304,7 @@ class SenderHalf(Posting):
     def left_by(self, stream: object) -> None:
         """One of the peer's streams says no more here; nothing is held for it."""
 
-    def stream_left(self, stream: OutStream) -> None:
+    def stream_left(self, stream: SendStream) -> None:
         """A stream of ours is through, or dead: the next unordered message may go."""
         if stream in self._unordered_open:
             del self._unordered_open[stream]
@@ -428,7 +430,7 @@ class SenderHalf(Posting):
 
     def _write_control(self, buffers: list[Any], *, fin: bool) -> None:
         if self._control is None:
-            self._control = OutStream(None, control=True)
+            self._control = SendStream(None, control=True)
             self._control.speaker = self  # who ends if the peer stops it
             buffers = [codec.encode_route_to(self.channel), *buffers]
         self._shared.outgoing.write(self._control, buffers, fin=fin)
@@ -439,7 +441,7 @@ class SenderHalf(Posting):
         What carries channels goes before anything that is sent on them, or they could take every
         stream and wait for it for ever.
         """
-        stream = OutStream(self, control=False)
+        stream = SendStream(self, control=False)
         full = len(self._unordered_open) >= self._shared.config.flow.unordered_streams
         if full and not at_once:
             self._shared.outgoing.hold_back(stream, buffers)

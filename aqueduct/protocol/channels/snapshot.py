@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from aqueduct.protocol.channels import ids
-from aqueduct.protocol.channels.context import Shared
+from aqueduct.protocol.channels.context import ConnectionContext
 from aqueduct.protocol.channels.receiver import ReceiverHalf
-from aqueduct.protocol.channels.recv_streams import Incoming
+from aqueduct.protocol.channels.recv_streams import RecvStreams
 from aqueduct.protocol.channels.registry import Registry
 from aqueduct.protocol.channels.sender import SenderHalf
 
@@ -130,7 +130,9 @@ class CoreView:
     """Unreliable messages of the peer that gave way to later ones."""
 
 
-def core_view(shared: Shared, registry: Registry, incoming: Incoming, channels: int) -> CoreView:
+def core_view(
+    shared: ConnectionContext, registry: Registry, incoming: RecvStreams, channels: int
+) -> CoreView:
     """The state of a connection, with at most ``channels`` of its channels."""
     halves = registry.lowest(channels) if channels else []
     pending = registry.pending() if halves else set()

@@ -11,10 +11,10 @@ from heapq import heappop, heappush
 
 from aqueduct._speedups.base.ranges import RangeSet
 
-__all__ = ["Destroyed", "Forgetting"]
+__all__ = ["Forgetting", "Tombstones"]
 
 
-class Destroyed:
+class Tombstones:
     """Sets of channel ids, compact: one range set for each index space."""
 
     __slots__ = ("_limit", "_spaces")

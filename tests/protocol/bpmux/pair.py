@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from aqueduct.config import Mux as Settings
+from aqueduct.config import Bpmux as Settings
 from aqueduct.errors import RemoteProtocolError
 from aqueduct.protocol.bpmux import events
 from aqueduct.protocol.bpmux.connection import Mux

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from aqueduct._speedups.bpmux.chunks import ChunkDecoder, encode_head
-from aqueduct.config import Mux as Settings
+from aqueduct.config import Bpmux as Settings
 from aqueduct.errors import ConfigError, FrameError, LocalProtocolError
 from aqueduct.protocol.bpmux import events
 from aqueduct.protocol.bpmux.state import SINK_OUT, STREAM_IN, STREAM_OUT, Entity

@@ -6,7 +6,7 @@ import tracemalloc
 
 import pytest
 
-from aqueduct.config import Mux as Settings
+from aqueduct.config import Bpmux as Settings
 from aqueduct.errors import ConfigError, LimitExceeded
 from aqueduct.protocol.bpmux import events
 from aqueduct.protocol.bpmux.state import REQ_IN, SINK_IN, SINK_OUT, STREAM_IN
@@ -112,7 +112,7 @@ def test_entities_of_a_kind_have_a_limit(tag: str) -> None:
     lone = Lone(Settings(entities=3))
     lone.receive("".join(f"{tag}{number:02x}00" for number in (1, 2, 3)))
     assert lone.error is None
-    error = fails(lone, tag + "0400", "is one above Mux.entities (3) (BP-R12)")
+    error = fails(lone, tag + "0400", "is one above Bpmux.entities (3) (BP-R12)")
     assert isinstance(error, LimitExceeded)
 
 
@@ -120,7 +120,7 @@ def test_entities_of_a_kind_have_a_limit(tag: str) -> None:
 def test_the_stream_half_of_a_duplex_counts() -> None:
     lone = Lone(Settings(entities=2))
     lone.receive("500100" + "500200")
-    fails(lone, "d00300", "is one above Mux.entities (2)")
+    fails(lone, "d00300", "is one above Bpmux.entities (2)")
 
 
 @pytest.mark.requirement("BP-R12")
@@ -132,7 +132,7 @@ def test_entities_that_ended_count_until_they_are_acknowledged() -> None:
     assert lone.mux.count(STREAM_IN) == 3
     stuck = Lone(Settings(entities=3))
     stuck.receive("52010000" + "52020000" + "52030000")
-    fails(stuck, "500400", "is one above Mux.entities")
+    fails(stuck, "500400", "is one above Bpmux.entities")
     assert lone.answer() == "a101a102a103"
     lone.receive("500400")
     assert lone.error is None
@@ -147,7 +147,7 @@ def test_a_peer_that_pings_and_does_not_read() -> None:
     lone.receive("a400" * 5)
     error = fails(lone, "a400", "6 pings for <sink_out 0> without reading an answer")
     assert isinstance(error, LimitExceeded)
-    assert "Mux.unanswered_pings is 5" in str(error)
+    assert "Bpmux.unanswered_pings is 5" in str(error)
 
 
 def held_by(lone: Lone, text: str, times: int) -> int:

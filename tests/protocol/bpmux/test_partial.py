@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aqueduct.config import Mux as Settings
+from aqueduct.config import Bpmux as Settings
 from aqueduct.errors import FrameError, LimitExceeded, LocalProtocolError
 from aqueduct.protocol.bpmux import events
 from aqueduct.protocol.bpmux.state import REQ_IN, REQ_OUT, SINK_IN, STREAM_IN, STREAM_OUT
@@ -197,7 +197,7 @@ def test_what_is_put_together_has_a_limit(text: str, whole: bool) -> None:
     lone = Lone(Settings(payload_bytes=16), whole=whole)
     lone.mux.credit(lone.mux.top_stream, 100)
     lone.take_all()
-    assert isinstance(fails(lone, text, "is above Mux.payload_bytes (16)"), LimitExceeded)
+    assert isinstance(fails(lone, text, "is above Bpmux.payload_bytes (16)"), LimitExceeded)
 
 
 def test_a_limit_is_not_for_what_is_passed_on() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aqueduct.config import Mux as Settings
+from aqueduct.config import Bpmux as Settings
 from aqueduct.protocol.bpmux import events
 from aqueduct.protocol.bpmux.connection import Mux
 from aqueduct.protocol.bpmux.state import (

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from aqueduct.config import Mux as Settings
+from aqueduct.config import Bpmux as Settings
 from aqueduct.dissect.bpmux import Chunk, read_chunks
 from aqueduct.protocol.bpmux.state import SINK_OUT, Entity
 from tests.protocol.bpmux.pair import Lone

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aqueduct.config import Mux as Settings
+from aqueduct.config import Bpmux as Settings
 from aqueduct.errors import LocalProtocolError
 from aqueduct.protocol.bpmux import events
 from aqueduct.protocol.bpmux.connection import Mux
@@ -327,10 +327,10 @@ def test_more_entities_than_the_limit_are_not_opened() -> None:
     lone = Lone(Settings(entities=2))
     for _ in range(2):
         lone.mux.request()
-    with pytest.raises(LocalProtocolError, match=r"Mux.entities is 2"):
+    with pytest.raises(LocalProtocolError, match=r"Bpmux.entities is 2"):
         lone.mux.request()
     lone.mux.open_sink()
-    with pytest.raises(LocalProtocolError, match=r"Mux.entities is 2"):
+    with pytest.raises(LocalProtocolError, match=r"Bpmux.entities is 2"):
         lone.mux.open_duplex()
     assert lone.mux.count(STREAM_OUT) == 1
 

@@ -30,7 +30,7 @@ class Said:
 
     def frames(self, *, from_server: bool) -> list[Frame]:
         """What stands there whole; a MESSAGE is (name, number, headers, attachments, payload)."""
-        decoder = codec.Decoder(from_server=from_server)
+        decoder = codec.FrameDecoder(from_server=from_server)
         decoder.feed(bytes(self.data))
         return [as_tuple(frame) for frame in iter(decoder.next, None)]
 
@@ -135,7 +135,7 @@ class Peer:
         self.look()
         found = []
         for data in self.datagrams:
-            decoder = codec.Decoder(from_server=not self.is_server, datagram=True)
+            decoder = codec.FrameDecoder(from_server=not self.is_server, datagram=True)
             decoder.feed(data)
             found.append([as_tuple(frame) for frame in iter(decoder.next, None)])
         return found

@@ -11,7 +11,7 @@ from aqueduct._speedups.channels import codec, oneshot_frames
 from aqueduct.errors import Finished
 from aqueduct.protocol.channels.oneshot import Oneshots
 from aqueduct.protocol.channels.receiver import ReceiverHalf
-from aqueduct.protocol.channels.recv_streams import SMALL, Incoming
+from aqueduct.protocol.channels.recv_streams import SMALL, RecvStreams
 from aqueduct.protocol.channels.registry import Attach
 from aqueduct.protocol.channels.sender import SenderHalf
 from tests.protocol.channels.peer import Peer, message, route
@@ -31,13 +31,13 @@ def acked(*ranges: int) -> bytes:
 def streams(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of streams that were made for what the peer sent."""
     made: list[int] = []
-    original = Incoming.opened
+    original = RecvStreams.opened
 
-    def counted(incoming: Incoming, number: int, handlers: Any) -> Any:
+    def counted(incoming: RecvStreams, number: int, handlers: Any) -> Any:
         made.append(number)
         return original(incoming, number, handlers)
 
-    monkeypatch.setattr(Incoming, "opened", counted)
+    monkeypatch.setattr(RecvStreams, "opened", counted)
     return made
 
 
@@ -210,7 +210,7 @@ def test_a_sequence_alone_is_route_message_and_finish(payload: Any) -> None:
 
 
 def test_one_decoder_reads_many_and_keeps_nothing() -> None:
-    decoder = codec.Decoder(from_server=False, frame_limit=100)
+    decoder = codec.FrameDecoder(from_server=False, frame_limit=100)
     good = route(4) + message(0, b"x" * 50) + finish(1)
     for data in (good, route(4) + message(0, bytes(101)), good[:-10], b"\xff", route(4), b"", good):
         found = oneshot_frames.message_of(decoder, data, SMALL)

@@ -33,7 +33,7 @@ def question(number: int, *channels: int, payload: bytes = b"?") -> bytes:
 def generally(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is taken at once from here on."""
 
-    def unread(self: Oneshots, half: ReceiverHalf, decoder: codec.Decoder, data: Any) -> None:
+    def unread(self: Oneshots, half: ReceiverHalf, decoder: codec.FrameDecoder, data: Any) -> None:
         if len(data):
             decoder.feed(data)
 

@@ -12,7 +12,7 @@ from aqueduct.errors import Cancelled, Finished, LostInTransit, ReceiverClosed
 from aqueduct.protocol.channels.receiver import ReceiverHalf
 from aqueduct.protocol.channels.registry import Attach, Half
 from aqueduct.protocol.channels.sender import Mode, SenderHalf
-from aqueduct.protocol.channels.tombstones import Destroyed, Forgetting
+from aqueduct.protocol.channels.tombstones import Forgetting, Tombstones
 from tests.protocol.channels.peer import CLOSE, FORGET, Peer, message, route
 
 requirement = pytest.mark.requirement
@@ -224,7 +224,7 @@ def test_the_rest_of_an_ignored_sequence_is_not_even_decoded() -> None:
 
 @requirement("AQ-R24")
 def test_destroyed_indexes_are_ranges_and_above_the_limit_the_lowest_go() -> None:
-    ids = Destroyed(3)
+    ids = Tombstones(3)
     for index in (*range(100), 200, 300):
         ids.add(index << 3)
         ids.add(index << 3 | 4)  # another space

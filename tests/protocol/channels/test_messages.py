@@ -18,7 +18,7 @@ from tests.support.pair import Pair, Side
 
 
 def tags_of(raw: bytes | bytearray, *, from_server: bool) -> list[int]:
-    decoder = codec.Decoder(from_server=from_server)
+    decoder = codec.FrameDecoder(from_server=from_server)
     decoder.feed(bytes(raw))
     tags = []
     while (frame := decoder.next()) is not None:

@@ -12,7 +12,7 @@ from aqueduct.errors import Finished
 from aqueduct.protocol.channels.events import Writable
 from aqueduct.protocol.channels.receiver import ReceiverHalf
 from aqueduct.protocol.channels.registry import Attach
-from aqueduct.protocol.channels.send_streams import OutStream
+from aqueduct.protocol.channels.send_streams import SendStream
 from aqueduct.protocol.channels.sender import Mode, SenderHalf
 from tests.protocol.channels.test_lifecycle import open_channel
 from tests.support.pair import Pair, Side
@@ -36,13 +36,13 @@ def message(number: int, payload: bytes = b"") -> bytes:
     return b"".join(bytes(part) for part in codec.encode_message(number, payload))
 
 
-def partial(side: Side, channel: int, number: int, size: int) -> OutStream:
+def partial(side: Side, channel: int, number: int, size: int) -> SendStream:
     """Half a message, on a stream of its own."""
     whole = message(number, bytes(size))
     return side.inject(codec.encode_route_to(channel), whole[: size // 2], fin=False)
 
 
-def give_up(side: Side, stream: OutStream) -> None:
+def give_up(side: Side, stream: SendStream) -> None:
     side.core._shared.outgoing.reset(stream, 0)
 
 
