@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 CODE = re.compile(r"^( *)```.*?^\1```", re.DOTALL | re.MULTILINE)
 LINE = 110
+FILE = re.compile(r"`([\w/.]*\w\.(?:pyx?|pxd))`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 pytestmark = pytest.mark.checkout
@@ -24,6 +25,11 @@ def _pages() -> list[Path]:
 
 
 PAGES = _pages()
+OURS = [
+    path.relative_to(ROOT).as_posix()
+    for folder in ("aqueduct", "spark_udfs", "benchmarks", "tests", "ci", "examples")
+    for path in (ROOT / folder).rglob("*.p*")
+]
 
 
 def links_of(text: str) -> list[str]:
@@ -76,6 +82,18 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
 def test_lines_have_at_most_110_characters_outside_tables(page: Path) -> None:
     lines = [line for line in page.read_text().splitlines() if not line.startswith("|")]
     assert [line for line in lines if len(line) > LINE] == []
+
+
+DESIGN = [ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs" / "design").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", DESIGN, ids=lambda page: page.name)
+def test_every_file_that_a_page_of_design_names_exists(page: Path) -> None:
+    named = FILE.findall(page.read_text())
+    assert named
+    assert [
+        name for name in named if not any(f"/{path}".endswith(f"/{name}") for path in OURS)
+    ] == []
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:
