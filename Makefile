@@ -50,7 +50,7 @@ format: setup   ## what ruff can mend by itself
 
 bench: profiled ## modules, core, transfers (table and plot in benchmarks), memory under back pressure
 	mkdir -p benchmarks/results
-	ci/env pytest $(wildcard benchmarks/bench_*.py) --benchmark-json benchmarks/results/modules.json
+	ci/env pytest $(wildcard benchmarks/micro/bench_*.py) --benchmark-json benchmarks/results/modules.json
 	ci/env python -m benchmarks.core --json benchmarks/results/channels.json
 	ci/env python -m benchmarks.asyncio_overhead --json benchmarks/results/drivers.json
 	ci/env python -m benchmarks.many_connections --json benchmarks/results/many.json

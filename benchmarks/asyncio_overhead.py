@@ -204,7 +204,7 @@ async def call(told: dict[str, Any], address: Any) -> dict[str, Any]:
 
 def measure(told: dict[str, Any]) -> dict[str, Any]:
     """One measurement, in two fresh processes."""
-    command = [sys.executable, str(ROOT / "benchmarks" / "drivers.py")]
+    command = [sys.executable, str(ROOT / "benchmarks" / "asyncio_overhead.py")]
     text = json.dumps(told)
     server, result = processes.run_pair(
         [*command, "--server", text], [*command, "--client", text], TIMEOUT

@@ -5,7 +5,7 @@
 Every measurement has a server and a client process of its own. In each repeat and each case ours
 and its rivals run in turn, the next time backwards; a ratio is taken between neighbours in time.
 The table on standard output has medians with (lowest-highest), the JSON all rows, each with how far
-apart the processors were (``placement.py``). The exit status is 1 if a measurement failed.
+apart the processors were (``cpu_topology.py``). The exit status is 1 if a measurement failed.
 """
 
 from __future__ import annotations

@@ -243,7 +243,7 @@ async def call(told: Told, address: str) -> dict[str, Any]:
 
 def measure(told: Told) -> dict[str, Any]:
     """One measurement, in two fresh processes; Failed if a byte was wrong, or an answer missing."""
-    command = [sys.executable, str(ROOT / "benchmarks" / "many.py")]
+    command = [sys.executable, str(ROOT / "benchmarks" / "many_connections.py")]
     with tempfile.TemporaryDirectory() as folder:
         text = json.dumps(asdict(replace(told, folder=folder)))
         server, client = processes.run_pair(

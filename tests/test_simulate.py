@@ -61,7 +61,7 @@ def test_a_run_that_fails_says_how_to_replay_it(
     monkeypatch.setattr(sender.SenderHalf, "acked", lambda half, ranges: [])
     assert simulate.main(["--seeds", "0-3", "--profile", "wide"]) == 1
     said = capsys.readouterr()
-    command = re.search(r"replay: python -m tests\.simulate (.*)", said.err)
+    command = re.search(r"replay: python -m tests\.support\.simulate (.*)", said.err)
     assert command is not None
     assert "tests/support/claims.py" in said.err
     assert "end()" in said.err  # the last steps

@@ -108,7 +108,7 @@ class SharedLoop(LoopThread):
     def borrow(self) -> bool:
         """Whether the calling thread has the loop now, until it does ``give_back``.
 
-        Signals wait until then (see ``deferral``).
+        Signals wait until then (see ``deferred_signals``).
         """
         if self._kept or self._ended or self.pid != os.getpid():
             return False  # or this is the child of a fork

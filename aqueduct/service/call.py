@@ -481,7 +481,7 @@ class ServerCall(OutputSender):
     # The life of a call
 
     async def run(self) -> None:
-        """The call from its acceptance to its status; started once, by a Starter."""
+        """The call from its acceptance to its status; started once, by an EagerTaskFactory."""
         error: BaseException | None = None
         counters: Mapping[str, int] | None = None
         try:

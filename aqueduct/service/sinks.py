@@ -380,7 +380,7 @@ def _attempt_of(call: Call) -> Attempt:
     if header is None:
         raise BadCall(
             f"the call does not say which attempt it is: it has no header {ATTEMPT_HEADER!r}; "
-            "write by aqueduct.client.sink_writer.RemoteSink, or from Spark by "
+            "write by aqueduct.client.sink_writer.SinkWriter, or from Spark by "
             'df.write.format("aqueduct")',
             peer=call.peer,
             handler=call.handler,

@@ -222,7 +222,7 @@ class _Span:
         named = {"rpc.method": self._handler}
         for name, value in asdict(numbers).items():
             if value:
-                meter.create_counter(f"aqueduct.client.client.{name}").add(value, named)
+                meter.create_counter(f"aqueduct.client.{name}").add(value, named)
         if failure is not None and self._in_task:
             flush = getattr(self._api.get_tracer_provider(), "force_flush", None)
             if flush is not None:

@@ -29,7 +29,7 @@ def test_one_processor_has_none() -> None:
     script = (
         "import os\n"
         f"if {PINS}: os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}})\n"
-        "from benchmarks import placement; print(placement.apart())"
+        "from benchmarks import cpu_topology; print(cpu_topology.apart())"
     )
     done = subprocess.run(
         [sys.executable, "-c", script],
@@ -58,9 +58,9 @@ def test_what_cannot_be_measured_is_not_said(
 @pytest.mark.skipif(not PINS, reason="who answers is pinned to a processor, as only Linux can")
 def test_who_answers_does_not_outlive_who_asks() -> None:
     script = (
-        "import mmap, os; from benchmarks import placement\n"
+        "import mmap, os; from benchmarks import cpu_topology\n"
         "line = memoryview(mmap.mmap(-1, 4096)); asker, child = os.getpid(), os.fork()\n"
-        "if child == 0: placement._answer(line, max(os.sched_getaffinity(0)), asker)\n"
+        "if child == 0: cpu_topology._answer(line, max(os.sched_getaffinity(0)), asker)\n"
         "print(child, flush=True); os._exit(0)"
     )
     root = Path(cpu_topology.__file__).parents[1]

@@ -393,7 +393,7 @@ def test_memory_that_a_measurement_took_is_told_from_what_was_there():
 
 def test_a_real_run_of_the_core_has_every_measurement_in_its_tables(tmp_path: Path):
     path = tmp_path / "results" / "run.json"
-    command = [sys.executable, str(BENCHMARKS / "channels.py"), "--quick", "--repeat", "1"]
+    command = [sys.executable, str(BENCHMARKS / "core.py"), "--quick", "--repeat", "1"]
     done = subprocess.run(
         [*command, "--json", str(path)], capture_output=True, text=True, check=False
     )

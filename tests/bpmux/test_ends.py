@@ -89,7 +89,7 @@ async def test_after_the_end_of_the_top_level_what_does_not_move_is_closed(
         )
         stream = await connection.accept()
         assert isinstance(stream, BpmuxStream)
-        with pytest.raises(ConnectionLost, match=r"Mux\.closing_deadline") as caught:
+        with pytest.raises(ConnectionLost, match=r"Bpmux\.closing_deadline") as caught:
             await stream.receive()
         assert (caught.value.code, caught.value.reason) == (0, "bye")
         await connection.wait_closed()

@@ -119,7 +119,7 @@ def test_a_uri_with_a_fragment_is_pyarrow_s_to_understand_each_time(monkeypatch)
 def test_the_child_of_a_fork_reaches_its_stores_itself():
     script = (
         "import os\n"
-        "from spark_udfs import paths\n"
+        "from spark_udfs.files import paths\n"
         "paths._reached['s3', 'bucket', ''] = None, 0\n"
         "child = os.fork()\n"
         "if not child:\n"

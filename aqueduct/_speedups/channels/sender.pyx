@@ -1,7 +1,7 @@
 """What is done for each message of a long row, and for each run of bytes that has left.
 
 Which streams there are and what a channel's end means is decided by ``aqueduct.protocol.channels``,
-whose Outgoing and SenderHalf build on the classes here.
+whose SendStreams and SenderHalf build on the classes here.
 """
 
 from collections import OrderedDict, deque

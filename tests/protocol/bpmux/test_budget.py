@@ -284,5 +284,5 @@ def test_settings_of_one_connection_are_checked() -> None:
     found = Settings()
     assert (found.connection_bytes, found.closing_deadline) == (64 << 20, 30.0)
     for name in ("connection_bytes", "closing_deadline", "wake_up"):
-        with pytest.raises(ConfigError, match=f"Mux.{name} is 0"):
+        with pytest.raises(ConfigError, match=f"Bpmux.{name} is 0"):
             Settings(**{name: 0})

@@ -263,7 +263,7 @@ def test_defaults_are_those_of_the_text_and_settings_are_checked() -> None:
     assert settings.entities == 65_536
     assert settings.payload_bytes == 64 << 20
     for name in ("chunk", "opening", "entities", "payload_bytes", "pong_deadline"):
-        with pytest.raises(ConfigError, match=f"Mux.{name} is 0"):
+        with pytest.raises(ConfigError, match=f"Bpmux.{name} is 0"):
             Settings(**{name: 0})
 
 
