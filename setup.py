@@ -84,7 +84,7 @@ class Build(build_ext):  # type: ignore[misc]
         kept, self.build_lib = self.build_lib, str(tree)
         self._flags(COUNTING, ["-fprofile-generate"])
         super().build_extensions()
-        command = [sys.executable, str(ROOT / "ci" / "training.py")]
+        command = [sys.executable, str(ROOT / "ci" / "pgo_training.py")]
         environment = {**os.environ, "PYTHONPATH": str(tree)}
         try:
             subprocess.run(command, env=environment, check=True, timeout=TRAINING)
