@@ -25,11 +25,16 @@ FLOORS: tuple[dict[str, str], ...] = (
     {"aqueduct._speedups.io": ""},
     {"aqueduct._speedups.channels": "", "aqueduct._speedups.bpmux": ""},
     {"aqueduct.protocol.channels": "", "aqueduct.protocol.bpmux": ""},
-    {"aqueduct.carriers.contract": "", "aqueduct.carriers.clock": "", "aqueduct.dissect": ""},
+    {
+        f"aqueduct.{name}": ""
+        for name in ("carriers.contract", "carriers.clock", "carriers.foreign", "dissect")
+    },
     {"aqueduct._speedups.stream": ""},
     {"aqueduct._speedups.loop": ""},
     {f"aqueduct.carriers.{name}": "" for name in ("places", "binding", "certificates")},
     {"aqueduct.carriers.verify": ""},
+    {"aqueduct.carriers.tls_openssl": "", "aqueduct.carriers.tls_stdlib": ""},
+    {"aqueduct.carriers.tls_library": ""},
     {f"aqueduct.carriers.{name}": "" for name in ("memory", "quic", "stream")},
     {"aqueduct.endpoint": "", "aqueduct.bpmux": ""},
     {"aqueduct._speedups.arrow": ""},

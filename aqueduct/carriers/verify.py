@@ -1,8 +1,7 @@
-"""Whether a peer's certificate is accepted: one verifier, OpenSSL's, for TLS and for QUIC.
+"""Whether a peer's certificate is accepted: what can be wrong with it, and what to do about it.
 
-Over TLS, OpenSSL verifies within the handshake. Over QUIC, aioquic hands over the chain. ``Trust``
-fills the store for both: CAs, purpose and name. Python's ``ssl`` calls the same functions of
-OpenSSL. Its verdict differs in three points:
+``tls_library`` has who judges: OpenSSL, or Python's ``ssl``. One ``Trust`` is for TLS and for QUIC.
+Its verdict differs from that of ``ssl`` in three points:
 
 - Here a name in the subject alone does not count (RFC 9525).
 - Here a certificate given as an authority is trusted, even if it is no root.
@@ -12,22 +11,19 @@ OpenSSL. Its verdict differs in three points:
 from __future__ import annotations
 
 import ipaddress
-import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.bindings._rust import _openssl
 from cryptography.hazmat.primitives.asymmetric import dsa, ec, rsa
-from OpenSSL import SSL, crypto
 
 from aqueduct.carriers.certificates import identity_of
 from aqueduct.errors import ConfigError
 from aqueduct.escaping import escape
 
-__all__ = ["Flaw", "Trust", "Whose", "ascii_name"]
+__all__ = ["Flaw", "TlsError", "Whose", "ascii_name", "ip_of", "weakness"]
 
 Whose = Literal["server", "client"]
 
@@ -49,9 +45,6 @@ _LEAST_BITS: Final = 2048
 _LEAST_CURVE: Final = 224
 _LEAST_DIGEST: Final = 28  # bytes
 
-_lib: Final[Any] = _openssl.lib
-_ffi: Final[Any] = _openssl.ffi
-
 
 @dataclass(frozen=True, slots=True)
 class Flaw:
@@ -63,23 +56,8 @@ class Flaw:
     """Which certificate of the chain is at fault: 0 is the peer's own."""
     certificate: x509.Certificate | None = None
     """That one; None if it cannot be read."""
-
-    @classmethod
-    def of(cls, code: int, depth: int, certificate: crypto.X509 | None) -> Flaw:
-        """The flaw that OpenSSL names."""
-        found: x509.Certificate | None = None
-        if certificate is not None:
-            try:
-                found = certificate.to_cryptography()
-            except ValueError:
-                pass  # OpenSSL reads some that are against the standard
-        return cls(code, depth, found)
-
-    @property
-    def reason(self) -> str:
-        """In OpenSSL's words."""
-        text: str = _ffi.string(_lib.X509_verify_cert_error_string(self.code)).decode()
-        return text
+    reason: str = ""
+    """In the library's words."""
 
     def explain(self, whose: Whose, name: str) -> str:
         """What is wrong and what to do; ``name`` is what the server was to be called."""
@@ -149,75 +127,13 @@ class Flaw:
         )
 
 
-class Trust:
-    """What one side demands of the other's certificate.
+class TlsError(OSError):
+    """TLS failed: ``reason`` in the library's words; ``flaw``: of the peer's certificate."""
 
-    ``authorities`` are trusted; None: those that Python trusts. ``whose`` certificate it is decides
-    what it must be good for. ``name`` is the DNS name or IP address that it must carry, as
-    ``ascii_name`` gives it; empty: any.
-    """
-
-    def __init__(
-        self, authorities: Sequence[x509.Certificate] | None, whose: Whose, name: str = ""
-    ) -> None:
-        self._authorities = authorities
-        self._whose: Whose = whose
-        self._name = name
-
-    def fill(self, context: SSL.Context) -> None:
-        """Lets a TLS context verify by this. Raises ConfigError for an authority of no use."""
-        store = context.get_cert_store()
-        assert store is not None
-        self._fill(store)
-
-    def verify(self, chain: Sequence[x509.Certificate]) -> Flaw | None:
-        """What is wrong with the first certificate; the others are what the peer showed with it.
-
-        Raises ConfigError for an authority of no use.
-        """
-        store = crypto.X509Store()
-        self._fill(store)
-        leaf, *others = map(crypto.X509.from_cryptography, chain)
-        try:
-            found = crypto.X509StoreContext(store, leaf, others).get_verified_chain()
-        except crypto.X509StoreContextError as error:
-            code, depth, _ = error.errors
-            return Flaw.of(code, depth, error.certificate)
-        return _weakness([one.to_cryptography() for one in found])
-
-    def _fill(self, store: crypto.X509Store) -> None:
-        try:
-            if self._authorities is None:
-                _trust_public(store)
-            else:
-                for one in self._authorities:
-                    store.add_cert(crypto.X509.from_cryptography(one))
-        except crypto.Error as error:
-            raise ConfigError(f"an authority's certificate is of no use: {error}") from error
-        # A certificate given as an authority is trusted, be it one for a server that signed itself.
-        store.set_flags(crypto.X509StoreFlags.PARTIAL_CHAIN)
-        # The library has no public way to say what for, and by which name.
-        parts: Any = store
-        server = self._whose == "server"
-        purpose = _lib.X509_PURPOSE_SSL_SERVER if server else _lib.X509_PURPOSE_SSL_CLIENT
-        done = _lib.X509_STORE_set_purpose(parts._store, purpose) == 1
-        if done and self._name:
-            done = self._demand_name(parts._store)
-        if not done:
-            raise ConfigError(f"{self._name!r} is no name of a host to OpenSSL")
-
-    def _demand_name(self, store: Any) -> bool:
-        demanded = _ffi.gc(_lib.X509_VERIFY_PARAM_new(), _lib.X509_VERIFY_PARAM_free)
-        ip = _ip_of(self._name)
-        if ip is not None:
-            done = _lib.X509_VERIFY_PARAM_set1_ip(demanded, ip.packed, len(ip.packed))
-        else:
-            flags = _lib.X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS
-            flags |= _lib.X509_CHECK_FLAG_NEVER_CHECK_SUBJECT
-            _lib.X509_VERIFY_PARAM_set_hostflags(demanded, flags)
-            name = self._name.encode()
-            done = _lib.X509_VERIFY_PARAM_set1_host(demanded, name, len(name))
-        return bool(done == 1 and _lib.X509_STORE_set1_param(store, demanded) == 1)
+    def __init__(self, reason: str, flaw: Flaw | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.flaw = flaw
 
 
 def ascii_name(name: str) -> str:
@@ -225,7 +141,7 @@ def ascii_name(name: str) -> str:
 
     Raises ConfigError for what is no name of a host.
     """
-    if _ip_of(name) is not None:
+    if ip_of(name) is not None:
         return name
     try:
         found = name if name.isascii() else name.encode("idna").decode()
@@ -236,28 +152,24 @@ def ascii_name(name: str) -> str:
     return found
 
 
-def _ip_of(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def ip_of(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The IP address that a name is; None if it is none."""
     try:
         return ipaddress.ip_address(name)
     except ValueError:
         return None
 
 
-def _trust_public(store: crypto.X509Store) -> None:
-    """The CAs that Python itself trusts: the library's own idea is where it was built."""
-    paths = ssl.get_default_verify_paths()
-    if paths.cafile is not None or paths.capath is not None:
-        store.load_locations(paths.cafile, paths.capath)
-
-
-def _weakness(chain: Sequence[x509.Certificate]) -> Flaw | None:
+def weakness(chain: Sequence[x509.Certificate]) -> Flaw | None:
     """What is too weak in a verified chain. Over TLS OpenSSL looks for that by itself."""
     for depth, certificate in enumerate(chain):
         if _is_weak_key(certificate):
-            return Flaw(_WEAK_CA_KEY if depth else _WEAK_KEY, depth, certificate)
+            return Flaw(
+                _WEAK_CA_KEY if depth else _WEAK_KEY, depth, certificate, "the key is too short"
+            )
         # The last one is trusted for itself: nothing depends on who signed it.
         if depth < len(chain) - 1 and _is_weak_signature(certificate):
-            return Flaw(_WEAK_SIGNATURE, depth, certificate)
+            return Flaw(_WEAK_SIGNATURE, depth, certificate, "the digest is too short")
     return None
 
 

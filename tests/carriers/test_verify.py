@@ -22,7 +22,8 @@ from OpenSSL import crypto
 from aqueduct.address import Address
 from aqueduct.carriers import quic, stream
 from aqueduct.carriers.certificates import ClientTls, ServerTls
-from aqueduct.carriers.verify import Trust, ascii_name
+from aqueduct.carriers.tls_library import Trust
+from aqueduct.carriers.verify import ascii_name
 from aqueduct.config import DEFAULT
 from aqueduct.errors import ConfigError, ConnectFailed
 from tests.carriers.users import DEADLINE, OVER, met

@@ -14,27 +14,36 @@ from OpenSSL import SSL
 from aqueduct._speedups.bpmux.entities import Entity
 from aqueduct._speedups.bpmux.scheduler import write_out
 from aqueduct._speedups.io.gather import IovecWriter
-from aqueduct._speedups.io.tls_records import Records, use
+from aqueduct._speedups.io.tls_records import OpenSslRecords, use
+from aqueduct.carriers import tls_openssl, tls_stdlib
 from aqueduct.carriers.certificates import ClientTls, dev_certificate
-from aqueduct.carriers.stream.tls import Tls, TlsError, client_context, server_context
+from aqueduct.carriers.tls_library import Tls
+from aqueduct.carriers.verify import TlsError
 from aqueduct.dissect.bpmux import read_chunks
 from tests.speedups.test_turns import KiB, content, sinks
 
 RECORD = 16_384
+SCRATCH = 256 << 10
 CERTIFICATE = dev_certificate()
 
 
 class Ends:
     """Two ends of TLS after the handshake, on a pair of sockets."""
 
-    def __init__(self) -> None:
+    def __init__(self, library: Any) -> None:
         self.sockets = socket.socketpair()
         for sock in self.sockets:
             sock.setblocking(False)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
         pinned = ClientTls(fingerprint=CERTIFICATE.fingerprint)
-        self.client = Tls(self.sockets[0], client_context(pinned), "localhost", server=False)
-        self.server = Tls(self.sockets[1], server_context(CERTIFICATE), None, server=True)
+        asks, shows = (
+            library.client_context(pinned, "", "test"),
+            library.server_context(CERTIFICATE, "test"),
+        )
+        memory = memoryview(bytearray(SCRATCH))
+        made = library.Tls if library is tls_openssl else library.PlainTls
+        self.client: Tls = made(self.sockets[0], asks, "localhost", server=False, scratch=memory)
+        self.server: Tls = made(self.sockets[1], shows, None, server=True, scratch=memory)
         for _ in range(3):
             self.sockets[0].sendall(self.client.handshake())
             self.sockets[1].sendall(self.server.handshake())
@@ -50,9 +59,17 @@ class Ends:
             sock.close()
 
 
+@pytest.fixture(params=[tls_openssl, tls_stdlib], ids=["openssl", "stdlib"])
+def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
+    made = Ends(request.param)
+    yield made
+    made.close()
+
+
 @pytest.fixture
-def ends() -> Iterator[Ends]:
-    made = Ends()
+def fast() -> Iterator[Ends]:
+    """By OpenSSL, whose records are cut here."""
+    made = Ends(tls_openssl)
     yield made
     made.close()
 
@@ -83,23 +100,23 @@ def test_bytes_arrive_as_they_left(ends: Ends, step: int) -> None:
         assert received(ends.server, sum(sizes), step) == b"".join(data)
 
 
-def test_short_buffers_share_a_record(ends: Ends) -> None:
-    one = len(b"".join(ends.send(b"x" * 900)))
+def test_short_buffers_share_a_record(fast: Ends) -> None:
+    one = len(b"".join(fast.send(b"x" * 900)))
     overhead = one - 900
-    assert len(b"".join(ends.send(*[b"x" * 9] * 100))) == one
+    assert len(b"".join(fast.send(*[b"x" * 9] * 100))) == one
     # What does not fit goes into the next; a large buffer has records of its own.
-    assert len(b"".join(ends.send(*[b"x" * 4_000] * 5))) == 20_000 + 2 * overhead
-    assert len(b"".join(ends.send(b"head", b"x" * 2 * RECORD, b"tail"))) == (
+    assert len(b"".join(fast.send(*[b"x" * 4_000] * 5))) == 20_000 + 2 * overhead
+    assert len(b"".join(fast.send(b"head", b"x" * 2 * RECORD, b"tail"))) == (
         8 + 2 * RECORD + 4 * overhead
     )
-    assert len(received(ends.server, 1_800 + 20_000 + 8 + 2 * RECORD, 8_192)) == 54_576
+    assert len(received(fast.server, 1_800 + 20_000 + 8 + 2 * RECORD, 8_192)) == 54_576
 
 
-def test_what_is_encrypted_comes_in_pieces(ends: Ends) -> None:
-    sealed = ends.send(bytes(1 << 20))
+def test_what_is_encrypted_comes_in_pieces(fast: Ends) -> None:
+    sealed = fast.send(bytes(1 << 20))
     assert [len(piece) // RECORD for piece in sealed] == [4] * 16
-    assert ends.client.seal([]) == []
-    assert ends.client.seal([b"", b""]) == []
+    assert fast.client.seal([]) == []
+    assert fast.client.seal([b"", b""]) == []
 
 
 def test_a_record_that_is_not_whole_is_waited_for(ends: Ends) -> None:
@@ -210,9 +227,9 @@ def test_nothing_is_read_into_what_cannot_be_written(ends: Ends) -> None:
 
 def test_addresses_that_lead_nowhere() -> None:
     with pytest.raises(ValueError, match="there is no connection"):
-        Records(None, 0, 0, 0, 0, OSError, memoryview(b""))
+        OpenSslRecords(None, 0, 0, 0, 0, OSError, memoryview(b""))
     with pytest.raises(TypeError):
-        Records.__new__(Records)  # type: ignore[call-arg]
+        OpenSslRecords.__new__(OpenSslRecords)  # type: ignore[call-arg]
     with pytest.raises(ValueError, match="a function has no address"):
         use(1, 2, 3, 4, 5, 0)
 

@@ -8,14 +8,16 @@ AES takes twice as long as the copies around it. Fewer copies were measured, and
 
 cimport cython
 from cpython.buffer cimport (
+    PyBUF_READ,
     PyBUF_SIMPLE,
     PyBUF_WRITABLE,
+    PyBUF_WRITE,
     PyBuffer_Release,
     PyObject_GetBuffer,
 )
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals, PyErr_SetFromErrno
-from cpython.memoryview cimport PyMemoryView_GET_BUFFER
+from cpython.memoryview cimport PyMemoryView_FromMemory, PyMemoryView_GET_BUFFER
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.limits cimport INT_MAX
 from libc.stdint cimport uintptr_t
@@ -24,7 +26,7 @@ from libc.string cimport memcpy
 cdef extern from "<sys/socket.h>" nogil:
     ssize_t recv(int socket, void *buffer, size_t size, int flags)
 
-__all__ = ["Records", "use"]
+__all__ = ["OpenSslRecords", "PlainRecords", "Records", "use"]
 
 cdef enum:
     RECORD = 16384    # the most plain bytes that a record has
@@ -69,26 +71,9 @@ def use(uintptr_t read, uintptr_t write, uintptr_t error, uintptr_t take, uintpt
     bio_data = <bio_data_t> data
 
 
-@cython.final
 @cython.auto_pickle(False)
 cdef class Records:
-    """One connection whose handshake is over. ``owner`` keeps what the addresses name alive.
-
-    ``fd`` is its socket, which does not block; ``failure`` makes an exception of what the library
-    says of an error. ``scratch`` is memory for ciphertext, used within a call alone.
-    """
-
-    def __cinit__(self, object owner, uintptr_t ssl, uintptr_t incoming, uintptr_t outgoing,
-                  int fd, object failure, object scratch not None):
-        if not (ssl and incoming and outgoing and ssl_read != NULL):
-            raise ValueError("there is no connection, or no library")
-        self._owner = owner
-        self._ssl = <void *> ssl
-        self._incoming = <void *> incoming
-        self._outgoing = <void *> outgoing
-        self._fd = fd
-        self._failure = failure
-        self._scratch = scratch
+    """The records of one connection whose handshake is over."""
 
     def recv_into(self, object target not None):
         """Decrypts into ``target``; 0: the end. Raises BlockingIOError, OSError, and failures.
@@ -105,6 +90,65 @@ cdef class Records:
         if got < 0:
             raise BlockingIOError
         return got
+
+    cdef Py_ssize_t decrypt(self, char *target, Py_ssize_t size) except -2:
+        """As ``recv_into``; -1: there is nothing now."""
+        raise NotImplementedError
+
+    def seal(self, buffers):
+        """Encrypts ``buffers``, short ones together; returns all of it, for the socket."""
+        cdef list sealed = []
+        cdef char together[RECORD]
+        cdef Py_ssize_t held = 0, waiting = 0
+        cdef Py_buffer view
+        for buffer in buffers:
+            PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
+            try:
+                if held and held + view.len > RECORD or view.len >= SHORT:
+                    waiting = self.encrypt(together, held, waiting, sealed)
+                    held = 0
+                if view.len < SHORT:
+                    memcpy(together + held, view.buf, view.len)
+                    held += view.len
+                else:
+                    waiting = self.encrypt(<const char *> view.buf, view.len, waiting, sealed)
+            finally:
+                PyBuffer_Release(&view)
+        waiting = self.encrypt(together, held, waiting, sealed)
+        if waiting:
+            sealed.append(self.take())
+        return sealed
+
+    cdef Py_ssize_t encrypt(self, const char *source, Py_ssize_t size, Py_ssize_t waiting,
+                            list sealed) except -1:
+        """Encrypts; takes the records when there are many. Returns what waits to be taken."""
+        raise NotImplementedError
+
+    cdef bytes take(self):
+        """What the library has encrypted."""
+        raise NotImplementedError
+
+
+@cython.final
+@cython.auto_pickle(False)
+cdef class OpenSslRecords(Records):
+    """By OpenSSL. ``owner`` keeps what the addresses name alive.
+
+    ``fd`` is its socket, which does not block; ``failure`` makes an exception of what the library
+    says of an error. ``scratch`` is memory for ciphertext, used within a call alone.
+    """
+
+    def __cinit__(self, object owner, uintptr_t ssl, uintptr_t incoming, uintptr_t outgoing,
+                  int fd, object failure, object scratch not None):
+        if not (ssl and incoming and outgoing and ssl_read != NULL):
+            raise ValueError("there is no connection, or no library")
+        self._owner = owner
+        self._ssl = <void *> ssl
+        self._incoming = <void *> incoming
+        self._outgoing = <void *> outgoing
+        self._fd = fd
+        self._failure = failure
+        self._scratch = scratch
 
     cdef Py_ssize_t decrypt(self, char *target, Py_ssize_t size) except -2:
         """As ``recv_into``; -1: there is nothing now."""
@@ -159,30 +203,6 @@ cdef class Records:
             raise MemoryError
         return FULL if count == room.len else PART
 
-    def seal(self, buffers):
-        """Encrypts ``buffers``, short ones together; returns all of it, for the socket."""
-        cdef list sealed = []
-        cdef char together[RECORD]
-        cdef Py_ssize_t held = 0, waiting = 0
-        cdef Py_buffer view
-        for buffer in buffers:
-            PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
-            try:
-                if held and held + view.len > RECORD or view.len >= SHORT:
-                    waiting = self.encrypt(together, held, waiting, sealed)
-                    held = 0
-                if view.len < SHORT:
-                    memcpy(together + held, view.buf, view.len)
-                    held += view.len
-                else:
-                    waiting = self.encrypt(<const char *> view.buf, view.len, waiting, sealed)
-            finally:
-                PyBuffer_Release(&view)
-        waiting = self.encrypt(together, held, waiting, sealed)
-        if waiting:
-            sealed.append(self.take())
-        return sealed
-
     cdef Py_ssize_t encrypt(self, const char *source, Py_ssize_t size, Py_ssize_t waiting,
                             list sealed) except -1:
         """Encrypts; takes the records when there are many. Returns what waits to be taken."""
@@ -214,3 +234,32 @@ cdef class Records:
         if size:
             raise MemoryError
         return taken
+
+
+@cython.final
+@cython.auto_pickle(False)
+cdef class PlainRecords(Records):
+    """By an object in Python, whose ``recv_into`` and ``seal`` are as those of ``Records``."""
+
+    def __cinit__(self, object library not None):
+        self._library = library
+
+    cdef Py_ssize_t decrypt(self, char *target, Py_ssize_t size) except -2:
+        cdef Py_ssize_t got
+        try:
+            got = self._library.recv_into(PyMemoryView_FromMemory(target, size, PyBUF_WRITE))
+        except BlockingIOError:
+            return -1
+        self.closed = got < size
+        return got
+
+    cdef Py_ssize_t encrypt(self, const char *source, Py_ssize_t size, Py_ssize_t waiting,
+                            list sealed) except -1:
+        if size:
+            sealed.extend(self._library.seal(
+                (PyMemoryView_FromMemory(<char *> source, size, PyBUF_READ),)
+            ))
+        return 0
+
+    cdef bytes take(self):
+        return b""

@@ -20,7 +20,7 @@ from aqueduct.carriers.quic.flow_control import capped_congestion_control
 from aqueduct.carriers.quic.packets import FastConnection
 from aqueduct.carriers.quic.tls import client_configuration, trust_of
 from aqueduct.carriers.quic.udp import SocketAddress, UdpSocket, datagram_size, host_port
-from aqueduct.carriers.verify import Trust
+from aqueduct.carriers.tls_library import Trust
 from aqueduct.config import Config
 from aqueduct.errors import ConnectFailed, ConnectionLost
 

@@ -15,7 +15,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from aqueduct.address import Address
 from aqueduct.carriers.certificates import ClientTls, ServerTls, certificates_of, chain_of
-from aqueduct.carriers.verify import Trust, ascii_name
+from aqueduct.carriers.tls_library import Trust
+from aqueduct.carriers.verify import ascii_name
 from aqueduct.config import Config
 from aqueduct.errors import ConfigError
 

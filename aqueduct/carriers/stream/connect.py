@@ -15,7 +15,8 @@ from aqueduct.carriers.binding import SocketAddress, host_port, targets_of
 from aqueduct.carriers.certificates import ClientTls, client_tls
 from aqueduct.carriers.stream.connection import StreamCarrier
 from aqueduct.carriers.stream.sockets import check_path, tune, why
-from aqueduct.carriers.stream.tls import Context, client_context
+from aqueduct.carriers.stream.tls import ALPN
+from aqueduct.carriers.tls_library import Context, client_context
 from aqueduct.carriers.verify import ascii_name
 from aqueduct.config import Config
 from aqueduct.errors import ConfigError, ConnectFailed, ConnectionLost
@@ -43,7 +44,7 @@ async def connect(address: Address, config: Config, tls: ClientTls | None = None
     if address.scheme == "aqueduct+tls":
         wanted = client_tls(address, tls)
         name = ascii_name(wanted.server_name or address.host)
-        context = client_context(wanted, name)
+        context = client_context(wanted, name, ALPN)
     elif tls is not None:
         raise ConfigError(
             f"{address}: there is no TLS on this carrier, so ClientTls cannot be heeded; use "

@@ -9,18 +9,11 @@ from typing import Any, Final, Protocol
 from aqueduct._speedups.bpmux.chunks import END, encode_head, encode_rest
 from aqueduct.carriers.contract import CarrierUser, PeerIdentity
 from aqueduct.carriers.stream.bpmux_streams import STREAMS, close_payload, read_close
-from aqueduct.carriers.stream.sockets import credentials_of, ends_of, tcp_info, why
-from aqueduct.carriers.stream.tls import (
-    ALPN,
-    REFUSAL,
-    Context,
-    Tls,
-    TlsError,
-    explain,
-    speaks_tls,
-    spoken,
-)
+from aqueduct.carriers.stream.sockets import credentials_of, ends_of, scratch, tcp_info, why
+from aqueduct.carriers.stream.tls import ALPN, REFUSAL, explain, speaks_tls, spoken
 from aqueduct.carriers.stream.transport import StreamTransport
+from aqueduct.carriers.tls_library import Context, Tls
+from aqueduct.carriers.verify import TlsError
 from aqueduct.config import Config
 from aqueduct.errors import (
     ConnectionLost,
@@ -71,7 +64,10 @@ class StreamCarrier(StreamTransport):
         context: Context | None,
         server_name: str | None,
     ) -> None:
-        tls = None if context is None else Tls(sock, context, server_name, server=not is_client)
+        tls = None
+        if context is not None:
+            sealed = scratch("sealed")
+            tls = Tls(sock, context, server_name, server=not is_client, scratch=sealed)
         super().__init__(sock, config, tls, is_client=is_client)
         self.scheme = scheme
         self.peer_credentials = credentials_of(sock)

@@ -16,7 +16,8 @@ from aqueduct.carriers.places import Places, origin_of
 from aqueduct.carriers.stream.binding import SocketFile, bind
 from aqueduct.carriers.stream.connection import StreamCarrier
 from aqueduct.carriers.stream.sockets import tune
-from aqueduct.carriers.stream.tls import Context, server_context
+from aqueduct.carriers.stream.tls import ALPN
+from aqueduct.carriers.tls_library import Context, server_context
 from aqueduct.config import Config
 from aqueduct.errors import ConfigError, ConnectionLost
 from aqueduct.escaping import logger_of
@@ -55,7 +56,7 @@ async def listen(
                 f"{address}: TLS needs a certificate: pass tls=ServerTls(certificate, key), or "
                 "dev_certificate() for development"
             )
-        context = server_context(tls)
+        context = server_context(tls, ALPN)
     file: SocketFile | None = None
     shared = sockets is not None
     if sockets is None:

@@ -21,7 +21,7 @@ from aqueduct.carriers.clock import clock_of
 from aqueduct.carriers.stream.bpmux_streams import BpmuxStreams
 from aqueduct.carriers.stream.busy_poll import ReplyExpectation, poller_of
 from aqueduct.carriers.stream.sockets import on_loopback, scratch, take_of
-from aqueduct.carriers.stream.tls import Tls
+from aqueduct.carriers.tls_library import Tls
 from aqueduct.config import Config
 from aqueduct.escaping import logger_of
 from aqueduct.forks import own

@@ -1,0 +1,189 @@
+"""Private names of other projects that this library uses: all of them, and what each is for.
+
+A name stands here because no public one does the same. ``require`` raises ``Missing`` where one is
+gone. Who uses it has another way then, and tells of it once by ``warn_once``. Names of aioquic are
+the exception: ``pyproject.toml`` pins its version, so none can be missing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from aqueduct.escaping import logger_of
+
+__all__ = ["NAMES", "Foreign", "Missing", "require", "warn_once"]
+
+log = logger_of("aqueduct")
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """Some private names of one project, which stand or fall together."""
+
+    project: str
+    names: tuple[str, ...]
+    purpose: str
+    without: str
+    """What happens where one of them is missing."""
+
+
+AIOQUIC: Final = (
+    "_ack_delay",
+    "_ack_eliciting_sent_since_receipt",
+    "_aead",
+    "_buffer",
+    "_buffer_start",
+    "_cc",
+    "_close_at",
+    "_close_begin",
+    "_close_event",
+    "_close_pending",
+    "_configuration",
+    "_crypto_streams",
+    "_cryptos",
+    "_datagrams_pending",
+    "_events",
+    "_final_size",
+    "_get_or_create_stream",
+    "_get_or_create_stream_for_send",
+    "_handle_max_stream_data_frame",
+    "_handshake_complete",
+    "_handshake_confirmed",
+    "_handshake_done_pending",
+    "_host_cids",
+    "_idle_timeout",
+    "_is_chacha20",
+    "_is_client",
+    "_iv",
+    "_local_max_data",
+    "_local_max_streams_bidi",
+    "_local_max_streams_uni",
+    "_local_next_stream_id_uni",
+    "_loss",
+    "_mask",
+    "_max_datagram_size",
+    "_network_paths",
+    "_on_connection_limit_delivery",
+    "_on_max_stream_data_delivery",
+    "_on_path_challenge_delivery",
+    "_pacer",
+    "_pacing_at",
+    "_packet_number",
+    "_payload_received",
+    "_peer_certificate",
+    "_peer_certificate_chain",
+    "_peer_cid",
+    "_ping_pending",
+    "_probe_pending",
+    "_received",
+    "_remote_max_data",
+    "_remote_max_data_used",
+    "_remote_max_datagram_frame_size",
+    "_remote_max_streams_uni",
+    "_remote_preferred_address",
+    "_retire_connection_ids",
+    "_rtt_smoothed",
+    "_spaces",
+    "_state",
+    "_streams",
+    "_streams_queue",
+    "_time_of_last_sent_ack_eliciting_packet",
+    "_write_application",
+    "_write_connection_limits",
+    "_write_stream_limits",
+)
+"""Of the connection, its recovery, its keys and its streams."""
+
+NAMES: Final = (
+    Foreign(
+        "asyncio",
+        ("_get_running_loop", "_set_running_loop", "_enter_task", "_leave_task"),
+        "they are exported for authors of event loops: a thread steps the work of a loop that "
+        "nobody runs, and a call begins in the turn that brings it",
+        "none can be missing: asyncio exports them, and its own loops call them",
+    ),
+    Foreign(
+        "asyncio",
+        ("_asyncio_future_blocking",),
+        "the mark by which a task knows that it is to wait for a future of another class",
+        "none can be missing: asyncio.isfuture reads it",
+    ),
+    Foreign(
+        "asyncio",
+        ("_ready", "_selector"),
+        "whether a loop has work, and which descriptor says so",
+        "a loop of another kind stays with its thread, and no socket is polled",
+    ),
+    Foreign(
+        "asyncio",
+        ("_ssock", "_csock"),
+        "the wake-up sockets of a loop, which a forked child shares with its parent",
+        "a child of fork keeps them",
+    ),
+    Foreign(
+        "nest_asyncio",
+        ("_nest_patched",),
+        "whether callbacks of a loop may run it again",
+        "the loop is taken for one that does not nest",
+    ),
+    Foreign(
+        "CPython",
+        ("_current_frames", "_getframe"),
+        "the socket of a Spark executor is a variable in a frame of pyspark.worker",
+        "a task does not notice that its executor has hung up",
+    ),
+    Foreign(
+        "pyspark",
+        ("_active_spark_context", "_deserialized"),
+        "the accumulator of a session that is active already, and whether it came by pickle",
+        "the counters of tasks are not summed up on the driver",
+    ),
+    Foreign(
+        "pyarrow",
+        ("_import_from_c", "_import_from_c_capsule"),
+        "a record batch, or a schema, from the structs of Arrow's C data interface",
+        "none can be missing: Arrow documents them for other libraries",
+    ),
+    Foreign(
+        "cryptography",
+        ("_openssl",),
+        "OpenSSL's functions: records of TLS without copies, and a store of certificates with a "
+        "purpose and a name",
+        "TLS is by Python's ssl, and certificates over QUIC are checked by cryptography.x509",
+    ),
+    Foreign(
+        "pyOpenSSL",
+        ("_ssl", "_into_ssl", "_from_ssl", "_store"),
+        "OpenSSL's objects behind a connection and a store",
+        "TLS is by Python's ssl, and certificates over QUIC are checked by cryptography.x509",
+    ),
+    Foreign(
+        "aioquic",
+        AIOQUIC,
+        "the packets of streams are built and read here, and windows follow what was consumed",
+        "none can be missing: the version is pinned",
+    ),
+)
+
+
+class Missing(ImportError):
+    """A private name of another project is gone."""
+
+
+_told: set[str] = set()
+
+
+def require(owner: object, *names: str) -> None:
+    """Raises Missing if ``owner`` lacks one of ``names``."""
+    gone = [name for name in names if not hasattr(owner, name)]
+    if gone:
+        called = getattr(owner, "__name__", type(owner).__name__)
+        raise Missing(f"{called} has no {', '.join(gone)}")
+
+
+def warn_once(reason: Exception, instead: str) -> None:
+    """Says in the log, once for each ``instead``, what is done without a name."""
+    if instead not in _told:
+        _told.add(instead)
+        log.warning("%s: %s", reason, instead)
