@@ -256,7 +256,7 @@ class Timing:
     handshake_silence: Seconds = 0.4
     """Silence after which a peer that has sent nothing may lose its place to another one. This only
     happens while all places of handshakes are taken (ByteStream.half_open, Quic.half_open). A
-    peer that has begun its handshake has twice as long."""
+    peer that has begun its handshake has twice as long for each step; single bytes are no step."""
     idle_timeout: Seconds = 30.0
     """A peer silent for this long is gone."""
     ping_interval: Seconds = 10.0
@@ -297,9 +297,12 @@ class Quic:
     transport_buffer: Bytes = 2 * MiB
     """Bytes in flight on one connection: a cap on the congestion window, which nothing else
     bounds on a path without loss."""
+    backlog: Count = 1024
+    """First packets of one listener that wait for a place. Above this a new one is dropped; its
+    client sends it again, later and later."""
     half_open: Count = 256
     """Connections of one listener whose handshake is not complete. Above this a new one takes the
-    place of one that was silent for Timing.handshake_silence, or waits."""
+    place of one that was silent for Timing.handshake_silence, or waits in the backlog."""
     congestion_control: str = "reno"
     """"reno" or "cubic"."""
 

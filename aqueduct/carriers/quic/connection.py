@@ -242,6 +242,11 @@ class QuicCarrier:
         """Whether anything of the peer was understood."""
         return self._quic.started
 
+    @property
+    def stepped_at(self) -> float | None:
+        """None: after its first packet, the only step is the end of the handshake."""
+        return None
+
     def has_input(self) -> bool:
         """What the peers of a socket have sent is read together: nothing is left unread."""
         return False
@@ -297,7 +302,8 @@ class QuicCarrier:
         """Ends the connection; the peer is told if it can be."""
         if self.error is None:
             self._quic.close(error_code=QuicErrorCode.NO_ERROR, frame_type=0)
-            self._host.send(self._quic.datagrams_to_send(self._loop.time()))
+            self.farewell = self._quic.datagrams_to_send(self._loop.time())
+            self._host.send(self.farewell)
             self._finish(error)
 
     # inside
