@@ -459,14 +459,23 @@ class Calls:
     """What a service agrees to when a client asks for it; nothing is compressed by itself."""
     max_calls_process: Count = 1024
     """Calls open at once in a service; more are answered with `busy`."""
+    work_threads: Count = 0
+    """Threads of the process that encode and decode large batches, and read long schemas, beside
+    the event loop. 0: one for each processor, from 2 to 8. Work above that waits for its turn. The
+    largest value of the process's clients and services holds for all of them."""
 
     def __post_init__(self) -> None:
-        check_fields(self, zero_allowed=("small_bytes",))
+        check_fields(self, zero_allowed=("small_bytes", "work_threads"))
         for name in self.compressions:
             if name not in COMPRESSIONS:
                 raise ConfigError(
                     f"Calls.compressions has {name!r}; there are {', '.join(COMPRESSIONS)}"
                 )
+
+    @property
+    def threads_at_work(self) -> int:
+        """``work_threads``, or what it is by default on this machine."""
+        return self.work_threads or max(2, min(8, os.cpu_count() or 1))
 
 
 @dataclass(frozen=True, slots=True)

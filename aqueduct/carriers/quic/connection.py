@@ -422,10 +422,11 @@ class QuicCarrier:
             user.stream_reset(event.stream_id // 4, event.error_code)
         elif isinstance(event, events.StopSendingReceived):
             number = event.stream_id // 4
-            if self._senders.pop(number, None) is not None and user is not None:
-                self._stopped[number] = None
-                if len(self._stopped) > _STOPPED_KEPT:
-                    del self._stopped[next(iter(self._stopped))]
+            if user is not None and number < self._quic.opened:
+                if self._senders.pop(number, None) is not None:
+                    self._stopped[number] = None
+                    if len(self._stopped) > _STOPPED_KEPT:
+                        del self._stopped[next(iter(self._stopped))]
                 self._reported = True
                 user.stream_stopped(number, event.error_code)
         elif isinstance(event, events.DatagramFrameReceived):
