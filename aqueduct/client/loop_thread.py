@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from aqueduct import forks
 from aqueduct.errors import AqueductError, LocalProtocolError
-from aqueduct.rpc.threads import green
+from aqueduct.rpc.threads import check_patches, green
 
 __all__ = ["LoopThread"]
 

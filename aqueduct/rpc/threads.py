@@ -27,7 +27,7 @@ from aqueduct._speedups.loop.waiter import Waiter
 from aqueduct.errors import LocalProtocolError
 from aqueduct.escaping import logger_of
 
-__all__ = ["Job", "LoopThread", "ThreadPool", "apart", "at_work", "check_patches", "provide"]
+__all__ = ["Job", "ThreadPool", "apart", "at_work", "check_patches", "green", "provide"]
 
 log = logger_of(__name__)
 
