@@ -256,7 +256,7 @@ class Timing:
     handshake_silence: Seconds = 0.4
     """Silence after which a peer that has sent nothing may lose its place to another one. This only
     happens while all places of handshakes are taken (ByteStream.half_open, Quic.half_open). A
-    peer that has begun its handshake has twice as long."""
+    peer that has begun its handshake has twice as long for each step; single bytes are no step."""
     idle_timeout: Seconds = 30.0
     """A peer silent for this long is gone."""
     ping_interval: Seconds = 10.0
@@ -297,9 +297,12 @@ class Quic:
     transport_buffer: Bytes = 2 * MiB
     """Bytes in flight on one connection: a cap on the congestion window, which nothing else
     bounds on a path without loss."""
+    backlog: Count = 1024
+    """First packets of one listener that wait for a place. Above this a new one is dropped; its
+    client sends it again, later and later."""
     half_open: Count = 256
     """Connections of one listener whose handshake is not complete. Above this a new one takes the
-    place of one that was silent for Timing.handshake_silence, or waits."""
+    place of one that was silent for Timing.handshake_silence, or waits in the backlog."""
     congestion_control: str = "reno"
     """"reno" or "cubic"."""
 
@@ -456,14 +459,23 @@ class Calls:
     """What a service agrees to when a client asks for it; nothing is compressed by itself."""
     max_calls_process: Count = 1024
     """Calls open at once in a service; more are answered with `busy`."""
+    work_threads: Count = 0
+    """Threads of the process that encode and decode large batches, and read long schemas, beside
+    the event loop. 0: one for each processor, from 2 to 8. Work above that waits for its turn. The
+    largest value of the process's clients and services holds for all of them."""
 
     def __post_init__(self) -> None:
-        check_fields(self, zero_allowed=("small_bytes",))
+        check_fields(self, zero_allowed=("small_bytes", "work_threads"))
         for name in self.compressions:
             if name not in COMPRESSIONS:
                 raise ConfigError(
                     f"Calls.compressions has {name!r}; there are {', '.join(COMPRESSIONS)}"
                 )
+
+    @property
+    def threads_at_work(self) -> int:
+        """``work_threads``, or what it is by default on this machine."""
+        return self.work_threads or max(2, min(8, os.cpu_count() or 1))
 
 
 @dataclass(frozen=True, slots=True)

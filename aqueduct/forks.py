@@ -11,7 +11,8 @@ started by exec (subprocess, posix_spawn, multiprocessing's spawn and forkserver
 this.
 
 A child that was forked in a handler, and comes to the handler's end, ends there: nobody waits for
-its answer, and what the library would wait for does not exist in it.
+its answer, and what the library would wait for does not exist in it. On the event loop it ends as
+well where its handler waits for something: the loop is the parent's.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Generator, Iterable
+import types
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable
 from typing import Any, Final, NoReturn, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
 from aqueduct.escaping import logger_of
 
 __all__ = [
+    "AsyncSteps",
     "Inherited",
     "call",
     "iterate",
@@ -39,6 +42,7 @@ __all__ = [
     "own_socket",
     "sever",
     "sever_loop",
+    "steps",
 ]
 
 log = logger_of(__name__)
@@ -60,6 +64,10 @@ _loops: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, bool]] = WeakKeyDicti
 _inherited: Final[WeakSet[Any]] = WeakSet()
 _FILES: Final = ("_selector", "_ssock", "_csock")
 """Attributes of asyncio's own loops that hold descriptors."""
+_AWAITED: Final = (
+    "a child that was forked in a handler awaits something on the event loop, which is the "
+    "parent's; end the child before that, by os._exit"
+)
 _masks: Final = threading.local()
 _generation = 0
 """How many forks this process is away from the one that has imported this module."""
@@ -135,6 +143,66 @@ def iterate(values: Generator[Any, None, None]) -> Generator[Any, None, None]:
         pass
     finally:
         call(values.close, ())
+
+
+@types.coroutine
+def steps(awaitable: Awaitable[Any]) -> Generator[Any, Any, Any]:
+    """What ``await awaitable`` returns. A child that is forked in it ends where its step ends.
+
+    A child that awaits something ends with status 1, and says so on standard error.
+    """
+    before = _generation
+    try:
+        inner: Any = awaitable.__await__()
+    except AttributeError:
+        name = type(awaitable).__name__
+        raise TypeError(f"object {name} can't be used in 'await' expression") from None
+    proceed: Callable[[Any], Any] = inner.send
+    value: Any = None
+    while True:
+        try:
+            yielded = proceed(value)
+        except StopIteration as stop:
+            if _generation != before:
+                _end(None)
+            return stop.value
+        except BaseException as error:
+            if _generation != before:
+                _end(None if isinstance(error, StopAsyncIteration) else error)
+            raise
+        finally:
+            value = None  # an error's traceback has this frame
+        if _generation != before:
+            _end(SystemExit(_AWAITED))
+        try:
+            value = yield yielded
+            proceed = inner.send
+        except GeneratorExit:
+            inner.close()
+            raise
+        except BaseException as error:  # noqa: BLE001  the handler decides about it
+            value = error
+            proceed = inner.throw
+        del yielded
+
+
+class AsyncSteps:
+    """An async generator of which each value comes by ``steps``."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: AsyncGenerator[Any, None]) -> None:
+        self._values = values
+
+    def __aiter__(self) -> AsyncSteps:
+        return self
+
+    def __anext__(self) -> Awaitable[Any]:
+        return steps(self._values.__anext__())
+
+    def aclose(self) -> Awaitable[None]:
+        """Ends the generator."""
+        return steps(self._values.aclose())
 
 
 def _end(error: BaseException | None) -> NoReturn:

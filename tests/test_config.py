@@ -123,3 +123,10 @@ def test_a_part_of_the_settings_is_of_its_class() -> None:
             make(**{name: value})
     with pytest.raises(ConfigError, match=r"^Config\.debug is 1; it must be True or False"):
         make(debug=1)
+
+
+def test_threads_that_work_beside_the_event_loop():
+    assert 2 <= Calls().threads_at_work <= 8
+    assert Calls(work_threads=23).threads_at_work == 23
+    with pytest.raises(ConfigError, match=r"Calls\.work_threads is -1"):
+        Calls(work_threads=-1)

@@ -32,7 +32,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"
 ONE = pa.record_batch({"n": pa.array([1], pa.int64())})
 
 SERVICE = """
-import concurrent.futures, json, multiprocessing, os, signal, subprocess, sys, threading, time
+import asyncio, concurrent.futures, json, multiprocessing, os, signal, subprocess, sys
+import threading, time
 import pyarrow as pa
 import aqueduct
 
@@ -195,6 +196,43 @@ def child_at_the_end(batches, call):
     else:
         ENDS[call.headers["end"]]()
 
+@service.handler("child of a coroutine")
+async def child_of_a_coroutine(batch, call):
+    never = asyncio.get_running_loop().create_future()
+    child = os.fork()
+    if child:
+        return number(waited(child))
+    ENDS[call.headers["end"]]()
+    if "awaits" in call.headers:
+        await never
+    return number(-1)
+
+@service.handler("child of an async generator")
+async def child_of_an_async_generator(batches, call):
+    never = asyncio.get_running_loop().create_future()
+    async for batch in batches:
+        child = os.fork()
+        if child:
+            yield number(waited(child))
+        else:
+            ENDS[call.headers["end"]]()
+            if "awaits" in call.headers:
+                await never
+            yield number(-1)
+
+@service.handler("child at the async end")
+async def child_at_the_async_end(batches, call):
+    never = asyncio.get_running_loop().create_future()
+    async for batch in batches:
+        pass
+    child = os.fork()
+    if child:
+        yield number(waited(child))
+    else:
+        ENDS[call.headers["end"]]()
+        if "awaits" in call.headers:
+            await never
+
 TEXT = pa.schema([("t", pa.string())])
 
 @service.handler("inherited", output=TEXT)
@@ -238,17 +276,42 @@ def test_a_child_that_is_terminated_leaves_the_service_as_it_is(tmp_path, form, 
         assert len(drained) == (0 if form == "run" else 1)
 
 
+CHILDREN = ("child of a function", "child of a generator", "child at the end")
+CHILDREN_OF_THE_LOOP = (
+    "child of a coroutine",
+    "child of an async generator",
+    "child at the async end",
+)
+
+
 @pytest.mark.parametrize("form", ["run", "workers"])
 def test_a_child_that_comes_to_its_handler_s_end_ends_there(tmp_path, form):
     ends = {"returns": 0, "exits": 7, "exits with a text": 1, "raises": 1}
     with program(tmp_path, SERVICE, form, CARRIERS["tcp"]) as running:
         with aqueduct.SyncClient(running.address) as client:
-            for handler in ("child of a function", "child of a generator", "child at the end"):
+            for handler in CHILDREN + CHILDREN_OF_THE_LOOP:
                 for end, status in ends.items():
                     answer = client.call(handler, ONE, headers={"end": end}, deadline=PATIENCE)
                     assert answer["n"].to_pylist() == [status], (handler, end)
         running.signal(signal.SIGTERM)
         assert running.ended() == 0
+
+
+@pytest.mark.parametrize("form", ["run", "workers"])
+def test_a_child_that_awaits_something_in_a_handler_ends_and_says_why(tmp_path, form):
+    with program(tmp_path, SERVICE, form, CARRIERS["tcp"]) as running:
+        with aqueduct.SyncClient(running.address) as client:
+            for handler in CHILDREN_OF_THE_LOOP:
+                headers = {"end": "returns", "awaits": "yes"}
+                answer = client.call(handler, ONE, headers=headers, deadline=PATIENCE)
+                assert answer["n"].to_pylist() == [1], handler
+                assert client.call("echo", ONE) == ONE
+        running.signal(signal.SIGTERM)
+        assert running.ended() == 0
+    errors = running.errors()
+    said = [line for line in errors if "awaits something on the event loop" in line]
+    assert len(said) == len(CHILDREN_OF_THE_LOOP), errors
+    assert not [line for line in errors if "Errno" in line]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -637,3 +700,53 @@ def test_a_child_that_returns_into_the_parent_s_loop_ends_and_the_parent_goes_on
     """
     done = python(code)
     assert (done.returncode, done.stdout) == (0, "woken\n"), done.stderr
+
+
+def test_arrow_s_threads_work_in_a_child_and_at_the_end_of_both():
+    """With an answer open, of which a service in the same process still computes the rest."""
+    code = """
+    import asyncio, os, sys, threading
+    import pyarrow as pa
+    import aqueduct
+
+    OUTPUT = pa.schema([("n", pa.int64()), ("text", pa.string())])
+    service = aqueduct.Service("busy")
+
+    def sorted_rows(count):
+        rows = {"n": range(count), "text": ["long enough"] * count}
+        return pa.table({name: pa.array(row) for name, row in rows.items()}).sort_by("n")
+
+    @service.handler("many", output=OUTPUT)
+    def many(batches):
+        for batch in batches:
+            while True:
+                yield from sorted_rows(100_000).to_batches()
+
+    ready, addresses = threading.Event(), []
+
+    async def main():
+        async with service.serving("aqueduct+tcp://127.0.0.1:0", drain=0) as running:
+            addresses.extend(running.addresses)
+            ready.set()
+            await asyncio.Event().wait()
+
+    threading.Thread(target=asyncio.run, args=(main(),), daemon=True).start()
+    assert ready.wait(60)
+    client = aqueduct.SyncClient(addresses[0] + "?compression=zstd")
+    answers = iter(client.exchange("many", [pa.record_batch({"n": [1]})]))
+    assert next(answers).num_rows == 100_000
+    child = os.fork()
+    if not child:
+        assert sorted_rows(100_000).group_by("n").aggregate([("n", "sum")]).num_rows == 100_000
+        try:
+            next(answers)
+        except aqueduct.errors.LocalProtocolError as error:
+            assert "did not survive the fork" in str(error)
+            sys.exit(7)
+        sys.exit(8)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert next(answers).num_rows == 100_000
+    print("over")
+    """
+    done = python(code)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "over\n", "")

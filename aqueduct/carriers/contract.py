@@ -89,7 +89,10 @@ class CarrierUser(Protocol):
         """The peer gave up its stream; bytes not yet reported are gone."""
 
     def stream_stopped(self, stream: int, code: int) -> None:
-        """The peer reads no more of my stream; what was queued is dropped."""
+        """The peer reads no more of my stream; what was queued is dropped.
+
+        It may come after all of the stream has left, with its end.
+        """
 
     def datagram_received(self, data: bytes) -> None:
         """One datagram."""

@@ -1,8 +1,9 @@
 """Places for peers in their handshake, and which peer loses its place when all are taken.
 
 A listener has a limited number of places. When all are taken, the address with the most silent
-peers loses the one that was silent longest. A handshake that goes on, however slowly, keeps its
-place. So many silent peers delay honest peers only for a moment, even from the same address.
+peers loses the one that was silent longest. While most peers do send something, a peer that
+completes no step of its handshake counts as silent too: bytes alone keep no place. So such
+peers delay honest peers only for a moment, even from the same address.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ class HandshakingPeer(Protocol):
     def heard_at(self) -> float | None:
         """The loop's time when its last bytes came; None: it has sent nothing."""
 
+    @property
+    def stepped_at(self) -> float | None:
+        """The loop's time of the last step of its handshake; None: it has completed none."""
+
     def has_input(self) -> bool:
         """Whether it has sent something that nobody has read yet."""
 
@@ -43,14 +48,13 @@ class Places(Generic[Peer]):
     """At most ``limit`` peers. Times are those of the event loop, in seconds.
 
     A peer that has sent nothing may lose its place after ``patience``. A peer that was heard may
-    lose it after twice that silence, as its answer may take long to arrive. If none is silent,
-    and most send a little now and then, a peer that came ``longest`` ago may lose its place.
+    lose it after twice that, as its answer may take long to arrive. The time of the latter runs
+    from its last step if most peers were heard, else from its last bytes.
     """
 
-    def __init__(self, limit: int, patience: float, longest: float) -> None:
+    def __init__(self, limit: int, patience: float) -> None:
         self._limit = limit
         self._patience = patience
-        self._longest = longest
         self._places: dict[Peer, _Place] = {}
 
     def __len__(self) -> int:
@@ -71,19 +75,11 @@ class Places(Generic[Peer]):
 
     def candidate(self, now: float) -> Peer | None:
         """The peer that is to lose its place; None: none may yet, see ``pause``."""
-        known = [(peer, place, peer.heard_at) for peer, place in self._places.items()]
         found = [
-            (place.origin, heard_at is not None, until, peer)
-            for peer, place, heard_at in known
-            if (until := self._patient_until(place, heard_at)) <= now
+            (place.origin, peer.heard_at is not None, until, peer)
+            for peer, place, until in self._kept_until()
+            if until <= now
         ]
-        # Not where the others have just come: these will be silent in a moment, or will not.
-        if not found and 2 * sum(heard_at is not None for _, _, heard_at in known) > len(known):
-            found = [
-                (place.origin, True, place.came_at, peer)
-                for peer, place, _ in known
-                if now - place.came_at >= self._longest
-            ]
         counts = Counter(origin for origin, _, _, _ in found)
         # Of one address first those that have sent nothing, the oldest first.
         found.sort(key=lambda each: (-counts[each[0]], each[1], each[2]))
@@ -91,15 +87,23 @@ class Places(Generic[Peer]):
 
     def pause(self, now: float) -> float:
         """Seconds until ``candidate`` may find a peer. There must be at least one."""
-        first = min(
-            self._patient_until(place, peer.heard_at) for peer, place in self._places.items()
-        )
+        first = min(until for _, _, until in self._kept_until())
         return max(first - now, _SHORTEST)
 
-    def _patient_until(self, place: _Place, heard_at: float | None) -> float:
-        if heard_at is None:
-            return place.came_at + self._patience
-        return heard_at + 2 * self._patience
+    def _kept_until(self) -> list[tuple[Peer, _Place, float]]:
+        """The peers, their places, and until when each keeps its own at least."""
+        heard = {peer: at for peer in self._places if (at := peer.heard_at) is not None}
+        # Where most are silent, room comes from those: a slow peer may take its time.
+        by_step = 2 * len(heard) > len(self._places)
+        found = []
+        for peer, place in self._places.items():
+            if peer not in heard:
+                until = place.came_at + self._patience
+            else:
+                since = peer.stepped_at if by_step else heard[peer]
+                until = (place.came_at if since is None else since) + 2 * self._patience
+            found.append((peer, place, until))
+        return found
 
 
 def origin_of(peer: str, credentials: PeerCredentials | None) -> Hashable:

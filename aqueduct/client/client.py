@@ -41,7 +41,7 @@ from aqueduct.rpc.deadline import ProgressTimer
 from aqueduct.rpc.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
 from aqueduct.rpc.keys import ALIVE, Headers
 from aqueduct.rpc.request import AS_COMPLETED, FAILURES, CallHead, Kind, Partition
-from aqueduct.rpc.threads import apart
+from aqueduct.rpc.threads import apart, check_patches, provide
 
 __all__ = [
     "Client",
@@ -85,6 +85,7 @@ class Client:
         self.address = address or connection.peer
         """The service's address, without options."""
         self.config = connection.config
+        provide(self.config.calls.threads_at_work)
         self.token = token_bytes(token)
         """Shown with every call that is given no other."""
         self.compression = compression
@@ -122,6 +123,7 @@ class Client:
         Raises ConfigError for arguments that cannot work, ConnectFailed when the service cannot
         be reached, and ConnectionLost when it refuses the headers.
         """
+        check_patches()
         connection = await connect(
             address, headers=connection_headers(headers), config=config, tls=tls
         )

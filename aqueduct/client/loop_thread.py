@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from aqueduct import forks
 from aqueduct.errors import AqueductError, LocalProtocolError
-from aqueduct.rpc.threads import green
+from aqueduct.rpc.threads import check_patches, green
 
 __all__ = ["LoopThread"]
 
@@ -35,6 +35,7 @@ class LoopThread:
         """Raises LocalProtocolError where there are no threads to be had."""
         if sys.is_finalizing():
             raise LocalProtocolError(_ENDING)
+        check_patches()
         if patched := green():
             raise LocalProtocolError(
                 f"{patched} of this process are those of gevent.monkey or eventlet, and a "
@@ -69,7 +70,8 @@ class LoopThread:
         return self.pid == os.getpid() and not self.loop.is_closed()
 
     def check(self) -> None:
-        """Raises LocalProtocolError after a fork, or when the loop has ended."""
+        """Raises LocalProtocolError after a fork, a late patch, or when the loop has ended."""
+        check_patches()
         if self.pid != os.getpid():
             raise LocalProtocolError(
                 f"this client was made in process {self.pid} and its event loop did not survive "

@@ -149,6 +149,11 @@ class Connection:
         last: float = self.pump.last_input
         return last or None
 
+    @property
+    def stepped_at(self) -> float | None:
+        """None: the connection headers are the only step, and end what counts as a handshake."""
+        return None
+
     def has_input(self) -> bool:
         """Whether bytes of the peer are unread, as far as can be told without reading."""
         return False

@@ -90,9 +90,7 @@ class Server:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
         self._unready: Places[Connection] = Places(
-            config.limits.unready_connections,
-            config.timing.handshake_silence,
-            config.timing.connect_timeout,
+            config.limits.unready_connections, config.timing.handshake_silence
         )
         self._by_origin: Counter[Hashable] = Counter()
 

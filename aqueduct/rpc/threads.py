@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import queue
 import selectors
 import threading
 from collections import deque
@@ -26,15 +27,13 @@ from aqueduct._speedups.loop.waiter import Waiter
 from aqueduct.errors import LocalProtocolError
 from aqueduct.escaping import logger_of
 
-__all__ = ["AT_WORK", "Job", "ThreadPool", "apart", "green"]
+__all__ = ["Job", "ThreadPool", "apart", "at_work", "check_patches", "green", "provide"]
 
 log = logger_of(__name__)
 
 Work = Callable[[], None]
 T = TypeVar("T")
 
-AT_WORK: Final = max(2, min(8, os.cpu_count() or 1))
-"""Threads of the process that do jobs at the same time."""
 _IDLE_SECONDS: Final = 30.0
 _names = itertools.count(1)
 _GREEN: Final = ("gevent.", "eventlet.")
@@ -52,6 +51,32 @@ def green() -> str:
     return _ALL if len(names) == len(parts) else f"the {' and '.join(names)}" if names else ""
 
 
+_AT_IMPORT: Final = (_thread.start_new_thread, selectors.DefaultSelector, queue.SimpleQueue)
+
+
+def check_patches() -> None:
+    """Raises LocalProtocolError if gevent or eventlet patched threads after aqueduct's import.
+
+    Locks and queues that were made before, here and in asyncio, would block all greenlets.
+    """
+    now = (_thread.start_new_thread, selectors.DefaultSelector, queue.SimpleQueue)
+    if now == _AT_IMPORT:
+        return
+    parts = zip(now, _AT_IMPORT, ("threads", "selectors", "queues"), strict=True)
+    late = [
+        name
+        for part, before, name in parts
+        if part is not before and part.__module__.startswith(_GREEN)
+    ]
+    if late:
+        raise LocalProtocolError(
+            f"gevent.monkey or eventlet patched the {' and '.join(late)} of this process after "
+            "aqueduct was imported; patch at the beginning of the program, before it imports "
+            "anything else, or leave these as they are: "
+            "gevent.monkey.patch_all(thread=False, select=False, queue=False)"
+        )
+
+
 class ThreadPool:
     """Threads on call: ``start`` gives a piece of work one at once, and no work ever queues.
 
@@ -61,6 +86,7 @@ class ThreadPool:
 
     def __init__(self, name: str = "aqueduct", *, idle_limit: int = 32) -> None:
         """Raises LocalProtocolError if threads cannot work, as half of them was patched."""
+        check_patches()
         if green() not in ("", _ALL):
             raise LocalProtocolError(
                 f"{green()} of this process are those of gevent.monkey or eventlet, and others "
@@ -77,8 +103,10 @@ class ThreadPool:
     def start(self, work: Work) -> None:
         """Runs ``work()`` in a thread of its own. It should raise nothing; what it does is logged.
 
-        Raises RuntimeError when the system has no thread to give.
+        Raises RuntimeError when the system has no thread to give, and LocalProtocolError after
+        a late patch (``check_patches``).
         """
+        check_patches()
         with self._lock:
             worker = self._idle.pop() if self._idle else None
             if worker is None:
@@ -147,20 +175,27 @@ class _Worker:
 
 
 class _Crew:
-    """A few threads that do the work given to them, in that order."""
+    """A few threads, at most ``size``, that do the work given to them, in that order."""
 
     def __init__(self, name: str, size: int) -> None:
-        self._bench = ThreadPool(name, idle_limit=size)
-        self._size = size
+        self.size = size
+        self._name = name
+        self._bench: ThreadPool | None = None
         self._lock = threading.Lock()
         self._waiting: deque[Work] = deque()
         self._active = 0
 
     def start(self, work: Work) -> None:
-        """Has a thread do ``work``. If the system has no thread to give, the caller does it."""
+        """Has a thread do ``work``. If the system has no thread to give, the caller does it.
+
+        Raises LocalProtocolError as a ``ThreadPool`` does.
+        """
+        check_patches()
         with self._lock:
+            if self._bench is None:
+                self._bench = ThreadPool(self._name)
             self._waiting.append(work)
-            if self._active >= self._size:
+            if self._active >= self.size:
                 return
             self._active += 1
         try:
@@ -179,12 +214,25 @@ class _Crew:
             del work  # it may hold batches
 
 
-_crew = _Crew("aqueduct-work", AT_WORK)
+_crew = _Crew("aqueduct-work", 1)
 
 
 def _new_crew() -> None:
     global _crew
-    _crew = _Crew("aqueduct-work", AT_WORK)
+    _crew = _Crew("aqueduct-work", _crew.size)
+
+
+def provide(count: int) -> None:
+    """From now on up to ``count`` threads of the process do jobs at the same time, or more.
+
+    The largest count that a client or service has asked for holds (Calls.work_threads).
+    """
+    _crew.size = max(_crew.size, count)
+
+
+def at_work() -> int:
+    """How many threads of the process do jobs at the same time, at most."""
+    return _crew.size
 
 
 if hasattr(os, "register_at_fork"):  # the threads stay behind

@@ -62,6 +62,14 @@ class HandlerShape(Enum):
     FUNCTION = "function"
 
 
+_FOLLOWED: Final[dict[HandlerShape, Callable[[Any], Any]]] = {
+    HandlerShape.GENERATOR: forks.iterate,
+    HandlerShape.COROUTINE: forks.steps,
+    HandlerShape.ASYNC_GENERATOR: forks.AsyncSteps,
+}
+"""How handlers that go on after their call are watched for a fork."""
+
+
 _SHAPES: Final = {
     EXCHANGE: frozenset(HandlerShape),
     SOURCE: frozenset({HandlerShape.ASYNC_GENERATOR, HandlerShape.GENERATOR}),
@@ -124,7 +132,8 @@ class Handler:
     def invoke(self, *arguments: Any) -> Any:
         """Calls the function; the Call is the last of ``arguments``."""
         result = forks.call(self.function, arguments if self.takes_call else arguments[:-1])
-        return forks.iterate(result) if self.shape is HandlerShape.GENERATOR else result
+        follow = _FOLLOWED.get(self.shape)
+        return result if follow is None else follow(result)
 
     def output_schema(self, call: Call) -> pa.Schema | None:
         """What the handler yields in this call; None for a sink.

@@ -37,7 +37,7 @@ from aqueduct.rpc.deadline import ProgressTimer
 from aqueduct.rpc.keys import ALIVE, BODY
 from aqueduct.rpc.request import PLACES, CachedHead, CachedHeads, CallHead, check_attachments
 from aqueduct.rpc.status import CANCELLED, OK, Status
-from aqueduct.rpc.threads import Job, ThreadPool
+from aqueduct.rpc.threads import Job, ThreadPool, provide
 from aqueduct.rpc.unary import UnaryTemplates, room_of
 from aqueduct.service.async_runner import MapRunner, drive_async_generator, drive_coroutine_sink
 from aqueduct.service.call import COUNTED, ServerCall
@@ -94,6 +94,7 @@ class RunningService:
         self._tls = server_tls
         self._server: Server | None = None
         self._bench = ThreadPool(f"aqueduct-{service.name}")
+        provide(self.config.calls.threads_at_work)
         self._connections: dict[Connection, set[ServerCall]] = {}
         self._by_handler: Counter[str] = Counter()
         self._counted: Counter[str] = Counter()

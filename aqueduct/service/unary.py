@@ -250,10 +250,8 @@ async def drive_coroutine(running: ServerCall) -> None:
     else:
         running.rows_in = batch.num_rows
     running.taken = 1
-    call, handler = running.call, running.handler
-    answer = await (
-        handler.function(batch, call) if handler.takes_call else handler.function(batch)
-    )
+    call = running.call
+    answer = await running.handler.invoke(batch, call)
     call.check()  # a handler may have swallowed its cancellation
     encoded = running.write(answer, running.config.calls.batch_limit)
     if encoded is None:

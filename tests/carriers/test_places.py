@@ -16,6 +16,7 @@ class Peer:
 
     name: str
     heard_at: float | None = None
+    stepped_at: float | None = None
     unread: bool = False
 
     def has_input(self) -> bool:
@@ -23,7 +24,7 @@ class Peer:
 
 
 def places(limit: int = 3) -> Places[Peer]:
-    return Places(limit, patience=1.0, longest=10.0)
+    return Places(limit, patience=1.0)
 
 
 def filled(*come: tuple[str, str, float]) -> tuple[Places[Peer], dict[str, Peer]]:
@@ -62,11 +63,15 @@ def test_the_address_with_the_most_silent_ones_loses_its_oldest() -> None:
 
 
 def test_a_slow_handshake_is_kept_over_a_silent_peer() -> None:
-    made, peers = filled(("slow", "x", 0.0), ("silent", "x", 5.0), ("half", "x", 0.0))
+    come = [("slow", "x", 0.0), ("half", "x", 0.0), ("silent", "x", 5.0), ("other", "x", 7.0)]
+    made, peers = filled(*come)
     peers["slow"].heard_at, peers["half"].heard_at = 5.9, 4.5
     assert made.candidate(5.9) is None
     assert made.candidate(6.0) is peers["silent"]
+    assert made.candidate(6.5) is peers["silent"]
+    peers["silent"].heard_at = None
     made.discard(peers["silent"])
+    made.add(Peer("new"), "x", 7.0)
     assert made.candidate(6.4) is None  # what was heard has twice the time
     assert made.candidate(6.5) is peers["half"]
 
@@ -88,21 +93,36 @@ def test_a_peer_whose_bytes_are_unread_is_not_silent() -> None:
 
 
 def test_where_all_dribble_the_oldest_gives_up_its_place() -> None:
-    made, peers = filled(("a", "x", 0.0), ("b", "y", 1.0), ("c", "y", 2.0))
+    made, peers = filled(("a", "x", 0.0), ("b", "y", 1.0), ("c", "y", 1.5))
     for peer in peers.values():
         peer.heard_at = 12.0
-    assert made.candidate(9.0) is None
-    assert made.candidate(10.0) is peers["a"]
-    assert made.candidate(12.0) is peers["b"]
+    assert made.candidate(1.9) is None
+    assert made.pause(1.9) == pytest.approx(0.1)
+    assert made.candidate(2.0) is peers["a"]
+    assert made.candidate(3.5) is peers["b"]  # of the address with most of them
     new = Peer("new")
     made.add(new, "z", 12.0)
     assert made.candidate(12.0) is peers["b"]  # each new one would hold up the next otherwise
-    assert made.candidate(13.0) is new
+
+
+def test_a_step_of_the_handshake_gives_the_time_of_a_step_again() -> None:
+    made, peers = filled(("a", "x", 0.0), ("b", "x", 0.0), ("c", "x", 1.0))
+    for peer in peers.values():
+        peer.heard_at = 3.0
+    peers["a"].stepped_at = 1.5
+    assert made.candidate(3.0) is peers["b"]
+    made.discard(peers["b"])
+    assert made.candidate(3.0) is peers["c"]
+    made.discard(peers["c"])
+    assert made.candidate(3.4) is None
+    assert made.pause(3.4) == pytest.approx(0.1)
+    assert made.candidate(3.5) is peers["a"]
 
 
 def test_where_most_have_just_come_none_that_dribbles_gives_up_its_place() -> None:
     made, peers = filled(("a", "x", 0.0), ("b", "y", 11.5), ("c", "y", 11.6))
     peers["a"].heard_at = 12.0
+    assert made.pause(12.0) == pytest.approx(0.5)
     assert made.candidate(12.0) is None  # they may be silent: that is known soon
     assert made.candidate(12.5) is peers["b"]
 

@@ -17,6 +17,7 @@ import pytest
 from aqueduct.address import Address
 from aqueduct.carriers import stream
 from aqueduct.config import DEFAULT, Bpmux, ByteStream, Config, Flow
+from aqueduct.errors import LocalProtocolError
 from aqueduct.protocol.channels.connection import ChannelConnection
 from tests.carriers.chunks import Chunk, Kind, RawPeer, chunk, varu64
 from tests.carriers.proxy import End, Fate, Proxy
@@ -110,6 +111,18 @@ async def test_what_breaks_the_mapping(said: bytes, words: str) -> None:
     async with against() as (peer, user):
         await peer.say(said)
         await ends(peer, user, words)
+
+
+async def test_a_stop_that_crosses_the_end_of_a_stream_is_reported() -> None:
+    """The peer had not read all of it: what it has thrown away will not be acknowledged."""
+    async with against() as (peer, user):
+        user.send(0, b"all of it", fin=True)
+        await peer.until(lambda: any(said.end is not None for said in peer.of(Kind.OUT_SINK, 1)))
+        await peer.say(chunk(Kind.IN_STREAM, 1, end=varu64(7)))
+        await user.until(lambda: user.stops)
+        assert user.stops == {0: 7}
+        with pytest.raises(LocalProtocolError, match="stream 0 ended"):
+            user.carrier.write(0, [b"more"], False)
 
 
 async def test_more_bytes_than_the_window() -> None:

@@ -427,3 +427,91 @@ tried("served", lambda: asyncio.run(serve()))
     assert served in lines[1]
     for line in lines:
         assert line.endswith("works") or "LocalProtocolError" in line
+
+
+LATE = """
+import asyncio, sys
+import pyarrow as pa
+import aqueduct
+
+ONE = pa.record_batch({"n": pa.array([1], pa.int64())})
+address = sys.argv[1]
+FIRST
+made = aqueduct.SyncClient(address) if MADE else None
+if made is not None:
+    assert made.call("echo", ONE) == ONE
+
+from gevent import monkey
+monkey.patch_all(**PATCHED)
+
+def tried(name, work):
+    try:
+        print(name, work(), flush=True)
+    except aqueduct.errors.AqueductError as error:
+        print(name, type(error).__name__, error, flush=True)
+
+def sync():
+    with aqueduct.SyncClient(address) as client:
+        assert client.call("echo", ONE) == ONE
+    return "works"
+
+async def asynchronous():
+    async with await aqueduct.Client.connect(address) as client:
+        assert await client.call("echo", ONE) == ONE
+    return "works"
+
+async def serve():
+    service = aqueduct.Service("green")
+    service.handler("echo")(lambda batch: batch)
+    async with service.serving("aqueduct+tcp://localhost:0", drain=0):
+        return "works"
+
+def call():
+    assert made.call("echo", ONE) == ONE
+    return "works"
+
+def exchange():
+    assert list(made.exchange("echo", [ONE, ONE])) == [ONE, ONE]
+    return "works"
+
+if made is not None:
+    tried("call", call)
+    tried("exchange", exchange)
+    made.close()
+tried("sync", sync)
+tried("asynchronous", lambda: asyncio.run(asynchronous()))
+tried("serve", lambda: asyncio.run(serve()))
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "made"),
+    [("", False), ("from aqueduct import Client, SyncClient, Service", False), ("", True)],
+    ids=["nothing was used", "names were imported", "a client was made"],
+)
+@pytest.mark.parametrize(
+    ("patched", "named"),
+    [
+        ({}, "the threads and selectors and queues"),
+        ({"thread": False}, "the selectors and queues"),
+        ({"select": False, "queue": False}, "the threads"),
+        ({"thread": False, "select": False, "queue": False}, None),
+    ],
+)
+async def test_a_late_patch_of_gevent_is_an_error_at_once(service, first, made, patched, named):
+    code = LATE.replace("PATCHED", json.dumps(patched).replace("false", "False"))
+    code = code.replace("MADE", str(made)).replace("FIRST", first)
+    async with service.serving(CARRIERS["tcp"], drain=0) as running:
+        done = await asyncio.to_thread(python, code, running.addresses[0])
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    names = [*(["call", "exchange"] if made else []), "sync", "asynchronous", "serve"]
+    assert [line.split()[0] for line in lines] == names
+    for line in lines:
+        if named is None:
+            assert line.endswith("works"), line
+        elif not first and not made:  # the modules that matter are imported after the patch
+            assert line.endswith("works") or "gevent.monkey or eventlet" in line
+        else:
+            assert f"patched {named} of this process after aqueduct was imported" in line
+            assert "patch at the beginning of the program" in line

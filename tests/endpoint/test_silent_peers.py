@@ -7,7 +7,7 @@ import dataclasses
 import socket
 import ssl
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ from aqueduct.carriers.quic.tls import client_configuration
 from aqueduct.config import DEFAULT, Config
 from aqueduct.endpoint import Connection, Server, connect, serve
 from aqueduct.errors import ConnectionLost
-from tests.carriers.users import DEADLINE, OVER, met
+from tests.carriers.chunks import Kind, chunk
+from tests.carriers.users import DEADLINE, OVER, Recorder, met
 
 TLS = dev_certificate()
 CARRIERS = ("tcp", "tls", "unix", "quic")
@@ -86,12 +87,18 @@ def client_hello() -> bytes:
     return out.read()
 
 
+def long_message() -> bytes:
+    """A message of bpmux that is not over soon; no credit comes, which would end the handshake."""
+    return chunk(Kind.IN_SINK, 0, b"\1" * 10_000)
+
+
 class Crowd:
-    """Peers that stop in the middle of a handshake."""
+    """Peers that stop in the middle of a handshake, or never come to its end."""
 
     def __init__(self, address: str) -> None:
         self.address = Address.parse(address)
         self.sockets: list[socket.socket] = []
+        self._dribblers: list[asyncio.Task[None]] = []
 
     async def join(self, how: str) -> None:
         """``nothing``: they connect; ``half``: a part of what a client says first."""
@@ -102,19 +109,54 @@ class Crowd:
         elif how == "half":
             await asyncio.get_running_loop().sock_sendall(sock, client_hello()[:50])
 
-    async def _begin_quic(self, sock: socket.socket) -> None:
-        """Sends a first packet, again with the token if that is asked for, and no more."""
+    def dribble(self, count: int, every: float = 0.05) -> None:
+        """So many peers send the parts of a handshake that never ends, one each ``every`` s."""
+        self._dribblers += [
+            asyncio.create_task(self._dribble(every * number / count, every))
+            for number in range(count)
+        ]
+
+    async def _dribble(self, first: float, every: float) -> None:
+        await asyncio.sleep(first)
+        sock = dial(self.address)
+        self.sockets.append(sock)
+        loop = asyncio.get_running_loop()
+        if self.address.scheme == "aqueduct":
+            await self._dribble_quic(sock, every)
+            return
+        said = client_hello()[:-1] if self.address.scheme == "aqueduct+tls" else long_message()
+        with suppress(ConnectionError):
+            for byte in said:
+                await loop.sock_sendall(sock, bytes([byte]))
+                await asyncio.sleep(every)
+
+    async def _dribble_quic(self, sock: socket.socket, every: float) -> None:
+        """Goes on with its first packets, which are no news to the service."""
+        said = await self._begin_quic(sock)
+        while True:
+            await asyncio.sleep(every)
+            for data in said:
+                sock.send(data)
+
+    async def _begin_quic(self, sock: socket.socket) -> list[bytes]:
+        """Sends a first packet, again with the token if that is asked for, and no more.
+
+        Returns what it has sent last.
+        """
         loop = asyncio.get_running_loop()
         connection = hello(self.address)
-        for data, _ in connection.datagrams_to_send(loop.time()):
+        said = [data for data, _ in connection.datagrams_to_send(loop.time())]
+        for data in said:
             sock.send(data)
         with self._none_in_time():
             answer = await asyncio.wait_for(loop.sock_recv(sock, 65_536), 0.5)
             header = pull_quic_header(Buffer(data=answer), host_cid_length=8)
             if header.packet_type == QuicPacketType.RETRY:
                 connection.receive_datagram(answer, sock.getpeername(), loop.time())
-                for data, _ in connection.datagrams_to_send(loop.time()):
+                said = [data for data, _ in connection.datagrams_to_send(loop.time())]
+                for data in said:
                     sock.send(data)
+        return said
 
     @contextmanager
     def _none_in_time(self) -> Iterator[None]:
@@ -123,7 +165,11 @@ class Crowd:
         except TimeoutError:
             pass  # it waits for a place, as the honest ones do
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        for task in self._dribblers:
+            task.cancel()
+        for end in await asyncio.gather(*self._dribblers, return_exceptions=True):
+            assert end is None or isinstance(end, asyncio.CancelledError), end
         for sock in self.sockets:
             sock.close()
 
@@ -134,7 +180,7 @@ async def crowd_at(address: str) -> AsyncIterator[Crowd]:
     try:
         yield crowd
     finally:
-        crowd.close()
+        await crowd.close()
 
 
 async def all_connect(address: str, count: int, config: Config) -> None:
@@ -169,6 +215,60 @@ async def test_three_hundred_honest_clients_and_six_hundred_silent_peers(
         await joining
 
 
+@pytest.mark.parametrize("kind", CARRIERS)
+async def test_peers_that_dribble_take_no_places_from_honest_ones(
+    kind: str, tmp_path: Path
+) -> None:
+    config = settings(16)
+    async with listening(kind, tmp_path, config) as (server, address), crowd_at(address) as crowd:
+        crowd.dribble(40)
+        (listener,) = server._listeners
+        await met(lambda: listener.half_open == 16)  # type: ignore[attr-defined]
+        await all_connect(address, 30, config)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", CARRIERS)
+async def test_three_hundred_honest_clients_and_six_hundred_that_dribble(
+    kind: str, tmp_path: Path
+) -> None:
+    config = settings(DEFAULT.byte_stream.half_open)
+    async with listening(kind, tmp_path, config) as (_, address), crowd_at(address) as crowd:
+        crowd.dribble(600, every=0.1)
+        await all_connect(address, 300, config)
+
+
+@pytest.mark.parametrize("kind", CARRIERS)
+async def test_peers_that_only_ping_once_the_transport_is_up_take_no_place(
+    kind: str, tmp_path: Path
+) -> None:
+    config = settings(256, unready_connections=8)
+    async with listening(kind, tmp_path, config) as (server, address):
+        pinging: list[Any] = []
+        for _ in range(20):
+            if kind == "quic":
+                from aqueduct.carriers import quic
+
+                pinging.append(await quic.connect(Address.parse(address), config))
+            else:
+                pinging.append(await stream.connect(Address.parse(address), config))
+            Recorder(pinging[-1], config)
+        await met(lambda: server.accepted == 20)
+        await all_connect(address, 10, config)
+        crowd, now = len(server._unready), asyncio.get_running_loop().time
+
+        def one_may_go() -> bool:
+            for carrier in pinging:
+                carrier.ping()
+            return server._unready.candidate(now()) is not None
+
+        await met(one_may_go)
+        await all_connect(address, 10, config)
+        await met(lambda: len(server._unready) < crowd)
+        for carrier in pinging:
+            carrier.abandon(OVER)
+
+
 async def test_a_first_packet_of_quic_waits_for_a_place(tmp_path: Path) -> None:
     async with (
         listening("quic", tmp_path, settings(4)) as (server, address),
@@ -184,6 +284,45 @@ async def test_a_first_packet_of_quic_waits_for_a_place(tmp_path: Path) -> None:
         answer = await asyncio.wait_for(loop.sock_recv(crowd.sockets[-1], 65_536), 20)
         header = pull_quic_header(Buffer(data=answer), host_cid_length=8)
         assert header.packet_type == QuicPacketType.INITIAL
+
+
+async def test_a_first_packet_of_quic_sent_again_brings_back_no_closed_connection(
+    tmp_path: Path,
+) -> None:
+    async with (
+        listening("quic", tmp_path, settings(1)) as (server, address),
+        crowd_at(address) as crowd,
+    ):
+        loop = asyncio.get_running_loop()
+        sock = dial(crowd.address)
+        crowd.sockets.append(sock)
+        said = await crowd._begin_quic(sock)
+        listener: Any = server._listeners[0]
+        (first,) = listener._carriers
+        await crowd.join("nothing")
+        await met(lambda: first not in listener._carriers and listener.connections == 1)
+        heard = set()
+        with suppress(BlockingIOError):
+            while True:
+                heard.add(sock.recv(65_536))
+        sock.send(said[0])
+        async with asyncio.timeout(DEADLINE):
+            assert await loop.sock_recv(sock, 65_536) in heard  # the close, once more
+        assert first not in listener._carriers and not listener._waiting
+
+
+async def test_first_packets_of_quic_above_the_backlog_are_dropped(tmp_path: Path) -> None:
+    config = settings(1)
+    config = dataclasses.replace(config, quic=dataclasses.replace(config.quic, backlog=2))
+    config = dataclasses.replace(
+        config, timing=dataclasses.replace(config.timing, handshake_silence=LONG)
+    )
+    async with listening("quic", tmp_path, config) as (server, address), crowd_at(address) as crowd:
+        listener: Any = server._listeners[0]
+        for _ in range(5):
+            await crowd.join("nothing")
+        await met(lambda: listener._delayed == 4)
+        assert listener.half_open == 1 and len(listener._waiting) == 2
 
 
 @pytest.mark.parametrize("kind", ["tcp", "tls"])

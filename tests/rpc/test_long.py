@@ -15,9 +15,11 @@ import aqueduct
 from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoder
 from aqueduct.arrow.ipc import LONG_SCHEMA, is_wide, serialize_schema
+from aqueduct.config import Calls, Config
 from aqueduct.errors import BadCall, Cancelled, DeadlineExceeded, SchemaMismatch
+from aqueduct.rpc import threads
 from aqueduct.rpc.request import CallHead
-from aqueduct.rpc.threads import AT_WORK, Job, apart
+from aqueduct.rpc.threads import Job, apart, at_work
 from tests.support.calls import NUMBERS, numbers, serving, sync_client
 from tests.support.endpoints import eventually
 
@@ -135,19 +137,20 @@ class Gate:
         """Returns when no thread is left; what was given to them before is done, or being done."""
         event, arrived = threading.Event(), []
         loop = asyncio.get_running_loop()
-        at_work = asyncio.Event()
+        all_busy = asyncio.Event()
+        count = at_work()
 
         def keep():
             arrived.append(1)
-            if len(arrived) == AT_WORK:
-                loop.call_soon_threadsafe(at_work.set)
+            if len(arrived) == count:
+                loop.call_soon_threadsafe(all_busy.set)
             assert event.wait(PATIENCE)
 
-        jobs = [Job(keep) for _ in range(AT_WORK)]
+        jobs = [Job(keep) for _ in range(count)]
         self.open()
         self._events.append(event)
         async with asyncio.timeout(PATIENCE):
-            await at_work.wait()
+            await all_busy.wait()
         assert jobs
 
     def open(self):
@@ -441,10 +444,39 @@ async def test_long_work_runs_in_a_few_threads_in_order():
         await asyncio.sleep(0)
         closed.open()
         found = await asyncio.gather(*jobs)
-    assert here not in found and len(set(found)) <= AT_WORK
+    assert here not in found and len(set(found)) <= at_work()
     assert sorted(order) == list(range(20))
 
 
 async def test_what_long_work_raises_is_raised_where_it_is_waited_for():
     with pytest.raises(ZeroDivisionError):
         await apart(lambda: 1 // 0)
+
+
+async def test_clients_and_services_say_how_many_threads_do_long_work(monkeypatch):
+    """The largest Calls.work_threads of the process holds."""
+    monkeypatch.setattr(threads, "_crew", threads._Crew("test-work", 1))
+    one = Config(calls=Calls(work_threads=1))
+    async with aqueduct.Service("one", config=one).serving("aqueduct+tcp://127.0.0.1:0") as running:
+        assert at_work() == 1
+        more = Config(calls=Calls(work_threads=3))
+        async with await aqueduct.Client.connect(running.addresses[0], config=more):
+            assert at_work() == 3
+        async with await aqueduct.Client.connect(running.addresses[0], config=one):
+            assert at_work() == 3
+        busy, seen, gate = asyncio.Event(), [], threading.Event()
+        loop = asyncio.get_running_loop()
+
+        def work():
+            seen.append(threading.get_ident())
+            if len(seen) == 3:
+                loop.call_soon_threadsafe(busy.set)
+            assert gate.wait(PATIENCE)
+
+        jobs = [asyncio.ensure_future(apart(work)) for _ in range(5)]
+        async with asyncio.timeout(PATIENCE):
+            await busy.wait()
+        assert len(set(seen)) == len(seen) == 3  # the others wait
+        gate.set()
+        await asyncio.gather(*jobs)
+        assert len(set(seen)) <= 3

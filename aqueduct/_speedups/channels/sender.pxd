@@ -18,6 +18,10 @@ cdef class SendStream:
 
 cdef class SendQueue:
     cdef readonly dict _open
+    cdef readonly dict _left        # stream -> channel, oldest first
+    cdef Py_ssize_t _left_kept      # of live channels, when they are looked at
+    cdef Py_ssize_t _left_most      # until they are looked at again
+    cdef public dict live           # channel -> half
     cdef readonly list _effects
     cdef readonly bint _debug
     cdef public Py_ssize_t queued
@@ -42,6 +46,7 @@ cdef class SendQueue:
     cdef public bint connected
     cdef public bint version_acknowledged
 
+    cdef int _remember(self, SendStream stream) except -1
     cdef int _write(self, SendStream stream, list buffers, bint fin) except -1
     cpdef int append(self, SendStream stream, list buffers, Py_ssize_t size) except -1
     cpdef bint _may_open(self, SendStream stream) except -1

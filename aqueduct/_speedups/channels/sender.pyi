@@ -28,6 +28,8 @@ class SendStream:
 @disjoint_base
 class SendQueue:
     _open: dict[int, SendStream]
+    _left: dict[int, int]
+    live: dict[int, Any]
     _effects: list[Any]
     _debug: bool
     _control_queued: int

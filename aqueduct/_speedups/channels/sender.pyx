@@ -27,6 +27,8 @@ cdef enum:
     WRITE = 0   # the kind of effect that writes to a stream
     # What a stream that waits above the transport weighs beside its bytes.
     STALLED_STREAM = 512
+    # Streams that have left whole, above which those of channels that have ended are forgotten.
+    LEFT = 16
 
 
 @cython.final
@@ -63,6 +65,8 @@ cdef class SendQueue:
     ``process_budget``, with what is ``retained``: bytes that left of batches that have not left
     whole. ``charged`` counts all that ever were; ``_control_queued`` those that no half pays for.
     ``fell``: whether ``queued`` fell below the connection's mark since somebody looked.
+    ``_left`` are the channels of streams that have left whole, of at most ``2 * _left_kept``
+    streams. ``live`` has the channels that live.
     ``_openable`` streams may be opened, of which ``_opened_since`` in effects that the carrier has
     not seen yet. Once ``version_acknowledged``, sequences begin without VERSION (AQ-26).
     """
@@ -72,6 +76,10 @@ cdef class SendQueue:
         self.process = Account()
         self.process_budget = UNLIMITED
         self._open = {}
+        self._left = {}
+        self._left_most = LEFT
+        self._left_kept = flow.streams
+        self.live = {}
         self._effects = effects_out
         self._debug = debug
         self._mark = flow.connection_high_water
@@ -103,11 +111,35 @@ cdef class SendQueue:
         self._release(stream, size)
         if stream.fin and not stream.queued:
             del self._open[number]
+            self._remember(stream)
             stream.speaker = None
             if half is not None:
                 stream.half = None  # which may keep it, and nothing is paid for any more
                 half.stream_left(stream)
         return half
+
+    cdef int _remember(self, SendStream stream) except -1:
+        """Whose stream has left whole: the peer may stop it until it has read all of it."""
+        cdef object half = stream.half if stream.half is not None else stream.speaker
+        cdef Py_ssize_t count
+        cdef list numbers
+        if half is None:
+            return 0
+        self._left[stream.number] = half.channel
+        if <Py_ssize_t> len(self._left) <= self._left_most:
+            return 0
+        # Most channels end soon: what is left of those that live is looked at again once there is
+        # twice as much.
+        numbers = [number for number, channel in self._left.items() if channel not in self.live]
+        for number in numbers:
+            del self._left[number]
+        count = <Py_ssize_t> len(self._left)
+        if count > self._left_kept:
+            for number in list(self._left)[:count - self._left_kept]:
+                del self._left[number]
+            count = self._left_kept
+        self._left_most = max(LEFT, 2 * count)
+        return 0
 
     def effects_taken(self):
         """The carrier sees the effects so far before it counts again."""

@@ -242,6 +242,11 @@ class QuicCarrier:
         """Whether anything of the peer was understood."""
         return self._quic.started
 
+    @property
+    def stepped_at(self) -> float | None:
+        """None: after its first packet, the only step is the end of the handshake."""
+        return None
+
     def has_input(self) -> bool:
         """What the peers of a socket have sent is read together: nothing is left unread."""
         return False
@@ -297,7 +302,8 @@ class QuicCarrier:
         """Ends the connection; the peer is told if it can be."""
         if self.error is None:
             self._quic.close(error_code=QuicErrorCode.NO_ERROR, frame_type=0)
-            self._host.send(self._quic.datagrams_to_send(self._loop.time()))
+            self.farewell = self._quic.datagrams_to_send(self._loop.time())
+            self._host.send(self.farewell)
             self._finish(error)
 
     # inside
@@ -416,10 +422,11 @@ class QuicCarrier:
             user.stream_reset(event.stream_id // 4, event.error_code)
         elif isinstance(event, events.StopSendingReceived):
             number = event.stream_id // 4
-            if self._senders.pop(number, None) is not None and user is not None:
-                self._stopped[number] = None
-                if len(self._stopped) > _STOPPED_KEPT:
-                    del self._stopped[next(iter(self._stopped))]
+            if user is not None and number < self._quic.opened:
+                if self._senders.pop(number, None) is not None:
+                    self._stopped[number] = None
+                    if len(self._stopped) > _STOPPED_KEPT:
+                        del self._stopped[next(iter(self._stopped))]
                 self._reported = True
                 user.stream_stopped(number, event.error_code)
         elif isinstance(event, events.DatagramFrameReceived):

@@ -42,7 +42,7 @@ logger = logger_of("aqueduct.carriers.quic")
 _WARN_EVERY: Final = 10.0  # seconds between two warnings about the same thing
 _ADMITTED: Final = 16  # packets that waited and are taken in one turn of the loop
 _FAREWELLS: Final = 8  # repetitions of a CONNECTION_CLOSE to a peer that sends on
-_FAREWELL_TIME: Final = 3.0  # seconds in which they are given
+_FAREWELL_TIME: Final = 3.0  # seconds in which they are given, after a handshake
 
 
 async def listen(
@@ -89,9 +89,8 @@ class QuicListener:
         self._loop = asyncio.get_running_loop()
         self._carriers: dict[QuicCarrier, set[bytes]] = {}
         self._half_open: dict[QuicCarrier, asyncio.TimerHandle] = {}
-        timing = config.timing
         self._places: Places[QuicCarrier] = Places(
-            config.quic.half_open, timing.handshake_silence, timing.connect_timeout / 5
+            config.quic.half_open, config.timing.handshake_silence
         )
         self._waiting: dict[bytes, tuple[_Acceptor, bytes, SocketAddress]] = {}
         """First packets that have no place yet, by the connection id they are for."""
@@ -164,7 +163,8 @@ class QuicListener:
             # that forged ones cannot take the rest.
             door.socket.send([(self._ask_again(header, address), address)])
             return None
-        if self._places.full and not self._make_room():
+        # In turn: who comes now waits behind those that wait, and costs no search for room.
+        if self._places.full and (self._waiting or not self._make_room()):
             self._let_wait(door, header, data, address)
             return None
         configuration = copy.copy(self._configuration)
@@ -201,9 +201,10 @@ class QuicListener:
     ) -> None:
         """Keeps a first packet, as the kernel keeps connections in a backlog."""
         self._warn_half_open()
-        if len(self._waiting) < self._config.quic.half_open:
+        if len(self._waiting) < self._config.quic.backlog:
             self._waiting[header.destination_cid] = door, data, address
-            self._admit_later(self._places.pause(self._loop.time()))
+            if self._admission is None:
+                self._admit_later(self._places.pause(self._loop.time()))
 
     def _admit_later(self, seconds: float) -> None:
         if self._admission is not None:
@@ -273,6 +274,14 @@ class QuicListener:
             self._admit_later(0)
         return True
 
+    def keeps(self, connection_id: bytes) -> bool:
+        """Whether a first packet for this connection id waits for a place."""
+        return connection_id in self._waiting
+
+    def is_half_open(self, carrier: QuicCarrier) -> bool:
+        """Whether its handshake is not over."""
+        return carrier in self._half_open
+
     def connection_ids(self, carrier: QuicCarrier) -> set[bytes]:
         """The ids routed to a carrier."""
         return self._carriers.get(carrier, set())
@@ -309,6 +318,7 @@ class _Acceptor:
         self._farewells: dict[bytes, list[tuple[bytes, SocketAddress]]] = {}
         self._loop = asyncio.get_running_loop()
         self._id_length = listener._configuration.connection_id_length
+        self._connect_timeout = config.timing.connect_timeout
         self.socket = UdpSocket(
             sock,
             buffer_size=config.quic.socket_buffer,
@@ -353,7 +363,10 @@ class _Acceptor:
         if carrier.farewell:
             repeats = carrier.farewell[:1] * _FAREWELLS
             self._farewells |= dict.fromkeys(connection_ids, repeats)
-            self._loop.call_later(_FAREWELL_TIME, self._forget, connection_ids)
+            # A client may send its first packet again for as long as it tries to connect.
+            half_open = self._listener.is_half_open(carrier)
+            seconds = self._connect_timeout if half_open else _FAREWELL_TIME
+            self._loop.call_later(seconds, self._forget, connection_ids)
         self._waiting.pop(carrier, None)
         self._listener.ended(carrier)
 
@@ -381,8 +394,8 @@ class _Acceptor:
             if carrier is not None:
                 carrier.receive(data, address, now)
                 self._touched[carrier] = None
-            elif self._farewells:
-                self._repeat_farewell(data)
+            elif self._farewells and not data[0] & 0x80:
+                self._repeat_farewell(bytes(data[1:id_stop]))
         if carrier is not None:
             events += carrier.deliver()
         return events
@@ -408,6 +421,14 @@ class _Acceptor:
 
     def _long_header(self, data: bytes, address: SocketAddress) -> QuicCarrier | None:
         """Whose packet it is; a new connection's for a first Initial; None: to be ignored."""
+        # Before the rest of the header is read: packets sent again may be many.
+        connection_id = data[6 : 6 + data[5]] if len(data) > 6 else b""
+        if connection_id in self._farewells:
+            # A first packet sent again must not bring back a connection that was closed here.
+            self._repeat_farewell(connection_id)
+            return None
+        if self._listener.keeps(connection_id):
+            return None
         try:
             header = pull_quic_header(QuicBuffer(data=data), host_cid_length=self._id_length)
         except ValueError:
@@ -435,9 +456,9 @@ class _Acceptor:
             self._new.append(carrier)
         return carrier
 
-    def _repeat_farewell(self, data: memoryview) -> None:
+    def _repeat_farewell(self, connection_id: bytes) -> None:
         """Who still sends on a connection that was closed here has not heard of it."""
-        farewell = self._farewells.get(bytes(data[1 : 1 + self._id_length]))
+        farewell = self._farewells.get(connection_id)
         if farewell:
             self.socket.send([farewell.pop()])
 

@@ -442,14 +442,15 @@ class BpmuxStreams(TransportBase, ABC):
                 user.stream_reset(stream, _code(data, f"the reset of stream {stream}"))
             elif not told:
                 user.stream_data(stream, b"", True)
-        elif entity.place == SINK_OUT:
-            # If its end has left before, the peer has all of it.
-            known = self._senders.pop(stream, None) is not None and not entity.end_out
-            if known and entity is not self._mux.top_sink:
+        elif entity.place == SINK_OUT and entity is not self._mux.top_sink:
+            if self._senders.pop(stream, None) is None:
+                return
+            if not entity.end_out:  # more may be written to it until the user knows
                 self._stopped[stream] = None
                 if len(self._stopped) > _STOPPED_KEPT:
                     del self._stopped[next(iter(self._stopped))]
-                user.stream_stopped(stream, _code(data, f"the stop of stream {stream}"))
+            # If its end has left: a peer that had read all of it would have acknowledged the end.
+            user.stream_stopped(stream, _code(data, f"the stop of stream {stream}"))
 
     def _forget(self, state: _Incoming) -> None:
         """The slot of a stream that ended, and what its opening payload still holds."""

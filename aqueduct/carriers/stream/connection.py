@@ -79,6 +79,7 @@ class StreamCarrier(StreamTransport):
         self.peer_identity: PeerIdentity | None = None
         """Who the peer's certificate says it is, if it showed one."""
         self._first = b""
+        self._stepped_at: float | None = None
         """What the peer has sent first, a few bytes."""
         self._early: list[events.Event] = []
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -159,6 +160,11 @@ class StreamCarrier(StreamTransport):
     def heard_at(self) -> float | None:
         """The loop's time when the peer's last bytes came; None: it has sent nothing."""
         return self._last_input if self.heard else None
+
+    @property
+    def stepped_at(self) -> float | None:
+        """The loop's time when TLS went on by a whole message; None: it has not."""
+        return self._stepped_at
 
     def has_input(self) -> bool:
         """Whether the peer has sent something that nobody has read yet, or has closed."""
@@ -288,6 +294,8 @@ class StreamCarrier(StreamTransport):
             self.lose(self._failed(why(error)))
             return False
         self._first = tls.first
+        if data or tls.complete:
+            self._stepped_at = self._time()
         if data:
             self._add_words(data)
         if tls.complete and not self._secured(tls):

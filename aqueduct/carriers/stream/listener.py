@@ -95,9 +95,8 @@ class StreamListener:
         self._loop = asyncio.get_running_loop()
         self._carriers: set[StreamCarrier] = set()
         self._half_open: dict[StreamCarrier, asyncio.TimerHandle] = {}
-        timing = config.timing
         self._places: Places[StreamCarrier] = Places(
-            config.byte_stream.half_open, timing.handshake_silence, timing.connect_timeout / 5
+            config.byte_stream.half_open, config.timing.handshake_silence
         )
         self._again: asyncio.TimerHandle | None = None
         self._accepting = True

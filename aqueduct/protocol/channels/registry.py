@@ -44,6 +44,7 @@ class Registry:
         self._forget = forget
         self._counters = ids.Counters(shared.side)
         self._live: dict[int, Half] = {}
+        shared.outgoing.live = self._live
         self._ended_early: dict[int, Half] = {}
         """Ended before the message that carries them came; delivered in that state (AQ-R26)."""
         self._pending_tables: dict[int, SenderHalf] = {}

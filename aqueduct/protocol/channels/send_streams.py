@@ -51,11 +51,14 @@ class SendStreams(SendQueue):
     def stopped(self, number: int) -> Any:
         """The peer reads no more of a stream; what was queued is gone.
 
-        Returns the sender half whose messages or control frames it carried, if there is one.
+        Returns the sender half whose messages or control frames it carried, if there is one. Not
+        so if all of the stream had left and all messages are acknowledged: nothing was lost.
         """
         stream = self._open.pop(number, None)
         if stream is None:
-            return None
+            half = self.live.get(self._left.pop(number, -1))
+            lost = half is not None and (half.state is SenderState.FINISHED or not half.settled)
+            return half if lost else None
         half = stream.speaker or stream.half
         self._kill(stream)
         return half
@@ -92,6 +95,7 @@ class SendStreams(SendQueue):
     def clear(self) -> None:
         """The connection is over."""
         self._open.clear()
+        self._left.clear()
         self._control_waiting.clear()
         self._message_waiting.clear()
         self.process.charge(-self.queued - self.retained)

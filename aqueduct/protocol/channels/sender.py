@@ -291,6 +291,9 @@ class SenderHalf(SenderBase):
         if self.error is not None or self.state is SenderState.ENDED:
             return
         if self.state is SenderState.OPEN:
+            dead = any(stream and stream.dead for stream in (self._message_stream, self._control))
+            if self.settled and not dead:
+                return  # the stream had left whole, and its messages were acknowledged since
             self.cancel()
         limit = self._shared.config.timing.progress_deadline
         self.error = ReceiverClosed(

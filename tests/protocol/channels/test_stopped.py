@@ -114,3 +114,69 @@ def test_a_control_stream_that_was_sent_whole_keeps_no_sender() -> None:
     assert half._control.speaker is half
     peer.look()
     assert half._control.speaker is None
+
+
+@pytest.mark.parametrize("mode", [Mode.ORDERED, Mode.UNORDERED, Mode.UNRELIABLE])
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_sender_ends_when_a_stream_is_stopped_that_had_left_whole(
+    mode: Mode, finished: bool
+) -> None:
+    peer = Peer("server")
+    half = sender_of(peer)
+    before = set(peer.look())
+    peer.other.send(half, b"alone", mode=mode)
+    if finished or mode is not Mode.UNORDERED:
+        peer.other.finish(half)
+    number = max(set(peer.look()) - before)
+    assert number not in peer.core._shared.outgoing._open  # all of it has left
+    peer.core.receive_stop(number, 0, peer.pair.now)
+    peer.pair.advance(DEADLINE - 1)
+    assert half.error is None
+    peer.pair.advance(2)
+    assert isinstance(half.error, ReceiverClosed)
+    assert "(Timing.progress_deadline)" in str(half.error)
+    assert SenderEnded(half) in peer.other.events
+    assert not peer.core._shared.outgoing._left or number not in peer.core._shared.outgoing._left
+
+
+def test_a_sender_of_which_everything_is_acknowledged_goes_on_after_a_late_stop() -> None:
+    peer = Peer("server")
+    half = sender_of(peer)
+    before = set(peer.look())
+    peer.other.send(half, b"one", mode=Mode.UNORDERED)
+    first = max(set(peer.look()) - before)
+    peer.other.send(half, b"two", mode=Mode.UNORDERED)
+    (second,) = set(peer.look()) - before - {first}
+    peer.core.receive_stop(first, 0, peer.pair.now)
+    half.acked(bytes((0, 2)))
+    assert half.settled
+    peer.core.receive_stop(second, 0, peer.pair.now)
+    peer.pair.advance(DEADLINE + 1)
+    assert half.error is None
+    half.check_sendable()
+
+
+def test_a_stop_of_no_stream_or_a_second_one_is_without_effect() -> None:
+    peer = Peer("server")
+    half = sender_of(peer)
+    before = set(peer.look())
+    peer.other.send(half, b"one", mode=Mode.UNORDERED)
+    number = max(set(peer.look()) - before)
+    for stopped in (number, number, 77, 2**61):
+        peer.core.receive_stop(stopped, 0, peer.pair.now)
+    assert len(peer.core._shared.stopped_due) == 1
+
+
+def test_streams_of_channels_that_have_ended_are_forgotten() -> None:
+    peer = Peer("server")
+    outgoing = peer.core._shared.outgoing
+    half = sender_of(peer)
+    for _ in range(500):
+        peer.other.send(half, b"x", mode=Mode.UNORDERED)
+        peer.look()
+    assert 0 < len(outgoing._left) <= 2 * DEFAULT.flow.streams
+    outgoing.live.clear()
+    for _ in range(600):
+        peer.other.send(half, b"x", mode=Mode.UNORDERED)
+        peer.look()
+    assert len(outgoing._left) <= 16
