@@ -14,6 +14,7 @@ import ssl
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import (
@@ -195,7 +196,7 @@ class PlainTls:
             raise BufferError("memory that can be written is needed")
         while got < len(room):
             try:
-                count = self._object.read(len(room) - got, room[got:])  # type: ignore[arg-type]
+                count: Any = self._object.read(len(room) - got, room[got:])
             except ssl.SSLWantReadError:
                 if self._fill():
                     continue
@@ -216,7 +217,8 @@ class PlainTls:
         left = memoryview(b"".join(buffers))
         try:
             while left:
-                left = left[self._object.write(left) :]
+                written: int = self._object.write(left)
+                left = left[written:]
         except ssl.SSLError as error:
             raise TlsError(_reason(error)) from None
         sealed = self._outgoing.read()
@@ -279,8 +281,8 @@ class PlainTrust:
         if leaf in trusted:  # it is trusted for itself
             return weakness([leaf])
         policies = {
-            "ca_policy": _lenient(ExtensionPolicy.webpki_defaults_ca()),
-            "ee_policy": _lenient(ExtensionPolicy.webpki_defaults_ee()),
+            "ca_policy": _lenient(ExtensionPolicy.webpki_defaults_ca(), _may_sign),
+            "ee_policy": _lenient(ExtensionPolicy.webpki_defaults_ee(), _may_speak),
         }
         builder = PolicyBuilder().store(Store(list(trusted))).extension_policies(**policies)
         try:
@@ -297,11 +299,23 @@ class PlainTrust:
         return x509.DNSName(self._name) if ip is None else x509.IPAddress(ip)
 
 
-def _lenient(policy: ExtensionPolicy) -> ExtensionPolicy:
+def _may_sign(policy: object, certificate: object, usage: x509.KeyUsage | None) -> None:
+    if usage is not None and not usage.key_cert_sign:
+        raise ValueError("an authority whose key usage does not allow to sign certificates")
+
+
+def _may_speak(policy: object, certificate: object, usage: x509.KeyUsage | None) -> None:
+    if usage is not None and not (
+        usage.digital_signature or usage.key_encipherment or usage.key_agreement
+    ):
+        raise ValueError("the key usage does not allow TLS")
+
+
+def _lenient(policy: ExtensionPolicy, usage: Any) -> ExtensionPolicy:
     """Extensions that the public authorities must set may be missing, as they are for OpenSSL."""
-    for extension in (x509.AuthorityKeyIdentifier, x509.SubjectKeyIdentifier, x509.KeyUsage):
+    for extension in (x509.AuthorityKeyIdentifier, x509.SubjectKeyIdentifier):
         policy = policy.may_be_present(extension, Criticality.AGNOSTIC, None)
-    return policy
+    return policy.may_be_present(x509.KeyUsage, Criticality.AGNOSTIC, usage)
 
 
 def _reason(error: ssl.SSLError) -> str:

@@ -62,8 +62,8 @@ def names_of_ours() -> set[str]:
                     ours.add(node.id)
                 case ast.Attribute(ctx=ast.Store(), value=ast.Name(id="self")):
                     ours.add(node.attr)
-                case ast.Constant(value=str()) if node.value.isidentifier():
-                    ours.add(node.value)  # of __slots__
+                case ast.Constant(value=str(text)) if text.isidentifier():
+                    ours.add(text)  # of __slots__
     return ours
 
 

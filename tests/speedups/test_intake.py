@@ -18,6 +18,7 @@ from aqueduct._speedups.bpmux.entities import Entity, EntityReader
 from aqueduct._speedups.channels import codec
 from aqueduct._speedups.channels.message_batches import DirectRead
 from aqueduct._speedups.stream.socket_reader import Outcome, SocketReader
+from aqueduct.carriers import tls_openssl
 from aqueduct.config import DEFAULT, ByteStream, Config, Flow
 from aqueduct.errors import ConfigError, FrameError
 from aqueduct.protocol.bpmux import events
@@ -64,7 +65,7 @@ class Reader:
     def __init__(self, config: Config = DEFAULT, *, decrypts: bool = False) -> None:
         self.peer: socket.socket | Sealing
         if decrypts:
-            ends = Ends()
+            ends = Ends(tls_openssl)
             self.peer, self.here, records = Sealing(ends), ends.sockets[1], ends.server.records
         else:
             self.here, self.peer = socket.socketpair()
