@@ -618,35 +618,6 @@ def test_what_raises_in_a_child_keeps_nobody_else_from_letting_go(caplog):
     assert broken is not None
 
 
-def test_signals_that_wait_for_a_client_of_the_parent_are_a_child_s_own():
-    """A fork by another thread, while the main thread does a connection's work."""
-    code = """
-    import os, signal, threading
-    from aqueduct.client.deferred_signals import DeferredSignals
-
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGUSR2, lambda number, frame: os._exit(7))
-    deferral = DeferredSignals(lambda: None)
-    deferral.begin()
-    found = []
-
-    def fork():
-        child = os.fork()
-        if not child:
-            os.kill(os.getpid(), signal.SIGUSR2)
-            os._exit(1)
-        found.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-
-    thread = threading.Thread(target=fork)
-    thread.start()
-    thread.join()
-    deferral.end()
-    assert found == [7], found
-    """
-    done = python(code)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 def test_a_signal_that_comes_with_the_fork_is_the_child_s():
     """It is not written to the wake-up socket of the parent's loop."""
     code = """

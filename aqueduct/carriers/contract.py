@@ -215,16 +215,6 @@ class Carrier(Protocol):
         A hint. A carrier may look for it for a moment, rather than let its event loop sleep.
         """
 
-    def look(self) -> bool:
-        """The same, but what is looked for is read before this returns: whether any came.
-
-        For a caller who does what turns of the event loop would do. A carrier that cannot, or had
-        better not, says no at once.
-        """
-
-    def read(self) -> None:
-        """Reads what is there now, for the same callers, or leaves it to the event loop."""
-
     def flush(self) -> None:
         """Lets queued bytes leave as far as flow and congestion control allow.
 

@@ -98,9 +98,9 @@ AIOQUIC: Final = (
 NAMES: Final = (
     Foreign(
         "asyncio",
-        ("_get_running_loop", "_set_running_loop", "_enter_task", "_leave_task"),
-        "they are exported for authors of event loops: a thread steps the work of a loop that "
-        "nobody runs, and a call begins in the turn that brings it",
+        ("_get_running_loop", "_enter_task", "_leave_task"),
+        "they are exported for authors of event loops: whether a loop runs here, and a call that "
+        "begins in the turn that brings it",
         "none can be missing: asyncio exports them, and its own loops call them",
     ),
     Foreign(
@@ -111,14 +111,8 @@ NAMES: Final = (
     ),
     Foreign(
         "asyncio",
-        ("_ready", "_selector"),
-        "whether a loop has work, and which descriptor says so",
-        "a loop of another kind stays with its thread, and no socket is polled",
-    ),
-    Foreign(
-        "asyncio",
-        ("_ssock", "_csock"),
-        "the wake-up sockets of a loop, which a forked child shares with its parent",
+        ("_selector", "_ssock", "_csock"),
+        "the descriptors of a loop, which a forked child shares with its parent",
         "a child of fork keeps them",
     ),
     Foreign(

@@ -362,13 +362,6 @@ class MemoryCarrier:
     def expect_input(self) -> None:
         """It comes without being looked for."""
 
-    def look(self) -> bool:
-        """It comes by turns of the loop."""
-        return False
-
-    def read(self) -> None:
-        """See ``look``."""
-
     def flush(self) -> None:
         """Lets what was queued move with the next step."""
         if self._over:

@@ -138,11 +138,6 @@ class Client:
         """Whether the connection is over."""
         return self.connection.closed
 
-    @property
-    def idle(self) -> bool:
-        """Whether no call is under way."""
-        return not self._calls and not self._watches.asking
-
     @checked()
     def exchange(
         self,

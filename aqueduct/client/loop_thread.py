@@ -90,7 +90,6 @@ class LoopThread:
     def call(self, callback: Callable[..., object], *arguments: Any) -> None:
         """Schedules ``callback(*arguments)`` on the loop."""
         self.loop.call_soon_threadsafe(callback, *arguments)
-        self._need()
 
     def run(self, work: Coroutine[Any, Any, T], *, timeout: float | None = None) -> T:
         """Runs a coroutine on the loop and waits for its result.
@@ -113,7 +112,6 @@ class LoopThread:
         future.add_done_callback(self._begun.discard)
         if self.loop.is_closed():
             future.cancel()
-        self._need()
         try:
             return future.result(timeout)
         except BaseException as error:
@@ -142,15 +140,9 @@ class LoopThread:
         asyncio.set_event_loop(self.loop)
         self.loop.call_soon(self._started.set)
         try:
-            self._attend()
+            self.loop.run_forever()
         finally:
             self._clean_up()
-
-    def _attend(self) -> None:
-        self.loop.run_forever()
-
-    def _need(self) -> None:
-        """Something was put onto the loop."""
 
     def _clean_up(self) -> None:
         tasks = asyncio.all_tasks(self.loop)

@@ -39,7 +39,7 @@ from aqueduct.client.client import (
     wishes,
 )
 from aqueduct.client.lane import Lane, News
-from aqueduct.client.shared_loop import SharedLoop
+from aqueduct.client.loop_thread import LoopThread
 from aqueduct.client.sync_stream import SyncStream
 from aqueduct.client.thread_call import Mailbox, ThreadCall
 from aqueduct.client.unary import UnaryCallers, one_batch
@@ -88,7 +88,7 @@ class SyncClient:
         self._check_caller()
         self._own = threading.local()
         """What each thread has for itself."""
-        self._thread = SharedLoop("aqueduct-sync-client")
+        self._thread = LoopThread("aqueduct-sync-client")
         try:
             self._client = self._thread.run(
                 Client.connect(
@@ -103,8 +103,6 @@ class SyncClient:
         except BaseException:
             self._thread.stop()
             raise
-        client = self._client
-        self._thread.idle = lambda: client.idle
         self._thread.check_caller = self._check_caller
         _clients[id(self)] = self
 
@@ -363,14 +361,6 @@ class SyncClient:
     def ping(self, *, timeout: Duration | None = None) -> float:
         """The seconds of a round trip; see ``Client.ping``."""
         return self._thread.run(self._client.ping(timeout=timeout))
-
-    def rest(self) -> None:
-        """No call is under way: the thread that makes the next one may do all of it itself."""
-        self._thread.rest(self._client.connection)
-
-    def catch_up(self) -> None:
-        """Notices what came since the last call, such as the end of the connection."""
-        self._thread.catch_up(self._client.connection)
 
     def close(self) -> None:
         """Closes the connection and ends its thread. Open calls fail with ConnectionLost.

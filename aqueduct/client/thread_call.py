@@ -15,7 +15,7 @@ from aqueduct._speedups.channels.receiver import MemoryLease
 from aqueduct.arrow.encode import Encoded
 from aqueduct.client.call import END, ClientCall, InFlightWindow, abandoned
 from aqueduct.client.client import Client
-from aqueduct.client.shared_loop import SharedLoop
+from aqueduct.client.loop_thread import LoopThread
 from aqueduct.endpoint import Message
 from aqueduct.endpoint.pulling import LARGE, PULLING, UNKNOWN, Pull
 from aqueduct.errors import AqueductError, ConnectionLost
@@ -64,7 +64,7 @@ class ThreadCall:
 
     def __init__(
         self,
-        thread: SharedLoop,
+        thread: LoopThread,
         client: Client,
         head: CallHead,
         window: InFlightWindow | None,
@@ -84,7 +84,6 @@ class ThreadCall:
         self._window = window
         self._waking = False
         self._untold = False  # of the thread: the loop has not been woken for what changed
-        self._borrowed = False  # the thread itself runs the loop
         # To the thread: numbers with payloads (or Failures) and leases, END, Failed, or NEWS.
         self._inbox: SimpleQueue[Any] = SimpleQueue()
         self._mailbox = mailbox or self._inbox
@@ -123,8 +122,8 @@ class ThreadCall:
 
     @property
     def flows(self) -> bool:
-        """Whether the loop's own thread is at work on the call."""
-        return self.call is not None and self._thread.kept
+        """Whether the loop is at work on the call."""
+        return self.call is not None
 
     @property
     def compression(self) -> str:
@@ -262,39 +261,20 @@ class ThreadCall:
     def glance(self, seconds: float) -> Any:
         """What the loop has for the thread by then, or None. The loop has heard of all then."""
         self._wants_room = self._wants_acceptance = False
-        found = self._look(seconds)
-        if found is None and not self._thread.kept:
-            self.wake()  # it takes longer: the loop's own thread goes on with it
-        return found
+        return self._look(seconds)
 
     def _look(self, seconds: float) -> Any:
         self.set_waiting(True)
         began = time.perf_counter()
         try:
-            if self._run_loop(seconds):
-                return self.taken(self._inbox.get_nowait())
-            if self._untold or not self._thread.kept:
-                self.wake()  # or it would be told as late as who has the loop lets go of it
+            if self._untold:
+                self.wake()
             return self.taken(self._inbox.get(timeout=seconds))
         except Empty:
             return None
         finally:
             self.waited += time.perf_counter() - began
             self.set_waiting(False)
-
-    def _run_loop(self, seconds: float) -> bool:
-        """Whether this thread has run the loop, until there was something for it or for so long."""
-        thread = self._thread
-        if not thread.borrow():
-            return False
-        self._borrowed, self._untold = True, False
-        try:
-            thread.loop.call_soon(self.pump)
-            thread.turn(seconds)
-        finally:
-            self._borrowed = False
-            thread.give_back()
-        return True
 
     def expect(self, room: bool, acceptance: bool) -> bool:
         """Asks for NEWS of room, or of acceptance. True: there it is already."""
@@ -392,8 +372,6 @@ class ThreadCall:
             self._mailbox.put(Failed(error))
         finally:
             self._pumping = False
-        if self._borrowed and not self._inbox.empty():
-            self._thread.loop.stop()
 
     def _pump(self) -> None:
         call = self.call

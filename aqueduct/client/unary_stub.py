@@ -1,8 +1,6 @@
 """Calls of one batch that a thread makes again and again: what they have in common is made once.
 
-A small call costs its thread little more than the Python functions that it goes through, and much
-of that is to say what the last call said, too. So that is kept here, and the call itself is a
-coroutine that the thread steps by itself where the answer comes at once (``SharedLoop.step``).
+Much of the work of a small call is to say what the last call said, too. So that is kept here.
 """
 
 from __future__ import annotations
@@ -12,14 +10,13 @@ import contextlib
 import time
 from collections.abc import Mapping
 from concurrent.futures import CancelledError
-from typing import Final
 
 import pyarrow as pa
 
 from aqueduct.arrow.encode import Encoded
 from aqueduct.client.call import abandoned
 from aqueduct.client.client import Client
-from aqueduct.client.shared_loop import SharedLoop
+from aqueduct.client.loop_thread import LoopThread
 from aqueduct.client.sync_stream import SyncStream
 from aqueduct.client.thread_call import ThreadCall
 from aqueduct.client.unary import UnaryCaller, UnaryResult, token_bytes
@@ -28,9 +25,6 @@ from aqueduct.rpc.keys import Headers
 from aqueduct.rpc.request import Partition, own_headers
 
 __all__ = ["StubCall", "UnaryStub"]
-
-_BY_HAND: Final = 1.0
-"""Seconds for which the thread that waits runs the loop at most; then that has its own again."""
 
 
 class UnaryStub:
@@ -41,7 +35,7 @@ class UnaryStub:
 
     __slots__ = ("_asker", "_client", "_thread")
 
-    def __init__(self, thread: SharedLoop, client: Client, asker: UnaryCaller) -> None:
+    def __init__(self, thread: LoopThread, client: Client, asker: UnaryCaller) -> None:
         self._thread = thread
         self._client = client
         self._asker = asker
@@ -86,7 +80,7 @@ class StubCall:
 
     def __init__(
         self,
-        thread: SharedLoop,
+        thread: LoopThread,
         client: Client,
         asker: UnaryCaller,
         encoded: Encoded,
@@ -104,28 +98,9 @@ class StubCall:
 
     def result(self) -> UnaryResult:
         """What came back; to be asked for once. Raises how the call failed."""
-        thread, began = self._thread, time.perf_counter()
+        began = time.perf_counter()
         try:
-            if thread.borrow():
-                try:
-                    client = self._client
-                    work = client.ask(self._asker, self.encoded, self._headers)
-                    answered = thread.step(work, client.connection, self._later)
-                    if answered is not None:
-                        return answered
-                    task = self._task
-                    if task is not None:
-                        if self._closed:  # while it was stepped
-                            task.cancel()
-                        thread.turn(_BY_HAND, until=task)
-                        if task.done():
-                            return task.result()
-                finally:
-                    try:
-                        thread.run_rest()
-                    finally:
-                        thread.give_back()
-            return thread.run(self._wait(lend=thread.may_borrow))
+            return self._thread.run(self._wait())
         except (asyncio.CancelledError, CancelledError):
             raise self._lost() from None
         except LocalProtocolError:  # the loop has ended
@@ -159,22 +134,12 @@ class StubCall:
 
     # Within
 
-    def _later(self, task: asyncio.Task[UnaryResult]) -> None:
-        """The answer did not come at once: the loop goes on with it."""
-        self._task = task
-
-    async def _wait(self, *, lend: bool) -> UnaryResult:
-        """On the loop, which the next call may borrow if it is to be lent."""
-        begun, self._task = self._task, asyncio.current_task()
+    async def _wait(self) -> UnaryResult:
+        """On the loop."""
+        self._task = asyncio.current_task()
         if self._closed and self._task is not None:
             self._task.cancel()
-        try:
-            if begun is None:
-                return await self._client.ask(self._asker, self.encoded, self._headers)
-            return await begun
-        finally:
-            if lend:
-                self._thread.lend()
+        return await self._client.ask(self._asker, self.encoded, self._headers)
 
     def _lost(self) -> AqueductError:
         if self._closed:

@@ -346,26 +346,7 @@ class Connection:
             self.pump.flush_at_once()
         else:
             self.pump.flush_soon()
-        if not self.pump.attended:
-            self.carrier.expect_input()
-
-    def attend(self, attended: bool) -> None:
-        """Whether the caller does by ``look`` what turns of the event loop do otherwise."""
-        self.pump.attend(attended)
-
-    def look(self) -> bool:
-        """Sends what was queued, and reads what input comes within a moment: was there any?"""
-        self.pump.flush_wanted()
-        return self.carrier.look()
-
-    def read(self) -> None:
-        """Reads what has come, as a turn of the event loop would."""
-        self.carrier.read()
-
-    def settle(self) -> None:
-        """What the ends of answers owe leaves now, while nobody waits for anything."""
-        self.core.write_closes()
-        self.pump.flush()
+        self.carrier.expect_input()
 
     def call(
         self, payload: Any, headers: Headers, *, feeds: bool

@@ -287,11 +287,8 @@ class Pool:
                 self._forget(entry)
             else:
                 self._idle_from_now(entry)
-            client = None if entry.users else entry.client
         if closing:
             entry.close()
-        elif client is not None:
-            client.rest()
 
     def _idle_from_now(self, entry: _Entry) -> None:
         entry.used = time.monotonic()
@@ -370,7 +367,6 @@ class _Entry:
 
         Its service may have been restarted meanwhile, which an idle connection cannot know.
         """
-        client.catch_up()
         if client.closed:
             return False
         if self.users > 1 or time.monotonic() - self.used < _TRUSTED:

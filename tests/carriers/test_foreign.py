@@ -146,11 +146,9 @@ def _accumulators() -> Any:
 
 OWNERS: dict[str, Callable[[], Any]] = {
     "_get_running_loop": lambda: asyncio,
-    "_set_running_loop": lambda: asyncio,
     "_enter_task": lambda: asyncio,
     "_leave_task": lambda: asyncio,
     "_asyncio_future_blocking": lambda: _loop().create_future(),
-    "_ready": _loop,
     "_selector": lambda: asyncio.BaseEventLoop,
     "_ssock": _loop,
     "_csock": _loop,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import select
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -100,59 +99,6 @@ async def test_what_comes_in_vain_ends_it_and_what_comes_in_time_begins_it_again
         await pair.client.until(lambda: pair.client.total == 8)
         carrier.expect_input()
         assert poller().busy
-
-
-async def test_looking_by_itself_in_vain_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = []
-
-    def nothing(*arguments: object) -> int:
-        looks.append(arguments)
-        return -1
-
-    monkeypatch.setattr(busy_poll, "look", nothing)
-    monkeypatch.setattr(busy_poll, "_BY_HAND", 1e-9)
-    async with connected("tcp", LONG) as pair:
-        carrier = pair.client.carrier
-        for _ in range(10):
-            assert not carrier.look()
-        assert len(looks) == 2
-        carrier.expect_input()
-        assert not poller().busy
-    async with connected("tcp", OFF) as pair:
-        assert not pair.client.carrier.look()
-    assert len(looks) == 2
-
-
-@pytest.mark.parametrize("stream", [LONG, OFF])
-async def test_input_is_waited_for_where_looking_would_be_in_others_way(
-    monkeypatch: pytest.MonkeyPatch, stream: Config
-) -> None:
-    def looked(*arguments: object) -> int:
-        raise AssertionError("others want the processor")
-
-    monkeypatch.setattr(busy_poll, "look", looked)
-    async with connected("tcp", stream) as pair:
-        poller().rests = float("inf")
-        carrier = pair.client.carrier
-        pair.server.send(0, b"an answer")
-        pair.server.carrier.flush()
-        assert carrier.look()
-        assert pair.client.total == 9
-        monkeypatch.setattr(busy_poll, "_BY_HAND", 1e-3)
-        assert not carrier.look()
-        assert pair.client.total == 9
-
-
-async def test_what_is_there_is_read_without_waiting() -> None:
-    async with connected("tcp", LONG) as pair:
-        carrier = pair.client.carrier
-        carrier.read()
-        assert pair.client.total == 0
-        pair.server.send(0, b"an answer")
-        pair.server.carrier.flush()
-        assert select.select([carrier._fd], [], [], 20)[0]  # type: ignore[attr-defined]
-        carrier.read()
-        assert pair.client.total == 9
 
 
 async def test_what_came_in_time_allows_few_looks_in_vain(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,26 +10,16 @@ import pyarrow as pa
 import pytest
 
 import aqueduct
-from aqueduct.carriers.stream.busy_poll import Poller, ReplyExpectation
-from aqueduct.client import shared_loop
-from aqueduct.endpoint import Connection
 from aqueduct.errors import (
-    Cancelled,
     ConnectionLost,
     DeadlineExceeded,
     HandlerFailed,
     LocalProtocolError,
     SchemaMismatch,
 )
-from tests.support.calls import NUMBERS, config, numbers, served, sync_client, until_seen, values
+from tests.support.calls import NUMBERS, config, numbers, served, sync_client, values
 
 LONG = 20.0
-
-
-@pytest.fixture(autouse=True)
-def _unattended(monkeypatch):
-    """The loop's own thread does not come back by itself."""
-    monkeypatch.setattr(shared_loop, "_UNATTENDED", LONG)
 
 
 @pytest.fixture
@@ -91,70 +80,26 @@ def client(service, carrier):
         yield client
 
 
-@pytest.fixture
-def askers(monkeypatch):
-    """The threads by which questions were sent."""
-    found: list[threading.Thread] = []
-    ask = Connection.ask
-
-    def noted(self, *arguments, **options):
-        found.append(threading.current_thread())
-        return ask(self, *arguments, **options)
-
-    monkeypatch.setattr(Connection, "ask", noted)
-    return found
-
-
-def lent(client) -> None:
-    """Returns once the next call may have the loop."""
-
-    def ready():
-        assert values([client.call("double", numbers(1))]) == [[2]]
-        return not client._thread.kept and not client._thread._running.locked()
-
-    until_seen(ready)
-
-
-def test_the_thread_that_calls_sends_and_reads_by_itself(client, askers, monkeypatch):
-    monkeypatch.setattr(shared_loop, "_STEPPED", LONG)
-    lent(client)
-
-    def by_itself():  # on a busy machine the loop's own thread may have one in between
-        del askers[:]
-        for number in range(20):
-            assert values([client.call("double", numbers(number))]) == [[2 * number]]
-        return askers == [threading.current_thread()] * 20
-
-    until_seen(by_itself)
-
-
 def test_a_call_that_takes_longer_is_gone_on_with_by_the_loop(client, held, begun):
-    lent(client)
     with ThreadPoolExecutor() as pool:
         call = pool.submit(client.call, "hold", numbers(3))
         assert begun.wait(LONG)
-        until_seen(lambda: client._thread.kept)
         assert values([client.call("double", numbers(4))]) == [[8]]
         held.set()
         assert values([call.result(LONG)]) == [[3]]
-    lent(client)
 
 
-def test_nobody_gets_the_loop_while_another_thread_waits(client, held, begun, askers):
+def test_calls_are_answered_while_another_thread_waits(client, held, begun):
     with ThreadPoolExecutor() as pool:
         call = pool.submit(client.call, "hold", numbers(3))
         assert begun.wait(LONG)
-        until_seen(lambda: client._thread.kept)
-        del askers[:]
         for number in range(5):
             assert values([client.call("double", numbers(number))]) == [[2 * number]]
-            assert client._thread.kept
-        assert threading.current_thread() not in askers
         held.set()
         assert values([call.result(LONG)]) == [[3]]
 
 
-def test_nobody_gets_the_loop_while_batches_are_under_way(client, askers):
+def test_calls_are_answered_while_batches_are_under_way(client):
     asked, more = threading.Event(), threading.Event()
 
     def batches():
@@ -168,17 +113,14 @@ def test_nobody_gets_the_loop_while_batches_are_under_way(client, askers):
         assert asked.wait(LONG)
         for number in range(5):
             assert values([client.call("double", numbers(number))]) == [[2 * number]]
-            assert client._thread.kept
-        assert threading.current_thread() not in askers
         more.set()
         assert values(rest.result(LONG)) == [[2], [4]]
 
 
-def test_the_loop_stays_with_its_thread_where_nobody_can_have_it(client):
+def test_calls_may_be_made_within_another_event_loop(client):
     async def calls():
         for number in range(5):
             assert values([client.call("double", numbers(number))]) == [[2 * number]]
-            assert client._thread.kept
 
     asyncio.run(calls())
 
@@ -190,7 +132,6 @@ def test_many_threads_call_at_once(client):
     with ThreadPoolExecutor(8) as pool:
         for first, found in zip(range(8), pool.map(calls, range(8)), strict=True):
             assert found == [[[2 * (first + k)]] for k in range(50)]
-    lent(client)
 
 
 def test_what_a_call_says_of_itself_arrives(client):
@@ -222,7 +163,6 @@ def test_batches_and_answers_of_all_sizes(client):
 
 def test_errors_leave_the_client_as_it_was(client):
     for _ in range(2):
-        lent(client)
         with pytest.raises(HandlerFailed, match="ValueError: below zero"):
             client.call("double", numbers(-1))
         with pytest.raises(SchemaMismatch, match="id"):
@@ -239,7 +179,6 @@ def test_errors_leave_the_client_as_it_was(client):
 def test_a_service_that_goes_away(service, carrier):
     with served(service, carrier) as address:
         client = aqueduct.SyncClient(address, config=service.config)
-        lent(client)
     with pytest.raises(ConnectionLost):
         client.call("double", numbers(1))
     client.close()
@@ -247,70 +186,9 @@ def test_a_service_that_goes_away(service, carrier):
         client.call("double", numbers(1))
 
 
-def test_calls_with_deadlines_leave_no_timers(service, monkeypatch):
-    monkeypatch.setattr(shared_loop, "_UNATTENDED", 0.001)
+def test_calls_with_deadlines_leave_no_timers(service):
     with sync_client(service, "tcp") as client:
         for number in range(600):
             answer = client.call("double", numbers(number), deadline=LONG)
             assert values([answer]) == [[2 * number]]
         assert len(client._thread.loop._scheduled) < 300  # type: ignore[attr-defined]
-
-
-def test_a_call_that_is_ended_while_it_is_made(service, monkeypatch):
-    with sync_client(service, "tcp") as client:
-        lent(client)
-        prepared = client.prepare("hold", NUMBERS)
-        assert prepared is not None
-        encoded = prepared.encode(numbers(1))
-        assert encoded is not None
-        call = prepared.call(encoded)
-        look = Connection.look
-
-        def ended(self):
-            call.close()
-            return look(self)
-
-        monkeypatch.setattr(Connection, "look", ended)
-        monkeypatch.setattr("aqueduct.client.unary_stub._BY_HAND", LONG)
-        with pytest.raises(Cancelled):
-            call.result()
-
-
-# ------------------------------------------------------------------ waiting by hand
-
-
-class _Loop:
-    """What a Poller sees of an event loop."""
-
-    def __init__(self, selector: object) -> None:
-        self._selector = selector
-
-
-@pytest.mark.parametrize("there", ["input", "something else", "both", "nothing"])
-def test_who_waits_by_hand_lets_others_have_the_loop(there):
-    mine, theirs = socket.socketpair()
-    others, wake = socket.socketpair()
-    read = []
-    with mine, theirs, others, wake:
-        poller = Poller(_Loop(others))  # type: ignore[arg-type]
-        lookout = ReplyExpectation(poller, mine.fileno(), 1e-3, lambda: read.append(True))
-        poller.rests = float("inf")  # so it waits at once
-        if there in ("input", "both"):
-            theirs.send(b"x")
-        if there in ("something else", "both"):
-            wake.send(b"x")
-        came = there in ("input", "both")
-        assert lookout.look(lambda: 0.0) is came
-        assert read == [True] * came
-
-
-def test_a_loop_whose_selector_cannot_be_waited_for():
-    mine, theirs = socket.socketpair()
-    with mine, theirs:
-        for selector in (None, object()):
-            poller = Poller(_Loop(selector))  # type: ignore[arg-type]
-            poller.rests = float("inf")
-            lookout = ReplyExpectation(poller, mine.fileno(), 1e-3, lambda: None)
-            assert not lookout.look(lambda: 0.0)
-        theirs.send(b"x")
-        assert lookout.look(lambda: 0.0)

@@ -9,14 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import aqueduct
-from aqueduct.carriers.stream import busy_poll
-from aqueduct.client import shared_loop
 from aqueduct.client.loop_thread import LoopThread
 from aqueduct.errors import (
     AqueductError,
@@ -81,14 +78,9 @@ def service(seen, held):
     return service
 
 
-@pytest.fixture(params=["its own thread", "by hand"])
+@pytest.fixture(params=["tcp", "quic"])
 def client(request, service):
-    """One whose loop has a thread, and one whose loop is stepped by who waits."""
-    by_hand = request.param == "by hand"
-    with sync_client(service, "tcp" if by_hand else "quic") as client:
-        if by_hand:
-            client.rest()
-            until_seen(lambda: not client._thread.kept)
+    with sync_client(service, request.param) as client:
         yield client
 
 
@@ -117,13 +109,7 @@ def answers(call):
     return values(call.result().batches)
 
 
-@pytest.mark.parametrize("resting", [True, False])
-def test_what_a_call_says_of_itself_arrives(client, begun, seen, resting):
-    if resting:
-        client.rest()
-        until_seen(lambda: not client._thread.kept)
-    else:
-        client._thread.borrow = lambda: False  # somebody else has it
+def test_what_a_call_says_of_itself_arrives(client, begun, seen):
     prepared = client.prepare("double", NUMBERS, output_schema=NUMBERS, deadline=LONG)
     own = {"attempt": "a", "partition": aqueduct.Partition(3), "headers": {"key": "value"}}
     for run in ("r", "s"):
@@ -168,50 +154,6 @@ def test_what_cannot_be_said_is_told_before_anything_is_sent(client, seen, own, 
     with pytest.raises(LocalProtocolError, match=text):
         prepared_call(client, "double", numbers(1), **own)
     assert seen == []
-
-
-@pytest.mark.parametrize("carrier", ["tcp", "quic"])
-def test_who_waits_steps_the_loop_where_an_answer_comes_at_once(service, carrier, monkeypatch):
-    monkeypatch.setattr(busy_poll, "_YIELDED", float("inf"))  # however busy the machine is
-    monkeypatch.setattr(busy_poll, "_BY_HAND", LONG)
-    monkeypatch.setattr(shared_loop, "_STEPPED", LONG)
-    patient = config(byte_stream={"poll": LONG})
-    with sync_client(service, carrier, config=patient) as client:
-        thread, stepped, step = client._thread, [], client._thread.step
-
-        def counted(*arguments):
-            stepped.append(step(*arguments))
-            return stepped[-1]
-
-        monkeypatch.setattr(thread, "step", counted)
-        for number in range(20):
-            client.rest()
-            until_seen(lambda: not thread.kept)
-            assert answers(prepared_call(client, "same", numbers(number))) == [[number]]
-    # QUIC has one socket for many: it is not looked at. A thread may have taken its loop up again.
-    assert {answered is not None for answered in stepped} == {carrier == "tcp"}
-
-
-def test_what_an_answer_owes_leaves_while_nobody_waits(service, monkeypatch):
-    """With the end of the task rather than with the next one's question."""
-    monkeypatch.setattr(busy_poll, "_YIELDED", float("inf"))
-    monkeypatch.setattr(busy_poll, "_BY_HAND", LONG)
-    monkeypatch.setattr(shared_loop, "_STEPPED", LONG)
-    monkeypatch.setattr(shared_loop, "_UNATTENDED", LONG)
-    patient = config(byte_stream={"poll": LONG}, timing={"ack_delay": 1.0})
-    with sync_client(service, "tcp", config=patient) as client:
-        connection = client._client.connection
-        carrier: Any = connection.carrier
-        closing = connection.core._shared.closing
-        client.rest()
-        until_seen(lambda: not client._thread.kept)
-        for number in range(5):
-            assert answers(prepared_call(client, "same", numbers(number))) == [[number]]
-            assert len(closing) == 1
-            sent = carrier._sent
-            client.rest()
-            assert not closing
-            assert carrier._sent > sent
 
 
 def test_what_does_not_fit_a_message_is_not_encoded(client):
@@ -297,18 +239,14 @@ def raised_meanwhile(call, seen, act):
         return waiting.exception(LONG)
 
 
-@pytest.mark.parametrize("resting", [True, False])
-def test_another_thread_ends_it(client, seen, resting):
-    if resting:
-        client.rest()
+def test_another_thread_ends_it(client, seen):
     call = prepared_call(client, "hold", numbers(1))
     assert type(raised_meanwhile(call, seen, call.close)) is Cancelled
     until_seen(lambda: seen == ["begun", "Cancelled"])
     call.close()
 
 
-def test_one_that_was_ended_before_it_began(client, seen, monkeypatch):
-    monkeypatch.setattr(client._thread, "borrow", lambda: False)
+def test_one_that_was_ended_before_it_began(client, seen):
     call = prepared_call(client, "hold", numbers(1))
     call.close()
     with pytest.raises(Cancelled, match="was closed here"):
@@ -336,10 +274,7 @@ asyncio.run(main())
 """
 
 
-def test_a_service_that_dies_while_who_waits_steps_the_loop(monkeypatch):
-    monkeypatch.setattr(busy_poll, "_YIELDED", float("inf"))
-    monkeypatch.setattr(busy_poll, "_BY_HAND", LONG)
-    monkeypatch.setattr(shared_loop, "_STEPPED", LONG)
+def test_a_service_that_dies_while_a_thread_waits():
     patient = config(byte_stream={"poll": LONG})
     command = [sys.executable, "-c", DYING]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
@@ -347,8 +282,6 @@ def test_a_service_that_dies_while_who_waits_steps_the_loop(monkeypatch):
         address = process.stdout.readline().strip()
         with aqueduct.SyncClient(address, config=patient) as client:
             for batch in (numbers(1), numbers(1, 2)):
-                client.rest()
-                until_seen(lambda: not client._thread.kept)
                 call = prepared_call(client, "die", batch)
                 if batch.num_rows == 1:
                     assert list(call.result().batches) == [batch]
@@ -360,7 +293,7 @@ def test_a_service_that_dies_while_who_waits_steps_the_loop(monkeypatch):
 
 @contextmanager
 def between(service):
-    """A client whose loop its waiting thread steps, and the way of its answers: call it to narrow.
+    """A client, and the way of its answers: call it to narrow.
 
     ``narrow(count, end)``: after ``count`` bytes more ``end`` happens to it.
     """
@@ -384,8 +317,6 @@ def between(service):
             host, port = thread.run(start((host, int(port))))
             with aqueduct.SyncClient(f"aqueduct+tcp://{host}:{port}") as client:
                 assert answers(prepared_call(client, "double", numbers(1))) == [[2]]
-                client.rest()
-                until_seen(lambda: not client._thread.kept)
                 yield client, lambda count, end: thread.run(narrow(count, end))
             thread.run(close())
     finally:

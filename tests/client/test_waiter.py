@@ -253,7 +253,7 @@ def interrupt(_: object) -> None:
 
 
 async def test_who_is_woken_outside_of_a_turn_goes_on_in_the_next(tmp_path: Path) -> None:
-    """Where a thread has borrowed the loop, or some task flushes, no other task may be stepped."""
+    """Where some task flushes, no other task may be stepped."""
     arrived: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
     async with (
         asyncio.timeout(DEADLINE),
@@ -261,22 +261,19 @@ async def test_who_is_woken_outside_of_a_turn_goes_on_in_the_next(tmp_path: Path
         await connect(listener.addresses[0]) as client,
     ):
         loop, pump = asyncio.get_running_loop(), client.pump
-        for attended in (True, False):
-            waiter = Waiter(loop)
-            task = asyncio.ensure_future(marked_by(waiter))
-            await asyncio.sleep(0)
-            within_a_flush(pump, partial(pump.step, waiter))
-            pump.attend(attended)
-            done: list[bool] = []
+        waiter = Waiter(loop)
+        task = asyncio.ensure_future(marked_by(waiter))
+        await asyncio.sleep(0)
+        within_a_flush(pump, partial(pump.step, waiter))
+        done: list[bool] = []
 
-            def work(task: Any = task, done: list[bool] = done) -> None:
-                (pump.end_of_input if pump.attended else pump.flush)()
-                done.append(task.done())
+        def work() -> None:
+            pump.flush()
+            done.append(task.done())
 
-            await from_the_loop(work)
-            assert done == [False]
-            await task
-            pump.attend(False)
+        await from_the_loop(work)
+        assert done == [False]
+        await task
 
 
 async def test_who_waits_for_a_handle_is_on_its_loop() -> None:

@@ -8,7 +8,6 @@ cdef class Pump:
     cdef readonly object carrier
     cdef readonly double last_input
     cdef readonly bint flushing
-    cdef readonly bint attended
     cdef public object on_pong
     cdef readonly object written
     cdef object _on_event

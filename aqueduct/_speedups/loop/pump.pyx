@@ -36,7 +36,7 @@ cdef class Pump:
     """Drives one core over one carrier on the running event loop (it is the CarrierUser).
 
     ``last_input``: loop time of the last bytes from the peer, seconds. ``flushing``: a flush is
-    under way; what is called was called by one. ``attended``: see ``attend``. ``on_pong`` is called
+    under way; what is called was called by one. ``on_pong`` is called
     when the peer's transport has answered; ``written``: see CarrierUser. ``_stepping``: what is
     being done ends with the steps of those who are ``_woken``.
     """
@@ -126,12 +126,10 @@ cdef class Pump:
             self._rtt = rtt
             self.core.rtt_measured(rtt)
         self._told = False
-        if self.attended:
-            self.flush()
-        elif self._flush_and_step():
+        if self._flush_and_step():
             return
         # Who else was woken by it runs next, and this behind: what they send leaves in that turn.
-        if self._told and not (self._flush_scheduled or self._closed or self.attended):
+        if self._told and not (self._flush_scheduled or self._closed):
             self._flush_scheduled, self._flush_wanted = True, False
             self._loop.call_soon(self._flush_now)
 
@@ -157,7 +155,7 @@ cdef class Pump:
     cpdef object flush_soon(self):
         """Commands were given: apply their effects once this turn of the loop is over."""
         self._flush_wanted = True
-        if not (self._flush_scheduled or self.flushing or self._closed or self.attended):
+        if not (self._flush_scheduled or self.flushing or self._closed):
             if self._stepping:
                 return  # it ends with a flush
             self._flush_scheduled = True
@@ -200,23 +198,8 @@ cdef class Pump:
             self.flushing = False
         if self._again:
             self.flush_soon()  # others have the loop first
-        if not (self.attended or self._stepping):  # or as soon as turns of the loop may come
+        if not self._stepping:
             self._set_timer()
-
-    def attend(self, bint attended):
-        """Whether somebody calls ``flush_wanted`` instead of turns of the loop."""
-        self.attended = attended
-        if attended:
-            return
-        if self._flush_wanted:
-            self.flush()
-        elif not self._closed:
-            self._set_timer()
-
-    def flush_wanted(self):
-        """Flushes if that was to be done soon."""
-        if self._flush_wanted:  # or another flush came first
-            self.flush()
 
     def flush_at_once(self):
         """The same, within a flush too: what was queued leaves before the rest of it is done."""
@@ -270,7 +253,7 @@ cdef class Pump:
                 (<Waiter?> woken.popleft()).step_soon()
             if self._flush_wanted:
                 self.flush()
-            elif not (self._closed or self.attended):
+            elif not self._closed:
                 self._set_timer()
         return True
 

@@ -199,13 +199,6 @@ class QuicCarrier:
     def expect_input(self) -> None:
         """The listener's socket is for all connections; it is not looked at for one."""
 
-    def look(self) -> bool:
-        """See ``expect_input``."""
-        return False
-
-    def read(self) -> None:
-        """See ``expect_input``."""
-
     def flush(self) -> None:
         """Lets queued bytes leave, together with what else is queued in this turn of the loop."""
         if not self._flush_scheduled and not self._processing and self.error is None:

@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import select
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 from weakref import WeakKeyDictionary
 
 from aqueduct._speedups.io.busy_poll import look
@@ -30,14 +29,13 @@ _LOOKING: Final = 50e-6  # seconds, in one turn of the loop
 _YIELDED: Final = 100e-6  # seconds without the processor: somebody else has work for it
 _REST: Final = 0.05  # seconds in which nothing is looked for after that; each time many more
 _MOST_REST: Final = 2.0  # seconds; a little less after each look that was not in vain
-_BY_HAND: Final = 5e-3  # seconds, where the loop stands still meanwhile
 _SOCKETS: Final = 2  # looked at one by one; of more, the loop's own look will do
 
 
 class ReplyExpectation:
     """The input of one connection, where it is expected within ``limit`` seconds."""
 
-    __slots__ = ("_limit", "_poller", "_since", "_sleep", "_tries", "fd", "read", "until")
+    __slots__ = ("_limit", "_poller", "_since", "_tries", "fd", "read", "until")
 
     def __init__(self, poller: Poller, fd: int, limit: float, read: Callable[[], None]) -> None:
         self._poller = poller
@@ -51,11 +49,6 @@ class ReplyExpectation:
         """Reads what is there."""
         self.fd = fd
         """Where it comes."""
-        readable = select.poll()
-        readable.register(fd, select.POLLIN)
-        if poller.others is not None:
-            readable.register(poller.others, select.POLLIN)
-        self._sleep = readable.poll
 
     def expect(self, now: float) -> None:
         """Input is due."""
@@ -63,40 +56,6 @@ class ReplyExpectation:
         if self._tries and now >= self._poller.rests:
             self.until = now + self._limit
             self._poller.add(self)
-
-    def look(self, clock: Callable[[], float]) -> bool:
-        """Input is due, and is looked for, waited for and read here; whether it came.
-
-        What else the loop has to do waits meanwhile: for 5 ms at most, or until it is noticed.
-        """
-        self._since = now = clock()
-        until = now + _BY_HAND
-        if not self._found(now, clock):
-            # Who is to send it, or others, have the processor. A turn of the loop would sleep,
-            # too, and take four dozen calls for it, half of them once the input is there.
-            left = until - clock()
-            if left <= 0 or not any(fd == self.fd for fd, _ in self._sleep(left * 1e3)):
-                return False
-        self.read()
-        return True
-
-    def _found(self, now: float, clock: Callable[[], float]) -> bool:
-        """Whether input came while it was looked for."""
-        poller = self._poller
-        if not self._tries or now < poller.rests:
-            return False
-        until = now + min(self._limit, _BY_HAND)
-        while now < until:
-            found = look((self.fd,), _LOOKING, _YIELDED)
-            if found >= 0:
-                poller.found()
-                return True
-            now = clock()
-            if found == -2:
-                poller.gave_way(now)
-                return False
-        self._tries -= 1
-        return False
 
     def arrived(self, now: float) -> None:
         """There was input."""
@@ -127,15 +86,11 @@ class Poller:
         "_lookouts",
         "_rest",
         "_scheduled",
-        "others",
         "rests",
         "turns",
     )
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        selector: Any = getattr(loop, "_selector", None)
-        self.others: int | None = selector.fileno() if hasattr(selector, "fileno") else None
-        """Readable when anything is that the loop waits for; None for a loop of another kind."""
         self._lookouts: dict[ReplyExpectation, None] = {}
         """The one that is given up first comes first."""
         self._scheduled = False

@@ -148,17 +148,6 @@ class StreamTransport(BpmuxStreams):
         if self._config.byte_stream.poll and self._reading and not self._over:
             (self._lookout or self._watch()).expect(self._time())
 
-    def look(self) -> bool:
-        """See the contract."""
-        if not self._reading or self._over or self._writing:
-            return False  # or it is the loop that has to write
-        return (self._lookout or self._watch()).look(self._time)
-
-    def read(self) -> None:
-        """See the contract."""
-        if self._reading and not self._over:
-            self._readable()
-
     def _watch(self) -> ReplyExpectation:
         """Who looks for input."""
         if self._lookout is None:
