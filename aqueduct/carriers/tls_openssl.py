@@ -85,7 +85,7 @@ def _address(pointer: Any) -> int:
 use(*(_address(_ffi.addressof(_lib, name)) for name in _RECORDS))
 
 
-def flaw_of(code: int, depth: int, certificate: crypto.X509 | None) -> Flaw:
+def _flaw_of(code: int, depth: int, certificate: crypto.X509 | None) -> Flaw:
     """The flaw that OpenSSL names."""
     found: x509.Certificate | None = None
     if certificate is not None:
@@ -130,7 +130,7 @@ class Trust:
             found = crypto.X509StoreContext(store, leaf, others).get_verified_chain()
         except crypto.X509StoreContextError as error:
             code, depth, _ = error.errors
-            return flaw_of(code, depth, error.certificate)
+            return _flaw_of(code, depth, error.certificate)
         return weakness([one.to_cryptography() for one in found])
 
     def _fill(self, store: crypto.X509Store) -> None:
@@ -242,7 +242,7 @@ def _verified(
     """Whether the handshake may go on with this certificate of the chain."""
     if not good:
         verdict: _Verdict = connection.get_app_data()
-        verdict.flaw = flaw_of(code, depth, certificate)
+        verdict.flaw = _flaw_of(code, depth, certificate)
     return bool(good)
 
 
