@@ -8,8 +8,10 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError, Future
-from typing import Any, Final, TypeVar
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any, Final, Generic, TypeAlias, TypeVar, cast
 
 from aqueduct import forks
 from aqueduct.errors import AqueductError, LocalProtocolError
@@ -23,6 +25,17 @@ _ENDING: Final = (
     "the interpreter is ending, and with it the threads of clients: close clients, and make calls, "
     "before the program ends"
 )
+
+
+@dataclass(slots=True)
+class _Outcome(Generic[T]):
+    """How a coroutine has ended."""
+
+    result: T | None = None
+    error: BaseException | None = None
+
+
+_Ended: TypeAlias = "SimpleQueue[_Outcome[T] | None]"
 
 
 class LoopThread:
@@ -47,7 +60,7 @@ class LoopThread:
         self._ended = False
         self.check_caller: Callable[[], None] = lambda: None
         """Raises if the calling thread must not wait."""
-        self._begun: set[Future[Any]] = set()
+        self._waiting: set[_Ended[Any]] = set()
         """What ``run`` waits for, in all threads."""
         forks.own(self)
         self._started = threading.Event()
@@ -102,25 +115,37 @@ class LoopThread:
         except AqueductError:
             work.close()
             raise
+        ended: _Ended[T] = SimpleQueue()  # much quicker than a Future of threads
+        begun: list[asyncio.Task[None]] = []
+
+        def begin() -> None:
+            begun.append(self.loop.create_task(_told(work, ended)))
+
+        self._waiting.add(ended)
         try:
-            future = asyncio.run_coroutine_threadsafe(work, self.loop)
-        except RuntimeError:  # the loop has ended since
-            work.close()
-            self.check()
-            raise
-        self._begun.add(future)
-        future.add_done_callback(self._begun.discard)
-        if self.loop.is_closed():
-            future.cancel()
-        try:
-            return future.result(timeout)
-        except BaseException as error:
-            future.cancel()
+            self.loop.call_soon_threadsafe(begin)
             if self.loop.is_closed():
-                work.close()  # if it came too late to begin
-            if isinstance(error, CancelledError):
-                self.check()  # says so if it is the end of the loop that cancelled it
+                ended.put(None)
+            found = ended.get(timeout=timeout)
+        except BaseException as error:
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and its tasks
+                self.loop.call_soon_threadsafe(lambda: [each.cancel() for each in begun])
+            if self.loop.is_closed() and not begun:
+                work.close()
+                self.check()
+            if isinstance(error, Empty):
+                raise TimeoutError from None
             raise
+        finally:
+            self._waiting.discard(ended)
+        if found is None:  # the loop ended before it began
+            work.close()
+        elif found.error is None:
+            return cast("T", found.result)
+        elif not isinstance(found.error, asyncio.CancelledError):
+            raise found.error
+        self.check()  # says so if it is the end of the loop that cancelled it
+        raise CancelledError
 
     def left_behind(self) -> None:
         """In a forked child: the loop is the parent's, and its thread stayed there."""
@@ -152,5 +177,15 @@ class LoopThread:
             self.loop.run_until_complete(asyncio.wait(tasks, timeout=5))
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         self.loop.close()
-        for future in tuple(self._begun):  # it came too late to be run
-            future.cancel()
+        for ended in tuple(self._waiting):  # what came too late to be run
+            ended.put(None)
+
+
+async def _told(work: Coroutine[Any, Any, T], ended: _Ended[T]) -> None:
+    """Runs ``work``, and tells the thread that waits in the same turn of the loop."""
+    try:
+        ended.put(_Outcome(await work))
+    except BaseException as error:
+        ended.put(_Outcome(error=error))
+        if not isinstance(error, Exception):
+            raise
