@@ -210,6 +210,9 @@ class Flow:
     an ORDERED channel and that of the acks live as long as their channel."""
     unordered_streams: Count = 32
     """Streams that one channel in UNORDERED mode uses at once."""
+    wake_up: Count = 1024
+    """Frames, attachments and new streams of one connection that are worked on before others have
+    their turn. Messages without attachments do not count: their bytes do (ByteStream.wake_up)."""
     control_share: Share = 0.25
     """The share of openable streams that only control streams may use."""
 

@@ -216,14 +216,17 @@ class Pair:
         return half
 
     def step(self) -> None:
-        """Until nothing moves; then the deadlines that have come."""
+        """Until nothing moves; then what is due, and what a core has left for later."""
         self.client.flush()
         self.server.flush()
         self.link.run()
-        now = self.clock.now()
-        moved = self.client.work_deadline(now)
-        if self.server.work_deadline(now) or moved:
-            self.link.run()
+        while True:
+            now = self.clock.now()
+            moved = self.client.work_deadline(now)
+            if self.server.work_deadline(now) or moved:
+                self.link.run()
+            if not (self.client.core.goes_on or self.server.core.goes_on):
+                break
 
     def settle(self, done: Callable[[], Any]) -> None:
         """Goes on until ``done``, skipping from deadline to deadline. AssertionError if never."""

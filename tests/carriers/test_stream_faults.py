@@ -473,13 +473,30 @@ async def test_tiny_chunks_of_one_connection_do_not_hold_up_the_loop(what: str) 
         assert max(steps) <= 2 * DEFAULT.bpmux.wake_up + 2
 
 
+async def test_a_peer_that_allows_more_streams_than_the_core_has_room_for() -> None:
+    """It acknowledges none of their ends; once it does, more may be opened."""
+    most = 20
+    config = dataclasses.replace(DEFAULT, bpmux=Bpmux(entities=most + 1))  # the top level is one
+    async with against(config, hello=greeting(streams=1000)) as (peer, user):
+        assert user.carrier.openable == most
+        for stream in range(most):
+            user.send(stream, b"x", fin=True)
+        await peer.until(lambda: peer.payload(Kind.OUT_SINK, most))
+        assert user.carrier.openable == 0
+        await peer.say(chunk(Kind.IN_STREAM, 1, ack=True))
+        await user.until(lambda: user.carrier.openable == 1)
+        user.send(most, b"y", fin=True)
+        await peer.until(lambda: peer.payload(Kind.OUT_SINK, most + 1) == b"y")
+        assert not user.lost
+
+
 @pytest.mark.parametrize("allowed", [(1 << 63) - 1, 1 << 63, (1 << 64) - 1])
 async def test_a_peer_may_allow_any_number_of_streams(allowed: int) -> None:
-    """The core counts what may be opened in 63 bits."""
+    """No more than Bpmux.entities are open at once; the top level is one of them."""
     said = chunk(Kind.IN_SINK, 0, b"\1" + varu64(allowed))
     async with against() as (peer, user):
         await peer.say(said)
-        await user.until(lambda: user.carrier.openable > 1 << 59)
+        await user.until(lambda: user.carrier.openable == DEFAULT.bpmux.entities - 1)
         core = ChannelConnection(is_client=False, config=DEFAULT)
         core.start(0.0, 1200)
         core.openable_changed(user.carrier.openable, 0.0)

@@ -241,10 +241,16 @@ class Pair(Cores):
             self.run()
 
     def run(self) -> None:
-        """Until nothing moves."""
-        self.client.flush()
-        self.server.flush()
-        self.link.run()
+        """Until nothing moves, and each core has done what it left to later turns."""
+        while True:
+            self.client.flush()
+            self.server.flush()
+            self.link.run()
+            cores = [side.core for side in (self.client, self.server) if side.core.goes_on]
+            if not cores:
+                break
+            for core in cores:
+                core.handle_deadline(self.now)
 
     def advance(self, seconds: float) -> None:
         """Lets time pass, waking each core at each of its deadlines."""

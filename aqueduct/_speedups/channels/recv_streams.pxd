@@ -17,6 +17,7 @@ cdef class RecvStream:
     cdef public bint ignoring
     cdef public object head       # a MessageHead, or None
     cdef public bint held
+    cdef public bint postponed
     cdef public int64_t limit
     cdef public int64_t granted
     cdef public int64_t gathered

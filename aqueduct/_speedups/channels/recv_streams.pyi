@@ -22,6 +22,7 @@ class RecvStream:
     ignoring: bool
     head: MessageHead | None
     held: bool
+    postponed: bool
     limit: int
     granted: int
     gathered: int

@@ -33,7 +33,8 @@ cdef class RecvStream:
     ``handlers``: what each frame does, by tag; they change with FINISH_SENDER (AQ-R18). ``half``:
     what ROUTE_TO named, while it has state. ``begun``: the first frame was seen and checked (AQ-28,
     AQ-R7). ``ignoring``: the rest is dropped, as the channel has no state or the stream was stopped
-    (AQ-R24). ``head``: of a message that waits for admission. ``held``: it ended, and its bytes
+    (AQ-R24). ``postponed``: the rest is read in a later turn. ``head``: of a message that waits for
+    admission. ``held``: it ended, and its bytes
     still wait here. ``limit``: what the peer may send, from the start of the stream (design: Flow).
     ``granted``: read-ahead beyond the initial window, charged to the budget until the stream ends.
     ``gathered``: bytes of a block of headers or attachments that is not whole yet. ``partial``:
@@ -91,6 +92,7 @@ cdef class RecvStreamsBase:
         cdef int64_t room
         if (
             stream is None or stream.ignoring or stream.head is not None or not stream.begun
+            or stream.postponed
             or not isinstance(stream.half, ReceiverBase) or stream.decoder.take_up()
         ):
             return None

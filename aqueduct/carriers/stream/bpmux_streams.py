@@ -45,7 +45,6 @@ _CODE_SIZE: Final = 9  # the longest VarU64
 _RESERVE: Final = 1024  # of the top-level's credit, for its close and for limits of streams
 _REASON_LIMIT: Final = 256  # bytes of UTF-8
 _STOPPED_KEPT: Final = 4096
-_MOST_STREAMS: Final = 1 << 60  # a peer may allow more than any stream number, up to 2^64 - 1
 _MESSAGE_LIMIT: Final = 64 << 10  # bytes of one message of the top-level
 
 
@@ -93,6 +92,8 @@ class BpmuxStreams(TransportBase, ABC):
         self._opened = 0
         self._allowed = 0
         """Streams that the peer lets this side open in all."""
+        self._short = False
+        """Whether the peer allows more streams than the core has room for."""
         self._senders: dict[int, Entity] = {}
         self._stopped: dict[int, None] = {}
         """Of mine, by the peer: writes that cross it are dropped."""
@@ -116,7 +117,12 @@ class BpmuxStreams(TransportBase, ABC):
     @property
     def openable(self) -> int:
         """How many more streams may be opened now."""
-        return 0 if self._over else min(self._allowed - self._opened, _MOST_STREAMS)
+        if self._over:
+            return 0
+        wanted = self._allowed - self._opened
+        room = self._mux.room_for_sinks
+        self._short = room < wanted
+        return min(wanted, room)
 
     @property
     def datagram_limit(self) -> int:
@@ -322,6 +328,7 @@ class BpmuxStreams(TransportBase, ABC):
                     user.stream_reset(entity.identifier - 1, state.stopped)
                 else:
                     self._senders.pop(entity.identifier - 1, None)
+                    self._room_came_for_streams()
             elif kind == events.PONG:
                 self._ponged(event[1], event[2], user)
             elif kind == events.FAILED:
@@ -397,6 +404,13 @@ class BpmuxStreams(TransportBase, ABC):
     def _acknowledged(self, entity: Entity) -> None:
         """The peer has all of a stream of ours."""
         self._senders.pop(entity.identifier - 1, None)
+        self._room_came_for_streams()
+
+    def _room_came_for_streams(self) -> None:
+        """The peer has taken the end of a stream, so another one may be opened."""
+        if self._short and self._user is not None and not self._over:
+            self._reported = True
+            self._user.openable_changed()
 
     def _arrives(self, entity: Entity, data: Any) -> bool:
         """A stream that came and went in one chunk: it has its slot back at once.

@@ -567,6 +567,11 @@ class Mux:
             self._chosen = self._chosen % HIGHEST + 1
         return self._chosen
 
+    @property
+    def room_for_sinks(self) -> int:
+        """How many more sinks may be opened (Bpmux.entities)."""
+        return max(0, self.settings.entities - len(self._state.maps[SINK_OUT]))
+
     def _require_room(self, place: int, identifier: int) -> None:
         known = self._state.maps[place]
         if not 0 <= identifier <= HIGHEST:

@@ -270,11 +270,21 @@ class ChannelConnection:
         self._shared.outgoing.clear()
         self._shared.effects.clear()
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is more to do once others had their turn (Flow.wake_up)."""
+        return self.error is None and (self._reader.goes_on or self._shared.outgoing.goes_on)
+
     def next_deadline(self) -> float | None:
-        """When ``handle_deadline`` has something to do, or None."""
+        """When ``handle_deadline`` has something to do, or None.
+
+        It is the time of the last input if there is more to do once others had their turn.
+        """
         if self.error is not None:
             return self.close_by if self._closing is not None else None
         shared = self._shared
+        if self.goes_on:
+            return shared.now
         while shared.ack_due and shared.ack_due[0][1].error is not None:
             shared.ack_due.popleft()  # it has ended, and with that said all it owed
         kept = self._forgetting.kept
@@ -311,6 +321,12 @@ class ChannelConnection:
             if self._closing is not None and now >= self.close_by:
                 self._close_now(*self._closing)
             return
+        try:
+            self._reader.read_on()
+        except RemoteProtocolError as error:
+            self._fail(error)
+            return
+        shared.outgoing.open_on()
         if shared.close_due and shared.close_due[0][0] <= now:
             self._oneshots.write_closes()
         while shared.ack_due and shared.ack_due[0][0] <= now:

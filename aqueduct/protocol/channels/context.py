@@ -55,6 +55,7 @@ class ConnectionContext(ReceiveBudget):
         "rtt",
         "side",
         "stopped_due",
+        "work",
     )
 
     def __init__(
@@ -84,6 +85,8 @@ class ConnectionContext(ReceiveBudget):
         """0: we are the client, 1: the server."""
         self.now = 0.0
         """The time of the input that is being worked on, seconds."""
+        self.work = 0
+        """Frames and attachments that were worked on in this turn; see Flow.wake_up."""
         self.events: list[Event] = []
         self.effects: list[Effect] = []
         self.outgoing = SendStreams(config, self.effects, sending)

@@ -25,6 +25,9 @@ from aqueduct.protocol.channels.state import SenderState
 
 __all__ = ["FrameDispatcher"]
 
+_MESSAGES: Final = frozenset({codec.MessageFrame.TAG, codec.MessageHead.TAG})
+"""Frames that count by their bytes and attachments; see Flow.wake_up."""
+
 SWEEP: Final = 1.0
 """Seconds, at most, between two looks for batches that come too slowly."""
 
@@ -63,6 +66,10 @@ class FrameDispatcher:
         """Seconds from one sweep to the next."""
         self._idle_places: dict[ReceiverHalf, float] = {}
         """For each batch above a budget: its seconds since it was whole, while it is in use."""
+        self._most = shared.config.flow.wake_up
+        """Frames and attachments that are worked on in one turn."""
+        self._postponed: dict[RecvStream, None] = {}
+        """Streams that go on in the next turn: enough was worked on in this one."""
         self._paused: dict[RecvStream, None] = {}
         """Streams whose ROUTE_TO waits for the gate."""
         self._handlers: Handlers = {
@@ -98,10 +105,21 @@ class FrameDispatcher:
         """The next bytes of a stream. Raises RemoteProtocolError."""
         stream = self.incoming.streams.get(number)
         if stream is None:
-            if fin and self.gate_open and self.version_checked and self.oneshots.read(data):
+            if (
+                fin
+                and self.gate_open
+                and self.version_checked
+                and self._shared.work < self._most
+                and self.oneshots.read(data)
+            ):
                 return
             stream = self.incoming.opened(number, self._handlers)
             stream.decoder.pause_at_route = not self.gate_open
+        elif stream.postponed:
+            stream.decoder.feed(data)
+            stream.fin = stream.fin or fin
+            self.incoming.hold(stream)
+            return
         elif (
             isinstance(half := stream.half, ReceiverHalf)
             and stream.handlers is self._handlers
@@ -173,6 +191,7 @@ class FrameDispatcher:
         """The peer gave up a stream: a partial frame is dropped without error (AQ-11)."""
         stream = self.incoming.streams.pop(number, None)
         if stream is not None:
+            self._postponed.pop(stream, None)
             self.incoming.leave(stream)
 
     def open_gate(self) -> None:
@@ -198,6 +217,8 @@ class FrameDispatcher:
 
     def drain(self) -> None:
         """The connection is over: messages that are here whole need no room any more."""
+        self._most = 1 << 62  # no other turn comes
+        self.read_on()
         for stream in tuple(self.incoming.streams.values()):
             while (head := stream.head) is not None and stream.decoder.buffered >= head.size:
                 half = stream.half
@@ -212,6 +233,7 @@ class FrameDispatcher:
         """The connection is over."""
         self.incoming.clear()
         self._paused.clear()
+        self._postponed.clear()
         self._early.clear()
         self._slow.clear()
         self._idle_places.clear()
@@ -230,13 +252,37 @@ class FrameDispatcher:
 
     # Reading a sequence
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether ``read_on`` is to be called once others had their turn."""
+        return self._shared.work >= max(1, self._most >> 3)
+
+    def read_on(self) -> None:
+        """Others had their turn: streams that were postponed are read. Raises as ``read``."""
+        self._shared.work = 0
+        while self._postponed and self._shared.work < self._most:
+            stream = next(iter(self._postponed))
+            del self._postponed[stream]
+            stream.postponed = False
+            self.incoming.unhold(stream)
+            self.read(stream)
+
     def read(self, stream: RecvStream, frame: Any = None) -> None:
-        """Reads what has come; ``frame`` is the first of it, if it was read already."""
+        """Reads what has come; ``frame`` is the first of it, if it was read already.
+
+        The rest is postponed when enough was worked on in this turn.
+        """
         decoder = stream.decoder
+        shared = self._shared
         while not stream.ignoring:
             half = stream.half
             if frame is not None:
                 pass
+            elif shared.work >= self._most:
+                stream.postponed = True
+                self._postponed[stream] = None
+                self.incoming.hold(stream)
+                return
             elif isinstance(half, ReceiverHalf):
                 frame = self._next_for(stream, half)
             elif half is not None and half.state is SenderState.ENDED:
@@ -255,6 +301,8 @@ class FrameDispatcher:
                 stream.begun = True
                 if not self.version_checked and frame.TAG != codec.Version.TAG:
                     raise SequenceError("a sequence began without VERSION (AQ-28)")
+            if frame.TAG not in _MESSAGES:
+                shared.work += 1
             stream.handlers[frame.TAG](stream, frame)
             frame = None
             if stream.head is not None:

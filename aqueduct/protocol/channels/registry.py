@@ -96,6 +96,7 @@ class Registry:
         self, attachments: Sequence[tuple[int, bytes | Headers]]
     ) -> tuple[tuple[Half, bytes | Headers], ...]:
         """The halves of a received message's attachments (AQ-42)."""
+        self._shared.work += len(attachments)
         halves: list[tuple[Half, bytes | Headers]] = []
         for channel, headers in attachments:
             if channel in self._attached:

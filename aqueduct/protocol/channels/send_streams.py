@@ -39,6 +39,9 @@ class SendStreams(SendQueue):
             self.process = sending
             self.process_budget = config.flow.process_send_bytes
         self._held_back = 0
+        self._at_once = config.flow.wake_up
+        self.goes_on = False
+        """Whether more waiting streams are to be opened once others had their turn."""
 
     # Inputs
 
@@ -47,6 +50,12 @@ class SendStreams(SendQueue):
         self._openable = count - self._opened_since
         self._most_openable = max(self._most_openable, count)
         self._open_waiting()
+
+    def open_on(self) -> None:
+        """Others had their turn: more of the streams that wait are opened."""
+        if self.goes_on:
+            self.goes_on = False
+            self._open_waiting()
 
     def stopped(self, number: int) -> Any:
         """The peer reads no more of a stream; what was queued is gone.
@@ -98,6 +107,7 @@ class SendStreams(SendQueue):
         self._left.clear()
         self._control_waiting.clear()
         self._message_waiting.clear()
+        self.goes_on = False
         self.process.charge(-self.queued - self.retained)
         self.process = Account()
         self.queued = self._control_queued = self._held_back = 0
@@ -115,8 +125,15 @@ class SendStreams(SendQueue):
     # Within
 
     def _open_waiting(self) -> None:
+        if self.goes_on:
+            return
+        left = self._at_once
         for queue in (self._control_waiting, self._message_waiting):
             while queue and self._may_open(next(iter(queue))):
+                if not left:
+                    self.goes_on = True
+                    return
+                left -= 1
                 stream = queue.popitem(last=False)[0]
                 waiting, stream.waiting = stream.waiting, ()
                 buffers = list(waiting)

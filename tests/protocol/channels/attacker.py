@@ -85,7 +85,14 @@ class Attacker:
         self.limits[stream] = self.config.flow.initial_window
         self.sent[stream] = 0
         self.more(stream, b"".join(parts), fin=fin)
+        self.turn()
         return stream
+
+    def turn(self) -> None:
+        """Others have their turn: the core goes on with what it has postponed."""
+        while self.core.goes_on:
+            self.core.handle_deadline(self.now)
+            self._apply()
 
     def more(self, stream: int, data: bytes, *, fin: bool = False) -> int:
         """The next bytes of a stream, as far as its window goes; how many went."""
