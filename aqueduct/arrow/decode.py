@@ -16,19 +16,17 @@ from aqueduct._speedups.arrow.reader import BatchReader
 from aqueduct.arrow.compression import Overblown, Unpacking
 from aqueduct.arrow.encode import LONG_BYTES, LONG_NODES, LONG_PACKED
 from aqueduct.arrow.ipc import (
-    ROWS_LIMIT,
-    adopt,
-    first_line,
-    is_wide,
-    serialize_schema,
-)
-from aqueduct.arrow.ipc_metadata import (
     DICTIONARY,
     RECORD_BATCH,
+    ROWS_LIMIT,
     SCHEMA,
     VERSION_5,
     Layout,
     Summary,
+    adopt,
+    first_line,
+    is_wide,
+    serialize_schema,
     summarize,
 )
 from aqueduct.arrow.layout import BufferLayout, plan
@@ -98,11 +96,6 @@ class Decoder:
         self._broken: _Fault | None = None
         if not is_wide(schema):
             self._prepare()
-
-    @property
-    def prepared(self) -> bool:
-        """Whether the plan is made. For a very wide schema this happens with the first batch."""
-        return self._found is not None
 
     def slow(self, payload: Sized) -> bool:
         """Whether decoding this payload may take milliseconds: it then belongs in a thread.

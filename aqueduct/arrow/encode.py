@@ -16,11 +16,12 @@ from aqueduct.arrow.compact import Compactor
 from aqueduct.arrow.ipc import (
     ALIGNMENT,
     ROWS_LIMIT,
+    SCHEMA,
     adopt,
     first_line,
     is_wide,
+    summarize,
 )
-from aqueduct.arrow.ipc_metadata import SCHEMA, summarize
 from aqueduct.arrow.layout import BufferLayout, plan
 from aqueduct.arrow.schema import check, equal_schemas
 from aqueduct.errors import LocalProtocolError, SchemaMismatch
@@ -75,11 +76,6 @@ class Encoder(BatchEncoder):
         self._parts: list[pa.Buffer | bytes] = []
         self._compactor: Compactor | None = None
         self._writer: pa.ipc.RecordBatchStreamWriter | None = None
-
-    @property
-    def prepared(self) -> bool:
-        """Whether the plan is made. For a very wide schema this happens with the first batch."""
-        return self._found is not None
 
     def slow(self, batch: Any, compression: str = "") -> bool:
         """Whether encoding this batch may take milliseconds: it then belongs in a thread.

@@ -20,8 +20,7 @@ import pyarrow as pa
 from aqueduct._speedups.arrow.columns import DEPTH_LIMIT, NODES_LIMIT, Columns
 from aqueduct._speedups.arrow.writer import BatchWriter
 from aqueduct.arrow.compact import has_slack
-from aqueduct.arrow.ipc import by_identity, is_wide
-from aqueduct.arrow.ipc_metadata import Layout
+from aqueduct.arrow.ipc import Layout, by_identity, is_wide
 from aqueduct.arrow.nulls import Required
 
 __all__ = [

@@ -8,14 +8,14 @@ breath. ``docs/protocols/arrow-calls.md`` has the convention byte for byte.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import pyarrow as pa
 
-from aqueduct.arrow.ipc import EXTENSION, deserialize_schema, serialize_schema
+from aqueduct.arrow.ipc import deserialize_schema, serialize_schema
 from aqueduct.errors import BadCall, LocalProtocolError
 from aqueduct.rpc import keys
 from aqueduct.rpc.keys import Headers, number_of, one_each, text_of, text_value
@@ -29,17 +29,13 @@ __all__ = [
     "IDEMPOTENT",
     "KINDS",
     "ONE_TO_ONE",
-    "OWN_KEYS",
     "PLACES",
     "Accepted",
-    "CachedHead",
-    "CachedHeads",
     "CallChannels",
     "CallHead",
     "Kind",
     "Partition",
     "check_attachments",
-    "own_apart",
     "own_headers",
 ]
 
@@ -106,10 +102,6 @@ _CALL_KEYS: Final = frozenset(
         keys.WISHES,
     }
 )
-OWN_KEYS: Final = frozenset({keys.DEADLINE, keys.RUN, keys.ATTEMPT, keys.PARTITION})
-"""What calls say that are otherwise alike."""
-_KEPT: Final = 32
-_KEPT_SIZE: Final = 16 << 10  # bytes of a call that is remembered
 _HELLO_KEYS: Final = frozenset({keys.HELLO, keys.COMPRESSION, keys.TRAITS})
 
 
@@ -267,83 +259,6 @@ class CallHead:
             raise LocalProtocolError("a call of the kind sink expects no output schema")
         if self.wishes and self.kind != "exchange":
             raise LocalProtocolError(f"a call of the kind {self.kind} has no wishes")
-
-
-def own_apart(headers: Headers) -> tuple[Headers, list[tuple[bytes, bytes]]]:
-    """What calls that are alike have in common, and what this one says of itself."""
-    alike: list[tuple[bytes, bytes]] = []
-    own: list[tuple[bytes, bytes]] = []
-    for pair in headers:
-        (own if pair[0] in OWN_KEYS else alike).append(pair)
-    return tuple(alike), own
-
-
-class CachedHead:
-    """What calls have in common that are alike but for what each says of itself."""
-
-    __slots__ = ("_peer", "head", "payload", "plan")
-
-    def __init__(self, head: CallHead, payload: bytes, peer: str = "") -> None:
-        self._peer = peer
-        self.head = head
-        """Without what each says of itself."""
-        self.payload = payload
-        """The schemas."""
-        self.plan: Any = None
-        """What the service worked out for such calls."""
-
-    def with_own(self, own: Sequence[tuple[bytes, bytes]]) -> CallHead:
-        """The head of a call with these headers, of ``OWN_KEYS``. Raises BadCall."""
-        head, values = self.head, dict(own)
-        try:
-            if len(values) < len(own):
-                one_each(own, OWN_KEYS)  # which says what is there twice
-            deadline = values.get(keys.DEADLINE)
-            return CallHead(
-                handler=head.handler,
-                kind=head.kind,
-                schema=head.schema,
-                expected=head.expected,
-                deadline=None if deadline is None else _decode_deadline(deadline),
-                run=text_of(values.get(keys.RUN, b""), keys.RUN, limit=_NAME_LIMIT),
-                attempt=text_of(values.get(keys.ATTEMPT, b""), keys.ATTEMPT, limit=_NAME_LIMIT),
-                token=head.token,
-                partition=_decode_partition(values.get(keys.PARTITION)),
-                metadata=head.metadata,
-                compressions=head.compressions,
-                wishes=head.wishes,
-            )
-        except BadCall as error:
-            raise BadCall(str(error), peer=self._peer, handler=head.handler) from error.__cause__
-
-
-class CachedHeads:
-    """The calls that a connection has decoded before: clients call the same again and again."""
-
-    __slots__ = ("_kept", "_peer")
-
-    def __init__(self, peer: str) -> None:
-        self._peer = peer
-        self._kept: dict[Headers, CachedHead] = {}
-
-    def decode(
-        self, headers: Headers, payload: ReadableBuffer
-    ) -> tuple[CallHead, CachedHead | None]:
-        """What a message opens, and what is known of such calls. Raises BadCall."""
-        data = bytes(payload)
-        alike, own = own_apart(headers)
-        known = self._kept.get(alike)
-        if known is not None and known.payload == data:
-            return known.with_own(own) if own else known.head, known
-        head = CallHead.decode(headers, data, peer=self._peer)
-        size = len(data) + sum(len(key) + len(value) for key, value in alike)
-        if size > _KEPT_SIZE or EXTENSION in data:  # of types that may be registered otherwise
-            return head, None
-        if len(self._kept) >= _KEPT:
-            self._kept.clear()
-        plain = CallHead.decode(alike, data) if own else head
-        known = self._kept[alike] = CachedHead(plain, data, self._peer)
-        return head, known
 
 
 @dataclass(frozen=True, slots=True)

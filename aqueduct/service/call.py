@@ -46,15 +46,12 @@ from aqueduct.rpc.request import (
     IDEMPOTENT,
     ONE_TO_ONE,
     Accepted,
-    CachedHead,
     CallHead,
 )
 from aqueduct.rpc.status import CANCELLED, OK, Status
 from aqueduct.rpc.threads import apart
 from aqueduct.service.context import Call
-from aqueduct.service.failures import handler_failed
-from aqueduct.service.handlers import Handler
-from aqueduct.service.plans import CallTemplate
+from aqueduct.service.handlers import Handler, handler_failed
 
 if TYPE_CHECKING:
     from aqueduct.service.server import RunningService
@@ -117,15 +114,12 @@ class ServerCall(OutputSender):
         output: Sender,
         status: Sender | Responder,
         number: int,
-        known: CachedHead | None = None,
     ) -> None:
-        """``known``: what was worked out for calls that are alike, if they can be told."""
         self.serving = serving
         self.connection = connection
         self.config = connection.config
         self._cut = connection.config.calls.cut
         self.head = head
-        self._known = known
         self.receiver = receiver
         """The client's batches; None for a source."""
         self.output = output
@@ -519,31 +513,15 @@ class ServerCall(OutputSender):
             await apart(self._check_input, handler)
             self._ask_output(handler)
             await apart(self._check_output, handler)
-            self._make_codecs(handler)
-            self.hello = self._make_hello()
         else:
-            self._agree(handler)
+            self._check_input(handler)
+            self._ask_output(handler)
+            self._check_output(handler)
+        self._make_codecs(handler)
+        self.hello = self._make_hello()
         self._accept()
         self.accepted = True
         return serving.driver_of(self, handler)
-
-    def _agree(self, handler: Handler) -> None:
-        """Compares the schemas, and makes what reads and writes batches."""
-        known = self._known
-        plan: CallTemplate | None = None if known is None else known.plan
-        if plan is not None and plan.serves(handler):
-            plan.give(self)
-            return
-        self._compare(handler)
-        self.hello = self._make_hello()
-        if known is not None:
-            known.plan = CallTemplate.of(handler, self)
-
-    def _compare(self, handler: Handler) -> None:
-        self._check_input(handler)
-        self._ask_output(handler)
-        self._check_output(handler)
-        self._make_codecs(handler)
 
     def _check_input(self, handler: Handler) -> None:
         call, head = self.call, self.head

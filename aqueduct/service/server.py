@@ -34,11 +34,12 @@ from aqueduct.errors import (
 )
 from aqueduct.escaping import Lines, logger_of
 from aqueduct.rpc.deadline import ProgressTimer
+from aqueduct.rpc.head_cache import HeadCache
 from aqueduct.rpc.keys import ALIVE, BODY
-from aqueduct.rpc.request import PLACES, CachedHead, CachedHeads, CallHead, check_attachments
+from aqueduct.rpc.request import PLACES, CallHead, check_attachments
 from aqueduct.rpc.status import CANCELLED, OK, Status
 from aqueduct.rpc.threads import Job, ThreadPool
-from aqueduct.rpc.unary import UnaryTemplates, room_of
+from aqueduct.rpc.unary import room_of
 from aqueduct.service.async_runner import MapRunner, drive_async_generator, drive_coroutine_sink
 from aqueduct.service.call import COUNTED, ServerCall
 from aqueduct.service.context import Call
@@ -56,8 +57,8 @@ __all__ = ["COUNTERS", "RunningService"]
 
 log = logger_of(__name__)
 
-_Opening: TypeAlias = tuple[CallHead, CachedHead | None, memoryview | None]
-"""A call, what is known of such calls, and the payload of its one batch if that came with it."""
+_Opening: TypeAlias = tuple[CallHead, memoryview | None]
+"""A call, and the payload of its one batch if that came with it."""
 Drive = Callable[[ServerCall], Awaitable[Mapping[str, int] | None]]
 
 _ENDS: Final = ("failed", "cancelled", "refused")
@@ -253,7 +254,7 @@ class RunningService:
         if len(received.payload) >= LONG_SCHEMA and _schema_bytes(received) >= LONG_SCHEMA:
             entrance.open_apart(received)
         else:
-            self.open(entrance, received, partial(entrance.decode, received))
+            self.open(entrance, received, partial(entrance.heads.read, received))
 
     def open(
         self, entrance: _Dispatcher, received: Received, decode: Callable[[], _Opening]
@@ -261,9 +262,9 @@ class RunningService:
         """Begins the call that ``decode`` finds in a message; None: it was refused."""
         calls = entrance.calls
         try:
-            head, known, payload = decode()
+            head, payload = decode()
             if payload is None:
-                running = self._begin(entrance, received, head, known)
+                running = self._begin(entrance, received, head)
             else:
                 replying = entrance.connection.replying(received)
                 if replying is None:
@@ -273,9 +274,7 @@ class RunningService:
                         peer=entrance.connection.peer,
                     )
                 number = self._admit(entrance, head.handler)
-                running = UnaryCall(
-                    self, entrance.connection, head, known, payload, replying, number
-                )
+                running = UnaryCall(self, entrance.connection, head, payload, replying, number)
                 if len(payload) >= _LEASED:
                     running.brought = entrance.inbox.lease(received.payload)
         except CallError as error:
@@ -288,9 +287,7 @@ class RunningService:
         self._starter.start(running)
         return running
 
-    def _begin(
-        self, entrance: _Dispatcher, received: Received, head: CallHead, known: CachedHead | None
-    ) -> ServerCall:
+    def _begin(self, entrance: _Dispatcher, received: Received, head: CallHead) -> ServerCall:
         connection = entrance.connection
         halves = [half for half, _ in received.attachments]
         check_attachments(head.kind, len(halves))
@@ -304,7 +301,7 @@ class RunningService:
         handle: Callable[[Any], Any] = connection.handle  # its kind was just looked at
         receiver = None if to_server is None else handle(to_server)
         ends = handle(output), handle(status)
-        return ServerCall(self, connection, head, receiver, *ends, number, known)
+        return ServerCall(self, connection, head, receiver, *ends, number)
 
     def _admit(self, entrance: _Dispatcher, handler: str) -> int:
         """The number of a call for which there is room. Raises Refused and Busy."""
@@ -462,9 +459,8 @@ class _Dispatcher:
         "_serving",
         "calls",
         "connection",
+        "heads",
         "inbox",
-        "known",
-        "questions",
     )
 
     def __init__(self, serving: RunningService, connection: Connection) -> None:
@@ -474,8 +470,7 @@ class _Dispatcher:
         self.connection = connection
         self.calls: set[ServerCall] = set()
         """The connection's calls that are open."""
-        self.questions = UnaryTemplates(connection.peer)
-        self.known = CachedHeads(connection.peer)
+        self.heads = HeadCache(connection.peer)
         self.inbox: ReceiverBase = connection.entrypoint.inbox
         self.inbox.keeps = True
         connection.entrypoint.on_change = self.read
@@ -506,13 +501,6 @@ class _Dispatcher:
         self._later = False
         self.read()
 
-    def decode(self, received: Received) -> _Opening:
-        """The call that a message opens. Raises BadCall. May be used in threads."""
-        found = self.questions.find(received)
-        if found is not None:
-            return found
-        return *self.known.decode(received.headers, received.payload), None
-
     def open_apart(self, received: Received) -> None:
         """Has a very wide schema read in a thread; then the call begins.
 
@@ -530,7 +518,7 @@ class _Dispatcher:
                 running.catch_up()
             self.read()
 
-        job = Job(partial(self.decode, received), read)
+        job = Job(partial(self.heads.read, received), read)
 
 
 def _schema_bytes(received: Received) -> int:

@@ -14,7 +14,7 @@ from aqueduct.arrow.encode import Encoded
 from aqueduct.endpoint import Connection, Responder, channel
 from aqueduct.errors import AqueductError, BatchTooLarge
 from aqueduct.rpc.keys import Headers
-from aqueduct.rpc.request import Accepted, CachedHead, CallHead
+from aqueduct.rpc.request import Accepted, CallHead
 from aqueduct.rpc.status import OK, Status
 from aqueduct.rpc.threads import apart
 from aqueduct.rpc.unary import ANSWERS_LIMIT, encode_answer, schema_prefix
@@ -39,7 +39,6 @@ class UnaryCall(ServerCall):
         serving: RunningService,
         connection: Connection,
         head: CallHead,
-        known: CachedHead | None,
         payload: memoryview,
         status: Responder,
         number: int,
@@ -51,7 +50,7 @@ class UnaryCall(ServerCall):
         self._size = 0
         gathered: Any = _Gathered()
         self._gathered: _Gathered = gathered
-        super().__init__(serving, connection, head, _BROUGHT, gathered, status, number, known)
+        super().__init__(serving, connection, head, _BROUGHT, gathered, status, number)
 
     def take(self) -> tuple[int, Any] | None:
         """The one batch, once."""

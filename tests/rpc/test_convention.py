@@ -76,7 +76,7 @@ async def ask(raw, headers, payload):
 
 @pytest.mark.requirement("AC-57")
 async def test_a_unary_call_is_never_compressed(raw):
-    question = UnaryTemplate.encode(CallHead("echo", "exchange", schema=WORDS))
+    question = UnaryTemplate(CallHead("echo", "exchange", schema=WORDS))
     batch = b"".join(map(bytes, Encoder(WORDS).encode(SAME).buffers))
     asked = (*question.headers, (keys.COMPRESSION, b"zstd"))
     answer = await ask(raw, asked, question.prefix + batch)

@@ -188,7 +188,7 @@ async def test_no_room_to_send_is_waited_for_within_the_deadline():
 
 # Clients that do not keep to the convention
 
-QUESTION = UnaryTemplate.encode(CallHead("echo", "exchange", schema=NUMBERS))
+QUESTION = UnaryTemplate(CallHead("echo", "exchange", schema=NUMBERS))
 BATCH = b"".join(bytes(part) for part in Encoder(NUMBERS).encode(numbers(1)).buffers)
 
 
