@@ -24,7 +24,8 @@ from aqueduct.arguments import KINDS
 from aqueduct.errors import AqueductError, ConfigError
 from aqueduct.escaping import escape, one_line
 from aqueduct.service.loader import load_service
-from aqueduct.service.signals import ProcessDeadline, say, serve_until_signal, tell
+from aqueduct.service.service import serve_until_signal
+from aqueduct.service.signals import ProcessDeadline, say, tell
 
 if TYPE_CHECKING:
     from aqueduct.carriers.certificates import ClientTls

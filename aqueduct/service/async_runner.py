@@ -1,9 +1,9 @@
-"""Drivers of handlers that need no thread of their own for the whole call.
+"""Runners of handlers that need no thread of their own for the whole call.
 
 Async generators and coroutines run in the task of their call. Functions of one batch run in
 threads, coroutine functions of one batch in tasks, several at once if they may, and their answers
 are put in order unless the client takes them as they are made. Handlers that are plain generators
-have ``bridge``.
+have ``thread_runner``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from aqueduct.errors import AqueductError, Busy
 from aqueduct.rpc.deadline import Wakeup
 from aqueduct.rpc.threads import Job, apart
 from aqueduct.service.call import ServerCall
-from aqueduct.service.handlers import Handler, HandlerShape
+from aqueduct.service.handlers import SOURCE, Handler, HandlerShape
 
 __all__ = [
     "AsyncBatches",
@@ -46,33 +46,33 @@ _AHEAD_BYTES: Final = 1 << 20
 
 async def drive_async_generator(running: ServerCall) -> None:
     """An exchange or source written as an async generator."""
-    handler, output = running.handler, running.output
-    exchange = running.receiver is not None
+    handler, input, output = running.handler, running.input, running.output
+    exchange = handler.kind != SOURCE
     arguments = (AsyncBatches(running), running.call) if exchange else (running.call,)
     generator = handler.invoke(*arguments)
     spins = number = 0
     try:
-        if running.expects:
-            await running.wait_room()
+        if output.expects:
+            await output.wait_room()
         async for batch in generator:
             running.call.check()  # a handler may have swallowed its cancellation
-            if not running.give(batch, running.answering if exchange else number):
-                if running.slow_to_encode(batch):
-                    encoded = await apart(running.encode, batch)
+            if not output.give(batch, input.answering if exchange else number):
+                if output.slow(batch):
+                    encoded = await apart(output.encode, batch)
                 else:
-                    encoded = running.encode(batch)
+                    encoded = output.encode(batch)
                 if not output.writable:
-                    running.waits_for_client = True
-                    running.pass_on()
-                    await output.wait_writable(ample=True)
-                    running.waits_for_client = False
+                    input.waits_for_client = True
+                    input.pass_on()
+                    await output.wait_writable()
+                    input.waits_for_client = False
                     spins = 0
-                running.send(encoded, running.answering if exchange else number)
+                output.send(encoded, input.answering if exchange else number)
                 del encoded
-            if running.expects:
+            if output.expects:
                 del batch  # or it would be kept while the next one has no room
-                running.answered()
-                await running.wait_room(again=True)
+                output.answered()
+                await output.wait_room(again=True)
             number += 1
             spins += 1
             if spins >= _SPINS:  # nothing else would run while there is always room
@@ -106,10 +106,10 @@ def sink_counters(handler: Handler, result: Any) -> Mapping[str, int] | None:
 class AsyncBatches:
     """The batches of a call, for a handler on the event loop: an async iterator."""
 
-    __slots__ = ("_decoding", "_running", "_spins")
+    __slots__ = ("_decoding", "_input", "_spins")
 
     def __init__(self, running: ServerCall) -> None:
-        self._running = running
+        self._input = running.input
         self._spins = 0
         self._decoding: Job[pa.RecordBatch] | None = None
         """What decodes a batch that takes long, whether or not somebody waits for it."""
@@ -118,42 +118,38 @@ class AsyncBatches:
         return self
 
     async def __anext__(self) -> pa.RecordBatch:
-        running = self._running
+        input = self._input
         if self._spins >= _SPINS:  # before a batch is in hand: a cancelled handler loses none
             self._spins = 0
-            running.mark_soon()
+            input.mark_soon()
             await asyncio.sleep(0)
         self._spins += 1
         if self._decoding is not None:
             return await self._decoded(self._decoding)
-        while (batch := running.next_batch()) is None:
-            receiver = running.receiver
-            assert receiver is not None
-            if running.input_over:
+        while (batch := input.batches.next_batch()) is None:
+            if input.over:
                 raise StopAsyncIteration
-            if not running.quiet and (running.holds_payload or receiver.readable):
-                found = running.take()
+            if input.readable:
+                found = input.take()
                 if found is not None:
                     number, payload = found
-                    running.taken = number + 1
-                    if running.slow_to_decode(payload):
-                        decode = partial(running.decode, number, payload, running.lease)
-                        self._decoding = Job(decode)
-                        return await self._decoded(self._decoding)
-                    return running.decode(number, payload, running.lease)
-                if running.input_over:
+                    input.taken = number + 1
+                    decode = partial(input.decode, number, payload, input.batches.lease)
+                    if not input.slow(payload):
+                        return decode()
+                    self._decoding = Job(decode)
+                    return await self._decoded(self._decoding)
+                if input.over:
                     raise StopAsyncIteration
-            running.waits_for_client = True
-            running.want(True, id(asyncio.current_task()))
-            running.mark_soon()
-            running.expect_batch()
+            input.waits_for_client = True
+            input.want(True, id(asyncio.current_task()))
+            input.mark_soon()
+            input.expect_batch()
             try:
-                # What that has sent may have brought something about.
-                if running.quiet or not receiver.readable:
-                    await receiver.wait_change()
+                await input.wait_change()  # what that has sent may have brought something about
             finally:
-                running.waits_for_client = False
-                running.want(False)
+                input.waits_for_client = False
+                input.want(False)
             self._spins = 1
         return batch
 
@@ -200,9 +196,9 @@ class MapRunner:
     async def drive(self) -> None:
         """Works on the call to its end. The last thread has come back when it returns."""
         running = self._running
-        assert running.receiver is not None
         running.stop = self._stop
-        running.receiver.on_change = running.output.on_change = self._signal.set
+        running.input.tell(self._signal.set)
+        running.output.tell(self._signal.set)
         try:
             while not self._step():
                 await self._signal.wait()
@@ -224,8 +220,8 @@ class MapRunner:
             number, batch, error = self._finished.popleft()
             self._answers[number] = (batch, error)
         blocked = self._send_answers()
-        while self._decoded() and self._wants_more() and (self._has_room() or running.at_end):
-            found = running.take()
+        while self._decoded() and self._wants_more() and (self._has_room() or running.input.at_end):
+            found = running.input.take()
             if found is None:
                 break
             if self._room is not None:
@@ -233,35 +229,35 @@ class MapRunner:
             self._hand_out(*found)
         if self._room is not None and self._room.granted:
             self._room.release()  # there is no batch for it yet
-        answered = running.batches_in == self._done and self._encoding is None
-        if running.input_over and answered:
+        answered = running.input.batches.batches_in == self._done and self._encoding is None
+        if running.input.over and answered:
             return True
         if blocked:
-            running.output.notify_writable(ample=True)
-            running.pass_on()
+            running.output.notify_writable()
+            running.input.pass_on()
         lacks_room = self._room is not None and self._room.waits
-        running.waits_for_client = blocked or (answered and not lacks_room)
+        running.input.waits_for_client = blocked or (answered and not lacks_room)
         # While the handler works on a batch, it does not wait for the next one.
-        running.want(running.batches_in == self._done, id(self))
+        running.input.want(running.input.batches.batches_in == self._done, id(self))
         return False
 
     def _send_answers(self) -> bool:
         """Sends what is next, in order if so wished. True: it is there and has no room."""
         running = self._running
         while self._encoded() and self._answers:
-            number = next(iter(self._answers)) if running.as_completed else self._done
+            number = next(iter(self._answers)) if running.output.as_completed else self._done
             if number not in self._answers:
                 return False
             if not running.output.writable:
                 return True
             batch, error = self._answers.pop(number)
-            running.taken = number + 1
+            running.input.taken = number + 1
             self._outstanding_bytes -= self._sizes.pop(number)
             self._done += 1
             if error is not None:
                 if not running.report(error, number):
                     raise error
-            elif not running.give(batch, number):
+            elif not running.output.give(batch, number):
                 self._send(batch, number)
             if self._encoding is None:
                 self._leave_room(number)
@@ -277,10 +273,10 @@ class MapRunner:
 
     def _send(self, batch: Any, number: int) -> None:
         running = self._running
-        if running.slow_to_encode(batch):
-            self._encoding = Job(partial(running.encode, batch), self._signal.set), number
+        if running.output.slow(batch):
+            self._encoding = Job(partial(running.output.encode, batch), self._signal.set), number
             return
-        self._send_encoded(partial(running.encode, batch), number)
+        self._send_encoded(partial(running.output.encode, batch), number)
 
     def _encoded(self) -> bool:
         """Whether no answer is being encoded. Sends an answer that is ready."""
@@ -302,16 +298,16 @@ class MapRunner:
             raise
         except AqueductError as error:  # the handler made what cannot be sent
             # With dictionaries, later answers may stand on what does not leave now.
-            if not (running.encoder.independent and running.report(error, number)):
+            if not (running.output.encoder.independent and running.report(error, number)):
                 raise
         else:
-            running.send(encoded, number)
+            running.output.send(encoded, number)
 
     def _wants_more(self) -> bool:
         running = self._running
-        if running.input_over:
+        if running.input.over:
             return False
-        outstanding = running.batches_in - self._done
+        outstanding = running.input.batches.batches_in - self._done
         concurrency = running.handler.concurrency
         if outstanding < 2 * concurrency:
             return True
@@ -320,23 +316,23 @@ class MapRunner:
     def _has_room(self) -> bool:
         """Whether there is room for one more answer, if they are large; else the loop is woken."""
         running = self._running
-        size = running.expects
-        if not size and running.batches_in:
-            size = running.bytes_in // running.batches_in  # the answer may be as large
+        size, came = running.output.expects, running.input.batches
+        if not size and came.batches_in:
+            size = came.bytes_in // came.batches_in  # the answer may be as large
         if size < LARGE:
             return True
         if self._room is None:
-            self._room = running.room(self._wake)
+            self._room = running.output.room(self._wake)
         return self._room.granted or (not self._room.waits and self._room.ask(size))
 
     def _hand_out(self, number: int, payload: Any) -> None:
         running = self._running
-        lease = running.take_lease()
-        if running.slow_to_decode(payload):
-            job = Job(partial(running.decode, number, payload, lease), self._signal.set)
+        lease = running.input.take_lease()
+        if running.input.slow(payload):
+            job = Job(partial(running.input.decode, number, payload, lease), self._signal.set)
             self._decoding = job, number, len(payload), lease
             return
-        self._begin(number, running.decode(number, payload, lease), len(payload), lease)
+        self._begin(number, running.input.decode(number, payload, lease), len(payload), lease)
 
     def _decoded(self) -> bool:
         """Whether no batch is being decoded. Hands out a batch that is ready."""
@@ -362,7 +358,7 @@ class MapRunner:
             self._active += 1
         try:
             if running.handler.shape is HandlerShape.FUNCTION:
-                running.serving.start_thread(self._work)
+                running.host.start_thread(self._work)
             else:
                 task = self._loop.create_task(self._work_async())
                 self._tasks.add(task)

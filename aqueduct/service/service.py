@@ -27,9 +27,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
@@ -56,7 +57,6 @@ from aqueduct.rpc.describe import (
 )
 from aqueduct.rpc.request import Kind
 from aqueduct.rpc.threads import apart
-from aqueduct.service.context import Call
 from aqueduct.service.handlers import (
     EXCHANGE,
     SOURCE,
@@ -65,17 +65,16 @@ from aqueduct.service.handlers import (
     make_handler,
     object_of,
 )
-from aqueduct.service.server import COUNTERS, RunningService
-from aqueduct.service.signals import Holders, ProcessDeadline, serve_until_signal
+from aqueduct.service.server import COUNTERS, Authorize, RunningService
+from aqueduct.service.signals import Holders, ProcessDeadline, ServiceSignals, say, tell
 from aqueduct.service.sinks import Sink
 from aqueduct.service.tables import Filters, Table, TableSchema, make_table
 
 if TYPE_CHECKING:
     from aqueduct.service.telemetry import Observer
 
-__all__ = ["Service"]
+__all__ = ["Service", "serve_until_signal"]
 
-Authorize = Callable[[Call], Awaitable[bool | None] | bool | None]
 Function = TypeVar("Function", bound=Callable[..., Any])
 Declared = TypeVar("Declared")
 File = str | PathLike[str] | bytes
@@ -445,7 +444,14 @@ class Service:
         Raises ConfigError for addresses or certificates that cannot work, or that are taken.
         """
         places = _flat(addresses)
-        serving = RunningService(self, _tls(places, cert, key, dev_cert, client_ca, tls))
+        serving = RunningService(
+            self.name,
+            self.config,
+            self.handlers,
+            authorize=self.authorize,
+            telemetry=self.telemetry,
+            server_tls=_tls(places, cert, key, dev_cert, client_ca, tls),
+        )
         await serving.start(places)
         with self._lock:
             self._servings.append(serving)
@@ -523,6 +529,41 @@ class Service:
             max_calls=None,
             description="What this service offers.",
         )
+
+
+async def serve_until_signal(
+    service: Service,
+    addresses: Sequence[Any],
+    *,
+    drain: float | None,
+    deadline: ProcessDeadline,
+    quiet: bool = False,
+    **certificates: Any,
+) -> int:
+    """Serves until a signal, then drains; the exit status.
+
+    0 after a drain, 1 when a second signal has cut calls. ``drain``: seconds; None:
+    Timing.drain_timeout. ``deadline`` ends the process after them. ``quiet``: nothing is written
+    about the drain. For the certificates see ``Service.serving``.
+    """
+    first, second = asyncio.Event(), asyncio.Event()
+    seconds = service.config.timing.drain_timeout if drain is None else drain
+    with ServiceSignals(
+        drain=first.set, hurry=second.set, seconds=seconds, deadline=deadline
+    ) as signals:
+        async with service.serving(*addresses, drain=seconds, **certificates) as serving:
+            signals.look = lambda: tell(json.dumps(serving.state(), separators=(",", ":")))
+            for address in serving.addresses:
+                say(address if quiet else f"listening on {address}")
+            await first.wait()
+            if not quiet:
+                tell("draining; a second signal ends at once")
+            await serving.drain(second, seconds)
+    if not second.is_set():
+        return 0
+    if not quiet:
+        tell("ended by a second signal; calls were cut")
+    return 1
 
 
 def _apart(name: Any, what: str, limit: int) -> tuple[Any, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import math
 import os
 import signal
@@ -19,13 +18,10 @@ import time
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TextIO
+from typing import Any, Final, Self, TextIO
 
 from aqueduct.escaping import escape
 from aqueduct.forks import own
-
-if TYPE_CHECKING:
-    from aqueduct.service.service import Service
 
 __all__ = [
     "HURRY",
@@ -35,7 +31,6 @@ __all__ = [
     "ServiceSignals",
     "end_process",
     "say",
-    "serve_until_signal",
     "tell",
 ]
 
@@ -251,38 +246,3 @@ class ServiceSignals:
             self._drain()
         elif self._heard == 2:
             self._hurry()
-
-
-async def serve_until_signal(
-    service: Service,
-    addresses: Sequence[Any],
-    *,
-    drain: float | None,
-    deadline: ProcessDeadline,
-    quiet: bool = False,
-    **certificates: Any,
-) -> int:
-    """Serves until a signal, then drains; the exit status.
-
-    0 after a drain, 1 when a second signal has cut calls. ``drain``: seconds; None:
-    Timing.drain_timeout. ``deadline`` ends the process after them. ``quiet``: nothing is written
-    about the drain. For the certificates see ``Service.serving``.
-    """
-    first, second = asyncio.Event(), asyncio.Event()
-    seconds = service.config.timing.drain_timeout if drain is None else drain
-    with ServiceSignals(
-        drain=first.set, hurry=second.set, seconds=seconds, deadline=deadline
-    ) as signals:
-        async with service.serving(*addresses, drain=seconds, **certificates) as serving:
-            signals.look = lambda: tell(json.dumps(serving.state(), separators=(",", ":")))
-            for address in serving.addresses:
-                say(address if quiet else f"listening on {address}")
-            await first.wait()
-            if not quiet:
-                tell("draining; a second signal ends at once")
-            await serving.drain(second, seconds)
-    if not second.is_set():
-        return 0
-    if not quiet:
-        tell("ended by a second signal; calls were cut")
-    return 1

@@ -137,7 +137,7 @@ async def test_nothing_hangs_and_nothing_is_left(carrier, seed, caplog):
             await asyncio.gather(*callers)
         await until(lambda: not service.counters()["open_calls"])
         await until(lambda: not running.connections)
-        bench = running._bench
+        bench = running._pool
         await until(lambda: bench.threads == len(bench._idle))
     counters = service.counters()
     assert counters["calls"] > 100

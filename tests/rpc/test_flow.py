@@ -289,9 +289,9 @@ async def test_marks_of_a_sink_wake_who_sends_and_nobody_else(carrier, monkeypat
         return {"n": len([batch async for batch in batches])}
 
     waits = marks = 0
-    call: Any = vars(call_module)["Outgoing"]
+    call: Any = vars(call_module)["ClientCall"]
     wait = call.wait_answer
-    answers: Any = vars(call_module)["Answers"]
+    answers: Any = vars(call_module)["AnswerReceiver"]
 
     def waited(self):
         nonlocal waits
@@ -306,7 +306,7 @@ async def test_marks_of_a_sink_wake_who_sends_and_nobody_else(carrier, monkeypat
             marks += self.moved - before
 
     monkeypatch.setattr(call, "wait_answer", waited)
-    monkeypatch.setattr(call_module, "Answers", Marked)
+    monkeypatch.setattr(call_module, "AnswerReceiver", Marked)
     narrow = config(calls={"in_flight_bytes": 95_000})
     async with connected(service, carrier, client_config=narrow) as client:
         source = (blob(number, 10_000) for number in range(200))

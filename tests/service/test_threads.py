@@ -119,7 +119,7 @@ def test_threads_that_never_end_do_not_keep_the_interpreter():
     def forever():
         begun.set()
         threading.Event().wait()
-    Bench().start(forever)
+    ThreadPool().start(forever)
     LoopThread()
     begun.wait()
     """
