@@ -252,13 +252,13 @@ def _describe(args: argparse.Namespace) -> int:
         f"call convention {description.convention})"
     )
     for handler in description.handlers:
-        traits: list[str] = [handler.kind]
+        properties: list[str] = [handler.kind]
         if handler.concurrency > 1:
-            traits.append(f"concurrency {handler.concurrency}")
+            properties.append(f"concurrency {handler.concurrency}")
         if handler.idempotent:
-            traits.append("idempotent")
+            properties.append("idempotent")
         say("")
-        say(f"{handler.name}  ({', '.join(traits)})")
+        say(f"{handler.name}  ({', '.join(properties)})")
         if handler.summary:
             say(f"  {handler.summary}")
         if handler.kind != "source":

@@ -26,7 +26,7 @@ from aqueduct.errors import (
     LocalProtocolError,
 )
 from aqueduct.rpc.deadline import ProgressTimer
-from aqueduct.rpc.keys import ANSWERS, HELLO
+from aqueduct.rpc.keys import ACCEPTED, ANSWERS
 from aqueduct.rpc.request import CallHead, Partition
 from aqueduct.rpc.status import Status
 from aqueduct.rpc.threads import apart
@@ -73,7 +73,7 @@ class UnaryResult:
         self.size = size
         """Bytes of the batches, encoded."""
         self.follow = follow
-        """The hello of an answer that did not fit."""
+        """The accept message of an answer that did not fit."""
         self.deadline = deadline
         """Seconds left for it."""
 
@@ -238,7 +238,7 @@ class UnaryCaller:
             raise BadCall(
                 str(error), peer=self._peer, handler=self.head.handler
             ) from error.__cause__
-        if any(key == HELLO for key, _ in message.headers):
+        if any(key == ACCEPTED for key, _ in message.headers):
             return None
         names = {"peer": self._peer, "handler": self.head.handler}
         status = Status.decode(message.headers, message.payload, **names)

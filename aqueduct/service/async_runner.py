@@ -242,7 +242,7 @@ class MapRunner:
         return False
 
     def _send_answers(self) -> bool:
-        """Sends what is next, in order if so wished. True: it is there and has no room."""
+        """Sends what is next, in order if so asked. True: it is there and has no room."""
         running = self._running
         while self._encoded() and self._answers:
             number = next(iter(self._answers)) if running.output.as_completed else self._done

@@ -266,7 +266,7 @@ class ServerCall:
         if handler.idempotent:
             capabilities.add(IDEMPOTENT)
         if handler.one_to_one:
-            granted = self.head.wishes & {AS_COMPLETED, FAILURES}
+            granted = self.head.capabilities & {AS_COMPLETED, FAILURES}
             output.as_completed = AS_COMPLETED in granted
             output.failures = FAILURES in granted
             capabilities |= {ONE_TO_ONE, *granted}

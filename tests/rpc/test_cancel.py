@@ -225,7 +225,7 @@ async def test_a_client_that_vanishes_in_the_middle_of_a_batch(carrier, handler)
         call = RawCall(connection, CallHead(handler, kind, schema=NUMBERS))
         call.send(numbers(*range(1000)), cut=1000, pieces_sent=4)
         await watched.wait(watched.begun)
-        await call.output.receive()  # the hello
+        await call.output.receive()  # the accept message
         await connection.close()
         await watched.wait(watched.ended)
         assert watched.how in ("ConnectionLost", "CancelledError")

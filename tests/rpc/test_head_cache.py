@@ -206,7 +206,7 @@ async def test_a_call_that_failed_or_was_refused_leaves_nothing_to_others():
                 await everything(client.exchange("maybe", [], schema=PAIRS))
 
 
-async def test_wishes_are_granted_to_every_call():
+async def test_capabilities_are_granted_to_every_call():
     service = aqueduct.Service("test")
 
     @service.handler("odd", idempotent=True)
@@ -223,6 +223,6 @@ async def test_wishes_are_granted_to_every_call():
             with pytest.raises(HandlerFailed, match="even"):
                 await anext(stream)
             assert values([await anext(stream)]) == [[3]]
-            assert stream.traits == {"one-to-one", "idempotent", "failures"}
+            assert stream.capabilities == {"one-to-one", "idempotent", "failures"}
             with pytest.raises(StopAsyncIteration):
                 await anext(stream)

@@ -240,7 +240,7 @@ def test_a_handler_of_all_batches_is_not_called_again_once_it_has_some(running):
 
 @pytest.mark.parametrize("handler", ["square", "square once", "sums"])
 def test_a_call_of_which_nothing_was_sent_is_made_again(running, handler):
-    """Cut before the hello has come."""
+    """Cut before the accept message has come."""
     callee = Callee()
     fates = [(Fate(), Fate(limit, End.RESET)) for limit in (0, 40, 100)]
     with (
