@@ -199,17 +199,17 @@ class RunningService:
         self._starter.close()
         self.watches.close()
 
-    async def drain(self, hurry: asyncio.Event, seconds: float | None = None) -> None:
-        """``close``, but from the moment that ``hurry`` is set open calls get no more time."""
+    async def drain(self, force: asyncio.Event, seconds: float | None = None) -> None:
+        """``close``, but from the moment that ``force`` is set open calls get no more time."""
         closing = asyncio.ensure_future(self.close(drain=seconds))
-        hurried = asyncio.ensure_future(hurry.wait())
-        await asyncio.wait((closing, hurried), return_when=asyncio.FIRST_COMPLETED)
-        hurried.cancel()
+        forced = asyncio.ensure_future(force.wait())
+        await asyncio.wait((closing, forced), return_when=asyncio.FIRST_COMPLETED)
+        forced.cancel()
         if not closing.done():
-            self.hurry()
+            self.force()
         await closing
 
-    def hurry(self) -> None:
+    def force(self) -> None:
         """Ends the drain of a ``close`` that is under way."""
         self._idle.set()
 

@@ -549,7 +549,7 @@ async def serve_until_signal(
     first, second = asyncio.Event(), asyncio.Event()
     seconds = service.config.timing.drain_timeout if drain is None else drain
     with ServiceSignals(
-        drain=first.set, hurry=second.set, seconds=seconds, deadline=deadline
+        drain=first.set, force=second.set, seconds=seconds, deadline=deadline
     ) as signals:
         async with service.serving(*addresses, drain=seconds, **certificates) as serving:
             signals.look = lambda: tell(json.dumps(serving.state(), separators=(",", ":")))

@@ -24,7 +24,7 @@ from aqueduct.escaping import escape
 from aqueduct.forks import own
 
 __all__ = [
-    "HURRY",
+    "FORCE_SECONDS",
     "LEAST",
     "Holders",
     "ProcessDeadline",
@@ -34,7 +34,7 @@ __all__ = [
     "tell",
 ]
 
-HURRY: Final = 2.0
+FORCE_SECONDS: Final = 2.0
 """Seconds that a service has to tell its clients after a second signal."""
 LEAST: Final = 1.0
 """Seconds, at least, from the first signal to the end of the process, even with a short drain."""
@@ -150,10 +150,10 @@ def end_process(status: int, text: str = "", before: Callable[[], object] = lamb
 class ServiceSignals:
     """Handles SIGINT, SIGTERM and SIGUSR1 while the block runs, on an event loop.
 
-    - ``drain`` is called on the loop for the first SIGINT or SIGTERM, ``hurry`` for the second.
+    - ``drain`` is called on the loop for the first SIGINT or SIGTERM, ``force`` for the second.
     - ``look`` is called on the loop for SIGUSR1, and may be set later.
     - ``seconds``: the process ends within these after the first signal, even if a handler blocks
-      the loop or a thread. After the second signal it ends within ``patience``, after the third at
+      the loop or a thread. After the second signal it ends within ``grace``, after the third at
       once. ``deadline`` does that, also after the block, as threads may hold up the process.
 
     Outside of the main thread, which has all signals, this does nothing.
@@ -163,19 +163,19 @@ class ServiceSignals:
         self,
         *,
         drain: Callable[[], object],
-        hurry: Callable[[], object],
+        force: Callable[[], object],
         seconds: float,
         deadline: ProcessDeadline,
-        patience: float = HURRY,
+        grace: float = FORCE_SECONDS,
         numbers: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM),
     ) -> None:
         self.seconds = seconds
         """For the whole end; may be set until the first signal comes."""
         self.look: Callable[[], object] = lambda: None
         self._deadline = deadline
-        self._patience = patience
+        self._grace = grace
         self._drain = drain
-        self._hurry = hurry
+        self._force = force
         self._heard = 0
         self._numbers = numbers
         self._noted = 0
@@ -235,7 +235,7 @@ class ServiceSignals:
             text = f"ended {seconds:g} s after the signal: a handler or thread holds on"
             deadline.end_in(seconds, 1, text)
         elif self._noted == 2:
-            deadline.end_in(self._patience, 128 + number)
+            deadline.end_in(self._grace, 128 + number)
         else:
             deadline.end_in(0, 128 + number)
 
@@ -245,4 +245,4 @@ class ServiceSignals:
         if self._heard == 1:
             self._drain()
         elif self._heard == 2:
-            self._hurry()
+            self._force()

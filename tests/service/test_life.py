@@ -264,7 +264,7 @@ async def test_a_handler_that_never_lets_go_does_not_hold_the_end_up():
     release.set()
 
 
-async def test_hurry_cuts_the_drain_short():
+async def test_force_cuts_the_drain_short():
     watched = Watched()
     async with serving(watched.service, drain=None) as running:
         client = await Client.connect(running.addresses[0])
@@ -272,7 +272,7 @@ async def test_hurry_cuts_the_drain_short():
         await watched.wait(watched.begun)
         closing = asyncio.ensure_future(running.close())
         await until(lambda: running.addresses == [])
-        running.hurry()
+        running.force()
         await closing
         with pytest.raises(Refused):
             await everything(stream)
