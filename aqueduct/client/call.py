@@ -40,8 +40,8 @@ from aqueduct.errors import (
     LocalProtocolError,
 )
 from aqueduct.rpc.deadline import Deadline, ProgressTimer
-from aqueduct.rpc.fragments import Assembler, pieces
-from aqueduct.rpc.keys import BATCH, PIECE, STATUS, number_of, one_each
+from aqueduct.rpc.fragments import Assembler, fragments
+from aqueduct.rpc.keys import BATCH, FRAGMENT, STATUS, number_of, one_each
 from aqueduct.rpc.request import AS_COMPLETED, FAILURES, Accepted, CallHead
 from aqueduct.rpc.status import Status
 from aqueduct.rpc.threads import Job
@@ -94,12 +94,12 @@ class ClientCall(BatchSender):
         follow on its channels.
         """
         calls_config = connection.config.calls
-        most = min(calls_config.cut, calls_config.batch_limit)
+        most = min(calls_config.fragment_bytes, calls_config.batch_limit)
         super().__init__(window, BATCH, most, connection.pump.flush_soon, LARGE)
         self.loop = asyncio.get_running_loop()
         self.connection = connection
         self.config: Config = connection.config
-        self._cut = self.config.calls.cut
+        self._fragment = self.config.calls.fragment_bytes
         self.head = head
         self.peer = peer
         self.schema: pa.Schema | None = None
@@ -164,7 +164,7 @@ class ClientCall(BatchSender):
     def _read_answers(self) -> None:
         """Prepares the channel of answers: these are charged until the application is done."""
         output, assembler = self._output, self._assembler
-        output.placement, output.placement_key = assembler.place, PIECE
+        output.placement, output.placement_key = assembler.place, FRAGMENT
         output.announce = assembler.announce
         inbox = output.inbox
         assert inbox is not None
@@ -252,10 +252,10 @@ class ClientCall(BatchSender):
             return
         self.moved += 1
         try:
-            if encoded.size <= self._cut:
+            if encoded.size <= self._fragment:
                 sender.post(encoded.buffers, ((BATCH, b"%d" % number),))
                 return
-            for headers, payload in pieces(encoded, number, self._cut):
+            for headers, payload in fragments(encoded, number, self._fragment):
                 sender.post(payload, headers)
             if (row := sender.row) is not None:
                 row.end_batch()

@@ -25,12 +25,12 @@ __all__ = [
     "COMPRESSION",
     "DEADLINE",
     "EXPECTED",
+    "FRAGMENT",
     "HANDLER",
     "KIND",
     "METADATA",
     "NUMBER_LIMIT",
     "PARTITION",
-    "PIECE",
     "RUN",
     "STATUS",
     "TOKEN",
@@ -94,7 +94,7 @@ STATUS: Final = b"arrow-status-8b3ba8"
 """On the final message: how the call ended, in one word."""
 BATCH: Final = b"arrow-batch-2179bf"
 """The number of the batch, decimal."""
-PIECE: Final = b"arrow-piece-99faef"
+FRAGMENT: Final = b"arrow-piece-99faef"
 """``OFFSET/TOTAL``, decimal: which bytes of the payload these are."""
 
 NUMBER_LIMIT: Final = (1 << 63) - 1

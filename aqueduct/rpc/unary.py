@@ -106,7 +106,7 @@ class UnaryAnswer:
 
 def room_of(calls: Calls) -> int:
     """The most bytes of a message with a call's batch, or with its answers."""
-    return min(calls.unary_bytes, calls.cut)
+    return min(calls.unary_bytes, calls.fragment_bytes)
 
 
 def schema_prefix(schema: pa.Schema) -> bytes:

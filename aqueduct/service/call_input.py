@@ -21,7 +21,7 @@ from aqueduct.errors import (
     Finished,
 )
 from aqueduct.rpc.fragments import Assembler
-from aqueduct.rpc.keys import BATCH, PIECE
+from aqueduct.rpc.keys import BATCH, FRAGMENT
 from aqueduct.service.context import Call, no_memory
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class CallInput:
             peer=call.peer,
             handler=call.handler,
         )
-        receiver.placement, receiver.placement_key = assembler.place, PIECE
+        receiver.placement, receiver.placement_key = assembler.place, FRAGMENT
         receiver.announce = assembler.announce
         inbox = receiver.inbox
         assert inbox is not None

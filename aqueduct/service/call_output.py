@@ -17,7 +17,7 @@ from aqueduct.endpoint.accounts import LARGE, Reservation
 from aqueduct.errors import AqueductError, BatchTooLarge, HandlerFailed
 from aqueduct.escaping import logger_of
 from aqueduct.rpc.deadline import Wakeup
-from aqueduct.rpc.fragments import batch_headers, pieces
+from aqueduct.rpc.fragments import batch_headers, fragments
 from aqueduct.rpc.keys import BATCH, Headers
 from aqueduct.rpc.unary import ANSWERS_LIMIT
 from aqueduct.service.context import Call, no_memory
@@ -88,7 +88,7 @@ class CallOutput:
         self._buffer: AnswerBuffer | None = None
         self._spill: Callable[[], None] | None = None
         self._limit = connection.config.calls.batch_limit
-        self._cut = connection.config.calls.cut
+        self._fragment = connection.config.calls.fragment_bytes
         self._on_change: Callable[[], None] | None = None
         self._rooms: list[Reservation] = []  # that was asked for answers
         self._room: tuple[Reservation, Wakeup] | None = None
@@ -112,7 +112,7 @@ class CallOutput:
         sender = self.sender
         assert sender is not None
         if not self.compression:
-            most = min(self._cut, self._limit)
+            most = min(self._fragment, self._limit)
             self.batches.leave_by(sender.row, BATCH, most, self._connection.pump.flush_soon)
 
     # Room
@@ -251,10 +251,10 @@ class CallOutput:
     def _post(self, encoded: Encoded, number: int) -> None:
         sender = self.sender
         assert sender is not None
-        if encoded.size <= self._cut:
+        if encoded.size <= self._fragment:
             sender.post(encoded.buffers, ((BATCH, b"%d" % number),))
             return
-        for headers, payload in pieces(encoded, number, self._cut):
+        for headers, payload in fragments(encoded, number, self._fragment):
             sender.post(payload, headers)
         if (row := sender.row) is not None:
             row.end_batch()

@@ -20,7 +20,7 @@ from aqueduct.errors import (
     Refused,
     SchemaMismatch,
 )
-from aqueduct.rpc.fragments import batch_headers, pieces
+from aqueduct.rpc.fragments import batch_headers, fragments
 from aqueduct.rpc.request import Accepted
 from aqueduct.rpc.status import Status
 from tests.support.calls import (
@@ -130,7 +130,7 @@ def test_a_sync_client_has_the_numbers_too():
 
 
 async def test_answers_larger_than_a_message_come_as_they_are_made():
-    settings = config(calls={"cut": 1000})
+    settings = config(calls={"fragment_bytes": 1000})
     service = aqueduct.Service("test", config=settings)
     turns = Turns(service, coroutine=True)
     large = [numbers(*[value] * 2000) for value in range(4)]
@@ -233,7 +233,9 @@ async def test_a_batch_that_fails_does_not_end_the_call(carrier, ordered):
 
 
 async def test_an_answer_above_the_limit_is_a_failure_of_its_batch():
-    service = aqueduct.Service("test", config=config(calls={"batch_limit": 10_000, "cut": 5_000}))
+    service = aqueduct.Service(
+        "test", config=config(calls={"batch_limit": 10_000, "fragment_bytes": 5_000})
+    )
 
     @service.handler("grow", input=NUMBERS, output=NUMBERS)
     def grow(batch):
@@ -343,7 +345,7 @@ async def other(*messages, capabilities=()):
 
 
 def answer(number, value=1, *, cut=1 << 20):
-    return list(pieces(Encoder(NUMBERS).encode(numbers(value)), number, cut))
+    return list(fragments(Encoder(NUMBERS).encode(numbers(value)), number, cut))
 
 
 def failure(number, code=b"handler-failed", payload=b"{}"):
@@ -370,7 +372,7 @@ HOSTILE = {
         [*answer(1), failure(0)],
         "an answer to batch 0 came behind one to batch 1",
     ),
-    "beyond, in pieces": ((), answer(7, cut=40), "batch 7 was answered and 2 were sent"),
+    "beyond, in fragments": ((), answer(7, cut=40), "batch 7 was answered and 2 were sent"),
 }
 
 

@@ -14,7 +14,9 @@ from aqueduct.errors import AqueductError
 from aqueduct.service.server import RunningService
 from tests.support.calls import NUMBERS, config, numbers, served, serving, until
 
-SMALL = config(calls={"cut": 4096, "in_flight_batches": 3}, timing={"progress_deadline": 5.0})
+SMALL = config(
+    calls={"fragment_bytes": 4096, "in_flight_batches": 3}, timing={"progress_deadline": 5.0}
+)
 EXCHANGES = ["function", "coroutine", "generator", "async generator"]
 
 

@@ -28,7 +28,7 @@ KiB, MiB = 1 << 10, 1 << 20
 
 # Every window so small that any fault in the waiting shows at once.
 NARROW = config(
-    calls={"cut": 16 * KiB, "in_flight_batches": 2, "in_flight_bytes": 64 * KiB},
+    calls={"fragment_bytes": 16 * KiB, "in_flight_batches": 2, "in_flight_bytes": 64 * KiB},
     flow={
         "receive_budget": 256 * KiB,
         "channel_receive_bytes": 64 * KiB,

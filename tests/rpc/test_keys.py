@@ -27,7 +27,7 @@ KEYS = {
     "ACCEPTED": b"arrow-hello-e42c4c",
     "STATUS": b"arrow-status-8b3ba8",
     "BATCH": b"arrow-batch-2179bf",
-    "PIECE": b"arrow-piece-99faef",
+    "FRAGMENT": b"arrow-piece-99faef",
     "BODY": b"arrow-body-7f0c2e",
     "ANSWERS": b"arrow-answers-91d3b6",
     "ASKED": b"arrow-wishes-58c0d3",

@@ -18,7 +18,7 @@ from aqueduct.errors import (
     ConnectFailed,
     ConnectionLost,
 )
-from aqueduct.rpc.fragments import batch_headers, pieces
+from aqueduct.rpc.fragments import batch_headers, fragments
 from aqueduct.rpc.request import CallHead
 from aqueduct.rpc.status import Status
 from tests.support.calls import (
@@ -124,7 +124,7 @@ async def test_a_sink_that_answers():
     async def answer(connection, message):
         output, status = message.attachments[1].handle, message.attachments[2].handle
         await output.send(b"", headers=((b"arrow-hello-e42c4c", b"1"),))
-        for headers, payload in pieces(Encoder(NUMBERS).encode(numbers(1)), 0):
+        for headers, payload in fragments(Encoder(NUMBERS).encode(numbers(1)), 0):
             await output.send(payload, headers=headers)
         output.finish()
         headers, end = Status("ok").encode()
