@@ -17,7 +17,7 @@
     def sort(batches, call):                  # a plain generator: in a thread of its own
         yield from pa.Table.from_batches(batches, schema=call.schema).sort_by("id").to_batches()
 
-    service.run("aqueduct://0.0.0.0:4433", cert="server.pem", key="server.key")
+    service.run("aqueduct://0.0.0.0:4433", certificate="server.pem", key="server.key")
 
 A handler without a name has that of its function: ``@service.handler`` and
 ``@service.handler(output=ENRICHED)`` do, too.
@@ -42,7 +42,8 @@ import pyarrow as pa
 
 from aqueduct.address import Address
 from aqueduct.arguments import UNGIVEN, Duration, checked
-from aqueduct.carriers.certificates import ServerTls, dev_certificate
+from aqueduct.carriers import certificates
+from aqueduct.carriers.certificates import ServerTls
 from aqueduct.carriers.contract import Bound
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import ConfigError, LocalProtocolError
@@ -423,9 +424,10 @@ class Service:
     async def serving(
         self,
         *addresses: str | Bound | Sequence[str | Bound],
-        cert: File | None = None,
+        certificate: File | None = None,
         key: File | None = None,
-        dev_cert: bool = False,
+        key_password: str | None = None,
+        dev_certificate: bool = False,
         client_ca: File | None = None,
         tls: ServerTls | None = None,
         drain: Duration | None = None,
@@ -433,10 +435,11 @@ class Service:
         """Serves at ``addresses`` for as long as the block runs, then drains and ends.
 
         - ``addresses``: one or more, of any schemes, each an argument or all in a list.
-        - ``cert``, ``key``: certificate chain and private key, PEM (files, or bytes);
-          ``dev_cert`` makes a certificate on the spot instead, whose fingerprint the addresses
-          then carry; ``client_ca``: the CAs of the certificates that clients must show, over
-          TLS (a client's certificate cannot be had over QUIC); ``tls`` says the same in full.
+        - ``certificate``, ``key``: certificate chain and private key, PEM (files, or bytes), and
+          ``key_password`` of a key that is encrypted. ``dev_certificate`` makes a certificate on
+          the spot instead, whose fingerprint the addresses then carry. ``client_ca``: the CAs of
+          the certificates that clients must show, over TLS (a client's certificate cannot be had
+          over QUIC). ``tls`` says the same in full.
           TCP without TLS, Unix sockets and memory have no use for them.
         - ``drain``: seconds that the end may take, of which open calls get all but the last;
           None: Timing.drain_timeout. See ``RunningService.close``.
@@ -450,7 +453,9 @@ class Service:
             self.handlers,
             authorize=self.authorize,
             telemetry=self.telemetry,
-            server_tls=_tls(places, cert, key, dev_cert, client_ca, tls),
+            server_tls=_tls(
+                places, certificate, key, key_password, dev_certificate, client_ca, tls
+            ),
         )
         await serving.start(places)
         with self._lock:
@@ -472,9 +477,10 @@ class Service:
     def run(
         self,
         *addresses: str | Sequence[str],
-        cert: File | None = None,
+        certificate: File | None = None,
         key: File | None = None,
-        dev_cert: bool = False,
+        key_password: str | None = None,
+        dev_certificate: bool = False,
         client_ca: File | None = None,
         tls: ServerTls | None = None,
         drain: float | None = None,
@@ -496,7 +502,6 @@ class Service:
                 "as in a notebook or a coroutine; there, use: async with service.serving(...)"
             )
         holders, deadline = Holders(), ProcessDeadline()
-        certificates = {"cert": cert, "key": key, "dev_cert": dev_cert, "client_ca": client_ca}
         try:
             asyncio.run(
                 serve_until_signal(
@@ -505,7 +510,11 @@ class Service:
                     drain=drain,
                     deadline=deadline,
                     quiet=True,
-                    **certificates,
+                    certificate=certificate,
+                    key=key,
+                    key_password=key_password,
+                    dev_certificate=dev_certificate,
+                    client_ca=client_ca,
                     tls=tls,
                 )
             )
@@ -599,38 +608,39 @@ def _flat(addresses: Iterable[str | Bound | Sequence[str | Bound]]) -> list[str 
 
 def _tls(
     addresses: Sequence[str | Bound],
-    cert: File | None,
+    certificate: File | None,
     key: File | None,
-    dev_cert: bool,
+    key_password: str | None,
+    dev_certificate: bool,
     client_ca: File | None,
     tls: ServerTls | None,
 ) -> ServerTls | None:
     """The one way in which a certificate was given. Raises ConfigError."""
-    given = [
-        name
-        for name, value in (("cert", cert is not None), ("dev_cert", dev_cert), ("tls", tls))
-        if value
-    ]
+    forms = {"certificate": certificate, "dev_certificate": dev_certificate or None, "tls": tls}
+    given = [name for name, value in forms.items() if value is not None]
     if len(given) > 1:
         raise ConfigError(f"{' and '.join(given)} exclude each other: give one certificate")
-    if key is not None and cert is None:
-        raise ConfigError("key= was given without cert=")
-    if client_ca is not None and (tls is not None or (cert is None and not dev_cert)):
+    if key is not None and certificate is None:
+        raise ConfigError("key= was given without certificate=")
+    if key_password is not None and certificate is None:
+        raise ConfigError("key_password= was given without certificate=")
+    if client_ca is not None and (tls is not None or (certificate is None and not dev_certificate)):
         raise ConfigError(
             "client_ca= was given with tls=: give ServerTls(client_ca=...)"
             if tls is not None
-            else "client_ca= was given without a certificate of the service's own (cert= and key=)"
+            else "client_ca= was given without a certificate of the service's own (certificate= "
+            "and key=)"
         )
     if tls is not None:
         return tls
-    if cert is not None:
-        return ServerTls(certificate=cert, key=key, client_ca=client_ca)
-    if dev_cert:
+    if certificate is not None:
+        return ServerTls(certificate, key, key_password, client_ca)
+    if dev_certificate:
         places = [
             given.address if isinstance(given, Bound) else Address.parse(given)
             for given in addresses
         ]
-        made = dev_certificate(place.host for place in places if place.host)
+        made = certificates.dev_certificate(place.host for place in places if place.host)
         return replace(made, client_ca=client_ca)
     return None
 

@@ -164,7 +164,7 @@ def tls_to_json(tls: ServerTls | None) -> dict[str, Any] | None:
     """For the way from the first process to a worker. Paths stay paths: files may be renewed."""
     if tls is None:
         return None
-    found: dict[str, Any] = {"password": tls.password, "development": tls.development}
+    found: dict[str, Any] = {"key_password": tls.key_password, "development": tls.development}
     for name in ("certificate", "key", "client_ca"):
         value = getattr(tls, name)
         if isinstance(value, bytes):

@@ -49,7 +49,7 @@ def address(request, tmp_path):
 
 
 def options(address):
-    return {} if address.startswith("aqueduct://") else {"dev_cert": False}
+    return {} if address.startswith("aqueduct://") else {"dev_certificate": False}
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
