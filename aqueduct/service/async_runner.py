@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -21,7 +21,7 @@ from aqueduct._speedups.channels.receiver import MemoryLease
 from aqueduct.arrow.encode import Encoded
 from aqueduct.endpoint.accounts import LARGE, Reservation
 from aqueduct.errors import AqueductError, Busy
-from aqueduct.rpc.deadline import Wakeup
+from aqueduct.rpc.deadline import ThreadWakeup, Wakeup
 from aqueduct.rpc.threads import Job, apart
 from aqueduct.service.call import ServerCall
 from aqueduct.service.handlers import SOURCE, Handler, HandlerShape
@@ -31,6 +31,7 @@ __all__ = [
     "MapRunner",
     "drive_async_generator",
     "drive_coroutine_sink",
+    "run_steps",
     "sink_counters",
 ]
 
@@ -160,6 +161,35 @@ class AsyncBatches:
         return job.result()
 
 
+async def run_steps(
+    running: ServerCall,
+    signal: Wakeup,
+    step: Callable[[], bool],
+    stop: Callable[[], None],
+    settle: Callable[[], Awaitable[None]],
+) -> None:
+    """Calls ``step`` until it gives True, each time that ``signal`` is set.
+
+    If the call fails, ``stop`` tells the handler, and ``settle`` waits until it has ended.
+    """
+    running.stop = stop
+    running.input.tell(signal.set)
+    running.output.tell(signal.set)
+    try:
+        while not step():
+            await signal.wait()
+            running.call.check()
+    except asyncio.CancelledError:
+        stop()  # the loop is ending: wait for nobody
+        raise
+    except BaseException as error:
+        running.conclude(error)  # the client need not wait for what other threads are at
+        running.cancel_handler(error)
+        stop()
+        await settle()
+        raise
+
+
 class MapRunner:
     """Drives a function of one batch, in threads or, if it is a coroutine function, in tasks.
 
@@ -171,7 +201,7 @@ class MapRunner:
     def __init__(self, running: ServerCall) -> None:
         self._running = running
         self._loop = asyncio.get_running_loop()
-        self._signal = Wakeup()
+        self._signal = ThreadWakeup()
         self._lock = threading.Lock()
         # Under the lock: work for threads, and how many threads there are.
         self._jobs: deque[_Input] = deque()
@@ -179,7 +209,6 @@ class MapRunner:
         self._stopped = False
         # What threads append and the loop takes.
         self._finished: deque[_Outcome] = deque()
-        self._waking = False
         # Of the loop alone.
         self._answers: dict[int, tuple[Any, BaseException | None]] = {}
         self._sizes: dict[int, int] = {}
@@ -195,22 +224,8 @@ class MapRunner:
 
     async def drive(self) -> None:
         """Works on the call to its end. The last thread has come back when it returns."""
-        running = self._running
-        running.stop = self._stop
-        running.input.tell(self._signal.set)
-        running.output.tell(self._signal.set)
-        try:
-            while not self._step():
-                await self._signal.wait()
-                running.call.check()
-        except asyncio.CancelledError:
-            self._stop()  # the loop is ending: wait for nobody
-            raise
-        except BaseException as error:
-            running.conclude(error)  # the client need not wait for what other threads are at
-            running.cancel_handler(error)
-            await self._settle()
-            raise
+        await run_steps(self._running, self._signal, self._step, self._stop, self._settle)
+        self._stop()
         await self._settle()
 
     def _step(self) -> bool:
@@ -322,7 +337,7 @@ class MapRunner:
         if size < LARGE:
             return True
         if self._room is None:
-            self._room = running.output.room(self._wake)
+            self._room = running.output.room(self._signal.set_threadsafe)
         return self._room.granted or (not self._room.waits and self._room.ask(size))
 
     def _hand_out(self, number: int, payload: Any) -> None:
@@ -387,14 +402,14 @@ class MapRunner:
         outcome: _Outcome | None = None
         while (job := self._trade(outcome)) is not None:
             if outcome is not None:
-                self._wake()
+                self._signal.set_threadsafe()
             try:
                 outcome = (job[0], handler.invoke(job[1], call), None)
             except BaseException as error:  # noqa: BLE001  a handler may raise anything
                 outcome = (job[0], None, error)
             if job[2] is not None:
                 job[2].give_back()
-        self._wake()
+        self._signal.set_threadsafe()
 
     async def _work_async(self) -> None:
         handler, call = self._running.handler, self._running.call
@@ -409,18 +424,6 @@ class MapRunner:
                 job[2].give_back()
         self._signal.set()
 
-    def _wake(self) -> None:
-        if not self._waking:
-            self._waking = True
-            try:
-                self._loop.call_soon_threadsafe(self._woken)
-            except RuntimeError:  # the loop is closed: the service has ended without us
-                pass
-
-    def _woken(self) -> None:
-        self._waking = False
-        self._signal.set()
-
     def _stop(self) -> None:
         """The call was aborted. Threads end with the batch that they are at."""
         with self._lock:
@@ -430,7 +433,6 @@ class MapRunner:
         self._signal.set()
 
     async def _settle(self) -> None:
-        self._stop()
         if self._running.handler.shape is HandlerShape.COROUTINE:
             while self._tasks:  # one that was cancelled before its first step counts nothing down
                 await asyncio.wait(tuple(self._tasks))

@@ -16,7 +16,7 @@ from aqueduct.endpoint import Connection, Sender
 from aqueduct.endpoint.accounts import LARGE, Reservation
 from aqueduct.errors import AqueductError, BatchTooLarge, HandlerFailed
 from aqueduct.escaping import logger_of
-from aqueduct.rpc.deadline import Wakeup
+from aqueduct.rpc.deadline import ThreadWakeup
 from aqueduct.rpc.fragments import batch_headers, fragments
 from aqueduct.rpc.keys import BATCH, Headers
 from aqueduct.rpc.unary import ANSWERS_LIMIT
@@ -91,7 +91,7 @@ class CallOutput:
         self._fragment = connection.config.calls.fragment_bytes
         self._on_change: Callable[[], None] | None = None
         self._rooms: list[Reservation] = []  # that was asked for answers
-        self._room: tuple[Reservation, Wakeup] | None = None
+        self._room: tuple[Reservation, ThreadWakeup] | None = None
 
     def keep(self, buffer: AnswerBuffer, spill: Callable[[], None]) -> None:
         """Answers are kept in ``buffer``; once they do not fit, ``spill`` calls ``use``."""
@@ -159,7 +159,7 @@ class CallOutput:
         if self._sizes:
             self._expected = self._sizes.get(self._call.handler, 0)
 
-    def room(self, wake: Callable[[], None]) -> Reservation:
+    def room(self, wake: Callable[[], object]) -> Reservation:
         """Room for answers before they are made; ``wake`` is called in any thread."""
         connection = self._connection
         found = connection.sending.reservation(connection.core.outgoing, lambda: self.queued, wake)
@@ -177,15 +177,8 @@ class CallOutput:
         ``again``: it has answered before.
         """
         if self._room is None:
-            signal, loop = Wakeup(), asyncio.get_running_loop()
-
-            def wake() -> None:
-                try:
-                    loop.call_soon_threadsafe(signal.set)
-                except RuntimeError:  # the loop is closed
-                    pass
-
-            self._room = self.room(wake), signal
+            signal = ThreadWakeup()
+            self._room = self.room(signal.set_threadsafe), signal
         room, signal = self._room
         if room.ask(self.expects, again=again):
             return

@@ -249,61 +249,61 @@ class RunningService:
 
     async def _serve_connection(self, connection: Connection) -> None:
         self._counted["connections"] += 1
-        entrance = _Dispatcher(self, connection)
-        self._connections[connection] = entrance.calls
+        dispatcher = _Dispatcher(self, connection)
+        self._connections[connection] = dispatcher.calls
         try:
-            entrance.read()
+            dispatcher.read()
             with suppress(AqueductError):
                 await connection.wait_closed()
         finally:
             connection.entrypoint.on_change = None
             del self._connections[connection]
 
-    def message(self, entrance: _Dispatcher, received: Received) -> None:
+    def message(self, dispatcher: _Dispatcher, received: Received) -> None:
         """One message on the entrypoint of a connection."""
-        calls = entrance.calls
+        calls = dispatcher.calls
         if not received.attachments and any(key == ALIVE for key, _ in received.headers):
             for running in tuple(calls):
                 running.alive()
             return
         if len(received.payload) >= LONG_SCHEMA and _schema_bytes(received) >= LONG_SCHEMA:
-            entrance.open_apart(received)
+            dispatcher.open_apart(received)
         else:
-            self.open(entrance, received, partial(entrance.heads.read, received))
+            self.open(dispatcher, received, partial(dispatcher.heads.read, received))
 
     def open(
-        self, entrance: _Dispatcher, received: Received, decode: Callable[[], _Opening]
+        self, dispatcher: _Dispatcher, received: Received, decode: Callable[[], _Opening]
     ) -> ServerCall | None:
         """Begins the call that ``decode`` finds in a message; None: it was refused."""
-        calls = entrance.calls
+        calls = dispatcher.calls
         try:
             head, payload = decode()
             if payload is None:
-                running = self._begin(entrance, received, head)
+                running = self._begin(dispatcher, received, head)
             else:
-                replying = entrance.connection.replying(received)
+                replying = dispatcher.connection.replying(received)
                 if replying is None:
                     raise BadCall(
                         "a call of the kind unary carries one channel, the sender of a oneshot; "
                         f"{len(received.attachments)} came",
-                        peer=entrance.connection.peer,
+                        peer=dispatcher.connection.peer,
                     )
-                number = self._admit(entrance, head.handler)
-                running = UnaryCall(self, entrance.connection, head, number, payload, replying)
+                number = self._admit(dispatcher, head.handler)
+                running = UnaryCall(self, dispatcher.connection, head, number, payload, replying)
                 if len(payload) >= _LEASED:
-                    running.input.lease = entrance.inbox.lease(received.payload)
+                    running.input.lease = dispatcher.inbox.lease(received.payload)
         except CallError as error:
             self._counted["refused"] += 1
-            log.info("%s: a call was refused: %s", entrance.connection.peer, error)
-            _refuse(entrance.connection.message(received), error)
+            log.info("%s: a call was refused: %s", dispatcher.connection.peer, error)
+            _refuse(dispatcher.connection.message(received), error)
             return None
         calls.add(running)
         self.calls.add(running)
         self._starter.start(running)
         return running
 
-    def _begin(self, entrance: _Dispatcher, received: Received, head: CallHead) -> ServerCall:
-        connection = entrance.connection
+    def _begin(self, dispatcher: _Dispatcher, received: Received, head: CallHead) -> ServerCall:
+        connection = dispatcher.connection
         halves = [half for half, _ in received.attachments]
         check_attachments(head.kind, len(halves))
         places = PLACES[head.kind]
@@ -312,7 +312,7 @@ class RunningService:
         sends = to_server is not None and to_server.is_sender
         if sends or not (output.is_sender and status.is_sender):
             raise BadCall(f"the channels of a call of the kind {head.kind} point the wrong way")
-        number = self._admit(entrance, head.handler)
+        number = self._admit(dispatcher, head.handler)
         handle: Callable[[Any], Any] = connection.handle  # its kind was just looked at
         return ServerCall(
             self,
@@ -324,10 +324,10 @@ class RunningService:
             status=handle(status),
         )
 
-    def _admit(self, entrance: _Dispatcher, handler: str) -> int:
+    def _admit(self, dispatcher: _Dispatcher, handler: str) -> int:
         """The number of a call for which there is room. Raises Refused and Busy."""
-        limits, calls = self.config.calls, entrance.calls
-        peer = entrance.connection.carrier.peer
+        limits, calls = self.config.calls, dispatcher.calls
+        peer = dispatcher.connection.carrier.peer
         if self._draining:
             text = f"the service {self.name!r} is ending"
             raise Refused(text, draining=True, peer=peer, handler=handler)

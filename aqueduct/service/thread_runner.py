@@ -8,7 +8,6 @@ back the client.
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections import deque
 from collections.abc import Mapping
@@ -20,8 +19,8 @@ import pyarrow as pa
 from aqueduct._speedups.channels.receiver import MemoryLease
 from aqueduct.arrow.encode import Encoded
 from aqueduct.endpoint.accounts import LARGE, Reservation
-from aqueduct.rpc.deadline import Wakeup
-from aqueduct.service.async_runner import sink_counters
+from aqueduct.rpc.deadline import ThreadWakeup
+from aqueduct.service.async_runner import run_steps, sink_counters
 from aqueduct.service.call import ServerCall
 from aqueduct.service.handlers import SINK, SOURCE
 
@@ -37,9 +36,7 @@ class GeneratorRunner:
 
     def __init__(self, running: ServerCall) -> None:
         self.running = running
-        self._loop = asyncio.get_running_loop()
-        self._signal = Wakeup()
-        self._waking = False
+        self._signal = ThreadWakeup()
         self._stopped = False
         # To the thread: (number, payload, lease), _END, or an exception to raise.
         self._inbox: SimpleQueue[Any] = SimpleQueue()
@@ -67,26 +64,10 @@ class GeneratorRunner:
     async def drive(self) -> Mapping[str, int] | None:
         """Works on the call to its end. The thread has come back when it returns."""
         running = self.running
-        running.stop = self._stop
-        running.output.tell(self._signal.set)
-        running.input.tell(self._signal.set)
         if expects := running.output.expects:  # so that calls get room in the order they came
             self._ask(expects)
         running.host.start_thread(self._work)
-        try:
-            while not self._step():
-                await self._signal.wait()
-                running.call.check()
-        except asyncio.CancelledError:
-            self._stop()  # the loop is ending: wait for nobody
-            raise
-        except BaseException as error:
-            running.conclude(error)
-            running.cancel_handler(error)
-            self._stop()
-            while not self._done:
-                await self._signal.wait()
-            raise
+        await run_steps(running, self._signal, self._step, self._stop, self._settle)
         if self._error is not None:
             raise self._error
         return self._result
@@ -147,9 +128,9 @@ class GeneratorRunner:
         self._granted.put(None)
         self._signal.set()
 
-    def _woken(self) -> None:
-        self._waking = False
-        self._signal.set()
+    async def _settle(self) -> None:
+        while not self._done:
+            await self._signal.wait()
 
     # In the thread
 
@@ -254,27 +235,23 @@ class GeneratorRunner:
         return waiting < _AHEAD and (waiting < 2 or self._given - self._sent < _AHEAD_BYTES)
 
     def _wake(self) -> None:
-        if not self._waking:
-            self._waking = True
-            try:
-                self._loop.call_soon_threadsafe(self._woken)
-            except RuntimeError:  # the loop is closed: the service has ended without us
-                self._stopped = True
-                self._inbox.put(_END)
-                self._room.put(None)
-                self._granted.put(None)
+        if not self._signal.set_threadsafe():  # the service has ended without us
+            self._stopped = True
+            self._inbox.put(_END)
+            self._room.put(None)
+            self._granted.put(None)
 
 
 class ThreadBatches:
     """The batches of a call, for a handler in a thread: a plain iterator."""
 
-    __slots__ = ("_bridge",)
+    __slots__ = ("_runner",)
 
-    def __init__(self, bridge: GeneratorRunner) -> None:
-        self._bridge = bridge
+    def __init__(self, runner: GeneratorRunner) -> None:
+        self._runner = runner
 
     def __iter__(self) -> ThreadBatches:
         return self
 
     def __next__(self) -> pa.RecordBatch:
-        return self._bridge.next_batch()
+        return self._runner.next_batch()
