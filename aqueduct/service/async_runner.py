@@ -48,16 +48,16 @@ _AHEAD_BYTES: Final = 1 << 20
 async def drive_async_generator(running: ServerCall) -> None:
     """An exchange or source written as an async generator."""
     handler, input, output = running.handler, running.input, running.output
-    exchange = handler.kind != SOURCE
+    give, exchange = output.batches.give, handler.kind != SOURCE
     arguments = (AsyncBatches(running), running.call) if exchange else (running.call,)
     generator = handler.invoke(*arguments)
     spins = number = 0
     try:
-        if output.expects:
+        if output.expected:
             await output.wait_room()
         async for batch in generator:
             running.call.check()  # a handler may have swallowed its cancellation
-            if not output.give(batch, input.answering if exchange else number):
+            if not give(batch, input.answering if exchange else number):
                 if output.slow(batch):
                     encoded = await apart(output.encode, batch)
                 else:
@@ -70,7 +70,7 @@ async def drive_async_generator(running: ServerCall) -> None:
                     spins = 0
                 output.send(encoded, input.answering if exchange else number)
                 del encoded
-            if output.expects:
+            if output.expected or output.batches.largest_out >= LARGE:
                 del batch  # or it would be kept while the next one has no room
                 output.answered()
                 await output.wait_room(again=True)
@@ -134,7 +134,7 @@ class AsyncBatches:
                 found = input.take()
                 if found is not None:
                     number, payload = found
-                    input.taken = number + 1
+                    input.batches.taken = number + 1
                     decode = partial(input.decode, number, payload, input.batches.lease)
                     if not input.slow(payload):
                         return decode()
@@ -266,13 +266,13 @@ class MapRunner:
             if not running.output.writable:
                 return True
             batch, error = self._answers.pop(number)
-            running.input.taken = number + 1
+            running.input.batches.taken = number + 1
             self._outstanding_bytes -= self._sizes.pop(number)
             self._done += 1
             if error is not None:
                 if not running.report(error, number):
                     raise error
-            elif not running.output.give(batch, number):
+            elif not running.output.batches.give(batch, number):
                 self._send(batch, number)
             if self._encoding is None:
                 self._leave_room(number)

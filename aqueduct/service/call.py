@@ -7,7 +7,6 @@ the status is sent. The client reads the answers to their end before it believes
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
@@ -15,6 +14,7 @@ from aqueduct._speedups.calls.batch_receiver import InputReceiver
 from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoder
 from aqueduct.arrow.ipc import is_wide
+from aqueduct.arrow.schema import check, check_expected
 from aqueduct.endpoint import Connection, Receiver, Responder, Sender
 from aqueduct.errors import (
     AqueductError,
@@ -37,7 +37,6 @@ from aqueduct.rpc.request import (
 )
 from aqueduct.rpc.status import CANCELLED, OK, Status
 from aqueduct.rpc.threads import apart
-from aqueduct.service.agreement import ask_output, check_input, check_output, compression_of
 from aqueduct.service.call_input import CallInput
 from aqueduct.service.call_output import CallOutput
 from aqueduct.service.call_watch import CallWatch
@@ -119,24 +118,16 @@ class ServerCall:
         self.stop: Callable[[], None] | None = None
         """How the runner ends the handler; None: by cancelling the task."""
         self.task: asyncio.Task[None]
-        self._handler: Handler | None = None
+        self.handler: Handler
+        """Set once the call is admitted."""
+        self.admitted = False
+        """Whether it holds one of the places of its handler."""
         self._is_over = False
         self._watch = CallWatch(
             host.watches, self.call, connection, self.input, self.output, self.abort
         )
         self._status: Any = status
         status.on_change = self._status_changed
-
-    @property
-    def handler(self) -> Handler:
-        """The handler, once the service has found it."""
-        assert self._handler is not None
-        return self._handler
-
-    @property
-    def has_handler(self) -> bool:
-        """Whether it was found, and so holds one of its places."""
-        return self._handler is not None
 
     def report(self, error: BaseException, number: int) -> bool:
         """Answers input batch ``number`` with a failure, if the client asks for it; else False.
@@ -179,12 +170,6 @@ class ServerCall:
             "bytes_out": left.bytes_out,
         }
 
-    def add_counters(self, counted: Counter[str]) -> None:
-        """Adds what was moved."""
-        for name, count in self.counters().items():
-            if count:
-                counted[name] += count
-
     def cancel_handler(self, error: BaseException) -> None:
         """The call failed while a handler is still at work in some thread: it is told."""
         if not isinstance(error, AqueductError):
@@ -224,26 +209,53 @@ class ServerCall:
 
     async def _open(self) -> Run:
         """Everything that may refuse the call, then the word that it is accepted."""
-        call, head = self.call, self.head
+        head = self.head
         self._watch.start(head.deadline)
-        handler = self._handler = await self.host.admit(self)
-        self.output.expect()
+        handler = self.handler = await self.host.admit(self)
+        self.admitted = True
+        self.output.expected = self.host.sizes.get(handler.name, 0)
         if is_wide(head.schema) or is_wide(head.expected):
-            await apart(check_input, call, head, handler)
-            ask_output(call, head, handler)
-            await apart(check_output, call, head, handler)
+            await apart(self._check_input, handler)
+            self._ask_output(handler)
+            await apart(self._check_output, handler)
         else:
-            check_input(call, head, handler)
-            ask_output(call, head, handler)
-            check_output(call, head, handler)
+            self._check_input(handler)
+            self._ask_output(handler)
+            self._check_output(handler)
         self._make_codecs(handler)
         self._accept(handler)
         self.accepted = True
         return self.host.runner_of(self)
 
+    def _check_input(self, handler: Handler) -> None:
+        call, head = self.call, self.head
+        if handler.input is not None and head.schema is not None:
+            where = f"the input of handler {handler.name!r}"
+            check(handler.input, head.schema, where=where, peer=call.peer, handler=handler.name)
+            call.schema = handler.input
+
+    def _ask_output(self, handler: Handler) -> None:
+        """Runs code of the handler's author, so on the loop."""
+        call = self.call
+        call.output_schema = self.head.expected  # for an output= that follows what is expected
+        try:
+            call.output_schema = handler.output_schema(call)
+        except CallError:
+            raise
+        except Exception as error:
+            raise handler_failed(error, "could not tell its output schema:") from error
+
+    def _check_output(self, handler: Handler) -> None:
+        call, expected = self.call, self.head.expected
+        if expected is not None and call.output_schema is not None:
+            check_expected(expected, call.output_schema, peer=call.peer, handler=handler.name)
+
     def _make_codecs(self, handler: Handler) -> None:
-        call, limits = self.call, self.config.calls
-        compression = self.output.compression = compression_of(self.head, limits)
+        call, limits, compression = self.call, self.config.calls, ""
+        for name in self.head.compressions:
+            if name in limits.compressions:
+                compression = self.output.compression = name
+                break
         where = f"handler {handler.name!r}"
         names: dict[str, Any] = {"peer": call.peer, "handler": handler.name}
         if call.schema is not None:
@@ -272,8 +284,7 @@ class ServerCall:
             capabilities |= {ONE_TO_ONE, *granted}
         accepted = Accepted(self.call.output_schema, output.compression, frozenset(capabilities))
         headers, payload = accepted.encode()
-        output.post(payload, headers)
-        output.start()
+        output.start(payload, headers)
 
     def conclude(
         self, error: BaseException | None, counters: Mapping[str, int] | None = None
@@ -287,7 +298,7 @@ class ServerCall:
         if error is None:
             status = Status(OK, counters={**self.counters(), **(counters or {})})
         else:
-            taken = self.input.taken
+            taken = self.input.batches.taken
             status = self._failure(error, taken - 1 if taken else None)
         alone = self.host.concluded(self, status, error)
         if self.connection.core.error is not None:

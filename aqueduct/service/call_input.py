@@ -72,6 +72,7 @@ class CallInput:
         self._waited = (0, 0)  # batches and bytes that had come when the handler waited last
         self._marking = False  # whether it is looked at soon if a mark is due
         self._assembler: Assembler | None = None
+        self._inbox: ReceiverBase | None = None  # of ``receiver``
         if receiver is not None:
             self._assemble(receiver)
 
@@ -85,7 +86,7 @@ class CallInput:
         )
         receiver.placement, receiver.placement_key = assembler.place, FRAGMENT
         receiver.announce = assembler.announce
-        inbox = receiver.inbox
+        inbox = self._inbox = receiver.inbox
         assert inbox is not None
         inbox.keeps = inbox.told = True
         connection.patient(inbox)  # the end of the call often follows that of its input
@@ -97,15 +98,6 @@ class CallInput:
         self.batches.read_by(decoder.reader)
 
     # Taking
-
-    @property
-    def taken(self) -> int:
-        """Batches that the handler has."""
-        return self.batches.taken
-
-    @taken.setter
-    def taken(self, taken: int) -> None:
-        self.batches.taken = taken
 
     @property
     def answering(self) -> int:
@@ -174,8 +166,8 @@ class CallInput:
                 text = f"batch {number} of {len(payload)} bytes came where {due} was due"
                 raise self._bad(text)
             self._count(payload)
-            if receiver.inbox is not None:
-                batches.lease = receiver.inbox.lease(payload)
+            if self._inbox is not None:
+                batches.lease = self._inbox.lease(payload)
             return found
 
     def _take_only(self) -> tuple[int, Any] | None:
@@ -231,14 +223,9 @@ class CallInput:
     # What the receiver is told of the handler
 
     @property
-    def inbox(self) -> ReceiverBase | None:
-        """What has come and is not taken; None if nothing comes by a channel of the network."""
-        return None if self.receiver is None else self.receiver.inbox
-
-    @property
     def at_end(self) -> bool:
         """Whether the input has ended, although the handler has not noticed yet."""
-        inbox = self.inbox
+        inbox = self._inbox
         return (
             inbox is not None
             and inbox.error is not None
@@ -249,17 +236,17 @@ class CallInput:
     @property
     def lacks_room(self) -> bool:
         """Whether batches wait for room in the budgets of received bytes, and the handler too."""
-        inbox = self.inbox
+        inbox = self._inbox
         return inbox is not None and bool(inbox.wanted and inbox.waiting)
 
     def want(self, wanted: bool, reader: object = None) -> None:
         """Whether the handler waits for its next batch, in the thread or task ``reader``."""
-        if (inbox := self.inbox) is not None:
+        if (inbox := self._inbox) is not None:
             inbox.want(wanted, reader)
 
     def pass_on(self) -> None:
         """The handler has answered, and the client does not read that yet."""
-        if (inbox := self.inbox) is not None:
+        if (inbox := self._inbox) is not None:
             inbox.pass_on()
 
     def tell(self, changed: Callable[[], None]) -> None:
@@ -329,16 +316,14 @@ class CallInput:
 
     def let_go(self) -> None:
         """The handler has ended: what it was charged is free."""
-        for lease in (self.lease, self.take_lease()):
+        for lease in (self.lease, self.batches.lease):
             if lease is not None:
                 lease.give_back()
-        self.lease = None
-        receiver = self.receiver
-        if receiver is not None:
-            receiver.placement = receiver.on_change = None
-            if receiver.inbox is not None:
-                receiver.announce = None
-                receiver.inbox.let_go()
+        self.lease = self.batches.lease = None
+        if self.receiver is not None:
+            self.receiver.placement = self.receiver.on_change = self.receiver.announce = None
+        if self._inbox is not None:
+            self._inbox.let_go()
 
     def _bad(self, text: str) -> BadCall:
         error = BadCall(text, peer=self._call.peer, handler=self._call.handler)

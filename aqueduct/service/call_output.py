@@ -56,7 +56,7 @@ class AnswerBuffer:
 class CallOutput:
     """Sends answers by a channel, or keeps them in a buffer while they fit one message.
 
-    A runner sends batches by ``give``, or what that leaves to it by ``encode`` and ``send``.
+    A runner sends batches by ``batches.give``, and what that leaves by ``encode`` and ``send``.
     """
 
     def __init__(
@@ -84,7 +84,8 @@ class CallOutput:
         self._call = call
         self._connection = connection
         self._sizes = sizes
-        self._expected = 0
+        self.expected = 0
+        """Bytes of an answer of the handler's last call, if those were large; else 0."""
         self._buffer: AnswerBuffer | None = None
         self._spill: Callable[[], None] | None = None
         self._limit = connection.config.calls.batch_limit
@@ -101,16 +102,16 @@ class CallOutput:
         """``encoder`` makes the payloads."""
         self.encoder = self.batches.encoder = encoder
 
+    def start(self, payload: Any, headers: Headers) -> None:
+        """Sends the accept message; answers follow it."""
+        assert self.sender is not None
+        self.sender.post(payload, headers)
+        self.use(self.sender)
+
     def use(self, sender: Sender) -> None:
         """Answers go there from now on."""
         self.sender = sender
         sender.on_change = self._on_change
-        self.start()
-
-    def start(self) -> None:
-        """Answers follow on the channel from now on."""
-        sender = self.sender
-        assert sender is not None
         if not self.compression:
             most = min(self._fragment, self._limit)
             self.batches.leave_by(sender.row, BATCH, most, self._connection.pump.flush_soon)
@@ -152,12 +153,7 @@ class CallOutput:
     def expects(self) -> int:
         """Bytes of the next answer, if it is likely to be a large one; else 0."""
         largest = self.batches.largest_out
-        return largest if largest >= LARGE else self._expected
-
-    def expect(self) -> None:
-        """The answers will be as large as those of the handler's last call."""
-        if self._sizes:
-            self._expected = self._sizes.get(self._call.handler, 0)
+        return largest if largest >= LARGE else self.expected
 
     def room(self, wake: Callable[[], object]) -> Reservation:
         """Room for answers before they are made; ``wake`` is called in any thread."""
@@ -191,10 +187,6 @@ class CallOutput:
             self._room[0].release()
 
     # Sending
-
-    def give(self, batch: Any, number: int) -> bool:
-        """Sends an answer that is one plain message, if there is room; else False, and no more."""
-        return self.batches.give(batch, number)
 
     def encode(self, batch: Any) -> Encoded:
         """What the handler made. Of one thread at a time, in order; raises CallErrors."""
@@ -299,7 +291,7 @@ class CallOutput:
         handler, batches = self._call.handler, self.batches
         if batches.largest_out >= LARGE:
             self._sizes[handler] = batches.largest_out
-        elif self._expected and batches.batches_out:
+        elif self.expected and batches.batches_out:
             self._sizes.pop(handler, None)
         if self.sender is not None:
             self.sender.on_change = None

@@ -79,7 +79,7 @@ class CallWatch:
         moved = self._progress()
         if moved != self._seen:
             nearer = self._seen[:-1] == moved[:-1]  # to its turn, and nothing else
-            if nearer and (self._input.receiver is None or self._input.taken):
+            if nearer and (self._input.receiver is None or self._input.batches.taken):
                 self._output.mark(self._input.answering)  # the client is to know that it waits
             self._seen, self._since = moved, now
         elif now - self._since >= progress / 2 and self._lacks_room(progress / 2):

@@ -39,8 +39,10 @@ class Call:
         "_greeting",
         "_head",
         "_reason",
+        "handler",
         "number",
         "output_schema",
+        "peer",
         "schema",
     )
 
@@ -49,6 +51,10 @@ class Call:
         self._head = head
         self._carrier = connection.carrier
         self._greeting = connection.headers
+        self.handler = head.handler
+        """The name that was called."""
+        self.peer = connection.carrier.peer
+        """The client's address."""
         self.number = number
         """Counts the service's calls from 1; for logs."""
         self.schema = head.schema
@@ -62,19 +68,9 @@ class Call:
         self._callbacks: list[Callable[[], object]] | None = None
 
     @property
-    def handler(self) -> str:
-        """The name that was called."""
-        return self._head.handler
-
-    @property
     def kind(self) -> Kind:
         """What batches go where: "exchange", "source" or "sink"."""
         return self._head.kind
-
-    @property
-    def peer(self) -> str:
-        """The client's address."""
-        return self._carrier.peer
 
     @property
     def peer_credentials(self) -> PeerCredentials | None:

@@ -105,26 +105,10 @@ class Handler:
     max_calls: int | None
     """Calls open at once; None leaves it to the service's limits."""
     description: str
-
-    @property
-    def one_to_one(self) -> bool:
-        """Whether it is a function of one batch, so that each batch has one answer."""
-        return self.kind == EXCHANGE and self.shape in (
-            HandlerShape.FUNCTION,
-            HandlerShape.COROUTINE,
-        )
-
-    @property
-    def fault(self) -> str:
-        """What is wrong where it answers with another schema; the remedy follows this text."""
-        if self.name.startswith(RESERVED_PREFIX):
-            return "what is yielded is not what its schema declares; where it is made: "
-        if self.output is None:
-            return (
-                "the handler declares no output=, so its answers must have the schema of its "
-                "input; declare output=, or in the handler: "
-            )
-        return "the handler answers otherwise than its output= declares; in the handler: "
+    one_to_one: bool
+    """Whether it is a function of one batch, so that each batch has one answer."""
+    fault: str
+    """What is wrong where it answers with another schema; the remedy follows this text."""
 
     def invoke(self, *arguments: Any) -> Any:
         """Calls the function; the Call is the last of ``arguments``."""
@@ -217,7 +201,20 @@ def make_handler(
         idempotent=idempotent,
         max_calls=max_calls,
         description=description,
+        one_to_one=one_to_one,
+        fault=_fault_of(name, output),
     )
+
+
+def _fault_of(name: str, output: OutputSchema) -> str:
+    if name.startswith(RESERVED_PREFIX):
+        return "what is yielded is not what its schema declares; where it is made: "
+    if output is None:
+        return (
+            "the handler declares no output=, so its answers must have the schema of its "
+            "input; declare output=, or in the handler: "
+        )
+    return "the handler answers otherwise than its output= declares; in the handler: "
 
 
 def shape_of(function: Callable[..., Any]) -> HandlerShape:

@@ -416,7 +416,8 @@ class RunningService:
         """See CallHost."""
         if self._telemetry is not None:
             self._observe(running, self._telemetry)
-        handler, shape = running.handler, running.handler.shape
+        handler = running.handler
+        shape = handler.shape
         if shape is HandlerShape.COROUTINE and isinstance(running, UnaryCall):
             return drive_coroutine
         if shape is HandlerShape.ASYNC_GENERATOR:
@@ -465,11 +466,11 @@ class RunningService:
     def call_ended(self, running: ServerCall) -> None:
         """A call is over, its handler too: its place is free."""
         self.calls.discard(running)
-        running.add_counters(self._counted)
+        self._counted.update(running.counters())
         connection_calls = self._connections.get(running.connection)
         if connection_calls is not None:
             connection_calls.discard(running)
-        if running.has_handler:
+        if running.admitted:
             self._by_handler[running.handler.name] -= 1
         if self._draining and not self.calls:
             self._idle.set()

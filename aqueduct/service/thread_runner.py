@@ -42,7 +42,7 @@ class GeneratorRunner:
         self._inbox: SimpleQueue[Any] = SimpleQueue()
         self._handed = 0  # of the loop: batches put into the inbox, and their bytes
         self._handed_bytes = 0
-        self._taken_bytes = 0  # of the thread; running.input.taken counts them
+        self._taken_bytes = 0  # of the thread; running.input.batches.taken counts them
         self._input_handed = running.input.over  # its end too
         self._hungry = False  # of the thread: it waits for a batch
         self._lease: MemoryLease | None = None  # of the thread: what the batch it has is charged
@@ -96,7 +96,7 @@ class GeneratorRunner:
             return True
         if not self._input_handed:
             self._hand_in()
-        hungry = self._hungry and self._handed == running.input.taken
+        hungry = self._hungry and self._handed == running.input.batches.taken
         running.input.waits_for_client = hungry or self._blocked
         if not self._blocked:
             running.input.mark_soon()
@@ -105,7 +105,7 @@ class GeneratorRunner:
     def _hand_in(self) -> None:
         running = self.running
         while True:
-            ahead = self._handed - running.input.taken
+            ahead = self._handed - running.input.batches.taken
             if ahead and (
                 ahead >= _AHEAD or self._handed_bytes - self._taken_bytes >= _AHEAD_BYTES
             ):
@@ -158,8 +158,8 @@ class GeneratorRunner:
             raise found
         number, payload, self._lease = found
         self._taken_bytes += len(payload)
-        running.input.taken = number + 1
-        if self._handed - running.input.taken == _AHEAD // 2 and not self._input_handed:
+        running.input.batches.taken = number + 1
+        if self._handed - running.input.batches.taken == _AHEAD // 2 and not self._input_handed:
             self._wake()
         return running.input.decode(number, payload, self._lease)
 

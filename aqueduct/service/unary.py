@@ -89,7 +89,7 @@ async def drive_coroutine(running: ServerCall) -> None:
         batch = await apart(input.decode, number, payload)
     else:
         batch = input.decode(number, payload)
-    input.taken = 1
+    input.batches.taken = 1
     answer = await running.handler.invoke(batch, running.call)
     running.call.check()  # a handler may have swallowed its cancellation
     if output.slow(answer):
