@@ -19,10 +19,9 @@ from aqueduct.arrow.ipc import (
     SCHEMA,
     adopt,
     first_line,
-    is_wide,
     summarize,
 )
-from aqueduct.arrow.layout import BufferLayout, plan
+from aqueduct.arrow.layout import BufferLayout, plan, quick_plan
 from aqueduct.arrow.schema import check, equal_schemas
 from aqueduct.errors import LocalProtocolError, SchemaMismatch
 
@@ -66,9 +65,9 @@ class Encoder(BatchEncoder):
     ) -> None:
         """``where`` and ``fault`` are for errors; see ``aqueduct.arrow.schema.check``."""
         super().__init__(schema, None, pa.RecordBatch, pa.ArrowException)
-        self._found: BufferLayout | None = None
-        if not is_wide(schema):
-            self._prepare()
+        self._found = quick_plan(schema)
+        if self._found is not None:
+            self._fast = self._found.writer
         self._where = where or "the batch"
         self._peer = peer
         self._handler = handler

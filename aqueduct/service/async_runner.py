@@ -51,13 +51,14 @@ async def drive_async_generator(running: ServerCall) -> None:
     give, exchange = output.batches.give, handler.kind != SOURCE
     arguments = (AsyncBatches(running), running.call) if exchange else (running.call,)
     generator = handler.invoke(*arguments)
-    spins = number = 0
+    came, spins, made = input.batches, 0, 0
     try:
         if output.expected:
             await output.wait_room()
         async for batch in generator:
             running.call.check()  # a handler may have swallowed its cancellation
-            if not give(batch, input.answering if exchange else number):
+            number = max(came.taken - 1, 0) if exchange else made
+            if not give(batch, number):
                 if output.slow(batch):
                     encoded = await apart(output.encode, batch)
                 else:
@@ -68,13 +69,13 @@ async def drive_async_generator(running: ServerCall) -> None:
                     await output.wait_writable()
                     input.waits_for_client = False
                     spins = 0
-                output.send(encoded, input.answering if exchange else number)
+                output.send(encoded, number)
                 del encoded
             if output.expected or output.batches.largest_out >= LARGE:
                 del batch  # or it would be kept while the next one has no room
                 output.answered()
                 await output.wait_room(again=True)
-            number += 1
+            made += 1
             spins += 1
             if spins >= _SPINS:  # nothing else would run while there is always room
                 spins = 0

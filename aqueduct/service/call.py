@@ -259,18 +259,18 @@ class ServerCall:
         where = f"handler {handler.name!r}"
         names: dict[str, Any] = {"peer": call.peer, "handler": handler.name}
         if call.schema is not None:
-            decoder = Decoder(
+            decoder = self.input.decoder = Decoder(
                 call.schema,
                 dictionary_limit=limits.batch_limit,
                 compressions=(compression,) if compression else (),
                 where=f"the input of {where}",
                 **names,
             )
-            self.input.read_by(decoder)
+            self.input.batches.read_by(decoder.reader)
         if call.output_schema is not None:
             where = f"the output of {where}"
             encoder = Encoder(call.output_schema, where=where, fault=handler.fault, **names)
-            self.output.write_by(encoder)
+            self.output.encoder = self.output.batches.encoder = encoder
 
     def _accept(self, handler: Handler) -> None:
         """Tells the client what batches will come, and what the handler can."""

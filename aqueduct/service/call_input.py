@@ -92,11 +92,6 @@ class CallInput:
         connection.patient(inbox)  # the end of the call often follows that of its input
         self.batches.arrive_by(inbox, connection.room_came, BATCH, self._limit)
 
-    def read_by(self, decoder: Decoder) -> None:
-        """``decoder`` makes the batches."""
-        self.decoder = decoder
-        self.batches.read_by(decoder.reader)
-
     # Taking
 
     @property

@@ -98,10 +98,6 @@ class CallOutput:
         """Answers are kept in ``buffer``; once they do not fit, ``spill`` calls ``use``."""
         self._buffer, self._spill = buffer, spill
 
-    def write_by(self, encoder: Encoder) -> None:
-        """``encoder`` makes the payloads."""
-        self.encoder = self.batches.encoder = encoder
-
     def start(self, payload: Any, headers: Headers) -> None:
         """Sends the accept message; answers follow it."""
         assert self.sender is not None
