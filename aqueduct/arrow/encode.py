@@ -109,7 +109,7 @@ class Encoder(BatchEncoder):
         """
         if self._found is None:
             self._prepare()
-        written = self.plain(batch, brisk=False)
+        written = self.plain(batch, quick=False)
         if written is not None:
             return written
         if self.broken is not None:
@@ -134,7 +134,7 @@ class Encoder(BatchEncoder):
                 fault=self._fault,
             )
             batch = adopt(batch, self.schema)
-            written = self.plain(batch, brisk=False)
+            written = self.plain(batch, quick=False)
             if written is not None:
                 return written
         self._check_nulls(batch)
