@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from aqueduct.arrow.encode import Encoded, Part
-from aqueduct.arrow.ipc import ALIGNMENT, deserialize_schema, serialize_schema
+from aqueduct.arrow.ipc import ALIGNMENT, by_identity, deserialize_schema, serialize_schema
 from aqueduct.config import Calls
 from aqueduct.errors import BadCall
 from aqueduct.rpc import keys
@@ -109,6 +109,7 @@ def room_of(calls: Calls) -> int:
     return min(calls.unary_bytes, calls.fragment_bytes)
 
 
+@by_identity
 def schema_prefix(schema: pa.Schema) -> bytes:
     """A schema message, padded so that what follows begins at a multiple of 64."""
     message = serialize_schema(schema)

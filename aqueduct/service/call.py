@@ -59,6 +59,7 @@ _LINGER_FROM: Final = 64 << 10
 class CallHost(Protocol):
     """What a call needs of the service that it runs in."""
 
+    name: str
     watches: ProgressTimer
     sizes: dict[str, int]
     """Bytes of the largest answer of the last call of each handler that makes large ones."""
@@ -196,8 +197,9 @@ class ServerCall:
         except asyncio.CancelledError as caught:
             error = self.call.reason
             if error is None and self.task.cancelling():
+                text = f"the service {self.host.name!r} is ending"
                 names = {"peer": self.call.peer, "handler": self.call.handler}
-                error = Refused("the service is ending", draining=True, **names)
+                error = Refused(text, draining=True, **names)
             error = error or caught  # some task of the handler's own was cancelled
         except BaseException as caught:  # noqa: BLE001  a handler may raise anything
             error = caught
