@@ -24,12 +24,14 @@ from aqueduct.errors import AqueductError, Busy
 from aqueduct.rpc.deadline import ThreadWakeup, Wakeup
 from aqueduct.rpc.threads import Job, apart
 from aqueduct.service.call import ServerCall
+from aqueduct.service.call_output import CallOutput
 from aqueduct.service.handlers import SOURCE, Handler, HandlerShape
 
 __all__ = [
     "AsyncBatches",
     "MapRunner",
     "drive_async_generator",
+    "drive_coroutine",
     "drive_coroutine_sink",
     "run_steps",
     "sink_counters",
@@ -59,10 +61,7 @@ async def drive_async_generator(running: ServerCall) -> None:
             running.call.check()  # a handler may have swallowed its cancellation
             number = max(came.taken - 1, 0) if exchange else made
             if not give(batch, number):
-                if output.slow(batch):
-                    encoded = await apart(output.encode, batch)
-                else:
-                    encoded = output.encode(batch)
+                encoded = await _encoded(output, batch)
                 if not output.writable:
                     input.waits_for_client = True
                     input.pass_on()
@@ -83,6 +82,19 @@ async def drive_async_generator(running: ServerCall) -> None:
     except BaseException:  # one that has come to its end is closed
         await generator.aclose()
         raise
+
+
+async def drive_coroutine(running: ServerCall) -> None:
+    """A coroutine function of one batch, for a call of one batch."""
+    batch = await anext(AsyncBatches(running))
+    answer = await running.handler.invoke(batch, running.call)
+    running.call.check()  # a handler may have swallowed its cancellation
+    running.output.send(await _encoded(running.output, answer), 0)
+
+
+async def _encoded(output: CallOutput, batch: Any) -> Encoded:
+    """The payload of an answer. One that takes long is made in a thread."""
+    return await apart(output.encode, batch) if output.slow(batch) else output.encode(batch)
 
 
 async def drive_coroutine_sink(running: ServerCall) -> Mapping[str, int] | None:

@@ -41,13 +41,18 @@ from aqueduct.rpc.request import PLACES, CallHead, check_attachments
 from aqueduct.rpc.status import CANCELLED, OK, Status
 from aqueduct.rpc.threads import Job, ThreadPool
 from aqueduct.rpc.unary import room_of
-from aqueduct.service.async_runner import MapRunner, drive_async_generator, drive_coroutine_sink
+from aqueduct.service.async_runner import (
+    MapRunner,
+    drive_async_generator,
+    drive_coroutine,
+    drive_coroutine_sink,
+)
 from aqueduct.service.call import COUNTED, Run, ServerCall
 from aqueduct.service.context import Call
 from aqueduct.service.eager_task import EagerTaskFactory
 from aqueduct.service.handlers import Handler, HandlerShape
 from aqueduct.service.thread_runner import GeneratorRunner
-from aqueduct.service.unary import UnaryCall, drive_coroutine
+from aqueduct.service.unary import UnaryCall
 
 if TYPE_CHECKING:
     from aqueduct.protocol.channels.receiver import Received

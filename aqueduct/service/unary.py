@@ -11,13 +11,12 @@ from aqueduct.endpoint import Connection, Responder, Sender, channel
 from aqueduct.errors import AqueductError
 from aqueduct.rpc.request import Accepted, CallHead
 from aqueduct.rpc.status import OK, Status
-from aqueduct.rpc.threads import apart
 from aqueduct.rpc.unary import encode_answer, schema_prefix
 from aqueduct.service.call import CallHost, ServerCall
 from aqueduct.service.call_output import AnswerBuffer
 from aqueduct.service.handlers import Handler
 
-__all__ = ["UnaryCall", "drive_coroutine"]
+__all__ = ["UnaryCall"]
 
 
 class UnaryCall(ServerCall):
@@ -77,23 +76,3 @@ class UnaryCall(ServerCall):
         """The client has gone already: what would end the call has to end it now."""
         self._status = oneshot
         self._status_changed()
-
-
-async def drive_coroutine(running: ServerCall) -> None:
-    """A coroutine function of one batch, for the one batch of its call."""
-    input, output = running.input, running.output
-    found = input.take()
-    assert found is not None
-    number, payload = found
-    if input.slow(payload):
-        batch = await apart(input.decode, number, payload)
-    else:
-        batch = input.decode(number, payload)
-    input.batches.taken = 1
-    answer = await running.handler.invoke(batch, running.call)
-    running.call.check()  # a handler may have swallowed its cancellation
-    if output.slow(answer):
-        encoded = await apart(output.encode, answer)
-    else:
-        encoded = output.encode(answer)
-    output.send(encoded, number)
