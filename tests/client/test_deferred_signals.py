@@ -94,7 +94,7 @@ def test_a_signal_ends_a_turn_between_two_callbacks(name: str):
 
 
 IN_A_STEP = """
-asked = Asked(thread.loop)
+asked = PendingReply(thread.loop)
 
 class Connection:
     def attend(self, attended):
@@ -190,18 +190,18 @@ DURING_BEGIN = """
 thread.give_back()
 from aqueduct.client import deferred_signals
 
-real = deferral._signal.getsignal
+real = deferred_signals._signal.getsignal
 def getsignal(number):
     if number == DEFERRED[-1] and not steps:
         steps.append("begun")
         signal.raise_signal(signal.SIGPROF)  # is waiting already: its number is a lower one
-        deferral._signal.getsignal = real
+        deferred_signals._signal.getsignal = real
         raise Came("in the midst of it")
     return real(number)
 
 signal.signal(signal.SIGPROF, lambda number, frame: steps.append("handled"))
-signal_of_python, deferral._signal = deferral._signal, type("Module", (), {
-    "getsignal": staticmethod(getsignal), "signal": staticmethod(deferral._signal.signal)})
+signal_of_python, deferred_signals._signal = deferred_signals._signal, type("Module", (), {
+    "getsignal": staticmethod(getsignal), "signal": staticmethod(deferred_signals._signal.signal)})
 while True:
     try:
         if thread.borrow():
@@ -210,7 +210,7 @@ while True:
         steps.append("raised")
         break
 assert steps == ["begun", "handled", "raised"], steps
-deferral._signal = signal_of_python
+deferred_signals._signal = signal_of_python
 """
 
 

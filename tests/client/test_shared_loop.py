@@ -254,9 +254,9 @@ def test_what_looking_raises_leaves_no_loop_behind(resting):
 
 def test_a_loop_that_ends_as_it_is_taken_is_not_lent(resting):
     class Lock:
-        def acquire(self, sync_stream):
+        def acquire(self, blocking):
             resting._ended = True
-            return lock.acquire(sync_stream)
+            return lock.acquire(blocking)
 
         def release(self):
             lock.release()
