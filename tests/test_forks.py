@@ -567,7 +567,7 @@ def test_signals_that_wait_for_a_client_of_the_parent_are_a_child_s_own():
 
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGUSR2, lambda number, frame: os._exit(7))
-    deferral = Deferral(lambda: None)
+    deferral = DeferredSignals(lambda: None)
     deferral.begin()
     found = []
 
