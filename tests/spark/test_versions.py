@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 NEWER = """
 from aqueduct.rpc import keys
-wire.VERSION = 2
+keys.VERSION = 2
 from tests.spark.services import make
 make().run("aqueduct+tcp://127.0.0.1:0")
 """
