@@ -445,10 +445,11 @@ ARGUMENTS: Final[Mapping[str, Kind]] = MappingProxyType(
         "server_tls": Kind(
             "an aqueduct.ServerTls", an_instance("aqueduct.carriers.certificates.ServerTls")
         ),
-        "cert": KINDS["file"],
+        "certificate": KINDS["file"],
         "key": replace(KINDS["file"], secret=True),
+        "key_password": replace(KINDS["text"], secret=True),
         "client_ca": KINDS["file"],
-        "dev_cert": KINDS["flag"],
+        "dev_certificate": KINDS["flag"],
         "names": Kind("names of hosts, as a list", _texts),
         "days": Kind("a number of days", _number),
         # Connections and channels.

@@ -24,7 +24,8 @@ from aqueduct.arguments import KINDS
 from aqueduct.errors import AqueductError, ConfigError
 from aqueduct.escaping import escape, one_line
 from aqueduct.service.loader import load_service
-from aqueduct.service.signals import ProcessDeadline, say, serve_until_signal, tell
+from aqueduct.service.service import serve_until_signal
+from aqueduct.service.signals import ProcessDeadline, say, tell
 
 if TYPE_CHECKING:
     from aqueduct.carriers.certificates import ClientTls
@@ -80,15 +81,16 @@ def _parser() -> argparse.ArgumentParser:
         help="aqueduct://HOST:PORT, aqueduct+tls://HOST:PORT, aqueduct+tcp://HOST:PORT (port 0: "
         "any free one) or aqueduct+unix:///PATH; may be repeated",
     )
-    serve.add_argument("--cert", metavar="FILE", help="certificate chain, PEM")
+    serve.add_argument("--certificate", metavar="FILE", help="certificate chain, PEM")
     serve.add_argument("--key", metavar="FILE", help="its private key, PEM")
+    serve.add_argument("--key-password", metavar="TEXT", help="of a private key that is encrypted")
     serve.add_argument(
         "--client-ca",
         metavar="FILE",
         help="CAs of the certificates that clients must show over aqueduct+tls://, PEM",
     )
     serve.add_argument(
-        "--dev-cert",
+        "--dev-certificate",
         action="store_true",
         help="make a certificate on the spot; the address printed pins its fingerprint",
     )
@@ -154,16 +156,24 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_certificate(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--cert", metavar="FILE", help="a client's own certificate, PEM")
+    command.add_argument("--certificate", metavar="FILE", help="a client's own certificate, PEM")
     command.add_argument("--key", metavar="FILE", help="its private key, PEM")
+    command.add_argument(
+        "--key-password", metavar="TEXT", help="of a private key that is encrypted"
+    )
+    command.add_argument("--ca", metavar="FILE", help="CAs of the service's certificate, PEM")
 
 
 def _client_tls(args: argparse.Namespace) -> ClientTls | None:
     from aqueduct.carriers.certificates import ClientTls
 
-    if bool(args.cert) != bool(args.key):
-        args.usage.error("--cert and --key belong together")
-    return ClientTls(certificate=args.cert, key=args.key) if args.cert else None
+    if bool(args.certificate) != bool(args.key):
+        args.usage.error("--certificate and --key belong together")
+    if not args.certificate and not args.ca:
+        return None
+    return ClientTls(
+        ca=args.ca, certificate=args.certificate, key=args.key, key_password=args.key_password
+    )
 
 
 def _version() -> str:
@@ -189,17 +199,20 @@ def _reader(kind: str) -> Callable[[str], Any]:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    if bool(args.cert) != bool(args.key):
-        args.usage.error("--cert and --key belong together")
+    if bool(args.certificate) != bool(args.key):
+        args.usage.error("--certificate and --key belong together")
     needing = [text for text in args.listen if Address.parse(text).certified]
-    if needing and not args.cert and not args.dev_cert:
+    if needing and not args.certificate and not args.dev_certificate:
         args.usage.error(
-            f"{needing[0]} needs a certificate: --cert and --key, or --dev-cert to make one"
+            f"{needing[0]} needs a certificate: --certificate and --key, or --dev-certificate to "
+            "make one"
         )
-    if args.client_ca and not (args.cert or args.dev_cert):
+    if args.client_ca and not (args.certificate or args.dev_certificate):
         args.usage.error("--client-ca belongs to a certificate of the service's own")
-    if args.cert and args.dev_cert:
-        args.usage.error("--dev-cert makes a certificate; it excludes --cert and --key")
+    if args.certificate and args.dev_certificate:
+        args.usage.error(
+            "--dev-certificate makes a certificate; it excludes --certificate and --key"
+        )
     if args.workers:
         return _serve_by_workers(args)
     return asyncio.run(
@@ -208,9 +221,10 @@ def _serve(args: argparse.Namespace) -> int:
             args.listen,
             drain=args.drain,
             deadline=ProcessDeadline(),
-            cert=args.cert,
+            certificate=args.certificate,
             key=args.key,
-            dev_cert=args.dev_cert,
+            key_password=args.key_password,
+            dev_certificate=args.dev_certificate,
             client_ca=args.client_ca,
         )
     )
@@ -222,11 +236,11 @@ def _serve_by_workers(args: argparse.Namespace) -> int:
 
     addresses = [Address.parse(text) for text in args.listen]
     tls = None
-    if args.dev_cert:
+    if args.dev_certificate:
         tls = dev_certificate(address.host for address in addresses if address.host)
         tls = replace(tls, client_ca=args.client_ca)
-    elif args.cert:
-        tls = ServerTls(args.cert, args.key, client_ca=args.client_ca)
+    elif args.certificate:
+        tls = ServerTls(args.certificate, args.key, args.key_password, args.client_ca)
     workers = Supervisor(
         args.service,
         addresses,
@@ -251,13 +265,13 @@ def _describe(args: argparse.Namespace) -> int:
         f"call convention {description.convention})"
     )
     for handler in description.handlers:
-        traits: list[str] = [handler.kind]
+        properties: list[str] = [handler.kind]
         if handler.concurrency > 1:
-            traits.append(f"concurrency {handler.concurrency}")
+            properties.append(f"concurrency {handler.concurrency}")
         if handler.idempotent:
-            traits.append("idempotent")
+            properties.append("idempotent")
         say("")
-        say(f"{handler.name}  ({', '.join(traits)})")
+        say(f"{handler.name}  ({', '.join(properties)})")
         if handler.summary:
             say(f"  {handler.summary}")
         if handler.kind != "source":

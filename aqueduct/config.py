@@ -438,7 +438,7 @@ class ByteStream:
 class Calls:
     """Arrow calls."""
 
-    cut: Bytes = 4 * MiB
+    fragment_bytes: Bytes = 4 * MiB
     """An IPC message above this travels as several channel messages."""
     batch_limit: Bytes = 1 * GiB
     """The largest IPC message that is received."""
@@ -453,9 +453,9 @@ class Calls:
     small_bytes: Bytes = 2 * MiB
     """They are small as long as all that are under way have fewer bytes than this; 0: none are."""
     unary_bytes: Bytes = 256 * KiB
-    """A call of one batch has it in the same message up to this size (and ``cut``), and its answers
-    in one message; what is larger travels as an exchange. With ``max_calls_connection`` of them
-    open they take no more than ``Flow.receive_budget``."""
+    """A call of one batch has it in the same message up to this size (and ``fragment_bytes``), and
+    its answers in one message; what is larger travels as an exchange. With
+    ``max_calls_connection`` of them open they take no more than ``Flow.receive_budget``."""
     max_calls_connection: Count = 256
     """Calls open at once on one connection; more are answered with `busy`."""
     compressions: tuple[str, ...] = COMPRESSIONS
@@ -553,9 +553,9 @@ class Config:
                 given, f"Config.{entry.name}"
             )
         check_fields(self)
-        if self.calls.cut + self.limits.header_bytes > self.limits.frame_bytes:
+        if self.calls.fragment_bytes + self.limits.header_bytes > self.limits.frame_bytes:
             raise ConfigError(
-                f"Calls.cut ({self.calls.cut}) plus Limits.header_bytes "
+                f"Calls.fragment_bytes ({self.calls.fragment_bytes}) plus Limits.header_bytes "
                 f"({self.limits.header_bytes}) must fit Limits.frame_bytes "
                 f"({self.limits.frame_bytes})"
             )

@@ -159,7 +159,7 @@ def serve(trial: Trial) -> None:
         os._exit(0)
 
     async def run() -> None:
-        async with service.serving("aqueduct://127.0.0.1:0", dev_cert=True) as running:
+        async with service.serving("aqueduct://127.0.0.1:0", dev_certificate=True) as running:
             print(json.dumps({"address": running.addresses[0]}), flush=True)
             threading.Thread(target=report, daemon=True).start()
             await asyncio.Event().wait()

@@ -156,7 +156,7 @@ async def serve(address: str) -> None:
     pa.record_batch([[0.0]], schema=GAP)  # pyarrow imports pandas for it, which takes long
     ticker = Ticker()
     task = asyncio.create_task(ticker.run())
-    async with service(ticker).serving(address, dev_cert=True) as running:
+    async with service(ticker).serving(address, dev_certificate=True) as running:
         print(*running.addresses, flush=True)
         await asyncio.to_thread(sys.stdin.read)
     task.cancel()

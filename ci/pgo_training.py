@@ -74,7 +74,7 @@ async def serve(folder: str) -> None:
         "aqueduct+tls://127.0.0.1:0",
         "aqueduct://127.0.0.1:0",
     ]
-    async with service().serving(*addresses, dev_cert=True) as running:
+    async with service().serving(*addresses, dev_certificate=True) as running:
         print(*running.addresses, flush=True)
         await asyncio.to_thread(sys.stdin.read)
 

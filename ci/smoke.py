@@ -59,7 +59,7 @@ async def check_loopback() -> int:
     batches = [
         pa.record_batch([range(n, n + 1000), [f"row {n}"] * 1000], schema=SCHEMA) for n in range(50)
     ]
-    async with service.serving("aqueduct://127.0.0.1:0", dev_cert=True) as running:
+    async with service.serving("aqueduct://127.0.0.1:0", dev_certificate=True) as running:
         answer = await asyncio.to_thread(exchange, running.addresses[0], batches)
     if answer != batches:
         sys.exit("what came back from `echo` is not what was sent")

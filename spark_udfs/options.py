@@ -336,8 +336,6 @@ def tls_of(values: dict[str, Any]) -> ClientTls | None:
     PEM text is by value: it travels to the executors. Paths are read on each executor.
     """
     given: dict[str, Any] = {name: values.pop(name) for name in TLS if name in values}
-    if "key_password" in given:
-        given["password"] = given.pop("key_password")
     return ClientTls(**given) if given else None
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from cryptography.hazmat.primitives import serialization
 
 import aqueduct
 from aqueduct.carriers.certificates import dev_certificate
@@ -115,7 +116,7 @@ class Served:
 def serving(
     folder: Path, *options: str, service: str = "app:service", listeners: int = 1
 ) -> Iterator[Served]:
-    options = options or ("--listen", "aqueduct://127.0.0.1:0", "--dev-cert")
+    options = options or ("--listen", "aqueduct://127.0.0.1:0", "--dev-certificate")
     process = subprocess.Popen(
         [*COMMAND, "serve", service, *options],
         stdout=subprocess.PIPE,
@@ -211,7 +212,7 @@ async def test_a_second_signal_ends_at_once_and_tells_the_client(folder: Path):
 
 
 def test_it_listens_on_several_addresses(folder: Path):
-    options = ["--listen", "aqueduct://127.0.0.1:0"] * 2 + ["--dev-cert"]
+    options = ["--listen", "aqueduct://127.0.0.1:0"] * 2 + ["--dev-certificate"]
     with serving(folder, *options, listeners=2) as served:
         assert len(set(served.addresses)) == 2
         for address in served.addresses:
@@ -224,7 +225,14 @@ def test_it_is_served_with_a_certificate_of_ones_own(folder: Path):
     assert isinstance(tls.key, bytes)
     (folder / "cert.pem").write_bytes(tls.certificate)
     (folder / "key.pem").write_bytes(tls.key)
-    options = ["--listen", "aqueduct://127.0.0.1:0", "--cert", "cert.pem", "--key", "key.pem"]
+    options = [
+        "--listen",
+        "aqueduct://127.0.0.1:0",
+        "--certificate",
+        "cert.pem",
+        "--key",
+        "key.pem",
+    ]
     with serving(folder, *options) as served:
         assert "fingerprint" not in served.address
         trusted = f"{served.address}?ca={folder / 'cert.pem'}&server_name=localhost"
@@ -242,10 +250,17 @@ def test_clients_may_have_to_show_a_certificate(folder: Path, workers: tuple[str
         assert isinstance(tls.key, bytes)
         (folder / f"{name}.pem").write_bytes(tls.certificate)
         (folder / f"{name}.key").write_bytes(tls.key)
-    options = ["--listen", "aqueduct+tls://localhost:0", "--cert", "mine.pem", "--key", "mine.key"]
+    options = [
+        "--listen",
+        "aqueduct+tls://localhost:0",
+        "--certificate",
+        "mine.pem",
+        "--key",
+        "mine.key",
+    ]
     with serving(folder, *options, "--client-ca", "theirs.pem", *workers) as served:
         address = f"{served.address}?ca={folder / 'mine.pem'}"
-        shown = ["--cert", str(folder / "theirs.pem"), "--key", str(folder / "theirs.key")]
+        shown = ["--certificate", str(folder / "theirs.pem"), "--key", str(folder / "theirs.key")]
         assert run("ping", address, *shown, "--count", "1").returncode == 0
         done = run("describe", address, *shown)
         assert done.returncode == 0
@@ -254,6 +269,26 @@ def test_clients_may_have_to_show_a_certificate(folder: Path, workers: tuple[str
             assert refused.returncode == 1
             assert len(refused.stderr.splitlines()) == 1
             assert "certificate" in refused.stderr
+
+
+def test_a_key_may_be_encrypted_and_the_ca_be_named(folder: Path):
+    tls = dev_certificate()
+    assert isinstance(tls.certificate, bytes) and isinstance(tls.key, bytes)
+    key = serialization.load_pem_private_key(tls.key, None)
+    encrypted = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"secret"),
+    )
+    (folder / "cert.pem").write_bytes(tls.certificate)
+    (folder / "key.pem").write_bytes(encrypted)
+    shown = ["--certificate", "cert.pem", "--key", "key.pem", "--key-password"]
+    with serving(folder, "--listen", "aqueduct+tls://localhost:0", *shown, "secret") as served:
+        pinged = run("ping", served.address, "--ca", str(folder / "cert.pem"), "--count", "1")
+        assert pinged.returncode == 0 and "round trip 1" in pinged.stdout
+        assert run("ping", served.address, "--count", "1").returncode == 1
+    refused = run("serve", "app:service", *LISTEN, *shown, "wrong", cwd=folder)
+    assert refused.returncode == 1 and "key.pem" in refused.stderr
 
 
 def test_without_certificates_it_is_served_where_none_is_needed(folder: Path):
@@ -317,13 +352,16 @@ LISTEN = ["--listen", "aqueduct://127.0.0.1:0"]
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["serve", "app", *LISTEN, "--dev-cert"], "MODULE:SERVICE"),
-        (["serve", "missing:service", *LISTEN, "--dev-cert"], "No module named 'missing'"),
-        (["serve", "broken:service", *LISTEN, "--dev-cert"], "RuntimeError: no such licence"),
-        (["serve", "app:absent", *LISTEN, "--dev-cert"], "its services: service"),
-        (["serve", "app:nothing", *LISTEN, "--dev-cert"], "type int"),
-        (["serve", "app:service", "--listen", "http://x", "--dev-cert"], "unknown scheme"),
-        (["serve", "app:service", *LISTEN, "--cert", "no.pem", "--key", "no.pem"], "no.pem"),
+        (["serve", "app", *LISTEN, "--dev-certificate"], "MODULE:SERVICE"),
+        (["serve", "missing:service", *LISTEN, "--dev-certificate"], "No module named 'missing'"),
+        (
+            ["serve", "broken:service", *LISTEN, "--dev-certificate"],
+            "RuntimeError: no such licence",
+        ),
+        (["serve", "app:absent", *LISTEN, "--dev-certificate"], "its services: service"),
+        (["serve", "app:nothing", *LISTEN, "--dev-certificate"], "type int"),
+        (["serve", "app:service", "--listen", "http://x", "--dev-certificate"], "unknown scheme"),
+        (["serve", "app:service", *LISTEN, "--certificate", "no.pem", "--key", "no.pem"], "no.pem"),
         (["describe", "nowhere"], "aqueduct://"),
         (["ping", "aqueduct://127.0.0.1:9"], "127.0.0.1:9"),
         (["ping", "aqueduct://no-such-host.invalid"], "no-such-host.invalid"),
@@ -344,7 +382,7 @@ def test_a_failure_is_one_line_and_status_one(folder: Path, arguments: list[str]
 def test_an_address_that_is_taken_is_named(folder: Path):
     with serving(folder) as served:
         taken = served.address.partition("?")[0]
-        done = run("serve", "app:service", "--listen", taken, "--dev-cert", cwd=folder)
+        done = run("serve", "app:service", "--listen", taken, "--dev-certificate", cwd=folder)
         assert done.returncode == 1
         assert len(done.stderr.splitlines()) == 1
         assert taken.rpartition(":")[2] in done.stderr
@@ -356,18 +394,27 @@ def test_an_address_that_is_taken_is_named(folder: Path):
         [],
         ["dance"],
         ["serve", "app:service"],
-        ["serve", "app:service", "--dev-cert"],
+        ["serve", "app:service", "--dev-certificate"],
         ["serve", "app:service", *LISTEN],
-        ["serve", "app:service", *LISTEN, "--cert", "a"],
-        ["serve", "app:service", *LISTEN, "--key", "a", "--dev-cert"],
-        ["serve", "app:service", *LISTEN, "--cert", "a", "--key", "b", "--dev-cert"],
+        ["serve", "app:service", *LISTEN, "--certificate", "a"],
+        ["serve", "app:service", *LISTEN, "--key", "a", "--dev-certificate"],
+        ["serve", "app:service", *LISTEN, "--certificate", "a", "--key", "b", "--dev-certificate"],
         ["describe"],
         ["ping", "aqueduct://127.0.0.1:9", "--count", "0"],
-        ["ping", "aqueduct://127.0.0.1:9", "--cert", "a"],
+        ["ping", "aqueduct://127.0.0.1:9", "--certificate", "a"],
         ["describe", "aqueduct://127.0.0.1:9", "--key", "a"],
         ["serve", "app:service", "--listen", "aqueduct+unix:///x.sock", "--client-ca", "a"],
-        ["serve", "app:service", *LISTEN, "--dev-cert", "--workers", "0"],
-        ["serve", "app:service", *LISTEN, "--dev-cert", "--workers", "2", "--restarts", "-1"],
+        ["serve", "app:service", *LISTEN, "--dev-certificate", "--workers", "0"],
+        [
+            "serve",
+            "app:service",
+            *LISTEN,
+            "--dev-certificate",
+            "--workers",
+            "2",
+            "--restarts",
+            "-1",
+        ],
     ],
 )
 def test_wrong_usage_is_status_two(folder: Path, arguments: list[str]):

@@ -375,7 +375,7 @@ async def test_a_service_that_is_killed_leaves_its_address_to_the_next_one(tmp_p
             place = running.address.partition("?")[0]
             secure = carrier in ("tls", "quic")
             async with (
-                next_one.serving(place, dev_cert=secure, drain=0) as serving,
+                next_one.serving(place, dev_certificate=secure, drain=0) as serving,
                 await aqueduct.Client.connect(serving.addresses[0]) as other,
             ):
                 assert await other.call("echo", ONE) == ONE
@@ -487,7 +487,9 @@ async def test_a_client_in_a_forked_child_is_an_error_and_the_parent_s_goes_on(
     service, tmp_path, carrier
 ):
     address = CARRIERS[carrier].format(folder=tmp_path)
-    async with service.serving(address, dev_cert=carrier in ("tls", "quic"), drain=0) as running:
+    async with service.serving(
+        address, dev_certificate=carrier in ("tls", "quic"), drain=0
+    ) as running:
         done = await asyncio.to_thread(python, CLIENT, running.addresses[0])
         assert service.counters()["connections"] == 1
     assert done.returncode == 0, done.stderr
@@ -545,7 +547,9 @@ async def test_a_sync_client_in_a_forked_child_is_an_error_and_the_parent_s_goes
 ):
 
     address = CARRIERS[carrier].format(folder=tmp_path)
-    async with service.serving(address, dev_cert=carrier in ("tls", "quic"), drain=0) as running:
+    async with service.serving(
+        address, dev_certificate=carrier in ("tls", "quic"), drain=0
+    ) as running:
         done = await asyncio.to_thread(python, SYNC, running.addresses[0])
         assert service.counters()["connections"] == 1
     assert (done.returncode, done.stderr) == (0, "")

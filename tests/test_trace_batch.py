@@ -34,9 +34,10 @@ def test_a_trace_has_plausible_numbers_for_both_processes() -> None:
             assert 5 <= numbers["modules"] <= numbers["all_modules"] < 150
             assert numbers["modules"] - 1 <= numbers["moves"] < numbers["calls"] < 10_000
             assert 0 <= numbers["thread_changes"] < numbers["calls"]
-        assert first["calls"] < twelve["calls"]
         assert further["calls"] == pytest.approx((twelve["calls"] - first["calls"]) / 11, abs=0.1)
         assert further["calls"] < first["calls"]
+    # The service may save more by batches that come together than they take.
+    assert found["client"]["first batch"]["calls"] < found["client"]["twelve batches"]["calls"]
     assert found["client"]["first batch"]["thread_changes"] > 0
 
 

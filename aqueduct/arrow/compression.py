@@ -18,8 +18,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from aqueduct.arrow.encode import Encoded, Part
-from aqueduct.arrow.ipc import ALIGNMENT
-from aqueduct.arrow.ipc_metadata import DICTIONARY, RECORD_BATCH, VERSION_5
+from aqueduct.arrow.ipc import ALIGNMENT, DICTIONARY, RECORD_BATCH, VERSION_5
 from aqueduct.config import COMPRESSIONS
 from aqueduct.errors import ConfigError
 

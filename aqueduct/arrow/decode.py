@@ -16,22 +16,19 @@ from aqueduct._speedups.arrow.reader import BatchReader
 from aqueduct.arrow.compression import Overblown, Unpacking
 from aqueduct.arrow.encode import LONG_BYTES, LONG_NODES, LONG_PACKED
 from aqueduct.arrow.ipc import (
-    ROWS_LIMIT,
-    adopt,
-    first_line,
-    is_wide,
-    serialize_schema,
-)
-from aqueduct.arrow.ipc_metadata import (
     DICTIONARY,
     RECORD_BATCH,
+    ROWS_LIMIT,
     SCHEMA,
     VERSION_5,
     Layout,
     Summary,
+    adopt,
+    first_line,
+    serialize_schema,
     summarize,
 )
-from aqueduct.arrow.layout import BufferLayout, plan
+from aqueduct.arrow.layout import BufferLayout, plan, quick_plan
 from aqueduct.config import DEFAULT
 from aqueduct.errors import BadCall, BatchTooLarge, CallError
 
@@ -94,15 +91,15 @@ class Decoder:
         self._limit = dictionary_limit
         self._found: BufferLayout | None = None
         self._fast: BatchReader | None = None
+        self.reader: BatchReader | None = None
+        """What reads most payloads as ``decode`` does; None if there are none it could read.
+
+        What it gives None for, or raises an error at, is for ``decode``.
+        """
         self._stream: _DictionaryStream | None = None
         self._broken: _Fault | None = None
-        if not is_wide(schema):
-            self._prepare()
-
-    @property
-    def prepared(self) -> bool:
-        """Whether the plan is made. For a very wide schema this happens with the first batch."""
-        return self._found is not None
+        if (found := quick_plan(schema)) is not None:
+            self._use(found)
 
     def slow(self, payload: Sized) -> bool:
         """Whether decoding this payload may take milliseconds: it then belongs in a thread.
@@ -122,14 +119,6 @@ class Decoder:
     def independent(self) -> bool:
         """Whether each batch stands alone, so that other streams may use this decoder, too."""
         return not self._plan.dictionaries
-
-    @property
-    def reader(self) -> BatchReader | None:
-        """What reads most payloads as ``decode`` does; None if there are none it could read.
-
-        What it gives None for, or raises an error at, is for ``decode``.
-        """
-        return None if self._full else self._fast
 
     def decode(
         self,
@@ -179,7 +168,10 @@ class Decoder:
         return self._found or self._prepare()
 
     def _prepare(self) -> BufferLayout:
-        found = self._found = plan(self.schema)
+        return self._use(plan(self.schema))
+
+    def _use(self, found: BufferLayout) -> BufferLayout:
+        self._found = found
         if found.columns is not None:
             import_ = pa.RecordBatch._import_from_c
             inside = self._checks != "layout"
@@ -187,6 +179,7 @@ class Decoder:
             # reader refuses those.
             nulls = None if found.maps else found.required.check
             self._fast = BatchReader(found.columns, import_, self.schema, inside, nulls)
+            self.reader = None if self._full else self._fast
         if found.dictionaries:
             self._stream = _DictionaryStream(self.schema, found.dictionaries, self._limit)
         return found

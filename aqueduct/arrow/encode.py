@@ -16,12 +16,12 @@ from aqueduct.arrow.compact import Compactor
 from aqueduct.arrow.ipc import (
     ALIGNMENT,
     ROWS_LIMIT,
+    SCHEMA,
     adopt,
     first_line,
-    is_wide,
+    summarize,
 )
-from aqueduct.arrow.ipc_metadata import SCHEMA, summarize
-from aqueduct.arrow.layout import BufferLayout, plan
+from aqueduct.arrow.layout import BufferLayout, plan, quick_plan
 from aqueduct.arrow.schema import check, equal_schemas
 from aqueduct.errors import LocalProtocolError, SchemaMismatch
 
@@ -65,9 +65,9 @@ class Encoder(BatchEncoder):
     ) -> None:
         """``where`` and ``fault`` are for errors; see ``aqueduct.arrow.schema.check``."""
         super().__init__(schema, None, pa.RecordBatch, pa.ArrowException)
-        self._found: BufferLayout | None = None
-        if not is_wide(schema):
-            self._prepare()
+        self._found = quick_plan(schema)
+        if self._found is not None:
+            self._fast = self._found.writer
         self._where = where or "the batch"
         self._peer = peer
         self._handler = handler
@@ -75,11 +75,6 @@ class Encoder(BatchEncoder):
         self._parts: list[pa.Buffer | bytes] = []
         self._compactor: Compactor | None = None
         self._writer: pa.ipc.RecordBatchStreamWriter | None = None
-
-    @property
-    def prepared(self) -> bool:
-        """Whether the plan is made. For a very wide schema this happens with the first batch."""
-        return self._found is not None
 
     def slow(self, batch: Any, compression: str = "") -> bool:
         """Whether encoding this batch may take milliseconds: it then belongs in a thread.
@@ -114,7 +109,7 @@ class Encoder(BatchEncoder):
         """
         if self._found is None:
             self._prepare()
-        written = self.plain(batch, brisk=False)
+        written = self.plain(batch, quick=False)
         if written is not None:
             return written
         if self.broken is not None:
@@ -139,7 +134,7 @@ class Encoder(BatchEncoder):
                 fault=self._fault,
             )
             batch = adopt(batch, self.schema)
-            written = self.plain(batch, brisk=False)
+            written = self.plain(batch, quick=False)
             if written is not None:
                 return written
         self._check_nulls(batch)

@@ -11,10 +11,11 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from functools import lru_cache, wraps
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 
+from aqueduct._speedups.arrow.flatbuffer import numbers
 from aqueduct.errors import BadCall
 
 if TYPE_CHECKING:
@@ -22,15 +23,22 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ALIGNMENT",
+    "DICTIONARY",
     "EXTENSION",
     "LONG_SCHEMA",
+    "RECORD_BATCH",
     "ROWS_LIMIT",
+    "SCHEMA",
+    "VERSION_5",
+    "Layout",
+    "Summary",
     "adopt",
     "by_identity",
     "deserialize_schema",
     "first_line",
     "is_wide",
     "serialize_schema",
+    "summarize",
 ]
 
 ALIGNMENT: Final = 64
@@ -40,6 +48,11 @@ EXTENSION: Final = b"ARROW:extension:"
 ROWS_LIMIT: Final = (1 << 31) - 1
 """The rows of one batch; Arrow's other implementations count them in 32 bits."""
 
+SCHEMA: Final = 1
+DICTIONARY: Final = 2
+RECORD_BATCH: Final = 3
+VERSION_5: Final = 4
+"""The value of ``MetadataVersion.V5``, which every Arrow since 1.0 writes."""
 
 _KEPT: Final = 128
 _KEPT_SIZE: Final = 8 << 10  # bytes of a schema message: peers can make this keep a MiB
@@ -145,3 +158,41 @@ def adopt(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 def first_line(error: BaseException) -> str:
     """The first line of an error's text, or the name of its type."""
     return str(error).partition("\n")[0] or type(error).__name__
+
+
+class Layout(NamedTuple):
+    """How many parts a record batch has: the same for every batch of a schema."""
+
+    nodes: int
+    buffers: int
+    """Without the variadic ones."""
+    views: int
+    """Columns with a variable number of buffers: string_view and binary_view."""
+
+
+class Summary(NamedTuple):
+    """What one message says of itself."""
+
+    kind: int
+    """SCHEMA, DICTIONARY or RECORD_BATCH."""
+    version: int
+    body: int
+    """Bytes that follow the metadata."""
+    layout: Layout | None
+    """Of a record batch, or of the values of a dictionary."""
+    compressed: bool
+    dictionary: int
+    """The dictionary's id; -1 for the rest."""
+    delta: bool
+    """Whether it adds to the dictionary instead of replacing it."""
+
+
+def summarize(metadata: ReadableBuffer) -> Summary:
+    """A few numbers of a message's metadata, which pyarrow does not show.
+
+    Only for what pyarrow wrote, or what it has verified by making a ``pa.ipc.Message`` of it: the
+    offsets inside are believed. Raises ValueError if it is cut short.
+    """
+    kind, version, body, layout, compressed, dictionary, delta = numbers(metadata)
+    parts = None if layout is None else Layout(*layout)
+    return Summary(kind, version, body, parts, compressed, dictionary, delta)

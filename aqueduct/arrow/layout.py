@@ -20,8 +20,7 @@ import pyarrow as pa
 from aqueduct._speedups.arrow.columns import DEPTH_LIMIT, NODES_LIMIT, Columns
 from aqueduct._speedups.arrow.writer import BatchWriter
 from aqueduct.arrow.compact import has_slack
-from aqueduct.arrow.ipc import by_identity, is_wide
-from aqueduct.arrow.ipc_metadata import Layout
+from aqueduct.arrow.ipc import Layout, by_identity, is_wide
 from aqueduct.arrow.nulls import Required
 
 __all__ = [
@@ -32,6 +31,7 @@ __all__ = [
     "needs_deep_check",
     "physical_schema",
     "plan",
+    "quick_plan",
 ]
 
 _Steps: TypeAlias = list[tuple[str, int, int, bool]]
@@ -77,6 +77,12 @@ def plan(schema: pa.Schema) -> BufferLayout:
         return _kept_plan(schema)
     except TypeError:  # an extension type that cannot be hashed
         return _make_plan(schema)
+
+
+@by_identity
+def quick_plan(schema: pa.Schema) -> BufferLayout | None:
+    """The plan of a schema; None for a very wide one: to plan it takes milliseconds."""
+    return None if is_wide(schema) else plan(schema)
 
 
 def _make_plan(schema: pa.Schema) -> BufferLayout:

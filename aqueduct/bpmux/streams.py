@@ -102,7 +102,7 @@ class EntityHandle:
 
     @checked()
     async def ping(self, *, timeout: Duration | None = None) -> float:
-        """Asks the peer for a sign of life (BP-R11); returns the round-trip time, seconds.
+        """Asks the peer for a heartbeat (BP-R11); returns the round-trip time, seconds.
 
         Raises TimeoutError, Ended, ConnectionLost. None of it ends anything.
         """

@@ -57,7 +57,7 @@ class ClientTls:
     be had over QUIC: ConfigError."""
     key: Pem | None = field(default=None, repr=False)
     """Its private key; None: it stands in the same PEM as the certificate."""
-    password: str | None = field(default=None, repr=False)
+    key_password: str | None = field(default=None, repr=False)
     """Of the private key."""
 
     def __post_init__(self) -> None:
@@ -72,7 +72,7 @@ class ServerTls:
     """The certificate and, after it, its chain."""
     key: Pem | None = field(default=None, repr=False)
     """The private key; None: it stands in the same PEM as the certificate."""
-    password: str | None = field(default=None, repr=False)
+    key_password: str | None = field(default=None, repr=False)
     """Of the private key."""
     client_ca: Pem | None = None
     """CAs of the certificates that clients must show. Not to be had over QUIC: ConfigError."""
@@ -198,7 +198,7 @@ def _key_of(tls: ServerTls | ClientTls) -> Any:
     given = tls.certificate if tls.key is None else tls.key
     assert given is not None
     text, called = _read(given, "key")
-    password = None if tls.password is None else tls.password.encode()
+    password = None if tls.key_password is None else tls.key_password.encode()
     try:
         return serialization.load_pem_private_key(text, password)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:

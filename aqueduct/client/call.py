@@ -40,8 +40,8 @@ from aqueduct.errors import (
     LocalProtocolError,
 )
 from aqueduct.rpc.deadline import Deadline, ProgressTimer
-from aqueduct.rpc.fragments import Assembler, pieces
-from aqueduct.rpc.keys import BATCH, PIECE, STATUS, number_of, one_each
+from aqueduct.rpc.fragments import Assembler, fragments
+from aqueduct.rpc.keys import BATCH, FRAGMENT, STATUS, number_of, one_each
 from aqueduct.rpc.request import AS_COMPLETED, FAILURES, Accepted, CallHead
 from aqueduct.rpc.status import Status
 from aqueduct.rpc.threads import Job
@@ -90,24 +90,24 @@ class ClientCall(BatchSender):
 
         ``calls`` holds the call as long as it is not over; ``agree`` is told the compression that
         the service agrees to, and ``compression`` is the one that it is known to. ``answered`` is
-        the hello of a call of one batch whose answers did not fit one message: they follow on its
-        channels.
+        the accept message of a call of one batch whose answers did not fit one message: they
+        follow on its channels.
         """
         calls_config = connection.config.calls
-        most = min(calls_config.cut, calls_config.batch_limit)
+        most = min(calls_config.fragment_bytes, calls_config.batch_limit)
         super().__init__(window, BATCH, most, connection.pump.flush_soon, LARGE)
         self.loop = asyncio.get_running_loop()
         self.connection = connection
         self.config: Config = connection.config
-        self._cut = self.config.calls.cut
+        self._fragment = self.config.calls.fragment_bytes
         self.head = head
         self.peer = peer
         self.schema: pa.Schema | None = None
-        """Of the answers, once the hello has come."""
+        """Of the answers, once the accept message has come."""
         self.accepted = False
-        """Whether the hello has come."""
-        self.traits: frozenset[str] = frozenset()
-        """What the hello says of the handler, and which wishes of the call are granted."""
+        """Whether the accept message has come."""
+        self.capabilities: frozenset[str] = frozenset()
+        """Those of the handler, and which of those asked for are granted."""
         self.error: BaseException | None = None
         """Why the call failed, once it has."""
         self.counters: Mapping[str, int] = {}
@@ -125,7 +125,7 @@ class ClientCall(BatchSender):
         self._output_over = False
         self._loose = False  # the answers come in any order
         self.opening: Job[Accepted] | None = None
-        """The job that reads a hello with a very wide schema, while it runs."""
+        """The job that reads an accept message with a very wide schema, while it runs."""
         self.decoding: Job[pa.RecordBatch] | None = None
         """The job that decodes an answer which takes long, while it runs."""
         self.answers = AnswerReceiver(window)
@@ -164,7 +164,7 @@ class ClientCall(BatchSender):
     def _read_answers(self) -> None:
         """Prepares the channel of answers: these are charged until the application is done."""
         output, assembler = self._output, self._assembler
-        output.placement, output.placement_key = assembler.place, PIECE
+        output.placement, output.placement_key = assembler.place, FRAGMENT
         output.announce = assembler.announce
         inbox = output.inbox
         assert inbox is not None
@@ -184,7 +184,7 @@ class ClientCall(BatchSender):
             )
         self._output, self._status = receivers
         self._read_answers()
-        self._hello(answered.headers, answered.payload)
+        self._read_accepted(answered.headers, answered.payload)
 
     # Sending
 
@@ -252,10 +252,10 @@ class ClientCall(BatchSender):
             return
         self.moved += 1
         try:
-            if encoded.size <= self._cut:
+            if encoded.size <= self._fragment:
                 sender.post(encoded.buffers, ((BATCH, b"%d" % number),))
                 return
-            for headers, payload in pieces(encoded, number, self._cut):
+            for headers, payload in fragments(encoded, number, self._fragment):
                 sender.post(payload, headers)
             if (row := sender.row) is not None:
                 row.end_batch()
@@ -347,13 +347,13 @@ class ClientCall(BatchSender):
                 return None
             self.moved += 1
             if not self.accepted:
-                self._hello(message.headers, message.payload)
+                self._read_accepted(message.headers, message.payload)
                 self._inbox.settle()
                 payload = self.answers.take_whole()
                 if payload is not None:
                     return payload
                 continue
-            if FAILURES in self.traits and (failure := self._failure(message)) is not None:
+            if FAILURES in self.capabilities and (failure := self._failure(message)) is not None:
                 self._inbox.settle()
                 return failure
             found = self._assembler.add(message.headers, message.payload)
@@ -390,7 +390,7 @@ class ClientCall(BatchSender):
         if failed is not None:
             raise failed
         if self.answers.partial or not self.accepted:
-            missing = "in the middle of a batch" if self.accepted else "without a hello"
+            missing = "in the middle of a batch" if self.accepted else "without an accept message"
             raise BadCall(
                 f"handler {self.head.handler!r} at {self.peer} ended well {missing}",
                 peer=self.peer,
@@ -492,11 +492,11 @@ class ClientCall(BatchSender):
         if self.window is not None:
             self.window.settle(number)
 
-    def _hello(self, headers: Any, payload: Any) -> None:
+    def _read_accepted(self, headers: Any, payload: Any) -> None:
         if len(payload) < LONG_SCHEMA:
-            self._accept(self._read_hello(headers, payload))
+            self._accept(self._decode_accepted(headers, payload))
         else:
-            self.opening = Job(partial(self._read_hello, headers, payload), self._opened)
+            self.opening = Job(partial(self._decode_accepted, headers, payload), self._opened)
 
     def _opened(self) -> None:
         """The wide schema is read."""
@@ -510,27 +510,29 @@ class ClientCall(BatchSender):
         else:
             self._on_change()
 
-    def _read_hello(self, headers: Any, payload: Any) -> Accepted:
+    def _decode_accepted(self, headers: Any, payload: Any) -> Accepted:
         names = {"peer": self.peer, "handler": self.head.handler}
-        hello = Accepted.decode(headers, payload, kind=self.head.kind, **names)
-        if hello.schema is not None and self.head.expected is not None:
-            check_expected(self.head.expected, hello.schema, **names)
-        if hello.compression and hello.compression not in self.head.compressions:
+        accepted = Accepted.decode(headers, payload, kind=self.head.kind, **names)
+        if accepted.schema is not None and self.head.expected is not None:
+            check_expected(self.head.expected, accepted.schema, **names)
+        if accepted.compression and accepted.compression not in self.head.compressions:
             raise BadCall(
                 f"handler {self.head.handler!r} at {self.peer} answered with the compression "
-                f"{hello.compression!r}, which was not asked for",
+                f"{accepted.compression!r}, which was not asked for",
                 **names,
             )
-        return hello
+        return accepted
 
-    def _accept(self, hello: Accepted) -> None:
-        self.compression = hello.compression
-        if hello.compression:
-            self._agree(hello.compression)
-        self.schema = hello.schema
+    def _accept(self, accepted: Accepted) -> None:
+        self.compression = accepted.compression
+        if accepted.compression:
+            self._agree(accepted.compression)
+        self.schema = accepted.schema
         # What was not asked for is not granted.
-        self.traits = hello.traits - ({AS_COMPLETED, FAILURES} - self.head.wishes)
-        self._loose = AS_COMPLETED in self.traits and self.window is not None
+        self.capabilities = accepted.capabilities - (
+            {AS_COMPLETED, FAILURES} - self.head.capabilities
+        )
+        self._loose = AS_COMPLETED in self.capabilities and self.window is not None
         self.accepted = True
         # A sink answers with marks alone.
         limit = 0 if self.head.kind == "sink" else self.config.calls.batch_limit

@@ -47,11 +47,11 @@ __all__ = [
     "Client",
     "ClientTls",
     "ConnectionHeaders",
+    "capabilities",
     "connection_headers",
     "make_head",
     "plain",
     "window",
-    "wishes",
 ]
 
 ConnectionHeaders: TypeAlias = (
@@ -61,7 +61,7 @@ ManyBatches: TypeAlias = "AsyncIterable[pa.RecordBatch] | Iterable[pa.RecordBatc
 
 _HEARD: Final = 64
 """Handlers whose answers to calls of one batch are known."""
-_NO_WISHES: Final[frozenset[str]] = frozenset()
+_NO_CAPABILITIES: Final[frozenset[str]] = frozenset()
 
 
 class Client:
@@ -201,7 +201,7 @@ class Client:
             token=token,
             partition=partition,
             compression=compression,
-            wishes=wishes(ordered, report_failures),
+            capabilities=capabilities(ordered, report_failures),
         )
 
     async def call(
@@ -485,7 +485,7 @@ class Client:
     def agreed(self, head: CallHead) -> str:
         """What a call's batches may be compressed by from the first; "" for nothing.
 
-        A service that has agreed once on this connection agrees again: the hello need not come.
+        A service that has agreed once on this connection agrees again, and need not say so first.
         """
         for name in head.compressions:
             if name in self._agreed:
@@ -532,7 +532,7 @@ def make_head(
     partition: Partition | None,
     compression: str | None,
     default_compression: str,
-    wishes: frozenset[str] = frozenset(),
+    capabilities: frozenset[str] = frozenset(),
 ) -> CallHead:
     """What a call says of itself. Raises ConfigError for a compression that is none."""
     name = default_compression if compression is None else codec_of(compression)
@@ -548,16 +548,16 @@ def make_head(
         partition=partition,
         metadata=headers or {},
         compressions=(name,) if name else (),
-        wishes=wishes,
+        capabilities=capabilities,
     )
 
 
-def wishes(ordered: bool, report_failures: bool) -> frozenset[str]:
-    """What a call wishes for beyond the usual."""
+def capabilities(ordered: bool, report_failures: bool) -> frozenset[str]:
+    """What a call asks for beyond the usual."""
     if ordered and not report_failures:
-        return _NO_WISHES
-    wished = {AS_COMPLETED: not ordered, FAILURES: report_failures}
-    return frozenset(word for word, wish in wished.items() if wish)
+        return _NO_CAPABILITIES
+    asked = {AS_COMPLETED: not ordered, FAILURES: report_failures}
+    return frozenset(word for word, wanted in asked.items() if wanted)
 
 
 def connection_headers(headers: ConnectionHeaders) -> tuple[tuple[bytes, bytes], ...]:

@@ -46,10 +46,10 @@ class Lane:
         return self._crossing.accepted
 
     @property
-    def traits(self) -> frozenset[str]:
+    def capabilities(self) -> frozenset[str]:
         """As those of a SyncStream."""
         call = self._crossing.call
-        return frozenset() if call is None else call.traits
+        return frozenset() if call is None else call.capabilities
 
     @property
     def schema(self) -> pa.Schema:

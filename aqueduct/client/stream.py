@@ -66,13 +66,13 @@ class Stream:
         return self._call.answers.number
 
     @property
-    def traits(self) -> frozenset[str]:
+    def capabilities(self) -> frozenset[str]:
         """What the handler is, of ``one-to-one`` and ``idempotent``; empty before ``opened``.
 
-        And which wishes the service grants, of ``as-completed`` (``ordered=False``) and
+        And which of those asked for the service grants: ``as-completed`` (``ordered=False``) and
         ``failures`` (``report_failures=True``).
         """
-        return self._call.traits
+        return self._call.capabilities
 
     @property
     def over(self) -> bool:

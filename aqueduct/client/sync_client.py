@@ -33,10 +33,10 @@ from aqueduct.client.call import Batches, InFlightWindow, window
 from aqueduct.client.client import (
     Client,
     ConnectionHeaders,
+    capabilities,
     connection_headers,
     make_head,
     plain,
-    wishes,
 )
 from aqueduct.client.lane import Lane, News
 from aqueduct.client.loop_thread import LoopThread
@@ -156,7 +156,7 @@ class SyncClient:
             token=token,
             partition=partition,
             compression=compression,
-            wishes=wishes(ordered, report_failures),
+            capabilities=capabilities(ordered, report_failures),
         )
         stream._held = held
         stream._ready = ready
@@ -203,7 +203,7 @@ class SyncClient:
             token=token,
             partition=partition,
             compression=compression,
-            wishes=wishes(ordered, report_failures),
+            capabilities=capabilities(ordered, report_failures),
         )
         return Lane(crossing, source)
 

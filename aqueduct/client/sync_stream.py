@@ -63,14 +63,14 @@ class SyncStream:
         return {} if call is None else call.counters
 
     @property
-    def traits(self) -> frozenset[str]:
+    def capabilities(self) -> frozenset[str]:
         """What the handler is, of ``one-to-one`` and ``idempotent``; empty before ``opened``.
 
-        And which wishes the service grants, of ``as-completed`` (``ordered=False``) and
+        And which of those asked for the service grants: ``as-completed`` (``ordered=False``) and
         ``failures`` (``report_failures=True``).
         """
         call = self._crossing.call
-        return frozenset() if call is None else call.traits
+        return frozenset() if call is None else call.capabilities
 
     @property
     def over(self) -> bool:

@@ -26,11 +26,11 @@ from aqueduct.errors import (
     LocalProtocolError,
 )
 from aqueduct.rpc.deadline import ProgressTimer
-from aqueduct.rpc.keys import ANSWERS, HELLO
+from aqueduct.rpc.keys import ACCEPTED, ANSWERS
 from aqueduct.rpc.request import CallHead, Partition
 from aqueduct.rpc.status import Status
 from aqueduct.rpc.threads import apart
-from aqueduct.rpc.unary import UnaryAnswer, UnaryAnswers, UnaryTemplate, room_of
+from aqueduct.rpc.unary import UnaryAnswer, UnaryTemplate, decode_answer, room_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,7 +73,7 @@ class UnaryResult:
         self.size = size
         """Bytes of the batches, encoded."""
         self.follow = follow
-        """The hello of an answer that did not fit."""
+        """The accept message of an answer that did not fit."""
         self.deadline = deadline
         """Seconds left for it."""
 
@@ -81,12 +81,11 @@ class UnaryResult:
 class AnswerCache:
     """What answers were like: those of one handler often are as before."""
 
-    __slots__ = ("answered", "answers", "expected", "found", "usual")
+    __slots__ = ("answered", "expected", "found", "usual")
 
     def __init__(self, expected: pa.Schema | None) -> None:
         self.expected = expected
         """The schema that they were compared with."""
-        self.answers = UnaryAnswers()
         self.answered: bytes | None = None
         """The schema message that ``found`` is for."""
         self.found: Decoder | None = None
@@ -107,7 +106,7 @@ class UnaryCaller:
         assert head.schema is not None
         self.head = head
         self.schema: pa.Schema = head.schema
-        self.question = UnaryTemplate.encode(head)
+        self.question = UnaryTemplate(head)
         self._connection = connection
         self._config = connection.config
         self._room = room_of(connection.config.calls)
@@ -220,7 +219,7 @@ class UnaryCaller:
                 if bytes(view[:start]) == known:
                     batch = found.decode(view[start:], number=0)
                     return UnaryResult(found.schema, (batch,), size=len(view) - start)
-            answer = heard.answers.decode(message.headers, payload)
+            answer = decode_answer(message.headers, payload)
             if answer is not None:
                 decoder = self._decoder(answer)
                 batches = [
@@ -239,7 +238,7 @@ class UnaryCaller:
             raise BadCall(
                 str(error), peer=self._peer, handler=self.head.handler
             ) from error.__cause__
-        if any(key == HELLO for key, _ in message.headers):
+        if any(key == ACCEPTED for key, _ in message.headers):
             return None
         names = {"peer": self._peer, "handler": self.head.handler}
         status = Status.decode(message.headers, message.payload, **names)

@@ -52,7 +52,7 @@ class Reservation:
         account: SendingAccount,
         ledger: SendQueue,
         queued: Callable[[], int],
-        wake: Callable[[], None],
+        wake: Callable[[], object],
     ) -> None:
         self._account = account
         self._ledger = ledger
@@ -133,7 +133,7 @@ class SendingAccount(Account):
         self.pulls = Pulls(self, self._lock)
 
     def reservation(
-        self, ledger: SendQueue, queued: Callable[[], int], wake: Callable[[], None]
+        self, ledger: SendQueue, queued: Callable[[], int], wake: Callable[[], object]
     ) -> Reservation:
         """For one call. ``ledger``: its connection's queue; ``queued``: bytes of the call there."""
         return Reservation(self, ledger, queued, wake)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from aqueduct.carriers.clock import clock_of
 
-__all__ = ["Deadline", "ProgressTimer", "Wakeup", "WatchedCall"]
+__all__ = ["Deadline", "ProgressTimer", "ThreadWakeup", "Wakeup", "WatchedCall"]
 
 
 class Wakeup:
@@ -35,6 +35,31 @@ class Wakeup:
             finally:
                 self._future = None
         self._set = False
+
+
+class ThreadWakeup(Wakeup):
+    """A Wakeup of the running event loop that threads may set."""
+
+    __slots__ = ("_coming", "_loop")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._loop = asyncio.get_running_loop()
+        self._coming = False
+
+    def set_threadsafe(self) -> bool:
+        """``set`` in the next turn of the loop. False: the loop is closed."""
+        if not self._coming:
+            self._coming = True
+            try:
+                self._loop.call_soon_threadsafe(self._arrive)
+            except RuntimeError:
+                return False
+        return True
+
+    def _arrive(self) -> None:
+        self._coming = False
+        self.set()
 
 
 class Deadline:

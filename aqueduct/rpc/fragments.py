@@ -1,8 +1,9 @@
 """Payloads larger than a message: cut by the sender, put together in one buffer by the receiver.
 
-A payload above ``cut`` bytes travels as consecutive messages of one ORDERED channel, each a byte
-range of it. So the user meets no limit of the channels below, and a batch may be one row of any
-size. The receiver takes memory once, for the whole, and has each piece land in its place.
+A payload above ``Calls.fragment_bytes`` travels as consecutive messages of one ORDERED channel,
+each a byte range of it. So the user meets no limit of the channels below, and a batch may be one
+row of any size. The receiver takes memory once, for the whole, and has each fragment land in its
+place.
 """
 
 from __future__ import annotations
@@ -17,53 +18,53 @@ from aqueduct._speedups.base.buffers import AlignedBuffer
 from aqueduct.arrow.encode import Encoded, Part
 from aqueduct.config import DEFAULT
 from aqueduct.errors import BadCall, BatchTooLarge, LocalProtocolError
-from aqueduct.rpc.keys import BATCH, PIECE, Headers, number_of, one_each
+from aqueduct.rpc.keys import BATCH, FRAGMENT, Headers, number_of, one_each
 
-__all__ = ["Assembler", "Payload", "batch_headers", "pieces"]
+__all__ = ["Assembler", "Payload", "batch_headers", "fragments"]
 
 Payload: TypeAlias = bytes | bytearray | memoryview | AlignedBuffer
 """The payload of a message, as it is received."""
 
-_KEYS: Final = frozenset({BATCH, PIECE})
+_KEYS: Final = frozenset({BATCH, FRAGMENT})
 
 
 def batch_headers(number: int) -> Headers:
-    """The headers of a message that is a whole batch; without payload it is a mark.
+    """The headers of a message that is a whole batch; without payload it is a settled mark.
 
-    A mark says that the handler needs no more of the batches up to this number.
+    It says that the handler needs no more of the batches up to this number.
     """
     return ((BATCH, b"%d" % number),)
 
 
-def pieces(
-    encoded: Encoded, number: int, cut: int = DEFAULT.calls.cut
+def fragments(
+    encoded: Encoded, number: int, limit: int = DEFAULT.calls.fragment_bytes
 ) -> Iterator[tuple[Headers, list[Part]]]:
     """The messages that carry a payload: headers and the payload's buffers, none copied.
 
-    Raises LocalProtocolError if ``cut`` is not above zero.
+    Raises LocalProtocolError if ``limit`` is not above zero.
     """
-    if cut < 1:
-        raise LocalProtocolError(f"a payload cannot be cut into pieces of {cut} bytes")
-    if encoded.size <= cut:
+    if limit < 1:
+        raise LocalProtocolError(f"a payload cannot be cut into fragments of {limit} bytes")
+    if encoded.size <= limit:
         return iter(((batch_headers(number), encoded.buffers),))
-    return _cut(encoded, number, cut)
+    return _split(encoded, number, limit)
 
 
-def _cut(encoded: Encoded, number: int, cut: int) -> Iterator[tuple[Headers, list[Part]]]:
+def _split(encoded: Encoded, number: int, limit: int) -> Iterator[tuple[Headers, list[Part]]]:
     name = b"%d" % number
-    offset, room = 0, cut
-    piece: list[Part] = []
+    offset, room = 0, limit
+    fragment: list[Part] = []
     for buffer in encoded.buffers:
         rest = memoryview(buffer)
         while rest:
             part, rest = rest[:room], rest[room:]
-            piece.append(part)
+            fragment.append(part)
             room -= len(part)
             if not room:
-                yield _piece_headers(name, offset, encoded.size), piece
-                offset, room, piece = offset + cut, cut, []
-    if piece:
-        yield _piece_headers(name, offset, encoded.size), piece
+                yield _fragment_headers(name, offset, encoded.size), fragment
+                offset, room, fragment = offset + limit, limit, []
+    if fragment:
+        yield _fragment_headers(name, offset, encoded.size), fragment
 
 
 class Assembler:
@@ -72,7 +73,7 @@ class Assembler:
     ``place`` tells the channel where a message is to land, before it does; ``add`` takes each
     message as it is delivered. ``place`` may be ahead of ``add``. It is asked for every message in
     the channel's order, or for none: then what landed elsewhere is copied. For those without the
-    header PIECE it need not be asked. Where it gives a place, the message must land there. Both
+    header FRAGMENT it need not be asked. Where it gives a place, the message must land there. Both
     belong to the same thread.
     """
 
@@ -99,62 +100,64 @@ class Assembler:
         Raises BatchTooLarge above the limit, before memory is taken, and BadCall for headers
         that are not a batch's.
         """
-        number, piece = self._read(headers, size)
-        if piece is None:
+        number, fragment = self._read(headers, size)
+        if fragment is None:
             return None
         newest = self._placed[-1] if self._placed else self._current
         if newest is None or newest.placed == newest.total:
-            if piece.offset:
+            if fragment.offset:
                 return None  # out of turn: add() says so
-            newest = _Whole(number, piece.total)
+            newest = _Whole(number, fragment.total)
             self._placed.append(newest)
-        elif not newest.continues(number, piece, newest.placed):
+        elif not newest.continues(number, fragment, newest.placed):
             # Only the next bytes are given away: those before may be read already.
             return None
         start, newest.placed = newest.placed, newest.placed + size
         return newest.memory[start : newest.placed]
 
     def announce(self, headers: Iterable[tuple[bytes, bytes]]) -> tuple[int, int] | None:
-        """Where a message begins in a batch that comes in pieces, and the bytes of that; else None.
+        """Where a message begins in a batch that comes in fragments, and its bytes; else None.
 
         What is wrong with the headers is for ``place`` to say.
         """
         try:
-            value = one_each(headers, _KEYS).get(PIECE)
+            value = one_each(headers, _KEYS).get(FRAGMENT)
             if value is None:
                 return None
-            piece = _read_piece(value)
+            fragment = _read_fragment(value)
         except BadCall:
             return None
-        return piece if piece.total <= self._limit else None
+        return fragment if fragment.total <= self._limit else None
 
     def add(
         self, headers: Iterable[tuple[bytes, bytes]], payload: Payload
     ) -> tuple[int, Payload] | None:
         """The number and the whole payload of the batch that this message completes, if it does.
 
-        A mark has an empty payload. Raises BatchTooLarge, BadCall for a message out of turn, and
-        LocalProtocolError for one that is not where ``place`` wanted it.
+        A settled mark has an empty payload. Raises BatchTooLarge, BadCall for a message out of
+        turn, and LocalProtocolError for one that is not where ``place`` wanted it.
         """
         view = memoryview(payload).cast("B")
-        number, piece = self._read(headers, len(view))
+        number, fragment = self._read(headers, len(view))
         whole = self._current
-        if whole is not None and (piece is None or not whole.continues(number, piece, whole.added)):
-            came = (
-                "a whole message" if piece is None else f"a piece at {piece.offset}/{piece.total}"
-            )
+        if whole is not None and not (
+            fragment is not None and whole.continues(number, fragment, whole.added)
+        ):
+            came = "a whole message"
+            if fragment is not None:
+                came = f"a fragment at {fragment.offset}/{fragment.total}"
             raise self._bad(
-                f"{came} of batch {number} came when the next piece was due of batch "
+                f"{came} of batch {number} came when the next fragment was due of batch "
                 f"{whole.number}, at {whole.added}/{whole.total}"
             )
-        if piece is None:
+        if fragment is None:
             return number, payload
         if whole is None:
-            if piece.offset:
+            if fragment.offset:
                 raise self._bad(
-                    f"batch {number} begins with a piece at {piece.offset}/{piece.total}"
+                    f"batch {number} begins with a fragment at {fragment.offset}/{fragment.total}"
                 )
-            whole = self._begin(number, piece.total, view)
+            whole = self._begin(number, fragment.total, view)
         whole.land(view)
         if whole.added < whole.total:
             self._current = whole
@@ -167,17 +170,19 @@ class Assembler:
             return self._placed.popleft()
         return _Whole(number, total)
 
-    def _read(self, headers: Iterable[tuple[bytes, bytes]], size: int) -> tuple[int, _Piece | None]:
+    def _read(
+        self, headers: Iterable[tuple[bytes, bytes]], size: int
+    ) -> tuple[int, _Fragment | None]:
         """The batch's number, and which bytes of it these are if not all."""
         try:
             values = one_each(headers, _KEYS)
             if BATCH not in values:
                 raise BadCall(f"a message without the header {BATCH.decode()} is no batch")
             number = number_of(values[BATCH], BATCH)
-            piece = _read_piece(values[PIECE]) if PIECE in values else None
+            fragment = _read_fragment(values[FRAGMENT]) if FRAGMENT in values else None
         except BadCall as error:
             raise self._bad(str(error)) from error
-        total = size if piece is None else piece.total
+        total = size if fragment is None else fragment.total
         if total > self._limit:
             raise BatchTooLarge(
                 f"{self._prefix()}batch {number} has {total} bytes, above the limit of "
@@ -185,11 +190,12 @@ class Assembler:
                 peer=self._peer,
                 handler=self._handler,
             )
-        if piece is not None and not 0 < size <= piece.total - piece.offset:
+        if fragment is not None and not 0 < size <= fragment.total - fragment.offset:
             raise self._bad(
-                f"a piece of batch {number} at {piece.offset}/{piece.total} has {size} bytes"
+                f"a fragment of batch {number} at {fragment.offset}/{fragment.total} has {size} "
+                "bytes"
             )
-        return number, piece
+        return number, fragment
 
     def _bad(self, text: str) -> BadCall:
         return BadCall(self._prefix() + text, peer=self._peer, handler=self._handler)
@@ -198,13 +204,13 @@ class Assembler:
         return f"{self._where}: " if self._where else ""
 
 
-class _Piece(NamedTuple):
+class _Fragment(NamedTuple):
     offset: int
     total: int
 
 
 class _Whole:
-    """A payload of which pieces come in."""
+    """A payload of which fragments come in."""
 
     __slots__ = ("added", "address", "buffer", "memory", "number", "placed", "total")
 
@@ -217,8 +223,8 @@ class _Whole:
         self.placed = 0
         self.added = 0
 
-    def continues(self, number: int, piece: _Piece, offset: int) -> bool:
-        return number == self.number and piece.total == self.total and piece.offset == offset
+    def continues(self, number: int, fragment: _Fragment, offset: int) -> bool:
+        return number == self.number and fragment.total == self.total and fragment.offset == offset
 
     def holds(self, view: memoryview, offset: int) -> bool:
         """Whether ``view`` is this payload's own memory at ``offset``."""
@@ -226,23 +232,23 @@ class _Whole:
         return address == self.address + offset
 
     def land(self, view: memoryview) -> None:
-        """Takes the next piece, copying it if it landed elsewhere."""
+        """Takes the next fragment, copying it if it landed elsewhere."""
         start, end = self.added, self.added + len(view)
         if not self.holds(view, start):
             if start < self.placed:
                 raise LocalProtocolError(
-                    f"a piece of batch {self.number} at {start}/{self.total} did not land in its "
-                    "place; Assembler.place is asked for every message, in order, or for none"
+                    f"a fragment of batch {self.number} at {start}/{self.total} did not land in "
+                    "its place; Assembler.place is asked for every message, in order, or for none"
                 )
             self.memory[start:end] = view
         self.added = end
         self.placed = max(self.placed, end)
 
 
-def _read_piece(value: bytes) -> _Piece:
+def _read_fragment(value: bytes) -> _Fragment:
     offset, _, total = value.partition(b"/")
-    return _Piece(number_of(offset, PIECE), number_of(total, PIECE))
+    return _Fragment(number_of(offset, FRAGMENT), number_of(total, FRAGMENT))
 
 
-def _piece_headers(number: bytes, offset: int, total: int) -> Headers:
-    return ((BATCH, number), (PIECE, b"%d/%d" % (offset, total)))
+def _fragment_headers(number: bytes, offset: int, total: int) -> Headers:
+    return ((BATCH, number), (FRAGMENT, b"%d/%d" % (offset, total)))

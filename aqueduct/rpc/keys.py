@@ -13,29 +13,29 @@ from typing import Final, TypeAlias
 from aqueduct.errors import BadCall, LocalProtocolError
 
 __all__ = [
+    "ACCEPTED",
     "ALIVE",
     "ANSWERS",
+    "ASKED",
     "ATTEMPT",
     "BATCH",
     "BODY",
     "CALL",
+    "CAPABILITIES",
     "COMPRESSION",
     "DEADLINE",
     "EXPECTED",
+    "FRAGMENT",
     "HANDLER",
-    "HELLO",
     "KIND",
     "METADATA",
     "NUMBER_LIMIT",
     "PARTITION",
-    "PIECE",
     "RUN",
     "STATUS",
     "TOKEN",
-    "TRAITS",
     "UNARY",
     "VERSION",
-    "WISHES",
     "Headers",
     "number_of",
     "one_each",
@@ -75,26 +75,26 @@ PARTITION: Final = b"arrow-partition-cf36d2"
 METADATA: Final = b"arrow-metadata-9772af"
 """The user's own headers: a JSON object of strings, UTF-8."""
 COMPRESSION: Final = b"arrow-compression-4e9d17"
-"""On a call: the compressions that the client reads and wishes for, the dearest first, with commas
-between them. On the hello: the one that both sides may use from now on."""
-WISHES: Final = b"arrow-wishes-58c0d3"
+"""On a call: the compressions that the client reads and asks for, the dearest first, with commas
+between them. On the accept message: the one that both sides may use from now on."""
+ASKED: Final = b"arrow-wishes-58c0d3"
 """On an exchange: words with commas between them, for what the client would like to have."""
-TRAITS: Final = b"arrow-traits-e61b07"
-"""On the hello: words with commas between them, for what the handler is and which wishes of the
-call are granted."""
+CAPABILITIES: Final = b"arrow-traits-e61b07"
+"""On the accept message: words with commas between them, for what the handler is and which of the
+capabilities that the call asks for are granted."""
 EXPECTED: Final = b"arrow-expected-bc4eec"
 """Where in the payload the schema begins that the caller expects back, decimal."""
 
 ALIVE: Final = b"arrow-alive-5e07d9"
 """On a message of the entrypoint without attachments: the client's application is at work, so its
 calls that wait for it are not stuck. The value does not matter."""
-HELLO: Final = b"arrow-hello-e42c4c"
+ACCEPTED: Final = b"arrow-hello-e42c4c"
 """On the first message to the client: the version, decimal."""
 STATUS: Final = b"arrow-status-8b3ba8"
 """On the final message: how the call ended, in one word."""
 BATCH: Final = b"arrow-batch-2179bf"
 """The number of the batch, decimal."""
-PIECE: Final = b"arrow-piece-99faef"
+FRAGMENT: Final = b"arrow-piece-99faef"
 """``OFFSET/TOTAL``, decimal: which bytes of the payload these are."""
 
 NUMBER_LIMIT: Final = (1 << 63) - 1

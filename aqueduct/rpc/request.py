@@ -8,14 +8,14 @@ breath. ``docs/protocols/arrow-calls.md`` has the convention byte for byte.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import pyarrow as pa
 
-from aqueduct.arrow.ipc import EXTENSION, deserialize_schema, serialize_schema
+from aqueduct.arrow.ipc import deserialize_schema, serialize_schema
 from aqueduct.errors import BadCall, LocalProtocolError
 from aqueduct.rpc import keys
 from aqueduct.rpc.keys import Headers, number_of, one_each, text_of, text_value
@@ -29,17 +29,13 @@ __all__ = [
     "IDEMPOTENT",
     "KINDS",
     "ONE_TO_ONE",
-    "OWN_KEYS",
     "PLACES",
     "Accepted",
-    "CachedHead",
-    "CachedHeads",
     "CallChannels",
     "CallHead",
     "Kind",
     "Partition",
     "check_attachments",
-    "own_apart",
     "own_headers",
 ]
 
@@ -50,13 +46,13 @@ KINDS: Final[tuple[Kind, ...]] = ("exchange", "source", "sink")
 
 
 AS_COMPLETED: Final = "as-completed"
-"""A wish: the answers come as they are made, each with the number of its batch."""
+"""To be asked for: the answers come as they are made, each with the number of its batch."""
 FAILURES: Final = "failures"
-"""A wish: a batch on which the handler fails is answered with the failure; the call goes on."""
+"""To be asked for: a batch on which the handler fails is answered with that, the call goes on."""
 ONE_TO_ONE: Final = "one-to-one"
-"""A trait: each batch has one answer, which depends on no other batch."""
+"""A capability of a handler: each batch has one answer, which depends on no other batch."""
 IDEMPOTENT: Final = "idempotent"
-"""A trait: a batch may be handed to the handler again."""
+"""A capability of a handler: a batch may be handed to the handler again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +62,7 @@ class CallChannels:
     to_server: int | None
     """The Receiver of the client's batches (ORDERED); a source has none."""
     to_client: int
-    """The Sender of the hello and of the server's batches (ORDERED)."""
+    """The Sender of the accept message and of the server's batches (ORDERED)."""
     status: int
     """The Sender of the final status (a oneshot channel)."""
 
@@ -103,14 +99,10 @@ _CALL_KEYS: Final = frozenset(
         keys.METADATA,
         keys.EXPECTED,
         keys.COMPRESSION,
-        keys.WISHES,
+        keys.ASKED,
     }
 )
-OWN_KEYS: Final = frozenset({keys.DEADLINE, keys.RUN, keys.ATTEMPT, keys.PARTITION})
-"""What calls say that are otherwise alike."""
-_KEPT: Final = 32
-_KEPT_SIZE: Final = 16 << 10  # bytes of a call that is remembered
-_HELLO_KEYS: Final = frozenset({keys.HELLO, keys.COMPRESSION, keys.TRAITS})
+_ACCEPTED_KEYS: Final = frozenset({keys.ACCEPTED, keys.COMPRESSION, keys.CAPABILITIES})
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +170,8 @@ class CallHead:
     metadata: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """The user's own headers."""
     compressions: tuple[str, ...] = ()
-    """What the caller reads and wishes the batches to be compressed by, the dearest first."""
-    wishes: frozenset[str] = frozenset()
+    """What the caller reads and wants the batches compressed by, the dearest first."""
+    capabilities: frozenset[str] = frozenset()
     """Of AS_COMPLETED and FAILURES; words that a service does not know are not granted."""
 
     _encoded: tuple[Headers, tuple[bytes, ...]] | None = field(
@@ -207,8 +199,8 @@ class CallHead:
         headers += own_headers(self.run, self.attempt, self.token, self.partition, self.metadata)
         if self.compressions:
             headers.append((keys.COMPRESSION, ",".join(self.compressions).encode()))
-        if self.wishes:
-            headers.append((keys.WISHES, ",".join(sorted(self.wishes)).encode()))
+        if self.capabilities:
+            headers.append((keys.ASKED, ",".join(sorted(self.capabilities)).encode()))
         payload = [] if self.schema is None else [serialize_schema(self.schema)]
         if self.expected is not None:
             headers.append((keys.EXPECTED, b"%d" % sum(map(len, payload))))
@@ -250,7 +242,7 @@ class CallHead:
                 partition=_decode_partition(values.get(keys.PARTITION)),
                 metadata=_decode_metadata(values.get(keys.METADATA)),
                 compressions=_decode_words(values.get(keys.COMPRESSION), keys.COMPRESSION),
-                wishes=frozenset(_decode_words(values.get(keys.WISHES), keys.WISHES)),
+                capabilities=frozenset(_decode_words(values.get(keys.ASKED), keys.ASKED)),
             )
         except BadCall as error:
             raise BadCall(str(error), peer=peer, handler=handler) from error.__cause__
@@ -265,85 +257,8 @@ class CallHead:
             raise LocalProtocolError(f"a call of the kind {self.kind} {which}")
         if self.expected is not None and self.kind == "sink":
             raise LocalProtocolError("a call of the kind sink expects no output schema")
-        if self.wishes and self.kind != "exchange":
-            raise LocalProtocolError(f"a call of the kind {self.kind} has no wishes")
-
-
-def own_apart(headers: Headers) -> tuple[Headers, list[tuple[bytes, bytes]]]:
-    """What calls that are alike have in common, and what this one says of itself."""
-    alike: list[tuple[bytes, bytes]] = []
-    own: list[tuple[bytes, bytes]] = []
-    for pair in headers:
-        (own if pair[0] in OWN_KEYS else alike).append(pair)
-    return tuple(alike), own
-
-
-class CachedHead:
-    """What calls have in common that are alike but for what each says of itself."""
-
-    __slots__ = ("_peer", "head", "payload", "plan")
-
-    def __init__(self, head: CallHead, payload: bytes, peer: str = "") -> None:
-        self._peer = peer
-        self.head = head
-        """Without what each says of itself."""
-        self.payload = payload
-        """The schemas."""
-        self.plan: Any = None
-        """What the service worked out for such calls."""
-
-    def with_own(self, own: Sequence[tuple[bytes, bytes]]) -> CallHead:
-        """The head of a call with these headers, of ``OWN_KEYS``. Raises BadCall."""
-        head, values = self.head, dict(own)
-        try:
-            if len(values) < len(own):
-                one_each(own, OWN_KEYS)  # which says what is there twice
-            deadline = values.get(keys.DEADLINE)
-            return CallHead(
-                handler=head.handler,
-                kind=head.kind,
-                schema=head.schema,
-                expected=head.expected,
-                deadline=None if deadline is None else _decode_deadline(deadline),
-                run=text_of(values.get(keys.RUN, b""), keys.RUN, limit=_NAME_LIMIT),
-                attempt=text_of(values.get(keys.ATTEMPT, b""), keys.ATTEMPT, limit=_NAME_LIMIT),
-                token=head.token,
-                partition=_decode_partition(values.get(keys.PARTITION)),
-                metadata=head.metadata,
-                compressions=head.compressions,
-                wishes=head.wishes,
-            )
-        except BadCall as error:
-            raise BadCall(str(error), peer=self._peer, handler=head.handler) from error.__cause__
-
-
-class CachedHeads:
-    """The calls that a connection has decoded before: clients call the same again and again."""
-
-    __slots__ = ("_kept", "_peer")
-
-    def __init__(self, peer: str) -> None:
-        self._peer = peer
-        self._kept: dict[Headers, CachedHead] = {}
-
-    def decode(
-        self, headers: Headers, payload: ReadableBuffer
-    ) -> tuple[CallHead, CachedHead | None]:
-        """What a message opens, and what is known of such calls. Raises BadCall."""
-        data = bytes(payload)
-        alike, own = own_apart(headers)
-        known = self._kept.get(alike)
-        if known is not None and known.payload == data:
-            return known.with_own(own) if own else known.head, known
-        head = CallHead.decode(headers, data, peer=self._peer)
-        size = len(data) + sum(len(key) + len(value) for key, value in alike)
-        if size > _KEPT_SIZE or EXTENSION in data:  # of types that may be registered otherwise
-            return head, None
-        if len(self._kept) >= _KEPT:
-            self._kept.clear()
-        plain = CallHead.decode(alike, data) if own else head
-        known = self._kept[alike] = CachedHead(plain, data, self._peer)
-        return head, known
+        if self.capabilities and self.kind != "exchange":
+            raise LocalProtocolError(f"a call of the kind {self.kind} asks for no capabilities")
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,17 +269,17 @@ class Accepted:
     """Of the batches to the client; None says that a sink is ready."""
     compression: str = ""
     """Which of the caller's compressions is used from now on, both ways; "" for none."""
-    traits: frozenset[str] = frozenset()
-    """What the handler is (ONE_TO_ONE, IDEMPOTENT), and which of the call's wishes are granted."""
+    capabilities: frozenset[str] = frozenset()
+    """What the handler is (ONE_TO_ONE, IDEMPOTENT), and which of those asked for are granted."""
 
     def encode(self) -> tuple[Headers, list[bytes]]:
         """The headers and the payload's buffers."""
         payload = [] if self.schema is None else [serialize_schema(self.schema)]
-        headers = [(keys.HELLO, b"%d" % keys.VERSION)]
+        headers = [(keys.ACCEPTED, b"%d" % keys.VERSION)]
         if self.compression:
             headers.append((keys.COMPRESSION, self.compression.encode()))
-        if self.traits:
-            headers.append((keys.TRAITS, ",".join(sorted(self.traits)).encode()))
+        if self.capabilities:
+            headers.append((keys.CAPABILITIES, ",".join(sorted(self.capabilities)).encode()))
         return tuple(headers), payload
 
     @classmethod
@@ -377,22 +292,25 @@ class Accepted:
         peer: str = "",
         handler: str = "",
     ) -> Accepted:
-        """The hello of a call of this kind. Raises BadCall if the message is not one."""
+        """The accept message of a call of this kind. Raises BadCall if the message is not one."""
         try:
-            values = one_each(headers, _HELLO_KEYS)
-            _check_version(values.get(keys.HELLO), keys.HELLO, "hello")
+            values = one_each(headers, _ACCEPTED_KEYS)
+            _check_version(values.get(keys.ACCEPTED), keys.ACCEPTED, "accept message")
             chosen = values.get(keys.COMPRESSION, b"")
             compression = text_of(chosen, keys.COMPRESSION, limit=_NAME_LIMIT)
-            traits = frozenset(_decode_words(values.get(keys.TRAITS), keys.TRAITS))
+            words = _decode_words(values.get(keys.CAPABILITIES), keys.CAPABILITIES)
+            capabilities = frozenset(words)
             size = memoryview(payload).nbytes
             if kind == "sink":
                 if size:
-                    raise BadCall(f"the hello of a sink is empty, and {size} bytes came")
-                return cls(None, compression, traits)
+                    raise BadCall(f"the accept message of a sink is empty, and {size} bytes came")
+                return cls(None, compression, capabilities)
             if not size:
-                raise BadCall(f"the hello of a call of the kind {kind} has no output schema")
+                raise BadCall(
+                    f"the accept message of a call of the kind {kind} has no output schema"
+                )
             schema = deserialize_schema(payload, where="the output schema")
-            return cls(schema, compression, traits)
+            return cls(schema, compression, capabilities)
         except BadCall as error:
             raise BadCall(str(error), peer=peer, handler=handler) from error.__cause__
 

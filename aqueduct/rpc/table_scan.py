@@ -85,7 +85,7 @@ class ScanRequest:
     filters: tuple[Filter, ...] = ()
     """All of which hold for the rows that are wanted."""
     partitions: int | None = None
-    """About how many splits would do; a wish."""
+    """About how many splits would do; a hint."""
     start: Offset | None = None
     """Of ``latest`` and ``between``: up to where it was read."""
     end: Offset | None = None

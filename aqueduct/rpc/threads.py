@@ -80,8 +80,8 @@ def check_patches() -> None:
 class ThreadPool:
     """Threads on call: ``start`` gives a piece of work one at once, and no work ever queues.
 
-    A thread that is done sits on the bench for the next piece of work; one that has sat for 30 s,
-    or finds ``idle_limit`` others there, ends. How many work at once is the caller's to bound.
+    A thread that is done waits for the next piece of work; one that has waited for 30 s, or finds
+    ``idle_limit`` others that wait, ends. How many work at once is the caller's to bound.
     """
 
     def __init__(self, name: str = "aqueduct", *, idle_limit: int = 32) -> None:
@@ -132,7 +132,8 @@ class ThreadPool:
 
     # What workers ask
 
-    def _sit_down(self, worker: _Worker) -> bool:
+    def wait_for_work(self, worker: _Worker) -> bool:
+        """Whether the worker is to wait for work; False: it ends."""
         with self._lock:
             if self._closed or len(self._idle) >= self._idle_limit:
                 self.threads -= 1
@@ -140,7 +141,7 @@ class ThreadPool:
             self._idle.append(worker)
             return True
 
-    def _leave(self, worker: _Worker) -> bool:
+    def leave(self, worker: _Worker) -> bool:
         """False: the worker was called up in this very moment, so work is on its way."""
         with self._lock:
             if worker not in self._idle:
@@ -151,10 +152,10 @@ class ThreadPool:
 
 
 class _Worker:
-    def __init__(self, bench: ThreadPool, name: str) -> None:
+    def __init__(self, pool: ThreadPool, name: str) -> None:
         self.inbox: SimpleQueue[Work | None] = SimpleQueue()
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._bench = bench
+        self._pool = pool
 
     def _run(self) -> None:
         work: Work | None = self.inbox.get()
@@ -164,12 +165,12 @@ class _Worker:
             except BaseException:
                 log.exception("work in thread %s raised", threading.current_thread().name)
             work = None  # it may hold batches
-            if not self._bench._sit_down(self):
+            if not self._pool.wait_for_work(self):
                 return
             try:
                 work = self.inbox.get(timeout=_IDLE_SECONDS)
             except Empty:
-                if self._bench._leave(self):
+                if self._pool.leave(self):
                     return
                 work = self.inbox.get()
 
@@ -180,7 +181,7 @@ class _Crew:
     def __init__(self, name: str, size: int) -> None:
         self.size = size
         self._name = name
-        self._bench: ThreadPool | None = None
+        self._pool: ThreadPool | None = None
         self._lock = threading.Lock()
         self._waiting: deque[Work] = deque()
         self._active = 0
@@ -192,14 +193,15 @@ class _Crew:
         """
         check_patches()
         with self._lock:
-            if self._bench is None:
-                self._bench = ThreadPool(self._name)
+            if self._pool is None:
+                self._pool = ThreadPool(self._name)
+            pool = self._pool
             self._waiting.append(work)
             if self._active >= self.size:
                 return
             self._active += 1
         try:
-            self._bench.start(self._work)
+            pool.start(self._work)
         except RuntimeError:
             self._work()
 

@@ -6,32 +6,31 @@ What does not fit one message travels as an exchange does; see ``docs/protocols/
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
 from aqueduct.arrow.encode import Encoded, Part
-from aqueduct.arrow.ipc import ALIGNMENT, deserialize_schema, serialize_schema
+from aqueduct.arrow.ipc import ALIGNMENT, by_identity, deserialize_schema, serialize_schema
 from aqueduct.config import Calls
 from aqueduct.errors import BadCall
 from aqueduct.rpc import keys
 from aqueduct.rpc.keys import Headers, number_of, one_each
-from aqueduct.rpc.request import CachedHead, CachedHeads, CallHead, own_apart
+from aqueduct.rpc.request import CallHead
 from aqueduct.rpc.status import OK
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-    from aqueduct.protocol.channels.receiver import Received
-
 __all__ = [
     "ANSWERS_LIMIT",
     "UnaryAnswer",
-    "UnaryAnswers",
     "UnaryTemplate",
-    "UnaryTemplates",
     "decode_answer",
+    "decode_call",
     "encode_answer",
+    "is_unary",
     "room_of",
     "schema_prefix",
 ]
@@ -43,115 +42,52 @@ _KIND: Final = (keys.KIND, keys.UNARY.encode())
 _EXCHANGE: Final = (keys.KIND, b"exchange")
 _KEYS: Final = frozenset({keys.BODY})
 _ANSWER_KEYS: Final = frozenset({keys.STATUS, keys.ANSWERS})
-_KEPT: Final = 32
 
 
 class UnaryTemplate:
     """What the calls of one kind have in common; ``head`` is that of an exchange."""
 
-    __slots__ = ("body", "head", "headers", "known", "prefix")
+    __slots__ = ("body", "head", "headers", "prefix")
 
-    def __init__(
-        self, head: CallHead, headers: Headers, prefix: bytes, known: CachedHead | None = None
-    ) -> None:
-        self.head = head
-        self.headers = headers
-        """Of the message."""
-        self.prefix = prefix
-        """The schemas, with which its payload begins."""
-        self.body = len(prefix)
-        """Where the batch begins."""
-        self.known = known
-        """Of the service: what it knows of calls that are alike."""
-
-    @classmethod
-    def encode(cls, head: CallHead) -> UnaryTemplate:
-        """Raises LocalProtocolError for what cannot be."""
+    def __init__(self, head: CallHead) -> None:
+        """Raises LocalProtocolError for what cannot be sent."""
         headers, payload = head.encode()
         payload[-1] = _padded(payload[-1], sum(map(len, payload)))
-        prefix = b"".join(payload)
+        self.head = head
+        self.prefix = b"".join(payload)
+        """The schemas, with which the payload begins."""
+        self.body = len(self.prefix)
+        """Where the batch begins."""
         named = [_KIND if pair[0] == keys.KIND else pair for pair in headers]
-        named.append((keys.BODY, b"%d" % len(prefix)))
-        return cls(head, tuple(named), prefix)
-
-    @classmethod
-    def decode(
-        cls,
-        headers: Headers,
-        payload: ReadableBuffer,
-        *,
-        peer: str = "",
-        calls: CachedHeads | None = None,
-    ) -> UnaryTemplate:
-        """The call that a message opens. Raises BadCall that says what is missing or wrong."""
-        view = memoryview(payload).cast("B")
-        values = one_each(headers, _KEYS)
-        if keys.BODY not in values:
-            raise BadCall(f"the call has no header {keys.BODY.decode()}", peer=peer)
-        body = number_of(values[keys.BODY], keys.BODY, most=len(view))
-        if body == len(view):
-            raise BadCall("a call of the kind unary carries a batch, and none came", peer=peer)
-        # A list takes one call of Python, where a tuple of what a generator gives takes many.
-        plain = [
-            _EXCHANGE if pair == _KIND else pair
-            for pair in headers
-            if pair[0] != keys.COMPRESSION  # it has no meaning here
-        ]
-        prefix = bytes(view[:body])
-        if calls is None:
-            return cls(CallHead.decode(plain, prefix, peer=peer), headers, prefix)
-        head, known = calls.decode(tuple(plain), prefix)
-        return cls(head, headers, prefix, known)
+        self.headers: Headers = (*named, (keys.BODY, b"%d" % self.body))
+        """Of the message."""
 
 
-class UnaryTemplates:
-    """The calls that a connection has decoded before: clients call the same again and again."""
+def is_unary(headers: Headers) -> bool:
+    """Whether a message opens a call of one batch, which came with it."""
+    return _KIND in headers
 
-    __slots__ = ("_alike", "_calls", "_peer", "_raw")
 
-    def __init__(self, peer: str) -> None:
-        self._peer = peer
-        self._calls = CachedHeads(peer)
-        self._alike: dict[Headers, UnaryTemplate] = {}
-        """By the headers but for those that calls say of themselves."""
-        self._raw: dict[bytes | Headers, UnaryTemplate] = {}
-        """Those that say nothing of themselves, by what their headers were on the way."""
+def decode_call(
+    headers: Headers, payload: ReadableBuffer, *, peer: str = ""
+) -> tuple[CallHead, int]:
+    """The call that a message opens, and where its batch begins.
 
-    def find(self, message: Received) -> tuple[CallHead, CachedHead | None, memoryview] | None:
-        """The call that a message opens, what is known of such calls, and its batch's payload.
-
-        None for calls of other kinds. Raises BadCall.
-        """
-        raw, payload = message.raw, message.payload
-        found = self._raw.get(raw)
-        if found is not None:
-            view = memoryview(payload).cast("B")
-            body = found.body
-            if len(view) > body and bytes(view[:body]) == found.prefix:
-                return found.head, found.known, view[body:]
-        headers = message.headers
-        if _KIND not in headers:
-            return None
-        view = memoryview(payload).cast("B")
-        alike, own = own_apart(headers)
-        found = self._alike.get(alike)
-        if found is None or len(view) <= found.body or bytes(view[: found.body]) != found.prefix:
-            found = UnaryTemplate.decode(headers, view, peer=self._peer, calls=self._calls)
-            known = found.known
-            if known is None:
-                return found.head, None, view[found.body :]
-            if len(self._alike) >= _KEPT:
-                self._alike.clear()
-            found = self._alike[alike] = UnaryTemplate(known.head, alike, found.prefix, known)
-        known = found.known
-        assert known is not None
-        rest = view[found.body :]
-        if own:
-            return known.with_own(own), known, rest
-        if len(self._raw) >= _KEPT:
-            self._raw.clear()
-        self._raw[raw] = found
-        return found.head, known, rest
+    The head is that of an exchange. Raises BadCall that says what is missing or wrong.
+    """
+    view = memoryview(payload).cast("B")
+    values = one_each(headers, _KEYS)
+    if keys.BODY not in values:
+        raise BadCall(f"the call has no header {keys.BODY.decode()}", peer=peer)
+    body = number_of(values[keys.BODY], keys.BODY, most=len(view))
+    if body == len(view):
+        raise BadCall("a call of the kind unary carries a batch, and none came", peer=peer)
+    plain = [
+        _EXCHANGE if pair == _KIND else pair
+        for pair in headers
+        if pair[0] != keys.COMPRESSION  # it has no meaning here
+    ]
+    return CallHead.decode(plain, view[:body], peer=peer), body
 
 
 class UnaryAnswer:
@@ -170,9 +106,10 @@ class UnaryAnswer:
 
 def room_of(calls: Calls) -> int:
     """The most bytes of a message with a call's batch, or with its answers."""
-    return min(calls.unary_bytes, calls.cut)
+    return min(calls.unary_bytes, calls.fragment_bytes)
 
 
+@by_identity
 def schema_prefix(schema: pa.Schema) -> bytes:
     """A schema message, padded so that what follows begins at a multiple of 64."""
     message = serialize_schema(schema)
@@ -196,40 +133,12 @@ def decode_answer(headers: Headers, payload: ReadableBuffer) -> UnaryAnswer | No
 
     Raises BadCall for an answer that is not what it should be.
     """
-    return UnaryAnswers().decode(headers, payload)
-
-
-class UnaryAnswers:
-    """Decodes answers to calls that are alike: they are often cut alike, too."""
-
-    __slots__ = ("_ends", "_headers", "_size")
-
-    def __init__(self) -> None:
-        # Of the last one.
-        self._headers: Headers | None = None
-        self._size = 0
-        self._ends: list[int] = []
-
-    def decode(self, headers: Headers, payload: ReadableBuffer) -> UnaryAnswer | None:
-        """See ``decode_answer``."""
-        view = memoryview(payload).cast("B")
-        size = len(view)
-        if size == self._size and headers == self._headers:
-            ends = self._ends
-        else:
-            found = _ends(headers, size)
-            if found is None:
-                return None
-            ends = found
-            if len(headers) == len(_ANSWER_KEYS):  # nothing of others, which could be large
-                self._headers, self._size, self._ends = headers, size, ends
-        start = ends[0]
-        schema = bytes(view[:start])
-        batches: list[memoryview] = []
-        for end in ends[1:]:
-            batches.append(view[start:end])
-            start = end
-        return UnaryAnswer(schema, batches)
+    view = memoryview(payload).cast("B")
+    ends = _ends(headers, len(view))
+    if ends is None:
+        return None
+    batches = [view[start:end] for start, end in pairwise(ends)]
+    return UnaryAnswer(bytes(view[: ends[0]]), batches)
 
 
 def _ends(headers: Headers, size: int) -> list[int] | None:

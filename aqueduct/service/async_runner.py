@@ -1,9 +1,9 @@
-"""Drivers of handlers that need no thread of their own for the whole call.
+"""Runners of handlers that need no thread of their own for the whole call.
 
 Async generators and coroutines run in the task of their call. Functions of one batch run in
 threads, coroutine functions of one batch in tasks, several at once if they may, and their answers
 are put in order unless the client takes them as they are made. Handlers that are plain generators
-have ``bridge``.
+have ``thread_runner``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -21,16 +21,19 @@ from aqueduct._speedups.channels.receiver import MemoryLease
 from aqueduct.arrow.encode import Encoded
 from aqueduct.endpoint.accounts import LARGE, Reservation
 from aqueduct.errors import AqueductError, Busy
-from aqueduct.rpc.deadline import Wakeup
+from aqueduct.rpc.deadline import ThreadWakeup, Wakeup
 from aqueduct.rpc.threads import Job, apart
 from aqueduct.service.call import ServerCall
-from aqueduct.service.handlers import Handler, HandlerShape
+from aqueduct.service.call_output import CallOutput
+from aqueduct.service.handlers import SOURCE, Handler, HandlerShape
 
 __all__ = [
     "AsyncBatches",
     "MapRunner",
     "drive_async_generator",
+    "drive_coroutine",
     "drive_coroutine_sink",
+    "run_steps",
     "sink_counters",
 ]
 
@@ -46,34 +49,32 @@ _AHEAD_BYTES: Final = 1 << 20
 
 async def drive_async_generator(running: ServerCall) -> None:
     """An exchange or source written as an async generator."""
-    handler, output = running.handler, running.output
-    exchange = running.receiver is not None
+    handler, input, output = running.handler, running.input, running.output
+    give, exchange = output.batches.give, handler.kind != SOURCE
     arguments = (AsyncBatches(running), running.call) if exchange else (running.call,)
     generator = handler.invoke(*arguments)
-    spins = number = 0
+    came, spins, made = input.batches, 0, 0
     try:
-        if running.expects:
-            await running.wait_room()
+        if output.expected:
+            await output.wait_room()
         async for batch in generator:
             running.call.check()  # a handler may have swallowed its cancellation
-            if not running.give(batch, running.answering if exchange else number):
-                if running.slow_to_encode(batch):
-                    encoded = await apart(running.encode, batch)
-                else:
-                    encoded = running.encode(batch)
+            number = max(came.taken - 1, 0) if exchange else made
+            if not give(batch, number):
+                encoded = await _encoded(output, batch)
                 if not output.writable:
-                    running.waits_for_client = True
-                    running.pass_on()
-                    await output.wait_writable(ample=True)
-                    running.waits_for_client = False
+                    input.waits_for_client = True
+                    input.pass_on()
+                    await output.wait_writable()
+                    input.waits_for_client = False
                     spins = 0
-                running.send(encoded, running.answering if exchange else number)
+                output.send(encoded, number)
                 del encoded
-            if running.expects:
+            if output.expected or output.batches.largest_out >= LARGE:
                 del batch  # or it would be kept while the next one has no room
-                running.answered()
-                await running.wait_room(again=True)
-            number += 1
+                output.answered()
+                await output.wait_room(again=True)
+            made += 1
             spins += 1
             if spins >= _SPINS:  # nothing else would run while there is always room
                 spins = 0
@@ -81,6 +82,19 @@ async def drive_async_generator(running: ServerCall) -> None:
     except BaseException:  # one that has come to its end is closed
         await generator.aclose()
         raise
+
+
+async def drive_coroutine(running: ServerCall) -> None:
+    """A coroutine function of one batch, for a call of one batch."""
+    batch = await anext(AsyncBatches(running))
+    answer = await running.handler.invoke(batch, running.call)
+    running.call.check()  # a handler may have swallowed its cancellation
+    running.output.send(await _encoded(running.output, answer), 0)
+
+
+async def _encoded(output: CallOutput, batch: Any) -> Encoded:
+    """The payload of an answer. One that takes long is made in a thread."""
+    return await apart(output.encode, batch) if output.slow(batch) else output.encode(batch)
 
 
 async def drive_coroutine_sink(running: ServerCall) -> Mapping[str, int] | None:
@@ -106,10 +120,10 @@ def sink_counters(handler: Handler, result: Any) -> Mapping[str, int] | None:
 class AsyncBatches:
     """The batches of a call, for a handler on the event loop: an async iterator."""
 
-    __slots__ = ("_decoding", "_running", "_spins")
+    __slots__ = ("_decoding", "_input", "_spins")
 
     def __init__(self, running: ServerCall) -> None:
-        self._running = running
+        self._input = running.input
         self._spins = 0
         self._decoding: Job[pa.RecordBatch] | None = None
         """What decodes a batch that takes long, whether or not somebody waits for it."""
@@ -118,42 +132,38 @@ class AsyncBatches:
         return self
 
     async def __anext__(self) -> pa.RecordBatch:
-        running = self._running
+        input = self._input
         if self._spins >= _SPINS:  # before a batch is in hand: a cancelled handler loses none
             self._spins = 0
-            running.mark_soon()
+            input.mark_soon()
             await asyncio.sleep(0)
         self._spins += 1
         if self._decoding is not None:
             return await self._decoded(self._decoding)
-        while (batch := running.next_batch()) is None:
-            receiver = running.receiver
-            assert receiver is not None
-            if running.input_over:
+        while (batch := input.batches.next_batch()) is None:
+            if input.over:
                 raise StopAsyncIteration
-            if not running.quiet and (running.holds_payload or receiver.readable):
-                found = running.take()
+            if input.readable:
+                found = input.take()
                 if found is not None:
                     number, payload = found
-                    running.taken = number + 1
-                    if running.slow_to_decode(payload):
-                        decode = partial(running.decode, number, payload, running.lease)
-                        self._decoding = Job(decode)
-                        return await self._decoded(self._decoding)
-                    return running.decode(number, payload, running.lease)
-                if running.input_over:
+                    input.batches.taken = number + 1
+                    decode = partial(input.decode, number, payload, input.batches.lease)
+                    if not input.slow(payload):
+                        return decode()
+                    self._decoding = Job(decode)
+                    return await self._decoded(self._decoding)
+                if input.over:
                     raise StopAsyncIteration
-            running.waits_for_client = True
-            running.want(True, id(asyncio.current_task()))
-            running.mark_soon()
-            running.expect_batch()
+            input.waits_for_client = True
+            input.want(True, id(asyncio.current_task()))
+            input.mark_soon()
+            input.expect_batch()
             try:
-                # What that has sent may have brought something about.
-                if running.quiet or not receiver.readable:
-                    await receiver.wait_change()
+                await input.wait_change()  # what that has sent may have brought something about
             finally:
-                running.waits_for_client = False
-                running.want(False)
+                input.waits_for_client = False
+                input.want(False)
             self._spins = 1
         return batch
 
@@ -162,6 +172,35 @@ class AsyncBatches:
         await job.settled()
         self._decoding = None
         return job.result()
+
+
+async def run_steps(
+    running: ServerCall,
+    signal: Wakeup,
+    step: Callable[[], bool],
+    stop: Callable[[], None],
+    settle: Callable[[], Awaitable[None]],
+) -> None:
+    """Calls ``step`` until it gives True, each time that ``signal`` is set.
+
+    If the call fails, ``stop`` tells the handler, and ``settle`` waits until it has ended.
+    """
+    running.stop = stop
+    running.input.tell(signal.set)
+    running.output.tell(signal.set)
+    try:
+        while not step():
+            await signal.wait()
+            running.call.check()
+    except asyncio.CancelledError:
+        stop()  # the loop is ending: wait for nobody
+        raise
+    except BaseException as error:
+        running.conclude(error)  # the client need not wait for what other threads are at
+        running.cancel_handler(error)
+        stop()
+        await settle()
+        raise
 
 
 class MapRunner:
@@ -175,7 +214,7 @@ class MapRunner:
     def __init__(self, running: ServerCall) -> None:
         self._running = running
         self._loop = asyncio.get_running_loop()
-        self._signal = Wakeup()
+        self._signal = ThreadWakeup()
         self._lock = threading.Lock()
         # Under the lock: work for threads, and how many threads there are.
         self._jobs: deque[_Input] = deque()
@@ -183,7 +222,6 @@ class MapRunner:
         self._stopped = False
         # What threads append and the loop takes.
         self._finished: deque[_Outcome] = deque()
-        self._waking = False
         # Of the loop alone.
         self._answers: dict[int, tuple[Any, BaseException | None]] = {}
         self._sizes: dict[int, int] = {}
@@ -199,22 +237,8 @@ class MapRunner:
 
     async def drive(self) -> None:
         """Works on the call to its end. The last thread has come back when it returns."""
-        running = self._running
-        assert running.receiver is not None
-        running.stop = self._stop
-        running.receiver.on_change = running.output.on_change = self._signal.set
-        try:
-            while not self._step():
-                await self._signal.wait()
-                running.call.check()
-        except asyncio.CancelledError:
-            self._stop()  # the loop is ending: wait for nobody
-            raise
-        except BaseException as error:
-            running.conclude(error)  # the client need not wait for what other threads are at
-            running.cancel_handler(error)
-            await self._settle()
-            raise
+        await run_steps(self._running, self._signal, self._step, self._stop, self._settle)
+        self._stop()
         await self._settle()
 
     def _step(self) -> bool:
@@ -224,8 +248,8 @@ class MapRunner:
             number, batch, error = self._finished.popleft()
             self._answers[number] = (batch, error)
         blocked = self._send_answers()
-        while self._decoded() and self._wants_more() and (self._has_room() or running.at_end):
-            found = running.take()
+        while self._decoded() and self._wants_more() and (self._has_room() or running.input.at_end):
+            found = running.input.take()
             if found is None:
                 break
             if self._room is not None:
@@ -233,35 +257,35 @@ class MapRunner:
             self._hand_out(*found)
         if self._room is not None and self._room.granted:
             self._room.release()  # there is no batch for it yet
-        answered = running.batches_in == self._done and self._encoding is None
-        if running.input_over and answered:
+        answered = running.input.batches.batches_in == self._done and self._encoding is None
+        if running.input.over and answered:
             return True
         if blocked:
-            running.output.notify_writable(ample=True)
-            running.pass_on()
+            running.output.notify_writable()
+            running.input.pass_on()
         lacks_room = self._room is not None and self._room.waits
-        running.waits_for_client = blocked or (answered and not lacks_room)
+        running.input.waits_for_client = blocked or (answered and not lacks_room)
         # While the handler works on a batch, it does not wait for the next one.
-        running.want(running.batches_in == self._done, id(self))
+        running.input.want(running.input.batches.batches_in == self._done, id(self))
         return False
 
     def _send_answers(self) -> bool:
-        """Sends what is next, in order if so wished. True: it is there and has no room."""
+        """Sends what is next, in order if so asked. True: it is there and has no room."""
         running = self._running
         while self._encoded() and self._answers:
-            number = next(iter(self._answers)) if running.as_completed else self._done
+            number = next(iter(self._answers)) if running.output.as_completed else self._done
             if number not in self._answers:
                 return False
             if not running.output.writable:
                 return True
             batch, error = self._answers.pop(number)
-            running.taken = number + 1
+            running.input.batches.taken = number + 1
             self._outstanding_bytes -= self._sizes.pop(number)
             self._done += 1
             if error is not None:
                 if not running.report(error, number):
                     raise error
-            elif not running.give(batch, number):
+            elif not running.output.batches.give(batch, number):
                 self._send(batch, number)
             if self._encoding is None:
                 self._leave_room(number)
@@ -277,10 +301,10 @@ class MapRunner:
 
     def _send(self, batch: Any, number: int) -> None:
         running = self._running
-        if running.slow_to_encode(batch):
-            self._encoding = Job(partial(running.encode, batch), self._signal.set), number
+        if running.output.slow(batch):
+            self._encoding = Job(partial(running.output.encode, batch), self._signal.set), number
             return
-        self._send_encoded(partial(running.encode, batch), number)
+        self._send_encoded(partial(running.output.encode, batch), number)
 
     def _encoded(self) -> bool:
         """Whether no answer is being encoded. Sends an answer that is ready."""
@@ -302,16 +326,16 @@ class MapRunner:
             raise
         except AqueductError as error:  # the handler made what cannot be sent
             # With dictionaries, later answers may stand on what does not leave now.
-            if not (running.encoder.independent and running.report(error, number)):
+            if not (running.output.encoder.independent and running.report(error, number)):
                 raise
         else:
-            running.send(encoded, number)
+            running.output.send(encoded, number)
 
     def _wants_more(self) -> bool:
         running = self._running
-        if running.input_over:
+        if running.input.over:
             return False
-        outstanding = running.batches_in - self._done
+        outstanding = running.input.batches.batches_in - self._done
         concurrency = running.handler.concurrency
         if outstanding < 2 * concurrency:
             return True
@@ -320,23 +344,23 @@ class MapRunner:
     def _has_room(self) -> bool:
         """Whether there is room for one more answer, if they are large; else the loop is woken."""
         running = self._running
-        size = running.expects
-        if not size and running.batches_in:
-            size = running.bytes_in // running.batches_in  # the answer may be as large
+        size, came = running.output.expects, running.input.batches
+        if not size and came.batches_in:
+            size = came.bytes_in // came.batches_in  # the answer may be as large
         if size < LARGE:
             return True
         if self._room is None:
-            self._room = running.room(self._wake)
+            self._room = running.output.room(self._signal.set_threadsafe)
         return self._room.granted or (not self._room.waits and self._room.ask(size))
 
     def _hand_out(self, number: int, payload: Any) -> None:
         running = self._running
-        lease = running.take_lease()
-        if running.slow_to_decode(payload):
-            job = Job(partial(running.decode, number, payload, lease), self._signal.set)
+        lease = running.input.take_lease()
+        if running.input.slow(payload):
+            job = Job(partial(running.input.decode, number, payload, lease), self._signal.set)
             self._decoding = job, number, len(payload), lease
             return
-        self._begin(number, running.decode(number, payload, lease), len(payload), lease)
+        self._begin(number, running.input.decode(number, payload, lease), len(payload), lease)
 
     def _decoded(self) -> bool:
         """Whether no batch is being decoded. Hands out a batch that is ready."""
@@ -362,7 +386,7 @@ class MapRunner:
             self._active += 1
         try:
             if running.handler.shape is HandlerShape.FUNCTION:
-                running.serving.start_thread(self._work)
+                running.host.start_thread(self._work)
             else:
                 task = self._loop.create_task(self._work_async())
                 self._tasks.add(task)
@@ -391,14 +415,14 @@ class MapRunner:
         outcome: _Outcome | None = None
         while (job := self._trade(outcome)) is not None:
             if outcome is not None:
-                self._wake()
+                self._signal.set_threadsafe()
             try:
                 outcome = (job[0], handler.invoke(job[1], call), None)
             except BaseException as error:  # noqa: BLE001  a handler may raise anything
                 outcome = (job[0], None, error)
             if job[2] is not None:
                 job[2].give_back()
-        self._wake()
+        self._signal.set_threadsafe()
 
     async def _work_async(self) -> None:
         handler, call = self._running.handler, self._running.call
@@ -413,18 +437,6 @@ class MapRunner:
                 job[2].give_back()
         self._signal.set()
 
-    def _wake(self) -> None:
-        if not self._waking:
-            self._waking = True
-            try:
-                self._loop.call_soon_threadsafe(self._woken)
-            except RuntimeError:  # the loop is closed: the service has ended without us
-                pass
-
-    def _woken(self) -> None:
-        self._waking = False
-        self._signal.set()
-
     def _stop(self) -> None:
         """The call was aborted. Threads end with the batch that they are at."""
         with self._lock:
@@ -434,7 +446,6 @@ class MapRunner:
         self._signal.set()
 
     async def _settle(self) -> None:
-        self._stop()
         if self._running.handler.shape is HandlerShape.COROUTINE:
             while self._tasks:  # one that was cancelled before its first step counts nothing down
                 await asyncio.wait(tuple(self._tasks))

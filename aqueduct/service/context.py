@@ -13,11 +13,11 @@ import pyarrow as pa
 from aqueduct.arguments import checked
 from aqueduct.carriers.contract import PeerCredentials, PeerIdentity
 from aqueduct.endpoint import Connection
-from aqueduct.errors import AqueductError
+from aqueduct.errors import AqueductError, Busy
 from aqueduct.escaping import logger_of
 from aqueduct.rpc.request import CallHead, Kind, Partition
 
-__all__ = ["Call"]
+__all__ = ["Call", "cancel", "forget_callbacks", "no_memory"]
 
 log = logger_of(__name__)
 
@@ -39,8 +39,10 @@ class Call:
         "_greeting",
         "_head",
         "_reason",
+        "handler",
         "number",
         "output_schema",
+        "peer",
         "schema",
     )
 
@@ -49,6 +51,10 @@ class Call:
         self._head = head
         self._carrier = connection.carrier
         self._greeting = connection.headers
+        self.handler = head.handler
+        """The name that was called."""
+        self.peer = connection.carrier.peer
+        """The client's address."""
         self.number = number
         """Counts the service's calls from 1; for logs."""
         self.schema = head.schema
@@ -62,19 +68,9 @@ class Call:
         self._callbacks: list[Callable[[], object]] | None = None
 
     @property
-    def handler(self) -> str:
-        """The name that was called."""
-        return self._head.handler
-
-    @property
     def kind(self) -> Kind:
         """What batches go where: "exchange", "source" or "sink"."""
         return self._head.kind
-
-    @property
-    def peer(self) -> str:
-        """The client's address."""
-        return self._carrier.peer
 
     @property
     def peer_credentials(self) -> PeerCredentials | None:
@@ -178,22 +174,34 @@ class Call:
         state = " cancelled" if self.cancelled else ""
         return f"<Call {self.number} of {self.kind} {self.handler!r} from {self.peer}{state}>"
 
-    # The service calls
 
-    def _cancel(self, reason: AqueductError) -> None:
+def cancel(call: Call, reason: AqueductError) -> None:
+    """The call is over for its client. For the service."""
+    with _LOCK:
+        if call._reason is not None:
+            return
+        call._reason = reason
+        callbacks, call._callbacks = call._callbacks, None
+    for callback in callbacks or ():
+        try:
+            callback()
+        except Exception:
+            log.exception("on_cancel callback of %r raised", call)
+
+
+def forget_callbacks(call: Call) -> None:
+    """The call is over: what waits for its cancellation waits in vain. For the service."""
+    if call._callbacks is not None:
         with _LOCK:
-            if self._reason is not None:
-                return
-            self._reason = reason
-            callbacks, self._callbacks = self._callbacks, None
-        for callback in callbacks or ():
-            try:
-                callback()
-            except Exception:
-                log.exception("on_cancel callback of %r raised", self)
+            call._callbacks = None
 
-    def _forget_callbacks(self) -> None:
-        """The call is over: what waits for its cancellation waits in vain."""
-        if self._callbacks is not None:
-            with _LOCK:
-                self._callbacks = None
+
+def no_memory(call: Call, error: MemoryError, what: str) -> Busy:
+    """The error of a call for whose ``what`` there was no memory."""
+    reason = str(error) or "no memory"
+    text = (
+        f"the service could not take memory for {what} of handler {call.handler!r} "
+        f"({reason}); try again later or elsewhere, with fewer rows in a batch"
+    )
+    log.warning("%r: %s", call, text)
+    return Busy(text, peer=call.peer, handler=call.handler)

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -24,7 +26,7 @@ import pyarrow as pa
 
 from aqueduct import forks
 from aqueduct.arguments import signature_of
-from aqueduct.errors import ConfigError
+from aqueduct.errors import ConfigError, HandlerFailed
 from aqueduct.rpc.describe import RESERVED_PREFIX
 from aqueduct.rpc.request import Kind
 
@@ -38,11 +40,14 @@ __all__ = [
     "Handler",
     "HandlerShape",
     "OutputSchema",
+    "handler_failed",
     "make_handler",
     "object_of",
     "shape_of",
     "takes_last",
 ]
+
+_PACKAGE: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 EXCHANGE: Final[Kind] = "exchange"
 SOURCE: Final[Kind] = "source"
@@ -108,26 +113,10 @@ class Handler:
     max_calls: int | None
     """Calls open at once; None leaves it to the service's limits."""
     description: str
-
-    @property
-    def one_to_one(self) -> bool:
-        """Whether it is a function of one batch, so that each batch has one answer."""
-        return self.kind == EXCHANGE and self.shape in (
-            HandlerShape.FUNCTION,
-            HandlerShape.COROUTINE,
-        )
-
-    @property
-    def fault(self) -> str:
-        """What is wrong where it answers with another schema; the remedy follows this text."""
-        if self.name.startswith(RESERVED_PREFIX):
-            return "what is yielded is not what its schema declares; where it is made: "
-        if self.output is None:
-            return (
-                "the handler declares no output=, so its answers must have the schema of its "
-                "input; declare output=, or in the handler: "
-            )
-        return "the handler answers otherwise than its output= declares; in the handler: "
+    one_to_one: bool
+    """Whether it is a function of one batch, so that each batch has one answer."""
+    fault: str
+    """What is wrong where it answers with another schema; the remedy follows this text."""
 
     def invoke(self, *arguments: Any) -> Any:
         """Calls the function; the Call is the last of ``arguments``."""
@@ -221,7 +210,20 @@ def make_handler(
         idempotent=idempotent,
         max_calls=max_calls,
         description=description,
+        one_to_one=one_to_one,
+        fault=_fault_of(name, output),
     )
+
+
+def _fault_of(name: str, output: OutputSchema) -> str:
+    if name.startswith(RESERVED_PREFIX):
+        return "what is yielded is not what its schema declares; where it is made: "
+    if output is None:
+        return (
+            "the handler declares no output=, so its answers must have the schema of its "
+            "input; declare output=, or in the handler: "
+        )
+    return "the handler answers otherwise than its output= declares; in the handler: "
 
 
 def shape_of(function: Callable[..., Any]) -> HandlerShape:
@@ -283,3 +285,24 @@ def object_of(declared: type) -> Any:
     except ValueError:
         pass  # some have no signature
     return declared()
+
+
+def handler_failed(error: BaseException, what: str = "raised") -> HandlerFailed:
+    """``error`` with its traceback, from which this library's own frames are left out."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.tb_next
+    error = error.with_traceback(frame or error.__traceback__)
+    kind = type(error).__qualname__
+    if type(error).__module__ not in ("builtins", "__main__"):
+        kind = f"{type(error).__module__}.{kind}"
+    try:
+        detail = str(error)
+    except Exception as second:  # noqa: BLE001  an exception's own __str__ may fail
+        detail = f"(its text cannot be had: {type(second).__name__})"
+    return HandlerFailed(
+        f"{what} {kind}: {detail}" if detail else f"{what} {kind}",
+        kind=kind,
+        detail=detail,
+        remote_traceback="".join(traceback.format_exception(error)),
+    )

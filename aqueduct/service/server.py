@@ -17,6 +17,7 @@ from aqueduct._speedups.channels.receiver import ReceiverBase
 from aqueduct.arrow.ipc import LONG_SCHEMA
 from aqueduct.carriers.certificates import ServerTls
 from aqueduct.carriers.contract import Bound
+from aqueduct.config import Config
 from aqueduct.endpoint import Connection, Message, Receiver, Server, accounts, serve
 from aqueduct.endpoint.hooks import allows
 from aqueduct.errors import (
@@ -34,31 +35,37 @@ from aqueduct.errors import (
 )
 from aqueduct.escaping import Lines, logger_of
 from aqueduct.rpc.deadline import ProgressTimer
+from aqueduct.rpc.head_cache import HeadCache
 from aqueduct.rpc.keys import ALIVE, BODY
-from aqueduct.rpc.request import PLACES, CachedHead, CachedHeads, CallHead, check_attachments
+from aqueduct.rpc.request import PLACES, CallHead, check_attachments
 from aqueduct.rpc.status import CANCELLED, OK, Status
 from aqueduct.rpc.threads import Job, ThreadPool, provide
-from aqueduct.rpc.unary import UnaryTemplates, room_of
-from aqueduct.service.async_runner import MapRunner, drive_async_generator, drive_coroutine_sink
-from aqueduct.service.call import COUNTED, ServerCall
+from aqueduct.rpc.unary import room_of
+from aqueduct.service.async_runner import (
+    MapRunner,
+    drive_async_generator,
+    drive_coroutine,
+    drive_coroutine_sink,
+)
+from aqueduct.service.call import COUNTED, Run, ServerCall
 from aqueduct.service.context import Call
 from aqueduct.service.eager_task import EagerTaskFactory
 from aqueduct.service.handlers import Handler, HandlerShape
 from aqueduct.service.thread_runner import GeneratorRunner
-from aqueduct.service.unary import UnaryCall, drive_coroutine
+from aqueduct.service.unary import UnaryCall
 
 if TYPE_CHECKING:
     from aqueduct.protocol.channels.receiver import Received
-    from aqueduct.service.service import Service
     from aqueduct.service.telemetry import Observer
 
-__all__ = ["COUNTERS", "RunningService"]
+__all__ = ["COUNTERS", "Authorize", "RunningService"]
 
 log = logger_of(__name__)
 
-_Opening: TypeAlias = tuple[CallHead, CachedHead | None, memoryview | None]
-"""A call, what is known of such calls, and the payload of its one batch if that came with it."""
-Drive = Callable[[ServerCall], Awaitable[Mapping[str, int] | None]]
+_Opening: TypeAlias = tuple[CallHead, memoryview | None]
+"""A call, and the payload of its one batch if that came with it."""
+
+Authorize: TypeAlias = Callable[[Call], Awaitable[bool | None] | bool | None]
 
 _ENDS: Final = ("failed", "cancelled", "refused")
 COUNTERS: Final = (
@@ -86,14 +93,23 @@ _LEASED: Final = 4096
 class RunningService:
     """What ``Service.serving`` gives: a service that listens."""
 
-    def __init__(self, service: Service, server_tls: ServerTls | None) -> None:
-        self.service = service
-        self.config = service.config
+    def __init__(
+        self,
+        name: str,
+        config: Config,
+        handlers: Mapping[str, Handler],
+        *,
+        authorize: Authorize | None = None,
+        telemetry: Observer | None = None,
+        server_tls: ServerTls | None = None,
+    ) -> None:
+        self.name = name
+        self.config = config
         self.calls: set[ServerCall] = set()
         """Calls that are open now."""
         self._tls = server_tls
         self._server: Server | None = None
-        self._bench = ThreadPool(f"aqueduct-{service.name}")
+        self._pool = ThreadPool(f"aqueduct-{name}")
         provide(self.config.calls.threads_at_work)
         self._connections: dict[Connection, set[ServerCall]] = {}
         self._by_handler: Counter[str] = Counter()
@@ -102,7 +118,9 @@ class RunningService:
         self._draining = False
         self._idle = asyncio.Event()
         """Nothing more is waited for; looked at while the service drains."""
-        self._handlers = service.handlers
+        self._handlers = handlers
+        self._authorize = authorize
+        self._telemetry = telemetry
         self.sizes: dict[str, int] = {}
         """Bytes of the largest answer of the last call of each handler that makes large ones."""
         self.room = room_of(self.config.calls)
@@ -139,7 +157,10 @@ class RunningService:
         for name in _ENDS:
             found[name] = self._counted[name]
         for name in COUNTED:
-            found[name] = self._counted[name] + sum(getattr(call, name) for call in open_calls)
+            found[name] = self._counted[name]
+        for call in open_calls:
+            for name, count in call.counters().items():
+                found[name] += count
         return found
 
     async def start(self, addresses: Sequence[str | Bound]) -> None:
@@ -165,7 +186,7 @@ class RunningService:
         if not await self._wait_idle(seconds):
             log.warning(
                 "%s: %d calls did not end within %g s and are ended now",
-                self.service.name,
+                self.name,
                 len(self.calls),
                 seconds,
             )
@@ -173,28 +194,28 @@ class RunningService:
                 log.info("%s", connection.snapshot(channels=0))
             for running in tuple(self.calls):
                 call = running.call
-                text = f"the service {self.service.name!r} is ending"
+                text = f"the service {self.name!r} is ending"
                 ending = Refused(text, peer=call.peer, handler=call.handler, draining=True)
                 running.abort(ending)
             await self._wait_idle(closing / 2)
         await server.close(reason="the service has ended")
         for running in tuple(self.calls):  # handlers that do not let go
             running.task.cancel()
-        self._bench.close()
+        self._pool.close()
         self._starter.close()
         self.watches.close()
 
-    async def drain(self, hurry: asyncio.Event, seconds: float | None = None) -> None:
-        """``close``, but from the moment that ``hurry`` is set open calls get no more time."""
+    async def drain(self, force: asyncio.Event, seconds: float | None = None) -> None:
+        """``close``, but from the moment that ``force`` is set open calls get no more time."""
         closing = asyncio.ensure_future(self.close(drain=seconds))
-        hurried = asyncio.ensure_future(hurry.wait())
-        await asyncio.wait((closing, hurried), return_when=asyncio.FIRST_COMPLETED)
-        hurried.cancel()
+        forced = asyncio.ensure_future(force.wait())
+        await asyncio.wait((closing, forced), return_when=asyncio.FIRST_COMPLETED)
+        forced.cancel()
         if not closing.done():
-            self.hurry()
+            self.force()
         await closing
 
-    def hurry(self) -> None:
+    def force(self) -> None:
         """Ends the drain of a ``close`` that is under way."""
         self._idle.set()
 
@@ -234,65 +255,61 @@ class RunningService:
 
     async def _serve_connection(self, connection: Connection) -> None:
         self._counted["connections"] += 1
-        entrance = _Dispatcher(self, connection)
-        self._connections[connection] = entrance.calls
+        dispatcher = _Dispatcher(self, connection)
+        self._connections[connection] = dispatcher.calls
         try:
-            entrance.read()
+            dispatcher.read()
             with suppress(AqueductError):
                 await connection.wait_closed()
         finally:
             connection.entrypoint.on_change = None
             del self._connections[connection]
 
-    def message(self, entrance: _Dispatcher, received: Received) -> None:
+    def message(self, dispatcher: _Dispatcher, received: Received) -> None:
         """One message on the entrypoint of a connection."""
-        calls = entrance.calls
+        calls = dispatcher.calls
         if not received.attachments and any(key == ALIVE for key, _ in received.headers):
             for running in tuple(calls):
                 running.alive()
             return
         if len(received.payload) >= LONG_SCHEMA and _schema_bytes(received) >= LONG_SCHEMA:
-            entrance.open_apart(received)
+            dispatcher.open_apart(received)
         else:
-            self.open(entrance, received, partial(entrance.decode, received))
+            self.open(dispatcher, received, partial(dispatcher.heads.read, received))
 
     def open(
-        self, entrance: _Dispatcher, received: Received, decode: Callable[[], _Opening]
+        self, dispatcher: _Dispatcher, received: Received, decode: Callable[[], _Opening]
     ) -> ServerCall | None:
         """Begins the call that ``decode`` finds in a message; None: it was refused."""
-        calls = entrance.calls
+        calls = dispatcher.calls
         try:
-            head, known, payload = decode()
+            head, payload = decode()
             if payload is None:
-                running = self._begin(entrance, received, head, known)
+                running = self._begin(dispatcher, received, head)
             else:
-                replying = entrance.connection.replying(received)
+                replying = dispatcher.connection.replying(received)
                 if replying is None:
                     raise BadCall(
                         "a call of the kind unary carries one channel, the sender of a oneshot; "
                         f"{len(received.attachments)} came",
-                        peer=entrance.connection.peer,
+                        peer=dispatcher.connection.peer,
                     )
-                number = self._admit(entrance, head.handler)
-                running = UnaryCall(
-                    self, entrance.connection, head, known, payload, replying, number
-                )
+                number = self._admit(dispatcher, head.handler)
+                running = UnaryCall(self, dispatcher.connection, head, number, payload, replying)
                 if len(payload) >= _LEASED:
-                    running.brought = entrance.inbox.lease(received.payload)
+                    running.input.lease = dispatcher.inbox.lease(received.payload)
         except CallError as error:
             self._counted["refused"] += 1
-            log.info("%s: a call was refused: %s", entrance.connection.peer, error)
-            _refuse(entrance.connection.message(received), error)
+            log.info("%s: a call was refused: %s", dispatcher.connection.peer, error)
+            _refuse(dispatcher.connection.message(received), error)
             return None
         calls.add(running)
         self.calls.add(running)
         self._starter.start(running)
         return running
 
-    def _begin(
-        self, entrance: _Dispatcher, received: Received, head: CallHead, known: CachedHead | None
-    ) -> ServerCall:
-        connection = entrance.connection
+    def _begin(self, dispatcher: _Dispatcher, received: Received, head: CallHead) -> ServerCall:
+        connection = dispatcher.connection
         halves = [half for half, _ in received.attachments]
         check_attachments(head.kind, len(halves))
         places = PLACES[head.kind]
@@ -301,18 +318,24 @@ class RunningService:
         sends = to_server is not None and to_server.is_sender
         if sends or not (output.is_sender and status.is_sender):
             raise BadCall(f"the channels of a call of the kind {head.kind} point the wrong way")
-        number = self._admit(entrance, head.handler)
+        number = self._admit(dispatcher, head.handler)
         handle: Callable[[Any], Any] = connection.handle  # its kind was just looked at
-        receiver = None if to_server is None else handle(to_server)
-        ends = handle(output), handle(status)
-        return ServerCall(self, connection, head, receiver, *ends, number, known)
+        return ServerCall(
+            self,
+            connection,
+            head,
+            number,
+            receiver=None if to_server is None else handle(to_server),
+            sender=handle(output),
+            status=handle(status),
+        )
 
-    def _admit(self, entrance: _Dispatcher, handler: str) -> int:
+    def _admit(self, dispatcher: _Dispatcher, handler: str) -> int:
         """The number of a call for which there is room. Raises Refused and Busy."""
-        limits, calls = self.config.calls, entrance.calls
-        peer = entrance.connection.carrier.peer
+        limits, calls = self.config.calls, dispatcher.calls
+        peer = dispatcher.connection.carrier.peer
         if self._draining:
-            text = f"the service {self.service.name!r} is ending"
+            text = f"the service {self.name!r} is ending"
             raise Refused(text, draining=True, peer=peer, handler=handler)
         if len(calls) >= limits.max_calls_connection:
             text = (
@@ -321,7 +344,7 @@ class RunningService:
             )
         elif len(self.calls) >= limits.max_calls_process:
             text = (
-                f"the service {self.service.name!r} has {len(self.calls)} calls open, which is the "
+                f"the service {self.name!r} has {len(self.calls)} calls open, which is the "
                 "limit (Calls.max_calls_process)"
             )
         else:
@@ -331,11 +354,14 @@ class RunningService:
 
     # What running calls ask
 
-    async def authorize(self, call: Call) -> None:
+    async def admit(self, running: ServerCall) -> Handler:
+        """See CallHost."""
+        if self._authorize is not None:
+            await self._allow(running.call, self._authorize)
+        return self._find(running.head, running.call.peer)
+
+    async def _allow(self, call: Call, decide: Authorize) -> None:
         """Raises Refused if the service does not want the call."""
-        decide = self.service.authorize
-        if decide is None:
-            return
         names: Any = {"peer": call.peer, "handler": call.handler}
         # The client may be a stranger, who should not read what went wrong in the service.
         undecided = "the service could not decide about the call, so it is refused"
@@ -356,8 +382,7 @@ class RunningService:
         if not allowed:
             raise Refused("the service does not allow the call", **names)
 
-    def handler(self, call: CallHead, peer: str) -> Handler:
-        """The handler of a call, which holds one of its places from here on."""
+    def _find(self, call: CallHead, peer: str) -> Handler:
         handlers = self._handlers
         handler = handlers.get(call.handler)
         names = {"peer": peer, "handler": call.handler}
@@ -365,7 +390,7 @@ class RunningService:
             alike = difflib.get_close_matches(call.handler, handlers, n=1)
             hint = f"did you mean {alike[0]!r}?" if alike else _list_of(handlers)
             raise UnknownHandler(
-                f"the service {self.service.name!r} has no handler {call.handler!r}; {hint}",
+                f"the service {self.name!r} has no handler {call.handler!r}; {hint}",
                 **names,
             )
         if handler.kind != call.kind:
@@ -386,17 +411,18 @@ class RunningService:
 
     def start_thread(self, work: Callable[[], None]) -> None:
         """A thread for ``work``. Raises Busy when the system has none."""
-        if self.service.telemetry is not None:  # what the handler tells belongs to the call's span
+        if self._telemetry is not None:  # what the handler tells belongs to the call's span
             work = partial(copy_context().run, work)
         try:
-            self._bench.start(work)
+            self._pool.start(work)
         except RuntimeError as error:
-            raise Busy(f"the service {self.service.name!r} can start no thread: {error}") from error
+            raise Busy(f"the service {self.name!r} can start no thread: {error}") from error
 
-    def driver_of(self, running: ServerCall, handler: Handler) -> Drive:
-        """What works on the call, which was accepted, with its handler."""
-        if self.service.telemetry is not None:
-            self._observe(running, self.service.telemetry)
+    def runner_of(self, running: ServerCall) -> Run:
+        """See CallHost."""
+        if self._telemetry is not None:
+            self._observe(running, self._telemetry)
+        handler = running.handler
         shape = handler.shape
         if shape is HandlerShape.COROUTINE and isinstance(running, UnaryCall):
             return drive_coroutine
@@ -408,15 +434,18 @@ class RunningService:
             return drive_coroutine_sink
         return lambda running: GeneratorRunner(running).drive()
 
-    def count_end(self, running: ServerCall, status: Status, error: BaseException | None) -> None:
-        """A call has its status, which is not OK or is to be observed."""
+    def concluded(self, running: ServerCall, status: Status, error: BaseException | None) -> bool:
+        """See CallHost."""
         if running.observation is not None:
             try:
                 running.observation.ended(status.code, status.message, running.counters())
             except Exception:
                 log.exception("telemetry raised at the end of %r", running.call)
-        if status.code == OK:
-            return
+        if status.code != OK:
+            self._count_end(running, status, error)
+        return len(self.calls) == 1
+
+    def _count_end(self, running: ServerCall, status: Status, error: BaseException | None) -> None:
         if status.code == CANCELLED or isinstance(error, ConnectionLost):
             self._counted["cancelled"] += 1
         elif not running.accepted:
@@ -427,7 +456,7 @@ class RunningService:
             self._counted["failed"] += 1
             # A fault of the handler is a warning for the operator of the service.
             own = not isinstance(error, CallError) or (
-                isinstance(error, _OF_HANDLERS) and error is not running.input_fault
+                isinstance(error, _OF_HANDLERS) and error is not running.input.fault
             )
             level = logging.WARNING if own else logging.INFO
             lines = Lines(status.traceback)
@@ -443,13 +472,12 @@ class RunningService:
     def call_ended(self, running: ServerCall) -> None:
         """A call is over, its handler too: its place is free."""
         self.calls.discard(running)
-        running.add_counters(self._counted)
+        self._counted.update(running.counters())
         connection_calls = self._connections.get(running.connection)
         if connection_calls is not None:
             connection_calls.discard(running)
-        handler = running._handler
-        if handler is not None:
-            self._by_handler[handler.name] -= 1
+        if running.admitted:
+            self._by_handler[running.handler.name] -= 1
         if self._draining and not self.calls:
             self._idle.set()
 
@@ -463,9 +491,8 @@ class _Dispatcher:
         "_serving",
         "calls",
         "connection",
+        "heads",
         "inbox",
-        "known",
-        "questions",
     )
 
     def __init__(self, serving: RunningService, connection: Connection) -> None:
@@ -475,8 +502,7 @@ class _Dispatcher:
         self.connection = connection
         self.calls: set[ServerCall] = set()
         """The connection's calls that are open."""
-        self.questions = UnaryTemplates(connection.peer)
-        self.known = CachedHeads(connection.peer)
+        self.heads = HeadCache(connection.peer)
         self.inbox: ReceiverBase = connection.entrypoint.inbox
         self.inbox.keeps = True
         connection.entrypoint.on_change = self.read
@@ -507,13 +533,6 @@ class _Dispatcher:
         self._later = False
         self.read()
 
-    def decode(self, received: Received) -> _Opening:
-        """The call that a message opens. Raises BadCall. May be used in threads."""
-        found = self.questions.find(received)
-        if found is not None:
-            return found
-        return *self.known.decode(received.headers, received.payload), None
-
     def open_apart(self, received: Received) -> None:
         """Has a very wide schema read in a thread; then the call begins.
 
@@ -531,7 +550,7 @@ class _Dispatcher:
                 running.catch_up()
             self.read()
 
-        job = Job(partial(self.decode, received), read)
+        job = Job(partial(self.heads.read, received), read)
 
 
 def _schema_bytes(received: Received) -> int:

@@ -17,7 +17,7 @@
     def sort(batches, call):                  # a plain generator: in a thread of its own
         yield from pa.Table.from_batches(batches, schema=call.schema).sort_by("id").to_batches()
 
-    service.run("aqueduct://0.0.0.0:4433", cert="server.pem", key="server.key")
+    service.run("aqueduct://0.0.0.0:4433", certificate="server.pem", key="server.key")
 
 A handler without a name has that of its function: ``@service.handler`` and
 ``@service.handler(output=ENRICHED)`` do, too.
@@ -27,9 +27,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
@@ -41,7 +42,8 @@ import pyarrow as pa
 
 from aqueduct.address import Address
 from aqueduct.arguments import UNGIVEN, Duration, checked
-from aqueduct.carriers.certificates import ServerTls, dev_certificate
+from aqueduct.carriers import certificates
+from aqueduct.carriers.certificates import ServerTls
 from aqueduct.carriers.contract import Bound
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import ConfigError, LocalProtocolError
@@ -56,7 +58,6 @@ from aqueduct.rpc.describe import (
 )
 from aqueduct.rpc.request import Kind
 from aqueduct.rpc.threads import apart
-from aqueduct.service.context import Call
 from aqueduct.service.handlers import (
     EXCHANGE,
     SOURCE,
@@ -65,17 +66,16 @@ from aqueduct.service.handlers import (
     make_handler,
     object_of,
 )
-from aqueduct.service.server import COUNTERS, RunningService
-from aqueduct.service.signals import Holders, ProcessDeadline, serve_until_signal
+from aqueduct.service.server import COUNTERS, Authorize, RunningService
+from aqueduct.service.signals import Holders, ProcessDeadline, ServiceSignals, say, tell
 from aqueduct.service.sinks import Sink
 from aqueduct.service.tables import Filters, Table, TableSchema, make_table
 
 if TYPE_CHECKING:
     from aqueduct.service.telemetry import Observer
 
-__all__ = ["Service"]
+__all__ = ["Service", "serve_until_signal"]
 
-Authorize = Callable[[Call], Awaitable[bool | None] | bool | None]
 Function = TypeVar("Function", bound=Callable[..., Any])
 Declared = TypeVar("Declared")
 File = str | PathLike[str] | bytes
@@ -424,9 +424,10 @@ class Service:
     async def serving(
         self,
         *addresses: str | Bound | Sequence[str | Bound],
-        cert: File | None = None,
+        certificate: File | None = None,
         key: File | None = None,
-        dev_cert: bool = False,
+        key_password: str | None = None,
+        dev_certificate: bool = False,
         client_ca: File | None = None,
         tls: ServerTls | None = None,
         drain: Duration | None = None,
@@ -434,10 +435,11 @@ class Service:
         """Serves at ``addresses`` for as long as the block runs, then drains and ends.
 
         - ``addresses``: one or more, of any schemes, each an argument or all in a list.
-        - ``cert``, ``key``: certificate chain and private key, PEM (files, or bytes);
-          ``dev_cert`` makes a certificate on the spot instead, whose fingerprint the addresses
-          then carry; ``client_ca``: the CAs of the certificates that clients must show, over
-          TLS (a client's certificate cannot be had over QUIC); ``tls`` says the same in full.
+        - ``certificate``, ``key``: certificate chain and private key, PEM (files, or bytes), and
+          ``key_password`` of a key that is encrypted. ``dev_certificate`` makes a certificate on
+          the spot instead, whose fingerprint the addresses then carry. ``client_ca``: the CAs of
+          the certificates that clients must show, over TLS (a client's certificate cannot be had
+          over QUIC). ``tls`` says the same in full.
           TCP without TLS, Unix sockets and memory have no use for them.
         - ``drain``: seconds that the end may take, of which open calls get all but the last;
           None: Timing.drain_timeout. See ``RunningService.close``.
@@ -445,7 +447,16 @@ class Service:
         Raises ConfigError for addresses or certificates that cannot work, or that are taken.
         """
         places = _flat(addresses)
-        serving = RunningService(self, _tls(places, cert, key, dev_cert, client_ca, tls))
+        serving = RunningService(
+            self.name,
+            self.config,
+            self.handlers,
+            authorize=self.authorize,
+            telemetry=self.telemetry,
+            server_tls=_tls(
+                places, certificate, key, key_password, dev_certificate, client_ca, tls
+            ),
+        )
         await serving.start(places)
         with self._lock:
             self._servings.append(serving)
@@ -466,9 +477,10 @@ class Service:
     def run(
         self,
         *addresses: str | Sequence[str],
-        cert: File | None = None,
+        certificate: File | None = None,
         key: File | None = None,
-        dev_cert: bool = False,
+        key_password: str | None = None,
+        dev_certificate: bool = False,
         client_ca: File | None = None,
         tls: ServerTls | None = None,
         drain: float | None = None,
@@ -490,7 +502,6 @@ class Service:
                 "as in a notebook or a coroutine; there, use: async with service.serving(...)"
             )
         holders, deadline = Holders(), ProcessDeadline()
-        certificates = {"cert": cert, "key": key, "dev_cert": dev_cert, "client_ca": client_ca}
         try:
             asyncio.run(
                 serve_until_signal(
@@ -499,7 +510,11 @@ class Service:
                     drain=drain,
                     deadline=deadline,
                     quiet=True,
-                    **certificates,
+                    certificate=certificate,
+                    key=key,
+                    key_password=key_password,
+                    dev_certificate=dev_certificate,
+                    client_ca=client_ca,
                     tls=tls,
                 )
             )
@@ -523,6 +538,41 @@ class Service:
             max_calls=None,
             description="What this service offers.",
         )
+
+
+async def serve_until_signal(
+    service: Service,
+    addresses: Sequence[Any],
+    *,
+    drain: float | None,
+    deadline: ProcessDeadline,
+    quiet: bool = False,
+    **certificates: Any,
+) -> int:
+    """Serves until a signal, then drains; the exit status.
+
+    0 after a drain, 1 when a second signal has cut calls. ``drain``: seconds; None:
+    Timing.drain_timeout. ``deadline`` ends the process after them. ``quiet``: nothing is written
+    about the drain. For the certificates see ``Service.serving``.
+    """
+    first, second = asyncio.Event(), asyncio.Event()
+    seconds = service.config.timing.drain_timeout if drain is None else drain
+    with ServiceSignals(
+        drain=first.set, force=second.set, seconds=seconds, deadline=deadline
+    ) as signals:
+        async with service.serving(*addresses, drain=seconds, **certificates) as serving:
+            signals.look = lambda: tell(json.dumps(serving.state(), separators=(",", ":")))
+            for address in serving.addresses:
+                say(address if quiet else f"listening on {address}")
+            await first.wait()
+            if not quiet:
+                tell("draining; a second signal ends at once")
+            await serving.drain(second, seconds)
+    if not second.is_set():
+        return 0
+    if not quiet:
+        tell("ended by a second signal; calls were cut")
+    return 1
 
 
 def _apart(name: Any, what: str, limit: int) -> tuple[Any, Any]:
@@ -558,38 +608,39 @@ def _flat(addresses: Iterable[str | Bound | Sequence[str | Bound]]) -> list[str 
 
 def _tls(
     addresses: Sequence[str | Bound],
-    cert: File | None,
+    certificate: File | None,
     key: File | None,
-    dev_cert: bool,
+    key_password: str | None,
+    dev_certificate: bool,
     client_ca: File | None,
     tls: ServerTls | None,
 ) -> ServerTls | None:
     """The one way in which a certificate was given. Raises ConfigError."""
-    given = [
-        name
-        for name, value in (("cert", cert is not None), ("dev_cert", dev_cert), ("tls", tls))
-        if value
-    ]
+    forms = {"certificate": certificate, "dev_certificate": dev_certificate or None, "tls": tls}
+    given = [name for name, value in forms.items() if value is not None]
     if len(given) > 1:
         raise ConfigError(f"{' and '.join(given)} exclude each other: give one certificate")
-    if key is not None and cert is None:
-        raise ConfigError("key= was given without cert=")
-    if client_ca is not None and (tls is not None or (cert is None and not dev_cert)):
+    if key is not None and certificate is None:
+        raise ConfigError("key= was given without certificate=")
+    if key_password is not None and certificate is None:
+        raise ConfigError("key_password= was given without certificate=")
+    if client_ca is not None and (tls is not None or (certificate is None and not dev_certificate)):
         raise ConfigError(
             "client_ca= was given with tls=: give ServerTls(client_ca=...)"
             if tls is not None
-            else "client_ca= was given without a certificate of the service's own (cert= and key=)"
+            else "client_ca= was given without a certificate of the service's own (certificate= "
+            "and key=)"
         )
     if tls is not None:
         return tls
-    if cert is not None:
-        return ServerTls(certificate=cert, key=key, client_ca=client_ca)
-    if dev_cert:
+    if certificate is not None:
+        return ServerTls(certificate, key, key_password, client_ca)
+    if dev_certificate:
         places = [
             given.address if isinstance(given, Bound) else Address.parse(given)
             for given in addresses
         ]
-        made = dev_certificate(place.host for place in places if place.host)
+        made = certificates.dev_certificate(place.host for place in places if place.host)
         return replace(made, client_ca=client_ca)
     return None
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import math
 import os
 import signal
@@ -19,27 +18,23 @@ import time
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TextIO
+from typing import Any, Final, Self, TextIO
 
 from aqueduct.escaping import escape
 from aqueduct.forks import own
 
-if TYPE_CHECKING:
-    from aqueduct.service.service import Service
-
 __all__ = [
-    "HURRY",
+    "FORCE_SECONDS",
     "LEAST",
     "Holders",
     "ProcessDeadline",
     "ServiceSignals",
     "end_process",
     "say",
-    "serve_until_signal",
     "tell",
 ]
 
-HURRY: Final = 2.0
+FORCE_SECONDS: Final = 2.0
 """Seconds that a service has to tell its clients after a second signal."""
 LEAST: Final = 1.0
 """Seconds, at least, from the first signal to the end of the process, even with a short drain."""
@@ -155,10 +150,10 @@ def end_process(status: int, text: str = "", before: Callable[[], object] = lamb
 class ServiceSignals:
     """Handles SIGINT, SIGTERM and SIGUSR1 while the block runs, on an event loop.
 
-    - ``drain`` is called on the loop for the first SIGINT or SIGTERM, ``hurry`` for the second.
+    - ``drain`` is called on the loop for the first SIGINT or SIGTERM, ``force`` for the second.
     - ``look`` is called on the loop for SIGUSR1, and may be set later.
     - ``seconds``: the process ends within these after the first signal, even if a handler blocks
-      the loop or a thread. After the second signal it ends within ``patience``, after the third at
+      the loop or a thread. After the second signal it ends within ``grace``, after the third at
       once. ``deadline`` does that, also after the block, as threads may hold up the process.
 
     Outside of the main thread, which has all signals, this does nothing.
@@ -168,19 +163,19 @@ class ServiceSignals:
         self,
         *,
         drain: Callable[[], object],
-        hurry: Callable[[], object],
+        force: Callable[[], object],
         seconds: float,
         deadline: ProcessDeadline,
-        patience: float = HURRY,
+        grace: float = FORCE_SECONDS,
         numbers: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM),
     ) -> None:
         self.seconds = seconds
         """For the whole end; may be set until the first signal comes."""
         self.look: Callable[[], object] = lambda: None
         self._deadline = deadline
-        self._patience = patience
+        self._grace = grace
         self._drain = drain
-        self._hurry = hurry
+        self._force = force
         self._heard = 0
         self._numbers = numbers
         self._noted = 0
@@ -240,7 +235,7 @@ class ServiceSignals:
             text = f"ended {seconds:g} s after the signal: a handler or thread holds on"
             deadline.end_in(seconds, 1, text)
         elif self._noted == 2:
-            deadline.end_in(self._patience, 128 + number)
+            deadline.end_in(self._grace, 128 + number)
         else:
             deadline.end_in(0, 128 + number)
 
@@ -250,39 +245,4 @@ class ServiceSignals:
         if self._heard == 1:
             self._drain()
         elif self._heard == 2:
-            self._hurry()
-
-
-async def serve_until_signal(
-    service: Service,
-    addresses: Sequence[Any],
-    *,
-    drain: float | None,
-    deadline: ProcessDeadline,
-    quiet: bool = False,
-    **certificates: Any,
-) -> int:
-    """Serves until a signal, then drains; the exit status.
-
-    0 after a drain, 1 when a second signal has cut calls. ``drain``: seconds; None:
-    Timing.drain_timeout. ``deadline`` ends the process after them. ``quiet``: nothing is written
-    about the drain. For the certificates see ``Service.serving``.
-    """
-    first, second = asyncio.Event(), asyncio.Event()
-    seconds = service.config.timing.drain_timeout if drain is None else drain
-    with ServiceSignals(
-        drain=first.set, hurry=second.set, seconds=seconds, deadline=deadline
-    ) as signals:
-        async with service.serving(*addresses, drain=seconds, **certificates) as serving:
-            signals.look = lambda: tell(json.dumps(serving.state(), separators=(",", ":")))
-            for address in serving.addresses:
-                say(address if quiet else f"listening on {address}")
-            await first.wait()
-            if not quiet:
-                tell("draining; a second signal ends at once")
-            await serving.drain(second, seconds)
-    if not second.is_set():
-        return 0
-    if not quiet:
-        tell("ended by a second signal; calls were cut")
-    return 1
+            self._force()

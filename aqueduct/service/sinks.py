@@ -133,7 +133,7 @@ class Sink:
         self.description = description or (inspect.getdoc(sink) or "").partition("\n\n")[0].strip()
         self.attempts = Attempts(name, limits.attempts)
         self._turns = KeyedLock()
-        self._bench = ThreadPool(f"aqueduct-sink-{name}")
+        self._pool = ThreadPool(f"aqueduct-sink-{name}")
         self._settling: set[asyncio.Task[Any]] = set()
 
     def handlers(self) -> list[Handler]:
@@ -335,7 +335,7 @@ class Sink:
             except RuntimeError:  # the loop is closed: the service has ended without us
                 pass
 
-        self._bench.start(in_thread)
+        self._pool.start(in_thread)
         return await future
 
     async def _outlast(self, work: Coroutine[Any, Any, Any]) -> Any:

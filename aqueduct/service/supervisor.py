@@ -23,7 +23,14 @@ from typing import TYPE_CHECKING, Any, Final
 from aqueduct.config import DEFAULT
 from aqueduct.endpoint.server import bind
 from aqueduct.errors import ConfigError
-from aqueduct.service.signals import HURRY, LEAST, ProcessDeadline, ServiceSignals, say, tell
+from aqueduct.service.signals import (
+    FORCE_SECONDS,
+    LEAST,
+    ProcessDeadline,
+    ServiceSignals,
+    say,
+    tell,
+)
 from aqueduct.service.worker import tls_to_json
 
 if TYPE_CHECKING:
@@ -109,10 +116,10 @@ class Supervisor:
         self._places = await bind(self._addresses, self._count)
         self._signals = ServiceSignals(
             drain=self._drained,
-            hurry=self._hurried,
+            force=self._forced,
             seconds=DEFAULT.timing.drain_timeout if self._drain is None else self._drain,
             deadline=self._deadline,
-            patience=HURRY + 2 * _LAST,
+            grace=FORCE_SECONDS + 2 * _LAST,
         )
         self._signals.look = self._look
         self._loop.add_signal_handler(signal.SIGCHLD, self._reap)
@@ -153,9 +160,9 @@ class Supervisor:
         self._ended = 1
         self._end("draining; a second signal ends at once")
 
-    def _hurried(self) -> None:
+    def _forced(self) -> None:
         self._ended = 2
-        self._hurry("ended by a second signal; calls were cut")
+        self._force("ended by a second signal; calls were cut")
 
     def _kill(self) -> None:
         for slot in self._crew:
@@ -183,11 +190,11 @@ class Supervisor:
             slot.end()
         self._check_over()
 
-    def _hurry(self, text: str) -> None:
+    def _force(self, text: str) -> None:
         self._cut = True
         tell(text)
         for slot in self._crew:
-            slot.hurry()
+            slot.force()
 
     def _check_over(self) -> None:
         if self.ending and all(slot.process is None for slot in self._crew):
@@ -300,7 +307,7 @@ class _Slot:
         self._began = self._loop.time()
         self.failed, self._input = "", bytearray()
         self._control = ours
-        ours.settimeout(HURRY)
+        ours.settimeout(FORCE_SECONDS)
         self._write(self._job)
         ours.setblocking(False)
         self._loop.add_reader(ours.fileno(), self._readable)
@@ -321,10 +328,10 @@ class _Slot:
             self.unfinished = True
             self.kill()
 
-    def hurry(self) -> None:
+    def force(self) -> None:
         """Ends now; a worker that does not is killed."""
-        self._write(json.dumps({"do": "hurry", "seconds": HURRY}))
-        self._after(HURRY + _LAST, self.kill)
+        self._write(json.dumps({"do": "force", "seconds": FORCE_SECONDS}))
+        self._after(FORCE_SECONDS + _LAST, self.kill)
 
     def look(self) -> None:
         """Has the process tell its state."""

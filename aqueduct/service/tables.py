@@ -108,7 +108,7 @@ class Request:
     filters: tuple[Filter, ...] = ()
     """Those that the table takes, wholly or partly: all of them hold for the rows wanted."""
     partitions: int | None = None
-    """About how many splits would do: a wish, for ``splits`` and ``between`` alone."""
+    """About how many splits would do: a hint, for ``splits`` and ``between`` alone."""
     call: Call = field(kw_only=True, repr=False)
     """Who asks, with ``headers``, ``token``, ``cancelled`` and so on."""
 

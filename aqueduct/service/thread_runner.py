@@ -8,7 +8,6 @@ back the client.
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections import deque
 from collections.abc import Mapping
@@ -20,10 +19,10 @@ import pyarrow as pa
 from aqueduct._speedups.channels.receiver import MemoryLease
 from aqueduct.arrow.encode import Encoded
 from aqueduct.endpoint.accounts import LARGE, Reservation
-from aqueduct.rpc.deadline import Wakeup
-from aqueduct.service.async_runner import sink_counters
+from aqueduct.rpc.deadline import ThreadWakeup
+from aqueduct.service.async_runner import run_steps, sink_counters
 from aqueduct.service.call import ServerCall
-from aqueduct.service.handlers import SINK
+from aqueduct.service.handlers import SINK, SOURCE
 
 __all__ = ["GeneratorRunner", "ThreadBatches"]
 
@@ -37,16 +36,14 @@ class GeneratorRunner:
 
     def __init__(self, running: ServerCall) -> None:
         self.running = running
-        self._loop = asyncio.get_running_loop()
-        self._signal = Wakeup()
-        self._waking = False
+        self._signal = ThreadWakeup()
         self._stopped = False
         # To the thread: (number, payload, lease), _END, or an exception to raise.
         self._inbox: SimpleQueue[Any] = SimpleQueue()
         self._handed = 0  # of the loop: batches put into the inbox, and their bytes
         self._handed_bytes = 0
-        self._taken_bytes = 0  # of the thread; running.taken counts them
-        self._input_handed = running.receiver is None  # its end too
+        self._taken_bytes = 0  # of the thread; running.input.batches.taken counts them
+        self._input_handed = running.input.over  # its end too
         self._hungry = False  # of the thread: it waits for a batch
         self._lease: MemoryLease | None = None  # of the thread: what the batch it has is charged
         # From the thread: (encoded, number, whether the accounts count it) in order.
@@ -67,27 +64,10 @@ class GeneratorRunner:
     async def drive(self) -> Mapping[str, int] | None:
         """Works on the call to its end. The thread has come back when it returns."""
         running = self.running
-        running.stop = self._stop
-        running.output.on_change = self._signal.set
-        if running.receiver is not None:
-            running.receiver.on_change = self._signal.set
-        if running.expects:  # here, so that calls get room in the order in which they came
-            self._ask(running.expects)
-        running.serving.start_thread(self._work)
-        try:
-            while not self._step():
-                await self._signal.wait()
-                running.call.check()
-        except asyncio.CancelledError:
-            self._stop()  # the loop is ending: wait for nobody
-            raise
-        except BaseException as error:
-            running.conclude(error)
-            running.cancel_handler(error)
-            self._stop()
-            while not self._done:
-                await self._signal.wait()
-            raise
+        if expects := running.output.expects:  # so that calls get room in the order they came
+            self._ask(expects)
+        running.host.start_thread(self._work)
+        await run_steps(running, self._signal, self._step, self._stop, self._settle)
         if self._error is not None:
             raise self._error
         return self._result
@@ -101,7 +81,7 @@ class GeneratorRunner:
         while outbox and output.writable:
             encoded, number, counted = outbox.popleft()
             self._sent += encoded.size
-            running.send(encoded, number if number >= 0 else running.batches_out)
+            output.send(encoded, number if number >= 0 else output.batches.batches_out)
             if counted:
                 assert self._account is not None
                 self._account.posted(encoded.size)
@@ -109,34 +89,34 @@ class GeneratorRunner:
             self._blocked = False
             self._room.put(None)
         if outbox:
-            output.notify_writable(ample=True)
+            output.notify_writable()
             if self._blocked:
-                running.pass_on()
+                running.input.pass_on()
         elif done:
             return True
         if not self._input_handed:
             self._hand_in()
-        hungry = self._hungry and self._handed == running.taken
-        running.waits_for_client = hungry or self._blocked
+        hungry = self._hungry and self._handed == running.input.batches.taken
+        running.input.waits_for_client = hungry or self._blocked
         if not self._blocked:
-            running.mark_soon()
+            running.input.mark_soon()
         return False
 
     def _hand_in(self) -> None:
         running = self.running
         while True:
-            ahead = self._handed - running.taken
+            ahead = self._handed - running.input.batches.taken
             if ahead and (
                 ahead >= _AHEAD or self._handed_bytes - self._taken_bytes >= _AHEAD_BYTES
             ):
                 return
-            found = running.take()
+            found = running.input.take()
             if found is None:
                 break
             self._handed += 1
             self._handed_bytes += len(found[1])
-            self._inbox.put((*found, running.take_lease()))
-        if running.input_over:
+            self._inbox.put((*found, running.input.take_lease()))
+        if running.input.over:
             self._input_handed = True
             self._inbox.put(_END)
 
@@ -148,9 +128,9 @@ class GeneratorRunner:
         self._granted.put(None)
         self._signal.set()
 
-    def _woken(self) -> None:
-        self._waking = False
-        self._signal.set()
+    async def _settle(self) -> None:
+        while not self._done:
+            await self._signal.wait()
 
     # In the thread
 
@@ -164,12 +144,12 @@ class GeneratorRunner:
         try:
             found = self._inbox.get_nowait()
         except Empty:
-            running.want(True, threading.get_ident())
+            running.input.want(True, threading.get_ident())
             self._hungry = True
             self._wake()
             found = self._inbox.get()
             self._hungry = False
-            running.want(False)
+            running.input.want(False)
         if found is _END:
             self._inbox.put(_END)
             raise StopIteration
@@ -178,15 +158,15 @@ class GeneratorRunner:
             raise found
         number, payload, self._lease = found
         self._taken_bytes += len(payload)
-        running.taken = number + 1
-        if self._handed - running.taken == _AHEAD // 2 and not self._input_handed:
+        running.input.batches.taken = number + 1
+        if self._handed - running.input.batches.taken == _AHEAD // 2 and not self._input_handed:
             self._wake()
-        return running.decode(number, payload, self._lease)
+        return running.input.decode(number, payload, self._lease)
 
     def _work(self) -> None:
         running = self.running
         handler, call = running.handler, running.call
-        exchange = running.receiver is not None
+        exchange = handler.kind != SOURCE
         arguments = (ThreadBatches(self), call) if exchange else (call,)
         try:
             if handler.kind == SINK:
@@ -197,7 +177,7 @@ class GeneratorRunner:
                     if self._account is not None:
                         self._await_room(self._account)
                     for batch in generator:
-                        size = self._give(batch, running.answering if exchange else -1)
+                        size = self._give(batch, running.input.answering if exchange else -1)
                         del batch  # or it would be kept while the next one has no room
                         if self._account is not None or size >= LARGE:
                             self._reserve(size, again=True)
@@ -212,7 +192,7 @@ class GeneratorRunner:
         """Hands an answer to the loop; returns its size in bytes."""
         call = self.running.call
         call.check()
-        encoded = self.running.encode(batch)
+        encoded = self.running.output.encode(batch)
         account, size = self._account, encoded.size
         if account is not None:
             account.made(size)
@@ -238,7 +218,7 @@ class GeneratorRunner:
 
     def _ask(self, size: int, *, again: bool = False) -> bool:
         if self._account is None:
-            self._account = self.running.room(lambda: self._granted.put(None))
+            self._account = self.running.output.room(lambda: self._granted.put(None))
         return self._account.ask(size, again=again)
 
     def _await_room(self, account: Reservation) -> None:
@@ -255,27 +235,23 @@ class GeneratorRunner:
         return waiting < _AHEAD and (waiting < 2 or self._given - self._sent < _AHEAD_BYTES)
 
     def _wake(self) -> None:
-        if not self._waking:
-            self._waking = True
-            try:
-                self._loop.call_soon_threadsafe(self._woken)
-            except RuntimeError:  # the loop is closed: the service has ended without us
-                self._stopped = True
-                self._inbox.put(_END)
-                self._room.put(None)
-                self._granted.put(None)
+        if not self._signal.set_threadsafe():  # the service has ended without us
+            self._stopped = True
+            self._inbox.put(_END)
+            self._room.put(None)
+            self._granted.put(None)
 
 
 class ThreadBatches:
     """The batches of a call, for a handler in a thread: a plain iterator."""
 
-    __slots__ = ("_bridge",)
+    __slots__ = ("_runner",)
 
-    def __init__(self, bridge: GeneratorRunner) -> None:
-        self._bridge = bridge
+    def __init__(self, runner: GeneratorRunner) -> None:
+        self._runner = runner
 
     def __iter__(self) -> ThreadBatches:
         return self
 
     def __next__(self) -> pa.RecordBatch:
-        return self._bridge.next_batch()
+        return self._runner.next_batch()

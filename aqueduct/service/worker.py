@@ -3,7 +3,7 @@
 It is started by ``workers`` as ``python -m aqueduct.service.worker SERVICE NUMBER FD``; FD is its
 end of a socket pair, on which both sides write lines of JSON. First comes the job: addresses, file
 descriptors, certificates. The worker answers ``ready`` or ``failed``, takes the commands ``drain``,
-``hurry`` and ``look``, and ends when the other end is gone.
+``force`` and ``look``, and ends when the other end is gone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from aqueduct.carriers.contract import Bound
 from aqueduct.escaping import one_line
 from aqueduct.forks import own_socket
 from aqueduct.service.loader import load_service
-from aqueduct.service.signals import HURRY, ProcessDeadline, ServiceSignals, end_process
+from aqueduct.service.signals import FORCE_SECONDS, ProcessDeadline, ServiceSignals, end_process
 
 if TYPE_CHECKING:
     from aqueduct.carriers.certificates import ServerTls
@@ -93,7 +93,7 @@ class _Worker:
         self._seconds = service.config.timing.drain_timeout if drain is None else drain
         signals = ServiceSignals(  # to one worker alone: the first process replaces it
             drain=self._first.set,
-            hurry=self._second.set,
+            force=self._second.set,
             seconds=self._seconds,
             deadline=self._deadline,
             numbers=(signal.SIGTERM,),
@@ -119,8 +119,8 @@ class _Worker:
                 self._deadline.end_in(self._seconds)
             self._in_loop(getattr(self, f"_{command['do']}"))
         # Nobody watches over this process any more, and nobody else would ever end it.
-        if self._in_loop(self._hurry):
-            time.sleep(HURRY)
+        if self._in_loop(self._force):
+            time.sleep(FORCE_SECONDS)
         end_process(1)
 
     def _in_loop(self, command: Any) -> bool:
@@ -134,7 +134,7 @@ class _Worker:
     def _drain(self) -> None:
         self._first.set()
 
-    def _hurry(self) -> None:
+    def _force(self) -> None:
         self._second.set()
         self._first.set()
 
@@ -164,7 +164,7 @@ def tls_to_json(tls: ServerTls | None) -> dict[str, Any] | None:
     """For the way from the first process to a worker. Paths stay paths: files may be renewed."""
     if tls is None:
         return None
-    found: dict[str, Any] = {"password": tls.password, "development": tls.development}
+    found: dict[str, Any] = {"key_password": tls.key_password, "development": tls.development}
     for name in ("certificate", "key", "client_ca"):
         value = getattr(tls, name)
         if isinstance(value, bytes):

@@ -20,7 +20,7 @@ from aqueduct._speedups.base.buffers import AlignedBuffer
 from aqueduct.arrow.decode import Checks, Decoder
 from aqueduct.arrow.encode import Encoder
 from aqueduct.arrow.ipc import deserialize_schema, serialize_schema
-from aqueduct.rpc.fragments import Assembler, pieces
+from aqueduct.rpc.fragments import Assembler, fragments
 
 SCHEMA = pa.schema(
     [("id", pa.int64()), *((name, pa.float64()) for name in "abcd"), ("s", pa.string())]
@@ -96,7 +96,7 @@ def test_one_message(benchmark: Any) -> None:
     payload = payload_of(Encoder(SCHEMA), BATCHES["64k"])
 
     def travel() -> Any:
-        [(headers, _)] = pieces(encoded, 7)
+        [(headers, _)] = fragments(encoded, 7)
         assert assembler.place(headers, encoded.size) is None
         return assembler.add(headers, payload)
 
@@ -125,12 +125,12 @@ def test_decode_with_a_dictionary(benchmark: Any, size: str) -> None:
 
 
 def test_cut_and_assemble(benchmark: Any) -> None:
-    """64 MiB in pieces of 4 MiB, without the copy into place."""
+    """64 MiB in fragments of 4 MiB, without the copy into place."""
     encoded = Encoder(SCHEMA).encode(make_batch(64 << 20))
 
     def travel() -> Any:
         assembler, found = Assembler(), None
-        for headers, buffers in pieces(encoded, 0):
+        for headers, buffers in fragments(encoded, 0):
             target = assembler.place(headers, sum(map(len, buffers)))
             assert target is not None
             found = assembler.add(headers, target)

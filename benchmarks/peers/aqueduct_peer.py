@@ -166,7 +166,7 @@ def serve(setup: common.Setup, ready: common.Ready) -> None:
         encrypted = setup.carrier in ENCRYPTED
         async with service.serving(
             address_of(setup),
-            cert=setup.certificate if encrypted else None,
+            certificate=setup.certificate if encrypted else None,
             key=setup.key if encrypted else None,
         ) as running:
             ready(running.addresses[0])

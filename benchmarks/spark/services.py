@@ -117,7 +117,7 @@ def make() -> Service:
 
 async def serve(address: str) -> None:
     service = make()
-    async with service.serving(address, dev_cert=True) as serving:
+    async with service.serving(address, dev_certificate=True) as serving:
         with _commands(service.counters, serving.addresses[0]):
             await asyncio.Event().wait()
 

@@ -324,7 +324,7 @@ class Balancer:
             self._ended(call)
 
     def _accepted(self, call: OpenCall) -> None:
-        """The hello says what the handler is."""
+        """The accept message says what the handler is."""
         calling = self._calling
         names = {"peer": call.service.address, "handler": calling.handler}
         where = f"handler {calling.handler!r} at {call.service.address}"
@@ -334,7 +334,7 @@ class Balancer:
                 "is the same service behind all addresses?",
                 **names,
             )
-        if calling.on_error == "report" and FAILURES not in call.lane.traits:
+        if calling.on_error == "report" and FAILURES not in call.lane.capabilities:
             raise ConfigError(
                 f"{where} is no function of one batch (or its service is older), so its failure "
                 "ends the call and cannot be reported for a batch; use on_error='fail'"
@@ -348,7 +348,7 @@ class Balancer:
                 if other is not call:  # begun because this one took its time
                     self._addresses.drop(other)
         if first and self._opened is not None:
-            self._opened(call.lane.schema, call.lane.traits)
+            self._opened(call.lane.schema, call.lane.capabilities)
 
     def _answered(self, call: OpenCall, number: int, payload: Any) -> None:
         call.service.backoff.succeeded()

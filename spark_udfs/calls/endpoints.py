@@ -85,12 +85,12 @@ class OpenCall:
     @property
     def one_to_one(self) -> bool:
         """Whether each batch has one answer, of its own."""
-        return ONE_TO_ONE in self.lane.traits
+        return ONE_TO_ONE in self.lane.capabilities
 
     @property
     def idempotent(self) -> bool:
         """Whether what has no answer may be sent again."""
-        return ONE_TO_ONE in self.lane.traits and IDEMPOTENT in self.lane.traits
+        return ONE_TO_ONE in self.lane.capabilities and IDEMPOTENT in self.lane.capabilities
 
     @property
     def takes(self) -> bool:

@@ -140,7 +140,7 @@ def _one_call(
 
 def _tell(opened: Opened | None, known: CachedAccepted) -> None:
     if opened is not None and known.answers is not None:
-        opened(known.answers, known.traits)
+        opened(known.answers, known.capabilities)
 
 
 def _exchanged(
@@ -188,11 +188,11 @@ def _acceptance(
 ) -> CachedAccepted:
     """What the service says of the call, waited for."""
     handler, expected, deadline = calling.handler, calling.schema, calling.deadline
-    answers, traits = stream.opened(), stream.traits
+    answers, capabilities = stream.opened(), stream.capabilities
     prepared = None
-    if ONE_TO_ONE in traits:
+    if ONE_TO_ONE in capabilities:
         prepared = lease.client.prepare(handler, schema, output_schema=expected, deadline=deadline)
-    return CachedAccepted(handler, schema, expected, deadline, answers, traits, prepared)
+    return CachedAccepted(handler, schema, expected, deadline, answers, capabilities, prepared)
 
 
 def _alone(

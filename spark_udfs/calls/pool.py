@@ -83,7 +83,7 @@ class CachedAccepted:
     deadline: float | None
     answers: pa.Schema | None
     """Their schema."""
-    traits: frozenset[str]
+    capabilities: frozenset[str]
     """The handler's."""
     prepared: UnaryStub | None
     """Makes calls of a single batch, where they come to the same."""

@@ -24,7 +24,7 @@ OnError: TypeAlias = Literal["fail", "report"]
 ``BatchAnswer``.
 """
 Opened: TypeAlias = Callable[[pa.Schema, frozenset[str]], None]
-"""Hears what the answers' schema is, and the handler's traits, before data flows."""
+"""Hears what the answers' schema is, and the handler's capabilities, before data flows."""
 
 
 @dataclass(frozen=True, slots=True)

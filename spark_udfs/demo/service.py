@@ -2,7 +2,7 @@
 
 Run it with ``python -m spark_udfs.demo.service [ADDRESS...]``, or with more to choose from::
 
-    aqueduct serve spark_udfs.demo.service:service --listen aqueduct://127.0.0.1:0 --dev-cert
+    aqueduct serve spark_udfs.demo.service:service --listen aqueduct://127.0.0.1:0 --dev-certificate
 """
 
 from __future__ import annotations
@@ -42,4 +42,4 @@ def counters() -> Iterator[pa.RecordBatch]:
 
 
 if __name__ == "__main__":
-    service.run(sys.argv[1:] or ["aqueduct://127.0.0.1:0"], dev_cert=True)
+    service.run(sys.argv[1:] or ["aqueduct://127.0.0.1:0"], dev_certificate=True)

@@ -138,14 +138,14 @@ class Shaper:
         """The bytes of the rows that wait for their answers."""
         return self._bytes
 
-    def opened(self, schema: pa.Schema, traits: frozenset[str]) -> None:
+    def opened(self, schema: pa.Schema, capabilities: frozenset[str]) -> None:
         """The service accepted the call and will answer with batches of ``schema``.
 
-        ``traits``: what the handler is. Raises ConfigError or SchemaMismatch for what cannot be
-        joined or cast.
+        ``capabilities``: what the handler is. Raises ConfigError or SchemaMismatch for what
+        cannot be joined or cast.
         """
         shape = self.shape
-        self._in_turn = ONE_TO_ONE not in traits
+        self._in_turn = ONE_TO_ONE not in capabilities
         if self._in_turn and (shape.columns or shape.on_error != "fail"):
             raise ConfigError(
                 f"{shape.by_batch} needs one answer for each batch, and handler {self.handler!r} "

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from aqueduct.arrow.encode import Encoder
-from aqueduct.arrow.ipc_metadata import DICTIONARY, RECORD_BATCH, VERSION_5, Layout, summarize
+from aqueduct.arrow.ipc import DICTIONARY, RECORD_BATCH, VERSION_5, Layout, summarize
 from aqueduct.arrow.layout import grows_by_deltas, layouts, needs_deep_check, physical_schema
 from tests.arrow.strategies import PLAIN, Celsius, Labels, make_batch, streams
 

@@ -76,7 +76,7 @@ async def test_streams_that_go_on_behind_a_violation(
 ) -> None:
     place = ADDRESSES[carrier].format(tmp_path / "socket")
     secure = carrier in ("tls", "quic")
-    async with service().serving(place, dev_cert=secure, drain=0) as running:
+    async with service().serving(place, dev_certificate=secure, drain=0) as running:
         address = Address.parse(running.addresses[0])
         connect = quic.connect if carrier == "quic" else stream.connect
         peer = Recorder(await connect(address, DEFAULT), DEFAULT)

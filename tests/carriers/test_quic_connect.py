@@ -406,7 +406,7 @@ OTHER = quic.dev_certificate()
         (dataclasses.replace(TLS, client_ca=b"x"), "client certificate cannot be demanded"),
         (dataclasses.replace(TLS, key=OTHER.key), "is not the key of"),
         (dataclasses.replace(TLS, key=None), "no usable private key"),
-        (dataclasses.replace(TLS, password="secret"), "no usable private key"),
+        (dataclasses.replace(TLS, key_password="secret"), "no usable private key"),
         (quic.ServerTls("/nowhere/c.pem"), "certificate '/nowhere/c.pem' cannot be read"),
         (quic.ServerTls(b"-----BEGIN", b""), "holds no certificate"),
     ],
@@ -494,7 +494,7 @@ from aioquic.quic.configuration import QuicConfiguration
 
 async def main():
     service = aqueduct.Service("quiet")
-    async with service.serving("aqueduct://127.0.0.1:0", dev_cert=True) as running:
+    async with service.serving("aqueduct://127.0.0.1:0", dev_certificate=True) as running:
         port = aqueduct.address.Address.parse(running.addresses[0]).port
         other = QuicConfiguration(alpn_protocols=["h3"], verify_mode=ssl.CERT_NONE)
         try:

@@ -185,7 +185,7 @@ def same(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 async def main():
     batch = pa.record_batch({"a": list(range(100_000))})
-    async with service.serving("aqueduct+tls://127.0.0.1:0", dev_cert=True) as running:
+    async with service.serving("aqueduct+tls://127.0.0.1:0", dev_certificate=True) as running:
         async with await aqueduct.Client.connect(running.addresses[0]) as client:
             async with client.exchange("same", [batch] * 20) as stream:
                 assert [one async for one in stream] == [batch] * 20

@@ -29,7 +29,7 @@ async def test_a_pause_between_calls(keep_alive: bool) -> None:
         return batch
 
     batch = pa.record_batch({"n": [1, 2]}, schema=SCHEMA)
-    async with service.serving("aqueduct://127.0.0.1:0", dev_cert=True) as running:
+    async with service.serving("aqueduct://127.0.0.1:0", dev_certificate=True) as running:
         async with await aqueduct.Client.connect(
             running.addresses[0], config=QUICK, keep_alive=keep_alive
         ) as client:

@@ -78,7 +78,7 @@ USES = {
 async def test_a_client_on_another_loop_is_an_error_at_once(service, tmp_path, carrier):
     address = CARRIERS[carrier].format(folder=tmp_path)
     async with (
-        service.serving(address, dev_cert=secure(carrier), drain=0) as running,
+        service.serving(address, dev_certificate=secure(carrier), drain=0) as running,
         await aqueduct.Client.connect(running.addresses[0]) as client,
     ):
         for use in USES.values():
@@ -234,7 +234,7 @@ async def test_a_loop_may_be_run_within_itself_by_nest_asyncio(
     service, tmp_path, carrier, when, module
 ):
     address = CARRIERS[carrier].format(folder=tmp_path)
-    async with service.serving(address, dev_cert=secure(carrier), drain=0) as running:
+    async with service.serving(address, dev_certificate=secure(carrier), drain=0) as running:
         done = await asyncio.to_thread(python, NESTED, running.addresses[0], when, module)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -269,7 +269,7 @@ asyncio.run(main())
 async def test_a_loop_that_nests_later_works_or_is_an_error(service, tmp_path, carrier):
     """The task may be stepped by what reads from its peer: that cannot read meanwhile."""
     address = CARRIERS[carrier].format(folder=tmp_path)
-    async with service.serving(address, dev_cert=secure(carrier), drain=0) as running:
+    async with service.serving(address, dev_certificate=secure(carrier), drain=0) as running:
         done = await asyncio.to_thread(python, LATE, running.addresses[0], NESTING[0])
     assert (done.returncode, done.stderr) == (0, "")
     words = "call nest_asyncio.apply() before the first call"

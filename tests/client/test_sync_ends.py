@@ -72,7 +72,7 @@ def secure(carrier: str) -> bool:
 async def run(service, carrier, folder, code, *arguments):
     """What the program prints, with the address of the service as its argument."""
     address = CARRIERS[carrier].format(folder=folder)
-    async with service.serving(address, dev_cert=secure(carrier), drain=0) as running:
+    async with service.serving(address, dev_certificate=secure(carrier), drain=0) as running:
         done = await asyncio.to_thread(python, START + code, running.addresses[0], *arguments)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
@@ -148,7 +148,7 @@ async def test_the_service_is_told_of_clients_that_end_with_the_interpreter(serv
     address = CARRIERS["quic"]
     config = Config(timing=Timing(idle_timeout=600, ping_interval=300))
     service.config = config
-    async with service.serving(address, dev_cert=True, drain=0) as running:
+    async with service.serving(address, dev_certificate=True, drain=0) as running:
         code = START + "client = aqueduct.SyncClient(address)\nclient.call('echo', ONE)\n"
         done = await asyncio.to_thread(python, code, running.addresses[0])
         assert (done.returncode, done.stderr) == (0, "")
@@ -208,7 +208,7 @@ async def serve():
     service = aqueduct.Service("late")
     service.handler("echo")(lambda batch: batch)
     for place in sys.argv[2:]:
-        async with service.serving(place, dev_cert=True, drain=0) as running:
+        async with service.serving(place, dev_certificate=True, drain=0) as running:
             async with await aqueduct.Client.connect(running.addresses[0]) as client:
                 assert await client.call("echo", ONE) == ONE
     print("served")
@@ -263,7 +263,7 @@ async def test_a_name_is_looked_up_though_the_executor_takes_nothing(service, na
     monkeypatch.setattr(loop, "run_in_executor", refuse)
     for scheme in ("aqueduct+tcp", "aqueduct"):
         async with (
-            service.serving(f"{scheme}://{name}:0", dev_cert=True, drain=0) as running,
+            service.serving(f"{scheme}://{name}:0", dev_certificate=True, drain=0) as running,
             await aqueduct.Client.connect(running.addresses[0]) as client,
         ):
             assert await client.call("echo", ONE) == ONE
@@ -291,7 +291,7 @@ async def test_a_sync_client_of_the_same_loop_s_service_is_an_error_at_once(
     address = PLACES[place].format(folder=tmp_path)
     # Neither of these is waited for.
     config = Config(timing=Timing(connect_timeout=600, progress_deadline=600))
-    async with service.serving(address, dev_cert=True, drain=0) as running:
+    async with service.serving(address, dev_certificate=True, drain=0) as running:
         there = running.addresses[0]
         there = there.replace("0.0.0.0", "127.0.0.1").replace("[::]", "localhost")
         with pytest.raises(LocalProtocolError, match=r"served by the event loop.*to_thread"):
@@ -320,7 +320,7 @@ def test_a_sync_client_of_a_service_whose_loop_stands_still_is_an_error_at_once(
     loop = asyncio.new_event_loop()
     address = CARRIERS[carrier].format(folder=tmp_path)
     config = Config(timing=Timing(connect_timeout=600))
-    serving = service.serving(address, dev_cert=secure(carrier), drain=0)
+    serving = service.serving(address, dev_certificate=secure(carrier), drain=0)
     running = loop.run_until_complete(serving.__aenter__())
     try:
         with pytest.raises(LocalProtocolError, match="served by the event loop of this thread"):

@@ -49,7 +49,7 @@ def test_the_news_of_all_come_by_one_queue(service):
             assert found is NEWS
         for lane in lanes.values():
             assert lane.accepted and lane.room and lane.schema == NUMBERS
-            assert lane.traits == {"one-to-one", "idempotent", "failures"}
+            assert lane.capabilities == {"one-to-one", "idempotent", "failures"}
         assert lanes["a"].send(numbers(1)) == 0
         assert lanes["b"].send(numbers(2)) == 0
         assert lanes["a"].send(numbers(-3)) == 1
@@ -77,7 +77,7 @@ def test_a_lane_that_fails_says_why(service):
         lane = client.lane("ehco", news, None, schema=NUMBERS)
         _, found = news.get(timeout=20)
         assert type(found) is Failed and isinstance(found.error, UnknownHandler)
-        assert not lane.accepted and lane.traits == frozenset()
+        assert not lane.accepted and lane.capabilities == frozenset()
         lane = client.lane("echo", news, "again", schema=NUMBERS, in_flight=1)
         lane.send(numbers(1))
         assert not lane.room

@@ -133,7 +133,7 @@ def test_sends_play_every_part_of_the_protocol() -> None:
         ["send", "52010002bbcc"],  # an empty payload and the end
         ["recv", "a101"],
         ["send", "100502aabb"],
-        ["recv", "2005"],  # a sign of life
+        ["recv", "2005"],  # a heartbeat
         ["recv", "220500"],  # refused
         ["send", "d8070004"],  # a duplex
         ["send", "500700"],  # an empty message on its sink half

@@ -17,7 +17,7 @@ from aqueduct.config import Config
 from aqueduct.endpoint import connect
 from aqueduct.endpoint.accounts import process
 from aqueduct.errors import AqueductError, ConnectFailed, ConnectionLost
-from aqueduct.rpc.keys import BATCH, PIECE
+from aqueduct.rpc.keys import BATCH, FRAGMENT
 from aqueduct.rpc.request import CallHead
 from tests.support.calls import config, connected, serving, sync_client, until, until_seen
 
@@ -33,7 +33,7 @@ def narrow(**flow: int) -> Config:
     """Budgets of a few MiB, and batches in pieces of 256 KiB."""
     flow = {"receive_budget": 8 * MiB, "channel_receive_bytes": 2 * MiB, **flow}
     flow.setdefault("read_ahead", 256 * KiB)
-    return config(flow=flow, calls={"cut": 256 * KiB}, timing={"stall_deadline": 1.0})
+    return config(flow=flow, calls={"fragment_bytes": 256 * KiB}, timing={"stall_deadline": 1.0})
 
 
 @pytest.fixture(autouse=True)
@@ -169,7 +169,7 @@ async def begin_and_stall(client: Client, handler: str, total: int, size: int) -
     sender, output, status = connection.call(payload, headers, feeds=True)
     assert sender is not None
     await output.receive()  # before that nobody can tell how large a batch is
-    sender.post(bytes(size), ((BATCH, b"0"), (PIECE, b"0/%d" % total)))
+    sender.post(bytes(size), ((BATCH, b"0"), (FRAGMENT, b"0/%d" % total)))
     return sender, output, status
 
 
@@ -372,7 +372,7 @@ async def test_calls_that_wait_for_their_turn_do_not_fail_while_others_get_their
     patience, work, calls = 3.0, 0.4, 10
     timing = {"progress_deadline": patience, "stall_deadline": 30.0}
     flow = {"receive_budget": 2 * MiB, "read_ahead": 256 * KiB, "process_send_budget": 3 * MiB}
-    settings = config(flow=flow, timing=timing, calls={"cut": 256 * KiB})
+    settings = config(flow=flow, timing=timing, calls={"fragment_bytes": 256 * KiB})
     service = Service("turns", config=settings)
 
     @service.handler("work", kind="sink", input=SCHEMA)

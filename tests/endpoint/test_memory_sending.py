@@ -34,7 +34,7 @@ def batch_of(size: int) -> pa.RecordBatch:
 
 def narrow(**flow: int) -> Config:
     flow = {"channel_high_water": 256 * KiB, "read_ahead": 256 * KiB, **flow}
-    return config(flow=flow, calls={"cut": 256 * KiB}, timing={"progress_deadline": 20})
+    return config(flow=flow, calls={"fragment_bytes": 256 * KiB}, timing={"progress_deadline": 20})
 
 
 @pytest.fixture(autouse=True)
@@ -130,7 +130,7 @@ async def test_calls_that_find_no_room_for_their_answers_fail_as_busy() -> None:
     made, _ = service(
         config(
             flow={"process_send_budget": 3 * MiB, "read_ahead": 256 * KiB},
-            calls={"cut": 256 * KiB},
+            calls={"fragment_bytes": 256 * KiB},
             timing={"progress_deadline": 2.0},
         )
     )
@@ -396,7 +396,7 @@ async def test_an_idle_input_does_not_hold_up_others() -> None:
     pulled, release = Pulled(), asyncio.Event()
     settings = config(
         flow={"process_send_budget": 3 * MiB, "channel_high_water": 256 * KiB},
-        calls={"cut": 256 * KiB},
+        calls={"fragment_bytes": 256 * KiB},
         timing={"progress_deadline": 60.0, "stall_deadline": 0.2},
     )
 
@@ -428,7 +428,7 @@ async def test_a_call_goes_on_above_the_budget_if_nothing_leaves(
     release = threading.Event()
     settings = config(
         flow={"process_send_budget": MiB, "channel_high_water": 256 * KiB, "read_ahead": 256 * KiB},
-        calls={"cut": 256 * KiB},
+        calls={"fragment_bytes": 256 * KiB},
         timing={"progress_deadline": 8.0, "stall_deadline": 0.5},
     )
     made = Service("slow", config=narrow(receive_budget=MiB, channel_receive_bytes=512 * KiB))

@@ -47,7 +47,7 @@ async def test_a_compressed_batch_is_charged_what_it_unpacks_to(name: str) -> No
 
         async def batches() -> AsyncIterator[pa.RecordBatch]:
             yield batch.slice(0, 1)
-            await told.wait()  # what leaves before the hello comes cannot be compressed
+            await told.wait()  # what leaves before the accept message comes cannot be compressed
             yield batch
 
         stream = client.exchange(name, batches(), schema=SCHEMA, compression="lz4")

@@ -14,7 +14,6 @@ import aqueduct
 from aqueduct.client.client import Client
 from aqueduct.endpoint import Connection, PendingReply, channel, connect, serve
 from aqueduct.errors import ConnectionLost, ReceiverClosed
-from aqueduct.service.unary import _Gathered
 from tests.support.calls import NUMBERS, numbers, serving
 
 
@@ -303,17 +302,3 @@ async def test_where_an_answer_goes_is_known_without_a_handle() -> None:
         await connection.wait_closed()
         with pytest.raises(ConnectionLost):
             connection.question()
-
-
-@pytest.mark.parametrize("ample", [True, False])
-async def test_what_gathers_answers_asks_for_room_as_a_sender_does(ample: bool) -> None:
-    told = asyncio.Event()
-    gathered = _Gathered()
-    gathered.notify_writable(ample=ample)  # there is always room
-    assert gathered.writable
-    gathered.on_change = told.set
-    sender, _receiver = channel()
-    gathered.use(sender)
-    gathered.notify_writable(ample=ample)
-    async with asyncio.timeout(20):
-        await told.wait()

@@ -95,7 +95,7 @@ NARROW: Final = dataclasses.replace(
         channel_streams=6,
         unordered_streams=2,
     ),
-    calls=Calls(cut=1024),
+    calls=Calls(fragment_bytes=1024),
 )
 MIDDLE: Final = dataclasses.replace(
     NARROW,

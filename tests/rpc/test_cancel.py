@@ -218,14 +218,14 @@ async def test_a_client_that_is_gone_ends_the_handler(carrier, handler):
 
 @pytest.mark.parametrize("handler", ["generator", "async generator", "sink"])
 async def test_a_client_that_vanishes_in_the_middle_of_a_batch(carrier, handler):
-    watched = Watched(config=config(calls={"cut": 1000}))
+    watched = Watched(config=config(calls={"fragment_bytes": 1000}))
     async with serving(watched.service, carrier) as running:
         connection = await connect(running.addresses[0])
         kind: Kind = "sink" if handler == "sink" else "exchange"
         call = RawCall(connection, CallHead(handler, kind, schema=NUMBERS))
-        call.send(numbers(*range(1000)), cut=1000, pieces_sent=4)
+        call.send(numbers(*range(1000)), cut=1000, fragments_sent=4)
         await watched.wait(watched.begun)
-        await call.output.receive()  # the hello
+        await call.output.receive()  # the accept message
         await connection.close()
         await watched.wait(watched.ended)
         assert watched.how in ("ConnectionLost", "CancelledError")
@@ -240,7 +240,7 @@ async def test_a_batch_that_is_never_whole(how):
     async with serving(watched.service) as running:
         async with await connect(running.addresses[0]) as connection:
             call = RawCall(connection, CallHead("generator", "exchange", schema=NUMBERS))
-            call.send(numbers(*range(1000)), cut=1000, pieces_sent=4)
+            call.send(numbers(*range(1000)), cut=1000, fragments_sent=4)
             call.sender.finish() if how == "finish" else call.sender.cancel()
             error = await call.end()
             if how == "finish":

@@ -1,4 +1,4 @@
-"""What a call may wish for: answers as they are made, and failures of single batches."""
+"""What a call may ask for: answers as they are made, and failures of single batches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from aqueduct.errors import (
     Refused,
     SchemaMismatch,
 )
-from aqueduct.rpc.fragments import batch_headers, pieces
+from aqueduct.rpc.fragments import batch_headers, fragments
 from aqueduct.rpc.request import Accepted
 from aqueduct.rpc.status import Status
 from tests.support.calls import (
@@ -76,9 +76,9 @@ async def test_answers_come_as_they_are_made(carrier, coroutine):
     async with connected(service, carrier) as client:
         given = [numbers(value) for value in range(6)]
         async with client.exchange("turns", given, ordered=False) as stream:
-            assert stream.number == -1 and not stream.traits
+            assert stream.number == -1 and not stream.capabilities
             await stream.opened()
-            assert stream.traits == {"one-to-one", "idempotent", "as-completed"}
+            assert stream.capabilities == {"one-to-one", "idempotent", "as-completed"}
             # Of four at work and as many that wait, in an order that only the handler knows.
             for value in (2, 1, 3, 5, 0, 4):
                 turns.open(value)
@@ -116,10 +116,10 @@ def test_a_sync_client_has_the_numbers_too():
     turns = Turns(service, coroutine=False)
     with sync_client(service) as client:
         stream = client.exchange("turns", [numbers(7), numbers(8)], ordered=False)
-        assert stream.number == -1 and stream.traits == frozenset()
+        assert stream.number == -1 and stream.capabilities == frozenset()
         turns.open(8)
         assert values([next(stream)]) == [[8]] and stream.number == 1
-        assert stream.traits == {"one-to-one", "idempotent", "as-completed"}
+        assert stream.capabilities == {"one-to-one", "idempotent", "as-completed"}
         turns.open(7)
         assert values([next(stream)]) == [[7]] and stream.number == 0
         assert not stream.over
@@ -130,7 +130,7 @@ def test_a_sync_client_has_the_numbers_too():
 
 
 async def test_answers_larger_than_a_message_come_as_they_are_made():
-    settings = config(calls={"cut": 1000})
+    settings = config(calls={"fragment_bytes": 1000})
     service = aqueduct.Service("test", config=settings)
     turns = Turns(service, coroutine=True)
     large = [numbers(*[value] * 2000) for value in range(4)]
@@ -169,7 +169,7 @@ async def test_other_handlers_keep_the_order_and_end_with_their_failure(shape):
         given = [numbers(value) for value in range(20)]
         stream = client.exchange("twice", given, ordered=False, report_failures=True, in_flight=2)
         await stream.opened()
-        assert stream.traits == frozenset()
+        assert stream.capabilities == frozenset()
         seen = []
         for _ in range(40):
             batch = await anext(stream)
@@ -214,7 +214,7 @@ async def test_a_batch_that_fails_does_not_end_the_call(carrier, ordered):
             assert stream.number not in found
             found[stream.number] = outcome
             order.append(stream.number)
-        assert stream.over and "failures" in stream.traits
+        assert stream.over and "failures" in stream.capabilities
         assert sorted(found) == list(range(25))
         assert order == sorted(order) or not ordered
         for value, outcome in found.items():
@@ -233,7 +233,9 @@ async def test_a_batch_that_fails_does_not_end_the_call(carrier, ordered):
 
 
 async def test_an_answer_above_the_limit_is_a_failure_of_its_batch():
-    service = aqueduct.Service("test", config=config(calls={"batch_limit": 10_000, "cut": 5_000}))
+    service = aqueduct.Service(
+        "test", config=config(calls={"batch_limit": 10_000, "fragment_bytes": 5_000})
+    )
 
     @service.handler("grow", input=NUMBERS, output=NUMBERS)
     def grow(batch):
@@ -273,7 +275,7 @@ async def test_dictionaries_outlive_a_failure():
         assert await everything(stream) == []
 
 
-async def test_without_the_wish_a_failure_ends_the_call():
+async def test_without_the_capability_a_failure_ends_the_call():
     service = aqueduct.Service("test")
     picky(service)
     async with connected(service) as client:
@@ -282,7 +284,7 @@ async def test_without_the_wish_a_failure_ends_the_call():
         with pytest.raises(HandlerFailed) as caught:
             await anext(stream)
         assert caught.value.batch == 1 and stream.over
-        assert stream.traits == {"one-to-one"}
+        assert stream.capabilities == {"one-to-one"}
 
 
 @pytest.mark.requirement("AC-50")
@@ -323,13 +325,13 @@ async def test_a_service_that_drains_says_so():
 # Services that do not follow the convention
 
 
-async def other(*messages, traits=()):
-    """A server that answers every call with a hello, then ``messages``, then that all is well."""
+async def other(*messages, capabilities=()):
+    """A server that accepts every call, sends ``messages``, and then that all is well."""
 
     async def on_connection(connection):
         async for message in connection.entrypoint:
             output, status = (attachment.handle for attachment in message.attachments[1:])
-            headers, payload = Accepted(NUMBERS, traits=frozenset(traits)).encode()
+            headers, payload = Accepted(NUMBERS, capabilities=frozenset(capabilities)).encode()
             output.send_nowait(payload, headers=headers)
             for headers, payload in messages:
                 output.send_nowait(payload, headers=headers)
@@ -343,7 +345,7 @@ async def other(*messages, traits=()):
 
 
 def answer(number, value=1, *, cut=1 << 20):
-    return list(pieces(Encoder(NUMBERS).encode(numbers(value)), number, cut))
+    return list(fragments(Encoder(NUMBERS).encode(numbers(value)), number, cut))
 
 
 def failure(number, code=b"handler-failed", payload=b"{}"):
@@ -370,7 +372,7 @@ HOSTILE = {
         [*answer(1), failure(0)],
         "an answer to batch 0 came behind one to batch 1",
     ),
-    "beyond, in pieces": ((), answer(7, cut=40), "batch 7 was answered and 2 were sent"),
+    "beyond, in fragments": ((), answer(7, cut=40), "batch 7 was answered and 2 were sent"),
 }
 
 
@@ -387,9 +389,9 @@ async def test_an_answer_to_no_batch_has_the_number_0():
 @pytest.mark.requirement("AC-34")
 @pytest.mark.requirement("AC-48")
 @pytest.mark.requirement("AC-49")
-@pytest.mark.parametrize(("traits", "messages", "text"), HOSTILE.values(), ids=HOSTILE)
-async def test_services_that_do_not_keep_to_it(traits, messages, text):
-    server, address = await other(*messages, traits=traits)
+@pytest.mark.parametrize(("capabilities", "messages", "text"), HOSTILE.values(), ids=HOSTILE)
+async def test_services_that_do_not_keep_to_it(capabilities, messages, text):
+    server, address = await other(*messages, capabilities=capabilities)
     async with server, await Client.connect(address) as client:
         given = [numbers(1), numbers(2)]
         stream = client.exchange("any", given, ordered=False, report_failures=True)
@@ -402,11 +404,13 @@ async def test_services_that_do_not_keep_to_it(traits, messages, text):
 
 
 @pytest.mark.requirement("AC-47")
-async def test_what_was_not_wished_for_is_not_taken_as_granted():
-    server, address = await other(*answer(1), *answer(0), traits=("one-to-one", "as-completed"))
+async def test_what_was_not_asked_for_is_not_taken_as_granted():
+    server, address = await other(
+        *answer(1), *answer(0), capabilities=("one-to-one", "as-completed")
+    )
     async with server, await Client.connect(address) as client:
         stream = client.exchange("any", [numbers(1), numbers(2)])
         await anext(stream)
-        assert stream.traits == {"one-to-one"}
+        assert stream.capabilities == {"one-to-one"}
         with pytest.raises(BadCall, match="an answer to batch 0 came behind one to batch 1"):
             await anext(stream)

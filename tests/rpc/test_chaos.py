@@ -14,7 +14,9 @@ from aqueduct.errors import AqueductError
 from aqueduct.service.server import RunningService
 from tests.support.calls import NUMBERS, config, numbers, served, serving, until
 
-SMALL = config(calls={"cut": 4096, "in_flight_batches": 3}, timing={"progress_deadline": 5.0})
+SMALL = config(
+    calls={"fragment_bytes": 4096, "in_flight_batches": 3}, timing={"progress_deadline": 5.0}
+)
 EXCHANGES = ["function", "coroutine", "generator", "async generator"]
 
 
@@ -137,7 +139,7 @@ async def test_nothing_hangs_and_nothing_is_left(carrier, seed, caplog):
             await asyncio.gather(*callers)
         await until(lambda: not service.counters()["open_calls"])
         await until(lambda: not running.connections)
-        bench = running._bench
+        bench = running._pool
         await until(lambda: bench.threads == len(bench._idle))
     counters = service.counters()
     assert counters["calls"] > 100

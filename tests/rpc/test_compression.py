@@ -1,4 +1,4 @@
-"""Compression is agreed on: asked for by a call, answered by the hello, used by both sides."""
+"""Compression is agreed on: a call asks, the accept message answers, and both sides use it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def test_both_ways_once_it_is_agreed(service, name):
 
         async def batches():
             yield WORDY
-            await told.wait()  # what leaves before the hello comes cannot be compressed
+            await told.wait()  # what leaves before the accept message comes cannot be compressed
             yield WORDY
 
         told = asyncio.Event()
@@ -154,7 +154,9 @@ def test_words_of_other_versions_are_no_matter():
 @pytest.mark.requirement("AC-40")
 async def test_a_compression_that_was_not_asked_for_is_refused(service, monkeypatch):
     encode = Accepted.encode
-    monkeypatch.setattr(Accepted, "encode", lambda hello: encode(Accepted(hello.schema, "zstd")))
+    monkeypatch.setattr(
+        Accepted, "encode", lambda accepted: encode(Accepted(accepted.schema, "zstd"))
+    )
     async with connected(service) as client:
         with pytest.raises(BadCall, match="'zstd', which was not asked for"):
             await everything(client.source("many", compression="lz4"))

@@ -268,7 +268,7 @@ async def test_one_row_of_300_mib(face):
 
 
 async def test_batches_are_cut_and_put_together_whatever_the_size(carrier):
-    service = make(config=config(calls={"cut": 1000}))
+    service = make(config=config(calls={"fragment_bytes": 1000}))
     sizes = [0, 1, 100, 500, 117, 118, 119, 120, 1000, 1001, 10_000]
     batches = [pa.record_batch({"x": pa.array(range(size), pa.int64())}) for size in sizes]
     async with connected(service, carrier) as client:

@@ -28,7 +28,7 @@ KiB, MiB = 1 << 10, 1 << 20
 
 # Every window so small that any fault in the waiting shows at once.
 NARROW = config(
-    calls={"cut": 16 * KiB, "in_flight_batches": 2, "in_flight_bytes": 64 * KiB},
+    calls={"fragment_bytes": 16 * KiB, "in_flight_batches": 2, "in_flight_bytes": 64 * KiB},
     flow={
         "receive_budget": 256 * KiB,
         "channel_receive_bytes": 64 * KiB,
@@ -312,7 +312,7 @@ async def test_marks_of_a_sink_wake_who_sends_and_nobody_else(carrier, monkeypat
         source = (blob(number, 10_000) for number in range(200))
         assert (await client.sink("count", source, schema=BLOBS))["n"] == 200
     assert marks >= 10
-    assert waits <= 3  # for the hello, and the end
+    assert waits <= 3  # for the accept message, and the end
 
 
 @pytest.mark.parametrize("handler", ["generator", "async generator"])

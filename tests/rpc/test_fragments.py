@@ -1,4 +1,4 @@
-"""Payloads in pieces: every byte once, in its place, and nothing out of turn."""
+"""Payloads in fragments: every byte once, in its place, and nothing out of turn."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from aqueduct._speedups.base.buffers import AlignedBuffer
 from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoded, Encoder
 from aqueduct.errors import BadCall, BatchTooLarge, LocalProtocolError
-from aqueduct.rpc.fragments import Assembler, batch_headers, pieces
-from aqueduct.rpc.keys import BATCH, PIECE
+from aqueduct.rpc.fragments import Assembler, batch_headers, fragments
+from aqueduct.rpc.keys import BATCH, FRAGMENT
 
 
 def encoded_of(*parts):
     return Encoded(list(parts), sum(map(len, parts)))
 
 
-def piece(number, offset, total):
-    return ((BATCH, b"%d" % number), (PIECE, b"%d/%d" % (offset, total)))
+def fragment(number, offset, total):
+    return ((BATCH, b"%d" % number), (FRAGMENT, b"%d/%d" % (offset, total)))
 
 
 @pytest.mark.requirement("AC-27")
 def test_a_small_payload_is_one_message_of_its_own_buffers():
     buffers = [b"head", memoryview(b"body")]
-    [(headers, payload)] = pieces(encoded_of(*buffers), 7, cut=8)
+    [(headers, payload)] = fragments(encoded_of(*buffers), 7, limit=8)
     assert headers == ((b"arrow-batch-2179bf", b"7"),)
     assert payload is not None and all(a is b for a, b in zip(payload, buffers, strict=True))
 
@@ -37,7 +37,7 @@ def test_a_small_payload_is_one_message_of_its_own_buffers():
 def test_a_large_one_is_cut_at_exact_places():
     data = bytes(range(100))
     encoded = encoded_of(data[:3], memoryview(data)[3:60], data[60:61], data[61:])
-    made = list(pieces(encoded, 3, cut=40))
+    made = list(fragments(encoded, 3, limit=40))
     assert [headers for headers, _ in made] == [
         ((b"arrow-batch-2179bf", b"3"), (b"arrow-piece-99faef", b"0/100")),
         ((b"arrow-batch-2179bf", b"3"), (b"arrow-piece-99faef", b"40/100")),
@@ -49,20 +49,20 @@ def test_a_large_one_is_cut_at_exact_places():
 def test_nothing_is_copied_in_cutting():
     data = bytearray(1000)
     whole = pa.py_buffer(data).address
-    made = list(pieces(encoded_of(b"head", memoryview(data)), 0, cut=300))
+    made = list(fragments(encoded_of(b"head", memoryview(data)), 0, limit=300))
     parts = [pa.py_buffer(buffer) for _, buffers in made for buffer in buffers]
     assert [part.address - whole for part in parts[1:]] == [0, 296, 596, 896]
 
 
 @pytest.mark.requirement("AC-28")
 @given(st.lists(st.integers(0, 50), max_size=8), st.integers(1, 60))
-def test_pieces_joined_are_the_payload(sizes, cut):
+def test_fragments_joined_are_the_payload(sizes, cut):
     data = random.Random(1).randbytes(sum(sizes))
     buffers, place = [], 0
     for size in sizes:
         buffers.append(memoryview(data)[place : place + size])
         place += size
-    made = list(pieces(encoded_of(*buffers), 1, cut))
+    made = list(fragments(encoded_of(*buffers), 1, cut))
     assert b"".join(b"".join(payload) for _, payload in made) == data
     lengths = [sum(map(len, payload)) for _, payload in made]
     assert all(length == cut for length in lengths[:-1]) and 0 <= lengths[-1] <= cut
@@ -70,8 +70,8 @@ def test_pieces_joined_are_the_payload(sizes, cut):
 
 
 def test_a_cut_that_cannot_be():
-    with pytest.raises(LocalProtocolError, match="cannot be cut into pieces of 0 bytes"):
-        next(pieces(encoded_of(b"x"), 0, cut=0))
+    with pytest.raises(LocalProtocolError, match="cannot be cut into fragments of 0 bytes"):
+        next(fragments(encoded_of(b"x"), 0, limit=0))
 
 
 def land(assembler, headers, data, placed=True):
@@ -94,7 +94,7 @@ def test_what_is_put_together_is_what_was_cut(data):
     messages = [
         (headers, b"".join(buffers))
         for number, payload in zip(numbers, payloads, strict=True)
-        for headers, buffers in pieces(encoded_of(payload), number, cut)
+        for headers, buffers in fragments(encoded_of(payload), number, cut)
     ]
     assembler, result = Assembler(), []
     waiting: list = []
@@ -114,7 +114,7 @@ def test_pieces_land_in_one_aligned_buffer():
     data = bytes(range(200))
     assembler = Assembler()
     found = None
-    for headers, buffers in pieces(encoded_of(data), 5, cut=64):
+    for headers, buffers in fragments(encoded_of(data), 5, limit=64):
         assert found is None
         part = land(assembler, headers, b"".join(buffers))
         assert isinstance(part, memoryview)
@@ -143,7 +143,11 @@ def test_a_mark_has_no_payload():
 @pytest.mark.requirement("AC-30")
 def test_a_payload_above_the_limit_is_refused_before_memory_is_taken():
     huge = 1 << 62
-    for size, headers in ((101, batch_headers(3)), (1, piece(3, 0, 101)), (1, piece(3, 0, huge))):
+    for size, headers in (
+        (101, batch_headers(3)),
+        (1, fragment(3, 0, 101)),
+        (1, fragment(3, 0, huge)),
+    ):
         for call in ("place", "add"):
             assembler = Assembler(100, where="the input of handler 'h'", peer="p", handler="h")
             with pytest.raises(BatchTooLarge) as caught:
@@ -176,11 +180,11 @@ BAD_HEADERS = {
         ),
     ),
     "no total": (
-        ((BATCH, b"1"), (PIECE, b"0")),
+        ((BATCH, b"1"), (FRAGMENT, b"0")),
         "the header arrow-piece-99faef is b'', which is not a number",
     ),
-    "no offset": (((BATCH, b"1"), (PIECE, b"/9")), "is b'', which is not a number"),
-    "three numbers": (((BATCH, b"1"), (PIECE, b"0/9/9")), "is b'9/9', which is not a number"),
+    "no offset": (((BATCH, b"1"), (FRAGMENT, b"/9")), "is b'', which is not a number"),
+    "three numbers": (((BATCH, b"1"), (FRAGMENT, b"0/9/9")), "is b'9/9', which is not a number"),
 }
 
 
@@ -206,11 +210,11 @@ def test_headers_of_others_are_nobodys_business():
     ("offset", "total", "size"), [(0, 10, 11), (10, 10, 1), (11, 10, 1), (0, 10, 0), (0, 0, 0)]
 )
 def test_pieces_outside_the_total(offset, total, size):
-    text = f"a piece of batch 2 at {offset}/{total} has {size} bytes"
+    text = f"a fragment of batch 2 at {offset}/{total} has {size} bytes"
     with pytest.raises(BadCall, match=text):
-        Assembler().place(piece(2, offset, total), size)
+        Assembler().place(fragment(2, offset, total), size)
     with pytest.raises(BadCall, match=text):
-        Assembler().add(piece(2, offset, total), bytes(size))
+        Assembler().add(fragment(2, offset, total), bytes(size))
 
 
 @pytest.mark.requirement("AC-29")
@@ -218,61 +222,61 @@ def test_pieces_outside_the_total(offset, total, size):
 @pytest.mark.parametrize(
     ("headers", "came"),
     [
-        (piece(1, 5, 30), "a piece at 5/30 of batch 1"),
-        (piece(1, 11, 30), "a piece at 11/30 of batch 1"),
-        (piece(1, 0, 30), "a piece at 0/30 of batch 1"),
-        (piece(1, 10, 31), "a piece at 10/31 of batch 1"),
-        (piece(2, 10, 30), "a piece at 10/30 of batch 2"),
-        (piece(2, 0, 30), "a piece at 0/30 of batch 2"),
+        (fragment(1, 5, 30), "a fragment at 5/30 of batch 1"),
+        (fragment(1, 11, 30), "a fragment at 11/30 of batch 1"),
+        (fragment(1, 0, 30), "a fragment at 0/30 of batch 1"),
+        (fragment(1, 10, 31), "a fragment at 10/31 of batch 1"),
+        (fragment(2, 10, 30), "a fragment at 10/30 of batch 2"),
+        (fragment(2, 0, 30), "a fragment at 0/30 of batch 2"),
         (batch_headers(1), "a whole message of batch 1"),
         (batch_headers(2), "a whole message of batch 2"),
     ],
 )
 def test_messages_out_of_turn(headers, came, placed):
     assembler = Assembler()
-    first = land(assembler, piece(1, 0, 30), bytes(10), placed)
-    assert assembler.add(piece(1, 0, 30), first) is None
+    first = land(assembler, fragment(1, 0, 30), bytes(10), placed)
+    assert assembler.add(fragment(1, 0, 30), first) is None
     second = land(assembler, headers, bytes(10), placed)
     with pytest.raises(BadCall) as caught:
         assembler.add(headers, second)
-    assert str(caught.value) == (f"{came} came when the next piece was due of batch 1, at 10/30")
+    assert str(caught.value) == (f"{came} came when the next fragment was due of batch 1, at 10/30")
 
 
 def test_a_message_that_is_not_where_it_was_to_land():
     assembler = Assembler()
-    first = assembler.place(piece(1, 0, 30), 20)
+    first = assembler.place(fragment(1, 0, 30), 20)
     assert first is not None
-    assert assembler.place(piece(1, 20, 30), 10) is not None
-    assembler.add(piece(1, 0, 30), first)
-    with pytest.raises(LocalProtocolError, match="a piece of batch 1 at 20/30 did not land in its"):
-        assembler.add(piece(1, 20, 30), bytes(10))
+    assert assembler.place(fragment(1, 20, 30), 10) is not None
+    assembler.add(fragment(1, 0, 30), first)
+    with pytest.raises(LocalProtocolError, match="a fragment of batch 1 at 20/30 did not land in"):
+        assembler.add(fragment(1, 20, 30), bytes(10))
 
 
 @pytest.mark.requirement("AC-29")
 def test_a_batch_that_begins_in_its_middle():
-    with pytest.raises(BadCall, match="batch 1 begins with a piece at 10/30"):
-        Assembler().add(piece(1, 10, 30), bytes(10))
+    with pytest.raises(BadCall, match="batch 1 begins with a fragment at 10/30"):
+        Assembler().add(fragment(1, 10, 30), bytes(10))
 
 
 def test_no_byte_is_given_away_twice():
     # What was read already would change under the reader.
     assembler = Assembler()
-    first = assembler.place(piece(1, 0, 30), 20)
+    first = assembler.place(fragment(1, 0, 30), 20)
     assert first is not None
-    for again in (piece(1, 0, 30), piece(1, 10, 30), piece(1, 21, 30)):
+    for again in (fragment(1, 0, 30), fragment(1, 10, 30), fragment(1, 21, 30)):
         assert assembler.place(again, 5) is None
-    rest = assembler.place(piece(1, 20, 30), 10)
+    rest = assembler.place(fragment(1, 20, 30), 10)
     assert rest is not None
-    assembler.add(piece(1, 0, 30), first)
-    assert assembler.add(piece(1, 20, 30), rest) is not None
-    assert assembler.place(piece(1, 20, 30), 10) is None
+    assembler.add(fragment(1, 0, 30), first)
+    assert assembler.add(fragment(1, 20, 30), rest) is not None
+    assert assembler.place(fragment(1, 20, 30), 10) is None
 
 
 @pytest.mark.requirement("AC-30")
 def test_lies_take_no_memory():
     # One reservation is made for the first; the others must wait until it is whole.
     assembler = Assembler(1 << 40)
-    targets = [assembler.place(piece(number, 0, 1 << 30), 1) for number in range(1000)]
+    targets = [assembler.place(fragment(number, 0, 1 << 30), 1) for number in range(1000)]
     assert [target is not None for target in targets] == [True] + [False] * 999
 
 
@@ -285,7 +289,7 @@ def test_one_row_of_any_size_travels_in_one_buffer():
     column = pa.Array.from_buffers(pa.large_binary(), 1, [None, offsets, value])
     batch = pa.record_batch([column], names=["blob"])
     assembler, found, count = Assembler(), None, 0
-    for headers, buffers in pieces(Encoder(batch.schema).encode(batch), 0):
+    for headers, buffers in fragments(Encoder(batch.schema).encode(batch), 0):
         length = sum(map(len, buffers))
         target = assembler.place(headers, length)
         assert target is not None and found is None

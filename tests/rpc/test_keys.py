@@ -24,14 +24,14 @@ KEYS = {
     "METADATA": b"arrow-metadata-9772af",
     "EXPECTED": b"arrow-expected-bc4eec",
     "ALIVE": b"arrow-alive-5e07d9",
-    "HELLO": b"arrow-hello-e42c4c",
+    "ACCEPTED": b"arrow-hello-e42c4c",
     "STATUS": b"arrow-status-8b3ba8",
     "BATCH": b"arrow-batch-2179bf",
-    "PIECE": b"arrow-piece-99faef",
+    "FRAGMENT": b"arrow-piece-99faef",
     "BODY": b"arrow-body-7f0c2e",
     "ANSWERS": b"arrow-answers-91d3b6",
-    "WISHES": b"arrow-wishes-58c0d3",
-    "TRAITS": b"arrow-traits-e61b07",
+    "ASKED": b"arrow-wishes-58c0d3",
+    "CAPABILITIES": b"arrow-traits-e61b07",
 }
 
 

@@ -18,7 +18,7 @@ from aqueduct.errors import (
     ConnectFailed,
     ConnectionLost,
 )
-from aqueduct.rpc.fragments import batch_headers, pieces
+from aqueduct.rpc.fragments import batch_headers, fragments
 from aqueduct.rpc.request import CallHead
 from aqueduct.rpc.status import Status
 from tests.support.calls import (
@@ -89,7 +89,7 @@ async def other_service(address, answer):
 
 
 @pytest.mark.requirement("AC-20")
-@pytest.mark.parametrize("how", ["drop", "finish", "nonsense", "hello only", "close"])
+@pytest.mark.parametrize("how", ["drop", "finish", "nonsense", "accept message only", "close"])
 async def test_a_server_that_is_no_service(how):
     async def answer(connection, message):
         handles = [attachment.handle for attachment in message.attachments]
@@ -98,7 +98,7 @@ async def test_a_server_that_is_no_service(how):
         elif how == "nonsense":
             await handles[1].send(b"hello?")
             handles[1].finish()
-        elif how == "hello only":
+        elif how == "accept message only":
             headers, payload = Status("ok").encode()
             handles[1].finish()
             await handles[2].send(payload, headers=headers)
@@ -110,8 +110,8 @@ async def test_a_server_that_is_no_service(how):
         words = {
             "drop": "without a status",
             "finish": "without a status",
-            "nonsense": "not an Arrow hello",
-            "hello only": "ended well without a hello",
+            "nonsense": "not an Arrow accept message",
+            "accept message only": "ended well without an accept message",
             "close": "not here",
         }[how]
         kind = ConnectionLost if how == "close" else BadCall
@@ -124,7 +124,7 @@ async def test_a_sink_that_answers():
     async def answer(connection, message):
         output, status = message.attachments[1].handle, message.attachments[2].handle
         await output.send(b"", headers=((b"arrow-hello-e42c4c", b"1"),))
-        for headers, payload in pieces(Encoder(NUMBERS).encode(numbers(1)), 0):
+        for headers, payload in fragments(Encoder(NUMBERS).encode(numbers(1)), 0):
             await output.send(payload, headers=headers)
         output.finish()
         headers, end = Status("ok").encode()

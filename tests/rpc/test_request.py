@@ -1,4 +1,4 @@
-"""The message of a call and the hello, byte for byte, and every way of being wrong."""
+"""The message of a call and the accept message, byte for byte, and every way of being wrong."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_bytes_of_a_full_call():
         partition=Partition(3, 16),
         metadata={"tenant": "é", "a": "b"},
     )
-    head = replace(head, wishes=frozenset({"failures", "as-completed"}))
+    head = replace(head, capabilities=frozenset({"failures", "as-completed"}))
     headers, payload = joined(head)
     size = len(serialize_schema(INPUT))
     assert headers == (
@@ -124,7 +124,7 @@ names = st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_size=
     st.frozensets(st.sampled_from([AS_COMPLETED, FAILURES, "of-later-versions"])),
 )
 def test_calls_survive(
-    kind, handler, schema, expected, milliseconds, run, token, partition, metadata, wishes
+    kind, handler, schema, expected, milliseconds, run, token, partition, metadata, capabilities
 ):
     head = CallHead(
         handler=handler,
@@ -137,7 +137,7 @@ def test_calls_survive(
         token=token,
         partition=partition,
         metadata=metadata,
-        wishes=wishes if kind == "exchange" else frozenset(),
+        capabilities=capabilities if kind == "exchange" else frozenset(),
     )
     assert CallHead.decode(*joined(head)) == head
 
@@ -174,8 +174,8 @@ def test_a_token_is_not_shown():
         (CallHead("h", "exchange"), "a call of the kind exchange needs an input schema"),
         (CallHead("h", "sink", INPUT, OUTPUT), "a call of the kind sink expects no output schema"),
         (
-            CallHead("h", "sink", INPUT, wishes=frozenset({FAILURES})),
-            "a call of the kind sink has no wishes",
+            CallHead("h", "sink", INPUT, capabilities=frozenset({FAILURES})),
+            "a call of the kind sink asks for no capabilities",
         ),
         (CallHead("h", "source", deadline=0), "the deadline of a call is 0 s; it must be above 0"),
         (CallHead("h", "source", deadline=float("nan")), "the deadline of a call is nan s; it mus"),
@@ -267,9 +267,13 @@ WRONG = {
     "a long run": (keys.RUN, b"r" * 257, "the header arrow-run-abde1f has 257 bytes, above"),
     "a long attempt": (keys.ATTEMPT, b"r" * 257, "the header arrow-attempt-4d8599 has 257 bytes,"),
     "a long token": (keys.TOKEN, bytes(16385), "the token has 16385 bytes, above the limit of"),
-    "many wishes": (keys.WISHES, b"a," * 200, "the header arrow-wishes-58c0d3 has 400 bytes, abo"),
-    "wishes in other letters": (
-        keys.WISHES,
+    "many capabilities": (
+        keys.ASKED,
+        b"a," * 200,
+        "the header arrow-wishes-58c0d3 has 400 bytes, abo",
+    ),
+    "capabilities in other letters": (
+        keys.ASKED,
         b"\xff",
         "the header arrow-wishes-58c0d3 is not UTF-8",
     ),
@@ -369,7 +373,7 @@ def test_places():
 
 @pytest.mark.requirement("AC-17")
 @pytest.mark.requirement("AC-18")
-def test_the_bytes_of_a_hello():
+def test_the_bytes_of_an_accept_message():
     headers, payload = Accepted(OUTPUT).encode()
     assert headers == ((b"arrow-hello-e42c4c", b"1"),)
     assert payload == [serialize_schema(OUTPUT)]
@@ -377,9 +381,9 @@ def test_the_bytes_of_a_hello():
 
 
 @pytest.mark.requirement("AC-17")
-def test_the_bytes_of_traits():
-    traits = frozenset({ONE_TO_ONE, IDEMPOTENT, AS_COMPLETED, FAILURES})
-    headers, _ = Accepted(OUTPUT, "lz4", traits).encode()
+def test_the_bytes_of_capabilities():
+    capabilities = frozenset({ONE_TO_ONE, IDEMPOTENT, AS_COMPLETED, FAILURES})
+    headers, _ = Accepted(OUTPUT, "lz4", capabilities).encode()
     assert headers == (
         (b"arrow-hello-e42c4c", b"1"),
         (b"arrow-compression-4e9d17", b"lz4"),
@@ -388,20 +392,22 @@ def test_the_bytes_of_traits():
 
 
 @pytest.mark.requirement("AC-5")
-def test_wishes_that_nobody_knows_are_left_alone():
+def test_capabilities_that_nobody_knows_are_left_alone():
     headers, payload = joined(CallHead("h", "exchange", INPUT))
     for value in (b"", b"faster", b"as-completed,faster", b",,"):
-        head = CallHead.decode([*headers, (keys.WISHES, value)], payload)
-        assert (AS_COMPLETED in head.wishes) == (b"as-completed" in value)
-        assert FAILURES not in head.wishes
+        head = CallHead.decode([*headers, (keys.ASKED, value)], payload)
+        assert (AS_COMPLETED in head.capabilities) == (b"as-completed" in value)
+        assert FAILURES not in head.capabilities
 
 
 @pytest.mark.parametrize("kind", ["exchange", "source", "sink"])
-@pytest.mark.parametrize("traits", [frozenset(), frozenset({IDEMPOTENT, "of-later-versions"})])
-def test_hellos_survive(kind, traits):
-    hello = Accepted(None if kind == "sink" else OUTPUT, traits=traits)
-    headers, payload = hello.encode()
-    assert Accepted.decode(headers, b"".join(payload), kind=kind) == hello
+@pytest.mark.parametrize(
+    "capabilities", [frozenset(), frozenset({IDEMPOTENT, "of-later-versions"})]
+)
+def test_accept_messages_survive(kind, capabilities):
+    accepted = Accepted(None if kind == "sink" else OUTPUT, capabilities=capabilities)
+    headers, payload = accepted.encode()
+    assert Accepted.decode(headers, b"".join(payload), kind=kind) == accepted
 
 
 @pytest.mark.requirement("AC-17")
@@ -409,38 +415,53 @@ def test_hellos_survive(kind, traits):
 @pytest.mark.parametrize(
     ("kind", "headers", "payload", "text"),
     [
-        ("sink", (), b"", "not an Arrow hello: it has no header arrow-hello-e42c4c"),
-        ("sink", ((keys.HELLO, b"1"),) * 2, b"", "the header arrow-hello-e42c4c is there twice"),
+        ("sink", (), b"", "not an Arrow accept message: it has no header arrow-hello-e42c4c"),
+        ("sink", ((keys.ACCEPTED, b"1"),) * 2, b"", "the header arrow-hello-e42c4c is there twice"),
         (
             "sink",
-            ((keys.HELLO, b"1"), (keys.TRAITS, b"a"), (keys.TRAITS, b"a")),
+            ((keys.ACCEPTED, b"1"), (keys.CAPABILITIES, b"a"), (keys.CAPABILITIES, b"a")),
             b"",
             "the header arrow-traits-e61b07 is there twice",
         ),
         (
             "sink",
-            ((keys.HELLO, b"1"), (keys.TRAITS, b"\xff")),
+            ((keys.ACCEPTED, b"1"), (keys.CAPABILITIES, b"\xff")),
             b"",
             "the header arrow-traits-e61b07 is not UTF-8",
         ),
         (
             "sink",
-            ((keys.HELLO, b"1"), (keys.TRAITS, b"t" * 257)),
+            ((keys.ACCEPTED, b"1"), (keys.CAPABILITIES, b"t" * 257)),
             b"",
             "the header arrow-traits-e61b07 has 257 bytes, above the limit of 256",
         ),
-        ("sink", ((keys.HELLO, b"2"),), b"", "the hello follows version 2 of the Arrow call conv"),
-        ("sink", ((keys.HELLO, b"1"),), b"x", "the hello of a sink is empty, and 1 bytes came"),
+        (
+            "sink",
+            ((keys.ACCEPTED, b"2"),),
+            b"",
+            "the accept message follows version 2 of the Arrow call conv",
+        ),
+        (
+            "sink",
+            ((keys.ACCEPTED, b"1"),),
+            b"x",
+            "the accept message of a sink is empty, and 1 bytes came",
+        ),
         (
             "source",
-            ((keys.HELLO, b"1"),),
+            ((keys.ACCEPTED, b"1"),),
             b"",
-            "the hello of a call of the kind source has no output schema",
+            "the accept message of a call of the kind source has no output schema",
         ),
-        ("source", ((keys.HELLO, b"1"),), b"x", "the output schema: not a schema in Arrow IPC fo"),
+        (
+            "source",
+            ((keys.ACCEPTED, b"1"),),
+            b"x",
+            "the output schema: not a schema in Arrow IPC fo",
+        ),
     ],
 )
-def test_hellos_that_are_wrong(kind, headers, payload, text):
+def test_accept_messages_that_are_wrong(kind, headers, payload, text):
     with pytest.raises(BadCall, match=re.escape(text)) as caught:
         Accepted.decode(headers, payload, kind=kind, peer="p", handler="h")
     assert (caught.value.peer, caught.value.handler) == ("p", "h")

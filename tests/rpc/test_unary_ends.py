@@ -188,7 +188,7 @@ async def test_no_room_to_send_is_waited_for_within_the_deadline():
 
 # Clients that do not keep to the convention
 
-QUESTION = UnaryTemplate.encode(CallHead("echo", "exchange", schema=NUMBERS))
+QUESTION = UnaryTemplate(CallHead("echo", "exchange", schema=NUMBERS))
 BATCH = b"".join(bytes(part) for part in Encoder(NUMBERS).encode(numbers(1)).buffers)
 
 
@@ -329,8 +329,8 @@ BAD_ANSWERS = {
     "a batch that is none": answer(b"%d,%d" % (len(PREFIX), END), PREFIX + bytes(len(BATCH))),
     "two statuses": ((*GOOD[0], (keys.STATUS, b"ok")), b"".join(map(bytes, GOOD[1]))),
     "a status that is no JSON": (((keys.STATUS, b"busy"),), b"["),
-    "a hello without channels": (((keys.HELLO, b"1"),), PREFIX),
-    "a hello of another version": (((keys.HELLO, b"2"),), PREFIX),
+    "an accept message without channels": (((keys.ACCEPTED, b"1"),), PREFIX),
+    "an accept message of another version": (((keys.ACCEPTED, b"2"),), PREFIX),
 }
 
 
@@ -390,7 +390,7 @@ async def test_a_status_of_an_unknown_word():
 @pytest.mark.requirement("AC-61")
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("side", ["senders", "receivers"])
-async def test_a_hello_with_channels_that_are_none(count, side):
+async def test_an_accept_message_with_channels_that_are_none(count, side):
     kept = []
 
     def attach():
@@ -398,7 +398,7 @@ async def test_a_hello_with_channels_that_are_none(count, side):
         kept.extend(pairs)
         return [pair[1 if side == "receivers" else 0] for pair in pairs]
 
-    async with Answering(((keys.HELLO, b"1"),), PREFIX, attach) as client:
+    async with Answering(((keys.ACCEPTED, b"1"),), PREFIX, attach) as client:
         with pytest.raises(BadCall, match="where two receivers belong"):
             await client.call("any", numbers(1))
         gc.collect()
@@ -419,11 +419,11 @@ async def test_answers_that_follow_by_hand_and_stop_in_the_middle():
         output.send_nowait(BATCH, headers=((keys.BATCH, b"0"),))
         output.cancel()
 
-    async with Answering(((keys.HELLO, b"1"),), PREFIX, attach, then) as client:
+    async with Answering(((keys.ACCEPTED, b"1"),), PREFIX, attach, then) as client:
         with pytest.raises(BadCall, match="without a status"):
             await client.call("any", numbers(1))
     expected = pa.schema([("other", pa.int64())])
-    async with Answering(((keys.HELLO, b"1"),), PREFIX, attach, then) as client:
+    async with Answering(((keys.ACCEPTED, b"1"),), PREFIX, attach, then) as client:
         with pytest.raises(SchemaMismatch):
             await client.call("any", numbers(1), output_schema=expected)
 

@@ -10,13 +10,13 @@ from aqueduct.arrow.encode import Encoder
 from aqueduct.arrow.ipc import deserialize_schema, serialize_schema
 from aqueduct.errors import BadCall
 from aqueduct.protocol.channels.receiver import Received
+from aqueduct.rpc.head_cache import HeadCache
 from aqueduct.rpc.request import CallHead
 from aqueduct.rpc.unary import (
     ANSWERS_LIMIT,
-    UnaryAnswers,
     UnaryTemplate,
-    UnaryTemplates,
     decode_answer,
+    decode_call,
     encode_answer,
     schema_prefix,
 )
@@ -29,7 +29,7 @@ PAYLOAD = b"".join(map(bytes, Encoder(SCHEMA).encode(BATCH).buffers))
 
 @pytest.mark.requirement("AC-56")
 def test_a_call_is_an_exchanges_with_a_body():
-    question = UnaryTemplate.encode(CallHead("echo", "exchange", schema=SCHEMA, run="r"))
+    question = UnaryTemplate(CallHead("echo", "exchange", schema=SCHEMA, run="r"))
     assert question.headers == (
         (b"arrow-call-405c16", b"1"),
         (b"arrow-handler-3c8e32", b"echo"),
@@ -48,14 +48,14 @@ def test_a_call_is_an_exchanges_with_a_body():
 
 @pytest.mark.requirement("AC-56")
 def test_an_expected_schema_stands_between_and_is_padded_alone():
-    question = UnaryTemplate.encode(CallHead("echo", "exchange", schema=SCHEMA, expected=OTHER))
+    question = UnaryTemplate(CallHead("echo", "exchange", schema=SCHEMA, expected=OTHER))
     plain = serialize_schema(SCHEMA)
     assert dict(question.headers)[b"arrow-expected-bc4eec"] == b"%d" % len(plain)
     assert question.prefix[: len(plain)] == plain
     assert question.body % 64 == 0
-    again = UnaryTemplate.decode(question.headers, question.prefix + PAYLOAD)
-    assert again.head.schema == SCHEMA and again.head.expected == OTHER
-    assert again.head.kind == "exchange"
+    again, body = decode_call(question.headers, question.prefix + PAYLOAD)
+    assert again.schema == SCHEMA and again.expected == OTHER
+    assert again.kind == "exchange" and body == question.body
 
 
 def received(headers, payload):
@@ -63,83 +63,78 @@ def received(headers, payload):
     return Received(0, headers, (), payload, 0)
 
 
-def asked(questions, question, payload=PAYLOAD):
-    """What ``questions`` find in the message of ``question``."""
-    found = questions.find(received(question.headers, question.prefix + payload))
-    assert found is not None
-    return found
+def asked(heads, question, payload=PAYLOAD):
+    """What ``heads`` read in the message of ``question``."""
+    return heads.read(received(question.headers, question.prefix + payload))
 
 
 def test_what_was_decoded_before_is_found_again_by_all_of_its_bytes():
-    questions = UnaryTemplates("peer")
-    first = UnaryTemplate.encode(CallHead("echo", "exchange", schema=SCHEMA))
-    head, known, rest = asked(questions, first)
-    again, same, _ = asked(questions, first)
-    assert head is again and known is same and bytes(rest) == PAYLOAD
+    heads = HeadCache("peer")
+    first = UnaryTemplate(CallHead("echo", "exchange", schema=SCHEMA))
+    head, rest = asked(heads, first)
+    again, _ = asked(heads, first)
+    assert head is again and bytes(rest) == PAYLOAD
     renamed = first.prefix.replace(b"id", b"ix")
     assert renamed != first.prefix
-    other, _, _ = asked(questions, UnaryTemplate(first.head, first.headers, renamed))
+    other, _ = heads.read(received(first.headers, renamed + PAYLOAD))
     assert other.schema is not None and other.schema.names == ["ix"]
     with pytest.raises(BadCall, match="none came"):
-        asked(questions, first, b"")
+        asked(heads, first, b"")
 
 
-def test_a_message_of_another_kind_is_no_question():
-    questions = UnaryTemplates("peer")
+def test_a_message_of_another_kind_brings_no_batch():
+    heads = HeadCache("peer")
     head = CallHead("echo", "exchange", schema=SCHEMA)
     headers, payload = head.encode()
-    assert questions.find(received(headers, b"".join(payload))) is None
-    question = UnaryTemplate.encode(head)
     for _ in range(2):
-        found, _, rest = asked(questions, question)
+        assert heads.read(received(headers, b"".join(payload))) == (head, None)
+    question = UnaryTemplate(head)
+    for _ in range(2):
+        found, rest = asked(heads, question)
         assert found == head and bytes(rest) == PAYLOAD
     with pytest.raises(BadCall, match="none came"):  # known by its headers, and yet another
-        asked(questions, question, b"")
+        asked(heads, question, b"")
 
 
 def test_what_each_call_says_of_itself_is_read_each_time():
-    questions = UnaryTemplates("peer")
-    kinds = set()
+    heads = HeadCache("peer")
     for number in range(3):
         head = CallHead("echo", "exchange", schema=SCHEMA, run=f"r{number}", attempt=str(number))
-        found, known, rest = asked(questions, UnaryTemplate.encode(head))
-        assert found == head and bytes(rest) == PAYLOAD
-        kinds.add(known)
-    assert len(kinds) == 1 and None not in kinds
-    other = UnaryTemplate.encode(CallHead("echo", "exchange", schema=OTHER, run="r0"))
-    found, known, _ = asked(questions, other)
-    assert known not in kinds and found.schema == OTHER
+        for _ in range(2):
+            found, rest = asked(heads, UnaryTemplate(head))
+            assert found == head and bytes(rest) == PAYLOAD
+    other = UnaryTemplate(CallHead("echo", "exchange", schema=OTHER, run="r0"))
+    assert asked(heads, other)[0].schema == OTHER
 
 
 def test_what_a_call_says_of_itself_twice_or_wrongly_is_refused_by_name():
-    questions = UnaryTemplates("the peer")
-    question = UnaryTemplate.encode(CallHead("echo", "exchange", schema=SCHEMA, run="r"))
-    asked(questions, question)
+    heads = HeadCache("the peer")
+    question = UnaryTemplate(CallHead("echo", "exchange", schema=SCHEMA, run="r"))
+    asked(heads, question)
     for key, value, text in (
         (b"arrow-run-abde1f", b"q", "arrow-run-abde1f is there twice"),
         (b"arrow-attempt-4d8599", b"\xff", "arrow-attempt-4d8599 is not UTF-8"),
         (b"arrow-partition-cf36d2", b"3/3", "is not between 0 and 2"),
         (b"arrow-deadline-84b09e", b"0", "is not between 1 and"),
     ):
-        wrong = UnaryTemplate(question.head, (*question.headers, (key, value)), question.prefix)
         with pytest.raises(BadCall, match=text) as caught:
-            asked(questions, wrong)
-        assert caught.value.peer == "the peer" and caught.value.handler == "echo"
+            heads.read(received((*question.headers, (key, value)), question.prefix + PAYLOAD))
+        assert caught.value.peer == "the peer"
+        assert caught.value.handler == ("" if "twice" in text else "echo")
 
 
 def test_what_is_kept_is_bounded():
-    questions = UnaryTemplates("peer")
+    heads = HeadCache("peer")
     for number in range(100):
         head = CallHead("echo", "exchange", schema=SCHEMA, token=b"%d" % number)
         for _ in range(2):
-            assert asked(questions, UnaryTemplate.encode(head))[0] == head
-        assert len(questions._raw) <= 32
-        assert len(questions._alike) <= 32
-    large = UnaryTemplate.encode(
+            assert asked(heads, UnaryTemplate(head))[0] == head
+        assert len(heads._kept) <= 32
+    large = UnaryTemplate(
         CallHead("echo", "exchange", schema=SCHEMA, metadata={"a": "b" * (16 << 10)})
     )
-    one, _, _ = asked(questions, large)
-    two, _, _ = asked(questions, large)
+    one, _ = asked(heads, large)
+    two, _ = asked(heads, large)
     assert one is not two
 
 
@@ -180,29 +175,14 @@ def test_other_messages_are_no_answers():
     assert decode_answer((), b"") is None
 
 
-def test_answers_that_are_cut_alike_are_read_alike_and_others_are_not():
+def test_an_answer_that_is_longer_or_shorter_than_it_says_is_refused():
     prefix, encoded = schema_prefix(SCHEMA), Encoder(SCHEMA).encode(BATCH)
     headers, payload = encode_answer(prefix, [encoded, encoded])
     whole = b"".join(map(bytes, payload))
-    one, one_payload = encode_answer(prefix, [encoded])
-    answers = UnaryAnswers()
-    for _ in range(3):
-        answer = answers.decode(headers, whole)
-        assert answer is not None and answer.read_schema() == SCHEMA
-        assert [Decoder(SCHEMA).decode(part) for part in answer.batches] == [BATCH] * 2
-        with pytest.raises(BadCall, match="8 bytes follow"):
-            answers.decode(headers, whole + bytes(8))
-        with pytest.raises(BadCall, match="is not between"):
-            answers.decode(headers, whole[:-1])
-        assert answers.decode(((b"arrow-status-8b3ba8", b"busy"), headers[1]), whole) is None
-        answer = answers.decode(one, b"".join(map(bytes, one_payload)))
-        assert answer is not None and list(answer.batches) == [PAYLOAD]
-
-
-def test_headers_of_others_are_not_kept():
-    prefix, encoded = schema_prefix(SCHEMA), Encoder(SCHEMA).encode(BATCH)
-    headers, payload = encode_answer(prefix, [encoded])
-    answers = UnaryAnswers()
-    answer = answers.decode((*headers, (b"mine", bytes(1000))), b"".join(map(bytes, payload)))
-    assert answer is not None and list(answer.batches) == [PAYLOAD]
-    assert answers._headers is None
+    with pytest.raises(BadCall, match="8 bytes follow"):
+        decode_answer(headers, whole + bytes(8))
+    with pytest.raises(BadCall, match="is not between"):
+        decode_answer(headers, whole[:-1])
+    assert decode_answer(((b"arrow-status-8b3ba8", b"busy"), headers[1]), whole) is None
+    answer = decode_answer((*headers, (b"mine", bytes(1000))), whole)
+    assert answer is not None and list(answer.batches) == [PAYLOAD] * 2

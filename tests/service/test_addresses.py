@@ -55,7 +55,7 @@ def service(seen):
 
 async def test_all_schemes_at_once(service, seen, tmp_path):
     addresses = [address_of(scheme, tmp_path) for scheme in SCHEMES]
-    async with service.serving(addresses, dev_cert=True) as running:
+    async with service.serving(addresses, dev_certificate=True) as running:
         assert [address.partition(":")[0] for address in running.addresses] == list(SCHEMES)
         pins = [re.search(r"fingerprint=sha256:\w{64}$", text) for text in running.addresses]
         assert [pin is not None for pin in pins] == [True, True, False, False, False]
@@ -94,7 +94,7 @@ OUTSIDE = "0.0.0.0"
 )
 async def test_tcp_that_others_reach_is_warned_of_once(service, caplog, address, warned):
     with caplog.at_level(logging.WARNING, "aqueduct.carriers.stream"):
-        async with service.serving(address, dev_cert=True):
+        async with service.serving(address, dev_certificate=True):
             pass
     texts = [record.getMessage() for record in caplog.records]
     assert len(texts) == warned
@@ -237,7 +237,7 @@ async def test_a_certificate_names_the_client(tmp_path, seen):
     [
         ({"client_ca": "x.pem"}, "without a certificate of the service's own"),
         ({"client_ca": "x.pem", "tls": TLS}, re.escape("give ServerTls(client_ca=...)")),
-        ({"client_ca": "/nowhere.pem", "dev_cert": True}, "/nowhere.pem"),
+        ({"client_ca": "/nowhere.pem", "dev_certificate": True}, "/nowhere.pem"),
     ],
 )
 async def test_client_certificates_that_cannot_work(service, options, words):
@@ -254,7 +254,7 @@ async def test_a_service_may_be_run_at_a_list_of_addresses(tmp_path):
 
         service = aqueduct.Service("listed")
         service.handler("echo")(lambda batch: batch)
-        service.run(sys.argv[1:], dev_cert=True)
+        service.run(sys.argv[1:], dev_certificate=True)
     """
     path = tmp_path / "a.sock"
     process = await asyncio.create_subprocess_exec(

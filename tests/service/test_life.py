@@ -44,7 +44,7 @@ def service():
 
 async def test_a_service_listens_on_several_addresses(service):
     addresses = ("aqueduct://127.0.0.1:0", "memory://several", "aqueduct://localhost:0")
-    async with service.serving(*addresses, dev_cert=True) as running:
+    async with service.serving(*addresses, dev_certificate=True) as running:
         assert len(running.addresses) == 3
         assert running.addresses[1] == "memory://several"
         assert len({address.split("?")[0] for address in running.addresses}) == 3
@@ -57,7 +57,7 @@ async def test_a_service_listens_on_several_addresses(service):
 
 
 async def test_a_development_certificate_is_pinned_by_the_address(service):
-    async with service.serving("aqueduct://127.0.0.1:0", dev_cert=True) as running:
+    async with service.serving("aqueduct://127.0.0.1:0", dev_certificate=True) as running:
         (address,) = running.addresses
         assert re.fullmatch(
             r"aqueduct://127\.0\.0\.1:\d+\?fingerprint=sha256:[0-9a-f]{64}", address
@@ -77,8 +77,10 @@ async def test_a_certificate_from_files_or_bytes(service, tmp_path):
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     certificate.write_bytes(TLS.certificate)
     key.write_bytes(TLS.key)
-    for cert, its_key in ((certificate, key), (str(certificate), str(key))):
-        async with service.serving("aqueduct://localhost:0", cert=cert, key=its_key) as running:
+    for its_certificate, its_key in ((certificate, key), (str(certificate), str(key))):
+        async with service.serving(
+            "aqueduct://localhost:0", certificate=its_certificate, key=its_key
+        ) as running:
             (address,) = running.addresses
             assert "fingerprint" not in address
             async with await Client.connect(f"{address}?ca={certificate}") as client:
@@ -92,11 +94,14 @@ async def test_a_certificate_from_files_or_bytes(service, tmp_path):
     ("options", "words"),
     [
         ({}, "QUIC needs a certificate"),
-        ({"dev_cert": True, "cert": "x"}, "cert and dev_cert exclude each other"),
-        ({"dev_cert": True, "tls": TLS}, "dev_cert and tls exclude each other"),
-        ({"key": "x"}, "key= was given without cert="),
-        ({"cert": "/nowhere.pem", "key": "/nowhere.key"}, "'/nowhere.pem' cannot be read"),
-        ({"cert": b"no PEM"}, "holds no certificate"),
+        (
+            {"dev_certificate": True, "certificate": "x"},
+            "certificate and dev_certificate exclude each other",
+        ),
+        ({"dev_certificate": True, "tls": TLS}, "dev_certificate and tls exclude each other"),
+        ({"key": "x"}, "key= was given without certificate="),
+        ({"certificate": "/nowhere.pem", "key": "/nowhere.key"}, "'/nowhere.pem' cannot be read"),
+        ({"certificate": b"no PEM"}, "holds no certificate"),
     ],
 )
 async def test_certificates_that_cannot_work(service, options, words):
@@ -112,10 +117,10 @@ async def test_addresses_that_cannot_work(service):
     with pytest.raises(ConfigError, match="'nowhere' is not an address"):
         async with service.serving("nowhere"):
             pass
-    async with service.serving("aqueduct://127.0.0.1:0", dev_cert=True) as running:
+    async with service.serving("aqueduct://127.0.0.1:0", dev_certificate=True) as running:
         taken = running.addresses[0].split("?")[0]
         with pytest.raises(ConfigError, match="Address already in use"):
-            async with service.serving(taken, dev_cert=True):
+            async with service.serving(taken, dev_certificate=True):
                 pass
 
 
@@ -264,7 +269,7 @@ async def test_a_handler_that_never_lets_go_does_not_hold_the_end_up():
     release.set()
 
 
-async def test_hurry_cuts_the_drain_short():
+async def test_force_cuts_the_drain_short():
     watched = Watched()
     async with serving(watched.service, drain=None) as running:
         client = await Client.connect(running.addresses[0])
@@ -272,7 +277,7 @@ async def test_hurry_cuts_the_drain_short():
         await watched.wait(watched.begun)
         closing = asyncio.ensure_future(running.close())
         await until(lambda: running.addresses == [])
-        running.hurry()
+        running.force()
         await closing
         with pytest.raises(Refused):
             await everything(stream)
@@ -306,7 +311,7 @@ def never(batches, call):
     release.wait()
     yield from ()
 
-service.run("aqueduct://127.0.0.1:0", "memory://app", dev_cert=True)
+service.run("aqueduct://127.0.0.1:0", "memory://app", dev_certificate=True)
 print("ended", flush=True)
 """
 
@@ -408,7 +413,7 @@ def test_a_service_may_run_in_any_thread():
     service = aqueduct.Service("thread")
     service.handler("echo")(lambda batch: batch)
     def run():
-        service.run("aqueduct://127.0.0.1:0", dev_cert=True)
+        service.run("aqueduct://127.0.0.1:0", dev_certificate=True)
     threading.Thread(target=run, daemon=True).start()
     input()
     """

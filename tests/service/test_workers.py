@@ -125,7 +125,7 @@ class Crew:
 
 @contextmanager
 def crew(folder: Path, *options: str, workers: int = 2) -> Iterator[Crew]:
-    options = options or ("--listen", "aqueduct://127.0.0.1:0", "--dev-cert")
+    options = options or ("--listen", "aqueduct://127.0.0.1:0", "--dev-certificate")
     process = subprocess.Popen(
         [*COMMAND, "serve", "crew:service", "--workers", str(workers), *options],
         stdout=subprocess.PIPE,
@@ -196,7 +196,7 @@ ADDRESSES = {
 def listen(request, folder: Path) -> tuple[str, ...]:
     address = ADDRESSES[request.param].replace("FOLDER", str(folder))
     secure = request.param in ("quic", "tls")
-    return ("--listen", address, *(["--dev-cert"] if secure else []))
+    return ("--listen", address, *(["--dev-certificate"] if secure else []))
 
 
 async def test_workers_share_one_address_and_are_drained_together(folder: Path, listen):
@@ -278,9 +278,9 @@ async def test_each_worker_tells_its_state(folder: Path):
 
 
 async def test_a_worker_that_is_drained_alone_is_replaced(folder: Path):
-    with crew(folder, "--listen", "aqueduct://127.0.0.1:0", "--dev-cert", "--restarts", "0") as (
-        running
-    ):
+    with crew(
+        folder, "--listen", "aqueduct://127.0.0.1:0", "--dev-certificate", "--restarts", "0"
+    ) as (running):
         before = {state["pid"] for state in await running.states(2)}
         leaving = min(before)
         os.kill(leaving, signal.SIGTERM)
@@ -320,7 +320,7 @@ async def test_workers_end_with_the_process_that_watches_them(folder: Path):
 
 
 async def test_workers_that_die_too_often_end_the_service(folder: Path):
-    options = ("--listen", "aqueduct://127.0.0.1:0", "--dev-cert", "--restarts", "2")
+    options = ("--listen", "aqueduct://127.0.0.1:0", "--dev-certificate", "--restarts", "2")
     with crew(folder, *options) as running:
         (folder / "crashes").touch()
         clients = await one_of_each(running.address, 2)
@@ -349,7 +349,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-LISTEN = ("--listen", "aqueduct://127.0.0.1:0", "--dev-cert", "--workers", "2")
+LISTEN = ("--listen", "aqueduct://127.0.0.1:0", "--dev-certificate", "--workers", "2")
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,7 @@ LISTEN = ("--listen", "aqueduct://127.0.0.1:0", "--dev-cert", "--workers", "2")
         ("slow", ("crew:service", *LISTEN, "--start-timeout", "3"), "not listen within 3 s"),
         (
             "",
-            ("crew:service", "--listen", "memory://x", "--dev-cert", "--workers", "2"),
+            ("crew:service", "--listen", "memory://x", "--dev-certificate", "--workers", "2"),
             "processes cannot share",
         ),
     ],
@@ -381,7 +381,7 @@ def test_an_address_is_not_shared_with_strangers(folder: Path):
     with crew(folder) as running:
         taken = running.address.partition("?")[0]
         for workers in ([], ["--workers", "2"]):
-            done = run(folder, "crew:service", "--listen", taken, "--dev-cert", *workers)
+            done = run(folder, "crew:service", "--listen", taken, "--dev-certificate", *workers)
             assert done.returncode == 1
             assert "Address already in use" in done.stderr
 
@@ -394,7 +394,7 @@ async def test_a_certificate_and_several_addresses_go_to_all_workers(folder: Pat
     (folder / "key.pem").write_bytes(tls.key)
     listen = ["--listen", "aqueduct://localhost:0", "--listen", "aqueduct+tls://localhost:0"]
     listen += ["--listen", f"aqueduct+unix://{folder}/crew.sock?mode=0660"]
-    with crew(folder, *listen, "--cert", "cert.pem", "--key", "key.pem") as running:
+    with crew(folder, *listen, "--certificate", "cert.pem", "--key", "key.pem") as running:
         assert running.process.stdout is not None
         second, third = (
             running.process.stdout.readline().removeprefix("listening on ").strip()
@@ -426,7 +426,7 @@ def test_the_pause_doubles_up_to_its_limit():
 
 def test_certificates_keep_their_form_on_the_way_to_a_worker():
     made = aqueduct.dev_certificate()
-    files = aqueduct.ServerTls(Path("a.pem"), "b.pem", password="x", client_ca=b"pem")
+    files = aqueduct.ServerTls(Path("a.pem"), "b.pem", key_password="x", client_ca=b"pem")
     there = tls_from_json(json.loads(json.dumps(tls_to_json(made))))
     assert there is not None
     assert there == made
@@ -434,5 +434,5 @@ def test_certificates_keep_their_form_on_the_way_to_a_worker():
     found = tls_from_json(json.loads(json.dumps(tls_to_json(files))))
     assert found is not None
     assert (found.certificate, found.key, found.client_ca) == ("a.pem", "b.pem", b"pem")
-    assert found.password == "x"
+    assert found.key_password == "x"
     assert tls_from_json(tls_to_json(None)) is None

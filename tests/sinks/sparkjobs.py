@@ -34,7 +34,7 @@ def main() -> None:
     options = {"handler": "sink", "backoff": "50ms", "retries": "10"}
 
     def write(first: int, *, fail: bool = False, mode: str = "append", **more: str) -> None:
-        """15 rows in three partitions; one of them cannot be made, if so wished.
+        """15 rows in three partitions; one of them cannot be made, if so asked.
 
         The rest, of which the address is one, are options.
         """

@@ -32,7 +32,7 @@ def _running(service: aqueduct.Service, address: str = "aqueduct://127.0.0.1:0",
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
         stop.append(lambda: loop.call_soon_threadsafe(ended.set))
-        async with service.serving(address, **{"dev_cert": True, **options}) as live:
+        async with service.serving(address, **{"dev_certificate": True, **options}) as live:
             started.append(live.addresses[0])
             ready.set()
             await ended.wait()

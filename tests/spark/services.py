@@ -91,4 +91,4 @@ def make(stall_after: int = 1, **options) -> aqueduct.Service:
 if __name__ == "__main__":
     given = [int(argument) for argument in sys.argv[1:]]
     batches, port = given + [1, 0][len(given) :]
-    make(batches).run(f"aqueduct://127.0.0.1:{port}", dev_cert=True)
+    make(batches).run(f"aqueduct://127.0.0.1:{port}", dev_certificate=True)

@@ -86,7 +86,7 @@ def test_workers_show_a_certificate(spark, running):
     service = make(authorize=lambda call: seen.append(call.peer_identity))
     tls = ServerTls(mine.certificate, mine.key, client_ca=theirs.certificate)
     call_tls = ClientTls(ca=mine.certificate, certificate=theirs.certificate, key=theirs.key)
-    with running(service, "aqueduct+tls://localhost:0", dev_cert=False, tls=tls) as address:
+    with running(service, "aqueduct+tls://localhost:0", dev_certificate=False, tls=tls) as address:
         frame = spark.range(0, 1_000, 1, numPartitions=2)
         call = exchange(address, "echo", tls=call_tls)
         assert frame.mapInArrow(call, "id long").count() == 1_000

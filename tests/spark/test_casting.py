@@ -365,7 +365,7 @@ def tables(running):
         )
 
     service.sink("shelf", shelf, schema=pa.schema([("id", pa.int64())]))
-    with running(service, "aqueduct+tcp://127.0.0.1:0", dev_cert=False) as address:
+    with running(service, "aqueduct+tcp://127.0.0.1:0", dev_certificate=False) as address:
         yield address, shelf
 
 

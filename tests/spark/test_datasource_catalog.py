@@ -32,7 +32,7 @@ def address(spark: Any, shelf: Shelf, running: Any) -> Any:
     batch = pa.record_batch([pa.array([1, 2])], schema=ROWS)
     service.table("words", schema=ROWS)(lambda: (yield batch))
     service.sink("words", shelf, schema=ROWS)
-    with running(service, "aqueduct+tcp://127.0.0.1:0", dev_cert=False) as found:
+    with running(service, "aqueduct+tcp://127.0.0.1:0", dev_certificate=False) as found:
         yield found
 
 

@@ -64,7 +64,7 @@ def messages(shelf: Shelf, writing: Any) -> list[Any]:
 def test_a_partition_is_an_attempt_with_the_ids_of_its_task(
     shelf: Shelf, address: str, running: Any, writing: Any
 ) -> None:
-    with running(service_with(shelf), address, dev_cert=False):
+    with running(service_with(shelf), address, dev_certificate=False):
         (message,) = messages(shelf, writing())
         attempt = message.prepared.attempt
         found = (attempt.run, attempt.execution, attempt.stage, attempt.partition, attempt.task)
@@ -76,7 +76,7 @@ def test_a_partition_is_an_attempt_with_the_ids_of_its_task(
 def test_what_a_task_wrote_and_a_run_came_to_is_in_the_log(
     shelf: Shelf, address: str, running: Any, writing: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with running(service_with(shelf), address, dev_cert=False):
+    with running(service_with(shelf), address, dev_certificate=False):
         with caplog.at_level(logging.INFO, "spark_udfs"):
             told = messages(shelf, writing())
             writing().commit(RUN, told)
@@ -97,7 +97,7 @@ def test_what_a_task_wrote_and_a_run_came_to_is_in_the_log(
 def test_a_commit_waits_for_a_service_that_is_away(
     shelf: Shelf, address: str, running: Any, writing: Any
 ) -> None:
-    with running(service_with(shelf), address, dev_cert=False):
+    with running(service_with(shelf), address, dev_certificate=False):
         told = messages(shelf, writing())
     failed: list[BaseException] = []
 
@@ -111,7 +111,7 @@ def test_a_commit_waits_for_a_service_that_is_away(
     thread.start()
     thread.join(0.2)
     assert thread.is_alive() and shelf.rows == []
-    with running(service_with(shelf), address, dev_cert=False):
+    with running(service_with(shelf), address, dev_certificate=False):
         thread.join(60)
     assert not thread.is_alive() and failed == []
     assert shelf.rows == [1, 2]
@@ -137,7 +137,7 @@ def test_a_commit_waits_for_a_token_that_is_not_there(
     given = {"token_file": str(path), "retries": "9"}
     service = aqueduct.Service("test", authorize=authorize)
     service.sink("shelf", shelf, schema=NUMBERS)
-    with running(service, address, dev_cert=False):
+    with running(service, address, dev_certificate=False):
         path.write_text("old")
         told = messages(shelf, writing(**given))
         path.unlink()
@@ -174,7 +174,7 @@ def test_an_answer_that_says_no_is_not_asked_for_again(
 
     service = aqueduct.Service("test", authorize=authorize)
     service.sink("shelf", shelf, schema=NUMBERS)
-    with running(service, address, dev_cert=False):
+    with running(service, address, dev_certificate=False):
         with pytest.raises(Refused, match="you may not"):
             writing().commit(RUN, [])
         with pytest.raises(Refused, match="you may not"):
@@ -186,7 +186,7 @@ def test_a_commit_that_the_sink_cannot_make_is_not_repeated(
     shelf: Shelf, address: str, running: Any, writing: Any
 ) -> None:
     shelf.fail["commit"] = OSError("no room")
-    with running(service_with(shelf), address, dev_cert=False):
+    with running(service_with(shelf), address, dev_certificate=False):
         with pytest.raises(HandlerFailed, match="no room"):
             writing().commit(RUN, [])
     assert len(shelf.asked_for("commit")) == 1
@@ -196,7 +196,7 @@ def test_a_sink_that_is_full_is_asked_again_before_an_attempt_begins(
     shelf: Shelf, address: str, running: Any, writing: Any
 ) -> None:
     settings = config(calls={"max_calls_process": 1})
-    with running(service_with(shelf, settings), address, dev_cert=False):
+    with running(service_with(shelf, settings), address, dev_certificate=False):
         first, second = threading.Event(), threading.Event()
 
         def slow() -> Iterator[Any]:
@@ -224,7 +224,7 @@ def test_an_attempt_that_has_sent_rows_is_not_made_again(
 ) -> None:
     """Its rows are gone; Spark tries the task again."""
     shelf.fail["write"] = Busy("not today")
-    with running(service_with(shelf), address, dev_cert=False):
+    with running(service_with(shelf), address, dev_certificate=False):
         with pytest.raises(Busy, match="not today"):
             writing(retries="5").write(RUN, iter([numbers(3)]), PLACE)
     assert len(shelf.asked_for("open")) == 1
@@ -234,7 +234,7 @@ def test_several_addresses_take_turns(
     shelf: Shelf, address: str, running: Any, writing: Any, tmp_path: Path
 ) -> None:
     nobody = f"aqueduct+unix://{tmp_path}/nobody"
-    with running(service_with(shelf), address, dev_cert=False):
+    with running(service_with(shelf), address, dev_certificate=False):
         both = writing(address=f"{nobody},{address}", retries="1")
         told = messages(shelf, both)
         both.commit(RUN, told)
@@ -249,6 +249,6 @@ def test_a_partition_without_rows_says_so(writing: Any) -> None:
 def test_a_sink_that_is_not_there_is_called_by_its_name(
     shelf: Shelf, address: str, running: Any, writing: Any
 ) -> None:
-    with running(service_with(shelf), address, dev_cert=False):
+    with running(service_with(shelf), address, dev_certificate=False):
         with pytest.raises(UnknownHandler, match=r"has no sink 'shelv'; did you mean 'shelf'\?"):
             writing(handler="shelv").commit(RUN, [])

@@ -45,7 +45,9 @@ def test_two_attempts_are_prepared_and_one_counts(
 ) -> None:
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--conf spark.speculation=true pyspark-shell")
     shelf = Twins()
-    with running(service_with(shelf), f"aqueduct+unix://{tmp_path}/s", dev_cert=False) as address:
+    with running(
+        service_with(shelf), f"aqueduct+unix://{tmp_path}/s", dev_certificate=False
+    ) as address:
         with started("cluster", tmp_path) as engine:
             engine.run("save", timeout=200, address=address, rows=200, partitions=4)
     assert Counter(shelf.rows) == Counter(range(200))

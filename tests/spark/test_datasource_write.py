@@ -26,7 +26,7 @@ def shelf() -> Shelf:
 def address(shelf: Shelf, running: Any, tmp_path: Path) -> Any:
     service = aqueduct.Service("test")
     service.sink("shelf", shelf, schema=ROWS)
-    with running(service, f"aqueduct+unix://{tmp_path}/s", dev_cert=False) as found:
+    with running(service, f"aqueduct+unix://{tmp_path}/s", dev_certificate=False) as found:
         yield found
 
 

@@ -43,7 +43,7 @@ def several(running):
         def start(count, **options):
             callees = [Callee(f"callee {n}", **options) for n in range(count)]
             places = [
-                stack.enter_context(running(callee.service, TCP, dev_cert=False))
+                stack.enter_context(running(callee.service, TCP, dev_certificate=False))
                 for callee in callees
             ]
             return callees, places
@@ -193,8 +193,8 @@ def test_two_services_that_are_not_the_same(running):
         yield from batches
 
     with (
-        running(one.service, TCP, dev_cert=False) as first,
-        running(other.service, TCP, dev_cert=False) as second,
+        running(one.service, TCP, dev_certificate=False) as first,
+        running(other.service, TCP, dev_certificate=False) as second,
         pytest.raises(BadCall, match="is no function of one batch, and at another address it is"),
     ):
         list(answers(calling(first, second, handler="mixed"), map(batch, range(400))))

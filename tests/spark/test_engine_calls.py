@@ -49,7 +49,7 @@ def address(request, tmp_path):
 
 
 def options(address):
-    return {} if address.startswith("aqueduct://") else {"dev_cert": False}
+    return {} if address.startswith("aqueduct://") else {"dev_certificate": False}
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
@@ -389,15 +389,15 @@ def test_the_caller_hears_of_the_schema_before_data_flows(running, way):
     with running(callee.service) as address:
         seen: list[tuple[pa.Schema, bool]] = []
 
-        def opened(schema, traits):
-            seen.append((schema, {"one-to-one", "idempotent"} <= traits))
+        def opened(schema, capabilities):
+            seen.append((schema, {"one-to-one", "idempotent"} <= capabilities))
 
         # The second time the connection knows it, and nothing is waited for.
         for count in (1, 2):
             list(answers(calling(address, **WAYS[way]), [batch(1)], opened=opened))
             assert seen == [(NUMBERS, True)] * count and callee.asked == {1: count}
 
-        def refuse(schema, traits):
+        def refuse(schema, capabilities):
             raise SchemaMismatch("not this")
 
         with pytest.raises(SchemaMismatch, match="not this"):

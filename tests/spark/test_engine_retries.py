@@ -146,7 +146,7 @@ def shared_callee():
     from tests.spark.conftest import _running
 
     callee = Callee()
-    with _running(callee.service, TCP, dev_cert=False) as address:
+    with _running(callee.service, TCP, dev_certificate=False) as address:
         yield callee, address
 
 
@@ -172,7 +172,7 @@ def test_nothing_answered_is_asked_again(running):
     callee = Callee()
     fates = [(Fate(), Fate(30_000, End.RESET)), (Fate(), Fate(50_000, End.RESET))]
     with (
-        running(callee.service, TCP, dev_cert=False) as address,
+        running(callee.service, TCP, dev_certificate=False) as address,
         cut(address, fates) as (place, proxy),
     ):
         call = calling(place, retries=3, in_flight=5)
@@ -196,7 +196,7 @@ def test_attempts_and_tokens_of_resumed_calls(running):
     fates = [(Fate(), Fate(20_000, End.RESET))]
     tokens = iter("abcdef")
     with (
-        running(callee.service, TCP, dev_cert=False) as address,
+        running(callee.service, TCP, dev_certificate=False) as address,
         cut(address, fates) as (where, _),
     ):
         place = TaskContext(partition=3, stage=1, attempt=0, task=17)
@@ -213,7 +213,7 @@ def test_what_is_not_declared_idempotent_is_not_asked_again(running):
     callee = Callee()
     fates = [(Fate(), Fate(20_000, End.RESET))]
     with (
-        running(callee.service, TCP, dev_cert=False) as address,
+        running(callee.service, TCP, dev_certificate=False) as address,
         cut(address, fates) as (place, proxy),
     ):
         call = calling(place, handler="square once", retries=5)
@@ -229,7 +229,7 @@ def test_a_handler_of_all_batches_is_not_called_again_once_it_has_some(running):
     callee = Callee()
     fates = [(Fate(), Fate(2_000, End.RESET))]
     with (
-        running(callee.service, TCP, dev_cert=False) as address,
+        running(callee.service, TCP, dev_certificate=False) as address,
         cut(address, fates) as (place, proxy),
     ):
         call = calling(place, handler="sums", retries=5)
@@ -240,11 +240,11 @@ def test_a_handler_of_all_batches_is_not_called_again_once_it_has_some(running):
 
 @pytest.mark.parametrize("handler", ["square", "square once", "sums"])
 def test_a_call_of_which_nothing_was_sent_is_made_again(running, handler):
-    """Cut before the hello has come."""
+    """Cut before the accept message has come."""
     callee = Callee()
     fates = [(Fate(), Fate(limit, End.RESET)) for limit in (0, 40, 100)]
     with (
-        running(callee.service, TCP, dev_cert=False) as address,
+        running(callee.service, TCP, dev_certificate=False) as address,
         cut(address, fates) as (place, proxy),
     ):
         numbers = TaskMetrics()
@@ -260,7 +260,7 @@ def test_retries_are_counted_from_the_last_answer(running):
     callee = Callee()
     fates = [(Fate(), Fate(9_000, End.RESET)) for _ in range(6)]
     with (
-        running(callee.service, TCP, dev_cert=False) as address,
+        running(callee.service, TCP, dev_certificate=False) as address,
         cut(address, fates) as (place, proxy),
     ):
         call = calling(place, retries=1, in_flight=2)
@@ -325,7 +325,7 @@ def test_a_service_that_is_busy_is_asked_again(running):
 def test_a_service_that_drains_hands_over_to_its_successor(running, tmp_path, carrier):
     """The calls that are open at its end are made again, at the same address."""
     listen = {"tcp": TCP, "unix": f"aqueduct+unix://{tmp_path}/s", "quic": "aqueduct://127.0.0.1:0"}
-    options = {} if carrier == "quic" else {"dev_cert": False}
+    options = {} if carrier == "quic" else {"dev_certificate": False}
     callee = Callee(config=Config(timing=Timing(close_linger=0.2, drain_timeout=0.2)))
 
     def let_go():

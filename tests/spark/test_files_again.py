@@ -89,7 +89,7 @@ def check(kept, rows):
 def test_a_part_whose_call_was_cut_is_sent_again_from_its_beginning(kept, paths, running, caplog):
     fates = [(Fate(250_000, End.RESET), Fate()), (Fate(300, End.FIN), Fate())]
     with (
-        running(kept.service, TCP, dev_cert=False) as address,
+        running(kept.service, TCP, dev_certificate=False) as address,
         cut(address, fates) as (place, proxy),
         caplog.at_level(logging.WARNING, "spark_udfs"),
     ):
@@ -124,11 +124,11 @@ def test_a_service_that_is_killed_is_waited_for(paths, running):
     function = send_files(address, "slow", retries=100, deadline=60, **QUICK)
     found: list[dict] = []
     thread = threading.Thread(target=lambda: found.extend(receipts(function, paths[:1])))
-    with running(first.service, address, dev_cert=False, drain=0):
+    with running(first.service, address, dev_certificate=False, drain=0):
         thread.start()
         assert came.wait(20)
     time.sleep(0.2)
-    with running(second.service, address, dev_cert=False):
+    with running(second.service, address, dev_certificate=False):
         thread.join(30)
     check(second, found)
 
@@ -136,8 +136,8 @@ def test_a_service_that_is_killed_is_waited_for(paths, running):
 def test_the_next_address_is_tried_before_the_same_one_again(kept, paths, running):
     other = Kept()
     with ExitStack() as stack:
-        address = stack.enter_context(running(kept.service, TCP, dev_cert=False))
-        there = stack.enter_context(running(other.service, TCP, dev_cert=False))
+        address = stack.enter_context(running(kept.service, TCP, dev_certificate=False))
+        there = stack.enter_context(running(other.service, TCP, dev_certificate=False))
         always = [(Fate(20_000, End.RESET), Fate())] * 5
         place, proxy = stack.enter_context(cut(address, always))
         # A long pause at the one that broke holds up nobody.
@@ -149,7 +149,7 @@ def test_the_next_address_is_tried_before_the_same_one_again(kept, paths, runnin
 def test_when_retries_are_used_up_the_error_says_so(kept, paths, running):
     always = [(Fate(50_000, End.RESET), Fate())] * 5
     with (
-        running(kept.service, TCP, dev_cert=False) as address,
+        running(kept.service, TCP, dev_certificate=False) as address,
         cut(address, always) as (place, proxy),
     ):
         with pytest.raises(ConnectionLost) as caught:
@@ -168,7 +168,7 @@ def test_when_retries_are_used_up_the_error_says_so(kept, paths, running):
 
 
 def test_what_the_handler_raises_is_not_tried_again(kept, paths, running):
-    with running(kept.service, TCP, dev_cert=False) as address:
+    with running(kept.service, TCP, dev_certificate=False) as address:
         with pytest.raises(HandlerFailed, match="not to my taste"):
             receipts(send_files(address, "refuse", retries=5, **QUICK), paths)
     assert len(kept.calls) == 1
@@ -184,7 +184,7 @@ def test_a_deadline_is_for_all_calls_together(kept, paths):
 def test_a_file_that_changed_meanwhile_is_an_error_that_names_it(kept, paths, running, tmp_path):
     fates = [(Fate(50_000, End.RESET), Fate())]
     with (
-        running(kept.service, TCP, dev_cert=False) as address,
+        running(kept.service, TCP, dev_certificate=False) as address,
         cut(address, fates) as (place, proxy),
     ):
         rows = iter([pa.record_batch({"path": paths[:1]})])

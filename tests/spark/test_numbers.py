@@ -136,7 +136,7 @@ def counted(running):
         for _ in batches:
             pass
 
-    with running(service, "aqueduct+tcp://127.0.0.1:0", dev_cert=False) as address:
+    with running(service, "aqueduct+tcp://127.0.0.1:0", dev_certificate=False) as address:
         yield address
 
 
@@ -257,7 +257,7 @@ def test_a_failed_call_of_files_or_groups_has_been_counted(running, tmp_path):
     def break_all(batch):
         raise ValueError("broken")
 
-    with running(service, "aqueduct+tcp://127.0.0.1:0", dev_cert=False) as address:
+    with running(service, "aqueduct+tcp://127.0.0.1:0", dev_certificate=False) as address:
         files = send_files(address, "break")
         with pytest.raises(HandlerFailed):
             list(files(iter([pa.record_batch({"path": [str(path)]})])))

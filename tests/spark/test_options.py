@@ -184,7 +184,7 @@ def test_tls_by_path_and_by_value():
     values = convert({"ca": PEM, "key": "/k.pem", "keyPassword": "x", "verify": "off"}, OPTIONS)
     values["in_flight"] = 8
     tls = tls_of(values)
-    assert tls == ClientTls(ca=PEM.encode(), key="/k.pem", password="x", verify=False)
+    assert tls == ClientTls(ca=PEM.encode(), key="/k.pem", key_password="x", verify=False)
     assert values == {"in_flight": 8}
     assert tls_of(values) is None
     assert set(options.TLS) <= set(OPTIONS)

@@ -67,7 +67,7 @@ def test_a_service_that_was_restarted_is_found_again(pool, running, scheme):
     certificate = dev_certificate()
     tls = ClientTls(fingerprint=certificate.fingerprint)
     name = "aqueduct" if scheme == "quic" else f"aqueduct+{scheme}"
-    options = {"dev_cert": False, "tls": certificate}
+    options = {"dev_certificate": False, "tls": certificate}
     with running(make(), f"{name}://127.0.0.1:0", **options) as address:
         address = address.partition("?")[0]
         peer = Peer(address, None if scheme == "tcp" else tls)

@@ -30,7 +30,7 @@ def numbers(*counts):
 
 @pytest.fixture
 def address(service, running):
-    with running(service, "aqueduct+tcp://127.0.0.1:0", dev_cert=False) as address:
+    with running(service, "aqueduct+tcp://127.0.0.1:0", dev_certificate=False) as address:
         yield address
 
 

@@ -124,8 +124,8 @@ def test_the_caller_hears_what_the_handler_is_before_data_flows(running, there, 
     callee = Callee()
     told: list[Any] = []
 
-    def opened(schema, traits):
-        told.append((schema, "one-to-one" in traits))
+    def opened(schema, capabilities):
+        told.append((schema, "one-to-one" in capabilities))
         if len(told) == 3:
             raise ZeroDivisionError
 

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture
 def address(service, running):
-    with running(service, "aqueduct+tcp://127.0.0.1:0", dev_cert=False) as address:
+    with running(service, "aqueduct+tcp://127.0.0.1:0", dev_certificate=False) as address:
         yield address
 
 
@@ -160,7 +160,7 @@ def test_a_token_is_asked_for_in_the_executor(spark, running):
         return "open sesame" if os.getpid() != pid else "the driver's"
 
     service = make(authorize=authorize)
-    with running(service, "aqueduct+tcp://127.0.0.1:0", dev_cert=False) as address:
+    with running(service, "aqueduct+tcp://127.0.0.1:0", dev_certificate=False) as address:
         call = exchange(address, "double", token=token)
         assert spark.range(0, 10, 1, 2).mapInArrow(call, "id long").count() == 10
 
@@ -241,7 +241,7 @@ def test_an_answer_that_spark_has_no_type_for(spark, running):
     service = make()
     wide = pa.schema([("half", pa.float16()), ("big", pa.decimal256(50, 2))])
     service.handler("wide", output=wide)(lambda batch: batch)
-    with running(service, "aqueduct+tcp://127.0.0.1:0", dev_cert=False) as address:
+    with running(service, "aqueduct+tcp://127.0.0.1:0", dev_certificate=False) as address:
         with pytest.raises(ConfigError) as caught:
             exchange(address, "wide").output_schema("id long")
         assert str(caught.value) == (

@@ -357,7 +357,7 @@ def named(running):
     for names in (["c", "c"], ["a.b", ""], ["c", "C"]):
         batch = pa.RecordBatch.from_arrays([pa.array([1, 2])] * 2, names=names)
         service.handler(",".join(names), output=batch.schema)(lambda given, batch=batch: batch)
-    with running(service, TCP, dev_cert=False) as address:
+    with running(service, TCP, dev_certificate=False) as address:
         yield address
 
 
@@ -403,7 +403,7 @@ def everything(running):
     service = aqueduct.Service("test")
     service.handler("all", output=schema)(lambda given: batch)
     service.table("all", schema=schema)(lambda: (yield batch))
-    with running(service, TCP, dev_cert=False) as address:
+    with running(service, TCP, dev_certificate=False) as address:
         yield address
 
 
@@ -473,7 +473,7 @@ def single(running):
         batch = pa.RecordBatch.from_arrays([array], schema=schema)
         service.handler(name, output=schema)(lambda given, batch=batch: batch)
         service.table(name, schema=schema)(lambda batch=batch: (yield batch))
-    with running(service, TCP, dev_cert=False) as address:
+    with running(service, TCP, dev_certificate=False) as address:
         yield address
 
 
@@ -560,7 +560,7 @@ def test_a_frame_of_pandas_that_went_to_a_service_comes_back(spark, running):
     batch = pa.RecordBatch.from_pandas(times.astype("datetime64[ns]"))
     assert batch.schema.types == [pa.timestamp("ns")]  # as pandas makes them
     service.handler("times", output=batch.schema)(lambda given: batch)
-    with running(service, TCP, dev_cert=False) as address:
+    with running(service, TCP, dev_certificate=False) as address:
         frame = spark.range(1, numPartitions=1).transform(exchange(address, "times").apply)
         assert frame.collect() == [(dt.datetime(2024, 1, 2, 3, 4, 5, 6),)]
 
@@ -631,7 +631,7 @@ def kept(spark, special, running):
     register(spark)
     service, keeper = aqueduct.Service("test"), Keeper()
     service.sink("keep", keeper)
-    with running(service, TCP, dev_cert=False) as address:
+    with running(service, TCP, dev_certificate=False) as address:
         writer = special.write.format("aqueduct").options(address=address, handler="keep")
         writer.mode("append").save()
     (schema,), (batch,) = keeper.schemas, keeper.batches
@@ -646,7 +646,7 @@ def test_what_arrow_has_no_type_for_reaches_a_sink_and_is_read_back(spark, speci
 
     service = aqueduct.Service("test")
     service.table("kept", schema=schema)(lambda: (yield batch))
-    with running(service, TCP, dev_cert=False) as address:
+    with running(service, TCP, dev_certificate=False) as address:
         reader = spark.read.format("aqueduct").option("address", address)
         found = reader.load("kept")
         others = [field.name for field in special.schema if field.name != "vec"]
@@ -685,7 +685,7 @@ def test_what_arrow_has_no_type_for_goes_through_streams(spark, special, kept, r
     service, keeper = aqueduct.Service("test"), Keeper()
     service.table("growing", Growing())
     service.sink("keep", keeper)
-    with running(service, TCP, dev_cert=False) as address:
+    with running(service, TCP, dev_certificate=False) as address:
         given = {"address": address, "checkpointLocation": str(tmp_path / "checkpoint")}
         wanted = special.drop("t").schema  # Spark's streams have no times yet
         found = spark.readStream.format("aqueduct").options(**given).schema(wanted).load("growing")
@@ -734,7 +734,7 @@ def test_a_struct_declared_as_variant_is_one(spark, running):
     )
     service = aqueduct.Service("test")
     service.table("plain", schema=plain)(lambda: (yield rows))
-    with running(service, TCP, dev_cert=False) as address:
+    with running(service, TCP, dev_certificate=False) as address:
         reader = spark.read.format("aqueduct").option("address", address)
         assert reader.load("plain").schema["v"].dataType.typeName() == "struct"
         found = reader.schema("v variant").load("plain")
@@ -766,7 +766,7 @@ def test_a_filter_on_text_with_a_collation_loses_no_row(spark, running):
     service.table("words", schema=schema, filters="applied")(lambda: (yield batch))
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     try:
-        with running(service, TCP, dev_cert=False) as address:
+        with running(service, TCP, dev_certificate=False) as address:
             frame = spark.read.format("aqueduct").option("address", address).load("words")
             for condition in ("c = 'AB'", "c in ('AB', 'y')", "startswith(c, 'A')", "c < 'b'"):
                 assert frame.where(condition).count() == 2, condition
@@ -794,7 +794,7 @@ def swapping(running):
         schema = schema_of(None)
         return pa.record_batch([rows[name] for name in schema.names], schema=schema)
 
-    with running(service, TCP, dev_cert=False) as address:
+    with running(service, TCP, dev_certificate=False) as address:
         yield address, state
 
 

@@ -233,7 +233,7 @@ async def main(arguments: list[str]) -> None:
         loop.call_soon_threadsafe(ended.set)
 
     threading.Thread(target=commands, daemon=True).start()
-    async with service.serving(*addresses, dev_cert=True, drain=0) as serving:
+    async with service.serving(*addresses, dev_certificate=True, drain=0) as serving:
         say("ready", addresses=serving.addresses)
         await ended.wait()
     os._exit(0)  # some handler may still hold a thread

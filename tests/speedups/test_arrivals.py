@@ -21,7 +21,7 @@ from aqueduct.arrow.encode import Encoder
 from aqueduct.arrow.layout import plan
 from aqueduct.errors import BadCall
 from aqueduct.rpc.fragments import Assembler, batch_headers
-from aqueduct.rpc.keys import BATCH, PIECE
+from aqueduct.rpc.keys import BATCH, FRAGMENT
 from tests.speedups.strategies import client_decoder, message
 
 SCHEMA = pa.schema([("x", pa.int64())])
@@ -100,7 +100,7 @@ def test_nothing_is_taken_from_nowhere() -> None:
         ((), b"payload"),
         (((b"arrow-batch-2179be", b"0"),), b"payload"),
         ((*batch_headers(0), *batch_headers(0)), b"payload"),
-        ((*batch_headers(0), (PIECE, b"0/14")), b"payload"),
+        ((*batch_headers(0), (FRAGMENT, b"0/14")), b"payload"),
         ((*batch_headers(0), (b"k", b"")), b"payload"),
         (((b"k", b"0"), *batch_headers(0)), b"payload"),
         (batch_headers(0), bytes(LIMIT + 1)),

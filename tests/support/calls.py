@@ -24,7 +24,7 @@ from aqueduct.client.loop_thread import LoopThread
 from aqueduct.client.sync_client import SyncClient
 from aqueduct.config import DEFAULT, Config
 from aqueduct.endpoint import channel
-from aqueduct.rpc.fragments import pieces
+from aqueduct.rpc.fragments import fragments
 from aqueduct.rpc.request import CallHead
 from aqueduct.rpc.status import Status
 from aqueduct.service.server import RunningService
@@ -54,7 +54,7 @@ async def everything(
 
 
 def config(**parts: Mapping[str, object]) -> Config:
-    """The defaults with some settings replaced: ``config(calls={"cut": 100})``."""
+    """The defaults with some settings replaced: ``config(calls={"fragment_bytes": 100})``."""
     return replace(
         DEFAULT,
         **{name: replace(getattr(DEFAULT, name), **settings) for name, settings in parts.items()},
@@ -150,8 +150,10 @@ class RawCall:
             payload, headers=headers, attachments=[receiver, output_sender, status_sender]
         )
 
-    def send(self, batch, *, cut=1 << 30, pieces_sent=None):
-        for headers, payload in list(pieces(Encoder(NUMBERS).encode(batch), 0, cut))[:pieces_sent]:
+    def send(self, batch, *, cut=1 << 30, fragments_sent=None):
+        for headers, payload in list(fragments(Encoder(NUMBERS).encode(batch), 0, cut))[
+            :fragments_sent
+        ]:
             self.sender.send_nowait(payload, headers=headers)
 
     async def end(self):

@@ -94,13 +94,13 @@ def program(
         given = dict(zip(options[::2], options[1::2], strict=True))
         arguments = {"drain": float(given["--drain"])} if "--drain" in given else {}
         secure = address.startswith(("aqueduct:", "aqueduct+tls:"))
-        code = f"import app; app.service.run({address!r}, dev_cert={secure}, **{arguments})"
+        code = f"import app; app.service.run({address!r}, dev_certificate={secure}, **{arguments})"
         command = [sys.executable, "-c", code]
     else:
         command = [sys.executable, "-m", "aqueduct.cli", "serve", "app:service"]
         command += ["--listen", address, *options]
         if address.startswith(("aqueduct:", "aqueduct+tls:")):
-            command.append("--dev-cert")
+            command.append("--dev-certificate")
         if form == "workers":
             command += ["--workers", "1"]
     process = subprocess.Popen(

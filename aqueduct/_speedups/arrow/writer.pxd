@@ -29,9 +29,9 @@ cdef class BatchWriter:
     cdef Columns _columns
     cdef NotNull _nulls
 
-    cdef Encoded encode(self, object batch, bint brisk, bint *lengthy)
+    cdef Encoded encode(self, object batch, bint quick, bint *lengthy)
     cdef Encoded _encode(
-        self, object batch, const ArrowArray *exported, bint brisk, bint *lengthy
+        self, object batch, const ArrowArray *exported, bint quick, bint *lengthy
     )
 
 cdef class BatchEncoder:
@@ -42,4 +42,4 @@ cdef class BatchEncoder:
     cdef object _kind
     cdef object _refusal
 
-    cpdef Encoded plain(self, object batch, bint brisk=*)
+    cpdef Encoded plain(self, object batch, bint quick=*)

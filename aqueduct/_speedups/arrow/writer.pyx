@@ -38,7 +38,7 @@ cdef enum:
     # Bodies below so many bytes are copied: that costs less than to keep their parts apart.
     SMALL_BODY = 1 << 10
     # To make more than so many bytes anew, for a slice, takes milliseconds.
-    BRISK = 4 << 20
+    QUICK = 4 << 20
 
 cdef enum Outcome:
     DONE
@@ -82,7 +82,7 @@ cdef class BatchEncoder:
     """Makes payloads of the batches of one schema as far as that is plain; the base of Encoder.
 
     ``broken``: why it is of no use any more. ``lengthy``: the last batch takes milliseconds: much
-    of it has to be made anew, because it is a slice. Then ``plain`` leaves it alone, if ``brisk``.
+    of it has to be made anew, because it is a slice. Then ``plain`` leaves it alone, if ``quick``.
     """
 
     def __init__(self, schema, BatchWriter writer, type kind not None, type refusal not None):
@@ -93,7 +93,7 @@ cdef class BatchEncoder:
         self._kind = kind
         self._refusal = refusal
 
-    cpdef Encoded plain(self, object batch, bint brisk=True):
+    cpdef Encoded plain(self, object batch, bint quick=True):
         """The payload of a batch; None if it is not plain, or not right, or ``lengthy``."""
         cdef object schema
         self.lengthy = False
@@ -103,7 +103,7 @@ cdef class BatchEncoder:
         if schema is not self.schema and not schema.equals(self.schema):
             return None
         try:
-            return self._fast.encode(batch, brisk, &self.lengthy)
+            return self._fast.encode(batch, quick, &self.lengthy)
         except self._refusal:
             return None
 
@@ -132,20 +132,20 @@ cdef class BatchWriter:
         cdef Encoded encoded = self.encode(batch, False, &lengthy)
         return None if encoded is None else (encoded.buffers, encoded.size)
 
-    cdef Encoded encode(self, object batch, bint brisk, bint *lengthy):
-        """None, too, with ``lengthy`` set: it is to be ``brisk``, and would take long."""
+    cdef Encoded encode(self, object batch, bint quick, bint *lengthy):
+        """None, too, with ``lengthy`` set: it is to be ``quick``, and would take long."""
         cdef ArrowArray exported
         exported.release = NULL
         batch._export_to_c(<uintptr_t> &exported)
         try:
-            return self._encode(batch, &exported, brisk, lengthy)
+            return self._encode(batch, &exported, quick, lengthy)
         finally:
             # Now, while it is at hand: the batch keeps its columns, and it is immutable.
             if exported.release != NULL:
                 exported.release(&exported)
 
     cdef Encoded _encode(
-        self, object batch, const ArrowArray *exported, bint brisk, bint *lengthy
+        self, object batch, const ArrowArray *exported, bint quick, bint *lengthy
     ):
         cdef Source source
         cdef Columns columns = self._columns
@@ -157,7 +157,7 @@ cdef class BatchWriter:
             return None
         source = Source.__new__(Source)
         source.batch = batch
-        source.room = BRISK if brisk else INT64_MAX
+        source.room = QUICK if quick else INT64_MAX
         parts = <Part *> malloc(columns.buffers * sizeof(Part) + columns.head_size)
         if parts == NULL:
             raise MemoryError
@@ -172,7 +172,7 @@ cdef class BatchWriter:
             walk.part = parts
             walk.body = 0
             walk.doubtful = False
-            if brisk:
+            if quick:
                 outcome = gather_columns(&walk, source, exported)
             else:
                 with nogil:

@@ -11,13 +11,16 @@ __all__ = ["OutputSender"]
 
 
 @cython.auto_pickle(False)
-cdef class OutputSender(InputReceiver):
-    """A call in the service: its batches, and what the handler makes of them.
+cdef class OutputSender:
+    """What the handler of a call makes of the batches that ``input`` takes.
 
-    ``batches_out``, ``rows_out`` and ``bytes_out`` count that; ``grew(size)``, of who builds on
-    this, is called with each answer that is the ``largest_out`` so far. Inputs below ``_settled``
-    are answered, or told to be taken; ``_settled_bytes`` had come when that was said.
+    ``batches_out``, ``rows_out`` and ``bytes_out`` count that; ``largest_out`` is the largest
+    answer so far. Inputs below ``settled`` are answered, or told to be taken; ``settled_bytes``
+    had come when that was said.
     """
+
+    def __cinit__(self, InputReceiver input not None):
+        self._input = input
 
     def leave_by(self, SenderBase row, bytes key not None, Py_ssize_t most, flush):
         """Answers of at most ``most`` bytes leave by ``row`` as they are, others by ``send``.
@@ -44,20 +47,6 @@ cdef class OutputSender(InputReceiver):
         self.count(number, encoded.size)
         return True
 
-    def write(self, batch, Py_ssize_t most):
-        """The payload of an answer that is plain and has at most ``most`` bytes; else None."""
-        cdef Encoded encoded
-        if self.encoder is None:
-            return None
-        encoded = self._plain(batch)
-        if encoded is None or encoded.size > most:
-            return None
-        self.rows_out += <int64_t> batch.num_rows
-        return encoded
-
-    def grew(self, int64_t size):
-        """An answer is larger than all before it. For who builds on this."""
-
     cdef Encoded _plain(self, batch):
         """The batch, if that is simply done; None: it is for others, who say what was wrong."""
         try:
@@ -71,7 +60,6 @@ cdef class OutputSender(InputReceiver):
         self.bytes_out += size
         if size > self.largest_out:
             self.largest_out = size
-            self.grew(size)
-        if number >= self._settled:
-            self._settled = number + 1
-            self._settled_bytes = self.bytes_in
+        if number >= self.settled:
+            self.settled = number + 1
+            self.settled_bytes = self._input.bytes_in

@@ -22,7 +22,7 @@ cdef int64_t UNLIMITED = <int64_t> 1 << 62
 
 cdef enum:
     # Of a budget: a reader that holds as much, or less, lets others go on above it meanwhile. That
-    # is what a batch in one message has (Calls.cut of Flow.receive_budget).
+    # is what a batch in one message has (Calls.fragment_bytes of Flow.receive_budget).
     PASSED_ON_SHARE = 16
 
 # A connection may have very many channels, of which most are idle: what they do not need now has

@@ -463,7 +463,7 @@ class Mux:
         """Ends the top-level; messages that wait are dropped. Entities go on (BP-R14)."""
         self.end(self.top_sink, payload, drop=True)
 
-    # Commands: credit and signs of life
+    # Commands: credit and heartbeats
 
     def credit(self, entity: Entity, size: int) -> None:
         """Lets the peer send ``size`` more bytes on it, as soon as there is room for them."""
@@ -507,7 +507,7 @@ class Mux:
         return 0 if self._budget is None else self._budget.held
 
     def ping(self, entity: Entity, now: float) -> None:
-        """Asks for a sign of life: PONG, or PONG_MISSING after ``Bpmux.pong_deadline``."""
+        """Asks for a heartbeat: PONG, or PONG_MISSING after ``Bpmux.pong_deadline``."""
         self._require(entity)
         if entity.end_out or entity.ending:
             raise LocalProtocolError(f"ping: {entity!r} has been ended")

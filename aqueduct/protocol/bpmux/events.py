@@ -33,7 +33,7 @@ for an opening payload the top-level stream (BP-R5)."""
 CREDIT: Final = 2
 """(CREDIT, entity): ``entity.credit_out`` grew."""
 PING: Final = 3
-"""(PING, entity): the peer asks for a sign of life. The core answers by itself."""
+"""(PING, entity): the peer asks for a heartbeat. The core answers by itself."""
 PONG: Final = 4
 """(PONG, entity, asked): the answer to the ping that was asked for at that time."""
 PONG_MISSING: Final = 5

@@ -1,4 +1,4 @@
-"""Signs of life, and what bounds a peer that floods: memory, work, and words (BP-R11, BP-R12)."""
+"""Heartbeats, and what bounds a peer that floods: memory, work, and words (BP-R11, BP-R12)."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ ENTRY = route(0)
 
 
 def limited(**limits: int) -> Config:
-    calls = dataclasses.replace(DEFAULT.calls, cut=1000)
+    calls = dataclasses.replace(DEFAULT.calls, fragment_bytes=1000)
     return dataclasses.replace(DEFAULT, limits=Limits(**limits), calls=calls)
 
 

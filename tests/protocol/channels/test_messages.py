@@ -341,7 +341,7 @@ def test_a_frame_above_the_limit_closes_with_code_5() -> None:
     small = dataclasses.replace(
         DEFAULT,
         limits=Limits(frame_bytes=100_000),
-        calls=dataclasses.replace(DEFAULT.calls, cut=1000),
+        calls=dataclasses.replace(DEFAULT.calls, fragment_bytes=1000),
     )
     pair = Pair(server_config=small)
     pair.client.send(pair.sender, bytes(200_000))

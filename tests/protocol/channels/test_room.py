@@ -209,7 +209,7 @@ def test_blocks_that_are_never_whole_are_bounded() -> None:
     config = dataclasses.replace(
         small_room(budget=100_000),
         limits=Limits(frame_bytes=200_000, header_bytes=60_000),
-        calls=dataclasses.replace(DEFAULT.calls, cut=1000),
+        calls=dataclasses.replace(DEFAULT.calls, fragment_bytes=1000),
     )
     pair = Pair(server_config=config)
     block = codec.encode_message(0, b"", ((b"k", bytes(59_000)),))

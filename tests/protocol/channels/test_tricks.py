@@ -41,7 +41,7 @@ SMALL = Config(
         channel_high_water=512 * KiB,
         streams=64,
     ),
-    calls=Calls(cut=256 * KiB),
+    calls=Calls(fragment_bytes=256 * KiB),
 )
 """Limits small enough to be reached at once; every bound below is made of them."""
 

@@ -1,0 +1,336 @@
+"""The client's batches of one call, as runners take them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from aqueduct._speedups.calls.batch_receiver import InputReceiver
+from aqueduct._speedups.channels.receiver import MemoryLease, ReceiverBase
+from aqueduct.arrow.decode import Decoder
+from aqueduct.endpoint import Connection, Receiver
+from aqueduct.errors import (
+    AqueductError,
+    BadCall,
+    BatchTooLarge,
+    Busy,
+    CallError,
+    Finished,
+)
+from aqueduct.rpc.fragments import Assembler
+from aqueduct.rpc.keys import BATCH, FRAGMENT
+from aqueduct.service.context import Call, no_memory
+
+if TYPE_CHECKING:
+    from aqueduct.service.call_output import CallOutput
+
+__all__ = ["CallInput"]
+
+_SMALL: Final = 16 << 10
+_MARK_BATCHES: Final = 32
+_MARK_BYTES: Final = 4 << 20
+
+
+class CallInput:
+    """Batches that come by a channel, one batch that came with the call, or none at all.
+
+    A runner takes batches by ``batches.next_batch``, and payloads by ``take``: it has what
+    ``next_batch`` leaves to it, and the end. Each batch is answered by what leaves by ``output``;
+    a settled mark tells the client of batches without an answer.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        connection: Connection,
+        batches: InputReceiver,
+        output: CallOutput,
+        receiver: Receiver | None = None,
+        payload: memoryview | None = None,
+    ) -> None:
+        self.batches = batches
+        """Takes, counts and reads what comes as nearly every batch does."""
+        self.receiver = receiver
+        """Where they come; None if they do not come by a channel."""
+        self.over = receiver is None and payload is None
+        """Whether nothing more will come."""
+        self.fault: AqueductError | None = None
+        """The error in the client's batches, whatever the handler makes of it."""
+        self.waits_for_client = False
+        """Whether the handler can do nothing: it wants a batch, or room for one."""
+        self.lease: MemoryLease | None = None
+        """What the batch that came with the call is charged, until it is taken."""
+        self.decoder: Decoder
+        self._call = call
+        self._connection = connection
+        self._output = output
+        self._payload = payload
+        self._limit = connection.config.calls.batch_limit
+        self._waited = (0, 0)  # batches and bytes that had come when the handler waited last
+        self._marking = False  # whether it is looked at soon if a mark is due
+        self._assembler: Assembler | None = None
+        self._inbox: ReceiverBase | None = None  # of ``receiver``
+        if receiver is not None:
+            self._assemble(receiver)
+
+    def _assemble(self, receiver: Receiver) -> None:
+        call, connection = self._call, self._connection
+        assembler = self._assembler = Assembler(
+            self._limit,
+            where=f"the input of handler {call.handler!r}",
+            peer=call.peer,
+            handler=call.handler,
+        )
+        receiver.placement, receiver.placement_key = assembler.place, FRAGMENT
+        receiver.announce = assembler.announce
+        inbox = self._inbox = receiver.inbox
+        assert inbox is not None
+        inbox.keeps = inbox.told = True
+        connection.patient(inbox)  # the end of the call often follows that of its input
+        self.batches.arrive_by(inbox, connection.room_came, BATCH, self._limit)
+
+    # Taking
+
+    @property
+    def answering(self) -> int:
+        """The number of the input batch that an answer made now belongs to."""
+        return max(self.batches.taken - 1, 0)
+
+    @property
+    def readable(self) -> bool:
+        """Whether ``take`` would give a batch, or notice an end."""
+        batches, receiver = self.batches, self.receiver
+        if receiver is None:
+            return True
+        return not batches.quiet and (batches.holds_payload or receiver.readable)
+
+    async def wait_change(self) -> None:
+        """Returns once something has come."""
+        receiver = self.receiver
+        if receiver is not None and (self.batches.quiet or not receiver.readable):
+            await receiver.wait_change()
+
+    def take(self) -> tuple[int, Any] | None:
+        """The next batch's number and payload; None if there is none now, or ``over``.
+
+        Raises BadCall, and what ended the channel if not its finish.
+        """
+        batches = self.batches
+        payload = batches.take_whole()  # and ``batches.lease`` what it is charged
+        if payload is not None:
+            return batches.batches_in - 1, payload
+        receiver, assembler = self.receiver, self._assembler
+        if receiver is None or assembler is None:
+            return self._take_only()
+        while True:
+            try:
+                message = receiver.receive_nowait()
+            except Finished as end:
+                end.__traceback__ = None  # its frames would keep batches until a collection
+                self.over = True
+                if batches.partial:
+                    text = f"the input ended in the middle of batch {batches.batches_in}"
+                    raise self._bad(text) from None
+                return None
+            except AqueductError as error:
+                self.over = True
+                self._note(error)
+                raise
+            except MemoryError as error:
+                self.over = True
+                raise self._no_memory(error, batches.batches_in) from None
+            if message is None:
+                return None
+            batches.moved += 1
+            try:
+                found = assembler.add(message.headers, message.payload)
+            except CallError as error:
+                self._note(error)
+                raise
+            except MemoryError as error:
+                raise self._no_memory(error, batches.batches_in) from None
+            batches.partial = found is None
+            if found is None:
+                continue
+            number, payload = found
+            due = batches.batches_in
+            if number != due or not len(payload):
+                text = f"batch {number} of {len(payload)} bytes came where {due} was due"
+                raise self._bad(text)
+            self._count(payload)
+            if self._inbox is not None:
+                batches.lease = self._inbox.lease(payload)
+            return found
+
+    def _take_only(self) -> tuple[int, Any] | None:
+        """The one batch, once."""
+        payload, self._payload = self._payload, None
+        self.over = True
+        self.batches.lease, self.lease = self.lease, None
+        if payload is None:
+            return None
+        if len(payload) > self._limit:
+            error = BatchTooLarge(
+                f"the input of handler {self._call.handler!r}: batch 0 has {len(payload)} bytes, "
+                f"above the limit of {self._limit} (Calls.batch_limit); send fewer rows at a time",
+                peer=self._call.peer,
+                handler=self._call.handler,
+            )
+            self._note(error)
+            raise error
+        self.batches.moved += 1
+        self._count(payload)
+        return 0, payload
+
+    def _count(self, payload: Any) -> None:
+        self.batches.batches_in += 1
+        self.batches.bytes_in += len(payload)
+
+    def take_lease(self) -> MemoryLease | None:
+        """The lease of the batch that was just taken. The caller gives it back."""
+        batches = self.batches
+        lease, batches.lease = batches.lease, None
+        return lease
+
+    def slow(self, payload: Any) -> bool:
+        """Whether ``decode`` may take milliseconds: it then belongs in a thread."""
+        return self.decoder.slow(payload)
+
+    def decode(self, number: int, payload: Any, lease: MemoryLease | None = None) -> pa.RecordBatch:
+        """The batch of a payload. Of one thread at a time, in order. Raises CallErrors.
+
+        ``lease`` is what the payload is charged; what it unpacks to is charged there too.
+        """
+        grow = None if lease is None else lease.grow
+        try:
+            batch = self.decoder.decode(payload, number=number, grow=grow)
+        except CallError as error:
+            self._note(error)
+            raise
+        except MemoryError as error:
+            raise self._no_memory(error, number) from None
+        self.batches.rows_in += batch.num_rows
+        return batch
+
+    # What the receiver is told of the handler
+
+    @property
+    def at_end(self) -> bool:
+        """Whether the input has ended, although the handler has not noticed yet."""
+        inbox = self._inbox
+        return (
+            inbox is not None
+            and inbox.error is not None
+            and not inbox.queue
+            and not self.batches.holds_payload
+        )
+
+    @property
+    def lacks_room(self) -> bool:
+        """Whether batches wait for room in the budgets of received bytes, and the handler too."""
+        inbox = self._inbox
+        return inbox is not None and bool(inbox.wanted and inbox.waiting)
+
+    def want(self, wanted: bool, reader: object = None) -> None:
+        """Whether the handler waits for its next batch, in the thread or task ``reader``."""
+        if (inbox := self._inbox) is not None:
+            inbox.want(wanted, reader)
+
+    def pass_on(self) -> None:
+        """The handler has answered, and the client does not read that yet."""
+        if (inbox := self._inbox) is not None:
+            inbox.pass_on()
+
+    def tell(self, changed: Callable[[], None]) -> None:
+        """``changed`` is called on the loop when something has come."""
+        if self.receiver is not None:
+            self.receiver.on_change = changed
+
+    # Settled marks
+
+    def mark(self) -> None:
+        """Tells the client what the handler took without answering, so that it may go on."""
+        taken = self.batches.taken  # a thread may take the next one meanwhile
+        sent = self._output.batches
+        if taken > sent.settled and self.receiver is not None:
+            sent.settled, sent.settled_bytes = taken, self.batches.bytes_in
+            self._output.mark(taken - 1)
+
+    def mark_soon(self) -> None:
+        """``mark`` unless more comes at once: a handler that is kept busy tells of many together.
+
+        To be called when the handler waits for its input, or now and then while it does not.
+        """
+        batches, sent = self.batches, self._output.batches
+        if (
+            batches.taken - sent.settled >= _MARK_BATCHES
+            or batches.bytes_in - sent.settled_bytes >= _MARK_BYTES
+        ):
+            self.mark()
+        elif self.waits_for_client and batches.taken > sent.settled and not self._marking:
+            if self.receiver is None or self.receiver.arriving:
+                return  # there will be more to take, and another wait
+            self._marking = True
+            # The loop reads what has come between the first turn and the second.
+            loop = asyncio.get_running_loop()
+            loop.call_soon(loop.call_soon, self._mark_idle, batches.taken)
+
+    def _mark_idle(self, taken: int) -> None:
+        self._marking = False
+        receiver = self.receiver
+        if receiver is None or not self.waits_for_client or self._output.concluded:
+            return
+        if self.batches.taken != taken:
+            self.mark_soon()
+        elif not receiver.arriving:  # or the client does not wait for it: it is sending
+            self.mark()
+
+    def expect_batch(self) -> None:
+        """To be called when the handler waits for its input.
+
+        If that is one small batch after the other, each answered, the next one often comes at once.
+        """
+        batches = self.batches
+        (taken, size), self._waited = self._waited, (batches.taken, batches.bytes_in)
+        if (
+            batches.taken - taken == 1
+            and self._output.batches.settled == batches.taken
+            and batches.bytes_in - size <= _SMALL
+        ):
+            self._connection.await_answer()
+
+    # The end
+
+    def close(self) -> None:
+        """Nothing more is wanted."""
+        if self.receiver is not None and not self.over:
+            self.receiver.close()
+
+    def let_go(self) -> None:
+        """The handler has ended: what it was charged is free."""
+        for lease in (self.lease, self.batches.lease):
+            if lease is not None:
+                lease.give_back()
+        self.lease = self.batches.lease = None
+        if self.receiver is not None:
+            self.receiver.placement = self.receiver.on_change = self.receiver.announce = None
+        if self._inbox is not None:
+            self._inbox.let_go()
+
+    def _bad(self, text: str) -> BadCall:
+        error = BadCall(text, peer=self._call.peer, handler=self._call.handler)
+        self._note(error)
+        return error
+
+    def _no_memory(self, error: MemoryError, number: int) -> Busy:
+        """The library itself found no memory for input batch ``number``."""
+        busy = no_memory(self._call, error, f"batch {number} of the input")
+        self._note(busy)
+        return busy
+
+    def _note(self, error: AqueductError) -> None:
+        if self.fault is None:
+            self.fault = error
