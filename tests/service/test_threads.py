@@ -9,7 +9,6 @@ import sys
 import textwrap
 import threading
 import time
-from concurrent.futures import Future
 
 import pytest
 
@@ -193,19 +192,20 @@ def test_who_waits_hears_of_the_end_of_the_loop(loop_thread):
 
 @pytest.mark.parametrize("when", ["before it is there", "behind it", "while it is put there"])
 def test_work_that_comes_as_the_loop_ends_is_refused(loop_thread, monkeypatch, when):
-    put = asyncio.run_coroutine_threadsafe
+    put = loop_thread.loop.call_soon_threadsafe
 
-    def late(work, loop):
+    def late(callback):
+        monkeypatch.undo()
         if when == "before it is there":
             loop_thread.stop()
-            return put(work, loop)
-        if when == "behind it":
+            put(callback)
+        elif when == "behind it":
             loop_thread.stop()
         else:
             threading.Thread(target=loop_thread.stop).start()
-        return Future()  # on a loop that has made its last turn
+        # Otherwise it is on a loop that has made its last turn.
 
-    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", late)
+    monkeypatch.setattr(loop_thread.loop, "call_soon_threadsafe", late)
     with pytest.raises(LocalProtocolError, match="its event loop has ended"):
         loop_thread.run(nothing())
 
