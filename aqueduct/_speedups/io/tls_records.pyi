@@ -6,7 +6,7 @@ from typing_extensions import disjoint_base
 
 __all__ = ["OpenSslRecords", "PlainRecords", "Records", "use"]
 
-class Library(Protocol):
+class _Library(Protocol):
     def recv_into(self, target: memoryview, /) -> int: ...
     def seal(self, buffers: Sequence[memoryview], /) -> list[bytes]: ...
 
@@ -32,4 +32,4 @@ class OpenSslRecords(Records):
 
 @final
 class PlainRecords(Records):
-    def __new__(cls, library: Library) -> PlainRecords: ...
+    def __new__(cls, library: _Library) -> PlainRecords: ...
