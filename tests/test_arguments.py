@@ -457,8 +457,6 @@ def test_a_sync_client_refuses_the_same():
                     client.call("echo", BATCH, **{name: value})
             with refused("", where="SyncClient.exchange"):
                 client.exchange("echo", [1])
-            with refused("together"):
-                client.exchange("echo", [BATCH], together="yes")
             with refused("timeout"):
                 client.ping(timeout=-1)
             assert list(client.exchange("echo", [BATCH], deadline="1min")) == [BATCH]

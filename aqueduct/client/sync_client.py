@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, Self, TypeAlias
 from weakref import WeakValueDictionary
 
 import pyarrow as pa
@@ -38,16 +38,15 @@ from aqueduct.client.client import (
     make_head,
     plain,
 )
-from aqueduct.client.lane import Lane, News
 from aqueduct.client.loop_thread import LoopThread
 from aqueduct.client.sync_stream import SyncStream
 from aqueduct.client.thread_call import Mailbox, ThreadCall
 from aqueduct.client.unary import UnaryCallers, one_batch
-from aqueduct.client.unary_stub import StubCall, UnaryStub
+from aqueduct.client.unary_stub import StubCall
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import ConnectionLost, LocalProtocolError
 from aqueduct.rpc.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
-from aqueduct.rpc.request import CallHead, Partition
+from aqueduct.rpc.request import Partition
 
 __all__ = ["OnEnd", "SyncClient"]
 
@@ -130,24 +129,16 @@ class SyncClient:
         compression: str | None = None,
         ordered: bool = True,
         report_failures: bool = False,
-        held: Callable[[], int] | None = None,
-        together: bool = False,
-        ready: Callable[[], bool] | None = None,
     ) -> SyncStream:
         """Calls an exchange handler; the arguments are those of ``Client.exchange``.
 
         ``batches`` is read by the thread that iterates over the answers, as there is room.
-        ``held`` says how many bytes more the caller keeps of batches under way: they count
-        against ``in_flight_bytes`` as what is sent does. ``together``: the call is not sent now,
-        but with its first batch, in one flight, or when ``opened`` is asked for. ``ready`` says
-        whether ``batches`` has its next one, or its end, without a wait: those leave with it, too.
         """
-        stream = self._stream(
+        return self._stream(
             "exchange",
             handler,
             self._batches(handler, batches, schema),
             window(self.config, in_flight, in_flight_bytes),
-            begin=not together,
             expected=output_schema,
             deadline=deadline,
             headers=headers,
@@ -158,54 +149,6 @@ class SyncClient:
             compression=compression,
             capabilities=capabilities(ordered, report_failures),
         )
-        stream._held = held
-        stream._ready = ready
-        return stream
-
-    @checked()
-    def lane(
-        self,
-        handler: str,
-        news: News,
-        tag: object,
-        *,
-        schema: pa.Schema,
-        output_schema: pa.Schema | None = None,
-        in_flight: int | None = None,
-        in_flight_bytes: Size | None = None,
-        deadline: Duration | None = None,
-        headers: Mapping[str, str] | None = None,
-        run: str = "",
-        attempt: str = "",
-        token: str | bytes | None = None,
-        partition: Partition | None = None,
-        compression: str | None = None,
-        ordered: bool = True,
-        report_failures: bool = False,
-    ) -> Lane:
-        """An exchange for a thread that drives several at once: all put their news into one queue.
-
-        Each piece of news is there a pair of ``tag`` and what ``Lane.taken`` is to be given. The
-        other arguments are those of ``exchange``.
-        """
-        source = self._batches(handler, (), schema)
-        crossing = self._crossing(
-            "exchange",
-            handler,
-            source,
-            window(self.config, in_flight, in_flight_bytes),
-            mailbox=Mailbox(news, tag),
-            expected=output_schema,
-            deadline=deadline,
-            headers=headers,
-            run=run,
-            attempt=attempt,
-            token=token,
-            partition=partition,
-            compression=compression,
-            capabilities=capabilities(ordered, report_failures),
-        )
-        return Lane(crossing, source)
 
     def call(
         self,
@@ -220,10 +163,7 @@ class SyncClient:
         token: str | bytes | None = None,
         partition: Partition | None = None,
     ) -> pa.RecordBatch:
-        """Calls an exchange handler with one batch, for one; see ``Client.call``.
-
-        While no other thread uses this client, it is the calling thread that sends and reads.
-        """
+        """Calls an exchange handler with one batch, for one; see ``Client.call``."""
         schema, batches = self._ask(
             handler, batch, output_schema, deadline, headers, run, attempt, token, partition
         )
@@ -251,31 +191,6 @@ class SyncClient:
             handler, batch, output_schema, deadline, headers, run, attempt, token, partition, on_end
         )
         return pa.Table.from_batches(batches, schema)
-
-    @checked()
-    def prepare(
-        self,
-        handler: str,
-        schema: pa.Schema,
-        *,
-        output_schema: pa.Schema | None = None,
-        deadline: Duration | None = None,
-    ) -> UnaryStub | None:
-        """Makes calls of a function of one batch ready, which a thread is to make many of.
-
-        What one is told besides is said as it is made; see ``Client.exchange``. None where batches
-        are to be compressed: that is agreed upon as an exchange begins. Raises LocalProtocolError.
-        """
-        if self._client.compression:
-            return None
-        head = CallHead(
-            handler=handler,
-            kind="exchange",
-            schema=schema,
-            expected=output_schema,
-            deadline=cast("float | None", deadline),  # as ``checked`` read it
-        )
-        return UnaryStub(self._thread, self._client, self._client.asker(head))
 
     @checked()
     def source(
@@ -385,7 +300,7 @@ class SyncClient:
             finally:
                 self._thread.stop()
 
-    def __enter__(self) -> SyncClient:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -40,8 +40,8 @@ class SyncStream:
         self._error: BaseException | None = None
         self.number = -1
         """Of the input batch that the last answer, or failure, belongs to; -1 before the first."""
-        self._held: Callable[[], int] | None = None
-        self._ready: Callable[[], bool] | None = None
+        self.held: Callable[[], int] | None = None
+        self.ready: Callable[[], bool] | None = None
         self._first = True
         if source is not None:
             self._input = iter(source.batches)
@@ -124,8 +124,8 @@ class SyncStream:
             if found is None:
                 found = crossing.take_nowait()
             if found is None:
-                if self._input is not None and self._held is not None:
-                    crossing.hold(self._held())
+                if self._input is not None and self.held is not None:
+                    crossing.hold(self.held())
                 if self._input is not None and crossing.room:
                     self._send_next(self._input)
                     if self._first:
@@ -178,7 +178,7 @@ class SyncStream:
         crossing = self._crossing
         if self._input is None or not 0 < crossing.sent_bytes <= _SMALL:
             return None
-        if self._ready is not None and self._ready():
+        if self.ready is not None and self.ready():
             return None
         return crossing.glance(_EARLY)
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 import pyarrow as pa
 
 from aqueduct.arrow.encode import Encoded
-from aqueduct.client.sync_client import SyncClient
 from aqueduct.client.sync_stream import SyncStream
+from aqueduct.client.task_client import TaskClient
 from aqueduct.client.unary_stub import StubCall, UnaryStub
 from aqueduct.errors import AqueductError, ConnectFailed
 from aqueduct.rpc.request import ONE_TO_ONE
@@ -55,7 +55,7 @@ def run(
 @contextlib.contextmanager
 def leased(
     calling: CallSpec, *, place: TaskContext, numbers: TaskMetrics, skip: int = 0
-) -> Generator[SyncClient]:
+) -> Generator[TaskClient]:
     """The connection for one call of another kind than ``run`` makes.
 
     It is to the partition's address, or ``skip`` further, or to the next one that is there. What
@@ -156,7 +156,7 @@ def _exchanged(
     look: Callable[[], bool] | None,
 ) -> Generator[BatchAnswer]:
     """Batches and answers flow at the same time."""
-    stream = lease.client.exchange(
+    stream = lease.client.exchange_later(
         calling.handler,
         _counted(batches, numbers),
         schema=schema,
@@ -166,7 +166,6 @@ def _exchanged(
         deadline=calling.deadline,
         compression=calling.compression,
         held=held,
-        together=True,
         ready=look,
         **calling.own(place),
     )

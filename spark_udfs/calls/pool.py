@@ -36,7 +36,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from aqueduct.carriers.certificates import ClientTls
-from aqueduct.client.sync_client import SyncClient
+from aqueduct.client.task_client import TaskClient
 from aqueduct.client.unary import same_schema
 from aqueduct.client.unary_stub import UnaryStub
 from aqueduct.config import DEFAULT, Config
@@ -93,7 +93,7 @@ class PoolLease:
     """The right to use a connection, until ``release``."""
 
     def __init__(
-        self, pool: Pool, entry: _Entry, task: int | None, client: SyncClient, reconnected: bool
+        self, pool: Pool, entry: _Entry, task: int | None, client: TaskClient, reconnected: bool
     ) -> None:
         self._pool = pool
         self._entry = entry
@@ -339,11 +339,11 @@ class _Entry:
         self.used = 0.0
         """When it was released, or found to lead nowhere; of no account while it is leased."""
         self.connected = 0
-        self.client: SyncClient | None = None
+        self.client: TaskClient | None = None
         self.connecting = threading.Lock()
         self.accepted: list[CachedAccepted] = []
 
-    def open_client(self) -> tuple[SyncClient, bool]:
+    def open_client(self) -> tuple[TaskClient, bool]:
         """The connection, and whether it was made just now."""
         made = False
         if self.client is not None and not self._answers(self.client):
@@ -351,7 +351,7 @@ class _Entry:
         if self.client is None:
             self.accepted = []
             # An idle connection is the pool's to close; silence means that the worker is gone.
-            self.client = SyncClient(
+            self.client = TaskClient(
                 self.peer.address,
                 config=self.peer.config,
                 tls=self.peer.tls,
@@ -362,7 +362,7 @@ class _Entry:
             made = True
         return self.client, made
 
-    def _answers(self, client: SyncClient) -> bool:
+    def _answers(self, client: TaskClient) -> bool:
         """Whether a connection from an earlier task still leads anywhere.
 
         Its service may have been restarted meanwhile, which an idle connection cannot know.

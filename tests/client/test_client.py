@@ -118,15 +118,15 @@ def test_a_call_may_go_together_with_its_first_batch(service):
         for ask, calls in ((False, 0), (True, 1)):
             seen: list[int] = []
             before = service.counters()["calls"]
-            stream = client.exchange("echo", batches(), schema=NUMBERS, together=True)
+            stream = client.exchange_later("echo", batches(), schema=NUMBERS)
             if ask:
                 assert stream.opened() == NUMBERS
             assert list(stream) == [numbers(1)]
             assert seen == [before + calls]
         before = service.counters()["calls"]
-        assert list(client.exchange("echo", [], schema=NUMBERS, together=True)) == []
+        assert list(client.exchange_later("echo", [], schema=NUMBERS)) == []
         assert service.counters()["calls"] == before + 1
-        client.exchange("echo", batches(), schema=NUMBERS, together=True).close()
+        client.exchange_later("echo", batches(), schema=NUMBERS).close()
         client.ping()
         assert service.counters()["calls"] == before + 1
 

@@ -15,6 +15,7 @@ import pytest
 
 import aqueduct
 from aqueduct.client.loop_thread import LoopThread
+from aqueduct.client.task_client import TaskClient
 from aqueduct.errors import (
     AqueductError,
     Cancelled,
@@ -165,7 +166,7 @@ def test_what_does_not_fit_a_message_is_not_encoded(client):
 
 def test_a_client_that_compresses_prepares_nothing(service):
     with served(service, "tcp") as address:
-        with aqueduct.SyncClient(f"{address}?compression=zstd") as client:
+        with TaskClient(f"{address}?compression=zstd") as client:
             assert client.prepare("double", NUMBERS) is None
 
 
@@ -280,7 +281,7 @@ def test_a_service_that_dies_while_a_thread_waits():
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout is not None
         address = process.stdout.readline().strip()
-        with aqueduct.SyncClient(address, config=patient) as client:
+        with TaskClient(address, config=patient) as client:
             for batch in (numbers(1), numbers(1, 2)):
                 call = prepared_call(client, "die", batch)
                 if batch.num_rows == 1:
@@ -315,7 +316,7 @@ def between(service):
         with served(service, "tcp") as address:
             host, _, port = address.removeprefix("aqueduct+tcp://").rpartition(":")
             host, port = thread.run(start((host, int(port))))
-            with aqueduct.SyncClient(f"aqueduct+tcp://{host}:{port}") as client:
+            with TaskClient(f"aqueduct+tcp://{host}:{port}") as client:
                 assert answers(prepared_call(client, "double", numbers(1))) == [[2]]
                 yield client, lambda count, end: thread.run(narrow(count, end))
             thread.run(close())

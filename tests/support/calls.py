@@ -21,7 +21,7 @@ from aqueduct.arrow.encode import Encoder
 from aqueduct.carriers.certificates import dev_certificate
 from aqueduct.client.client import Client
 from aqueduct.client.loop_thread import LoopThread
-from aqueduct.client.sync_client import SyncClient
+from aqueduct.client.task_client import TaskClient
 from aqueduct.config import DEFAULT, Config
 from aqueduct.endpoint import channel
 from aqueduct.rpc.fragments import fragments
@@ -117,10 +117,10 @@ def served(service: aqueduct.Service, carrier: str = "quic") -> Iterator[str]:
 @contextmanager
 def sync_client(
     service: aqueduct.Service, carrier: str = "quic", **options: Any
-) -> Iterator[SyncClient]:
+) -> Iterator[TaskClient]:
     """A sync client of ``service``, which is served in another thread."""
     options.setdefault("config", service.config)
-    with served(service, carrier) as address, SyncClient(address, **options) as client:
+    with served(service, carrier) as address, TaskClient(address, **options) as client:
         yield client
 
 
