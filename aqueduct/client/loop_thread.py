@@ -154,10 +154,11 @@ class LoopThread:
 
     def stop(self) -> None:
         """Ends the loop and its thread; what still runs on it is cancelled."""
-        self._ended = True
+        ended, self._ended = self._ended, True
         if self.alive and not sys.is_finalizing():  # when no thread but this one runs any more
-            with contextlib.suppress(RuntimeError):  # it has ended meanwhile
-                self.call(self.loop.stop)
+            if not ended:  # a second stop would cut short how the loop cleans up
+                with contextlib.suppress(RuntimeError):  # it has ended meanwhile
+                    self.call(self.loop.stop)
             if threading.current_thread() is not self._thread:
                 self._thread.join(timeout=10)
 

@@ -6,6 +6,7 @@ import ast
 import asyncio
 import io
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -177,11 +178,13 @@ def test_a_name_is_there(name: str) -> None:
 
 
 def test_a_loop_that_nests_says_so() -> None:
-    nest_asyncio = pytest.importorskip("nest_asyncio")
-    loop = asyncio.new_event_loop()
-    nest_asyncio.apply(loop)
-    assert loop._nest_patched  # type: ignore[attr-defined]
-    loop.close()
+    """In a process of its own, as it patches asyncio."""
+    pytest.importorskip("nest_asyncio")
+    code = (
+        "import asyncio, nest_asyncio; loop = asyncio.new_event_loop(); "
+        "nest_asyncio.apply(loop); assert loop._nest_patched; loop.close()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_what_is_missing_is_named_and_told_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -29,7 +29,7 @@ class Half(SenderBase):
     """A half that is open, with its stream or without."""
 
     def __init__(self, streams: Streams, number: int | None = 0) -> None:
-        self._ledger, self.state = streams, OPEN
+        self._ledger, self.state, self.channel = streams, OPEN, 0
         self.first: list[Any] = []
         self.left: list[SendStream] = []
         if number is not None:

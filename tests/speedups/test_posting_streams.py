@@ -18,6 +18,7 @@ class Half(SenderBase):
     """What pays for bytes."""
 
     def __init__(self) -> None:
+        self.channel = 0
         self.left: list[SendStream] = []
 
     def stream_left(self, stream: SendStream) -> None:
