@@ -35,11 +35,17 @@ FLOORS: Final = {"codec": 1000, "wire": 1200, "operations": 800, "bpmux": 450, "
 """Compiled edges: two thirds of what the corpus alone takes. Fewer, and it was not the target."""
 
 MODULES: Final = {
-    "arrow": ("arrow_columns", "arrow_reader", "arrow_writer"),
-    "codec": ("blocks", "decoder", "encoder", "frames", "input", "landing"),
-    "wire": ("blocks", "decoder", "frames", "input", "landing", "ranges", "runs", "tracker"),
-    "operations": ("blocks", "decoder", "encoder", "frames", "input", "ranges", "runs", "tracker"),
-    "bpmux": ("bpmux", "buffers", "entities"),
+    "arrow": ("columns", "reader", "writer"),
+    "codec": ("blocks", "decoder", "encoder", "frames", "placement", "receive_buffer"),
+    "wire": (
+        *("blocks", "decoder", "frames", "message_batches"),
+        *("placement", "ranges", "receive_buffer", "tracker"),
+    ),
+    "operations": (
+        *("blocks", "decoder", "encoder", "frames", "message_batches"),
+        *("ranges", "receive_buffer", "tracker"),
+    ),
+    "bpmux": ("buffers", "chunks", "entities"),
 }
 """The compiled modules that a target must get into."""
 
