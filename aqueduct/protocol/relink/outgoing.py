@@ -1,0 +1,282 @@
+"""The channels of this side: what they send, and what the peer acknowledges."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+from aqueduct._speedups.base.buffers import size_of
+from aqueduct._speedups.relink import packets
+from aqueduct.config import Relink as Settings
+from aqueduct.errors import LocalProtocolError, SequenceError
+from aqueduct.protocol.relink import events
+from aqueduct.protocol.relink.outbox import Outbox, OutMessage
+from aqueduct.protocol.relink.sending import SEQUENCE_MASK, Buffers, SendChannel, SentMessage
+from aqueduct.protocol.relink.state import ChannelState, SendingInput
+
+__all__ = ["Outgoing"]
+
+_REMEMBERED: Final = 1024
+"""Identifiers of channels that were closed of late."""
+
+
+class Outgoing:
+    """All channels of this side. ``flowing``: the link is up, so what is said may leave now."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        id_size: int,
+        *,
+        transactional: bool,
+        reported: list[events.Event],
+        outbox: Outbox,
+        start: int,
+    ) -> None:
+        self.channels: dict[int, SendChannel] = {}
+        self.flowing = False
+        self._settings = settings
+        self._id_size = id_size
+        self._transactional = transactional
+        self._events = reported
+        self._outbox = outbox
+        self._start = start
+        self._undecided = 0
+        """Bytes of messages that are neither committed nor rolled back, of all channels."""
+        self._waiting: set[int] = set()
+        """Channels that were refused room because of those."""
+        self._named: set[int] = set()
+        self._closed: OrderedDict[int, None] = OrderedDict()
+
+    # What the application does
+
+    def writable(self, channel: int, size: int) -> bool:
+        """Whether the window of a channel has room; if not, WRITABLE follows."""
+        settings = self._settings
+        if self._undecided and self._undecided + size > settings.window_bytes:
+            # The receiver can do nothing with them: it may not be filled by them alone.
+            self._waiting.add(channel)
+            return False
+        found = self.channels.get(channel)
+        if found is None or not found.filling:
+            return True
+        room = (
+            found.filling < settings.window_messages
+            and found.outstanding_bytes + size <= settings.window_bytes
+        )
+        found.blocked = found.blocked or not room
+        return room
+
+    def send(self, targets: Sequence[int], parts: Buffers) -> list[int]:
+        """As ``Link.send``."""
+        size = size_of(list(parts))
+        for target in targets:
+            self._require_room(target, size)
+        sent = []
+        for target in targets:
+            found = self.channels.get(target) or self._open(target)
+            # Each has its own: one may receive it, or roll it back, before the others.
+            message = SentMessage(parts, size)
+            sent.append((found, found.add(message)))
+            if self._transactional:
+                self._undecided += size
+        if self.flowing and sent:
+            one = message if len(sent) == 1 else SentMessage(parts, size)
+            self._outbox.queue.append(OutMessage(one, sent))
+        return [number for _, number in sent]
+
+    def keep(self, channel: int, parts: Buffers, size: int) -> None:
+        """A message of one part leaves by somebody else, who has asked whether it may."""
+        found = self.channels.get(channel) or self._open(channel)
+        found.sent = found.add(SentMessage(parts, size, one_part=True)) + 1
+        self._outbox.unacknowledged += 1
+
+    def decide(self, channel: int, last: int | None, *, commit: bool) -> None:
+        """As ``Link.commit`` and ``Link.rollback``."""
+        name = "commit" if commit else "rollback"
+        if not self._transactional:
+            raise LocalProtocolError(f"{name}: the channels of this side have no transactions")
+        found = self.channels.get(channel)
+        if found is None or not found.change(SendingInput.SEND):
+            raise LocalProtocolError(f"{name}: channel {channel} is not open")
+        last = found.next - 1 if last is None else last
+        if last >= found.next:
+            raise LocalProtocolError(
+                f"{name} of message {last} on channel {channel}, where {found.next} were sent"
+            )
+        if last >= found.decided:
+            self._decide(found, last, commit=commit)
+
+    def close(self, channel: int) -> None:
+        """As ``Link.close``."""
+        found = self.channels.get(channel)
+        if found is None or not found.change(SendingInput.CLOSE):
+            return
+        if found.transactional and found.decided < found.next:
+            self._decide(found, found.next - 1, commit=False)
+        self._settle(found)
+
+    # What the peer and the connection do
+
+    def stop(self) -> None:
+        """The connection is gone."""
+        self.flowing = False
+        self._named.clear()
+
+    def flow(self) -> None:
+        """Messages may leave: those that are not received, then decisions about them."""
+        self.flowing = True
+        queue = self._outbox.queue
+        for channel in self.channels.values():
+            if channel.state is ChannelState.CLOSE_SENT:
+                self._send_close(channel)
+                continue
+            for number, message in channel.rewind():
+                queue.append(OutMessage(message, [(channel, number)]))
+            for last, commit in channel.decisions():
+                queue.append(self._decision(channel, last, commit=commit))
+
+    def take_resume(self) -> None:
+        """The peer has acknowledged all that it has (RL-R11). ``flow`` is to follow."""
+        self._outbox.unacknowledged = 0
+        for channel in tuple(self.channels.values()):
+            channel.sent = channel.received  # the rest leaves again
+            if channel.identifier in self._named:
+                continue
+            if channel.state is ChannelState.CLOSE_SENT:
+                self._close_done(channel)  # the peer has dropped it (RL-R15)
+            elif channel.acknowledged:
+                raise SequenceError(
+                    f"{channel!r}: the peer's resume says nothing of it, and has acknowledged "
+                    f"{channel.received} messages before (RL-R11)"
+                )
+
+    def take_acknowledgement(self, identifier: int, kind: int, sequence: int | None) -> None:
+        """A packet of the peer about a channel of this side."""
+        channel = self.channels.get(identifier)
+        if channel is None:
+            if identifier not in self._closed:
+                raise SequenceError(
+                    f"an acknowledgement for channel {identifier}, which is not open (RL-R15)"
+                )
+            return
+        if not self.flowing:
+            self._named.add(identifier)
+        if kind == packets.CLOSED:
+            if channel.state is not ChannelState.CLOSE_SENT:
+                raise SequenceError(f"{channel!r}: closed, and no close was sent (RL-18)")
+            self._close_done(channel)
+            return
+        unreceived = max(channel.sent - channel.received, 0)
+        if kind == packets.RECEIVED:
+            if not channel.on_received(sequence) and not self.flowing:
+                _check_backwards(channel, sequence)
+        elif kind == packets.CONSUMED:
+            channel.on_consumed(sequence)
+        else:
+            numbers = channel.on_result(sequence)
+            if numbers is not None:
+                committed = kind == packets.COMMITTED
+                self._events.append((events.RESULT, identifier, numbers, committed))
+        self._outbox.unacknowledged -= unreceived - max(channel.sent - channel.received, 0)
+        self._settle(channel)
+        if channel.blocked:
+            channel.blocked = False
+            if self.writable(identifier, 1):
+                self._events.append((events.WRITABLE, identifier))
+
+    # Questions
+
+    @property
+    def drained(self) -> bool:
+        """Whether a shutdown may be sent: all channels are closed (RL-R16).
+
+        With ids of no bytes the one channel is not closed: it has nothing outstanding.
+        """
+        if self._id_size:
+            return not self.channels
+        return not any(channel.outstanding() for channel in self.channels.values())
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that are kept for the peer."""
+        return sum(channel.outstanding_bytes for channel in self.channels.values())
+
+    # Within
+
+    def _open(self, channel: int) -> SendChannel:
+        found = SendChannel(channel, transactional=self._transactional, start=self._start)
+        self.channels[channel] = found
+        self._closed.pop(channel, None)
+        return found
+
+    def _require_room(self, channel: int, size: int) -> None:
+        if not 0 <= channel < 1 << 8 * self._id_size:
+            raise LocalProtocolError(
+                f"channel {channel} does not fit an id of {self._id_size} bytes"
+            )
+        found = self.channels.get(channel)
+        if found is None:
+            if len(self.channels) >= self._settings.channels:
+                raise LocalProtocolError(
+                    f"{len(self.channels)} channels are open; Relink.channels is the limit"
+                )
+        elif not found.change(SendingInput.SEND):
+            raise LocalProtocolError(f"channel {channel} is closing: wait until it is closed")
+        if not self.writable(channel, size):
+            raise LocalProtocolError(
+                f"channel {channel} has no room for {size} bytes: wait until it is writable "
+                "(Relink.window_bytes, Relink.window_messages)"
+            )
+
+    def _decide(self, channel: SendChannel, last: int, *, commit: bool) -> None:
+        undecided = channel.undecided_bytes
+        channel.decide(last, commit=commit)
+        self._undecided += channel.undecided_bytes - undecided
+        if self.flowing:
+            self._outbox.queue.append(self._decision(channel, last, commit=commit))
+        for waiting in self._waiting:
+            self._events.append((events.WRITABLE, waiting))
+        self._waiting.clear()
+
+    def _decision(self, channel: SendChannel, last: int, *, commit: bool) -> bytes:
+        return packets.encode_packet(
+            packets.SEQUENCE_OP,
+            packets.COMMIT if commit else packets.ROLLBACK,
+            (channel.identifier,),
+            self._id_size,
+            sequence=last & SEQUENCE_MASK,
+        )
+
+    def _settle(self, channel: SendChannel) -> None:
+        """Sends the close of a channel that may have it now."""
+        if channel.state is ChannelState.CLOSING and channel.settled:
+            channel.change(SendingInput.SETTLED)
+            if self.flowing:
+                self._send_close(channel)
+
+    def _send_close(self, channel: SendChannel) -> None:
+        self._outbox.queue.append(
+            packets.encode_packet(
+                packets.CHANNEL_OP, packets.CLOSE, (channel.identifier,), self._id_size
+            )
+        )
+
+    def _close_done(self, channel: SendChannel) -> None:
+        channel.change(SendingInput.CLOSED)
+        del self.channels[channel.identifier]
+        self._closed[channel.identifier] = None
+        if len(self._closed) > _REMEMBERED:
+            self._closed.popitem(last=False)
+        self._events.append((events.CLOSED, channel.identifier))
+
+
+def _check_backwards(channel: SendChannel, sequence: int | None) -> None:
+    """A resume may not take back what was acknowledged: those messages are gone here (RL-R18)."""
+    last = (channel.received - 1) & SEQUENCE_MASK
+    if sequence is not None and sequence != last:
+        raise SequenceError(
+            f"{channel!r}: the peer's resume has received message {sequence}, and it has "
+            f"acknowledged {last} before (RL-R18)"
+        )
