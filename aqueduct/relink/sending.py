@@ -1,0 +1,267 @@
+"""Channels of this side: messages, and transactions of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Coroutine, Sequence
+from typing import Any, Self
+
+from aqueduct.arguments import Duration, checked
+from aqueduct.errors import LocalProtocolError
+from aqueduct.relink.link_face import LinkFace
+from aqueduct.relink.waiting import Waiters, raised
+
+__all__ = ["Bytes", "RelinkChannel", "RelinkTransaction"]
+
+Bytes = bytes | bytearray | memoryview
+"""A contiguous buffer. It must not change until the peer has received it."""
+
+
+class RelinkChannel:
+    """Sends messages to the peer, each once and in order. Made by ``RelinkConnection.channel``.
+
+    A channel opens with its first message. It may be used again once it is closed. If the link uses
+    transactions for this side, messages are sent in ``transaction``.
+    """
+
+    __slots__ = ("__weakref__", "_face", "_open", "_turn", "_waiters", "identifier")
+
+    def __init__(self, face: LinkFace, identifier: int) -> None:
+        self.identifier = identifier
+        self._face = face
+        self._waiters = Waiters()
+        self._turn = asyncio.Lock()
+        self._open: deque[RelinkTransaction] = deque()
+        """Committed transactions whose result is not known, in order."""
+
+    @checked()
+    async def send(self, *parts: Bytes, timeout: Duration | None = None) -> int:
+        """Sends a message of these parts; returns its number on this channel, from 0.
+
+        It waits while the peer has not consumed Relink.window_bytes or Relink.window_messages,
+        for at most ``timeout`` (seconds; None: Timing.progress_deadline). The parts are kept by
+        reference until the peer has received them. While there is no connection messages wait to
+        be sent. Raises LinkLost, TimeoutError (then nothing is sent), and LocalProtocolError.
+        """
+        if self._face.link.transactional:
+            raise LocalProtocolError(
+                f"{self!r} uses transactions: send within channel.transaction()"
+            )
+        async with self._face.deadline(timeout), self._turn:
+            return await self._send(parts)
+
+    def transaction(self, *, timeout: Duration | None = None) -> RelinkTransaction:
+        """Messages that the peer processes together, or not at all, for ``async with``.
+
+        Leaving the block commits, or rolls back if an exception leaves it. One transaction of a
+        channel is open at a time; the next waits for at most ``timeout``.
+        """
+        if not self._face.link.transactional:
+            raise LocalProtocolError(f"{self!r} does not use transactions; see connect")
+        return RelinkTransaction(self, timeout)
+
+    @checked()
+    async def close(self, *, timeout: Duration | None = None) -> None:
+        """Closes the channel, and waits until the peer has consumed or answered everything.
+
+        Raises LinkLost, and TimeoutError after ``timeout``: then it is closed later.
+        """
+        face, link = self._face, self._face.link
+        face.usable()
+        async with face.deadline(timeout), self._turn:
+            link.close(self.identifier)
+            face.advance()
+            await self._waiters.until(
+                lambda: face.error is not None or self.identifier not in face.open
+            )
+        if self.identifier in face.open:
+            face.usable()
+
+    def __repr__(self) -> str:
+        return f"<RelinkChannel {self.identifier} of link {self._face.name}>"
+
+    # What the connection tells
+
+    def changed(self) -> None:
+        """There is room, the peer has done with everything, or the link is over."""
+        self._waiters.wake()
+
+    def resulted(self, numbers: Sequence[int], *, committed: bool) -> None:
+        """The results of these messages, in order."""
+        for _ in numbers:
+            if self._open[0].resulted(committed=committed):
+                self._open.popleft()
+        self._waiters.wake()
+
+    # Within
+
+    async def _send(self, parts: Sequence[Bytes]) -> int:
+        """The same, in turn and with a deadline."""
+        face = self._face
+        link, settings = face.link, face.config.relink
+        flat = tuple(map(_flat, parts))
+        size = sum(map(len, flat))
+        if size > settings.message_bytes or len(flat) > settings.parts:
+            raise LocalProtocolError(
+                f"a message of {size} bytes in {len(flat)} parts; Relink.message_bytes is "
+                f"{settings.message_bytes}, Relink.parts {settings.parts}"
+            )
+        await face.give_way()
+        await self._waiters.until(
+            lambda: face.error is not None or face.closing or link.writable(self.identifier, size)
+        )
+        face.sendable()
+        (number,) = link.send(self.identifier, flat)
+        face.open[self.identifier] = self
+        face.grown(size)
+        face.advance_soon()
+        return number
+
+    def _decide(self, transaction: RelinkTransaction, *, commit: bool) -> None:
+        """The end of an open transaction."""
+        if commit:
+            self._face.link.commit(self.identifier, transaction.last)
+            self._open.append(transaction)
+        else:
+            self._face.link.rollback(self.identifier, transaction.last)
+        self._face.advance_soon()
+
+
+def _flat(part: Bytes) -> Bytes:
+    """The bytes of a buffer, without a copy."""
+    if isinstance(part, bytes):
+        return part
+    view = memoryview(part)
+    if not view.c_contiguous:
+        raise LocalProtocolError("a part must be contiguous; copy it with bytes()")
+    if not view.nbytes:
+        return b""
+    return view if view.ndim == 1 and view.format == "B" else view.cast("B")
+
+
+class RelinkTransaction:
+    """Messages of one channel that are committed together; see ``RelinkChannel.transaction``.
+
+    A transaction fits the window (Relink.window_bytes, Relink.window_messages). The peer may take
+    several that were committed one after the other at once, and answers each.
+    """
+
+    __slots__ = (
+        "_bytes",
+        "_channel",
+        "_ended",
+        "_good",
+        "_left",
+        "_timeout",
+        "_waiters",
+        "committed",
+        "last",
+    )
+
+    def __init__(self, channel: RelinkChannel, timeout: Any) -> None:
+        self.committed: bool | None = None
+        """The result; None: it is not known."""
+        self.last = -1
+        """The number of its last message."""
+        self._channel = channel
+        self._timeout = timeout
+        self._bytes = 0
+        self._left = 0
+        """How many of its messages have no result."""
+        self._good = True
+        """Whether those that have one were committed."""
+        self._ended = True
+        self._waiters = channel._waiters
+
+    async def __aenter__(self) -> Self:
+        if self.last >= 0 or self.committed is not None:
+            raise LocalProtocolError("this transaction was used before; make another one")
+        face = self._channel._face
+        async with face.deadline(self._timeout):
+            await self._channel._turn.acquire()
+        try:
+            face.usable()
+        except BaseException:
+            self._channel._turn.release()
+            raise
+        self._ended = False
+        return self
+
+    async def __aexit__(self, kind: object, *rest: object) -> None:
+        if not self._ended:
+            self._end(commit=kind is None)
+
+    @checked()
+    async def send(self, *parts: Bytes, timeout: Duration | None = None) -> int:
+        """As ``RelinkChannel.send``. A transaction above the window raises LocalProtocolError."""
+        channel = self._channel
+        if self._ended:
+            raise LocalProtocolError("a transaction takes messages within its block only")
+        settings = channel._face.config.relink
+        size = sum(memoryview(part).nbytes for part in parts)
+        if self._left and (
+            self._bytes + size > settings.window_bytes or self._left >= settings.window_messages
+        ):
+            raise LocalProtocolError(
+                f"a transaction of more than {settings.window_bytes} bytes or "
+                f"{settings.window_messages} messages can never be committed "
+                "(Relink.window_bytes, Relink.window_messages)"
+            )
+        async with channel._face.deadline(timeout):
+            number = await channel._send(parts)
+        self.last = number
+        self._left += 1
+        self._bytes += size
+        return number
+
+    def rollback(self) -> None:
+        """Lets the peer ignore the messages; the block may be left then."""
+        if not self._ended:
+            self._end(commit=False)
+
+    @property
+    def result(self) -> Coroutine[Any, Any, bool]:
+        """``await transaction.result``: whether the peer has committed it; see ``wait``."""
+        return self.wait()
+
+    async def wait(self, *, timeout: Duration | None = None) -> bool:
+        """Whether the peer has processed the messages; False too if they were rolled back.
+
+        Raises LinkLost if that is unknown, TimeoutError after ``timeout`` (seconds; None:
+        Timing.progress_deadline), and LocalProtocolError within the block.
+        """
+        if not self._ended:
+            raise LocalProtocolError("a transaction has a result once its block is left")
+        face = self._channel._face
+        async with face.deadline(timeout):
+            await self._waiters.until(lambda: self.committed is not None or face.error is not None)
+        if self.committed is None:
+            assert face.error is not None
+            raise raised(face.error)
+        return self.committed
+
+    def resulted(self, *, committed: bool) -> bool:
+        """The next of its messages has its result; whether all have."""
+        self._good = self._good and committed
+        self._left -= 1
+        if self._left:
+            return False
+        self.committed = self._good
+        return True
+
+    # Within
+
+    def _end(self, *, commit: bool) -> None:
+        channel = self._channel
+        self._ended = True
+        channel._turn.release()
+        if not self._left:
+            self.committed = commit  # of nothing
+            return
+        if not commit or channel._face.closing or channel._face.error is not None:
+            self.committed = False  # a link that is closing has rolled it back
+        if commit:
+            channel._face.sendable()
+        if not channel._face.closing and channel._face.error is None:
+            channel._decide(self, commit=commit)

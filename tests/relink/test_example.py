@@ -1,0 +1,69 @@
+"""The example of two programs, whose connections are cut all the time."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from aqueduct.address import Address
+from tests.carriers.proxy import End, Fate, Proxy
+from tests.relink.pairs import FAMILIES, within
+
+ROOT = Path(__file__).parent.parent.parent
+EXAMPLE = ROOT / "examples" / "relink_batches.py"
+COUNT = 40
+
+pytestmark = pytest.mark.checkout
+
+
+async def start(*arguments: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, str(EXAMPLE), *arguments),
+        env={"PYTHONPATH": str(ROOT)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_a_producer_and_a_consumer_that_are_cut(family: str, tmp_path: Path) -> None:
+    where = f"aqueduct+unix://{tmp_path}/socket" if family == "unix" else None
+    consumer = await start("consume", where or "aqueduct+tcp://127.0.0.1:0")
+    proxy = Proxy(
+        up=Fate(limit=2000, end=End.RESET, chop=True), down=Fate(limit=900, end=End.RESET)
+    )
+    try:
+        assert consumer.stdout is not None
+        told = (await within(consumer.stdout.readline())).decode().split()
+        assert told[:2] == ["listening", "at"]
+        address = Address.parse(told[2])
+        place = address.path or (address.host, address.port)
+        proxied = proxy.start(place, f"{tmp_path}/proxy" if address.path else ("127.0.0.1", 0))
+        if isinstance(proxied, str):
+            target = f"aqueduct+unix://{proxied}"
+        else:
+            target = str(address.with_port(proxied[1]))
+        producer = await start("produce", target, str(COUNT))
+        try:
+            said, complained = await within(producer.communicate())
+        finally:
+            if producer.returncode is None:
+                producer.kill()
+                await producer.wait()
+        assert complained == b""
+        times = re.fullmatch(rb"the link was resumed (\d+) times\n", said)
+        assert times is not None
+        assert int(times[1]) >= 3
+        line = (await within(consumer.stdout.readline())).decode()
+        total = sum(range(10 * COUNT))
+        found = re.fullmatch(rf"{COUNT} batches, {total} in all, (\d+) resumes\n", line)
+        assert found is not None, line
+        assert int(found[1]) >= 3
+    finally:
+        proxy.close()
+        consumer.terminate()
+        await within(consumer.communicate())
