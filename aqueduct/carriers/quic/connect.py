@@ -18,8 +18,15 @@ from aqueduct.carriers.certificates import ClientTls, client_tls, fingerprint_of
 from aqueduct.carriers.quic.connection import QuicCarrier
 from aqueduct.carriers.quic.flow_control import capped_congestion_control
 from aqueduct.carriers.quic.packets import FastConnection
+from aqueduct.carriers.quic.path_mtu import BASE
 from aqueduct.carriers.quic.tls import client_configuration, trust_of
-from aqueduct.carriers.quic.udp import SocketAddress, UdpSocket, datagram_size, host_port
+from aqueduct.carriers.quic.udp import (
+    BURST_FRAMES,
+    SocketAddress,
+    UdpSocket,
+    datagram_size,
+    host_port,
+)
 from aqueduct.carriers.tls_library import Trust
 from aqueduct.config import Config
 from aqueduct.errors import ConnectFailed, ConnectionLost
@@ -34,7 +41,7 @@ _ALERTS: Final = {
     26: AlertDescription.unsupported_certificate,
 }
 """What a server is told of some errors of OpenSSL, X509_V_ERR_."""
-_REFUSED: Final = 3  # in a row, with nothing received between: nobody is there any more
+_REFUSED: Final = 3  # in a row, with nothing received between: the server is gone
 
 
 async def connect(address: Address, config: Config, tls: ClientTls | None = None) -> QuicCarrier:
@@ -109,11 +116,14 @@ class _Attempt:
             connected=True,
         )
         remote = sock.getpeername()
-        self._configuration.max_datagram_size = datagram_size(self._config, self._address, remote)
+        size = datagram_size(self._config, self._address)
+        self._configuration.max_datagram_size = size or BASE
         self._quic = FastConnection(
             self._configuration,
             streams=self._config.flow.streams,
             initial_window=self._config.flow.initial_window,
+            gaps=self._config.quic.gaps,
+            discover=size is None,
         )
         carrier = self._carrier = QuicCarrier(
             self._quic,
@@ -148,9 +158,9 @@ class _Attempt:
         assert self._socket is not None
         self._socket.send(datagrams)
 
-    def send_run(self, parts: list[bytes], size: int, address: SocketAddress) -> None:
+    def send_run(self, parts: list[bytes], size: int, address: SocketAddress) -> bool:
         assert self._socket is not None
-        self._socket.send_run(parts, size, address)
+        return self._socket.send_run(parts, size, address)
 
     def send_later(self, carrier: QuicCarrier) -> None:
         """``_writable`` follows."""
@@ -204,14 +214,19 @@ class _Attempt:
 
     # the socket
 
-    def _arrived(self, buffer: memoryview, size: int, address: SocketAddress) -> int:
+    def _arrived(self, buffer: memoryview, size: int, address: SocketAddress) -> tuple[int, int]:
         carrier = self._carrier
         assert carrier is not None
         self._refusals = 0
         now = self._loop.time()
+        count = frames = 0
         for at in range(0, len(buffer), size):
-            carrier.receive(buffer[at : at + size], address, now)
-        return carrier.deliver()
+            frames += carrier.receive(buffer[at : at + size], address, now)
+            count += 1
+            if frames >= BURST_FRAMES:
+                break
+        carrier.deliver()
+        return count, frames
 
     def _burst(self) -> None:
         assert self._carrier is not None
@@ -232,7 +247,7 @@ class _Attempt:
                 )
             )
         elif self._refusals >= _REFUSED:
-            reason = "nobody listens at its UDP port any more"
+            reason = "no server listens at its UDP port any more"
             self._carrier.lose(ConnectionLost(f"{self._carrier.peer}: {reason}", reason=reason))
 
     def _writable(self) -> None:
@@ -251,7 +266,8 @@ class _Attempt:
     def _unreachable(self, error: OSError) -> str:
         if error.errno == errno.EMSGSIZE:
             size = self._configuration.max_datagram_size
-            return f"the network here takes no datagrams of {size} bytes; use ?datagram_size=1200"
+            advice = "; use ?datagram_size=1200" if size > BASE else ", which QUIC needs"
+            return f"the network here takes no datagrams of {size} bytes{advice}"
         return f"it cannot be reached ({error.strerror})"
 
     def _silence(self, timeout: float) -> str:

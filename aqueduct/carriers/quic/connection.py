@@ -54,6 +54,8 @@ class QuicCarrier:
 
     scheme = "aqueduct"
     loopback = False
+    suspended = False
+    resumes = 0
     peer_credentials = None
 
     def __init__(
@@ -89,7 +91,7 @@ class QuicCarrier:
         self._stopped: dict[int, None] = {}
         self._openable = 0
         self._datagram_room = quic.datagram_room
-        self._mine = 2 if is_client else 3
+        self._datagram_limit = quic.datagram_limit
         self._theirs = 3 if is_client else 2
         self._pings = 0
         self._close: tuple[int, str] | None = None
@@ -112,9 +114,9 @@ class QuicCarrier:
     def peer_identity(self) -> PeerIdentity | None:
         """Who the peer's certificate says it is; None on a server, to which none is shown."""
         if self._identity is None:
-            certificate = self._quic.peer_certificate
-            if certificate is not None:
-                self._identity = identity_of(certificate)
+            chain = self._quic.peer_chain
+            if chain:
+                self._identity = identity_of(chain[0])
         return self._identity
 
     @property
@@ -211,7 +213,6 @@ class QuicCarrier:
             "carrier": "quic",
             "received": self._received,
             "acknowledged": self._acknowledged,
-            "datagram_size": self._quic.configuration.max_datagram_size,
             **self._quic.counters(),
         }
 
@@ -220,7 +221,7 @@ class QuicCarrier:
         if self.error is not None or self._close is not None:
             return
         self._close = (code, _cut(reason))
-        if self._quic.handshake_complete and not self._quic.handshake_confirmed:
+        if self._quic.unconfirmed:
             # Before that, a peer that decrypts the handshake's packets learns of a close but
             # not of its code (RFC 9000 section 10.2.3).
             linger = max(linger, _CONFIRMATION)
@@ -244,20 +245,25 @@ class QuicCarrier:
         """What the peers of a socket have sent is read together: nothing is left unread."""
         return False
 
-    def receive(self, data: memoryview, address: SocketAddress, now: float) -> None:
-        """Takes one datagram; ``deliver`` and ``after_input`` must follow."""
+    def receive(self, data: memoryview, address: SocketAddress, now: float) -> int:
+        """Takes one datagram; how many frames it had. ``deliver`` and ``after_input`` must follow.
+
+        Where frames are not counted, each byte is taken for one.
+        """
         self.heard_at = now
+        before = self._quic.frames.total
         try:
             self._quic.receive(data, address, now)
         except Exception:  # what a peer sends must not end the loop
             logger.exception("%s: aioquic failed on a datagram", self.peer)
             self._quic.close(QuicErrorCode.INTERNAL_ERROR, 0, "internal error")
+        return self._quic.frames.total - before
 
-    def deliver(self) -> int:
-        """Hands on what has arrived, while it is in the processor's cache; how many events."""
+    def deliver(self) -> None:
+        """Hands on what has arrived, while it is in the processor's cache."""
         self._processing = True
         try:
-            return self._take_events()
+            self._take_events()
         finally:
             self._processing = False
 
@@ -276,9 +282,9 @@ class QuicCarrier:
             self.flush()
         if self._host.blocked:
             self._host.send_later(self)
-        room = self._quic.datagram_room
-        if room != self._datagram_room:
-            self._datagram_room = room
+        room, limit = self._quic.datagram_room, self._quic.datagram_limit
+        if room != self._datagram_room or limit != self._datagram_limit:
+            self._datagram_room, self._datagram_limit = room, limit
             if self._begun and self._user is not None:
                 self._user.datagram_room_changed()
         if self._quic.has_events:
@@ -372,16 +378,14 @@ class QuicCarrier:
                 self._reported = False
                 self._user.end_of_input()
 
-    def _take_events(self) -> int:
-        count = 0
+    def _take_events(self) -> None:
         if self.error is not None:
-            return count
+            return
         while self._begun and self._early:
             self._handle(self._early.popleft())
         user, quic = self._user, self._quic
         event: Any = quic.next_event()
         while event is not None and self.error is None:
-            count += 1
             if type(event) is tuple and self._begun and user is not None:  # the common case
                 stream_id, data, fin = event
                 self._received += len(data)
@@ -394,7 +398,6 @@ class QuicCarrier:
             else:
                 self._handle(event)
             event = quic.next_event()
-        return count
 
     def _handle(self, event: Any) -> None:
         user = self._user
@@ -464,8 +467,7 @@ class QuicCarrier:
     def _close_if_drained(self, at_once: bool) -> None:
         if self.error is not None:
             return
-        confirmed = self._quic.handshake_confirmed or not self._quic.handshake_complete
-        if at_once or (confirmed and self._quic.drained()):
+        if at_once or (not self._quic.unconfirmed and self._quic.drained()):
             self._close_now()
         else:
             self.flush()

@@ -1,4 +1,4 @@
-"""The one module that touches what is private to aioquic 1.7.2.
+"""Flow control of QUIC. With ``packets`` it touches what is private to aioquic 1.7.2.
 
 FlowConnection is aioquic's QuicConnection with flow control that we own:
 
@@ -7,7 +7,7 @@ FlowConnection is aioquic's QuicConnection with flow control that we own:
 - stream slots return when a stream's end was received, and as the user gives more or fewer;
 - what is written is referenced, not copied, until it is acknowledged (``send_buffer``);
 - only streams with something to do are visited for each packet, not all that are open;
-- stream data is sent by ``fast``, and never by aioquic.
+- stream data is sent by ``packets``, and never by aioquic.
 
 ``tests/carriers/test_aioquic_names.py`` has a test for each private name used here.
 """
@@ -43,6 +43,7 @@ from aqueduct.carriers.quic.send_buffer import SendBuffer, SendTotals
 __all__ = ["FlowConnection", "capped_congestion_control"]
 
 _DATAGRAM_QUEUE: Final = 256
+_SLOTS: Final = 32  # of streams, that are worth a frame of their own
 _DATAGRAM_MARGIN: Final = 64  # for an ACK and other frames in front of a DATAGRAM
 
 
@@ -78,7 +79,8 @@ class FlowConnection(QuicConnection):
         self._queued: set[int] = set()
         self._queued_peer_streams = 0  # of the peer's, those above are in the queue already
         self._totals = SendTotals()
-        self._closed_by_peer = False
+        self.closed_by_peer = False
+        """Whether the end came from the peer."""
 
     # streams
 
@@ -96,16 +98,6 @@ class FlowConnection(QuicConnection):
     def opened_by_peer(self) -> int:
         """How many streams the peer opened."""
         return self._local_max_streams_uni.used
-
-    @property
-    def open_streams(self) -> int:
-        """Streams of both sides that have state."""
-        return len(self._streams)
-
-    @property
-    def queued(self) -> int:
-        """Bytes written and not yet acknowledged."""
-        return self._totals.queued
 
     def open(self) -> SendBuffer:
         """Opens the next stream."""
@@ -208,14 +200,9 @@ class FlowConnection(QuicConnection):
         return self._state is not QuicConnectionState.FIRSTFLIGHT
 
     @property
-    def handshake_complete(self) -> bool:
-        """Whether both sides have the session's keys."""
-        return self._handshake_complete
-
-    @property
-    def handshake_confirmed(self) -> bool:
-        """Whether this side knows that the peer has them too."""
-        return self._handshake_confirmed
+    def unconfirmed(self) -> bool:
+        """Whether both sides have the keys, and this one does not know it of the peer."""
+        return self._handshake_complete and not self._handshake_confirmed
 
     @property
     def termination(self) -> ConnectionTerminated | None:
@@ -223,19 +210,8 @@ class FlowConnection(QuicConnection):
         return self._close_event if self._state in END_STATES else None
 
     @property
-    def closed_by_peer(self) -> bool:
-        """Whether the end came from the peer."""
-        return self._closed_by_peer
-
-    @property
-    def peer_certificate(self) -> x509.Certificate | None:
-        """The certificate the peer showed."""
-        context = getattr(self, "tls", None)
-        return None if context is None else context._peer_certificate
-
-    @property
     def peer_chain(self) -> list[x509.Certificate]:
-        """That certificate and those that the peer showed with it; empty: none."""
+        """The certificates that the peer showed, its own first; empty: none."""
         context = getattr(self, "tls", None)
         if context is None or context._peer_certificate is None:
             return []
@@ -262,6 +238,7 @@ class FlowConnection(QuicConnection):
             "rtt": self._loss._rtt_smoothed,
             "congestion_window": self._loss.congestion_window,
             "in_flight": self._loss.bytes_in_flight,
+            "datagram_size": self._max_datagram_size,
             "packets_lost": getattr(self._loss._cc, "packets_lost", 0),
             "queued": self._totals.queued,
             "openable": self.openable,
@@ -276,7 +253,7 @@ class FlowConnection(QuicConnection):
     # overrides
 
     def _close_begin(self, is_initiator: bool, now: float) -> None:
-        self._closed_by_peer = not is_initiator
+        self.closed_by_peer = not is_initiator
         super()._close_begin(is_initiator, now)
 
     def _write_application(
@@ -296,33 +273,45 @@ class FlowConnection(QuicConnection):
             self._queued = {cast(int, s.stream_id) for s in queue}
         self._queued_peer_streams = self._local_max_streams_uni.used
 
-    def _write_connection_limits(self, builder: QuicPacketBuilder, space: QuicPacketSpace) -> None:
-        streams = self._local_max_streams_uni
-        # aioquic raises the value for each stream that ends.
-        self._slots_earned += streams.value - self._slots_given
-        given = max(self._slots_given, self._slots_earned + self._slots_extra)
-        self._promised += (given - self._slots_given) * self._window
-        self._slots_given = streams.value = given
-        data = self._local_max_data
-        data.value = max(data.value, self._promised)
-        if data.value != data.sent:
-            self._write_limit(builder, data)
-        # Not for every stream: only when the peer has used half, or the grant is worth a frame.
-        if streams.value != streams.sent and (
-            streams.value - streams.sent >= 32
-            or (streams.sent - streams.used) * 2 <= self._stream_budget
-        ):
-            self._write_limit(builder, streams)
-
-    def _write_limit(self, builder: QuicPacketBuilder, limit: Limit) -> None:
-        buffer = builder.start_frame(
-            limit.frame_type,
-            capacity=CONNECTION_LIMIT_FRAME_CAPACITY,
-            handler=self._on_connection_limit_delivery,
-            handler_args=(limit,),
+    def _limits_due(self) -> bool:
+        """Whether the peer is to hear of a limit of the connection."""
+        data, streams = self._local_max_data, self._local_max_streams_uni
+        return (
+            self._promised > data.value
+            or data.value != data.sent
+            or streams.sent != self._slots_given
+            or self._slots_to_give() > 0
         )
-        buffer.push_uint_var(limit.value)
-        limit.sent = limit.value
+
+    def _slots_to_give(self) -> int:
+        """How many stream slots to announce now; 0 while they are not worth a packet.
+
+        They are when they are many, or when the peer has used half of what it has.
+        """
+        streams = self._local_max_streams_uni
+        given = self._slots_given
+        # aioquic raises the value for each stream that ends.
+        more = self._slots_earned + self._slots_extra + streams.value - 2 * given
+        left = given - streams.used
+        return more if more >= _SLOTS or left * 2 <= self._stream_budget else 0
+
+    def _write_connection_limits(self, builder: QuicPacketBuilder, space: QuicPacketSpace) -> None:
+        data, streams = self._local_max_data, self._local_max_streams_uni
+        more = max(0, self._slots_to_give())
+        self._slots_earned += streams.value - self._slots_given
+        self._promised += more * self._window
+        self._slots_given = streams.value = self._slots_given + more
+        data.value = max(data.value, self._promised)
+        due = [limit for limit in (data, streams) if limit.value != limit.sent]
+        for limit in due:
+            buffer = builder.start_frame(
+                limit.frame_type,
+                capacity=CONNECTION_LIMIT_FRAME_CAPACITY,
+                handler=self._on_connection_limit_delivery,
+                handler_args=(limit,),
+            )
+            buffer.push_uint_var(limit.value)
+            limit.sent = limit.value
 
     def _write_stream_limits(
         self, builder: QuicPacketBuilder, space: QuicPacketSpace, stream: Any
@@ -362,17 +351,6 @@ class FlowConnection(QuicConnection):
         buf.seek(start)
         self._wake(buf.pull_uint_var())
         buf.seek(end)
-
-    def _limits_changed(self) -> bool:
-        """Whether a connection-wide limit is to be announced."""
-        data, streams = self._local_max_data, self._local_max_streams_uni
-        return (
-            self._promised > data.value
-            or data.value != data.sent
-            or streams.value != self._slots_given
-            or streams.sent == 0
-            or self._slots_earned + self._slots_extra > self._slots_given
-        )
 
     def _wake(self, stream_id: int) -> None:
         """A stream has something to do."""
@@ -435,8 +413,13 @@ def capped_congestion_control(name: str, limit: int) -> str:
 
     def on_packets_lost(self: Any, *, now: float, packets: Iterable[QuicSentPacket]) -> None:
         lost = tuple(packets)
-        self.packets_lost += len(lost)
-        base.on_packets_lost(self, now=now, packets=lost)
+        probes = [packet for packet in lost if getattr(packet, "is_probe", False)]
+        if probes:  # of the path: no sign of its load
+            base.on_packets_expired(self, packets=probes)
+            lost = tuple(packet for packet in lost if packet not in probes)
+        if lost:
+            self.packets_lost += len(lost)
+            base.on_packets_lost(self, now=now, packets=lost)
 
     members = {
         "packets_lost": 0,

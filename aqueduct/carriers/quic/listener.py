@@ -29,8 +29,15 @@ from aqueduct.carriers.quic.binding import bind
 from aqueduct.carriers.quic.connection import QuicCarrier
 from aqueduct.carriers.quic.flow_control import capped_congestion_control
 from aqueduct.carriers.quic.packets import FastConnection
+from aqueduct.carriers.quic.path_mtu import BASE
 from aqueduct.carriers.quic.tls import server_configuration
-from aqueduct.carriers.quic.udp import SocketAddress, UdpSocket, datagram_size, host_port
+from aqueduct.carriers.quic.udp import (
+    BURST_FRAMES,
+    SocketAddress,
+    UdpSocket,
+    datagram_size,
+    host_port,
+)
 from aqueduct.config import Config
 from aqueduct.errors import ConnectionLost
 from aqueduct.escaping import logger_of
@@ -159,20 +166,23 @@ class QuicListener:
                 return None
             retried = header.destination_cid
         elif 2 * crowd >= self._config.quic.half_open:
-            # Half full: from now on, who comes has to show first that it has its address, so
+            # Half full: from now on a client has to show first that it has its address, so
             # that forged ones cannot take the rest.
             door.socket.send([(self._ask_again(header, address), address)])
             return None
-        # In turn: who comes now waits behind those that wait, and costs no search for room.
+        # In turn: a new client waits behind those that wait, and costs no search for room.
         if self._places.full and (self._waiting or not self._make_room()):
             self._let_wait(door, header, data, address)
             return None
         configuration = copy.copy(self._configuration)
-        configuration.max_datagram_size = datagram_size(self._config, self._address, address)
+        size = datagram_size(self._config, self._address)
+        configuration.max_datagram_size = size or BASE
         quic = FastConnection(
             configuration,
             streams=self._config.flow.streams,
             initial_window=self._config.flow.initial_window,
+            gaps=self._config.quic.gaps,
+            discover=size is None,
             original_destination_connection_id=original,
             retry_source_connection_id=retried,
         )
@@ -338,8 +348,8 @@ class _Acceptor:
     def send(self, datagrams: Sequence[tuple[bytes, SocketAddress]]) -> None:
         self.socket.send(datagrams)
 
-    def send_run(self, parts: list[bytes], size: int, address: SocketAddress) -> None:
-        self.socket.send_run(parts, size, address)
+    def send_run(self, parts: list[bytes], size: int, address: SocketAddress) -> bool:
+        return self.socket.send_run(parts, size, address)
 
     def send_later(self, carrier: QuicCarrier) -> None:
         self._waiting[carrier] = None
@@ -376,8 +386,8 @@ class _Acceptor:
 
     # the socket
 
-    def _arrived(self, buffer: memoryview, size: int, address: SocketAddress) -> int:
-        events = 0
+    def _arrived(self, buffer: memoryview, size: int, address: SocketAddress) -> tuple[int, int]:
+        count = frames = 0
         now = self._loop.time()
         routes, id_stop = self._routes, 1 + self._id_length
         carrier = previous = None
@@ -389,16 +399,19 @@ class _Acceptor:
             else:
                 carrier = self._long_header(bytes(data), address)
             if carrier is not previous and previous is not None:
-                events += previous.deliver()
+                previous.deliver()
             previous = carrier
+            count += 1
             if carrier is not None:
-                carrier.receive(data, address, now)
+                frames += carrier.receive(data, address, now)
                 self._touched[carrier] = None
+                if frames >= BURST_FRAMES:
+                    break
             elif self._farewells and not data[0] & 0x80:
                 self._repeat_farewell(bytes(data[1:id_stop]))
         if carrier is not None:
-            events += carrier.deliver()
-        return events
+            carrier.deliver()
+        return count, frames
 
     def admit(self, data: bytes, address: SocketAddress) -> None:
         """Takes a datagram that had to wait for a place."""
@@ -457,7 +470,7 @@ class _Acceptor:
         return carrier
 
     def _repeat_farewell(self, connection_id: bytes) -> None:
-        """Who still sends on a connection that was closed here has not heard of it."""
+        """A peer that still sends on a closed connection has not received the close."""
         farewell = self._farewells.get(connection_id)
         if farewell:
             self.socket.send([farewell.pop()])

@@ -6,34 +6,38 @@ writes those itself, straight from the written buffers, and reads them itself. E
 (handshake, ACK, limits, resets, pings, DATAGRAM, migration, close, and whatever looks odd) goes
 the library's way, by the same packet numbers, keys, loss recovery and congestion control.
 
-Beside ``flow`` this is the only module that touches what is private to aioquic; see
+Beside ``flow_control`` this is the only module that touches what is private to aioquic; see
 ``tests/carriers/test_aioquic_names.py``.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol, cast
 
 from aioquic import tls
+from aioquic._buffer import Buffer as QuicBuffer
 from aioquic.quic.connection import (
     END_STATES,
+    QuicConnection,
     QuicConnectionError,
     QuicConnectionState,
     QuicReceiveContext,
 )
-from aioquic.quic.packet import QuicPacketType, decode_packet_number
+from aioquic.quic.packet import QuicErrorCode, QuicPacketType, decode_packet_number
 from aioquic.quic.recovery import MAX_ACK_RANGES, QuicPacketPacer
 from aioquic.quic.stream import StreamFinishedError
 from cryptography.exceptions import InvalidTag
 
 from aqueduct.carriers.quic.flow_control import FlowConnection
+from aqueduct.carriers.quic.path_mtu import BASE, PathMtu
 from aqueduct.carriers.quic.send_buffer import SendBuffer
 from aqueduct.carriers.quic.udp import RUN_BYTES, RUN_PACKETS, SocketAddress
 from aqueduct.carriers.quic.varint import decode_varint
+from aqueduct.config import DEFAULT
 
-__all__ = ["FastConnection", "Pacer", "PacketBuilder"]
+__all__ = ["FastConnection", "FrameCount", "Pacer", "PacketBuilder"]
 
 _TAG: Final = 16
 _PACKET_NUMBER: Final = 2
@@ -57,24 +61,38 @@ class PacketBuilder(Protocol):
     def send(self, datagrams: Sequence[tuple[bytes, SocketAddress]]) -> None:
         """Sends datagrams."""
 
-    def send_run(self, parts: list[bytes], size: int, address: SocketAddress) -> None:
-        """Sends datagrams given as two parts each, all of ``size`` bytes but for the last."""
+    def send_run(self, parts: list[bytes], size: int, address: SocketAddress) -> bool:
+        """Sends datagrams given as two parts each, all of ``size`` bytes but for the last.
+
+        False: this machine sends none of that size.
+        """
 
 
 class FastConnection(FlowConnection):
     """A FlowConnection with its own way for packets of STREAM frames."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        gaps: int = DEFAULT.quic.gaps,
+        discover: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """As FlowConnection.
+
+        ``gaps``: how many a stream may have between the pieces that came. ``discover``: datagrams
+        become as large as the path takes; else their size is fixed.
+        """
+        self.frames = FrameCount(self, gaps)
         super().__init__(*args, **kwargs)
+        self.frames.streams = self._streams
         self._data_queue: deque[Any] = deque()  # streams with data that may leave
         self._pacer = Pacer(max_datagram_size=self._max_datagram_size)
         self._loss._pacer = self._pacer
         self._run_start = self._run_stop = 0  # packet numbers received, not in ack_queue yet
-        self._heard_at = -1.0
         self._key_sent = 0
         self._cached: tuple[Any, Any] | None = None
-        self._peer_streams = 3 if self._is_client else 2  # the low bits of their numbers
-        self._arrived: deque[Any] = cast(Any, self._events)  # the same, with tuples in it
+        self._path_mtu = PathMtu() if discover else None
 
     # sending
 
@@ -84,20 +102,38 @@ class FastConnection(FlowConnection):
         True: there is more, and nothing but fairness to others holds it back.
         """
         self._settle_received()
+        path = self._network_paths[0] if self._network_paths else None
+        path_mtu = self._path_mtu
+        if path_mtu is not None:
+            path_mtu.use(path)
+            if path_mtu.size != self._max_datagram_size:
+                self._max_datagram_size = path_mtu.size
+                _resize(path_mtu.size, self._pacer, self._loss._cc)
+                limit, pending = self.datagram_limit, self._datagrams_pending
+                for data in [each for each in pending if len(each) > limit]:
+                    pending.remove(data)  # it would never leave, nor what is behind it
         if self._general_pending(now):
+            first = self._packet_number
             datagrams = self.datagrams_to_send(now)
             if datagrams:
                 outlet.send(datagrams)
+            if path_mtu is not None and path_mtu.size > BASE:
+                _watch_large(
+                    path_mtu, self._application()[0].sent_packets, range(first, self._packet_number)
+                )
         self._pacing_at = None
         if (
-            not self._data_queue
+            path is None
             or not self._handshake_complete
             or self._state is not QuicConnectionState.CONNECTED
             or self._close_event is not None
-            or not self._network_paths[0].is_validated
+            or not path.is_validated
         ):
             return False
-        address = self._network_paths[0].addr
+        if path_mtu is not None and self._handshake_confirmed and not outlet.blocked:
+            self._probe_path(path_mtu, now, outlet)
+        if not self._data_queue:
+            return False
         for _ in range(_RUNS):
             if outlet.blocked:
                 return False
@@ -108,10 +144,37 @@ class FastConnection(FlowConnection):
             run = self._run(now, allowance)
             if not run:
                 return False
-            outlet.send_run(run, self._max_datagram_size, address)
+            size = self._max_datagram_size
+            if not outlet.send_run(run, size, path.addr) and path_mtu is not None:
+                path_mtu.refused(size)
+                return True
             if not self._data_queue:
                 return False
         return True
+
+    # the size of datagrams
+
+    def _probe_path(self, path_mtu: PathMtu, now: float, outlet: PacketBuilder) -> None:
+        """Sends what looks for a larger datagram size (RFC 8899): a PING and PADDING each."""
+        control = self._loss._cc
+        address = self._network_paths[0].addr
+        for size in path_mtu.probes(now, control.congestion_window - control.bytes_in_flight):
+            space, keys = self._application()
+            number = self._packet_number
+            header = _prefix(keys, self._peer_cid.cid) + _short_number(number)
+            plain = b"\x01".ljust(size - len(header) - _TAG, b"\0")
+            sealed = [header, _encrypt(keys.send, number, plain, header)]
+            _protect(keys.send.hp, sealed)
+            if not outlet.send_run(sealed, size, address):
+                path_mtu.refused(size)  # it never left: its number is free, and so is its window
+                continue
+            handlers = [(path_mtu.on_probe, (size, path_mtu.search))]
+            packet = _Probe(number, now, size, handlers)
+            self._loss.on_packet_sent(packet=cast(Any, packet), space=space)
+            self._packet_number = number + 1
+            self._key_sent += 1
+
+    # packets
 
     def _general_pending(self, now: float) -> bool:
         """Whether there is anything to send for aioquic's own code."""
@@ -125,7 +188,7 @@ class FastConnection(FlowConnection):
             (ack_at is not None and ack_at <= now)
             or self._streams_queue
             or self._streams.dirty
-            or self._limits_changed()
+            or self._limits_due()
             or self._ping_pending
             or self._probe_pending
             or self._datagrams_pending
@@ -148,9 +211,8 @@ class FastConnection(FlowConnection):
         """
         control = self._loss._cc
         space, keys = self._application()
-        encrypt, salt = keys.send.aead._aead.encrypt, keys.send.aead._iv
         size = self._max_datagram_size
-        prefix = bytes((0x40 | keys.key_phase << 2 | _PACKET_NUMBER - 1,)) + self._peer_cid.cid
+        prefix = _prefix(keys, self._peer_cid.cid)
         header_size = len(prefix) + _PACKET_NUMBER
         room = size - header_size - _TAG
         packets = min(
@@ -167,11 +229,13 @@ class FastConnection(FlowConnection):
             plain = self._fill(room, handlers)
             if not plain:
                 break
-            header = prefix + (number & 0xFFFF).to_bytes(_PACKET_NUMBER, "big")
-            payload = encrypt((salt ^ number).to_bytes(12, "big"), plain, header)
+            header = prefix + _short_number(number)
+            payload = _encrypt(keys.send, number, plain, header)
             sealed.append(header)
             sealed.append(payload)
             sent = header_size + len(payload)
+            if number == first and sent > BASE and self._path_mtu is not None:
+                handlers.append((self._path_mtu.on_large, (now, self._path_mtu.search)))
             space.sent_packets[number] = _SentPacket(number, now, sent, handlers)
             spent += sent
             if sent < size:
@@ -206,7 +270,7 @@ class FastConnection(FlowConnection):
         for _ in range(len(queue)):
             stream = queue.popleft()
             sender = stream.sender
-            before = sender._fresh
+            before = sender.highest_offset
             limit = stream.max_stream_data_remote
             allowed = before + self._remote_max_data - self._remote_max_data_used
             frame = sender.frame(room, min(allowed, limit), parts)
@@ -217,7 +281,7 @@ class FastConnection(FlowConnection):
             if frame is None:
                 continue
             handlers.append((sender.on_data_delivery, frame))
-            self._remote_max_data_used += sender._fresh - before
+            self._remote_max_data_used += sender.highest_offset - before
             room -= frame[1] - frame[0] + _FRAME_OVERHEAD
             if room < _LEAST_FRAME:
                 break
@@ -256,6 +320,7 @@ class FastConnection(FlowConnection):
         """Takes one datagram; ``data`` may be used again after the call."""
         if not self._receive_fast(data, addr, now):
             self._settle_received()
+            self.frames.total += len(data)
             self.receive_datagram(bytes(data), addr, now)
 
     def _receive_fast(self, data: memoryview, addr: SocketAddress, now: float) -> bool:
@@ -304,8 +369,7 @@ class FastConnection(FlowConnection):
             space.expected_packet_number = number + 1
         if not self._frames(plain, path, space, now):
             return True
-        if now != self._heard_at:
-            self._heard_at = now
+        if now != space.largest_received_time:  # once for a burst
             self._close_at = now + self._idle_timeout()
         self._ack_eliciting_sent_since_receipt = False
         if number > space.largest_received_packet:
@@ -343,7 +407,7 @@ class FastConnection(FlowConnection):
                         length = size - at
                 stream = self._streams.get(stream_id)
                 if stream is None:
-                    if stream_id & 3 != self._peer_streams:
+                    if stream_id & 3 != 2 + self._is_client:  # none of the peer's
                         return self._general_frames(plain, start, path, now)
                     stream = self._get_or_create_stream(kind, stream_id)
             except (IndexError, QuicConnectionError, StreamFinishedError):
@@ -366,7 +430,9 @@ class FastConnection(FlowConnection):
                 if fin:
                     receiver._final_size = stop
                     receiver.is_finished = True
-                self._arrived.append((stream_id, memoryview(plain)[at : at + length], fin))
+                arrived: Any = (stream_id, memoryview(plain)[at : at + length], fin)
+                self._events.append(arrived)
+                self.frames.total += 1
             else:
                 return self._general_frames(plain, start, path, now)
             at += length
@@ -377,6 +443,7 @@ class FastConnection(FlowConnection):
     def _general_frames(self, plain: bytes, start: int, path: Any, now: float) -> bool:
         """Gives the frames from ``start`` on to aioquic. False: the connection is closing."""
         self._settle_received()
+        self.frames.total += len(plain) - start
         context = QuicReceiveContext(
             epoch=tls.Epoch.ONE_RTT,
             host_cid=self.host_cid,
@@ -412,6 +479,54 @@ class FastConnection(FlowConnection):
             window = space.received_packets
             window._received.update(range(start, stop - 1))
             window.add(stop - 1)  # moves the window, and forgets what lies below it
+
+
+class FrameCount:
+    """How many frames came to a connection; watches what of them aioquic reads.
+
+    Each is work, however short. It is made before aioquic looks up its own methods.
+    """
+
+    def __init__(self, connection: Any, gaps: int) -> None:
+        self.total = 0
+        """Frames so far. Of those that aioquic reads, each byte counts as one, but for the
+        contents of STREAM and DATAGRAM."""
+        self.streams: Mapping[int, Any] = {}
+        """Those of the connection by their numbers, once it has a place for them."""
+        self._connection = connection
+        self._gaps = gaps
+        connection._handle_stream_frame = self._stream
+        connection._handle_crypto_frame = self._crypto
+        connection._handle_datagram_frame = self._datagram
+
+    def _stream(self, context: QuicReceiveContext, frame_type: int, buf: QuicBuffer) -> None:
+        start = buf.tell()
+        QuicConnection._handle_stream_frame(self._connection, context, frame_type, buf)
+        end = buf.tell()
+        self.total -= end - start
+        buf.seek(start)
+        stream = self.streams.get(buf.pull_uint_var())
+        buf.seek(end)
+        if stream is not None:
+            self._check_gaps(stream, frame_type)
+
+    def _crypto(self, context: QuicReceiveContext, frame_type: int, buf: QuicBuffer) -> None:
+        QuicConnection._handle_crypto_frame(self._connection, context, frame_type, buf)
+        self._check_gaps(self._connection._crypto_streams[context.epoch], frame_type)
+
+    def _datagram(self, context: QuicReceiveContext, frame_type: int, buf: QuicBuffer) -> None:
+        start = buf.tell()
+        QuicConnection._handle_datagram_frame(self._connection, context, frame_type, buf)
+        self.total -= buf.tell() - start
+
+    def _check_gaps(self, stream: Any, frame_type: int) -> None:
+        """Aioquic looks at all gaps of a stream for each frame that is out of order."""
+        if len(stream.receiver._ranges) > self._gaps:
+            raise QuicConnectionError(
+                error_code=QuicErrorCode.PROTOCOL_VIOLATION,
+                frame_type=frame_type,
+                reason_phrase=f"more than {self._gaps} gaps in a stream (Quic.gaps)",
+            )
 
 
 class Pacer(QuicPacketPacer):
@@ -461,6 +576,27 @@ class Pacer(QuicPacketPacer):
         return now + (self._max_datagram_size - self._tokens) / self._rate
 
 
+def _resize(size: int, pacer: Pacer, control: Any) -> None:
+    """From now on the datagrams that these two reckon with have that size."""
+    pacer._max_datagram_size = control._max_datagram_size = size
+    if hasattr(control, "additive_increase_factor"):  # Cubic's
+        control.additive_increase_factor = size
+    # The least window for this size, or the first (RFC 9002 section 7.2): a window of less than one
+    # datagram would never open.
+    first = min(10 * size, max(14_720, 2 * size))
+    least = first if control.ssthresh is None else 2 * size
+    control.congestion_window = max(control.congestion_window, least)
+
+
+def _watch_large(path_mtu: PathMtu, sent: Mapping[int, Any], numbers: range) -> None:
+    """Learns what becomes of those of aioquic's packets that are large."""
+    for number in numbers:
+        packet = sent.get(number)
+        if packet is not None and packet.sent_bytes > BASE:
+            watch = path_mtu.on_large, (packet.sent_time, path_mtu.search)
+            packet.delivery_handlers.append(watch)
+
+
 class _SentPacket:
     """A sent packet of STREAM frames, for aioquic's loss recovery: a smaller QuicSentPacket."""
 
@@ -477,6 +613,30 @@ class _SentPacket:
         self.sent_time = now
         self.sent_bytes = size
         self.delivery_handlers = handlers
+
+
+class _Probe(_SentPacket):
+    """A probe of the path: its loss tells of its size, and nothing of the network's load."""
+
+    __slots__ = ()
+
+    is_probe = True
+
+
+def _prefix(keys: Any, peer_id: bytes) -> bytes:
+    """The header of 1-RTT packets up to their number."""
+    return bytes((0x40 | keys.key_phase << 2 | _PACKET_NUMBER - 1,)) + peer_id
+
+
+def _short_number(number: int) -> bytes:
+    return (number & 0xFFFF).to_bytes(_PACKET_NUMBER, "big")
+
+
+def _encrypt(pair: Any, number: int, plain: bytes, header: bytes) -> bytes:
+    """The payload of a packet (RFC 9001 section 5.3)."""
+    aead = pair.aead
+    sealed: bytes = aead._aead.encrypt((aead._iv ^ number).to_bytes(12, "big"), plain, header)
+    return sealed
 
 
 def _protect(protection: Any, sealed: list[bytes]) -> None:

@@ -9,22 +9,25 @@ import struct
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from enum import Enum, auto
 from typing import Any, Final
 
 from aqueduct.address import Address
 from aqueduct.carriers.binding import host_port
+from aqueduct.carriers.quic.path_mtu import LARGEST
 from aqueduct.config import Config
 from aqueduct.escaping import logger_of
 from aqueduct.forks import own_socket
 
-__all__ = ["UdpSocket", "datagram_size", "host_port", "is_loopback"]
+__all__ = ["UdpSocket", "datagram_size", "host_port"]
 
 logger = logger_of("aqueduct.carriers.quic")
 
 BURST: Final = 128
-_EVENTS_OF_A_DATAGRAM: Final = 8  # of streams: as many are usual at most
 """Datagrams read in one wake-up, so that one socket starves nothing else on the loop."""
-RUN_BYTES: Final = 65_000
+BURST_FRAMES: Final = 1024
+"""Frames read in one wake-up: many tiny ones in a datagram are as much work as many datagrams."""
+RUN_BYTES: Final = 65_507
 """The most bytes that cross the kernel in one call."""
 RUN_PACKETS: Final = 64
 """The most datagrams that do."""
@@ -50,13 +53,26 @@ _Run = tuple[list[bytes], int, int, SocketAddress]
 # Parts of datagrams, parts of each, bytes of each but the last, and where to.
 
 
+class _Outcome(Enum):
+    """What became of a datagram."""
+
+    SENT = auto()
+    BLOCKED = auto()
+    """The kernel takes no more now."""
+    LOST = auto()
+    """The network or the kernel refuses it for another reason."""
+    TOO_LARGE = auto()
+    """This machine sends none of its size."""
+
+
 class UdpSocket:
     """One non-blocking UDP socket on the running loop.
 
     ``on_datagrams(buffer, size, address)`` gets one or more datagrams that lie one after the
     other in ``buffer``, all of ``size`` bytes but for the last; the buffer is used again after
-    the call. It may return how many events they led to, so that others have their turn.
-    ``on_burst`` follows when nothing more was there to read. On Linux a run of equal
+    the call. It returns how many it has read, and how many frames they had; when these are
+    BURST_FRAMES it may leave the rest for the next turn of the loop. ``on_burst`` follows when
+    nothing more was there to read, or others have their turn. On Linux a run of equal
     datagrams crosses the kernel in one call, both ways (UDP_SEGMENT and UDP_GRO).
     """
 
@@ -65,7 +81,7 @@ class UdpSocket:
         sock: socket.socket,
         *,
         buffer_size: int,
-        on_datagrams: Callable[[memoryview, int, SocketAddress], int | None],
+        on_datagrams: Callable[[memoryview, int, SocketAddress], tuple[int, int]],
         on_burst: Callable[[], None],
         on_error: Callable[[OSError], None],
         on_writable: Callable[[], None],
@@ -81,6 +97,8 @@ class UdpSocket:
         self._remote = sock.getpeername() if connected else None
         self._pending: deque[_Run] = deque()
         self._buffer = memoryview(bytearray(_RECEIVE_SIZE))
+        self._unread: tuple[memoryview, int, SocketAddress] | None = None
+        """What is left of a run, for the next turn."""
         self._segmented = _set(sock, socket.IPPROTO_UDP, _UDP_SEGMENT, 0)
         self._gathered = _set(sock, socket.IPPROTO_UDP, _UDP_GRO, 1)
         self._multihomed = not connected and _learn_destinations(sock)
@@ -112,7 +130,8 @@ class UdpSocket:
         try:
             self._sock.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
-            self._drained_at = self._loop.time()
+            if self._unread is None:
+                self._drained_at = self._loop.time()
         except OSError:
             pass  # what the network says of one peer
         return self._drained_at
@@ -122,13 +141,17 @@ class UdpSocket:
         for data, address in datagrams:
             self._send(([data], 1, len(data), address))
 
-    def send_run(self, parts: list[bytes], size: int, address: SocketAddress) -> None:
-        """Sends datagrams given as two parts each, all of ``size`` bytes but for the last."""
+    def send_run(self, parts: list[bytes], size: int, address: SocketAddress) -> bool:
+        """Sends datagrams given as two parts each, all of ``size`` bytes but for the last.
+
+        False: this machine sends none of that size.
+        """
         if self._segmented or len(parts) == 2:
-            self._send((parts, 2, size, address))
-        else:
-            for index in range(0, len(parts), 2):
-                self._send((parts[index : index + 2], 2, size, address))
+            return self._send((parts, 2, size, address))
+        return all(
+            self._send((parts[index : index + 2], 2, size, address))
+            for index in range(0, len(parts), 2)
+        )
 
     def close(self) -> None:
         """Closes; what waits is dropped."""
@@ -136,36 +159,37 @@ class UdpSocket:
             self._loop.remove_reader(self._sock.fileno())
             self._loop.remove_writer(self._sock.fileno())
             self._pending.clear()
+            self._unread = None
             self._sock.close()
 
     def _readable(self) -> None:
+        if self._unread is None:  # else ``_go_on`` will read
+            self._read()
+
+    def _go_on(self) -> None:
+        """Others had their turn."""
+        if self._unread is not None:
+            self._read()
+
+    def _read(self) -> None:
         failure: OSError | None = None
-        received = 0
+        received = frames = 0
         try:
-            while received < BURST and not self.closed:
-                if self._gathered or self._multihomed:
-                    size, ancillary, _, address = self._sock.recvmsg_into(
-                        (self._buffer,), _ANCILLARY
-                    )
-                    segment = size
-                    for level, kind, data in ancillary:
-                        if level == socket.IPPROTO_UDP:
-                            segment = int.from_bytes(data, sys.byteorder) or size
-                        elif kind == _DESTINATION.get(level):
-                            address = (*address, data)
-                else:
-                    size, address = self._sock.recvfrom_into(self._buffer)
-                    segment = size
-                if size:
-                    count = -(-size // segment)
-                    events = self._on_datagrams(
-                        self._buffer[:size],
-                        segment,
-                        address if self._remote is None else self._remote,
-                    )
-                    self.datagrams_received += count
-                    # Many tiny frames in a datagram are as much work as many datagrams.
-                    received += max(count, (events or 0) // _EVENTS_OF_A_DATAGRAM)
+            while received < BURST and frames < BURST_FRAMES and not self.closed:
+                run = self._unread or self._receive()
+                self._unread = None
+                data, segment, address = run
+                if not data or segment > LARGEST:
+                    received += 1
+                    continue
+                count, of_them = self._on_datagrams(*run)
+                received += count
+                frames += of_them
+                self.datagrams_received += count
+                if count * segment < len(data) and not self.closed:
+                    left = memoryview(bytes(data[count * segment :]))
+                    self._unread = left, segment, address
+                    self._loop.call_soon(self._go_on)
         except BlockingIOError:
             self._drained_at = self._loop.time()
         except OSError as error:
@@ -175,28 +199,46 @@ class UdpSocket:
         if failure is not None:
             self._on_error(failure)
 
-    def _send(self, run: _Run) -> None:
+    def _receive(self) -> tuple[memoryview, int, SocketAddress]:
+        """What the kernel has, as ``on_datagrams`` gets it. Raises OSError."""
+        if self._gathered or self._multihomed:
+            size, ancillary, _, address = self._sock.recvmsg_into((self._buffer,), _ANCILLARY)
+            segment = size
+            for level, kind, data in ancillary:
+                if level == socket.IPPROTO_UDP:
+                    segment = int.from_bytes(data, sys.byteorder) or size
+                elif kind == _DESTINATION.get(level):
+                    address = (*address, data)
+        else:
+            size, address = self._sock.recvfrom_into(self._buffer)
+            segment = size
+        return self._buffer[:size], segment, address if self._remote is None else self._remote
+
+    def _send(self, run: _Run) -> bool:
+        """Sends, or keeps it until the kernel takes more; False: it is too large."""
         if self.closed:
-            return
-        if self._pending or not self._send_now(run):
+            return True
+        outcome = _Outcome.BLOCKED if self._pending else self._send_now(run)
+        if outcome is _Outcome.BLOCKED:
             self._pending.append(run)
             if len(self._pending) > _PENDING:
                 self._pending.popleft()
+        return outcome is not _Outcome.TOO_LARGE
 
     def _writable(self) -> None:
         if self.closed:
             return
         self._loop.remove_writer(self._sock.fileno())
         while self._pending:
-            if not self._send_now(self._pending[0]):
+            if self._send_now(self._pending[0]) is _Outcome.BLOCKED:
                 return
             if not self._pending:  # closed by what the error led to
                 return
             self._pending.popleft()
         self._on_writable()
 
-    def _send_now(self, run: _Run) -> bool:
-        """Sends; False: the kernel takes no more now. What it refuses for good is lost."""
+    def _send_now(self, run: _Run, *, again: bool = False) -> _Outcome:
+        """Sends. What the kernel refuses for good is lost."""
         parts, each, size, address = run
         count = len(parts) // each
         try:
@@ -213,36 +255,48 @@ class UdpSocket:
                 self._sock.sendmsg(parts, control, 0, address)
         except BlockingIOError:
             self._loop.add_writer(self._sock.fileno(), self._writable)
-            return False
+            return _Outcome.BLOCKED
         except OSError as error:
             if error.errno == errno.ENOBUFS:
                 self._loop.call_later(_NO_BUFFERS_PAUSE, self._writable)
-                return False
+                return _Outcome.BLOCKED
+            if error.errno == errno.EMSGSIZE and not again:
+                # A router may have said it of an earlier one; the kernel tells that once.
+                return self._send_now(run, again=True)
             if count > 1 and error.errno in _NO_SEGMENTS:
-                # This device, or a path with a smaller MTU, cannot: one by one from now on.
-                self._segmented = False
-                self.send_run(parts, size, address)
-                return True
+                return self._send_apart(run, error)
             self._on_error(error)
-        else:
-            self.datagrams_sent += count
-        return True
+            return _Outcome.TOO_LARGE if error.errno == errno.EMSGSIZE else _Outcome.LOST
+        self.datagrams_sent += count
+        return _Outcome.SENT
+
+    def _send_apart(self, run: _Run, refusal: OSError) -> _Outcome:
+        """The kernel takes no such run: its datagrams are too large, or the device takes no runs.
+
+        The first one shows which of the two it is.
+        """
+        parts, each, size, address = run
+        outcome = self._send_now((parts[:each], each, size, address))
+        if outcome is _Outcome.SENT and not self.closed:
+            self._segmented = False
+            logger.info(
+                "%s: the device cannot cut a run of datagrams (%s), so each is sent by itself",
+                host_port(self.address),
+                refusal.strerror,
+            )
+            self.send_run(parts[each:], size, run[3])
+        return outcome
 
 
-def datagram_size(config: Config, address: Address, peer: SocketAddress) -> int:
-    """Bytes of a UDP payload towards ``peer``: the address decides, then Quic.datagram_size."""
+def datagram_size(config: Config, address: Address) -> int | None:
+    """Bytes of a UDP payload: the address decides, then Quic.datagram_size.
+
+    None: as many as the path takes, which is found out.
+    """
     chosen: int | str = address.options.get("datagram_size", "auto")
     if chosen == "auto":
         chosen = config.quic.datagram_size
-    if chosen == "auto":
-        return 16_000 if is_loopback(peer) else 1_200
-    return int(chosen)
-
-
-def is_loopback(address: SocketAddress) -> bool:
-    """Whether the peer is this machine."""
-    host = str(address[0])
-    return host.startswith(("127.", "::ffff:127.")) or host == "::1"
+    return None if chosen == "auto" else int(chosen)
 
 
 def _set(sock: socket.socket, level: int, option: int, value: int) -> bool:
