@@ -8,14 +8,15 @@ PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check
 CYTHON := $(wildcard aqueduct/_speedups/*/*.pyx aqueduct/_speedups/*/*.pxd)
 COMPILED := $(patsubst %.pyi,%,$(subst /,.,$(wildcard aqueduct/_speedups/*/*.pyi)))
 
-.PHONY: help demo test test-long pythons fuzz requirements sabotage profiled bench bench-spark bench-check wheel wheels lint format setup clean
+.PHONY: help demo test test-long pythons fuzz requirements sabotage profiled \
+	bench bench-spark bench-check wheel wheels lint format setup clean
 
 help:           ## these lines
 	@sed -nE 's/^([a-z-]+):.*## /\1\t/p' Makefile | expand -t 14
 
 setup: .venv/.stamp-build ## the virtual environment in .venv, with everything compiled
 
-demo: setup     ## flights scored by a service from inside Spark, with checks; SCHEME=tls, tcp or unix; ADDRESS of a running one
+demo: setup     ## a service scores flights inside Spark; SCHEME=tls, tcp or unix; ADDRESS of a running one
 	ci/env python -m spark_udfs.demo $(addprefix --scheme ,$(SCHEME)) $(addprefix --address ,$(ADDRESS))
 
 test: lint .venv/spark.jsa ## lint, and every test that is not long; about 12 minutes
@@ -25,7 +26,7 @@ test-long: setup ## the tests that are too long for every run, and `make pythons
 	ci/env pytest -m long tests
 	ci/pythons.sh
 
-pythons:        ## the tests that are not Spark's and a Spark job with other Pythons of Debian, as root; see ci/pythons.sh
+pythons:        ## most tests and a Spark job with other Pythons of Debian, as root; see ci/pythons.sh
 	ci/pythons.sh
 
 requirements: setup ## each requirement of docs/protocols with its tests
@@ -34,7 +35,7 @@ requirements: setup ## each requirement of docs/protocols with its tests
 sabotage: setup ## the core made wrong, a line at a time: tests must notice; ONLY='AQ-33' for one
 	ci/env python -m tests.sabotage $(addprefix --only ,$(ONLY))
 
-fuzz: setup     ## look for faults with atheris: SECONDS=60 in all, TARGET=codec, wire, operations, bpmux or arrow
+fuzz: setup     ## look for faults with atheris; SECONDS=60, TARGET: codec wire operations bpmux relink arrow
 	ci/fuzz.sh run $(or $(SECONDS),60) $(TARGET)
 
 lint: setup     ## ruff, mypy, cython-lint, and the stubs against the compiled modules
@@ -51,23 +52,26 @@ format: setup   ## what ruff can mend by itself
 bench: profiled ## modules, core, transfers (table and plot in benchmarks), memory under back pressure
 	mkdir -p benchmarks/results
 	ci/env pytest $(wildcard benchmarks/micro/bench_*.py) --benchmark-json benchmarks/results/modules.json
-	ci/env python -m benchmarks.core --json benchmarks/results/channels.json
-	ci/env python -m benchmarks.asyncio_overhead --json benchmarks/results/drivers.json
-	ci/env python -m benchmarks.many_connections --json benchmarks/results/many.json
+	ci/env python -m benchmarks.core --json benchmarks/results/core.json
+	ci/env python -m benchmarks.asyncio_overhead --json benchmarks/results/asyncio_overhead.json
+	ci/env python -m benchmarks.many_connections --json benchmarks/results/many_connections.json
+	ci/env python -m benchmarks.resume --json benchmarks/results/resume.json
 	ci/env python -m benchmarks.loopback --json benchmarks/results/loopback.json
 	ci/env python -m benchmarks.publish benchmarks/results/loopback.json
+	ci/env python -m benchmarks.relayed --json benchmarks/results/relayed.json
 	ci/env python -m benchmarks.backpressure --json benchmarks/results/backpressure.json
-	ci/env python -m benchmarks.memory_budget --only sink,source,clients,threads --json benchmarks/results/memory_budget.json
+	ci/env python -m benchmarks.memory_budget --only sink,source,clients,threads \
+		--json benchmarks/results/memory_budget.json
 
-profiled: .venv/.stamp-profiled ## the compiled modules as wheels have them: by what a training counted; 2 minutes
+profiled: .venv/.stamp-profiled ## the compiled modules as in wheels, by what a training counted; 2 minutes
 
-bench-spark: profiled ## jobs of Spark beside Flight and identity, against the floors; ONLY=plain,tasks for some
+bench-spark: profiled ## jobs of Spark beside Flight and identity, with floors; ONLY=plain,tasks for some
 	ci/env python -m benchmarks.spark --json benchmarks/results/spark.json $(addprefix --only ,$(ONLY))
 	ci/env python -m benchmarks.spark.publish benchmarks/results/spark.json
 	ci/env python -m benchmarks.check --only spark- benchmarks/results/spark.json
 
 bench-check: bench bench-spark ## both, against benchmarks/floors.toml
-	ci/env python -m benchmarks.check $(patsubst %,benchmarks/results/%.json,loopback channels spark)
+	ci/env python -m benchmarks.check $(patsubst %,benchmarks/results/%.json,loopback core relayed spark)
 
 wheel: setup    ## sdist, wheel from it, repaired, and tried in a fresh environment
 	ci/wheel.sh

@@ -7,6 +7,7 @@
 - ``connect``, ``serve``, ``channel``, ``Sender``, ``Receiver``, ``Message``: the channels beneath,
   which need no Arrow. See ``aqueduct.endpoint``.
 - ``aqueduct.bpmux``: requests, sinks and streams over TCP or Unix sockets, without Aqueduct.
+- ``aqueduct.relink``: messages and transactions over links that survive cut connections.
 
 The modules named here need no import of their own: ``aqueduct.errors.Busy``.
 """
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from aqueduct import dissect as dissect
     from aqueduct import endpoint as endpoint
     from aqueduct import errors as errors
+    from aqueduct import relink as relink
     from aqueduct import rpc as rpc
     from aqueduct import service as service
     from aqueduct.carriers.certificates import ClientTls, ServerTls, dev_certificate
@@ -34,9 +36,8 @@ if TYPE_CHECKING:
     from aqueduct.client.sync_client import SyncClient
     from aqueduct.client.sync_stream import SyncStream
     from aqueduct.config import Config
-    from aqueduct.endpoint.channel import Mode, Receiver, Sender, channel
+    from aqueduct.endpoint.channel import Message, Mode, Receiver, Sender, channel
     from aqueduct.endpoint.connection import Connection
-    from aqueduct.endpoint.message import Message
     from aqueduct.endpoint.server import Server, connect, serve
     from aqueduct.errors import AqueductError
     from aqueduct.rpc.describe import Description
@@ -78,7 +79,7 @@ _MODULES: Final = {
     "Config": "aqueduct.config",
     "Connection": "aqueduct.endpoint.connection",
     "Description": "aqueduct.rpc.describe",
-    "Message": "aqueduct.endpoint.message",
+    "Message": "aqueduct.endpoint.channel",
     "Mode": "aqueduct.endpoint.channel",
     "Partition": "aqueduct.rpc.request",
     "Receiver": "aqueduct.endpoint.channel",
@@ -105,6 +106,7 @@ _SUBMODULES: Final = (
     "dissect",
     "endpoint",
     "errors",
+    "relink",
     "rpc",
     "service",
 )

@@ -13,6 +13,10 @@ Options of ``aqueduct://`` and ``aqueduct+tls://``: ``verify=off`` (no certifica
 ``aqueduct://`` alone: ``datagram_size=BYTES``, such as 1200 or 8k. Of ``aqueduct+unix://``:
 ``mode=OCTAL``, the rights of the socket file that a listener makes.
 
+Of ``aqueduct+tls://`` and ``aqueduct+tcp://``: ``resume=DURATION``, such as ``60s``: a connection
+that breaks is made again, and its calls go on, if that succeeds within so long. ``resume=require``
+is the same for 60 s, and a peer that cannot do it is an error; ``resume=require,5min`` has both.
+
 Of all of them: ``compression=lz4`` or ``zstd``, which clients ask for in their calls.
 
 What is no plain letter in a name, a path or an option is written as in any URL: ``%20``.
@@ -28,11 +32,11 @@ from types import MappingProxyType
 from typing import Final
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, unquote_to_bytes, urlsplit
 
-from aqueduct.arguments import Kind, checked, size, whole
+from aqueduct.arguments import Kind, checked, duration, size, whole
 from aqueduct.config import COMPRESSIONS
 from aqueduct.errors import ConfigError
 
-__all__ = ["DEFAULT_PORT", "Address"]
+__all__ = ["DEFAULT_PORT", "Address", "Resumption"]
 
 DEFAULT_PORT: Final = 4433
 UNIX: Final = "aqueduct+unix"
@@ -40,13 +44,24 @@ _COMPRESSION: Final = frozenset({"compression"})
 _CERTIFICATE: Final = _COMPRESSION | frozenset({"verify", "fingerprint", "ca", "server_name"})
 _OPTIONS: Final = {
     "aqueduct": _CERTIFICATE | {"datagram_size"},
-    "aqueduct+tls": _CERTIFICATE,
-    "aqueduct+tcp": _COMPRESSION,
+    "aqueduct+tls": _CERTIFICATE | {"resume"},
+    "aqueduct+tcp": _COMPRESSION | {"resume"},
     UNIX: _COMPRESSION | {"mode"},
     "memory": _COMPRESSION,
 }
 _FINGERPRINT: Final = re.compile(r"sha256:[0-9a-f]{64}\Z")
 _MODE: Final = re.compile(r"0?[0-7]{3}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """``resume`` of an address. ``seconds`` without a connection, then its calls fail.
+
+    ``required``: a peer that cannot resume is an error.
+    """
+
+    seconds: float = 60.0
+    required: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +135,14 @@ class Address:
 
     @property
     def certified(self) -> bool:
-        """Whether who listens here shows a certificate."""
+        """Whether a server at this address shows a certificate."""
         return "verify" in _OPTIONS[self.scheme]
+
+    @property
+    def resume(self) -> Resumption | None:
+        """How a broken connection is resumed; None: it is not."""
+        text = self.options.get("resume")
+        return None if text is None else _resumption(text)
 
     def with_port(self, port: int) -> Address:
         """The same address with another port (a listener on port 0 learns its own)."""
@@ -145,6 +166,19 @@ def _path_of(text: str, parts: SplitResult) -> str:
     return path
 
 
+def _resumption(text: str) -> Resumption:
+    """Raises ValueError."""
+    words = text.split(",")
+    required = words[0] == "require"
+    if required:
+        del words[0]
+    if len(words) > 1 or not (words or required):
+        raise ValueError
+    if not words:
+        return Resumption(required=required)
+    return Resumption(duration(words[0], least=0.001), required)
+
+
 def _check_options(text: str, options: dict[str, str]) -> None:
     if options.get("verify", "on") not in ("on", "off"):
         raise ConfigError(f"{text!r}: verify is {options['verify']!r}; it must be on or off")
@@ -161,6 +195,14 @@ def _check_options(text: str, options: dict[str, str]) -> None:
         kind = Kind("auto or 1200 to 16383 bytes", lambda given: whole(1200, 16383)(size(given)))
         found = kind.value(options["datagram_size"], f"{text!r}: datagram_size")
         options["datagram_size"] = str(found)
+    if "resume" in options:
+        try:
+            _resumption(options["resume"])
+        except (ValueError, TypeError):
+            raise ConfigError(
+                f"{text!r}: resume is {options['resume']!r}; it must be a duration such as 60s, "
+                "'require', or both as in 'require,60s'"
+            ) from None
     if "mode" in options and not _MODE.match(options["mode"]):
         raise ConfigError(
             f"{text!r}: mode is {options['mode']!r}; it must be three octal digits, such as 0600 "

@@ -53,6 +53,7 @@ __all__ = [
     "signature_of",
     "size",
     "text",
+    "unexpected",
     "whole",
     "words",
 ]
@@ -64,6 +65,7 @@ Size: TypeAlias = int | str
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _MOST: Final = (1 << 63) - 1
+_ENDPOINT: Final = 255  # bytes of a name in the handshake of Relink
 _SIZE: Final = re.compile(r"(?ai)(\d+(?:\.\d+)?)\s*(?:([kmgt])i?)?b?")
 _DURATION: Final = re.compile(r"(?ai)(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|min|m|h|d)?")
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -291,6 +293,19 @@ def _buffer(given: Any) -> Any:
     return given
 
 
+def _identifier(given: Any) -> int:
+    value = operator.index(given)
+    if isinstance(given, bool) or not 0 <= value < 1 << 64:
+        raise ValueError
+    return value
+
+
+def _endpoint(given: Any) -> str:
+    if len(any_text(given).encode()) > _ENDPOINT:
+        raise ValueError
+    return str(given)
+
+
 def _file(given: Any) -> Any:
     if not isinstance(given, bytes) and not os.fspath(given):
         raise ValueError
@@ -463,6 +478,13 @@ ARGUMENTS: Final[Mapping[str, Kind]] = MappingProxyType(
         "payload": Kind("bytes, or another contiguous buffer", _buffer),
         "partial": KINDS["flag"],
         "oneshot": KINDS["flag"],
+        "parts": Kind("bytes, or another contiguous buffer", _buffer),
+        "identifier": Kind("a whole number from 0 to 2^64 - 1", _identifier),
+        "endpoint": Kind("text of at most 255 bytes", _endpoint),
+        "transactions": Kind(
+            "none, connector, listener or both", choice("none", "connector", "listener", "both")
+        ),
+        "id_size": Kind("a number of bytes from 0 to 8", whole(0, 8)),
         "mode": Kind(
             "a Mode, such as aqueduct.Mode.ORDERED",
             an_instance("aqueduct.protocol.channels.sender.Mode"),
@@ -481,14 +503,13 @@ ARGUMENTS: Final[Mapping[str, Kind]] = MappingProxyType(
         "in_flight_bytes": KINDS["size"],
         "deadline": Kind(_DURATIONS, any_duration),  # a call says itself which it can keep
         "headers": Kind(_TEXT_TO_TEXT, _mapping),
-        "run": KINDS["text"],
+        "write_key": KINDS["text"],
         "attempt": KINDS["text"],
         "token": Kind("text or bytes", _text_or_bytes, secret=True),
         "partition": Kind("an aqueduct.Partition of whole numbers", _partition),
         "compression": KINDS["text"],
         "ordered": KINDS["flag"],
         "report_failures": KINDS["flag"],
-        "together": KINDS["flag"],
         "held": KINDS["function"],
         "ready": KINDS["function"],
         "callback": KINDS["function"],
@@ -533,7 +554,9 @@ def checked(**names: str) -> Callable[[Function], Function]:
         readers: dict[str, Callable[[Any], Any]] = {}
         places: list[Callable[[Any], Any] | None] = []
         rest: Callable[[Any], Any] | None = None
-        for name, parameter in signature_of(function).parameters.items():
+        named = signature_of(function).parameters
+        any_name = any(each.kind is each.VAR_KEYWORD for each in named.values())
+        for name, parameter in named.items():
             kind = ARGUMENTS.get(names.get(name, name))
             reader = None
             if kind is not None:
@@ -555,6 +578,8 @@ def checked(**names: str) -> Callable[[Function], Function]:
                 reader = readers.get(name)
                 if reader is not None:
                     kwargs[name] = reader(value)
+                elif not any_name and name not in named:
+                    raise unexpected(function.__qualname__, name)
             return found
 
         first = next((place for place, reader in enumerate(places) if reader), len(places))
@@ -588,6 +613,11 @@ def _reader(kind: Kind, where: str, default: Any) -> Callable[[Any], Any]:
             raise kind.refusal(given, where, error) from None
 
     return checking
+
+
+def unexpected(function: str, name: str) -> TypeError:
+    """The error for an argument that a function does not have, as Python would say it."""
+    return TypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
 
 def read_arguments(where: str, **given: Any) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:
-        # Whoever read our output has gone (`| head`): nothing is wrong, and nothing is left to say.
+        # The reader of our output has ended (`| head`): this is no error, and needs no message.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except Exception as error:
@@ -140,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
     ping.set_defaults(run=_ping, usage=ping)
 
     dissection = commands.add_parser("wire", help="wire bytes to frames and back")
-    dissection.add_argument("protocol", metavar="PROTOCOL", nargs="?", help="aq or bpmux")
+    dissection.add_argument("protocol", metavar="PROTOCOL", nargs="?", help="aq, bpmux or relink")
     dissection.add_argument(
         "hex", metavar="HEX", nargs="?", help="the bytes, or - for standard input"
     )
@@ -149,8 +149,26 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="answer JSON lines of standard input: decode, encode, scenario",
     )
-    dissection.add_argument("--from", dest="sender", metavar="SIDE", help="client or server")
+    dissection.add_argument(
+        "--from",
+        dest="sender",
+        metavar="SIDE",
+        help="client or server; of relink connector or listener",
+    )
     dissection.add_argument("--carrier", metavar="CARRIER", help="stream (the default) or datagram")
+    dissection.add_argument(
+        "--what",
+        metavar="WHAT",
+        help="of relink: packets (the default), connector-hello, listener-hello, connector-open "
+        "or listener-reply",
+    )
+    dissection.add_argument(
+        "--id-sizes",
+        metavar="SIZE",
+        nargs=2,
+        type=_reader("count or zero"),
+        help="of relink: bytes of a channel id, the connector's and the listener's (1 1)",
+    )
     dissection.set_defaults(run=_wire, usage=dissection)
     return parser
 
@@ -348,15 +366,22 @@ def _ms(seconds: float) -> str:
 def _wire(args: argparse.Namespace) -> int:
     from aqueduct import dissect as dissection
 
+    connector, listener = args.id_sizes or (None, None)
+    given = {
+        "from": args.sender,
+        "carrier": args.carrier,
+        "what": args.what,
+        "connector_id_size": connector,
+        "listener_id_size": listener,
+    }
+    context = {name: value for name, value in given.items() if value is not None}
     if args.json:
-        if args.protocol or args.hex or args.sender or args.carrier:
+        if args.protocol or args.hex or context:
             args.usage.error("--json takes everything from standard input")
         dissection.answer_lines(sys.stdin.buffer, sys.stdout)
         return 0
     if not args.protocol or not args.hex:
         args.usage.error("either PROTOCOL and HEX, or --json")
-    given = {"from": args.sender, "carrier": args.carrier}
-    context = {name: value for name, value in given.items() if value is not None}
     text = sys.stdin.read() if args.hex == "-" else args.hex
     try:
         for line in dissection.dissect(args.protocol, text, context):

@@ -27,6 +27,8 @@ __all__ = [
     "Flow",
     "Limits",
     "Quic",
+    "Relink",
+    "Resume",
     "Sinks",
     "Tables",
     "Timing",
@@ -294,7 +296,8 @@ class Quic:
     """The QUIC carrier."""
 
     datagram_size: int | str = "auto"
-    """Bytes of a UDP payload: "auto" is 16,000 on loopback and 1,200 elsewhere."""
+    """Bytes of a UDP payload. "auto": 1,200 at first, then as many as the path is found to take. A
+    number fixes it. Datagrams above 16,383 are not read."""
     socket_buffer: Bytes = 4 * MiB
     """Asked of the kernel for each direction of a UDP socket."""
     transport_buffer: Bytes = 2 * MiB
@@ -306,6 +309,9 @@ class Quic:
     half_open: Count = 256
     """Connections of one listener whose handshake is not complete. Above this a new one takes the
     place of one that was silent for Timing.handshake_silence, or waits in the backlog."""
+    gaps: Count = 512
+    """Gaps in what has come of one stream, where packets were lost. A peer that leaves more is cut
+    off, for each of its packets costs the more work, the more gaps there are."""
     congestion_control: str = "reno"
     """"reno" or "cubic"."""
 
@@ -348,6 +354,90 @@ class Bpmux:
     """Pings of the peer whose answers wait to leave; a peer that sends more does not read."""
     pong_deadline: Seconds = 30.0
     """A ping without an answer for this long is reported (BP-R11)."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Relink:
+    """Relink, links that survive cut connections."""
+
+    message_bytes: Bytes = 64 * MiB
+    """The largest message that is received, all its parts together."""
+    parts: Count = 65_536
+    """Parts of one received message."""
+    targets: Count = 1024
+    """Channels that one received packet addresses."""
+    channels: Count = 65_536
+    """Channels of one link in each direction; a peer that opens more is cut off."""
+    window_messages: Count = 65_536
+    """Messages of one channel that the receiver has not consumed. Above this, sending waits."""
+    window_bytes: Bytes = 64 * MiB
+    """Bytes of those messages; a message alone may be larger."""
+    receive_bytes: Bytes = 64 * MiB
+    """Received bytes of one link that the application has not consumed. Above this nothing more is
+    read from the connection."""
+    unconfirmed_results: Count = 65_536
+    """Runs of equal results, committed or not, that the sender of a channel may not know yet."""
+    unanswered_pings: Count = 1024
+    """Pings of the peer whose answers wait to leave; a peer that sends more does not read."""
+    ack_delay: Seconds = 0.025
+    """What was received and consumed is acknowledged within this."""
+    ack_bytes: Bytes = 1 * MiB
+    """So many received bytes are acknowledged at once."""
+    ack_deadline: Seconds = 5.0
+    """A connection on which something is unacknowledged, and which moves no byte for this long, is
+    given up (RL-R17)."""
+    ping_interval: Seconds = 15.0
+    """Silence after which a ping is sent (RL-R17)."""
+    silence: Seconds = 45.0
+    """A connection without a byte from the peer for this long is given up (RL-R17)."""
+    handshake_deadline: Seconds = 10.0
+    """For the whole handshake (RL-R5)."""
+    keep: Seconds = 60.0
+    """A link without a connection is dropped after this long (RL-R16)."""
+    kept_links: Count = 10_000
+    """Links of one listener without a connection; the oldest goes first (RL-R18)."""
+    kept_bytes: Bytes = 256 * MiB
+    """Bytes that those links hold."""
+    unknown_links: Count = 100
+    """Unknown links that are answered in a second; others are closed without an answer."""
+    resumes: Count = 100
+    """Resumes of one link in a second; more wait. One of 256 channels counts as two."""
+    redial_first: Seconds = 0.1
+    """The delay before the second attempt to reconnect; the first one is made at once. It doubles
+    with each attempt, and each is moved at random by up to a half."""
+    redial_most: Seconds = 10.0
+    """The longest delay between two attempts."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, zero_allowed=("ack_delay", "keep"))
+        if self.ping_interval >= self.silence:
+            raise ConfigError(
+                f"Relink.ping_interval ({self.ping_interval!r} s) must be below Relink.silence "
+                f"({self.silence!r} s), or idle connections are cut"
+            )
+        if self.redial_first > self.redial_most:
+            raise ConfigError(
+                f"Relink.redial_first ({self.redial_first!r} s) must not be above "
+                f"Relink.redial_most ({self.redial_most!r} s)"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Links under calls: what ``resume`` of an address brings, with Relink beneath it."""
+
+    window: Bytes = 8 * MiB
+    """Bytes of one connection that were sent and that the peer has not acknowledged. They are kept,
+    by reference, to be sent again; above this, sending waits."""
+    plain_for: Seconds = 600.0
+    """A server that knows no links is dialled plainly for this long, without being asked again."""
+    hand_over: Seconds = 5.0
+    """A worker that is handed a connection by another one waits so long for what belongs to it."""
+    relays: Count = 10_000
+    """TLS connections that one listener relays to other workers. Above this, clients try again."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -446,7 +536,9 @@ class Calls:
     in_flight_batches: Count = 8
     """Batches of an exchange sent and not yet answered."""
     in_flight_bytes: Bytes = 32 * MiB
-    """The bytes of those batches; one batch is always sent."""
+    """The bytes of those batches; one batch is always sent. All calls of a connection together have
+    about half of Flow.receive_budget under way. Beyond that a call has one batch under way, and
+    sends it once its reader waits: so what nobody reads does not keep out what is read."""
     small_batches: Count = 64
     """Small batches may be as many: so that both sides are at work all the time, which they are not
     where eight batches are gone in less time than a process takes to wake up."""
@@ -488,13 +580,13 @@ class Sinks:
     receipt_bytes: Bytes = 64 * KiB
     """The receipt of one attempt, as JSON."""
     document_bytes: Bytes = 64 * MiB
-    """What one commit or abort says, as JSON: the receipts of all attempts of a run."""
+    """What one commit or abort says, as JSON: the receipts of all attempts of a write."""
     attempts: Count = 100_000
     """Attempts of one sink that are open, or prepared and not committed; more are answered with
     `busy`."""
     time_to_live: Seconds = 86_400.0
     """What was prepared, and neither committed nor aborted, is aborted after this many seconds in
-    which nothing was heard of its run."""
+    which nothing was heard of its write."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -506,10 +598,14 @@ class Tables:
 
     question_bytes: Bytes = 1 * MiB
     """The largest question to a table: columns and filters."""
+    question_parts: Count = 10_000
+    """Lists and objects in one question; brackets within its texts count too. Each is memory that
+    Python's collector of garbage looks through, while no thread runs."""
     answer_bytes: Bytes = 16 * MiB
     """The largest answer: schema, splits, offsets."""
     filters: Count = 1000
-    """Filters in one question."""
+    """Filters in one question. Those inside others count too, and each value of an `in`. Arrow
+    works on them by recursion: from some thousands on, its stack overflows."""
     splits: Count = 100_000
     """Splits in one answer."""
     split_bytes: Bytes = 8 * KiB
@@ -532,6 +628,8 @@ class Config:
     timing: Timing = field(default_factory=Timing)
     quic: Quic = field(default_factory=Quic)
     bpmux: Bpmux = field(default_factory=Bpmux)
+    relink: Relink = field(default_factory=Relink)
+    resume: Resume = field(default_factory=Resume)
     byte_stream: ByteStream = field(default_factory=ByteStream)
     calls: Calls = field(default_factory=Calls)
     sinks: Sinks = field(default_factory=Sinks)

@@ -15,8 +15,9 @@
     |   |-- LimitExceeded         code 5    something above a configured limit
     |   `-- InternalError         code 6    a fault of the side that closes
     |-- ConnectionLost (also ConnectionError)   the connection is gone; .code and .reason say why
-    |   `-- ConnectFailed         it never came up: refused, unreachable, not Aqueduct, certificate
-    |-- Ended                 the peer ended a bpmux request, sink or stream; .payload
+    |   |-- ConnectFailed         it never came up: refused, unreachable, not Aqueduct, certificate
+    |   `-- LinkLost              a link of Relink is lost; .unconsumed and .unconfirmed
+    |-- Ended                 the peer ended a bpmux request, sink or stream, or a channel of Relink
     |-- ChannelError                        the end of one channel, sticky on its handle
     |   |-- Finished              everything was delivered and the sender finished
     |   |-- Cancelled             the sender was cancelled
@@ -37,6 +38,8 @@ The codes are those of the close of a connection (AQ-R30).
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 
 from aqueduct.escaping import Lines, escape, escape_lines
 
@@ -59,6 +62,8 @@ __all__ = [
     "HeadersRejected",
     "InternalError",
     "LimitExceeded",
+    "LinkLost",
+    "LinkUnknown",
     "LocalProtocolError",
     "LostInTransit",
     "MessageLost",
@@ -153,6 +158,17 @@ class InternalError(RemoteProtocolError):
     code = 6
 
 
+class LinkUnknown(RemoteProtocolError):
+    """The listener of Relink does not have the link that was to be resumed.
+
+    ``restarted``: the listener is another instance, so the process that had the link has ended.
+    """
+
+    def __init__(self, message: str, *, restarted: bool = False) -> None:
+        super().__init__(message)
+        self.restarted = restarted
+
+
 class ConnectionLost(AqueductError, ConnectionError):
     """The connection is gone. Every handle that lived on it reads this (AQ-R27.9).
 
@@ -173,10 +189,44 @@ class ConnectFailed(ConnectionLost):
     """A connection that never came up; the text says why and what to check."""
 
 
+class LinkLost(ConnectionLost):
+    """A link of ``aqueduct.relink`` is lost: no connection can resume it.
+
+    ``why`` is one of
+
+    - ``"restarted"``: the listener is another process than before,
+    - ``"dropped"``: the peer does not know the link any more,
+    - ``"expired"``: there was no connection for ``Relink.keep``, or other links took its place,
+    - ``"violation"``: one side broke the protocol,
+    - ``"closed"``: this side closed it before the peer had done with everything.
+
+    What is unknown then, by channel: ``unconsumed`` has the numbers of messages of this side that
+    the peer may or may not have consumed, and ``unconfirmed`` those of them that were committed
+    and whose result is not known. What is in neither has its result.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        why: str = "dropped",
+        unconsumed: Mapping[int, Sequence[int]] | None = None,
+        unconfirmed: Mapping[int, Sequence[int]] | None = None,
+        code: int | None = None,
+        reason: str = "",
+        remote: bool = False,
+    ) -> None:
+        super().__init__(message, code=code, reason=reason, remote=remote)
+        self.why = why
+        self.unconsumed: Mapping[int, Sequence[int]] = unconsumed or {}
+        self.unconfirmed: Mapping[int, Sequence[int]] = unconfirmed or {}
+
+
 class Ended(AqueductError):
     """The peer ended a request, a sink or a stream of ``aqueduct.bpmux``.
 
-    ``payload`` is what it said with that.
+    ``payload`` is what it said with that. A channel of ``aqueduct.relink`` that the peer has closed
+    ends so too, without a payload.
     """
 
     def __init__(self, message: str, payload: bytes = b"") -> None:

@@ -1,4 +1,4 @@
-"""Text of a peer made safe for logs, terminals and errors of one line.
+"""Text of a peer made safe for logs, terminals and errors of one line; and guesses for errors.
 
 A peer chooses names, reasons, certificates and the text of a handler's exception. A newline there
 forges a line of the log. An ANSI sequence moves the cursor. A bidi control shows the text in
@@ -8,16 +8,20 @@ repr does.
 
 from __future__ import annotations
 
+import difflib
 import logging
 import traceback
 import unicodedata
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
 from numbers import Number
 from typing import Final
 
-__all__ = ["Lines", "escape", "escape_lines", "logger_of", "one_line", "shown"]
+__all__ = ["Lines", "escape", "escape_lines", "logger_of", "near_miss", "one_line", "shown"]
 
 _INDENT: Final = "  | "
+_LONG: Final = 100  # characters: what is longer was not typed
+_COMPARED: Final = 16  # names: to compare one takes 20 us
 
 
 def escape(text: object) -> str:
@@ -58,6 +62,25 @@ def shown(value: object, limit: int = 100) -> str:
     except Exception as error:  # noqa: BLE001  an object's own __repr__ may fail
         text = f"an object of type {type(value).__name__} whose repr raised {type(error).__name__}"
     return text if len(text) <= limit else f"{text[: limit - 4]} ..."
+
+
+def near_miss(name: str, names: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """The one of ``names`` that is most like ``name``, if one is; case counts for nothing.
+
+    A peer may ask again and again for a name that is not there, of very many. So few names are
+    compared: of those that are about as long, the neighbours of ``name`` in the alphabet.
+    """
+    if len(name) > _LONG:
+        return None
+    wanted, spread = name.lower(), 2 + len(name) // 4
+    lower = {each.lower(): each for each in names if abs(len(each) - len(name)) <= spread}
+    compared = list(lower)
+    if len(compared) > _COMPARED:
+        compared.sort()
+        first = max(0, bisect_left(compared, wanted) - _COMPARED // 2)
+        compared = compared[first : first + _COMPARED]
+    near = difflib.get_close_matches(wanted, compared, n=1, cutoff=cutoff)
+    return lower[near[0]] if near else None
 
 
 def _escaped(character: str) -> str:

@@ -74,8 +74,13 @@ AIOQUIC_16K = Contestant(
 )
 AIOQUIC_DEFAULT = Contestant("aioquic", "default", 32 * MiB)
 
-WIDE = (OURS_16K, FLIGHT, AIOQUIC_16K)
-NARROW = (OURS_1200, AIOQUIC_DEFAULT)
+OURS_AUTO = Contestant("aqueduct", "auto", 256 * MiB, datagram=0)
+FLIGHT_TLS = Contestant("flight", "tls", 768 * MiB, "tls")
+PATHS: Final = (1452, 8900)
+"""What common networks leave of a datagram: an MTU of 1,500, and one of 9,000."""
+
+WIDE = (OURS_16K, OURS_AUTO, FLIGHT, FLIGHT_TLS, AIOQUIC_16K)
+NARROW = (OURS_1200, FLIGHT_TLS, AIOQUIC_DEFAULT)
 SIZES: Final = (("1m", MiB), ("64k", 64 * KiB))
 STREAM_BULK: Final = (
     ("sink", "1m", MiB),
@@ -84,6 +89,16 @@ STREAM_BULK: Final = (
     ("sink", "64k", 64 * KiB),
     ("echo", "64k", 64 * KiB),
 )
+
+
+def _path_peers(size: int) -> tuple[Contestant, ...]:
+    """Ours and aioquic with datagrams of that size, and Flight over TLS."""
+    nbytes = 64 * MiB
+    return (
+        Contestant("aqueduct", str(size), nbytes, datagram=size),
+        FLIGHT_TLS,
+        Contestant("aioquic", str(size), nbytes, datagram=size, wide=True, aes128=True),
+    )
 
 
 def _stream_peers(carrier: str) -> tuple[Contestant, ...]:
@@ -133,6 +148,7 @@ PLAN: Final = (
         for label, size in SIZES
         for mode in ("sink", "echo")
     ),
+    *(Case(f"sink-1m-{size}", "sink", _path_peers(size), MiB) for size in PATHS),
     Case("request", "request", WIDE),
     Case("open-request", "open-request", WIDE),
     *(case for carrier in CARRIERS for case in _stream_cases(carrier)),

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from aqueduct._speedups.channels.message_batches import DirectRead
+from aqueduct._speedups.channels.receiver import DirectRead
 from aqueduct._speedups.loop.pump import apply
 from aqueduct.carriers import memory
 from aqueduct.carriers.contract import Buffer

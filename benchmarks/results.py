@@ -55,6 +55,9 @@ UNITS: Final = {
     "channel_cpu_us": "CPU us a channel",
     "channel_core_us": "without the collector",
     "job_s": "s, the whole job",
+    "redial_ms": "ms from the redial to the next batch",
+    "redial_trips": "round trips from the redial to the next batch",
+    "up_s": "s until all links are up",
     "handshakes_worker": "hand-shakes for each worker process",
     "settled_mib": "MiB between least and most, server, after the first GiB",
 }

@@ -64,7 +64,8 @@ if [ "$choice" = local ]; then
     # The tests' packages as pinned here, not what was published this morning.
     export CIBW_TEST_ENVIRONMENT="AQUEDUCT_NO_SKIPS=1 PIP_CONSTRAINT=/project/ci/constraints.txt"
     limits="--ulimit=nofile=$(ulimit -Hn):$(ulimit -Hn) --ulimit=nproc=32768:32768"
-    export CIBW_CONTAINER_ENGINE="podman; disable_host_mount: true; create_args: --runtime=runc --network=host $limits"
+    options="--runtime=runc --network=host $limits"
+    export CIBW_CONTAINER_ENGINE="podman; disable_host_mount: true; create_args: $options"
     echo "ci/wheels.sh: no registry of images in use; $image with $CIBW_BUILD"
 fi
 cibuildwheel --platform linux --output-dir wheelhouse "$1"

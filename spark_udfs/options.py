@@ -305,7 +305,7 @@ def unknown(
 
 
 def missing_address(how: str) -> ConfigError:
-    """The error for an address that nobody gave; ``how`` says how to give it here."""
+    """The error for an address that is missing; ``how`` says how to give it here."""
     return ConfigError(
         f"no address: give {how}, or set {PREFIX}address on the session; "
         "for example aqueduct://scores.example:4433"

@@ -26,7 +26,7 @@ def active_session() -> SparkSession | None:
     Only the thread that made a session has it as its own, and jobs are begun in others too.
     """
     if "pyspark" not in sys.modules:
-        return None  # nobody can have made one
+        return None  # none can have been made
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 

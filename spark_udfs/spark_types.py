@@ -474,10 +474,14 @@ def _nullable(field: pa.Field) -> pa.Field:
     return pa.field(field.name, kind, True, field.metadata)
 
 
-def retold(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """``batches`` with the metadata of ``schema``, which is that of ``told_schema``."""
-    for batch in batches:
-        yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+def retold(
+    batches: Iterator[pa.RecordBatch], schema: pa.Schema, rows: pa.Schema | None
+) -> tuple[Iterator[pa.RecordBatch], pa.Schema]:
+    """``batches`` and their ``schema``, with the metadata of ``rows`` (see ``told_schema``)."""
+    told = schema if rows is None else told_schema(schema, rows)
+    if told.equals(schema, check_metadata=True):
+        return batches, schema
+    return (pa.RecordBatch.from_arrays(batch.columns, schema=told) for batch in batches), told
 
 
 def bounds_of(name: str) -> tuple[str, str] | None:

@@ -16,7 +16,7 @@ _LIMIT: Final = 16 << 10
 
 @dataclass(frozen=True)
 class TokenFile:
-    """A token in a file, where somebody renews it: read before each call."""
+    """A token in a file that another program renews: read before each call."""
 
     path: str
 

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aqueduct
-from aqueduct import bpmux
+from aqueduct import bpmux, relink
 from aqueduct.arguments import (
     ARGUMENTS,
     KINDS,
@@ -272,6 +272,8 @@ PUBLIC: list[Any] = [
         bpmux.BpmuxSink,
     ),
     *(bpmux.BpmuxStream, bpmux.Duplex),
+    *(relink.connect, relink.serve, relink.RelinkChannel, relink.RelinkConnection),
+    *(relink.RelinkIncoming, relink.RelinkTransaction),
 ]
 UNCHECKED = {
     # They are looked at together, by make_handler, make_table and Sink, which name the handler.
@@ -283,11 +285,15 @@ UNCHECKED = {
     **dict.fromkeys(("Client.call", "Client.call_table", "SyncClient.call"), None),
     "SyncClient.call_table": None,
     # They are not for users.
-    **dict.fromkeys(("Client.begin", "Client.asker", "Client.ask", "Client.agreed"), None),
+    **dict.fromkeys(("EntityHandle.ended", "EntityHandle.ponged", "BpmuxStream.arrived"), None),
+    **dict.fromkeys(("Client.begin", "Client.ask", "Client.unary_call", "Client.agreed"), None),
     "Client": {"connection", "address"},
-    "SyncClient.lane": {"news", "tag"},
 }
-INNER = (aqueduct.Connection, bpmux.BpmuxConnection, bpmux.BpmuxServer)
+INNER = (
+    *(aqueduct.Connection, bpmux.BpmuxConnection, bpmux.BpmuxServer),
+    *(relink.RelinkChannel, relink.RelinkConnection),
+    *(relink.RelinkIncoming, relink.RelinkTransaction),
+)
 
 
 def public_functions() -> Iterator[tuple[str, Callable[..., Any], bool]]:
@@ -365,7 +371,7 @@ OF_CALLS = [
     ("token", ["a"]),
     ("headers", ["a"]),
     ("headers", 5),
-    ("run", 1),
+    ("write_key", 1),
     ("attempt", b"x"),
     ("partition", 1),
     ("partition", aqueduct.Partition("a")),  # type: ignore[arg-type]

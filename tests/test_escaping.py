@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import difflib
 import io
 import json
 import logging
@@ -30,12 +31,42 @@ from aqueduct.errors import (
     Refused,
     SchemaMismatch,
 )
-from aqueduct.escaping import Lines, escape, escape_lines, logger_of, one_line, shown
+from aqueduct.escaping import Lines, escape, escape_lines, logger_of, near_miss, one_line, shown
 from aqueduct.rpc import keys
 from aqueduct.rpc.describe import DESCRIBE_SCHEMA, Description
 from aqueduct.rpc.status import Status
 from tests.support.calls import connected, everything, numbers, served
 from tests.test_floors import SOURCES
+
+
+@pytest.mark.parametrize(
+    ("name", "names", "near"),
+    [
+        ("scores", ["score", "other"], "score"),
+        ("SCORES", ["Score", "other"], "Score"),
+        ("x", ["score", "other"], None),
+        ("score", [], None),
+        ("handler_0777O_of_many", [f"handler_{n:05}_of_many" for n in range(9000)], None),
+        ("s" * 200, ["s" * 200 + "x"], None),
+    ],
+)
+def test_a_near_miss(name: str, names: list[str], near: str | None) -> None:
+    found = near_miss(name, names)
+    assert found == near or (near is None and found and found.startswith("handler_077"))
+
+
+def test_a_near_miss_compares_few_names_of_very_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+    matches = difflib.get_close_matches
+
+    def counted(name: str, names: Any, **options: Any) -> list[str]:
+        compared.append(len(names))
+        return matches(name, names, **options)
+
+    monkeypatch.setattr(difflib, "get_close_matches", counted)
+    assert near_miss("column 12345", [f"column_{n:05}" for n in range(20_000)]) is not None
+    assert compared == [16]
+
 
 NASTY = {
     "newline": "a\n2026-11-27 INFO forged",

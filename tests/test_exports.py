@@ -82,7 +82,7 @@ def test_exports(module: str) -> None:
 
 
 @pytest.mark.parametrize("name", aqueduct.__all__)
-def test_the_face_has_what_it_names(name: str) -> None:
+def test_the_package_exports_what_it_names(name: str) -> None:
     assert getattr(aqueduct, name) is not None
 
 
@@ -94,7 +94,9 @@ def test_documented_modules_need_no_import_of_their_own(name: str) -> None:
 
 
 def test_the_modules_that_are_shown_are_those_of_the_docs() -> None:
-    assert {"errors", "config", "bpmux", "client", "dissect", "service"} <= set(dir(aqueduct))
+    assert {"errors", "config", "bpmux", "relink", "client", "dissect", "service"} <= set(
+        dir(aqueduct)
+    )
     with pytest.raises(AttributeError, match="module 'aqueduct' has no attribute 'nothing'"):
         aqueduct.nothing  # noqa: B018
 
@@ -117,7 +119,7 @@ def test_types_are_for_users_too(package: str) -> None:
     assert (Path(spec.origin).parent / "py.typed").is_file()
 
 
-def test_everything_the_face_shows_is_documented() -> None:
+def test_everything_the_package_exports_is_documented() -> None:
     undocumented = [
         name
         for name in aqueduct.__all__

@@ -91,7 +91,7 @@ def rest(net: Network) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_streams_arrive_whole_and_in_order_whatever_the_weather(seed: int) -> None:
+def test_streams_arrive_whole_and_in_order_over_any_network(seed: int) -> None:
     net, client, server = network(BAD, seed)
     payloads = {stream: bytes([stream]) * 700 * stream for stream in range(8)}
     for stream, payload in payloads.items():

@@ -96,6 +96,15 @@ def test_every_file_that_a_page_of_design_names_exists(page: Path) -> None:
     ] == []
 
 
+def test_the_scripts_that_the_page_of_benchmarks_names_are_all_that_there_are() -> None:
+    folder = ROOT / "benchmarks"
+    named = re.findall(r"`([\w/*]+\.py)`", (folder / "README.md").read_text())
+    found = {path for name in named for path in folder.glob(name)}
+    assert all(list(folder.glob(name)) for name in named)
+    scripts = {path for path in folder.glob("*.py") if "__main__" in path.read_text()}
+    assert scripts | set(folder.glob("micro/bench_*.py")) == found
+
+
 def test_every_page_can_be_reached_from_the_readme() -> None:
     reached: set[Path] = set()
     found = [ROOT / "README.md"]

@@ -36,6 +36,6 @@ class Together:
 
 for _path in (_FOLDER / f"_all{suffix}" for suffix in EXTENSION_SUFFIXES):
     if _path.exists():
-        # Behind the others, who find what has a file of its own.
+        # Behind the other finders, which find modules that have a file of their own.
         sys.meta_path.append(Together(_path))
         break

@@ -120,7 +120,7 @@ _BY_TYPE: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """Why no cast leads from one type to another."""
+    """Why there is no cast from one type to another."""
 
     path: tuple[str, ...]
     """The names of fields from the column to where it is, without the column's own."""
@@ -132,7 +132,7 @@ class Obstacle:
 
 
 def obstacle(wanted: pa.DataType, got: pa.DataType, path: tuple[str, ...] = ()) -> Obstacle | None:
-    """Why no cast leads from ``got`` to ``wanted``; None: one does."""
+    """Why there is no cast from ``got`` to ``wanted``; None: there is one."""
     if wanted.equals(got):
         return None
     mine, theirs = (isinstance(kind, pa.BaseExtensionType) for kind in (wanted, got))

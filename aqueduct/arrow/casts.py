@@ -127,7 +127,7 @@ def _leaf(array: pa.Array, wanted: pa.DataType, how: _How) -> pa.Array:
     got, rounding = array.type, how.rounding
     rule = RULES.get((kind_of(got), kind_of(wanted)))
     if rule is None:
-        raise pa.ArrowNotImplementedError(f"no cast leads from {got} to {wanted}")
+        raise pa.ArrowNotImplementedError(f"there is no cast from {got} to {wanted}")
     if kind_of(got) == "text":  # of Arrow's functions of text few take views
         array = array.cast(pa.large_string())
     try:
@@ -222,7 +222,7 @@ def first_null(array: pa.Array, there: pa.Array | None = None) -> int:
 def _struct(array: pa.Array, wanted: pa.DataType, how: _How) -> pa.Array:
     places = places_by_name(*([field.name for field in kind] for kind in (wanted, array.type)))
     if places is None:
-        raise pa.ArrowNotImplementedError(f"no cast leads from {array.type} to {wanted}")
+        raise pa.ArrowNotImplementedError(f"there is no cast from {array.type} to {wanted}")
     given = array.flatten()  # null where the struct is: what is hidden there is not cast
     there = array.is_valid() if array.null_count else None
     fields = []

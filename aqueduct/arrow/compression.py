@@ -10,7 +10,6 @@ and never to more than the limit of a batch. Who has a batch that packs better a
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
 from itertools import accumulate
 from struct import Struct
 from typing import Final, NamedTuple
@@ -177,13 +176,8 @@ class Unpacking:
         codecs: tuple[str, ...],
         limit: int,
         payload: int,
-        grow: Callable[[int], object] | None = None,
     ) -> None:
-        """``payload`` is its size as it came; ``limit`` that of a batch.
-
-        ``grow`` is told the bytes of each message that may be unpacked.
-        """
-        self._grow = grow
+        """``payload`` is its size as it came; ``limit`` that of a batch."""
         self._codecs = codecs
         self._limit = limit
         self._payload = payload
@@ -198,7 +192,7 @@ class Unpacking:
         message = _read(memoryview(metadata))
         if message.method or not 0 <= message.codec < len(COMPRESSIONS):
             raise BadPacking(
-                f"it is compressed in a way that nobody knows (codec {message.codec}, method "
+                f"it is compressed in an unknown way (codec {message.codec}, method "
                 f"{message.method})"
             )
         codec = COMPRESSIONS[message.codec]
@@ -228,8 +222,6 @@ class Unpacking:
                     else f"{self._most}: {RATIO} times its size and {FREE}"
                 )
             )
-        if self._grow is not None:
-            self._grow(claimed)
         return claimed
 
 

@@ -6,7 +6,7 @@ or a BadCall; see ``Decoder`` for what is looked at.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sized
+from collections.abc import Container, Sized
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -88,6 +88,8 @@ class Decoder:
         self._full = checks == "full"
         self._deep = checks == "memory"
         self._compressions = compressions
+        self.unpacks = bool(compressions)
+        """Whether payloads may be compressed."""
         self._limit = dictionary_limit
         self._found: BufferLayout | None = None
         self._fast: BatchReader | None = None
@@ -115,6 +117,23 @@ class Decoder:
             return False
         return size >= LONG_BYTES or self._found.layout.nodes > LONG_NODES
 
+    def unpacked_bytes(self, payload: ReadableBuffer) -> int:
+        """The bytes that ``payload`` will take beside itself, as its compressed buffers say.
+
+        0 if it is not compressed, or if ``decode`` refuses it before it takes memory.
+        """
+        buffer, claimed = pa.py_buffer(payload), 0
+        unpacking = Unpacking(self._compressions, self._limit, buffer.size)
+        source = pa.BufferReader(_copied(buffer) if buffer.address % 8 else buffer)
+        try:
+            while source.tell() < source.size():
+                message = pa.ipc.read_message(source)
+                if summarize(message.metadata).compressed:
+                    claimed += unpacking.admit(message.metadata, message.body)
+        except Exception:  # noqa: BLE001  ``decode`` says what is wrong
+            return 0
+        return claimed
+
     @property
     def independent(self) -> bool:
         """Whether each batch stands alone, so that other streams may use this decoder, too."""
@@ -125,12 +144,10 @@ class Decoder:
         payload: ReadableBuffer,
         *,
         number: int | None = None,
-        grow: Callable[[int], object] | None = None,
     ) -> pa.RecordBatch:
         """The batch of ``payload``, whose memory it keeps and points into.
 
-        ``number`` is the batch's, for the text of errors. ``grow`` is called with the bytes that a
-        compressed payload unpacks to, before they take memory. Raises BadCall and BatchTooLarge.
+        ``number`` is the batch's, for the text of errors. Raises BadCall and BatchTooLarge.
         """
         if self._broken is not None:
             raise self._broken.error()
@@ -144,7 +161,7 @@ class Decoder:
                         batch.validate(full=True)
                     return batch
             try:
-                return self._decode(pa.py_buffer(payload), grow)
+                return self._decode(pa.py_buffer(payload))
             except pa.ArrowException as error:
                 if _NO_THREAD in str(error):
                     raise MemoryError(first_line(error)) from error
@@ -184,13 +201,13 @@ class Decoder:
             self._stream = _DictionaryStream(self.schema, found.dictionaries, self._limit)
         return found
 
-    def _decode(self, payload: pa.Buffer, grow: Callable[[int], object] | None) -> pa.RecordBatch:
+    def _decode(self, payload: pa.Buffer) -> pa.RecordBatch:
         if payload.address % 8:  # Arrow expects its numbers on their own boundaries
             payload = _copied(payload)
         source = pa.BufferReader(payload)
         unpacking: Unpacking | None = None
         if self._compressions:
-            unpacking = Unpacking(self._compressions, self._limit, payload.size, grow)
+            unpacking = Unpacking(self._compressions, self._limit, payload.size)
         again = self._stream is None  # whether to read it twice costs nothing
         if self._stream is not None:
             message, summary = _next_message(source)

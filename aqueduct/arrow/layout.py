@@ -61,7 +61,7 @@ class BufferLayout:
 
     @cached_property
     def physical(self) -> pa.Schema | None:
-        """What batches are looked at through; None if their values point nowhere.
+        """What batches are looked at through; None if their values are no pointers.
 
         Most never need it: the compiled reader looks by itself.
         """
@@ -120,7 +120,7 @@ def needs_deep_check(schema: pa.Schema) -> bool:
     types = pa.types
     for kind in _all_types(schema):
         if types.is_struct(kind) or types.is_fixed_size_list(kind):
-            continue  # these point nowhere themselves, and what is inside comes next
+            continue  # these have no pointers themselves, and what is inside comes next
         if types.is_nested(kind) or types.is_dictionary(kind) or types.is_run_end_encoded(kind):
             return True
         if _as_bytes(kind) is not None or _is_bytes(kind):

@@ -7,9 +7,7 @@ batch of the one schema can then be read as the other without touching its buffe
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -18,6 +16,7 @@ import pyarrow as pa
 from aqueduct.arrow.cast_ways import misnamed, obstacle
 from aqueduct.arrow.ipc import is_wide, serialize_schema
 from aqueduct.errors import SchemaMismatch
+from aqueduct.escaping import near_miss
 
 __all__ = [
     "Difference",
@@ -79,6 +78,11 @@ class Difference:
         }[self.problem]
         return f"column {self.column!r} {what}"
 
+    def mismatch(self, text: str, peer: str = "", handler: str = "") -> SchemaMismatch:
+        """The error with this ``text``."""
+        said = {"column": self.column, "wanted": self.wanted, "got": self.got}
+        return SchemaMismatch(text, peer=peer, handler=handler, **said)
+
 
 def check(
     wanted: pa.Schema,
@@ -98,14 +102,7 @@ def check(
     found = difference(wanted, got)
     if found is not None:
         text = f"{found.what}; {fault}{found.remedy}" if fault else str(found)
-        raise SchemaMismatch(
-            f"{where}: {text}" if where else text,
-            peer=peer,
-            handler=handler,
-            column=found.column,
-            wanted=found.wanted,
-            got=found.got,
-        )
+        raise found.mismatch(f"{where}: {text}" if where else text, peer, handler)
 
 
 def check_expected(
@@ -118,15 +115,12 @@ def check_expected(
     found = difference(expected, declared)
     if found is not None:
         answers = shorten(", ".join(f"{field.name} {_text(field)}" for field in declared))
-        raise SchemaMismatch(
+        raise found.mismatch(
             f"the output of handler {handler!r}: {found.what}; output_schema= (in Spark schema=) "
             f"expects otherwise than the handler declares ({answers}): expect that, and cast the "
             "answers (in Spark by cast=True)",
-            peer=peer,
-            handler=handler,
-            column=found.column,
-            wanted=found.wanted,
-            got=found.got,
+            peer,
+            handler,
         )
 
 
@@ -144,8 +138,8 @@ def difference(wanted: pa.Schema, got: pa.Schema) -> Difference | None:
 
 
 def no_cast(wanted: pa.DataType) -> str:
-    """What to do where no cast leads to ``wanted``."""
-    return f"no cast leads there: build it as {_short(wanted)}, or change what is declared"
+    """What to do where there is no cast to ``wanted``."""
+    return f"there is no cast: build it as {_short(wanted)}, or change what is declared"
 
 
 def equal_schemas(got: pa.Schema, wanted: pa.Schema) -> bool:
@@ -176,7 +170,7 @@ def _names(wanted: pa.Schema, got: pa.Schema) -> Difference:
     for field in wanted:
         if field.name in lacking:
             remedy, spark = f"the columns that came are {came}", ""
-            alike = _nearest(field.name, surplus)
+            alike = near_miss(field.name, surplus, cutoff=0.75)
             if alike is not None:
                 remedy = f"did you mean it by {alike!r}? then rename it: batch.rename_columns"
                 spark = f".withColumnRenamed({alike!r}, {field.name!r})"
@@ -199,13 +193,6 @@ def _names(wanted: pa.Schema, got: pa.Schema) -> Difference:
         f"put them in order: batch.select({columns})",
         f".select({columns})",
     )
-
-
-def _nearest(name: str, others: Iterable[str]) -> str | None:
-    """The one of ``others`` that is most like ``name``, if one is; case counts for nothing."""
-    lower = {other.lower(): other for other in others}
-    near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.75)
-    return lower[near[0]] if near else None
 
 
 def _field(path: str, wanted: pa.Field, got: pa.Field) -> Difference | None:

@@ -6,31 +6,28 @@ import asyncio
 import os
 import select
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from types import TracebackType
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, Self, TypeAlias, cast
-from weakref import proxy
 
 from aqueduct.arguments import Duration, Size, checked
+from aqueduct.bpmux.link import BpmuxLink
 from aqueduct.bpmux.streams import (
     BpmuxRequest,
     BpmuxSink,
     BpmuxStream,
     Buffer,
     Duplex,
-    EntityHandle,
     PendingRequest,
-    again,
 )
 from aqueduct.carriers.binding import host_port
 from aqueduct.carriers.stream.sockets import tune
+from aqueduct.closing import AsyncClosing
 from aqueduct.config import Config
-from aqueduct.errors import ConnectionLost, Ended, LimitExceeded, RemoteProtocolError, SendQueueFull
+from aqueduct.errors import ConnectionLost, Ended, LimitExceeded, RemoteProtocolError
 from aqueduct.escaping import logger_of
 from aqueduct.forks import own, sever
 from aqueduct.protocol.bpmux import events
-from aqueduct.protocol.bpmux.connection import Mux
 from aqueduct.protocol.bpmux.state import PLACES, REQ_IN, SINK_IN, Entity
 
 __all__ = ["BpmuxConnection", "LoopProtocol", "Opened", "name_of"]
@@ -42,10 +39,6 @@ Opened: TypeAlias = BpmuxRequest | BpmuxSink | BpmuxStream | Duplex
 BpmuxSink.
 """
 
-_PAYLOAD_COST: Final = 16
-"""Bytes that each waiting payload counts beside its own."""
-_IN_A_ROW: Final = 64
-"""So many payloads are taken without a pause; then other tasks of the event loop have a turn."""
 _PROBE: Final = 0.1
 """Seconds between two looks for a peer that sends no more."""
 _NO_PROGRESS: Final = (events.PING, events.PONG, events.PONG_MISSING)
@@ -54,7 +47,7 @@ END_CREDIT = 256
 """Bytes that the peer may say with the end of something on which only this side sends."""
 
 
-class BpmuxConnection:
+class BpmuxConnection(AsyncClosing):
     """Two programs, each of which may ask, offer and listen. Made by ``connect`` and ``serve``.
 
     ``async for opened in connection`` gives what the peer opens; ``receive`` its messages of the
@@ -81,29 +74,15 @@ class BpmuxConnection:
         """The peer's address, for errors and logs."""
         self.window = window
         """Bytes that the peer may send ahead on each stream, and in answer to each request."""
-        self.mux = Mux(config.bpmux, whole=True)
+        self._link = link = BpmuxLink(transport, config, peer)
+        self.mux = link.mux
         """The core; see aqueduct.protocol.bpmux."""
-        self.error: ConnectionLost | None = None
-        """Why it is over, once it is."""
         self._transport = transport
         self._loop = asyncio.get_running_loop()
-        self._writable = asyncio.Event()
-        self._writable.set()
-        self._live: set[EntityHandle] = set()
-        self._queued = 0
-        """Bytes that wait to be sent."""
-        self._sendable = asyncio.Event()
-        """Set when these have become fewer."""
-        self._unread = 0
-        """Payloads that wait to be received."""
-        self._in_a_row = 0
-        self._flushing: asyncio.Handle | None = None
         self._closing = False
         """Whether ``close`` was called."""
         self._ended_by_peer: ConnectionLost | None = None
         """What ends the connection once all that is open has ended (BP-R14)."""
-        self._progress = 0.0
-        """When something moved that is open."""
         self._peer_silent = False
         """Whether it has also ended its half of the transport: it sends nothing any more."""
         self._end_probe: asyncio.TimerHandle | None = None
@@ -113,17 +92,20 @@ class BpmuxConnection:
         self._abort: asyncio.TimerHandle | None = None
         self._gone: asyncio.Future[None] = self._loop.create_future()
         self._heard = self._loop.time()
-        self._opened: deque[tuple[Opened, int]] = deque()
+        self._opened: deque[tuple[Opened, int, tuple[tuple[Entity, int], ...]]] = deque()
+        """With the credit that it is charged to, and the credit that follows once it is taken."""
         self._accepting = asyncio.Event()
-        # These two are a part of it, and must not keep it.
-        self._top = BpmuxSink(proxy(self), self.mux.top_sink)
-        self._messages = BpmuxStream(
-            proxy(self), self.mux.top_stream, config.byte_stream.top_credit
-        )
+        self._top = BpmuxSink(link, self.mux.top_sink)
+        self._messages = BpmuxStream(link, self.mux.top_stream, config.byte_stream.top_credit)
         self.mux.credit(self.mux.top_stream, config.byte_stream.top_credit)
         self._alive = self._loop.call_later(config.timing.ping_interval, self._stay_alive)
         own(self)
-        self._flush()
+        self._link.flush()
+
+    @property
+    def error(self) -> ConnectionLost | None:
+        """Why it is over, once it is."""
+        return self._link.error
 
     # What this side begins
 
@@ -137,18 +119,18 @@ class BpmuxConnection:
         for ``timeout``, cancels the request, or takes it back if it has not left. Raises Ended when
         the peer ends it without a response, ConnectionLost, TimeoutError.
         """
-        self._usable()
+        link = self._link
+        link.usable()
         credit = self._credit(window)
         size = memoryview(payload).nbytes
-        async with self._deadline(timeout):
-            if not self._has_room(size):
-                await self._room(size)
+        async with link.deadline(timeout):
+            if not link.has_room(size):
+                await link.room(size)
             total = self._total(payload)
             entity = self.mux.request(payload, credit=credit, total=total)
-            call = PendingRequest(self, entity)
-            call._queue(size)
+            call = PendingRequest(link, entity, size)
             try:
-                self._flush()
+                link.flush()
                 return await call.answer()
             finally:
                 call.cancel()
@@ -159,9 +141,8 @@ class BpmuxConnection:
         size = self._opening(payload)
         total = self._total(payload)
         entity = self.mux.open_sink(payload, credit=END_CREDIT, whole=not total, total=total)
-        sink = BpmuxSink(self, entity)
-        sink._queue(size)
-        self._flush()
+        sink = BpmuxSink(self._link, entity, queued=size)
+        self._link.flush()
         return sink
 
     @checked()
@@ -170,9 +151,8 @@ class BpmuxConnection:
         size = self._opening(payload)
         credit = self._credit(window)
         entity = self.mux.open_stream(payload, credit=credit, total=self._total(payload))
-        stream = BpmuxStream(self, entity, credit)
-        stream._queue(size)
-        self._flush()
+        stream = BpmuxStream(self._link, entity, credit, queued=size)
+        self._link.flush()
         return stream
 
     @checked()
@@ -182,9 +162,9 @@ class BpmuxConnection:
         credit = self._credit(window)
         out, into = self.mux.open_duplex(payload, credit=credit, total=self._total(payload))
         self.mux.consumed(out, END_CREDIT, 0)
-        duplex = Duplex(BpmuxSink(self, out), BpmuxStream(self, into, credit))
-        duplex.stream._queue(size)
-        self._flush()
+        stream = BpmuxStream(self._link, into, credit, queued=size)
+        duplex = Duplex(BpmuxSink(self._link, out), stream)
+        self._link.flush()
         return duplex
 
     @checked()
@@ -210,27 +190,19 @@ class BpmuxConnection:
         Raises ConnectionLost, and TimeoutError, if ``timeout`` (seconds) is given.
         """
         if self._opened:
-            await self._yield()
+            await self._link.give_way()
         if not self._opened:
-            with self._reading(self.mux.top_stream):
+            with self._link.reading(self.mux.top_stream):
                 async with asyncio.timeout(cast("float | None", timeout)):
                     while not self._opened:
-                        self._usable()
+                        self._link.usable()
                         self._accepting.clear()
                         await self._accepting.wait()
-        opened, charged = self._opened.popleft()
-        for half in _halves(opened):
-            half.connection = self
-        mux = self.mux
-        mux.consumed(mux.top_stream, charged, len(opened.payload))
-        if isinstance(opened, BpmuxStream):
-            mux.consumed(opened._entity, opened.window, 0)
-        elif isinstance(opened, Duplex):
-            mux.consumed(opened.stream._entity, opened.stream.window, 0)
-            mux.consumed(opened.sink._entity, END_CREDIT, 0)
-        elif isinstance(opened, BpmuxSink):
-            mux.consumed(opened._entity, END_CREDIT, 0)
-        self._flush()
+        opened, charged, credits = self._opened.popleft()
+        self.mux.consumed(self.mux.top_stream, charged, len(opened.payload))
+        for entity, credit in credits:
+            self.mux.consumed(entity, credit, 0)
+        self._link.flush()
         return opened
 
     def __aiter__(self) -> Self:
@@ -277,40 +249,29 @@ class BpmuxConnection:
         if not mux.top_sink.ending:
             mux.end(mux.top_sink, payload)
         top.ending = True
-        self._flush()
+        self._link.flush()
         with suppress(ConnectionLost, Ended):
             with suppress(TimeoutError):
                 async with asyncio.timeout(linger / 2):
-                    await top._until(lambda: top.acknowledged)
+                    await top.wait_ended()
             mux.end_bare()
             if mux.top_sink.items:
                 mux.end(mux.top_sink, drop=True)
-            self._flush()
+            self._link.flush()
             with suppress(TimeoutError):
                 async with asyncio.timeout(linger / 2):
-                    await top._until(lambda: top.acknowledged)
+                    await top.wait_ended()
 
     async def wait_closed(self) -> None:
         """Returns once the transport is gone, whatever ended it: see ``error``."""
         await asyncio.shield(self._gone)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     def left_behind(self) -> None:
         """In a forked child: the connection is the parent's. Its socket is closed here."""
         sock = self._transport.get_extra_info("socket")
         if sock is not None:
             sever((sock.fileno(),))
-        self.error = ConnectionLost(
+        self._link.error = ConnectionLost(
             f"the connection to {self.peer} belongs to the process that process {os.getpid()} was "
             "forked from; connect after the fork"
         )
@@ -320,63 +281,10 @@ class BpmuxConnection:
     def __repr__(self) -> str:
         return f"<bpmux BpmuxConnection with {self.peer}{' closed' if self.error else ''}>"
 
-    # What handles ask
-
-    def _deadline(self, timeout: Any) -> asyncio.Timeout:
-        return asyncio.timeout(self.config.timing.progress_deadline if timeout is None else timeout)
+    # Within
 
     def _credit(self, window: Any) -> int:
         return int(window or self.window)
-
-    def _ping(self, entity: Entity) -> None:
-        self.mux.ping(entity, self._loop.time())
-        self._flush()
-
-    def _consumed(self, purse: Entity, charged: int, held: int) -> None:
-        """The application has taken ``held`` bytes; ``charged`` of credit are given for them."""
-        self.mux.consumed(purse, charged, held)
-        self._flush()
-
-    def _let_go(self, purse: Entity, charged: int, held: int) -> None:
-        """As ``_consumed``, from anywhere: nothing is sent before the event loop's next turn."""
-        self.mux.consumed(purse, charged, held)
-        if self._flushing is None and self.error is None:
-            with suppress(RuntimeError):  # another thread's garbage collection, or a closed loop
-                self._flushing = self._loop.call_soon(self._flush_late)
-
-    def _flush_late(self) -> None:
-        self._flushing = None
-        self._flush()
-
-    @contextmanager
-    def _reading(self, entity: Entity) -> Iterator[None]:
-        """While the application waits for the next payload of this entity (BP-R12)."""
-        self.mux.wait_for(entity)
-        self._flush()
-        try:
-            yield
-        finally:
-            self.mux.wait_no_more(entity)
-
-    async def _yield(self) -> None:
-        """Lets other tasks run after several payloads that were taken without a wait."""
-        self._in_a_row += 1
-        if self._in_a_row >= _IN_A_ROW:
-            self._in_a_row = 0
-            await asyncio.sleep(0)
-
-    def _count_unread(self) -> None:
-        self._unread += 1
-        limit = self.config.bpmux.connection_bytes
-        if self._unread * _PAYLOAD_COST > limit:
-            raise LimitExceeded(
-                f"{self._unread} payloads wait to be received, each of which counts "
-                f"{_PAYLOAD_COST} bytes; Bpmux.connection_bytes is {limit} (BP-R12)"
-            )
-
-    def _usable(self) -> None:
-        if self.error is not None:
-            raise again(self.error)
 
     def _total(self, payload: Buffer) -> int:
         """What an opening payload is to be announced as: 0 if it travels in one chunk.
@@ -384,53 +292,15 @@ class BpmuxConnection:
         In one it waits for top-level credit for all of it, which the peer may never give.
         """
         size = memoryview(payload).nbytes
-        most = min(self._top._most or size, self.config.bpmux.chunk)
+        most = min(self._top.most_credit or size, self.config.bpmux.chunk)
         return size if size > most else 0
-
-    def _has_room(self, size: int) -> bool:
-        """Whether ``size`` bytes more may wait to be sent. One payload always may."""
-        return not self._queued or self._queued + size <= self.config.bpmux.connection_bytes
-
-    def _require_room(self, size: int) -> None:
-        if size and not self._has_room(size):
-            raise SendQueueFull(
-                f"{self._queued} bytes wait to be sent to {self.peer}, and {size} more are above "
-                f"Bpmux.connection_bytes ({self.config.bpmux.connection_bytes}); nothing was sent"
-            )
 
     def _opening(self, payload: Buffer) -> int:
         """The size of an opening payload. Raises if nothing can be opened with it now."""
-        self._usable()
+        self._link.usable()
         size = memoryview(payload).nbytes
-        self._require_room(size)
+        self._link.require_room(size)
         return size
-
-    async def _room(self, size: int) -> None:
-        """Waits until the transport takes more, and ``size`` bytes more may be queued."""
-        await self._writable.wait()
-        while self.error is None and not self._has_room(size):
-            self._sendable.clear()
-            await self._sendable.wait()
-        self._usable()
-
-    def _flush(self) -> None:
-        """Gives the transport what may leave, unless it has enough, or is closing.
-
-        After a loss, asyncio's ``writelines`` of Python 3.12 and 3.13 would watch a socket that is
-        closed: the next one with its number would never be heard.
-        """
-        while self._writable.is_set() and self.error is None and not self._transport.is_closing():
-            buffers, size, written = self.mux.take(self.config.bpmux.chunk)
-            if not size:
-                break
-            self._transport.writelines(buffers)
-            for entity, _ in written:
-                if entity.user is not None:
-                    entity.user._has_left()
-            if written:
-                self._progress = self._loop.time()
-        if self._ended_by_peer is not None:
-            self._end_if_nothing_is_open()
 
     # What the transport and the core tell
 
@@ -448,7 +318,7 @@ class BpmuxConnection:
     def _advance(self) -> None:
         """Dispatches events, and sends answers. The rest is read after other tasks had a turn."""
         self._dispatch()
-        self._flush()
+        self._link.flush()
         if self.error is not None:
             return
         if self.mux.unread:
@@ -473,14 +343,16 @@ class BpmuxConnection:
             return False
         self._peer_silent = True
         self._accepting.set()
-        for handle in tuple(self._live):
+        for handle in tuple(self._link.live):
             if isinstance(handle, (PendingRequest, BpmuxStream)):
-                handle._ended(lost)
-        for sink in (self._top, *self._live):
+                handle.ended(lost)
+        for sink in (self._top, *self._link.live):
             if isinstance(sink, BpmuxSink) and not (sink.ending or sink.error):
-                self.mux.heartbeat(sink._entity)  # answered by a reset if nobody is there
+                self.mux.heartbeat(
+                    sink.entity
+                )  # a kernel without the peer's process answers by a reset
                 break
-        self._flush()
+        self._link.flush()
         if self.error is None:
             self._look_for_peer()
         return self.error is None
@@ -512,7 +384,7 @@ class BpmuxConnection:
             self._broken(event[1])
             return
         if kind not in _NO_PROGRESS:
-            self._progress = self._heard
+            self._link.progress = self._heard
         entity: Entity = event[1]
         handle: Any = entity.user
         if kind == events.PAYLOAD:
@@ -520,29 +392,29 @@ class BpmuxConnection:
             if handle is None:
                 self._open(entity, payload, charged)
             else:
-                handle._arrived(payload, charged)
+                handle.arrived(payload, charged)
         elif kind == events.CREDIT:
             if handle is not None:
-                handle._changed()
+                handle.changed()
         elif kind == events.PONG:
             if handle is not None:
-                handle._ponged(self._loop.time() - event[2])
+                handle.ponged(self._loop.time() - event[2])
         elif kind == events.ENDED:
-            _, _, payload, purse, charged = event
-            held = (purse, charged, len(payload))
+            _, _, payload, payer, charged = event
+            held = (payer, charged, len(payload))
             if entity is self.mux.top_stream:
-                self._consumed(*held)
+                self._link.consumed(*held)
                 self._peer_ends(payload)
             elif handle is not None:
-                handle._ended(Ended(f"the peer has ended {handle!r}", payload), held)
+                handle.ended(Ended(f"the peer has ended {handle!r}", payload), held)
             else:
-                self._consumed(*held)
+                self._link.consumed(*held)
         elif kind == events.ACKNOWLEDGED:
             if handle is not None:
-                handle._seen()
+                handle.ended(None)
         elif kind == events.ABANDONED and handle is not None:
             text = f"{handle!r} never came to be: one side has closed the top level"
-            handle._ended(ConnectionLost(text, code=0))
+            handle.ended(ConnectionLost(text, code=0))
         elif kind == events.PONG_MISSING:
             log.warning("%s has not answered a ping for %s", self.peer, entity)
 
@@ -553,18 +425,21 @@ class BpmuxConnection:
                 f"the peer has opened {len(self._opened)} entities that were not accepted; "
                 f"Bpmux.entities is {self.config.bpmux.entities}"
             )
+        link, window = self._link, self.window
         opened: Opened
+        credits: tuple[tuple[Entity, int], ...] = ()
         if entity.place == REQ_IN:
-            opened = BpmuxRequest(self, entity, payload)
+            opened = BpmuxRequest(link, entity, payload)
         elif entity.place == SINK_IN:
-            opened = BpmuxSink(self, entity, payload)
+            opened = BpmuxSink(link, entity, payload)
+            credits = ((entity, END_CREDIT),)
             if entity.twin is not None:
-                opened = Duplex(opened, BpmuxStream(self, entity.twin, self.window))
+                opened = Duplex(opened, BpmuxStream(link, entity.twin, window))
+                credits = ((entity.twin, window), (entity, END_CREDIT))
         else:
-            opened = BpmuxStream(self, entity, self.window, payload)
-        for half in _halves(opened):
-            half.connection = proxy(self)  # what waits here must not keep the connection
-        self._opened.append((opened, charged))
+            opened = BpmuxStream(link, entity, window, payload)
+            credits = ((entity, window),)
+        self._opened.append((opened, charged, credits))
         self._accepting.set()
 
     def _peer_ends(self, payload: bytes) -> None:
@@ -575,7 +450,8 @@ class BpmuxConnection:
             f"{self.peer} closed the connection{reason}", code=0, reason=text, remote=True
         )
         self._ended_by_peer = error
-        self._messages._ended(error)
+        self._link.flushed = self._end_if_nothing_is_open
+        self._messages.ended(error)
         deadline = self.config.bpmux.closing_deadline
         self._end_watch = self._loop.call_later(deadline, self._watch_end)
 
@@ -584,7 +460,7 @@ class BpmuxConnection:
         if error is None or self.error is not None or self._closing or not self.mux.idle:
             return
         if self._peer_silent:
-            if not self._opened and not self._owes():
+            if not self._opened and not self._may_send():
                 self._over(error)
             return
         mux = self.mux
@@ -593,19 +469,19 @@ class BpmuxConnection:
             return
         self._over(error)
 
-    def _owes(self) -> bool:
+    def _may_send(self) -> bool:
         """Whether this side may have something to send yet: none of it is acknowledged any more."""
         return any(
             isinstance(half, (BpmuxRequest, BpmuxSink))
             and half is not self._top
-            and (not half.ending or half._entity.items)
-            for half in self._live
+            and (not half.ending or half.entity.items)
+            for half in self._link.live
         )
 
     def _watch_end(self) -> None:
         """Closes if nothing that is open has moved for too long."""
         deadline = self.config.bpmux.closing_deadline
-        left = self._progress + deadline - self._loop.time()
+        left = self._link.progress + deadline - self._loop.time()
         if left > 0:
             self._end_watch = self._loop.call_later(left, self._watch_end)
             return
@@ -623,19 +499,13 @@ class BpmuxConnection:
     def _over(self, error: ConnectionLost, *, abort: bool = False) -> None:
         """Tells every handle, and lets the transport go."""
         if self.error is None:
-            self.error = error
             self._alive.cancel()
             if self._end_watch is not None:
                 self._end_watch.cancel()
             if self._end_probe is not None:
                 self._end_probe.cancel()
-            if self._flushing is not None:
-                self._flushing.cancel()
-            for handle in tuple(self._live):
-                handle._ended(error)
+            self._link.over(error)
             self._accepting.set()
-            self._writable.set()  # who waits for it finds the error
-            self._sendable.set()
         if abort:
             self._transport.abort()
         else:
@@ -644,7 +514,7 @@ class BpmuxConnection:
                 linger = self.config.timing.close_linger
                 self._abort = self._loop.call_later(linger, self._transport.abort)
         if self._loss is not None:
-            self._transport_gone()  # it went before all that it brought was looked at
+            self._transport_gone()  # it closed before all that it brought was looked at
 
     def _lost(self, error: Exception | None) -> None:
         """The transport is gone."""
@@ -678,14 +548,18 @@ class BpmuxConnection:
         if silence >= timing.ping_interval / 2:
             top = self.mux.top_sink if self._ended_by_peer else self.mux.top_stream
             if not (top.gone or top.ending):
-                self._ping(top)
-        self._flush()
+                self._link.ping(top)
+        self._link.flush()
+
+
+Made: TypeAlias = Callable[[BpmuxConnection], ConnectionLost | None]
+"""Is told of a new connection; returns why it is not wanted, if so."""
 
 
 class LoopProtocol(asyncio.Protocol):
     """What the event loop calls."""
 
-    def __init__(self, config: Config, window: int, place: str, made: Any = None) -> None:
+    def __init__(self, config: Config, window: int, place: str, made: Made | None = None) -> None:
         self.connection: BpmuxConnection
         self._config = config
         self._window = window
@@ -701,8 +575,9 @@ class LoopProtocol(asyncio.Protocol):
         tune(transport.get_extra_info("socket"), self._config)
         place = self._place or name_of(transport.get_extra_info("peername"))
         self.connection = BpmuxConnection(transport, self._config, place, self._window)
-        if self._made is not None:
-            self._made(self.connection)
+        refused = self._made(self.connection) if self._made is not None else None
+        if refused is not None:
+            self.connection._over(refused, abort=True)
 
     def data_received(self, data: bytes) -> None:
         """See asyncio."""
@@ -715,20 +590,16 @@ class LoopProtocol(asyncio.Protocol):
     def pause_writing(self) -> None:
         """See asyncio."""
         if self.connection.error is None:
-            self.connection._writable.clear()
+            self.connection._link.writable.clear()
 
     def resume_writing(self) -> None:
         """See asyncio."""
-        self.connection._writable.set()
-        self.connection._flush()
+        self.connection._link.writable.set()
+        self.connection._link.flush()
 
     def connection_lost(self, error: Exception | None) -> None:
         """See asyncio."""
         self.connection._lost(error)
-
-
-def _halves(opened: Opened) -> tuple[EntityHandle, ...]:
-    return (opened.sink, opened.stream) if isinstance(opened, Duplex) else (opened,)
 
 
 def name_of(place: Any) -> str:

@@ -7,8 +7,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from types import TracebackType
-from typing import Final, Self, TypeAlias, cast
+from typing import Final, TypeAlias, cast
 
 from aqueduct.address import UNIX, Address
 from aqueduct.arguments import Size, checked
@@ -17,6 +16,7 @@ from aqueduct.carriers.binding import resolve
 from aqueduct.carriers.stream.binding import bind
 from aqueduct.carriers.stream.connect import dial
 from aqueduct.carriers.stream.sockets import why
+from aqueduct.closing import AsyncClosing
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import ConnectFailed, ConnectionLost
 from aqueduct.escaping import logger_of
@@ -71,7 +71,7 @@ async def connect(
     return made.connection
 
 
-class BpmuxServer:
+class BpmuxServer(AsyncClosing):
     """What ``serve`` returns."""
 
     def __init__(self, config: Config) -> None:
@@ -122,27 +122,16 @@ class BpmuxServer:
         """In a forked child: the parent listens."""
         sever([sock.fileno() for sock in self._listener.sockets])
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
-
     # Within
 
-    def _made(self, connection: BpmuxConnection, handler: Handler) -> None:
+    def _made(self, connection: BpmuxConnection, handler: Handler) -> ConnectionLost | None:
         if self._closed:
-            connection._over(ConnectionLost("this side closes its server"), abort=True)
-            return
+            return ConnectionLost("this side closes its server")
         self.connections.add(connection)
         task = asyncio.get_running_loop().create_task(self._run(connection, handler))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return None
 
     async def _run(self, connection: BpmuxConnection, handler: Handler) -> None:
         try:

@@ -7,20 +7,16 @@ waits on it raises that, and so does every later use.
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import Self
 
 from aqueduct.arguments import Duration, checked
+from aqueduct.bpmux.link import BpmuxLink, again
 from aqueduct.bpmux.payloads import Payloads
 from aqueduct.errors import Ended, LimitExceeded, LocalProtocolError
 from aqueduct.protocol.bpmux.state import Entity, Item
-
-if TYPE_CHECKING:
-    from aqueduct.bpmux.connection import BpmuxConnection
 
 __all__ = [
     "BpmuxRequest",
@@ -30,23 +26,10 @@ __all__ = [
     "Duplex",
     "EntityHandle",
     "PendingRequest",
-    "again",
 ]
 
 Buffer = bytes | bytearray | memoryview
 """Bytes, contiguous. What is sent must not change until the sending call has returned."""
-_Error = TypeVar("_Error", bound=Exception)
-
-
-def again(error: _Error) -> _Error:
-    """A copy of an error that is kept, to be raised.
-
-    An error that was raised refers to the frames it came through, and these to the handle. A kept
-    one would make a cycle, which only the garbage collector could free.
-    """
-    found = copy.copy(error)
-    found.__cause__ = error.__cause__
-    return found
 
 
 class EntityHandle:
@@ -55,45 +38,48 @@ class EntityHandle:
     __slots__ = (
         "__weakref__",
         "_end_held",
-        "_entity",
+        "_link",
         "_payload",
         "_pings",
         "_queued",
         "_waiting",
         "acknowledged",
-        "connection",
         "ending",
+        "entity",
         "error",
     )
 
-    def __init__(self, connection: BpmuxConnection, entity: Entity, payload: bytes = b"") -> None:
+    def __init__(
+        self, link: BpmuxLink, entity: Entity, payload: bytes = b"", queued: int = 0
+    ) -> None:
         self._end_held: tuple[Entity, int, int] | None = None
         """For an end payload that nobody has taken: the paying entity, credit to give, bytes."""
-        self.connection = connection
+        self._link = link
         self.error: Exception | None = None
         """How it ended: Ended by the peer, ConnectionLost; None: it has not."""
         self.ending = False
         """Whether this side has ended it."""
         self.acknowledged = False
         """Whether the peer has seen that."""
-        self._entity = entity
+        self.entity = entity
+        """The core's side of it; see aqueduct.protocol.bpmux."""
         self._payload = payload
         self._queued = 0
         """Bytes that wait to be sent."""
+        self._queue(queued)
         self._waiting: set[asyncio.Future[None]] | None = None
         self._pings: deque[asyncio.Future[float]] | None = None
         entity.user = self
-        connection._live.add(self)
+        link.live.add(self)
 
     def __del__(self) -> None:
         # An application that drops a handle does not want what waits on it.
-        with suppress(ReferenceError):  # the connection went first
-            self._drop()
+        self._drop()
 
     @property
     def identifier(self) -> int:
         """The number of the entity; one that has ended may be used again."""
-        return self._entity.identifier
+        return self.entity.identifier
 
     @property
     def payload(self) -> bytes:
@@ -108,84 +94,76 @@ class EntityHandle:
         """
         pong: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self._usable()
-        self.connection._ping(self._entity)
+        self._link.ping(self.entity)
         if self._pings is None:
             self._pings = deque()
         self._pings.append(pong)
-        async with self.connection._deadline(timeout):
+        async with self._link.deadline(timeout):
             return await pong
 
     def __repr__(self) -> str:
         kind = type(self).__name__
         ended = f" ended: {self.error}" if self.error is not None else ""
-        return f"<bpmux {kind} {self.identifier} with {self.connection.peer}{ended}>"
+        return f"<bpmux {kind} {self.identifier} with {self._link.peer}{ended}>"
 
     # What the connection tells.
 
-    def _changed(self) -> None:
-        """Whoever waits looks again."""
+    def changed(self) -> None:
+        """Waiting tasks look again."""
+        if not self.entity.items:
+            self._unqueue()
         for waiter in self._waiting or ():
             if not waiter.done():
                 waiter.set_result(None)
 
-    def _ended(self, error: Exception, held: tuple[Entity, int, int] | None = None) -> None:
-        """It is over; the first reason stays."""
+    def ended(self, error: Exception | None, held: tuple[Entity, int, int] | None = None) -> None:
+        """It is over, and the first reason stays; None: the peer has seen this side's end."""
         self._detach()
-        if self.error is None:
+        if error is None:
+            self.acknowledged = True
+            self.changed()
+        elif self.error is None:
             self.error = error
             self._end_held = held
             for pong in self._pings or ():
                 if not pong.done():
                     pong.set_exception(again(error))
-                    pong.exception()  # whoever asked may have gone
+                    pong.exception()  # the task that asked may have ended
             self._pings = None
-            self._changed()
+            self.changed()
         elif held is not None:
-            self.connection._consumed(*held)
+            self._link.consumed(*held)
 
-    def _seen(self) -> None:
-        """The peer has acknowledged this side's end."""
-        self.acknowledged = True
-        self._detach()
-        self._changed()
-
-    def _ponged(self, seconds: float) -> None:
+    def ponged(self, seconds: float) -> None:
         """The oldest ping is answered."""
         if self._pings:
             pong = self._pings.popleft()
             if not pong.done():
                 pong.set_result(seconds)
 
-    def _has_left(self) -> None:
-        """Bytes of it have left."""
-        if not self._entity.items:
-            self._unqueue(self._queued)
-        self._changed()
-
     # Within
 
     def _detach(self) -> None:
         """Removes the references of connection and entity: nothing more happens to the handle."""
-        self.connection._live.discard(self)
-        self._entity.user = None
-        self._unqueue(self._queued)
+        self._link.live.discard(self)
+        self.entity.user = None
+        self._unqueue()
 
     def _drop(self) -> None:
         """Drops what waits on the handle."""
         held, self._end_held = self._end_held, None
         if held is not None:
-            self.connection._let_go(*held)
+            self._link.let_go(*held)
 
     def _queue(self, size: int) -> None:
         self._queued += size
-        self.connection._queued += size
+        self._link.queued += size
 
-    def _unqueue(self, size: int) -> None:
-        size = min(size, self._queued)
-        if size:
-            self._queued -= size
-            self.connection._queued -= size
-            self.connection._sendable.set()
+    def _unqueue(self) -> None:
+        """None of it waits to be sent any more."""
+        if self._queued:
+            self._link.unqueue(self._queued)
+            self._queued = 0
 
     def _raise_error(self) -> None:
         """Raises how it ended, if it has."""
@@ -197,7 +175,7 @@ class EntityHandle:
         """The application takes the end payload, which counts no more."""
         held, self._end_held = self._end_held, None
         if held is not None:
-            self.connection._consumed(*held)
+            self._link.consumed(*held)
 
     def _usable(self) -> None:
         self._raise_error()
@@ -219,45 +197,45 @@ class EntityHandle:
 
     async def _left(self, item: Item | None) -> None:
         """Waits until ``item`` has left. If the caller gives up before, it never leaves."""
-        entity = self._entity
-        self.connection._flush()
+        entity = self.entity
+        self._link.flush()
         try:
             await self._until(lambda: item is None or item not in entity.items)
         except BaseException:
             if item is not None:
-                self.connection.mux.withdraw(entity, item)
+                self._link.mux.withdraw(entity, item)
             raise
         finally:
             if not entity.items:
-                self._unqueue(self._queued)
+                self._unqueue()
 
     def _end(self, payload: Buffer) -> None:
         if self.error is not None or self.ending:
             return
         size = memoryview(payload).nbytes
-        self.connection._require_room(size)
-        self.connection.mux.end(self._entity, payload)
+        self._link.require_room(size)
+        self._link.mux.end(self.entity, payload)
         self._queue(size)
         self.ending = True
-        self.connection._flush()
-        self._changed()
+        self._link.flush()
+        self.changed()
 
     def _take_back(self) -> bool:
         """Takes back an opening that has not left; whether it could (BP-R15).
 
         ``Duplex`` does it for its two halves.
         """
-        entity = self._entity
+        entity = self.entity
         if self.error is not None or entity.twin is not None:
             return False
-        if not self.connection.mux.take_back(entity):
+        if not self._link.mux.take_back(entity):
             return False
         self.ending = True
-        self._seen()
+        self.ended(None)
         return True
 
     async def _wait_ended(self, timeout: Duration | None) -> bytes:
-        async with self.connection._deadline(timeout):
+        async with self._link.deadline(timeout):
             await self._until(lambda: self.error is not None or self.acknowledged)
         if self.error is None:
             return b""
@@ -270,12 +248,15 @@ class EntityHandle:
 class BpmuxSink(EntityHandle):
     """Takes payloads to the peer, in order, as far as the peer gives credit."""
 
-    __slots__ = ("_most", "_turn")
+    __slots__ = ("_turn", "most_credit")
 
-    def __init__(self, connection: BpmuxConnection, entity: Entity, payload: bytes = b"") -> None:
-        super().__init__(connection, entity, payload)
+    def __init__(
+        self, link: BpmuxLink, entity: Entity, payload: bytes = b"", queued: int = 0
+    ) -> None:
+        super().__init__(link, entity, payload, queued)
         self._turn: asyncio.Lock | None = None
-        self._most = entity.credit_out
+        self.most_credit = entity.credit_out
+        """The most that there ever was of it."""
 
     @checked()
     async def send(
@@ -294,23 +275,23 @@ class BpmuxSink(EntityHandle):
         """
         self._usable()
         size = memoryview(payload).nbytes
-        connection = self.connection
-        mux = connection.mux
+        link = self._link
+        mux = link.mux
         if self._turn is None:
             self._turn = asyncio.Lock()
-        async with connection._deadline(timeout), self._turn:
+        async with link.deadline(timeout), self._turn:
             if partial is None and size:
-                await self._until(lambda: self._most > 0)
-                partial = size > min(self._most, connection.config.bpmux.chunk)
-            await connection._room(size)
+                await self._until(lambda: self.most_credit > 0)
+                partial = size > min(self.most_credit, link.config.bpmux.chunk)
+            await link.room(size)
             if not partial:
-                await self._until(lambda: self._entity.credit_out >= size)
+                await self._until(lambda: self.entity.credit_out >= size)
             self._usable()
             self._queue(size)
             if partial:
-                item = mux.write(self._entity, payload, total=size)
+                item = mux.write(self.entity, payload, total=size)
             else:
-                item = mux.write(self._entity, payload, whole=True)
+                item = mux.write(self.entity, payload, whole=True)
             await self._left(item)
 
     @checked()
@@ -333,18 +314,14 @@ class BpmuxSink(EntityHandle):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, *rest: object) -> None:
         if kind is None or not self._take_back():
             self.end()
 
-    def _changed(self) -> None:
-        self._most = max(self._most, self._entity.credit_out)
-        super()._changed()
+    def changed(self) -> None:
+        """As of every handle; the credit is looked at first."""
+        self.most_credit = max(self.most_credit, self.entity.credit_out)
+        super().changed()
 
 
 class BpmuxStream(EntityHandle):
@@ -353,10 +330,15 @@ class BpmuxStream(EntityHandle):
     __slots__ = ("_queue_in", "window")
 
     def __init__(
-        self, connection: BpmuxConnection, entity: Entity, window: int, payload: bytes = b""
+        self,
+        link: BpmuxLink,
+        entity: Entity,
+        window: int,
+        payload: bytes = b"",
+        queued: int = 0,
     ) -> None:
         self._queue_in: Payloads | None = None
-        super().__init__(connection, entity, payload)
+        super().__init__(link, entity, payload, queued)
         self.window = window
         """Bytes that the peer may send ahead of what is received here."""
 
@@ -370,17 +352,17 @@ class BpmuxStream(EntityHandle):
         if self.ending:
             raise LocalProtocolError(f"{self!r}: this side has ended it already")
         if self._waits:
-            await self.connection._yield()
+            await self._link.give_way()
         if not self._waits:
-            with self.connection._reading(self._entity):
-                async with self.connection._deadline(timeout):
+            with self._link.reading(self.entity):
+                async with self._link.deadline(timeout):
                     await self._until(lambda: self._waits or self.ending)
         if self.ending:
             raise LocalProtocolError(f"{self!r}: this side has ended it while it was read")
         assert self._queue_in is not None
         payload, charged = self._queue_in.take()
-        self.connection._unread -= 1
-        self.connection._consumed(self._entity, charged, len(payload))
+        self._link.unread -= 1
+        self._link.consumed(self.entity, charged, len(payload))
         return payload
 
     @checked()
@@ -389,7 +371,7 @@ class BpmuxStream(EntityHandle):
         self._drop_queue()
         if not self._take_back():
             self._end(payload)
-        self.connection._flush()
+        self._link.flush()
 
     @checked()
     async def wait_ended(self, *, timeout: Duration | None = None) -> bytes:
@@ -412,12 +394,7 @@ class BpmuxStream(EntityHandle):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         self.end()
 
     @property
@@ -431,14 +408,15 @@ class BpmuxStream(EntityHandle):
     def _drop_queue(self) -> None:
         queue = self._queue_in
         if queue is not None and queue.count:
-            self.connection._unread -= queue.count
-            self.connection._let_go(self._entity, 0, queue.size)
+            self._link.unread -= queue.count
+            self._link.let_go(self.entity, 0, queue.size)
             queue.clear()
 
-    def _arrived(self, payload: bytes, charged: int) -> None:
-        connection = self.connection
+    def arrived(self, payload: bytes, charged: int) -> None:
+        """The connection has a payload; ``charged`` bytes of credit are to be given for it."""
+        link = self._link
         if self.ending:
-            connection._let_go(self._entity, 0, len(payload))
+            link.let_go(self.entity, 0, len(payload))
             return  # the peer had not seen the end
         if self._queue_in is None:
             self._queue_in = Payloads()
@@ -448,8 +426,8 @@ class BpmuxStream(EntityHandle):
                 f"{self._queue_in.count} payloads wait on {self!r}, whose window is {self.window}"
             )
         self._queue_in.append(payload, charged)
-        connection._count_unread()
-        self._changed()
+        link.count_unread()
+        self.changed()
 
 
 class Duplex:
@@ -490,22 +468,17 @@ class Duplex:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        connection = self.sink.connection
-        if kind is not None and connection.mux.take_back(self.sink._entity):
+    async def __aexit__(self, kind: object, *rest: object) -> None:
+        link = self.sink._link
+        if kind is not None and link.mux.take_back(self.sink.entity):
             for half in (self.sink, self.stream):
                 half.ending = True
-                half._seen()
+                half.ended(None)
         else:
             self.end()
 
     def __repr__(self) -> str:
-        return f"<bpmux Duplex {self.sink.identifier} with {self.sink.connection.peer}>"
+        return f"<bpmux Duplex {self.sink.identifier} with {self.sink._link.peer}>"
 
 
 class BpmuxRequest(EntityHandle):
@@ -520,7 +493,7 @@ class BpmuxRequest(EntityHandle):
 
     @checked()
     async def respond(self, payload: Buffer, *, timeout: Duration | None = None) -> None:
-        """Answers, and waits until the answer has left; an answer to who cancelled is dropped.
+        """Answers, and waits until the answer has left; the answer of a cancelled one is dropped.
 
         One larger than the credit that came with the request travels in Partial mode. Raises
         LocalProtocolError for a second answer, ConnectionLost, TimeoutError: then nothing is sent
@@ -530,21 +503,21 @@ class BpmuxRequest(EntityHandle):
             return
         self._usable()
         size = memoryview(payload).nbytes
-        connection = self.connection
+        link = self._link
         with suppress(Ended):
-            async with connection._deadline(timeout):
-                if not connection._has_room(size):
-                    await connection._room(size)
+            async with link.deadline(timeout):
+                if not link.has_room(size):
+                    await link.room(size)
                     self._usable()
-                room = min(self._entity.credit_out, connection.config.bpmux.chunk)
+                room = min(self.entity.credit_out, link.config.bpmux.chunk)
                 total = size if size > room else 0
                 self._queue(size)
-                item = connection.mux.respond(self._entity, payload, total=total)
+                item = link.mux.respond(self.entity, payload, total=total)
                 self.ending = True
                 try:
                     await self._left(item)
                 finally:
-                    self.ending = self._entity.ending
+                    self.ending = self.entity.ending
 
     @checked()
     def refuse(self, payload: Buffer = b"") -> None:
@@ -565,13 +538,13 @@ class PendingRequest(EntityHandle):
 
     __slots__ = ("_answer",)
 
-    def __init__(self, connection: BpmuxConnection, entity: Entity) -> None:
-        super().__init__(connection, entity)
+    def __init__(self, link: BpmuxLink, entity: Entity, queued: int) -> None:
+        super().__init__(link, entity, queued=queued)
         self._answer: bytes | None = None
 
     async def answer(self) -> bytes:
         """The response. The caller has a deadline."""
-        with self.connection._reading(self._entity):
+        with self._link.reading(self.entity):
             await self._until(lambda: self._answer is not None)
         assert self._answer is not None
         return self._answer
@@ -579,17 +552,18 @@ class PendingRequest(EntityHandle):
     def cancel(self) -> None:
         """Gives up the request. If it has not left, it never leaves (BP-R15)."""
         if self._answer is not None:
-            self.connection._let_go(self._entity, 0, len(self._answer))
+            self._link.let_go(self.entity, 0, len(self._answer))
         elif self.error is None and not self._take_back():
             self.ending = True
-            if not self._entity.ending and not self._entity.end_in and not self._entity.gone:
-                self.connection.mux.end(self._entity, drop=True)
-            self.connection._flush()
+            if not self.entity.ending and not self.entity.end_in and not self.entity.gone:
+                self._link.mux.end(self.entity, drop=True)
+            self._link.flush()
 
-    def _arrived(self, payload: bytes, charged: int) -> None:
+    def arrived(self, payload: bytes, charged: int) -> None:
+        """The connection has the answer."""
         if self.ending:
-            self.connection._let_go(self._entity, 0, len(payload))
+            self._link.let_go(self.entity, 0, len(payload))
         else:
             self._answer = payload
         self._detach()
-        self._changed()
+        self.changed()

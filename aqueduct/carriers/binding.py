@@ -86,7 +86,7 @@ async def targets_of(
     """
     name = repr(address.host)
     if not address.port:
-        raise _unusable(address, "nobody listens at port 0: it stands for any free port")
+        raise _unusable(address, "no server listens at port 0: it stands for any free port")
     try:
         async with asyncio.timeout_at(deadline):
             found = await resolve(address.host, address.port, kind)
@@ -110,7 +110,7 @@ async def _in_a_thread(work: Callable[[], T]) -> T:
     answer: asyncio.Future[T] = loop.create_future()
 
     def settle(found: T | None, error: Exception | None) -> None:
-        if answer.done():  # nobody waits any more
+        if answer.done():  # no task waits any more
             return
         if error is None:
             answer.set_result(cast("T", found))
@@ -121,7 +121,7 @@ async def _in_a_thread(work: Callable[[], T]) -> T:
         found, failed = None, None
         try:
             found = work()
-        except Exception as error:  # noqa: BLE001  it belongs to who waits
+        except Exception as error:  # noqa: BLE001  the waiting task gets it
             failed = error
         with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(settle, found, failed)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from aqueduct._speedups.channels.message_batches import DirectRead
+from aqueduct._speedups.channels.receiver import DirectRead
 from aqueduct.address import Address
 from aqueduct.errors import ConnectionLost
 
@@ -31,6 +31,7 @@ __all__ = [
     "Listener",
     "PeerCredentials",
     "PeerIdentity",
+    "Siblings",
 ]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -101,14 +102,16 @@ class CarrierUser(Protocol):
         """``Carrier.openable`` grew."""
 
     def datagram_room_changed(self) -> None:
-        """``Carrier.datagram_room`` grew."""
+        """``Carrier.datagram_room`` grew, or ``Carrier.datagram_limit`` is another."""
 
     def written(self, stream: int, size: int) -> bool:
         """``size`` bytes of my stream left the carrier's queue; their buffers are released.
 
         Returns whether the user has something to do about it: only then ``end_of_input`` has to
         follow. Over QUIC bytes have left when the peer has acknowledged them: until then they may
-        be needed again. Bytes dropped by a reset, a stop or a lost connection are not reported.
+        be needed again. With a link they have left once. They are kept to be sent again until they
+        are acknowledged, up to Resume.window. Bytes dropped by a reset, a stop or a lost connection
+        are not reported.
         """
 
     def ponged(self) -> None:
@@ -132,6 +135,14 @@ class Carrier(Protocol):
     scheme: str
     loopback: bool
     """Both ends are on this machine, and what is under way lies in a socket's buffers there."""
+
+    @property
+    def suspended(self) -> bool:
+        """It has no connection for now, and is to be resumed: nothing can move."""
+
+    @property
+    def resumes(self) -> int:
+        """How often it went on with another connection below it."""
 
     @property
     def peer(self) -> str:
@@ -250,6 +261,21 @@ class Listener(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Siblings:
+    """The processes that share an address, for what one of them has and another one is asked for.
+
+    They are numbered from 0, and each keeps its number when it is replaced.
+    """
+
+    number: int
+    """Of this process."""
+    paths: tuple[str, ...]
+    """Where each takes what others hand to it: files of Unix sockets, in a private directory."""
+    epoch: int
+    """When the first process began, in microseconds since 1970: clients tell instances by it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Bound:
     """An address with the sockets that listen there already, for a listener to take over.
 
@@ -263,9 +289,11 @@ class Bound:
     """One for each place that the address names; bound, and listening where the kind listens."""
     release: Callable[[], None] | None = None
     """Removes what the address leaves behind beside its sockets: the file of a Unix socket."""
+    siblings: Siblings | None = None
+    """The processes with which the address is shared, if they hand connections to each other."""
 
     def close(self) -> None:
-        """For who has bound it: the address is free, as far as this process is concerned."""
+        """For the code that has bound it: this process frees the address."""
         for sock in self.sockets:
             sock.close()
         if self.release is not None:

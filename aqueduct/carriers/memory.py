@@ -213,6 +213,8 @@ class MemoryCarrier:
 
     scheme = "memory"
     loopback = False
+    suspended = False
+    resumes = 0
     peer_certificate_fingerprint = None
     peer_identity = None
     rtt = 0.0

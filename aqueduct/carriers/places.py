@@ -33,7 +33,7 @@ class HandshakingPeer(Protocol):
         """The loop's time of the last step of its handshake; None: it has completed none."""
 
     def has_input(self) -> bool:
-        """Whether it has sent something that nobody has read yet."""
+        """Whether it has sent bytes that are not read yet."""
 
 
 Peer = TypeVar("Peer", bound=HandshakingPeer)

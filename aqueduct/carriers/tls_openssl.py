@@ -141,7 +141,7 @@ class Trust:
                 for one in self._authorities:
                     store.add_cert(crypto.X509.from_cryptography(one))
         except crypto.Error as error:
-            raise ConfigError(f"an authority's certificate is of no use: {error}") from error
+            raise ConfigError(f"an authority's certificate cannot be used: {error}") from error
         # A certificate given as an authority is trusted, be it one for a server that signed itself.
         store.set_flags(crypto.X509StoreFlags.PARTIAL_CHAIN)
         # The library has no public way to say what for, and by which name.
@@ -182,8 +182,8 @@ class _Verdict:
     flaw: Flaw | None = None
 
 
-def client_context(tls: ClientTls, name: str, protocol: str) -> Context:
-    """What a client demands and shows, and the ``protocol`` that it speaks within.
+def client_context(tls: ClientTls, name: str, *protocols: str) -> Context:
+    """What a client demands and shows, and the ``protocols`` that it speaks within.
 
     ``name`` is what the server must be called; empty: anything. Raises ConfigError.
     """
@@ -195,25 +195,29 @@ def client_context(tls: ClientTls, name: str, protocol: str) -> Context:
         Trust(authorities, "server", name).fill(context)
     if tls.certificate is not None:
         _show(context, tls)
-    context.set_alpn_protos([protocol.encode()])
+    context.set_alpn_protos([protocol.encode() for protocol in protocols])
     return _finish(context)
 
 
-def server_context(tls: ServerTls, protocol: str) -> Context:
-    """What a server shows and demands, and what it speaks within. Raises ConfigError."""
+def server_context(tls: ServerTls, *protocols: str) -> Context:
+    """What a server shows and demands, and what it speaks within, the best first.
+
+    Raises ConfigError.
+    """
     context = SSL.Context(SSL.TLS_SERVER_METHOD)
     _show(context, tls)
     if tls.client_ca is not None:
         context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, _verified)
         Trust(certificates_of(tls.client_ca, "client_ca"), "client").fill(context)
-    wanted = protocol.encode()
+    wanted = [protocol.encode() for protocol in protocols]
 
     def select(connection: SSL.Connection, offered: list[bytes]) -> Any:
-        return wanted if wanted in offered else SSL.NO_OVERLAPPING_PROTOCOLS
+        common = (protocol for protocol in wanted if protocol in offered)
+        return next(common, SSL.NO_OVERLAPPING_PROTOCOLS)
 
     context.set_alpn_select_callback(select)
     # A client may resume a session even if it showed a certificate in it.
-    context.set_session_id(wanted)
+    context.set_session_id(wanted[0])
     context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
     return _finish(context)
 
@@ -233,7 +237,7 @@ def _show(context: Context, tls: ServerTls | ClientTls) -> None:
             context.add_extra_chain_cert(one)
         context.use_privatekey(key)
     except (SSL.Error, TypeError) as error:
-        raise ConfigError(f"the certificate or its key is of no use: {error}") from error
+        raise ConfigError(f"the certificate or its key cannot be used: {error}") from error
 
 
 def _verified(

@@ -49,12 +49,12 @@ Context = ssl.SSLContext
 _NOT_YET, _EXPIRED, _UNTRUSTED = 9, 10, 20  # X509_V_ERR_ of OpenSSL
 
 
-def client_context(tls: ClientTls, name: str, protocol: str) -> Context:
-    """What a client demands and shows, and the ``protocol`` that it speaks within.
+def client_context(tls: ClientTls, name: str, *protocols: str) -> Context:
+    """What a client demands and shows, and the ``protocols`` that it speaks within.
 
     ``name`` is what the server must be called; empty: anything. Raises ConfigError.
     """
-    context = _context(ssl.PROTOCOL_TLS_CLIENT, protocol)
+    context = _context(ssl.PROTOCOL_TLS_CLIENT, protocols)
     context.check_hostname = False
     # A pinned certificate is compared after the handshake; its issuer does not matter.
     if tls.fingerprint is None and tls.verify:
@@ -69,9 +69,12 @@ def client_context(tls: ClientTls, name: str, protocol: str) -> Context:
     return context
 
 
-def server_context(tls: ServerTls, protocol: str) -> Context:
-    """What a server shows and demands, and what it speaks within. Raises ConfigError."""
-    context = _context(ssl.PROTOCOL_TLS_SERVER, protocol)
+def server_context(tls: ServerTls, *protocols: str) -> Context:
+    """What a server shows and demands, and what it speaks within, the best first.
+
+    Raises ConfigError.
+    """
+    context = _context(ssl.PROTOCOL_TLS_SERVER, protocols)
     _show(context, tls)
     if tls.client_ca is not None:
         _trust(context, certificates_of(tls.client_ca, "client_ca"))
@@ -79,10 +82,10 @@ def server_context(tls: ServerTls, protocol: str) -> Context:
     return context
 
 
-def _context(kind: ssl._SSLMethod, protocol: str) -> Context:
+def _context(kind: ssl._SSLMethod, protocols: Sequence[str]) -> Context:
     context = ssl.SSLContext(kind)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.set_alpn_protocols([protocol])
+    context.set_alpn_protocols(list(protocols))
     return context
 
 
@@ -97,7 +100,7 @@ def _trust(context: Context, authorities: Sequence[x509.Certificate] | None) -> 
         for one in authorities:
             context.load_verify_locations(cadata=one.public_bytes(Encoding.DER))
     except (ssl.SSLError, ValueError) as error:
-        raise ConfigError(f"an authority's certificate is of no use: {error}") from error
+        raise ConfigError(f"an authority's certificate cannot be used: {error}") from error
 
 
 def _show(context: Context, tls: ServerTls | ClientTls) -> None:
@@ -114,7 +117,7 @@ def _show(context: Context, tls: ServerTls | ClientTls) -> None:
         try:
             context.load_cert_chain(path, password=password)
         except (ssl.SSLError, OSError) as error:
-            raise ConfigError(f"the certificate or its key is of no use: {error}") from error
+            raise ConfigError(f"the certificate or its key cannot be used: {error}") from error
 
 
 class PlainTls:
@@ -248,7 +251,7 @@ class PlainTls:
 
 
 class PlainTrust:
-    """What one side demands of the other's certificate, for who has a chain and no TLS.
+    """What one side demands of a certificate, for a carrier that has the chain and no TLS.
 
     ``authorities`` are trusted; None: those that Python trusts. ``whose`` certificate it is decides
     what it must be good for. ``name`` is the DNS name or IP address that it must carry, as

@@ -167,7 +167,7 @@ def weakness(chain: Sequence[x509.Certificate]) -> Flaw | None:
             return Flaw(
                 _WEAK_CA_KEY if depth else _WEAK_KEY, depth, certificate, "the key is too short"
             )
-        # The last one is trusted for itself: nothing depends on who signed it.
+        # The last one is trusted for itself: its signature does not matter.
         if depth < len(chain) - 1 and _is_weak_signature(certificate):
             return Flaw(_WEAK_SIGNATURE, depth, certificate, "the digest is too short")
     return None

@@ -46,7 +46,16 @@ from aqueduct.rpc.request import AS_COMPLETED, FAILURES, Accepted, CallHead
 from aqueduct.rpc.status import Status
 from aqueduct.rpc.threads import Job
 
-__all__ = ["END", "Batches", "ClientCall", "FailedBatch", "InFlightWindow", "abandoned", "window"]
+__all__ = [
+    "END",
+    "Batches",
+    "ClientCall",
+    "FailedBatch",
+    "abandoned",
+    "begin_pull",
+    "expired",
+    "given_up",
+]
 
 _BATCH_ALONE: Final = frozenset({BATCH})
 _SMALL: Final = 16 << 10  # bytes of a batch whose answer is looked for
@@ -69,7 +78,7 @@ class FailedBatch:
         return 0  # bytes of a payload
 
 
-class ClientCall(BatchSender):
+class ClientCall:
     """One call on the client's event loop. Made sent; ends by ``take`` or ``fail``."""
 
     def __init__(
@@ -95,7 +104,9 @@ class ClientCall(BatchSender):
         """
         calls_config = connection.config.calls
         most = min(calls_config.fragment_bytes, calls_config.batch_limit)
-        super().__init__(window, BATCH, most, connection.pump.flush_soon, LARGE)
+        self.sender = BatchSender(self, window, BATCH, most, connection.pump.flush_soon, LARGE)
+        self.window = window
+        self._moved = 0
         self.loop = asyncio.get_running_loop()
         self.connection = connection
         self.config: Config = connection.config
@@ -113,7 +124,7 @@ class ClientCall(BatchSender):
         self.counters: Mapping[str, int] = {}
         """What the service counted, once the call has ended."""
         self._agree = agree
-        self.compression = compression
+        self.sender.compression = compression
         self._waiting = False
         self.supplying = False
         """Whether the service may be waiting for the application's next batch."""
@@ -126,8 +137,8 @@ class ClientCall(BatchSender):
         self._loose = False  # the answers come in any order
         self.opening: Job[Accepted] | None = None
         """The job that reads an accept message with a very wide schema, while it runs."""
-        self.decoding: Job[pa.RecordBatch] | None = None
-        """The job that decodes an answer which takes long, while it runs."""
+        self.decoding: asyncio.Task[pa.RecordBatch] | None = None
+        """What decodes an answer that takes long, or waits for room, while it runs."""
         self.answers = AnswerReceiver(window)
         self.answers.on_change = on_change
         """Those that are read without further ado; the others come by ``take``. Its ``number`` is
@@ -148,7 +159,7 @@ class ClientCall(BatchSender):
         self._status.on_change = on_change
         if self._input is not None:
             self._input.on_change = on_change
-            self.row = self._input.row
+            self.sender.row = self._input.row
         self._watch = Deadline(
             watches, deadline=head.deadline, moved=self._progress, expired=self._expired
         )
@@ -166,10 +177,10 @@ class ClientCall(BatchSender):
         output, assembler = self._output, self._assembler
         output.placement, output.placement_key = assembler.place, FRAGMENT
         output.announce = assembler.announce
-        inbox = output.inbox
-        assert inbox is not None
-        inbox.keeps = inbox.told = True
-        self._inbox = inbox
+        queue = output.queue
+        assert queue is not None
+        queue.keeps = queue.told = True
+        self._queue = queue
 
     def _follow(self, answered: Message) -> None:
         count = len(answered.attachments)
@@ -186,6 +197,11 @@ class ClientCall(BatchSender):
         self._read_answers()
         self._read_accepted(answered.headers, answered.payload)
 
+    @property
+    def over(self) -> bool:
+        """Whether the call has ended, well or not."""
+        return self.sender.over
+
     # Sending
 
     def wait_for_room(self, sizes: dict[str, int]) -> None:
@@ -194,7 +210,7 @@ class ClientCall(BatchSender):
         ``sizes``: see ``Client.sizes``.
         """
         self._sizes = sizes
-        self.expects = sizes.get(self.head.handler, UNKNOWN)
+        self.sender.expects = sizes.get(self.head.handler, UNKNOWN)
 
     @property
     def writable(self) -> bool:
@@ -202,12 +218,13 @@ class ClientCall(BatchSender):
 
         Otherwise asks for ``on_change``.
         """
-        sender = self._input
-        if sender is None or sender.writable:
-            if not self.expects or self.over or sender is None or sender.error is not None:
+        channel = self._input
+        if channel is None or channel.writable:
+            expects = self.sender.expects
+            if not expects or self.over or channel is None or channel.error is not None:
                 return True
             return (self.pull or self._begin_pull()).ask()
-        sender.notify_writable(ample=True)
+        channel.notify_writable(ample=True)
         return False
 
     def fed(self, size: int) -> None:
@@ -216,20 +233,17 @@ class ClientCall(BatchSender):
             return
         pull = self.pull or self._begin_pull()
         pull.fed(size)
-        self.expects = pull.size
+        self.sender.expects = pull.size
 
     def _begin_pull(self) -> Pull:
-        loop, connection = self.loop, self.connection
-        pull = self.pull = Pull(
-            connection.sending.pulls,
+        pull = self.pull = begin_pull(
+            self.connection,
+            self.loop,
             self._sizes,
             self.head.handler,
             peer=self.peer,
-            budget=connection.core.outgoing.process_budget,
-            timing=self.config.timing,
             queued=self.queued,
-            wake=partial(_call_soon, loop, self._found_room),
-            later=partial(_call_later, loop),
+            wake=self._found_room,
         )
         if self.waiting:
             pull.want(None)
@@ -247,17 +261,17 @@ class ClientCall(BatchSender):
 
         Without effect when the service reads no more: its status says why.
         """
-        sender = self._input
-        if self.over or sender is None or sender.error is not None:
+        channel = self._input
+        if self.over or channel is None or channel.error is not None:
             return
-        self.moved += 1
+        self.sender.moved += 1
         try:
             if encoded.size <= self._fragment:
-                sender.post(encoded.buffers, ((BATCH, b"%d" % number),))
+                channel.post(encoded.buffers, ((BATCH, b"%d" % number),))
                 return
             for headers, payload in fragments(encoded, number, self._fragment):
-                sender.post(payload, headers)
-            if (row := sender.row) is not None:
+                channel.post(payload, headers)
+            if (row := channel.row) is not None:
                 row.end_batch()
         except (ChannelError, ConnectionLost):
             pass  # reading says more
@@ -275,12 +289,14 @@ class ClientCall(BatchSender):
     def set_waiting(self, waiting: bool, reader: object = None) -> None:
         """Whether it does, in the thread or task ``reader``; may be called from another thread."""
         self._waiting = waiting
-        self._inbox.want(waiting, reader)
+        self._queue.want(waiting, reader)
+        if self.window is not None:
+            self.window.want(waiting)
         if self.pull is not None and not waiting:
             self.pull.unwant()
 
     def expect_answer(self) -> None:
-        """Who reads may wait for the answer to one small batch, which often comes at once."""
+        """The reader may wait for the answer to one small batch, which often comes at once."""
         if self.waiting and self.window is not None and self.window.is_one_below(_SMALL):
             self.connection.await_answer()
 
@@ -304,10 +320,10 @@ class ClientCall(BatchSender):
 
     def finish(self) -> None:
         """No more batches will be sent."""
-        sender = self._input
-        if not self.over and sender is not None and sender.error is None:
-            sender.finish()
-        self.expects = 0
+        channel = self._input
+        if not self.over and channel is not None and channel.error is None:
+            channel.finish()
+        self.sender.expects = 0
         if self.pull is not None:
             self.pull.withdraw()
 
@@ -345,19 +361,21 @@ class ClientCall(BatchSender):
                 raise self._given_up(error) from error
             if message is None:
                 return None
-            self.moved += 1
+            self._moved += 1
             if not self.accepted:
                 self._read_accepted(message.headers, message.payload)
-                self._inbox.settle()
+                self._queue.settle()
                 payload = self.answers.take_whole()
                 if payload is not None:
                     return payload
                 continue
             if FAILURES in self.capabilities and (failure := self._failure(message)) is not None:
-                self._inbox.settle()
+                self._queue.settle()
                 return failure
             found = self._assembler.add(message.headers, message.payload)
             self.answers.partial = found is None
+            if self.window is not None:
+                self.window.answering = found is None
             if found is None:
                 # The answer is on its way, so its batch is worked on no more: the next large one
                 # can go while this one comes.
@@ -366,9 +384,9 @@ class ClientCall(BatchSender):
                 continue
             number, payload = found
             if not len(payload):
-                self._inbox.settle()
+                self._queue.settle()
                 if not self._loose:
-                    self._settle(number)
+                    self._settle(number, answered=False)
                 continue  # a mark: these inputs are taken
             self._answered(number)
             if self.head.kind == "sink":
@@ -377,7 +395,7 @@ class ClientCall(BatchSender):
                     peer=self.peer,
                     handler=self.head.handler,
                 )
-            self.answers.lease = self._inbox.lease(payload)
+            self.answers.lease = self._queue.lease(payload)
             return payload
         try:
             message = self._status.receive_nowait()
@@ -400,13 +418,20 @@ class ClientCall(BatchSender):
         self._close()
         return END
 
+    @property
+    def output_schema(self) -> pa.Schema | None:
+        """Of the batches that answers become; None before the call is accepted."""
+        expected = self.head.expected if self.accepted else None
+        return self.schema if expected is None else expected
+
     def decoder(self) -> Decoder:
         """What makes batches of the answers' payloads."""
-        assert self.schema is not None
+        schema, compression = self.output_schema, self.sender.compression
+        assert schema is not None
         return Decoder(
-            self.head.expected if self.head.expected is not None else self.schema,
+            schema,
             dictionary_limit=self.config.calls.batch_limit,
-            compressions=(self.compression,) if self.compression else (),
+            compressions=(compression,) if compression else (),
             where=f"the answers of handler {self.head.handler!r}",
             peer=self.peer,
             handler=self.head.handler,
@@ -427,26 +452,29 @@ class ClientCall(BatchSender):
         self._close()
 
     def _close(self) -> None:
-        self.over = True
+        self.sender.close()
         self._calls.discard(self)
         self._watch.cancel()
         self.connection.release()
         if self.pull is not None:
             self.pull.end()
+        if self.window is not None:
+            self.window.end()
         for handle in (self._input, self._output, self._status):
             if handle is not None:
                 handle.on_change = None
         self._output.placement = self._output.announce = None
         if self._input is not None:
             self._input.cancel()
-        for job in (self.opening, self.decoding):
-            if job is not None:
-                job.forget()
+        if self.opening is not None:
+            self.opening.forget()
+        if self.decoding is not None:
+            self.decoding.cancel()
         if self.error is not None:  # else both were read to their ends
             self._output.close()
             self._status.close()
-        if self.error is not None or not self._inbox.held:
-            self._inbox.let_go()  # else with the last of what was taken ahead
+        if self.error is not None or not self._queue.held:
+            self._queue.let_go()  # else with the last of what was taken ahead
         on_change, self._on_change = self._on_change, _nothing  # which may hold on to the call
         self.answers.on_change = None
         on_change()
@@ -488,9 +516,9 @@ class ClientCall(BatchSender):
         text = f"the answers of handler {handler!r} at {self.peer}: {text}"
         return BadCall(text, peer=self.peer, handler=handler)
 
-    def _settle(self, number: int) -> None:
+    def _settle(self, number: int, *, answered: bool = True) -> None:
         if self.window is not None:
-            self.window.settle(number)
+            self.window.settle(number, answered)
 
     def _read_accepted(self, headers: Any, payload: Any) -> None:
         if len(payload) < LONG_SCHEMA:
@@ -505,7 +533,7 @@ class ClientCall(BatchSender):
             return
         try:
             self._accept(job.result())
-        except Exception as error:  # noqa: BLE001  whoever reads is to see it
+        except Exception as error:  # noqa: BLE001  the reader is to see it
             self.fail(error)
         else:
             self._on_change()
@@ -524,7 +552,7 @@ class ClientCall(BatchSender):
         return accepted
 
     def _accept(self, accepted: Accepted) -> None:
-        self.compression = accepted.compression
+        self.sender.compression = accepted.compression
         if accepted.compression:
             self._agree(accepted.compression)
         self.schema = accepted.schema
@@ -537,7 +565,7 @@ class ClientCall(BatchSender):
         # A sink answers with marks alone.
         limit = 0 if self.head.kind == "sink" else self.config.calls.batch_limit
         if not self._loose:
-            self.answers.arrive_by(self._output.inbox, self.connection.room_came, BATCH, limit)
+            self.answers.arrive_by(self._output.queue, self.connection.room_came, BATCH, limit)
 
     def _decode_status(self, message: Any) -> Status:
         return Status.decode(
@@ -556,32 +584,25 @@ class ClientCall(BatchSender):
             )
             if failed is not None:
                 return failed
-        return BadCall(
-            f"{self.peer} gave up the call of handler {self.head.handler!r} without a status "
-            f"({error}); is it an Aqueduct service for Arrow calls?",
-            peer=self.peer,
-            handler=self.head.handler,
-        )
+        return given_up(self.peer, self.head.handler, error)
 
     def _progress(self) -> object:
-        if self.supplying or not self.waiting or self.lacks_room:
-            # An application that does not wait has all the time it wants, and room has its own.
+        if (
+            self.supplying
+            or not self.waiting
+            or self.lacks_room
+            or self.connection.carrier.suspended
+        ):
+            # An application that does not wait has all the time it wants, room has its own, and
+            # so has the resumption of a connection.
             return object()
         queued = 0 if self._input is None else self._input.queued
-        # What the service takes of other calls it takes in turn: it has not forgotten this one.
+        # The service takes batches of other calls in turn: this call gets its turn too.
         others = self.connection.core.outgoing.queued if queued else 0
-        return self.moved, self.answers.moved, queued, others
+        return self.sender.moved, self._moved, self.answers.moved, queued, others
 
     def _expired(self, seconds: float) -> None:
-        handler = self.head.handler
-        if self.head.deadline is not None:
-            text = f"handler {handler!r} at {self.peer} did not end within {seconds:g} s"
-        else:
-            text = (
-                f"handler {handler!r} at {self.peer}: nothing moved for {seconds:g} s "
-                "(Timing.progress_deadline); give the call a deadline if it may take longer"
-            )
-        self.fail(DeadlineExceeded(text, peer=self.peer, handler=handler))
+        self.fail(expired(self.peer, self.head, seconds, "nothing moved"))
 
 
 def _number(headers: tuple[tuple[bytes, bytes], ...]) -> int:
@@ -591,6 +612,30 @@ def _number(headers: tuple[tuple[bytes, bytes], ...]) -> int:
 
 def _nothing() -> None:
     pass
+
+
+def begin_pull(
+    connection: Connection,
+    loop: asyncio.AbstractEventLoop,
+    sizes: dict[str, int],
+    handler: str,
+    *,
+    peer: str,
+    queued: Callable[[], int],
+    wake: Callable[[], object],
+) -> Pull:
+    """Room for batches that may be large; see Pull. ``wake`` is called on ``loop``."""
+    return Pull(
+        connection.sending.pulls,
+        sizes,
+        handler,
+        peer=peer,
+        budget=connection.core.outgoing.process_budget,
+        timing=connection.config.timing,
+        queued=queued,
+        wake=partial(_call_soon, loop, wake),
+        later=partial(_call_later, loop),
+    )
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
@@ -656,21 +701,25 @@ class Batches:
         return encoded
 
 
-def window(
-    config: Config, in_flight: int | None, in_flight_bytes: Any, *, sink: bool = False
-) -> InFlightWindow:
-    """The window of a call, of arguments that were checked.
+def given_up(peer: str, handler: str, error: ChannelError) -> BadCall:
+    """What a call raises whose service ended a channel without a status."""
+    return BadCall(
+        f"{peer} gave up the call of handler {handler!r} without a status ({error}); is it an "
+        "Aqueduct service for Arrow calls?",
+        peer=peer,
+        handler=handler,
+    )
 
-    Who says how many batches gets as many; otherwise there may be more of them if they are small.
-    A sink answers nothing: unless it is told how many batches, their bytes alone count.
-    """
-    batches = config.calls.in_flight_batches if in_flight is None else in_flight
-    size = config.calls.in_flight_bytes if in_flight_bytes is None else in_flight_bytes
-    if in_flight is not None:
-        return InFlightWindow(batches, size)
-    if sink:
-        return InFlightWindow(size, size)
-    return InFlightWindow(batches, size, config.calls.small_batches, config.calls.small_bytes)
+
+def expired(peer: str, head: CallHead, seconds: float, what: str) -> DeadlineExceeded:
+    """What a call raises after its deadline; without one, ``what`` has been so for ``seconds``."""
+    text = f"handler {head.handler!r} at {peer} did not end within {seconds:g} s"
+    if head.deadline is None:
+        text = (
+            f"handler {head.handler!r} at {peer}: {what} for {seconds:g} s "
+            "(Timing.progress_deadline); give the call a deadline if it may take longer"
+        )
+    return DeadlineExceeded(text, peer=peer, handler=head.handler)
 
 
 def abandoned(peer: str, handler: str) -> Cancelled:

@@ -12,46 +12,47 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Final, TypeAlias, cast
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, Unpack, cast
 
 import pyarrow as pa
 
+from aqueduct._speedups.calls.batch_sender import InFlightWindow, SharedWindow
+from aqueduct._speedups.loop.waiter import Waiter
 from aqueduct.address import Address
-from aqueduct.arguments import Duration, Size, checked
+from aqueduct.arguments import Duration, checked
 from aqueduct.arrow.compression import codec_of
 from aqueduct.arrow.encode import LONG_BYTES, Encoded
 from aqueduct.carriers.certificates import ClientTls
-from aqueduct.client.call import Batches, ClientCall, InFlightWindow, window
-from aqueduct.client.stream import Stream
-from aqueduct.client.unary import (
-    AnswerCache,
-    UnaryCaller,
-    UnaryCallers,
-    UnaryResult,
-    one_batch,
-    same_schema,
+from aqueduct.client.call import Batches, ClientCall
+from aqueduct.client.options import (
+    CallOptions,
+    ExchangeOptions,
+    SinkOptions,
+    SourceOptions,
+    UnaryOptions,
+    takes,
     token_bytes,
 )
+from aqueduct.client.stream import Stream
+from aqueduct.client.unary import PendingCall, UnaryCaller, UnaryCallers, UnaryResult, one_batch
+from aqueduct.closing import AsyncClosing
 from aqueduct.config import DEFAULT, Config
 from aqueduct.endpoint import Connection, Message, connect
 from aqueduct.errors import AqueductError, DeadlineExceeded
 from aqueduct.rpc.deadline import ProgressTimer
 from aqueduct.rpc.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
 from aqueduct.rpc.keys import ALIVE, Headers
-from aqueduct.rpc.request import AS_COMPLETED, FAILURES, CallHead, Kind, Partition
+from aqueduct.rpc.request import CallHead, Kind
 from aqueduct.rpc.threads import apart, check_patches, provide
 
 __all__ = [
     "Client",
     "ClientTls",
     "ConnectionHeaders",
-    "capabilities",
     "connection_headers",
-    "make_head",
+    "outline",
     "plain",
-    "window",
 ]
 
 ConnectionHeaders: TypeAlias = (
@@ -59,12 +60,8 @@ ConnectionHeaders: TypeAlias = (
 )
 ManyBatches: TypeAlias = "AsyncIterable[pa.RecordBatch] | Iterable[pa.RecordBatch] | pa.Table"
 
-_HEARD: Final = 64
-"""Handlers whose answers to calls of one batch are known."""
-_NO_CAPABILITIES: Final[frozenset[str]] = frozenset()
 
-
-class Client:
+class Client(AsyncClosing):
     """One connection to a service; any number of calls at once. Made by ``connect``.
 
     It belongs to the event loop and the process that it was made on: elsewhere calls raise
@@ -93,12 +90,15 @@ class Client:
         self._agreed: set[str] = set()
         self.sizes: dict[str, int] = {}
         """Bytes that the next batch for each handler is expected to have; 0 if it is small."""
+        flow = self.config.flow
+        least = min(flow.receive_budget, flow.process_receive_bytes, flow.process_send_bytes)
+        self.under_way = SharedWindow(least // 2)
+        """What all calls have under way. The service is expected to have budgets like these."""
         self._calls: set[ClientCall] = set()
         self._loop = asyncio.get_running_loop()
         self._beat: asyncio.TimerHandle | None = None
         self._watches = ProgressTimer(self._loop, self.config.timing.progress_deadline)
-        self._askers = UnaryCallers(self.asker, self.token)
-        self._heard: dict[str, AnswerCache] = {}
+        self._callers = UnaryCallers(connection, self.address, self.token)
 
     @classmethod
     @checked(headers="connection_headers")
@@ -139,24 +139,9 @@ class Client:
         return self.connection.closed
 
     @checked()
+    @takes(ExchangeOptions)
     def exchange(
-        self,
-        handler: str,
-        batches: ManyBatches,
-        *,
-        schema: pa.Schema | None = None,
-        output_schema: pa.Schema | None = None,
-        in_flight: int | None = None,
-        in_flight_bytes: Size | None = None,
-        deadline: Duration | None = None,
-        headers: Mapping[str, str] | None = None,
-        run: str = "",
-        attempt: str = "",
-        token: str | bytes | None = None,
-        partition: Partition | None = None,
-        compression: str | None = None,
-        ordered: bool = True,
-        report_failures: bool = False,
+        self, handler: str, batches: ManyBatches, **options: Unpack[ExchangeOptions]
     ) -> Stream:
         """Calls an exchange handler: batches go in, and the Stream gives what comes out, in order.
 
@@ -171,9 +156,9 @@ class Client:
         - ``output_schema``: of what must come back; compared before any batch is worked on.
         - ``deadline``: for the whole call, in seconds or as text such as "500ms". Without it the
           call fails when nothing moves for Timing.progress_deadline while you wait for it.
-        - ``headers``: text for the handler's ``call.headers``; ``run`` and ``attempt``: the same
-          for every attempt at one piece of work, and what tells the attempts apart; ``token``:
-          instead of the client's; ``partition``: the share of the work that this call is.
+        - ``headers``: text for the handler's ``call.headers``; ``write_key`` and ``attempt``:
+          the same for every attempt at one piece of work, and what tells the attempts apart;
+          ``token``: instead of the client's; ``partition``: the share of the work.
         - ``compression``: ``lz4`` or ``zstd`` for the batches both ways, if the service agrees
           to it, or ``none``; by default what the client's address says. The first batches of a
           connection's first such call leave before that is known, as they are.
@@ -184,38 +169,11 @@ class Client:
 
         Raises LocalProtocolError for arguments that cannot be sent, and ConnectionLost.
         """
-        calls = self.config.calls
-        source = Batches(
-            batches, schema, handler=handler, peer=self.address, limit=calls.batch_limit
-        )
-        return self._stream(
-            "exchange",
-            handler,
-            source,
-            window=window(self.config, in_flight, in_flight_bytes),
-            expected=output_schema,
-            deadline=deadline,
-            headers=headers,
-            run=run,
-            attempt=attempt,
-            token=token,
-            partition=partition,
-            compression=compression,
-            capabilities=capabilities(ordered, report_failures),
-        )
+        return self._stream("exchange", handler, batches, CallOptions(**options))
 
+    @takes(UnaryOptions)
     async def call(
-        self,
-        handler: str,
-        batch: pa.RecordBatch,
-        *,
-        output_schema: pa.Schema | None = None,
-        deadline: Duration | None = None,
-        headers: Mapping[str, str] | None = None,
-        run: str = "",
-        attempt: str = "",
-        token: str | bytes | None = None,
-        partition: Partition | None = None,
+        self, handler: str, batch: pa.RecordBatch, **options: Unpack[UnaryOptions]
     ) -> pa.RecordBatch:
         """Calls an exchange handler with one batch and returns its answer, as one batch.
 
@@ -227,102 +185,36 @@ class Client:
         The arguments are those of ``exchange``. A call whose task is cancelled is abandoned: the
         handler is told to stop. Raises how the call failed.
         """
-        schema, batches = await self._ask(
-            handler, batch, output_schema, deadline, headers, run, attempt, token, partition
-        )
+        schema, batches = await self._ask(handler, batch, options)
         if len(batches) > 1 and sum(each.nbytes for each in batches) >= LONG_BYTES:
             return await apart(one_batch, schema, batches)
         return one_batch(schema, batches)
 
+    @takes(UnaryOptions)
     async def call_table(
-        self,
-        handler: str,
-        batch: pa.RecordBatch,
-        *,
-        output_schema: pa.Schema | None = None,
-        deadline: Duration | None = None,
-        headers: Mapping[str, str] | None = None,
-        run: str = "",
-        attempt: str = "",
-        token: str | bytes | None = None,
-        partition: Partition | None = None,
+        self, handler: str, batch: pa.RecordBatch, **options: Unpack[UnaryOptions]
     ) -> pa.Table:
         """``call`` with all answers as a Table: each batch as it came, none or many."""
-        schema, batches = await self._ask(
-            handler, batch, output_schema, deadline, headers, run, attempt, token, partition
-        )
+        schema, batches = await self._ask(handler, batch, options)
         return pa.Table.from_batches(batches, schema)
 
     @checked()
-    def source(
-        self,
-        handler: str,
-        *,
-        output_schema: pa.Schema | None = None,
-        deadline: Duration | None = None,
-        headers: Mapping[str, str] | None = None,
-        run: str = "",
-        attempt: str = "",
-        token: str | bytes | None = None,
-        partition: Partition | None = None,
-        compression: str | None = None,
-    ) -> Stream:
+    @takes(SourceOptions)
+    def source(self, handler: str, **options: Unpack[SourceOptions]) -> Stream:
         """Calls a source handler: the Stream gives its batches. See ``exchange``."""
-        return self._stream(
-            "source",
-            handler,
-            None,
-            window=None,
-            expected=output_schema,
-            deadline=deadline,
-            headers=headers,
-            run=run,
-            attempt=attempt,
-            token=token,
-            partition=partition,
-            compression=compression,
-        )
+        return self._stream("source", handler, None, CallOptions(**options))
 
     @checked()
+    @takes(SinkOptions)
     async def sink(
-        self,
-        handler: str,
-        batches: ManyBatches,
-        *,
-        schema: pa.Schema | None = None,
-        in_flight: int | None = None,
-        in_flight_bytes: Size | None = None,
-        deadline: Duration | None = None,
-        headers: Mapping[str, str] | None = None,
-        run: str = "",
-        attempt: str = "",
-        token: str | bytes | None = None,
-        partition: Partition | None = None,
-        compression: str | None = None,
+        self, handler: str, batches: ManyBatches, **options: Unpack[SinkOptions]
     ) -> dict[str, int]:
         """Calls a sink handler with ``batches`` and returns its counters. See ``exchange``.
 
         A sink answers nothing, so without ``in_flight`` only ``in_flight_bytes`` bounds what is
         sent and not yet taken.
         """
-        source = Batches(
-            batches, schema, handler=handler, peer=self.address, limit=self.config.calls.batch_limit
-        )
-        stream = self._stream(
-            "sink",
-            handler,
-            source,
-            window=window(self.config, in_flight, in_flight_bytes, sink=True),
-            expected=None,
-            deadline=deadline,
-            headers=headers,
-            run=run,
-            attempt=attempt,
-            token=token,
-            partition=partition,
-            compression=compression,
-        )
-        async with stream:
+        async with self._stream("sink", handler, batches, CallOptions(**options)) as stream:
             async for _ in stream:
                 pass
         return dict(stream.counters)
@@ -362,83 +254,33 @@ class Client:
             self._beat.cancel()
             self._beat = None
 
-    async def __aenter__(self) -> Client:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
-
     def __repr__(self) -> str:
         return f"<Client of {self.address}{' closed' if self.closed else ''}>"
 
     # Within
 
-    def _stream(
-        self,
-        kind: Kind,
-        handler: str,
-        source: Batches | None,
-        *,
-        window: InFlightWindow | None,
-        **head: Any,
-    ) -> Stream:
+    def _stream(self, kind: Kind, handler: str, batches: Any, options: CallOptions) -> Stream:
         self.connection.check_here()
-        call_head = make_head(
-            kind,
-            handler,
-            source,
-            default_token=self.token,
-            default_compression=self.compression,
-            **head,
-        )
-        return Stream(
-            source, lambda on_change: self.begin(call_head, window, on_change), self.sizes
-        )
+        source, head, window = outline(self, kind, handler, batches, options)
+        return Stream(source, lambda on_change: self.begin(head, window, on_change), self.sizes)
 
     async def _ask(
-        self,
-        handler: str,
-        batch: pa.RecordBatch,
-        output_schema: pa.Schema | None,
-        deadline: Duration | None,
-        headers: Mapping[str, str] | None,
-        run: str,
-        attempt: str,
-        token: str | bytes | None,
-        partition: Partition | None,
+        self, handler: str, batch: pa.RecordBatch, options: UnaryOptions
     ) -> tuple[pa.Schema, Sequence[pa.RecordBatch]]:
         self.connection.check_here()
-        asker = self._askers.find(
-            handler, batch, output_schema, deadline, headers, run, attempt, token, partition
-        )
-        if asker.slow(batch):
-            encoded = await asker.encode_apart(batch)
+        caller = self._callers.find(handler, batch, options)
+        if caller.slow(batch):
+            encoded = await caller.encode_apart(batch)
         else:
-            encoded = asker.encode(batch)
-        if not asker.fits(encoded):
-            stream = self.exchange(
-                handler,
-                (batch,),
-                schema=batch.schema,
-                output_schema=output_schema,
-                deadline=deadline,
-                headers=headers,
-                run=run,
-                attempt=attempt,
-                token=token,
-                partition=partition,
-            )
+            encoded = caller.encode(batch)
+        if not caller.fits(encoded):
+            stream = self.exchange(handler, (batch,), schema=batch.schema, **options)
             return await _everything(stream)
-        answered = await self.ask(asker, encoded)
+        answered = await self.ask(caller, encoded)
         if answered.follow is None:
             assert answered.schema is not None
             return answered.schema, answered.batches
-        head = asker.following(answered)
+        head = caller.following(answered)
         return await _everything(
             Stream(None, lambda on_change: self.begin(head, None, on_change, answered.follow))
         )
@@ -450,7 +292,9 @@ class Client:
         on_change: Callable[[], None],
         answered: Message | None = None,
     ) -> ClientCall:
-        """Makes one call; what the faces of this library stand on."""
+        """Makes one call; all public methods use it."""
+        if window is not None:
+            window.share(self.under_way, on_change)
         call = ClientCall(
             self.connection,
             head,
@@ -467,20 +311,30 @@ class Client:
             self._schedule_beat()
         return call
 
-    def asker(self, head: CallHead) -> UnaryCaller:
-        """What makes the call of one batch that ``head`` says."""
-        heard = self._heard.get(head.handler)
-        if heard is None or not same_schema(heard.expected, head.expected):
-            if len(self._heard) >= _HEARD:
-                self._heard.clear()
-            heard = self._heard[head.handler] = AnswerCache(head.expected)
-        return UnaryCaller(self.connection, head, peer=self.address, heard=heard)
+    async def ask(self, caller: UnaryCaller, encoded: Encoded) -> UnaryResult:
+        """One call of one batch. Raises how it failed."""
+        waiter = Waiter(self._loop)
+        call = self.unary_call(caller, encoded, waiter.step)
+        call.begin()
+        try:
+            await waiter
+        finally:
+            call.end()
+        if call.slow:
+            await apart(call.read)
+        else:
+            call.read()
+        return call.result()
 
-    def ask(
-        self, asker: UnaryCaller, encoded: Encoded, headers: Headers = ()
-    ) -> Coroutine[Any, Any, UnaryResult]:
-        """One call of one batch; see ``UnaryCaller.ask``."""
-        return asker.ask(encoded, self._watches, headers=headers)
+    def unary_call(
+        self,
+        caller: UnaryCaller,
+        encoded: Encoded,
+        over: Callable[[], object],
+        headers: Headers = (),
+    ) -> PendingCall:
+        """One call of one batch, to be begun on the loop; see PendingCall."""
+        return PendingCall(caller, encoded, self._watches, over, headers)
 
     def agreed(self, head: CallHead) -> str:
         """What a call's batches may be compressed by from the first; "" for nothing.
@@ -517,47 +371,20 @@ async def _everything(stream: Stream) -> tuple[pa.Schema, list[pa.RecordBatch]]:
         return stream.schema, batches
 
 
-def make_head(
-    kind: Kind,
-    handler: str,
-    source: Batches | None,
-    *,
-    default_token: bytes | None,
-    expected: pa.Schema | None,
-    deadline: float | None,
-    headers: Mapping[str, str] | None,
-    run: str,
-    attempt: str,
-    token: str | bytes | None,
-    partition: Partition | None,
-    compression: str | None,
-    default_compression: str,
-    capabilities: frozenset[str] = frozenset(),
-) -> CallHead:
-    """What a call says of itself. Raises ConfigError for a compression that is none."""
-    name = default_compression if compression is None else codec_of(compression)
-    return CallHead(
-        handler=handler,
-        kind=kind,
-        schema=None if source is None else source.schema,
-        expected=expected,
-        deadline=deadline,
-        run=run,
-        attempt=attempt,
-        token=default_token if token is None else token_bytes(token),
-        partition=partition,
-        metadata=headers or {},
-        compressions=(name,) if name else (),
-        capabilities=capabilities,
-    )
+def outline(
+    client: Client, kind: Kind, handler: str, batches: Any, options: CallOptions
+) -> tuple[Batches | None, CallHead, InFlightWindow | None]:
+    """A call before it is made: its input, what it says of itself, and its window.
 
-
-def capabilities(ordered: bool, report_failures: bool) -> frozenset[str]:
-    """What a call asks for beyond the usual."""
-    if ordered and not report_failures:
-        return _NO_CAPABILITIES
-    asked = {AS_COMPLETED: not ordered, FAILURES: report_failures}
-    return frozenset(word for word, wanted in asked.items() if wanted)
+    Raises LocalProtocolError and ConfigError for what cannot be.
+    """
+    token, compression, config = client.token, client.compression, client.config
+    if kind == "source":
+        return None, options.head(kind, handler, None, token, compression), None
+    limit = config.calls.batch_limit
+    source = Batches(batches, options.schema, handler=handler, peer=client.address, limit=limit)
+    window = options.window(config, sink=kind == "sink")
+    return source, options.head(kind, handler, source.schema, token, compression), window
 
 
 def connection_headers(headers: ConnectionHeaders) -> tuple[tuple[bytes, bytes], ...]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any, Final, Generic, TypeAlias, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar, cast
 
 from aqueduct import forks
 from aqueduct.errors import AqueductError, LocalProtocolError
@@ -33,9 +33,6 @@ class _Outcome(Generic[T]):
 
     result: T | None = None
     error: BaseException | None = None
-
-
-_Ended: TypeAlias = "SimpleQueue[_Outcome[T] | None]"
 
 
 class LoopThread:
@@ -60,8 +57,8 @@ class LoopThread:
         self._ended = False
         self.check_caller: Callable[[], None] = lambda: None
         """Raises if the calling thread must not wait."""
-        self._waiting: set[_Ended[Any]] = set()
-        """What ``run`` waits for, in all threads."""
+        self._waiting: set[SimpleQueue[Any]] = set()
+        """What ``wait`` waits for, in all threads."""
         forks.own(self)
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -85,11 +82,7 @@ class LoopThread:
     def check(self) -> None:
         """Raises LocalProtocolError after a fork, a late patch, or when the loop has ended."""
         check_patches()
-        if self.pid != os.getpid():
-            raise LocalProtocolError(
-                f"this client was made in process {self.pid} and its event loop did not survive "
-                f"the fork into process {os.getpid()}; make a client after the fork"
-            )
+        self.check_process()
         if self._ended or not self.alive:
             raise LocalProtocolError("the client is closed: its event loop has ended")
         if sys.is_finalizing():
@@ -100,9 +93,43 @@ class LoopThread:
             )
         self.check_caller()
 
+    def check_process(self) -> None:
+        """Raises LocalProtocolError in a forked child."""
+        if self.pid != os.getpid():
+            raise LocalProtocolError(
+                f"this client was made in process {self.pid} and its event loop did not survive "
+                f"the fork into process {os.getpid()}; make a client after the fork"
+            )
+
     def call(self, callback: Callable[..., object], *arguments: Any) -> None:
         """Schedules ``callback(*arguments)`` on the loop."""
         self.loop.call_soon_threadsafe(callback, *arguments)
+
+    def wait(
+        self,
+        ended: SimpleQueue[T | None],
+        begin: Callable[[], object],
+        *,
+        timeout: float | None = None,
+    ) -> T | None:
+        """Has the loop call ``begin``, and waits for what is put into ``ended`` then.
+
+        None: the loop has ended before. Raises TimeoutError. To be called after ``check``.
+        """
+        self._waiting.add(ended)
+        try:
+            self.loop.call_soon_threadsafe(begin)
+            if self.loop.is_closed():
+                return None
+            return ended.get(timeout=timeout)
+        except Empty:
+            raise TimeoutError from None
+        except RuntimeError:
+            if self.loop.is_closed():
+                return None
+            raise
+        finally:
+            self._waiting.discard(ended)
 
     def run(self, work: Coroutine[Any, Any, T], *, timeout: float | None = None) -> T:
         """Runs a coroutine on the loop and waits for its result.
@@ -115,29 +142,20 @@ class LoopThread:
         except AqueductError:
             work.close()
             raise
-        ended: _Ended[T] = SimpleQueue()  # much quicker than a Future of threads
+        ended: SimpleQueue[_Outcome[T] | None] = SimpleQueue()
         begun: list[asyncio.Task[None]] = []
 
         def begin() -> None:
             begun.append(self.loop.create_task(_told(work, ended)))
 
-        self._waiting.add(ended)
         try:
-            self.loop.call_soon_threadsafe(begin)
-            if self.loop.is_closed():
-                ended.put(None)
-            found = ended.get(timeout=timeout)
-        except BaseException as error:
+            found = self.wait(ended, begin, timeout=timeout)
+        except BaseException:
             with contextlib.suppress(RuntimeError):  # the loop has ended, and its tasks
-                self.loop.call_soon_threadsafe(lambda: [each.cancel() for each in begun])
+                self.call(lambda: [each.cancel() for each in begun])
             if self.loop.is_closed() and not begun:
                 work.close()
-                self.check()
-            if isinstance(error, Empty):
-                raise TimeoutError from None
             raise
-        finally:
-            self._waiting.discard(ended)
         if found is None:  # the loop ended before it began
             work.close()
         elif found.error is None:
@@ -182,7 +200,7 @@ class LoopThread:
             ended.put(None)
 
 
-async def _told(work: Coroutine[Any, Any, T], ended: _Ended[T]) -> None:
+async def _told(work: Coroutine[Any, Any, T], ended: SimpleQueue[_Outcome[T] | None]) -> None:
     """Runs ``work``, and tells the thread that waits in the same turn of the loop."""
     try:
         ended.put(_Outcome(await work))

@@ -3,8 +3,8 @@
 ::
 
     sink = SinkWriter(client, "shelf")
-    prepared = sink.write(Attempt(run, partition=0), batches, schema=schema)
-    sink.commit(run, [prepared])
+    prepared = sink.write(Attempt(write_key, partition=0), batches, schema=schema)
+    sink.commit(write_key, [prepared])
 
 See ``aqueduct.service.sinks`` for what holds. From Spark: ``df.write.format("aqueduct")``.
 """
@@ -93,7 +93,7 @@ class SinkWriter:
             in_flight_bytes=in_flight_bytes,
             deadline=deadline,
             headers={**self._headers, ATTEMPT_HEADER: attempt.to_json()},
-            run=attempt.run.key,
+            write_key=attempt.write_key.key,
             attempt=attempt.id,
             token=self._token,
             partition=Partition(attempt.partition),
@@ -116,42 +116,46 @@ class SinkWriter:
         return PreparedAttempt(attempt, answer.receipt)
 
     def commit(
-        self, run: WriteKey, prepared: Sequence[PreparedAttempt], *, deadline: float | None = None
+        self,
+        write_key: WriteKey,
+        prepared: Sequence[PreparedAttempt],
+        *,
+        deadline: float | None = None,
     ) -> Any:
         """Commits exactly these attempts; returns what the sink's ``commit`` returned.
 
         May be repeated. After ConnectionLost or DeadlineExceeded it may be committed all the same:
         repeat it. Raises HandlerFailed if the sink could not, and then nothing is committed.
         """
-        text = Settlement(run, tuple(prepared)).to_json()
-        answer = self._ask(COMMIT, text, run.key, deadline)
+        text = Settlement(write_key, tuple(prepared)).to_json()
+        answer = self._ask(COMMIT, text, write_key.key, deadline)
         where = "the answer to a commit"
         with answer_of(self.client.address, COMMIT + self.name):
             return document_of([answer], where, limit=self._limit).get("result")
 
     def abort(
         self,
-        run: WriteKey,
+        write_key: WriteKey,
         prepared: Sequence[PreparedAttempt] = (),
         *,
         execution: str | None = None,
         deadline: float | None = None,
     ) -> None:
-        """Aborts these attempts, and all others of the run that the service knows.
+        """Aborts these attempts, and all others of the write that the service knows.
 
         ``execution``: those of this execution alone. What is committed stays. May be repeated.
         """
-        text = Settlement(run, tuple(prepared), execution).to_json()
-        self._ask(ABORT, text, run.key, deadline)
+        text = Settlement(write_key, tuple(prepared), execution).to_json()
+        self._ask(ABORT, text, write_key.key, deadline)
 
-    def _ask(self, what: str, text: str, run: str, deadline: float | None) -> pa.RecordBatch:
+    def _ask(self, what: str, text: str, write_key: str, deadline: float | None) -> pa.RecordBatch:
         return self.client.call(
             what + self.name,
             to_batch(text),
             output_schema=DOCUMENT_SCHEMA,
             deadline=deadline,
             headers=self._headers,
-            run=run,
+            write_key=write_key,
             token=self._token,
         )
 

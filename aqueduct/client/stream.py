@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import TracebackType
 from typing import Any, Final
 
 import pyarrow as pa
 
-from aqueduct._speedups.calls.batch_sender import SendWaker
+from aqueduct._speedups.calls.batch_sender import BatchSender, SendWaker
 from aqueduct.arrow.decode import Decoder
 from aqueduct.client.call import END, Batches, ClientCall, FailedBatch, abandoned
 from aqueduct.endpoint.pulling import PULLING
 from aqueduct.errors import AqueductError
-from aqueduct.rpc.threads import Job, apart
+from aqueduct.rpc.threads import apart
+from aqueduct.rpc.unpacking import decode_later
 
 __all__ = ["Stream"]
 
@@ -51,9 +51,7 @@ class Stream:
     @property
     def schema(self) -> pa.Schema | None:
         """Of the answers; None before the service has accepted the call (see ``opened``)."""
-        call = self._call
-        expected = call.head.expected if call.accepted else None
-        return call.schema if expected is None else expected
+        return self._call.output_schema
 
     @property
     def counters(self) -> Mapping[str, int]:
@@ -136,26 +134,32 @@ class Stream:
         if self._decoder is None:
             self._decoder = call.decoder()
             call.answers.read_by(self._decoder.reader)
-        if self._decoder.slow(payload):
-            decode = partial(self._decoder.decode, payload, grow=self._grow)
-            call.decoding = Job(decode)
+        if self._decoder.unpacks or self._decoder.slow(payload):
+            call.decoding = decode_later(
+                self._decoder,
+                payload,
+                answers.lease,
+                partial(self._decoder.decode, payload),
+                call.config.timing.stall_deadline,
+                id(asyncio.current_task()),
+            )
             return await self._decoded(call.decoding)
         try:
-            return self._decoder.decode(payload, grow=self._grow)
+            return self._decoder.decode(payload)
         except AqueductError as error:
             call.fail(error)
             await self._stop_feeding()
             raise
 
-    async def _decoded(self, job: Job[pa.RecordBatch]) -> pa.RecordBatch:
+    async def _decoded(self, decoding: asyncio.Task[pa.RecordBatch]) -> pa.RecordBatch:
         """The answer that is being decoded. A reader that is cancelled finds it the next time."""
         call = self._call
-        await job.settled()
+        await asyncio.wait((decoding,))
         call.decoding = None
         try:
             if call.error is not None:  # it failed meanwhile, or was closed
                 raise call.error
-            batch = job.result()
+            batch = decoding.result()
         except BaseException as error:
             call.fail(error)
             await self._stop_feeding()
@@ -172,12 +176,7 @@ class Stream:
     async def __aenter__(self) -> Stream:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self.aclose()
 
     def __del__(self) -> None:
@@ -191,12 +190,6 @@ class Stream:
                 call.pull.end()
 
     # Within
-
-    @property
-    def _grow(self) -> Callable[[int], object] | None:
-        """What charges the bytes that the last answer unpacks to."""
-        lease = self._call.answers.lease
-        return None if lease is None else lease.grow
 
     def _give_back(self) -> None:
         """The reader is done with its last batch, and asks for no other."""
@@ -234,7 +227,7 @@ class Stream:
         try:
             if not hasattr(batches, "__aiter__"):
                 batches = iter(batches)
-                if call.feed(source, batches, _SPINS):
+                if call.sender.feed(source, batches, _SPINS):
                     return
         except BaseException:
             call.fail(abandoned(call.peer, call.head.handler))
@@ -259,14 +252,15 @@ def _drop(call: ClientCall, feeder: asyncio.Task[None] | None) -> None:
 
 async def _feed(call: ClientCall, source: Batches, batches: Any, feeding: SendWaker) -> None:
     """Sends batches as there is room. What the iterable raises becomes the error of the call."""
+    sender = call.sender
     try:
-        await _give_slow(call, source)
+        await _give_slow(sender, source)
         if hasattr(batches, "__aiter__"):
             iterator = aiter(batches)
             try:
                 while True:
-                    while not call.may_send:
-                        await feeding.wait(call, call.loop, call.connection.pump)
+                    while not sender.may_send:
+                        await feeding.wait(sender, call.loop, call.connection.pump)
                     if call.over:
                         return
                     call.supplying = True
@@ -278,9 +272,9 @@ async def _feed(call: ClientCall, source: Batches, batches: Any, feeding: SendWa
                         break
                     finally:
                         call.supplying = False
-                    call.give(source, batch)
+                    sender.give(source, batch)
                     del batch  # while the next one waits for room
-                    await _give_slow(call, source)
+                    await _give_slow(sender, source)
                     call.expect_answer()
             finally:
                 if hasattr(iterator, "aclose"):
@@ -288,14 +282,14 @@ async def _feed(call: ClientCall, source: Batches, batches: Any, feeding: SendWa
             call.finish()
             return
         while True:
-            while not call.may_send:
-                await feeding.wait(call, call.loop, call.connection.pump)
+            while not sender.may_send:
+                await feeding.wait(sender, call.loop, call.connection.pump)
             if call.over:
                 return
-            done = call.feed(source, batches, _SPINS)
-            await _give_slow(call, source)
+            done = sender.feed(source, batches, _SPINS)
+            await _give_slow(sender, source)
             if done is False and not call.over:  # whatever comes from here on wakes it
-                waiter = feeding.wait(call, call.loop, call.connection.pump)
+                waiter = feeding.wait(sender, call.loop, call.connection.pump)
                 call.expect_answer()
                 await waiter
                 continue
@@ -309,9 +303,9 @@ async def _feed(call: ClientCall, source: Batches, batches: Any, feeding: SendWa
         call.fail(error)
 
 
-async def _give_slow(call: ClientCall, source: Batches) -> None:
+async def _give_slow(sender: BatchSender, source: Batches) -> None:
     """Sends the batch that takes long to encode, if there is one."""
-    batch, call.slow = call.slow, None
+    batch, sender.slow = sender.slow, None
     if batch is not None:
         encoded = await apart(source.encode, batch)
-        call.give_encoded(encoded)
+        sender.give_encoded(encoded)

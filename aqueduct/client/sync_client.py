@@ -18,35 +18,34 @@ import atexit
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Final, Self, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, Self, TypeAlias, Unpack
 from weakref import WeakValueDictionary
 
 import pyarrow as pa
 
 from aqueduct.address import Address
-from aqueduct.arguments import Duration, Size, checked
+from aqueduct.arguments import Duration, checked
 from aqueduct.carriers.binding import holds_up
 from aqueduct.carriers.certificates import ClientTls
-from aqueduct.client.call import Batches, InFlightWindow, window
-from aqueduct.client.client import (
-    Client,
-    ConnectionHeaders,
-    capabilities,
-    connection_headers,
-    make_head,
-    plain,
-)
+from aqueduct.client.client import Client, ConnectionHeaders, connection_headers, outline, plain
 from aqueduct.client.loop_thread import LoopThread
+from aqueduct.client.options import (
+    CallOptions,
+    ExchangeOptions,
+    SinkOptions,
+    SourceOptions,
+    UnaryOptions,
+    takes,
+)
 from aqueduct.client.sync_stream import SyncStream
-from aqueduct.client.thread_call import Mailbox, ThreadCall
+from aqueduct.client.thread_call import News, ThreadCall
 from aqueduct.client.unary import UnaryCallers, one_batch
 from aqueduct.client.unary_stub import StubCall
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import ConnectionLost, LocalProtocolError
 from aqueduct.rpc.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
-from aqueduct.rpc.request import Partition
+from aqueduct.rpc.request import Kind
 
 __all__ = ["OnEnd", "SyncClient"]
 
@@ -111,160 +110,47 @@ class SyncClient:
         return not self._thread.alive or self._client.connection.core.error is not None
 
     @checked()
+    @takes(ExchangeOptions)
     def exchange(
-        self,
-        handler: str,
-        batches: Iterable[pa.RecordBatch],
-        *,
-        schema: pa.Schema | None = None,
-        output_schema: pa.Schema | None = None,
-        in_flight: int | None = None,
-        in_flight_bytes: Size | None = None,
-        deadline: Duration | None = None,
-        headers: Mapping[str, str] | None = None,
-        run: str = "",
-        attempt: str = "",
-        token: str | bytes | None = None,
-        partition: Partition | None = None,
-        compression: str | None = None,
-        ordered: bool = True,
-        report_failures: bool = False,
+        self, handler: str, batches: Iterable[pa.RecordBatch], **options: Unpack[ExchangeOptions]
     ) -> SyncStream:
         """Calls an exchange handler; the arguments are those of ``Client.exchange``.
 
         ``batches`` is read by the thread that iterates over the answers, as there is room.
         """
-        return self._stream(
-            "exchange",
-            handler,
-            self._batches(handler, batches, schema),
-            window(self.config, in_flight, in_flight_bytes),
-            expected=output_schema,
-            deadline=deadline,
-            headers=headers,
-            run=run,
-            attempt=attempt,
-            token=token,
-            partition=partition,
-            compression=compression,
-            capabilities=capabilities(ordered, report_failures),
-        )
+        return self._stream("exchange", handler, batches, CallOptions(**options))
 
+    @takes(UnaryOptions)
     def call(
-        self,
-        handler: str,
-        batch: pa.RecordBatch,
-        *,
-        output_schema: pa.Schema | None = None,
-        deadline: Duration | None = None,
-        headers: Mapping[str, str] | None = None,
-        run: str = "",
-        attempt: str = "",
-        token: str | bytes | None = None,
-        partition: Partition | None = None,
+        self, handler: str, batch: pa.RecordBatch, **options: Unpack[UnaryOptions]
     ) -> pa.RecordBatch:
         """Calls an exchange handler with one batch, for one; see ``Client.call``."""
-        schema, batches = self._ask(
-            handler, batch, output_schema, deadline, headers, run, attempt, token, partition
-        )
+        schema, batches = self._ask(handler, batch, options)
         return one_batch(schema, batches)
 
+    @takes(UnaryOptions)
     def call_table(
-        self,
-        handler: str,
-        batch: pa.RecordBatch,
-        *,
-        output_schema: pa.Schema | None = None,
-        deadline: Duration | None = None,
-        headers: Mapping[str, str] | None = None,
-        run: str = "",
-        attempt: str = "",
-        token: str | bytes | None = None,
-        partition: Partition | None = None,
-        on_end: OnEnd | None = None,
+        self, handler: str, batch: pa.RecordBatch, **options: Unpack[UnaryOptions]
     ) -> pa.Table:
-        """``call`` with all answers as a Table; see ``Client.call_table``.
-
-        ``on_end`` is told what the call has cost, however it ended.
-        """
-        schema, batches = self._ask(
-            handler, batch, output_schema, deadline, headers, run, attempt, token, partition, on_end
-        )
+        """``call`` with all answers as a Table; see ``Client.call_table``."""
+        schema, batches = self._ask(handler, batch, options)
         return pa.Table.from_batches(batches, schema)
 
     @checked()
-    def source(
-        self,
-        handler: str,
-        *,
-        output_schema: pa.Schema | None = None,
-        deadline: Duration | None = None,
-        headers: Mapping[str, str] | None = None,
-        run: str = "",
-        attempt: str = "",
-        token: str | bytes | None = None,
-        partition: Partition | None = None,
-        compression: str | None = None,
-    ) -> SyncStream:
+    @takes(SourceOptions)
+    def source(self, handler: str, **options: Unpack[SourceOptions]) -> SyncStream:
         """Calls a source handler; see ``Client.source``."""
-        return self._stream(
-            "source",
-            handler,
-            None,
-            None,
-            expected=output_schema,
-            deadline=deadline,
-            headers=headers,
-            run=run,
-            attempt=attempt,
-            token=token,
-            partition=partition,
-            compression=compression,
-        )
+        return self._stream("source", handler, (), CallOptions(**options))
 
     @checked()
+    @takes(SinkOptions)
     def sink(
-        self,
-        handler: str,
-        batches: Iterable[pa.RecordBatch],
-        *,
-        schema: pa.Schema | None = None,
-        in_flight: int | None = None,
-        in_flight_bytes: Size | None = None,
-        deadline: Duration | None = None,
-        headers: Mapping[str, str] | None = None,
-        run: str = "",
-        attempt: str = "",
-        token: str | bytes | None = None,
-        partition: Partition | None = None,
-        compression: str | None = None,
-        on_end: OnEnd | None = None,
+        self, handler: str, batches: Iterable[pa.RecordBatch], **options: Unpack[SinkOptions]
     ) -> dict[str, int]:
-        """Calls a sink handler with ``batches`` and returns its counters; see ``Client.sink``.
-
-        ``on_end`` is told what the call has cost, however it ended.
-        """
-        stream = self._stream(
-            "sink",
-            handler,
-            self._batches(handler, batches, schema),
-            window(self.config, in_flight, in_flight_bytes, sink=True),
-            expected=None,
-            deadline=deadline,
-            headers=headers,
-            run=run,
-            attempt=attempt,
-            token=token,
-            partition=partition,
-            compression=compression,
-        )
-        try:
-            with stream:
-                for _ in stream:
-                    pass
-        finally:
-            if on_end is not None:
-                on_end(stream.bytes_sent, stream.bytes_received, stream.waited)
+        """Calls a sink handler with ``batches`` and returns its counters; see ``Client.sink``."""
+        with self._stream("sink", handler, batches, CallOptions(**options)) as stream:
+            for _ in stream:
+                pass
         return dict(stream.counters)
 
     def describe(self) -> Description:
@@ -303,12 +189,7 @@ class SyncClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -329,28 +210,22 @@ class SyncClient:
         self,
         handler: str,
         batch: pa.RecordBatch,
-        output_schema: pa.Schema | None,
-        deadline: Duration | None,
-        headers: Mapping[str, str] | None,
-        run: str,
-        attempt: str,
-        token: str | bytes | None,
-        partition: Partition | None,
+        options: UnaryOptions,
         on_end: OnEnd | None = None,
     ) -> tuple[pa.Schema, Sequence[pa.RecordBatch]]:
-        askers: UnaryCallers | None = getattr(self._own, "askers", None)
-        if askers is None:
-            askers = self._own.askers = UnaryCallers(self._client.asker, self._client.token)
-        asker = askers.find(
-            handler, batch, output_schema, deadline, headers, run, attempt, token, partition
-        )
-        encoded = asker.encode(batch)
+        callers: UnaryCallers | None = getattr(self._own, "callers", None)
+        if callers is None:
+            client = self._client
+            callers = UnaryCallers(client.connection, client.address, client.token)
+            self._own.callers = callers
+        caller = callers.find(handler, batch, options)
+        encoded = caller.encode(batch)
         call: StubCall | None = None
         stream: SyncStream | None = None
         received = 0
         try:
-            if asker.fits(encoded):
-                call = StubCall(self._thread, self._client, asker, encoded, ())
+            if caller.fits(encoded):
+                call = StubCall(self._thread, self._client, caller, encoded)
                 answered = call.result()
                 received = answered.size
                 if answered.follow is None:
@@ -358,18 +233,7 @@ class SyncClient:
                     return answered.schema, answered.batches
                 stream = call.follow(answered)
             else:
-                stream = self.exchange(
-                    handler,
-                    (batch,),
-                    schema=batch.schema,
-                    output_schema=output_schema,
-                    deadline=deadline,
-                    headers=headers,
-                    run=run,
-                    attempt=attempt,
-                    token=token,
-                    partition=partition,
-                )
+                stream = self.exchange(handler, (batch,), schema=batch.schema, **options)
             with stream:
                 batches = list(stream)
                 assert stream.schema is not None
@@ -383,52 +247,32 @@ class SyncClient:
                     waited += stream.waited
                 on_end(sent, received, waited)
 
-    def _batches(self, handler: str, batches: Any, schema: pa.Schema | None) -> Batches:
+    def _stream(self, kind: Kind, handler: str, batches: Any, options: CallOptions) -> SyncStream:
+        call = self._make(kind, handler, batches, options)
+        call.wake()
+        return SyncStream(call)
+
+    def _make(
+        self,
+        kind: Kind,
+        handler: str,
+        batches: Any,
+        options: CallOptions,
+        *,
+        news: News | None = None,
+        tag: Any = None,
+    ) -> ThreadCall:
+        """A call that the loop has not heard of yet; see ThreadCall."""
+        self._thread.check()
+        if self._client.closed:
+            raise self._client.connection.error or ConnectionLost(f"{self!r} is closed")
         if hasattr(batches, "__aiter__"):
             raise LocalProtocolError(
                 "a SyncClient reads plain iterables; async iterables are for aqueduct.Client"
             )
-        limit = self.config.calls.batch_limit
-        return Batches(batches, schema, handler=handler, peer=self.address, limit=limit)
-
-    def _stream(
-        self,
-        kind: Any,
-        handler: str,
-        source: Batches | None,
-        window: InFlightWindow | None,
-        *,
-        begin: bool = True,
-        **head: Any,
-    ) -> SyncStream:
-        stream = SyncStream(self._crossing(kind, handler, source, window, **head), source)
-        if begin:
-            stream._crossing.wake()
-        return stream
-
-    def _crossing(
-        self,
-        kind: Any,
-        handler: str,
-        source: Batches | None,
-        window: InFlightWindow | None,
-        *,
-        mailbox: Mailbox | None = None,
-        **head: Any,
-    ) -> ThreadCall:
-        self._thread.check()
-        if self._client.closed:
-            raise self._client.connection.error or ConnectionLost(f"{self!r} is closed")
-        call_head = make_head(
-            kind,
-            handler,
-            source,
-            default_token=self._client.token,
-            default_compression=self._client.compression,
-            **head,
-        )
-        call_head.encode()  # errors belong here rather than into the other thread
-        return ThreadCall(self._thread, self._client, call_head, window, mailbox)
+        source, head, window = outline(self._client, kind, handler, batches, options)
+        head.encode()  # errors belong here rather than into the other thread
+        return ThreadCall(self._thread, self._client, head, window, source, news=news, tag=tag)
 
 
 def _close_all() -> None:

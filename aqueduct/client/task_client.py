@@ -1,23 +1,29 @@
-"""A client for who drives the work of a task: many small calls, or several at once in one thread.
+"""A client that drives the work of a task: many small calls, or several at once in one thread.
 
 ``spark_udfs`` uses it. What it has beyond ``SyncClient`` is for the library alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import cast
+from collections.abc import Callable, Iterable
+from typing import Unpack, cast
 
 import pyarrow as pa
 
-from aqueduct.arguments import Duration, Size, checked
-from aqueduct.client.client import capabilities, window
-from aqueduct.client.lane import Lane, News
-from aqueduct.client.sync_client import SyncClient
+from aqueduct.arguments import Duration, checked
+from aqueduct.client.options import (
+    CallOptions,
+    ExchangeOptions,
+    SinkOptions,
+    UnaryOptions,
+    takes,
+)
+from aqueduct.client.sync_client import OnEnd, SyncClient
 from aqueduct.client.sync_stream import SyncStream
-from aqueduct.client.thread_call import Mailbox
+from aqueduct.client.thread_call import News, ThreadCall
+from aqueduct.client.unary import UnaryCaller
 from aqueduct.client.unary_stub import UnaryStub
-from aqueduct.rpc.request import CallHead, Partition
+from aqueduct.rpc.request import CallHead
 
 __all__ = ["TaskClient"]
 
@@ -25,27 +31,24 @@ __all__ = ["TaskClient"]
 class TaskClient(SyncClient):
     """One connection of a task to a service."""
 
+    told_resumes = 0
+    """Those of ``resumes`` that tasks have counted."""
+
+    @property
+    def resumes(self) -> int:
+        """How often the connection was cut and went on."""
+        return self._client.connection.carrier.resumes
+
     @checked()
+    @takes(ExchangeOptions)
     def exchange_later(
         self,
         handler: str,
         batches: Iterable[pa.RecordBatch],
         *,
-        schema: pa.Schema | None = None,
-        output_schema: pa.Schema | None = None,
-        in_flight: int | None = None,
-        in_flight_bytes: Size | None = None,
-        deadline: Duration | None = None,
-        headers: Mapping[str, str] | None = None,
-        run: str = "",
-        attempt: str = "",
-        token: str | bytes | None = None,
-        partition: Partition | None = None,
-        compression: str | None = None,
-        ordered: bool = True,
-        report_failures: bool = False,
         held: Callable[[], int] | None = None,
         ready: Callable[[], bool] | None = None,
+        **options: Unpack[ExchangeOptions],
     ) -> SyncStream:
         """``exchange``, sent with its first batch, or when ``opened`` is asked for.
 
@@ -53,69 +56,56 @@ class TaskClient(SyncClient):
         against ``in_flight_bytes`` as what is sent does. ``ready`` says whether ``batches`` has its
         next one, or its end, without a wait: those leave with it, too.
         """
-        stream = self._stream(
-            "exchange",
-            handler,
-            self._batches(handler, batches, schema),
-            window(self.config, in_flight, in_flight_bytes),
-            begin=False,
-            expected=output_schema,
-            deadline=deadline,
-            headers=headers,
-            run=run,
-            attempt=attempt,
-            token=token,
-            partition=partition,
-            compression=compression,
-            capabilities=capabilities(ordered, report_failures),
-        )
-        stream.held, stream.ready = held, ready
-        return stream
+        call = self._make("exchange", handler, batches, CallOptions(**options))
+        return SyncStream(call, held=held, ready=ready)
 
     @checked()
-    def lane(
-        self,
-        handler: str,
-        news: News,
-        tag: object,
-        *,
-        schema: pa.Schema,
-        output_schema: pa.Schema | None = None,
-        in_flight: int | None = None,
-        in_flight_bytes: Size | None = None,
-        deadline: Duration | None = None,
-        headers: Mapping[str, str] | None = None,
-        run: str = "",
-        attempt: str = "",
-        token: str | bytes | None = None,
-        partition: Partition | None = None,
-        compression: str | None = None,
-        ordered: bool = True,
-        report_failures: bool = False,
-    ) -> Lane:
+    @takes(ExchangeOptions)
+    def exchange_call(
+        self, handler: str, news: News, tag: object, **options: Unpack[ExchangeOptions]
+    ) -> ThreadCall:
         """An exchange for a thread that drives several at once: all put their news into one queue.
 
-        Each piece of news is there a pair of ``tag`` and what ``Lane.taken`` is to be given. The
-        other arguments are those of ``exchange``.
+        Each piece of news is there a pair of ``tag`` and what ``popped`` is to be given. The other
+        arguments are those of ``exchange``.
         """
-        source = self._batches(handler, (), schema)
-        crossing = self._crossing(
-            "exchange",
-            handler,
-            source,
-            window(self.config, in_flight, in_flight_bytes),
-            mailbox=Mailbox(news, tag),
-            expected=output_schema,
-            deadline=deadline,
-            headers=headers,
-            run=run,
-            attempt=attempt,
-            token=token,
-            partition=partition,
-            compression=compression,
-            capabilities=capabilities(ordered, report_failures),
-        )
-        return Lane(crossing, source)
+        call = self._make("exchange", handler, (), CallOptions(**options), news=news, tag=tag)
+        call.wake()
+        return call
+
+    @takes(UnaryOptions)
+    def call_table(
+        self,
+        handler: str,
+        batch: pa.RecordBatch,
+        *,
+        on_end: OnEnd | None = None,
+        **options: Unpack[UnaryOptions],
+    ) -> pa.Table:
+        """As that of SyncClient. ``on_end`` is told what the call has cost, however it ended."""
+        schema, batches = self._ask(handler, batch, options, on_end)
+        return pa.Table.from_batches(batches, schema)
+
+    @checked()
+    @takes(SinkOptions)
+    def sink(
+        self,
+        handler: str,
+        batches: Iterable[pa.RecordBatch],
+        *,
+        on_end: OnEnd | None = None,
+        **options: Unpack[SinkOptions],
+    ) -> dict[str, int]:
+        """As that of SyncClient. ``on_end`` is told what the call has cost, however it ended."""
+        stream = self._stream("sink", handler, batches, CallOptions(**options))
+        try:
+            with stream:
+                for _ in stream:
+                    pass
+        finally:
+            if on_end is not None:
+                on_end(stream.bytes_sent, stream.bytes_received, stream.waited)
+        return dict(stream.counters)
 
     @checked()
     def prepare(
@@ -140,4 +130,6 @@ class TaskClient(SyncClient):
             expected=output_schema,
             deadline=cast("float | None", deadline),  # as ``checked`` read it
         )
-        return UnaryStub(self._thread, self._client, self._client.asker(head))
+        client = self._client
+        caller = UnaryCaller(client.connection, head, peer=client.address)
+        return UnaryStub(self._thread, client, caller)

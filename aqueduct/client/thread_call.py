@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
+import pyarrow as pa
+
+from aqueduct._speedups.calls.batch_sender import InFlightWindow
 from aqueduct._speedups.channels.receiver import MemoryLease
+from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoded
-from aqueduct.client.call import END, ClientCall, InFlightWindow, abandoned
+from aqueduct.client.call import END, Batches, ClientCall, abandoned, begin_pull
 from aqueduct.client.client import Client
 from aqueduct.client.loop_thread import LoopThread
 from aqueduct.endpoint import Message
 from aqueduct.endpoint.pulling import LARGE, PULLING, UNKNOWN, Pull
-from aqueduct.errors import AqueductError, ConnectionLost
+from aqueduct.errors import ConnectionLost
 from aqueduct.rpc.request import CallHead
+from aqueduct.rpc.unpacking import await_room
 
-__all__ = ["NEWS", "Failed", "Mailbox", "ThreadCall"]
+__all__ = ["NEWS", "SMALL", "Failed", "News", "ThreadCall"]
 
+News: TypeAlias = "SimpleQueue[tuple[Any, Any]]"
+"""What calls have for a thread, each piece with the tag of its call."""
+
+SMALL: Final = 16 << 10
+"""Bytes of a first batch that need not leave before the thread waits."""
 _AHEAD: Final = 16
 _AHEAD_BYTES: Final = 8 << 20
 _GLANCE: Final = 5.0
@@ -40,22 +47,16 @@ class Failed:
         self.error = error
 
 
-class Mailbox:
-    """In place of a call's own queue: what is put into it goes on to another, with a tag."""
-
-    __slots__ = ("_queue", "_tag")
-
-    def __init__(self, queue: SimpleQueue[Any], tag: object) -> None:
-        self._queue = queue
-        self._tag = tag
-
-    def put(self, found: Any) -> None:
-        """Passes it on."""
-        self._queue.put((self._tag, found))
-
-
 class ThreadCall:
-    """One call between a thread and the event loop.
+    """One call between a thread and the event loop that carries it.
+
+    The thread has ``push`` for its batches, ``pop`` and ``wait`` for what comes:
+
+    - NEWS: there is room, or the call was accepted, where ``wait`` or ``expect`` asked for it;
+    - an answer: a tuple of the number of its input batch and its payload, for ``decode``, or a
+      FailedBatch. The answer before is given back by that;
+    - END, and nothing after it: all is answered, and the service says that it is well;
+    - Failed, and nothing after it: the call is over, with its ``error``.
 
     Each field is written by one side alone; what the other side must notice it is woken for. The
     flags that ask for a wake are set before the last look at what they wait for, so that no
@@ -68,28 +69,39 @@ class ThreadCall:
         client: Client,
         head: CallHead,
         window: InFlightWindow | None,
-        mailbox: Mailbox | None = None,
+        source: Batches | None = None,
         *,
+        news: News | None = None,
+        tag: Any = None,
         answered: Message | None = None,
     ) -> None:
-        """With a ``mailbox`` the thread does not ``wait`` here, but for what comes out of that.
+        """``source`` encodes what is sent.
 
-        ``answered``: the call was made already, and this says on what channels its answers follow.
+        - ``news``: a queue that several calls of one thread have together. All that comes is put
+          there as a pair of ``tag`` and what ``popped`` is to be given.
+        - ``answered``: the call was made already, and this says on what channels its answers
+          follow.
         """
         self.head = head
+        self.source = source
         self._answered = answered
         self.call: ClientCall | None = None  # of the loop
         self._thread = thread
         self._client = client
         self._window = window
+        if window is not None:
+            window.share(client.under_way, None)  # a thread that asks for room waits for answers
         self._waking = False
         self._untold = False  # of the thread: the loop has not been woken for what changed
-        # To the thread: numbers with payloads (or Failures) and leases, END, Failed, or NEWS.
-        self._inbox: SimpleQueue[Any] = SimpleQueue()
-        self._mailbox = mailbox or self._inbox
+        # To the thread: the tag with a number, payload (or FailedBatch) and lease; END; Failed; or
+        # NEWS.
+        self._news: News = SimpleQueue() if news is None else news
+        self._shared = news is not None
+        self._tag = tag
         self._handed = self._handed_bytes = 0  # of the loop
         self._consumed = 0  # of the thread
         self._lease: MemoryLease | None = None  # of the answer that the thread has
+        self._decoder: Decoder | None = None  # of the thread
         self.consumed_bytes = 0
         """Bytes of the answers' payloads that the thread has taken."""
         self.waited = 0.0
@@ -101,10 +113,9 @@ class ThreadCall:
         self._outbox: deque[tuple[Encoded, int, int]] = deque()
         self._input_over = False
         self._abandoned: BaseException | None = None
-        # Room in the process for a batch that may be large. A lane already has what it sends.
         self.pull: Pull | None = None
+        """Room in the process for a batch that may be large, once one was or may be."""
         self._expects = 0 if window is None else client.sizes.get(head.handler, UNKNOWN)
-        self._is_lane = mailbox is not None
         # Of the loop alone.
         self._blocked = False  # but the thread looks at it
         self._waiting = False  # of the thread
@@ -121,15 +132,14 @@ class ThreadCall:
         return self.call is not None and self.call.accepted
 
     @property
-    def flows(self) -> bool:
-        """Whether the loop is at work on the call."""
-        return self.call is not None
+    def schema(self) -> pa.Schema | None:
+        """Of the answers; None before the call is accepted."""
+        return None if self.call is None else self.call.output_schema
 
     @property
-    def compression(self) -> str:
-        """What the next batch may be compressed by."""
-        call = self.call
-        return self._client.agreed(self.head) if call is None else call.compression
+    def capabilities(self) -> frozenset[str]:
+        """As those of a SyncStream."""
+        return frozenset() if self.call is None else self.call.capabilities
 
     @property
     def room(self) -> bool:
@@ -143,24 +153,22 @@ class ThreadCall:
         """Whether the process has room for a batch that may be large."""
         pull = self.pull or self._begin_pull()
         if not pull.ask():
-            self._untold = True  # the loop is to run: it has the timer of those who wait
+            self._untold = True  # the loop is to run: it has the timer of the waiting threads
             return False
-        if self._is_lane:
-            pull.withdraw()  # its thread may send the batch on another lane
+        if self._shared:
+            pull.withdraw()  # its thread may send the batch by another call
         return True
 
     def _begin_pull(self) -> Pull:
         client = self._client
-        pull = self.pull = Pull(
-            client.connection.sending.pulls,
+        pull = self.pull = begin_pull(
+            client.connection,
+            self._thread.loop,
             client.sizes,
             self.head.handler,
             peer=client.address,
-            budget=client.connection.core.outgoing.process_budget,
-            timing=client.config.timing,
             queued=self._queued,
-            wake=partial(self._call_soon, self._found_room),
-            later=self._call_later,
+            wake=self._found_room,
         )
         call = self.call
         if call is not None:
@@ -171,13 +179,6 @@ class ThreadCall:
 
     def _queued(self) -> int:
         return 0 if self.call is None else self.call.queued()
-
-    def _call_soon(self, callback: Callable[[], object]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._thread.call(callback)
-
-    def _call_later(self, seconds: float, callback: Callable[[], object]) -> None:
-        self._call_soon(partial(self._thread.loop.call_later, seconds, callback))
 
     @property
     def settled(self) -> int:
@@ -194,12 +195,19 @@ class ThreadCall:
         assert self._window is not None
         self._window.held = size
 
-    def send(self, encoded: Encoded, *, wake: bool = True) -> int:
-        """Hands a batch to the loop; returns its number.
+    def push(self, batch: pa.RecordBatch, *, later: bool = False) -> int:
+        """Hands a batch to the loop, whether or not there is ``room``; returns its number.
 
-        ``wake=False``: the loop hears of it as soon as the thread waits.
+        ``later``: if it is small, the loop hears of it as soon as the thread waits. Raises
+        SchemaMismatch, LocalProtocolError and BatchTooLarge for what cannot be sent; then nothing
+        was.
         """
-        assert self._window is not None
+        source, call = self.source, self.call
+        assert source is not None and self._window is not None
+        source.compression = (
+            self._client.agreed(self.head) if call is None else call.sender.compression
+        )
+        encoded = source.encode(batch)
         number = self._window.send(encoded.size)
         charged = 0
         if self._expects or encoded.size >= LARGE:
@@ -208,32 +216,46 @@ class ThreadCall:
             pull.pulled(charged)
             self._expects = pull.size
         self._outbox.append((encoded, number, charged))
-        self.tell(wake=wake)
+        if later and encoded.size <= SMALL:
+            self._untold = True
+        else:
+            self.wake()
         return number
 
-    def finish(self, *, wake: bool = True) -> None:
-        """No more batches come. ``wake`` as for ``send``."""
+    def finish(self) -> None:
+        """No more batches come. A loop that has not begun the call hears of it as it begins."""
         self._input_over = True
         self.rest()
-        self.tell(wake=wake)
+        if self.call is not None:
+            self.wake()
 
     def rest(self) -> None:
         """The thread pulls no batch for now: it does something else."""
         if self.pull is not None:
             self.pull.withdraw()
 
-    def take_nowait(self) -> Any:
+    def pop(self) -> Any:
         """What the loop has for the thread, or None."""
         self._give_back()
         try:
-            return self.taken(self._inbox.get_nowait())
+            return self.popped(self._news.get_nowait()[1])
         except Empty:
             return None
 
-    @property
-    def grow(self) -> Callable[[int], object] | None:
-        """What charges the bytes that the answer which the thread has unpacks to."""
-        return None if self._lease is None else self._lease.grow
+    def decode(self, payload: Any) -> pa.RecordBatch:
+        """The batch of an answer, once there is room for all of it.
+
+        Of all answers of this call, in the order of their coming.
+
+        Raises the errors of a Decoder: the call is of no use any more.
+        """
+        if self._decoder is None:
+            assert self.call is not None
+            self._decoder = self.call.decoder()
+        decoder = self._decoder
+        if decoder.unpacks:
+            await_room(decoder, payload, self._lease, self._client.config.timing.stall_deadline)
+        return decoder.decode(payload)
 
     def _give_back(self) -> None:
         """The thread asks for another answer, so it is done with the last one."""
@@ -246,11 +268,11 @@ class ThreadCall:
 
         Bounded by the deadlines of the call, which the loop keeps.
         """
-        if self.expect(room, acceptance):
+        if self.expect(room=room, acceptance=acceptance):
             return NEWS
         while True:
             if self._thread.ended:
-                found = self.take_nowait()
+                found = self.pop()
                 if found is None:
                     self.check()
             else:
@@ -267,16 +289,16 @@ class ThreadCall:
         self.set_waiting(True)
         began = time.perf_counter()
         try:
-            if self._untold:
+            if self._untold or self.call is None:
                 self.wake()
-            return self.taken(self._inbox.get(timeout=seconds))
+            return self.popped(self._news.get(timeout=seconds)[1])
         except Empty:
             return None
         finally:
             self.waited += time.perf_counter() - began
             self.set_waiting(False)
 
-    def expect(self, room: bool, acceptance: bool) -> bool:
+    def expect(self, *, room: bool = False, acceptance: bool = False) -> bool:
         """Asks for NEWS of room, or of acceptance. True: there it is already."""
         self._wants_room, self._wants_acceptance = room, acceptance
         if (room and self.room) or (acceptance and self.accepted):
@@ -285,26 +307,26 @@ class ThreadCall:
         return False
 
     def check(self) -> None:
-        """Raises LocalProtocolError if nobody would answer: the loop is gone."""
+        """Raises LocalProtocolError if the loop is gone, so that no answer would come."""
         self._thread.check()
 
-    def abandon(self, error: BaseException) -> None:
-        """The thread reads no more."""
+    def check_process(self) -> None:
+        """Raises LocalProtocolError in a forked child: what has come is for the parent."""
+        self._thread.check_process()
+
+    def abandon(self, error: BaseException | None = None) -> BaseException:
+        """The thread reads no more: the handler is told to stop, unless the call is over.
+
+        Returns how the call failed by that. Nothing more comes but a Failed, for a thread that
+        waits while another one gives up.
+        """
+        if error is None:
+            error = abandoned(self._client.address, self.head.handler)
         self._abandoned = error
         if self.pull is not None:
             self.pull.end()
         self.wake()
-
-    def abandoned(self) -> AqueductError:
-        """What a stream raises that was closed before its end."""
-        return abandoned(self._client.address, self.head.handler)
-
-    def tell(self, *, wake: bool) -> None:
-        """Something is there for the loop: now, or as soon as the thread waits."""
-        if wake:
-            self.wake()
-        else:
-            self._untold = True
+        return error
 
     def wake(self) -> None:
         """Lets the loop look at what changed."""
@@ -314,9 +336,9 @@ class ThreadCall:
             try:
                 self._thread.call(self._woken)
             except RuntimeError:
-                self._mailbox.put(Failed(ConnectionLost(f"{self._client!r} is closed")))
+                self._news.put((self._tag, Failed(ConnectionLost(f"{self._client!r} is closed"))))
 
-    def taken(self, found: Any) -> Any:
+    def popped(self, found: Any) -> Any:
         """Counts what comes out of the queue; returns it, an answer as its number and payload."""
         if type(found) is tuple:
             number, payload, lease = found
@@ -350,7 +372,7 @@ class ThreadCall:
     # On the loop
 
     def _found_room(self) -> None:
-        if self._is_lane and self.pull is not None:
+        if self._shared and self.pull is not None:
             self.pull.withdraw()  # its thread asks again
         self.pump()
 
@@ -369,7 +391,7 @@ class ThreadCall:
             self._over = True
             if self.pull is not None:
                 self.pull.end()
-            self._mailbox.put(Failed(error))
+            self._news.put((self._tag, Failed(error)))
         finally:
             self._pumping = False
 
@@ -379,7 +401,8 @@ class ThreadCall:
             self._over = True
             if call is not None:
                 call.fail(self._abandoned)
-            self._inbox.put(Failed(self._abandoned))  # a thread may wait that another one ends
+            # A thread may wait for a call that another one ends.
+            self._news.put((self._tag, Failed(self._abandoned)))
             return
         if call is None:
             call = self._begin()
@@ -396,7 +419,7 @@ class ThreadCall:
         news = (self._wants_room and self.room) or (self._wants_acceptance and call.accepted)
         if news and not self._over:
             self._wants_room = self._wants_acceptance = False
-            self._mailbox.put(NEWS)
+            self._news.put((self._tag, NEWS))
 
     def _begin(self) -> ClientCall:
         call = self._client.begin(self.head, self._window, self.pump, self._answered)
@@ -419,9 +442,9 @@ class ThreadCall:
                 return
             if found is END:
                 self._over = True
-                self._mailbox.put(END)
+                self._news.put((self._tag, END))
                 return
             self._handed += 1
             self._handed_bytes += len(found)
             lease, call.answers.lease = call.answers.lease, None
-            self._mailbox.put((call.answers.number, found, lease))
+            self._news.put((self._tag, (call.answers.number, found, lease)))

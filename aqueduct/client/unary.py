@@ -6,17 +6,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from aqueduct.arguments import Duration, read_arguments
+from aqueduct.arguments import Duration, read_arguments, unexpected
 from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoded, Encoder
 from aqueduct.arrow.ipc import LONG_SCHEMA
 from aqueduct.arrow.schema import check_expected
+from aqueduct.client.call import expired, given_up
+from aqueduct.client.options import CallOptions, UnaryOptions
 from aqueduct.endpoint import Connection, Message, PendingReply
 from aqueduct.errors import (
     AqueductError,
@@ -27,7 +29,7 @@ from aqueduct.errors import (
 )
 from aqueduct.rpc.deadline import ProgressTimer
 from aqueduct.rpc.keys import ACCEPTED, ANSWERS
-from aqueduct.rpc.request import CallHead, Partition
+from aqueduct.rpc.request import CallHead
 from aqueduct.rpc.status import Status
 from aqueduct.rpc.threads import apart
 from aqueduct.rpc.unary import UnaryAnswer, UnaryTemplate, decode_answer, room_of
@@ -40,18 +42,20 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AnswerCache",
+    "PendingCall",
     "UnaryCaller",
     "UnaryCallers",
     "UnaryResult",
     "one_batch",
     "same_schema",
-    "token_bytes",
 ]
 
 _KEPT_BYTES: Final = 64 << 10
 _KEPT_HEADERS: Final = 256
 _KINDS: Final = 64
-"""Kinds of calls of one batch that are kept ready."""
+"""Kinds of calls of one batch that are kept ready, and handlers whose answers are known."""
+_ALIKE: Final = frozenset({"output_schema", "deadline", "token"})
+"""Options that calls of one kind share."""
 
 
 class UnaryResult:
@@ -94,25 +98,25 @@ class AnswerCache:
 
 
 class UnaryCaller:
-    """Makes calls that are alike but for their batch. For one event loop.
+    """Makes calls that are alike but for their batch. For one thread at a time.
 
-    Several may share what they have ``heard``, if they expect the same of the same handler.
+    Several may share an AnswerCache, if they expect the same of the same handler.
     """
 
     def __init__(
-        self, connection: Connection, head: CallHead, *, peer: str, heard: AnswerCache | None = None
+        self, connection: Connection, head: CallHead, *, peer: str, cache: AnswerCache | None = None
     ) -> None:
         """Raises LocalProtocolError for what cannot be sent."""
         assert head.schema is not None
         self.head = head
         self.schema: pa.Schema = head.schema
-        self.question = UnaryTemplate(head)
-        self._connection = connection
+        self.template = UnaryTemplate(head)
+        self.connection = connection
         self._config = connection.config
         self._room = room_of(connection.config.calls)
         self._peer = peer
         self._encoder: Encoder | None = None
-        self._heard = AnswerCache(head.expected) if heard is None else heard
+        self._cache = AnswerCache(head.expected) if cache is None else cache
 
     def encode(self, batch: pa.RecordBatch) -> Encoded:
         """The payload of a batch. Raises SchemaMismatch and LocalProtocolError."""
@@ -139,82 +143,19 @@ class UnaryCaller:
                 return await apart(self._make_encoder().encode, batch)
         except TimeoutError:
             assert self.head.deadline is not None
-            raise self._expired(self.head.deadline) from None
+            raise self.expired(self.head.deadline) from None
 
     def fits(self, encoded: Encoded) -> bool:
         """Whether call and batch go in one message."""
-        return self.question.body + encoded.size <= self._room
+        return self.template.body + encoded.size <= self._room
 
-    async def ask(
-        self,
-        encoded: Encoded,
-        watches: ProgressTimer,
-        *,
-        headers: Headers = (),
-    ) -> UnaryResult:
-        """One call. It leaves at once, unless others of ``watches`` are under way: then with them.
-
-        ``headers``: what it says of itself beside what all say. Raises how the call failed.
-        """
-        connection, question, deadline = self._connection, self.question, self.head.deadline
-        loop = watches.loop
-        began = watches.time()
-        waiting = _PendingUnary(loop, self, began)
-        timer = None
-        if deadline is None:
-            watches.add(waiting)
-        else:
-            timer = loop.call_later(deadline, waiting.expire, deadline)
-        answer = None
-        alone = not watches.asking
-        watches.asking += 1
-        try:
-            if not connection.entrypoint.writable:
-                await _room(connection, waiting)
-            payload = [question.prefix, *encoded.buffers]
-            said = question.headers + headers if headers else question.headers
-            connection.ask(waiting, payload, said, began, now=alone)
-            while answer is None:
-                await waiting
-                answer = connection.answer(waiting)
-        except ChannelError as error:
-            raise self._given_up(error) from error
-        finally:
-            watches.asking -= 1
-            if timer is None:
-                watches.discard(waiting)
-            else:
-                timer.cancel()
-            connection.forget(waiting, close=answer is None)
-        if answer.attachments and deadline is not None:
-            deadline = max(deadline - (watches.time() - began), 0.001)
-        if len(answer.payload) >= LONG_SCHEMA and _schema_bytes(answer) >= LONG_SCHEMA:
-            answered = await apart(self._read, answer)
-        else:
-            answered = self._read(answer)
-        if answered is None:
-            return UnaryResult(follow=connection.message(answer), deadline=deadline)
-        return answered
-
-    def following(self, answered: UnaryResult) -> CallHead:
-        """The call whose answers follow."""
-        return replace(self.head, deadline=answered.deadline)
-
-    # Within
-
-    def _make_encoder(self) -> Encoder:
-        handler = self.head.handler
-        return Encoder(
-            self.schema, where=f"the input of handler {handler!r}", peer=self._peer, handler=handler
-        )
-
-    def _read(self, message: Received) -> UnaryResult | None:
+    def read(self, message: Received) -> UnaryResult | None:
         """What came back; None: the answers follow on the channels of the message."""
-        heard = self._heard
+        cache = self._cache
         try:
-            payload, found, known = message.payload, heard.found, heard.answered
+            payload, found, known = message.payload, cache.found, cache.answered
             said = message.raw, len(payload)
-            if found is not None and known is not None and said == heard.usual:
+            if found is not None and known is not None and said == cache.usual:
                 view, start = memoryview(payload), len(known)
                 if bytes(view[:start]) == known:
                     batch = found.decode(view[start:], number=0)
@@ -227,10 +168,10 @@ class UnaryCaller:
                     for number, payload in enumerate(answer.batches)
                 ]
                 short = isinstance(said[0], bytes) and len(said[0]) <= _KEPT_HEADERS
-                if short and len(batches) == 1 and decoder is heard.found:
-                    heard.usual = said
+                if short and len(batches) == 1 and decoder is cache.found:
+                    cache.usual = said
                 else:
-                    heard.usual = None
+                    cache.usual = None
                 return UnaryResult(decoder.schema, batches, size=sum(map(len, answer.batches)))
         except BadCall as error:
             if error.handler:
@@ -248,10 +189,32 @@ class UnaryCaller:
         text = f"handler {self.head.handler!r} at {self._peer} ended well without an answer"
         raise BadCall(text, **names)
 
+    def following(self, answered: UnaryResult) -> CallHead:
+        """The call whose answers follow."""
+        return replace(self.head, deadline=answered.deadline)
+
+    def given_up(self, error: ChannelError) -> AqueductError:
+        """The service ended the channel of the answer without one."""
+        failed = given_up(self._peer, self.head.handler, error)
+        failed.__cause__ = error
+        return failed
+
+    def expired(self, seconds: float) -> DeadlineExceeded:
+        """No answer came in time."""
+        return expired(self._peer, self.head, seconds, "no answer came")
+
+    # Within
+
+    def _make_encoder(self) -> Encoder:
+        handler = self.head.handler
+        return Encoder(
+            self.schema, where=f"the input of handler {handler!r}", peer=self._peer, handler=handler
+        )
+
     def _decoder(self, answer: UnaryAnswer) -> Decoder:
-        heard = self._heard
-        if heard.found is not None and answer.schema == heard.answered:
-            return heard.found
+        cache = self._cache
+        if cache.found is not None and answer.schema == cache.answered:
+            return cache.found
         handler = self.head.handler
         schema, expected = answer.read_schema(), self.head.expected
         if expected is not None:
@@ -264,27 +227,175 @@ class UnaryCaller:
             handler=handler,
         )
         if len(answer.schema) <= _KEPT_BYTES and decoder.independent:
-            heard.answered, heard.found = answer.schema, decoder
+            cache.answered, cache.found = answer.schema, decoder
         return decoder
 
-    def _given_up(self, error: ChannelError) -> AqueductError:
-        return BadCall(
-            f"{self._peer} gave up the call of handler {self.head.handler!r} without a status "
-            f"({error}); is it an Aqueduct service for Arrow calls?",
-            peer=self._peer,
-            handler=self.head.handler,
-        )
 
-    def _expired(self, seconds: float) -> DeadlineExceeded:
-        handler = self.head.handler
-        if self.head.deadline is not None:
-            text = f"handler {handler!r} at {self._peer} did not end within {seconds:g} s"
+class PendingCall:
+    """One call of one batch, on the event loop. It has no task: what comes moves it.
+
+    ``begin`` sends it. ``over`` is called once, when there is something to ``read``.
+    """
+
+    __slots__ = (
+        "_alone",
+        "_answer",
+        "_asked",
+        "_began",
+        "_caller",
+        "_encoded",
+        "_error",
+        "_follow",
+        "_headers",
+        "_left",
+        "_over",
+        "_result",
+        "_room",
+        "_timer",
+        "_watches",
+    )
+
+    def __init__(
+        self,
+        caller: UnaryCaller,
+        encoded: Encoded,
+        watches: ProgressTimer,
+        over: Callable[[], object],
+        headers: Headers = (),
+    ) -> None:
+        """``headers``: what it says of itself beside what all of ``caller`` say."""
+        self._caller = caller
+        self._encoded = encoded
+        self._watches = watches
+        self._headers = headers
+        self._over: Callable[[], object] | None = over
+        self._asked = PendingReply(self._look)
+        self._began: float | None = None
+        self._alone = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._room: asyncio.Future[None] | None = None
+        self._left = caller.head.deadline
+        self._error: BaseException | None = None
+        self._answer: Received | None = None
+        self._follow: Message | None = None
+        self._result: UnaryResult | None = None
+
+    def begin(self) -> None:
+        """Sends it: at once, unless others of ``watches`` are under way, then with them."""
+        if self._over is None:
+            return  # it was ended before
+        watches, connection, deadline = self._watches, self._caller.connection, self._left
+        self._began = watches.time()
+        self._alone = not watches.asking
+        watches.asking += 1
+        if deadline is None:
+            watches.add(self)
         else:
-            text = (
-                f"handler {handler!r} at {self._peer}: no answer came for {seconds:g} s "
-                "(Timing.progress_deadline); give the call a deadline if it may take longer"
-            )
-        return DeadlineExceeded(text, peer=self._peer, handler=handler)
+            self._timer = watches.loop.call_later(deadline, self._expire, deadline)
+        if connection.entrypoint.writable:
+            self._send()
+        else:
+            connection.hold()
+            self._room = asyncio.ensure_future(connection.entrypoint.wait_writable())
+            self._room.add_done_callback(self._found_room)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Ends it before its end, unless it is over: the handler is told to stop."""
+        over, self._over = self._over, None
+        if over is None:
+            return
+        self._error = error
+        if self._began is not None:
+            watches = self._watches
+            watches.asking -= 1
+            if self._timer is None:
+                watches.discard(self)
+            else:
+                self._timer.cancel()
+                self._left = max(self._timer.when() - watches.loop.time(), 0.001)
+            if self._room is not None:
+                self._room.cancel()
+        self._caller.connection.forget(self._asked, close=self._answer is None)
+        over()
+
+    def look(self, now: float, progress: float) -> None:
+        """What ProgressTimer calls now and then: there is no progress but the answer."""
+        if self._began is None:
+            return
+        if self._caller.connection.carrier.suspended:
+            self._began = now  # nothing can move
+        elif now - self._began >= progress:
+            self._expire(progress)
+
+    @property
+    def slow(self) -> bool:
+        """Whether ``read`` may take milliseconds, so that it is for a thread."""
+        answer = self._answer
+        if answer is None or len(answer.payload) < LONG_SCHEMA:
+            return False
+        return _schema_bytes(answer) >= LONG_SCHEMA
+
+    def read(self) -> None:
+        """Reads the answer for ``result``; in any thread, but by one alone."""
+        answer, caller = self._answer, self._caller
+        if answer is None or self._error is not None:
+            return
+        try:
+            found = caller.read(answer)
+            if found is None:
+                follow = self._follow or caller.connection.message(answer)
+                found = UnaryResult(follow=follow, deadline=self._left)
+            self._result = found
+        except Exception as error:  # noqa: BLE001  the reader of the result gets it
+            self._error = error
+
+    def result(self) -> UnaryResult:
+        """What came back, once it was read. Raises how the call failed."""
+        if self._result is None:
+            assert self._error is not None
+            raise self._error
+        return self._result
+
+    # Within
+
+    def _found_room(self, room: asyncio.Future[None]) -> None:
+        self._caller.connection.release()
+        self._room = None
+        if room.cancelled():
+            self.end(asyncio.CancelledError())
+        elif (error := room.exception()) is not None:
+            self.end(error)
+        elif self._over is not None:
+            self._send()
+
+    def _send(self) -> None:
+        caller, template, began = self._caller, self._caller.template, self._began
+        assert began is not None
+        payload = [template.prefix, *self._encoded.buffers]
+        headers = template.headers + self._headers if self._headers else template.headers
+        try:
+            caller.connection.ask(self._asked, payload, headers, began, now=self._alone)
+        except Exception as error:  # noqa: BLE001  as in ``read``
+            self._failed(error)
+
+    def _look(self) -> None:
+        connection = self._caller.connection
+        try:
+            answer = connection.answer(self._asked)
+        except Exception as error:  # noqa: BLE001  as in ``read``
+            self._failed(error)
+            return
+        if answer is not None:
+            self._answer = answer
+            if answer.attachments:
+                self._follow = connection.message(answer)
+            self.end()
+
+    def _failed(self, error: Exception) -> None:
+        self.end(self._caller.given_up(error) if isinstance(error, ChannelError) else error)
+
+    def _expire(self, seconds: float) -> None:
+        self.end(self._caller.expired(seconds))
 
 
 def _schema_bytes(answer: Received) -> int:
@@ -302,76 +413,58 @@ class UnaryCallers:
     Calls that name a piece of work of their own have one of their own.
     """
 
-    def __init__(self, make: Callable[[CallHead], UnaryCaller], token: bytes | None) -> None:
-        self._make = make
+    def __init__(self, connection: Connection, peer: str, token: bytes | None) -> None:
+        self._connection = connection
+        self._peer = peer
         self._token = token
+        self._caches: dict[str, AnswerCache] = {}
         self._kept: dict[tuple[str, Duration | None, str | bytes | None], UnaryCaller] = {}
 
     def find(
         self,
         handler: str,
         batch: pa.RecordBatch,
-        output_schema: pa.Schema | None,
-        deadline: Duration | None,
-        headers: Mapping[str, str] | None,
-        run: str,
-        attempt: str,
-        token: str | bytes | None,
-        partition: Partition | None,
+        options: UnaryOptions,
     ) -> UnaryCaller:
-        """The arguments are those of ``Client.call``. Raises LocalProtocolError."""
+        """The arguments are those of ``Client.call``. Raises LocalProtocolError and TypeError."""
         if not isinstance(batch, pa.RecordBatch):
             raise LocalProtocolError(
                 f"the call of handler {handler!r} takes one pyarrow.RecordBatch, not "
                 f"{type(batch).__name__}; exchange takes any number of them"
             )
-        key = (handler, deadline, token)
-        alike = headers is None and partition is None and not run and not attempt
+        expected, deadline = options.get("output_schema"), options.get("deadline")
+        key = (handler, deadline, options.get("token"))
+        alike = options.keys() <= _ALIKE
         if alike and deadline is not True:  # which a dict takes for 1
             try:
                 found = self._kept.get(key)
                 if (
                     found is not None
                     and batch.schema.equals(found.schema, check_metadata=True)
-                    and same_schema(found.head.expected, output_schema)
+                    and same_schema(found.head.expected, expected)
                 ):
                     return found
             except TypeError:
                 pass  # an argument is none of its kind, as is said now
-        given = read_arguments(
-            "call",
-            handler=handler,
-            output_schema=output_schema,
-            deadline=deadline,
-            headers=headers,
-            run=run,
-            attempt=attempt,
-            token=token,
-            partition=partition,
-        )
-        head = CallHead(
-            handler=handler,
-            kind="exchange",
-            schema=batch.schema,
-            expected=output_schema,
-            deadline=given["deadline"],
-            run=run,
-            attempt=attempt,
-            token=self._token if token is None else token_bytes(token),
-            partition=partition,
-            metadata=headers or {},
-        )
-        asker = self._make(head)
-        if alike and asker.question.body <= _KEPT_BYTES:  # to compare wide schemas takes long
+        for name in options.keys() - UnaryOptions.__annotations__.keys():
+            raise unexpected("call", name)
+        read_arguments("call", handler=handler)
+        given = CallOptions(**read_arguments("call", **options))
+        head = given.head("exchange", handler, batch.schema, self._token)
+        caller = self._make(head)
+        if alike and caller.template.body <= _KEPT_BYTES:  # to compare wide schemas takes long
             if len(self._kept) >= _KINDS:
                 self._kept.clear()
-            self._kept[key] = asker
-        return asker
+            self._kept[key] = caller
+        return caller
 
-
-def token_bytes(token: str | bytes | None) -> bytes | None:
-    """A token as it is sent."""
-    return token.encode("utf-8", "surrogateescape") if isinstance(token, str) else token
+    def _make(self, head: CallHead) -> UnaryCaller:
+        cache = self._caches.get(head.handler)
+        if cache is None or not same_schema(cache.expected, head.expected):
+            if len(self._caches) >= _KINDS:
+                self._caches.clear()
+            cache = self._caches[head.handler] = AnswerCache(head.expected)
+        return UnaryCaller(self._connection, head, peer=self._peer, cache=cache)
 
 
 def same_schema(one: pa.Schema | None, other: pa.Schema | None) -> bool:
@@ -397,37 +490,3 @@ def one_batch(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> pa.Record
             f"the {len(batches)} batches of the answer cannot be put together ({error}); "
             "call_table gives them as they are"
         ) from error
-
-
-class _PendingUnary(PendingReply):
-    """An answer that is waited for, but not for ever."""
-
-    __slots__ = ("_asker", "_began")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, asker: UnaryCaller, began: float) -> None:
-        super().__init__(loop)
-        self._asker = asker
-        self._began = began
-
-    def look(self, now: float, progress: float) -> None:
-        """What ProgressTimer calls now and then: there is no progress but the answer."""
-        if now - self._began >= progress:
-            self.expire(progress)
-
-    def expire(self, seconds: float) -> None:
-        """It took too long."""
-        if self.failure is None:
-            self.fail(self._asker._expired(seconds))
-
-
-async def _room(connection: Connection, waiting: _PendingUnary) -> None:
-    """Returns once there is room for the question."""
-    connection.hold()
-    room = asyncio.ensure_future(connection.entrypoint.wait_writable())
-    room.add_done_callback(lambda _: waiting.wake())
-    try:
-        while not room.done():
-            await waiting
-    finally:
-        connection.release()
-        room.cancel()

@@ -15,6 +15,7 @@ channel shows the bits of its id, and is taken by its id, by its bits, or by bot
 decode with ``"meaning": true`` is also told what the last acknowledging frame says. A scenario is
 played on a real connection core against a scripted peer: ``loss`` has its steps (AQ-R27), and
 ``sessions`` those of bpmux; ``bad_sessions`` are the ones that an error must answer.
+``acknowledgements`` are about the messages of one channel of Relink.
 """
 
 from __future__ import annotations
@@ -23,7 +24,14 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, Final, Protocol
 
-from aqueduct.dissect import bpmux, bpmux_scenarios, channel_scenarios, channels
+from aqueduct.dissect import (
+    bpmux,
+    bpmux_scenarios,
+    channel_scenarios,
+    channels,
+    relink,
+    relink_scenarios,
+)
 from aqueduct.dissect.values import WireError, hex_bytes, kind_of, list_of, one_of
 
 __all__ = ["PROTOCOLS", "SCENARIOS", "Context", "WireError", "answer", "answer_lines", "dissect"]
@@ -33,6 +41,10 @@ Frames = list[tuple[int, dict[str, Any]]]
 
 class Context(Protocol):
     """One protocol with what must be known beside the bytes: who sent them, and how."""
+
+    @property
+    def single(self) -> bool:
+        """Whether the bytes are one object instead of a list of frames."""
 
     def decode(self, data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
         """Frames with the offset each begins at. Raises WireError behind the last good one."""
@@ -50,12 +62,14 @@ class Context(Protocol):
 PROTOCOLS: Final[Mapping[str, Callable[[Any], Sequence[Context]]]] = {
     "aq": channels.contexts,
     "bpmux": bpmux.contexts,
+    "relink": relink.contexts,
 }
 """What ``protocol`` may name, and how a request's context is read: as all that it leaves open."""
 
 SCENARIOS: Final[Mapping[str, Mapping[str, Callable[[Any], dict[str, Any]]]]] = {
     "aq": {"loss": channel_scenarios.play},
     "bpmux": {"sessions": bpmux_scenarios.play, "bad_sessions": bpmux_scenarios.play},
+    "relink": {"acknowledgements": relink_scenarios.play},
 }
 """What ``list`` may name, for each protocol: from a case to its result."""
 
@@ -94,15 +108,17 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         }
     contexts = PROTOCOLS[protocol](request.get("context", {}))
     if operation == "encode":
-        value = list_of(request.get("value"), "value")
+        value = request.get("value")
+        value = [value] if contexts[0].single else list_of(value, "value")
         return {"hex": _encode(contexts, value).hex()}
     context, frames, failure = _decode(contexts, hex_bytes(request.get("hex"), "hex"))
     if failure is not None:
         raise failure
     decoded = [frame for _, frame in frames]
+    said = {"decoded": decoded[0] if context.single else decoded}
     if request.get("meaning"):
-        return {"decoded": decoded, "meaning": context.meaning(decoded)}
-    return {"decoded": decoded}
+        said["meaning"] = context.meaning(decoded)
+    return said
 
 
 def _encode(contexts: Sequence[Context], value: list[Any]) -> bytes:
@@ -131,7 +147,7 @@ def _decode(contexts: Sequence[Context], data: bytes) -> tuple[Context, Frames, 
     return max(attempts, key=lambda attempt: len(attempt[1]))
 
 
-def dissect(protocol: str, text: str, context: Mapping[str, str]) -> Iterator[str]:
+def dissect(protocol: str, text: str, context: Mapping[str, Any]) -> Iterator[str]:
     """Lines about the frames in ``text`` (hex, white space allowed) for people.
 
     Each frame begins with its offset in bytes. Raises WireError behind the lines of what is well

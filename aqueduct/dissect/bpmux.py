@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from aqueduct._speedups.bpmux import chunks as chunk_codec
 from aqueduct._speedups.bpmux.chunks import ChunkDecoder, ChunkStep
@@ -71,6 +71,8 @@ def read_chunks(data: bytes) -> Iterator[Chunk]:
 
 class BpmuxContext:
     """The chunks of one direction."""
+
+    single: ClassVar[bool] = False
 
     def decode(self, data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
         """Chunks with the offset each begins at. Raises WireError behind the last good one."""

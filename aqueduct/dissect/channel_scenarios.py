@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from aqueduct._speedups.channels import codec
+from aqueduct._speedups import channels as codec
 from aqueduct.config import Config, Limits
 from aqueduct.dissect.values import HIGHEST, WireError, kind_of, list_of, number, one_of
 from aqueduct.errors import AqueductError, LostInTransit
@@ -186,8 +186,6 @@ class LossScenario:
         self._numbers: dict[Name, int] = {}
         """The connection's own number of each message."""
         self._attached: list[int] = []
-        self._stillborn: set[int] = set()
-        """Channels of messages on a channel that was lost: lost with it, and never created."""
         self._controls: dict[int, int] = {}
         """The peer's control stream of each channel, by the channel's own id."""
         self._peer_streams = 0

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
+from aqueduct._speedups import channels as codec
 from aqueduct._speedups.base import varint
-from aqueduct._speedups.channels import codec
 from aqueduct.dissect.values import (
     HIGHEST,
     Fields,
@@ -46,6 +46,7 @@ class AqContext:
 
     from_server: bool
     datagram: bool
+    single: ClassVar[bool] = False
 
     def decode(self, data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
         """Frames with the offset each begins at. Raises WireError behind the last good one."""

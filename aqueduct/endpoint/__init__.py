@@ -1,8 +1,7 @@
 """The asyncio face of channels: ``connect``, ``serve``, ``channel`` and their handles."""
 
-from aqueduct.endpoint.channel import Mode, Receiver, Sender, channel
+from aqueduct.endpoint.channel import Attachment, Headers, Message, Mode, Receiver, Sender, channel
 from aqueduct.endpoint.connection import Connection
-from aqueduct.endpoint.message import Attachment, Headers, Message
 from aqueduct.endpoint.reply import PendingReply, Responder
 from aqueduct.endpoint.server import Server, bind, connect, serve
 from aqueduct.endpoint.snapshot import ConnectionSnapshot

@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from weakref import WeakSet
 
 from aqueduct._speedups.base.accounts import Account
-from aqueduct._speedups.channels.receiver import ReceiveBudget
+from aqueduct._speedups.channels.receiver import MemoryLease, ReceiveBudget
 from aqueduct._speedups.channels.sender import SendQueue
 from aqueduct.endpoint.pulling import LARGE, Pulls
 
@@ -43,6 +44,7 @@ class Reservation:
         "_posted",
         "_queued",
         "granted",
+        "ready",
         "size",
         "wake",
     )
@@ -53,6 +55,7 @@ class Reservation:
         ledger: SendQueue,
         queued: Callable[[], int],
         wake: Callable[[], object],
+        ready: Callable[[], bool],
     ) -> None:
         self._account = account
         self._ledger = ledger
@@ -63,6 +66,8 @@ class Reservation:
         self._ended = False
         self.wake = wake
         """Called, in any thread, once the room that was asked for is granted."""
+        self.ready = ready
+        """Whether the handler can go on once it has room: what it answers is here."""
         self.size = 0
         self.granted = False
 
@@ -80,6 +85,11 @@ class Reservation:
         with self._account._lock:
             self._again = again
             return self._ended or self._account._ask(self, size)
+
+    def retry(self) -> None:
+        """The call may be ``ready`` now."""
+        if self.waits:
+            self._account.notify()
 
     def made(self, size: int) -> None:
         """The answer has ``size`` bytes: these count until they are ``posted``."""
@@ -120,9 +130,11 @@ class SendingAccount(Account):
 
     ``waiting``: Reservations that wait, in the order of asking. A large answer is made if it fits
     the process's budget. One answer may exceed it: its Reservation has the ``place`` until that
-    answer has left. A full queue of the connection does not delay a call that has nothing queued:
-    the reader may read nothing else before. A call whose answers have all left may be at its end,
-    and its reader may wait for that end. So one such call goes on at a time, too (``_last``).
+    answer has left. A call that is not ``ready`` does not get the place, and stops no others: its
+    client may send nothing before they have answered. A full queue of the connection does not delay
+    a call that has nothing queued: the reader may read nothing else before. A call whose answers
+    have all left may be at its end, and its reader may wait for that end. So one such call goes on
+    at a time, too (``_last``).
 
     ``pulls`` decides the same for what clients pull from the input of their calls.
     """
@@ -133,10 +145,14 @@ class SendingAccount(Account):
         self.pulls = Pulls(self, self._lock)
 
     def reservation(
-        self, ledger: SendQueue, queued: Callable[[], int], wake: Callable[[], object]
+        self,
+        ledger: SendQueue,
+        queued: Callable[[], int],
+        wake: Callable[[], object],
+        ready: Callable[[], bool] = lambda: True,
     ) -> Reservation:
         """For one call. ``ledger``: its connection's queue; ``queued``: bytes of the call there."""
-        return Reservation(self, ledger, queued, wake)
+        return Reservation(self, ledger, queued, wake, ready)
 
     def notify(self) -> None:
         """Grants room to those who wait, in the order of asking, as far as there is some."""
@@ -147,8 +163,8 @@ class SendingAccount(Account):
                     continue
                 if self._grant(waiting, only_last=full):
                     waiting.wake()
-                else:
-                    full = True  # later ones do not pass, or a large one might wait for ever
+                else:  # later ones do not pass, or a large one might wait for ever
+                    full = full or waiting.ready()
             if self.pulling:
                 self.pulls.notify()
 
@@ -160,8 +176,9 @@ class SendingAccount(Account):
             if size < LARGE:
                 return True
             asking.size = size
+            full = any(waiting.ready() for waiting in self.waiting)
             self.waiting[asking] = None
-            return self._grant(asking, only_last=len(self.waiting) > 1)
+            return self._grant(asking, only_last=full)
 
     def _release(self, asked: Reservation) -> None:
         with self._lock:
@@ -183,6 +200,8 @@ class SendingAccount(Account):
 
     def _grant(self, asking: Reservation, *, only_last: bool) -> bool:
         if only_last or self._is_above(asking):
+            if not asking.ready():
+                return False
             if not only_last and _is_free(self.place, asking):
                 self.place = asking
             elif asking._again and asking._left and _is_free(self._last, asking):
@@ -216,12 +235,45 @@ class ReceivingAccount(Account):
     def __init__(self) -> None:
         self.members: WeakSet[ReceiveBudget] = WeakSet()
         """The budgets of all connections that are open."""
-        self._lock = threading.Lock()  # their loops are in threads of their own
+        self._lock = threading.RLock()  # their loops are in threads of their own
 
     def join(self, member: ReceiveBudget) -> None:
         """A connection begins to count here."""
         with self._lock:
             self.members.add(member)
+
+    def ask(
+        self, lease: MemoryLease, size: int, reader: object, wake: Callable[[], object]
+    ) -> bool:
+        """Whether a compressed batch may be unpacked now; else ``wake`` is called once it may.
+
+        ``size``: the bytes that it takes beside its payload, charged by then to ``lease``, that of
+        the payload. ``reader``: the thread or task that it is for. ``wake`` may be called in any
+        thread.
+        """
+        take = partial(lease.unpack, size, reader)
+        with self._lock:
+            # Before it asks: a thread that gives bytes back in between must find it here.
+            self.pulling[lease] = take, wake
+            if not take():
+                return False
+            self.pulling.pop(lease, None)
+            return True
+
+    def insist(self, lease: MemoryLease) -> None:
+        """A batch that asked waits no more: it is charged although there is no room."""
+        with self._lock:
+            take, _ = self.pulling.pop(lease, (None, None))
+            if take is not None:
+                take(insist=True)
+
+    def notify(self) -> None:
+        """There may be room: connections look by themselves, compressed batches get theirs."""
+        super().notify()
+        with self._lock:
+            for lease, (take, wake) in tuple(self.pulling.items()):
+                if lease in self.pulling and take() and self.pulling.pop(lease, None):
+                    wake()
 
     def press(self) -> None:
         """A connection begins to wait: all others look for a batch that comes too slowly."""

@@ -9,13 +9,15 @@ from __future__ import annotations
 import weakref
 from asyncio import _get_running_loop
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from aqueduct._speedups.channels.receiver import ReceiverBase
+from aqueduct._speedups.channels.frames import decode_headers
+from aqueduct._speedups.channels.receiver import ReceiveQueue
 from aqueduct._speedups.channels.sender import SenderBase
 from aqueduct._speedups.loop.waiter import Waiter, WaiterSlot
 from aqueduct.arguments import ARGUMENTS, checked
 from aqueduct.endpoint.local_channel import (
+    ChannelHost,
     LocalChannel,
     LocalMessage,
     QueuedMessage,
@@ -24,22 +26,72 @@ from aqueduct.endpoint.local_channel import (
     landed,
     queue_full,
     release,
+    send_with_channels,
 )
-from aqueduct.endpoint.message import Attachment, Message
 from aqueduct.errors import Finished, LocalProtocolError, ReceiverClosed, WrongType
 from aqueduct.protocol.channels import ids
 from aqueduct.protocol.channels.events import Headers
-from aqueduct.protocol.channels.receiver import ReceiverHalf
+from aqueduct.protocol.channels.receiver import Received, ReceiverHalf
+from aqueduct.protocol.channels.registry import Half
 from aqueduct.protocol.channels.sender import Mode, SenderHalf
 from aqueduct.protocol.channels.state import SenderState
 
-if TYPE_CHECKING:
-    from aqueduct.endpoint.connection import Connection
-
-__all__ = ["Mode", "Receiver", "Sender", "channel"]
+__all__ = [
+    "Attachment",
+    "Headers",
+    "Message",
+    "Mode",
+    "Receiver",
+    "Sender",
+    "channel",
+    "handle_of",
+    "message_of",
+    "take",
+]
 
 Handle: TypeAlias = "Sender | Receiver"
 ToAttach: TypeAlias = "Handle | tuple[Handle, Headers]"
+
+
+class Attachment:
+    """A channel half that came with a message: ``handle`` and the channel's ``headers``."""
+
+    __slots__ = ("_headers", "handle")
+
+    def __init__(self, handle: Handle, headers: bytes | Headers) -> None:
+        self.handle = handle
+        self._headers = headers
+
+    @property
+    def headers(self) -> Headers:
+        """(key, value) pairs of bytes; made when they are asked for."""
+        self._headers = decode_headers(self._headers)
+        return self._headers
+
+
+class Message:
+    """One received message. ``payload`` is bytes or any object with the buffer protocol."""
+
+    __slots__ = ("attachments", "headers", "number", "payload")
+
+    def __init__(
+        self, payload: Any, headers: Headers, attachments: tuple[Attachment, ...], number: int
+    ) -> None:
+        self.payload = payload
+        self.headers = headers
+        self.attachments = attachments
+        self.number = number
+
+    @property
+    def size(self) -> int:
+        """Bytes of the payload."""
+        return len(self.payload)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Message {self.number}: {self.size} bytes, {len(self.headers)} headers, "
+            f"{len(self.attachments)} attachments>"
+        )
 
 
 class Sender:
@@ -59,7 +111,7 @@ class Sender:
     def __init__(
         self,
         half: SenderHalf | None,
-        connection: Connection | None,
+        connection: ChannelHost | None,
         *,
         mode: Mode = Mode.ORDERED,
         pipe: LocalChannel | None = None,
@@ -185,11 +237,16 @@ class Sender:
         if self._half is None or self._sent_away:
             return self._send(payload, headers, (), Mode.ORDERED, False)
         assert self._connection is not None
-        return self._connection.post(self._half, payload, headers)
+        number = self._half.post(payload, headers)
+        if number is None:
+            core, now = self._connection.core, self._connection.time()
+            number = core.send(self._half, payload, now, headers=headers)
+        self._connection.pump.flush_soon()
+        return number
 
     @property
     def row(self) -> SenderBase | None:
-        """What takes the messages of ``post``, for who flushes once for many; None in a pair."""
+        """What takes the messages of ``post``, for one flush after many; None in a pair."""
         return None if self._sent_away else self._half
 
     def finish(self) -> None:
@@ -197,7 +254,8 @@ class Sender:
         self._check_here()
         if self._half is not None:
             assert self._connection is not None
-            self._connection.finish(self._half)
+            self._connection.core.finish(self._half, self._connection.time())
+            self._connection.pump.flush_soon()
         else:
             self._local().finish()
 
@@ -207,8 +265,10 @@ class Sender:
         Undelivered messages are dropped and the receiver reads Cancelled.
         """
         if self._half is not None:
-            assert self._connection is not None
-            self._connection.cancel(self._half)
+            if self._half.state is SenderState.OPEN:
+                assert self._connection is not None
+                self._connection.core.cancel(self._half, self._connection.time())
+                self._connection.pump.flush_soon()
         elif not self._sent_away:
             self._local().cancel()
 
@@ -249,7 +309,8 @@ class Sender:
     def _notify(self, mode: Mode, ample: bool = False) -> None:
         if self._half is not None:
             assert self._connection is not None
-            self._connection.wait_writable(self._half, mode, ample)
+            self._connection.core.wait_writable(self._half, mode, ample)
+            self._connection.pump.flush_soon()
         elif not self._sent_away:
             self._local().notify_writable()
 
@@ -269,12 +330,17 @@ class Sender:
             if copy:
                 payload = detached(payload)
             if self._half is not None:
-                assert self._connection is not None
-                if not attachments:
-                    return self._connection.send(self._half, payload, headers, (), mode)
-                self._half.check_sendable()
-                parcels = _packed(attachments, self)
-                number = self._connection.send(self._half, payload, headers, parcels, mode)
+                host = self._connection
+                assert host is not None
+                if attachments:
+                    self._half.check_sendable()
+                    parcels = _packed(attachments, self)
+                    number = send_with_channels(host, self._half, payload, headers, parcels, mode)
+                else:
+                    number = host.core.send(
+                        self._half, payload, host.time(), headers=headers, mode=mode
+                    )
+                host.pump.flush_soon()
             else:
                 pipe = self._local()
                 pipe.check_sendable()
@@ -288,11 +354,25 @@ class Sender:
             (entry[0] if isinstance(entry, tuple) else entry)._sent_away = True
         return number
 
-    def _changed(self) -> None:
+    def changed(self) -> None:
+        """Something changed. Only the connection or the pair calls this."""
         connection = self._connection
         self._waiting.wake(None if connection is None else connection.pump)
         if self.on_change is not None:
             self.on_change()
+
+    def told(self) -> bool:
+        """Something changed in the pair. Whether ``changed`` is to be called, from outside."""
+        if self._sent_away:
+            return False
+        self._waiting.wake()
+        return self.on_change is not None
+
+    def networked(self, half: SenderHalf, host: ChannelHost) -> None:
+        """The other half of the pair went away with a message."""
+        self._half, self._connection = half, host
+        self._waiting.loop = host.loop
+        half.handle = weakref.ref(self)
 
     def _check_here(self) -> None:
         if self._sent_away:
@@ -341,7 +421,7 @@ class Receiver:
     def __init__(
         self,
         half: ReceiverHalf | None,
-        connection: Connection | None,
+        connection: ChannelHost | None,
         *,
         pipe: LocalChannel | None = None,
     ) -> None:
@@ -385,7 +465,7 @@ class Receiver:
     def placement(self, hook: Callable[[Headers, int], Any] | None) -> None:
         self._placement = hook
         if self._half is not None:
-            self._half.placement = hook
+            self._half.queue.placement = hook
 
     @property
     def placement_key(self) -> bytes | None:
@@ -399,7 +479,7 @@ class Receiver:
     def placement_key(self, key: bytes | None) -> None:
         self._placement_key = key
         if self._half is not None:
-            self._half.placement_key = key
+            self._half.queue.placement_key = key
 
     @property
     def announce(self) -> Callable[[Headers], tuple[int, int] | None] | None:
@@ -415,7 +495,7 @@ class Receiver:
     def announce(self, hook: Callable[[Headers], tuple[int, int] | None] | None) -> None:
         self._announce = hook
         if self._half is not None:
-            self._half.announce = hook
+            self._half.queue.announce = hook
 
     async def receive(self) -> Message:
         """The next message.
@@ -435,7 +515,7 @@ class Receiver:
             await self.wait_change()
 
     def wait_change(self) -> Waiter:
-        """What to await, at once, for who has just found it not readable.
+        """What a caller is to await at once that has just found it not readable.
 
         It returns with the next message or the end.
         """
@@ -454,13 +534,18 @@ class Receiver:
         return False
 
     @property
-    def inbox(self) -> ReceiverBase | None:
+    def queue(self) -> ReceiveQueue | None:
         """Where messages wait for ``receive``; None as long as the channel is not networked.
 
         For compiled modules that take very many: who takes one by itself tells
         ``Connection.room_came`` when that makes room that others wait for.
         """
-        return self._half
+        return None if self._half is None else self._half.queue
+
+    def end_patiently(self) -> None:
+        """What a networked receiver owes at its end may leave with what is sent next."""
+        assert self._half is not None
+        self._half.patient = True
 
     def receive_nowait(self) -> Message | None:
         """The next message, or None if there is none now; raises like ``receive``."""
@@ -472,9 +557,9 @@ class Receiver:
             return self._unpacked(local)
         if self._half is not None:
             assert self._connection is not None
-            message = self._connection.receive(self._half)
-            if message is not None:
-                return message
+            received = take(self._connection, self._half)
+            if received is not None:
+                return message_of(received, self._connection)
         error = self.error
         if error is not None:
             raise error.with_traceback(None)  # or each use would lengthen it
@@ -486,7 +571,7 @@ class Receiver:
             assert self._connection is not None
             if self._pipe is not None:
                 self._pipe.drop_queue()
-            self._connection.close_receiver(self._half)
+            self._close(self._half, self._connection)
         elif self._pipe is not None and not self._sent_away:
             self._pipe.close()
 
@@ -529,7 +614,7 @@ class Receiver:
             else:
                 assert self._connection is not None
                 self._pipe.drop_queue()
-                self._connection.close_receiver(self._half, error)
+                self._close(self._half, self._connection, error)
             raise
         attachments = tuple(
             Attachment(
@@ -542,13 +627,34 @@ class Receiver:
         )
         return Message(payload, local.headers, attachments, local.number)
 
-    def _changed(self) -> None:
+    def changed(self) -> None:
+        """As that of a Sender."""
         if self.on_change is not None:
             self.on_change()
         if self._waiting.waiters is not None:
             half, connection = self._half, self._connection
             if (half is not None and half.queue) or self.readable:  # the first one nearly always
                 self._waiting.wake(None if connection is None else connection.pump)
+
+    def told(self) -> bool:
+        """As that of a Sender."""
+        if self._sent_away:
+            return False
+        self._waiting.wake()
+        return self.on_change is not None
+
+    def networked(self, half: ReceiverHalf, host: ChannelHost) -> None:
+        """As that of a Sender."""
+        self._half, self._connection = half, host
+        self._waiting.loop = host.loop
+        half.handle = weakref.ref(self)
+        half.queue.placement, half.queue.placement_key = self._placement, self._placement_key
+        half.queue.announce = self._announce
+        self.changed()
+
+    def _close(self, half: ReceiverHalf, host: ChannelHost, error: Exception | None = None) -> None:
+        host.core.close_receiver(half, host.time(), error)
+        host.pump.flush_soon()
 
     def _check_attachable(self) -> None:
         _check_attachable(self)
@@ -567,6 +673,33 @@ class Receiver:
             self._connection.dropped(half)
         if self._pipe is not None and (half is None or self._pipe.queue):
             self._pipe.dropped(False)
+
+
+def take(host: ChannelHost, half: ReceiverHalf) -> Received | None:
+    """The next message of a half; None if there is none now. Raises how the channel ended."""
+    if half.queue:
+        core, pump = host.core, host.pump
+        received = core.receive(half, host.time())
+        if not pump.flushing and core.waits:
+            pump.flush_soon()  # room came back, and a credit is due
+        if received is not None:
+            return received
+    if half.error is not None:
+        raise half.error.with_traceback(None)  # or each use would lengthen it
+    return None
+
+
+def handle_of(half: Half, host: ChannelHost) -> Handle:
+    """What code holds of a half that came with a message."""
+    return Sender(half, host) if isinstance(half, SenderHalf) else Receiver(half, host)
+
+
+def message_of(received: Received, host: ChannelHost) -> Message:
+    """What was received, as its reader gets it."""
+    attachments = tuple(
+        [Attachment(handle_of(half, host), headers) for half, headers in received.attachments]
+    )
+    return Message(received.payload, received.headers, attachments, received.number)
 
 
 _SENT_AWAY: Final = (
@@ -594,7 +727,7 @@ def _packed(attachments: Sequence[ToAttach], sender: Sender) -> list[tuple[Queue
         assert pipe is not None
         if pipe is sender._pipe:
             raise LocalProtocolError(
-                "a channel cannot carry its own receiver: nobody could read it; send it on another"
+                "a channel cannot carry its own receiver: no peer could read it; send it on another"
             )
         pipes.add(id(pipe))
         parcels.append((QueuedMessage(pipe, isinstance(handle, Sender)), headers))
@@ -612,8 +745,8 @@ def _check_attachable(handle: Handle) -> None:
         )
     if pipe.handed:
         raise LocalProtocolError(
-            "one half of this pair was already sent away, so this one cannot be sent on: somebody "
-            "has to hold it. Make another pair with channel()"
+            "one half of this pair was already sent away, so this one cannot be sent on: this "
+            "side must keep it. Make another pair with channel()"
         )
 
 

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import os
-import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields
 from typing import Any, Final
 
-from aqueduct._speedups.channels.receiver import ReceiverBase
 from aqueduct._speedups.loop.pump import Pump
 from aqueduct._speedups.loop.waiter import nests
 from aqueduct.arguments import checked
 from aqueduct.carriers.clock import clock_of
 from aqueduct.carriers.contract import Carrier
+from aqueduct.closing import AsyncClosing
 from aqueduct.config import Config
 from aqueduct.endpoint import accounts
-from aqueduct.endpoint.channel import Receiver, Sender
+from aqueduct.endpoint.channel import (
+    Headers,
+    Message,
+    Receiver,
+    Sender,
+    handle_of,
+    message_of,
+    take,
+)
 from aqueduct.endpoint.hooks import allows
-from aqueduct.endpoint.local_channel import LocalChannel, QueuedMessage, queue_full
-from aqueduct.endpoint.message import Attachment, Headers, Message
+from aqueduct.endpoint.local_channel import queue_full
 from aqueduct.endpoint.reply import PendingReply, Responder
 from aqueduct.endpoint.snapshot import ConnectionSnapshot
 from aqueduct.errors import ConnectionLost, LocalProtocolError, Refused
@@ -39,7 +45,7 @@ from aqueduct.protocol.channels.events import (
 )
 from aqueduct.protocol.channels.receiver import Received, ReceiverHalf
 from aqueduct.protocol.channels.registry import Attach, Half
-from aqueduct.protocol.channels.sender import Mode, SenderHalf
+from aqueduct.protocol.channels.sender import SenderHalf
 from aqueduct.protocol.channels.state import SenderState
 
 __all__ = ["Connection"]
@@ -62,7 +68,7 @@ answer refuses too (close code 6), with an error in the log.
 """
 
 
-class Connection:
+class Connection(AsyncClosing):
     """One live connection. Made by ``connect`` or handed to the callback of ``serve``."""
 
     def __init__(
@@ -95,8 +101,9 @@ class Connection:
         self._on_headers = on_headers
         self.loop = asyncio.get_running_loop()
         """The event loop that it lives on."""
-        self._time = clock_of(self.loop)
-        self._made = self._time()
+        self.time = clock_of(self.loop)
+        """The time of the loop."""
+        self._made = self.time()
         self._ready: asyncio.Future[None] = self.loop.create_future()
         self._closed: asyncio.Future[None] = self.loop.create_future()
         self._pongs: list[asyncio.Future[None]] = []
@@ -105,10 +112,8 @@ class Connection:
         """Whether ``_drop_some`` will be called."""
         self._alive_timer: asyncio.TimerHandle | None = None
         self._holds = 0
-        half = self.core.entrypoint
-        self.entrypoint: Any = (
-            Sender(half, self) if isinstance(half, SenderHalf) else Receiver(half, self)
-        )
+        self._entrypoint: Any = self.core.entrypoint
+        self.entrypoint: Any = handle_of(self._entrypoint, self)
         """The client's Sender, the server's Receiver: the channel that is there at the start."""
         self.home: object = self.loop
         """The loop that may use this connection; ``_FORKED`` in a forked child."""
@@ -186,7 +191,7 @@ class Connection:
             carrier=str(told.get("carrier", "")),
             state=state,
             error=str(self.error or ""),
-            age=self._time() - self._made,
+            age=self.time() - self._made,
             rtt=self.rtt,
             congestion_window=numbers.get("congestion_window", 0),
             bytes_in_flight=numbers.get("in_flight", 0),
@@ -218,7 +223,7 @@ class Connection:
         pong = self.loop.create_future()
         self._pongs.append(pong)
         self.pump.on_pong = self._ponged
-        began = self._time()
+        began = self.time()
         self.carrier.ping()
         self.carrier.flush()
         try:
@@ -227,7 +232,7 @@ class Connection:
         finally:
             if pong in self._pongs:
                 self._pongs.remove(pong)
-        return self._time() - began
+        return self.time() - began
 
     def hold(self) -> None:
         """Keeps an otherwise idle connection alive by pings until ``release``."""
@@ -240,7 +245,7 @@ class Connection:
     @checked()
     def close_soon(self, code: int = 0, reason: str = "") -> None:
         """Begins to close: queued data leaves first, for at most Timing.close_linger."""
-        self.core.close(code, reason, self._time())
+        self.core.close(code, reason, self.time())
         self.pump.flush()
 
     @checked()
@@ -263,12 +268,6 @@ class Connection:
         self.check_here()
         await asyncio.shield(self._closed)
 
-    async def __aenter__(self) -> Connection:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.close()
-
     def check_here(self) -> None:
         """Raises LocalProtocolError unless the caller is on this connection's event loop.
 
@@ -276,7 +275,7 @@ class Connection:
         """
         if asyncio._get_running_loop() is not self.home:
             raise LocalProtocolError(self._elsewhere())
-        if self.pump._stepping and nests(self.loop):
+        if self.pump.stepping and nests(self.loop):
             # The pump stepped this task, and reads nothing from the peer until the task waits.
             raise LocalProtocolError(
                 f"the connection to {self.peer} cannot go on within this step of the task: the "
@@ -293,34 +292,6 @@ class Connection:
 
     # What handles ask
 
-    def send(
-        self,
-        half: SenderHalf,
-        payload: Any,
-        headers: Headers,
-        parcels: Sequence[tuple[QueuedMessage, Headers]],
-        mode: Mode,
-    ) -> int:
-        """Queues a message; see Sender.send."""
-        now = self._time()
-        if not parcels:
-            number = self.core.send(half, payload, now, headers=headers, mode=mode)
-            self.pump.flush_soon()
-            return number
-        networked: list[tuple[LocalChannel, SenderHalf]] = []
-        number = self._send(half, payload, headers, parcels, mode, networked)
-        # In any depth, so with a list and not by recursion.
-        for pipe, inner in networked:
-            self._flush_pipe(pipe, inner, networked)
-        self.pump.flush_soon()
-        return number
-
-    def post(self, half: SenderHalf, payload: Any, headers: Headers) -> int:
-        """Queues an ORDERED message without attachments; see Sender.post."""
-        number = half.post(payload, headers)
-        self.pump.flush_soon()
-        return number
-
     def ask(
         self,
         asked: PendingReply,
@@ -332,14 +303,15 @@ class Connection:
     ) -> None:
         """A message on the entrypoint that carries the sender of a oneshot channel.
 
-        ``asked`` is woken when something comes there. ``began`` is the loop's time; ``now`` lets
+        ``asked`` is told when something comes there. ``began`` is the loop's time; ``now`` lets
         the message leave at once: for one that has no company. Raises as Sender.send_nowait.
         """
-        half = self.entrypoint._half
+        half = self._entrypoint
         if not half.writable and half.full and half.error is None:
             raise queue_full(half.queued)
-        answer = self.core.ask(half, payload, headers, began)
-        answer.patient = True
+        attach = Attach(keep_sender=False, is_oneshot=True)
+        self.core.send(half, payload, began, headers=headers, attachments=(attach,))
+        answer = self.patient(attach.half)
         answer.handle = asked
         asked.half = answer
         if now:
@@ -358,7 +330,7 @@ class Connection:
         receivers owe at their ends may leave with what is sent next. Raises as
         Sender.send_nowait.
         """
-        entrypoint = self.entrypoint._half
+        entrypoint = self._entrypoint
         if entrypoint.full and entrypoint.error is None:
             raise queue_full(entrypoint.queued)
         answers = Attach(keep_sender=False, is_oneshot=False)
@@ -366,7 +338,7 @@ class Connection:
         wanted = [answers, status]
         if feeds:
             wanted.insert(0, Attach(keep_sender=True, is_oneshot=False))
-        self.core.send(entrypoint, payload, self._time(), headers=headers, attachments=wanted)
+        self.core.send(entrypoint, payload, self.time(), headers=headers, attachments=wanted)
         sender = wanted[0].half
         self.pump.flush_soon()
         return (
@@ -375,11 +347,11 @@ class Connection:
             Receiver(self.patient(status.half), self),
         )
 
-    def patient(self, inbox: Half | ReceiverBase | None) -> ReceiverHalf:
+    def patient(self, half: Half | None) -> ReceiverHalf:
         """What a networked receiver owes at its end may leave with what is sent next."""
-        assert isinstance(inbox, ReceiverHalf)
-        inbox.patient = True
-        return inbox
+        assert isinstance(half, ReceiverHalf)
+        half.patient = True
+        return half
 
     def answer(self, asked: PendingReply) -> Received | None:
         """What has come for ``asked``; None if nothing has. Raises how its channel ended.
@@ -387,11 +359,11 @@ class Connection:
         The halves that came with it become handles by ``message``.
         """
         assert asked.half is not None
-        return self._take(asked.half)
+        return take(self, asked.half)
 
     def question(self) -> Received | None:
         """What has come on the entrypoint of a server, as by ``answer``."""
-        return self._take(self.entrypoint._half)
+        return take(self, self._entrypoint)
 
     def replying(self, received: Received) -> Responder | None:
         """Where the answer to a question goes; None if it came with something else."""
@@ -408,12 +380,14 @@ class Connection:
         return Sender(replying.half, self)
 
     def forget(self, asked: PendingReply, *, close: bool) -> None:
-        """``asked`` is woken no more. ``close``: nobody wants the answer."""
+        """``asked`` is told no more. ``close``: no task wants the answer."""
+        asked.on_change = None
         half, asked.half = asked.half, None
         if half is not None:
             half.handle = None
             if close:
-                self.close_receiver(half)
+                self.core.close_receiver(half, self.time())
+                self.pump.flush_soon()
 
     def reply(self, replying: Responder, payload: Any, headers: Headers, *, now: bool) -> None:
         """The one message of a oneshot channel; its receiver often asks again soon.
@@ -422,7 +396,7 @@ class Connection:
         else there is to do is done here. Raises as Sender.send_nowait.
         """
         replying.forget()
-        self.core.answer(replying.half, payload, headers, self._time())
+        self.core.send(replying.half, payload, self.time(), headers=headers)
         if now and self.pump.flushing:
             self.pump.flush_at_once()
         else:
@@ -438,25 +412,9 @@ class Connection:
         self.pump.flush_at_once()
         self.carrier.expect_input()
 
-    def finish(self, half: SenderHalf) -> None:
-        """See Sender.finish."""
-        self.core.finish(half, self._time())
-        self.pump.flush_soon()
-
-    def cancel(self, half: SenderHalf) -> None:
-        """See Sender.cancel."""
-        if half.state is SenderState.OPEN:
-            self.core.cancel(half, self._time())
-            self.pump.flush_soon()
-
-    def receive(self, half: ReceiverHalf) -> Message | None:
-        """See Receiver.receive_nowait."""
-        received = self._take(half)
-        return None if received is None else self.message(received)
-
     def room_came(self) -> None:
-        """Messages were taken, and others wait for their room (see ``Receiver.inbox``)."""
-        self.core.use_room(self._time())
+        """Messages were taken, and others wait for their room (see ``Receiver.queue``)."""
+        self.core.use_room(self.time())
         if self.core.waits:
             self.pump.flush_soon()  # a credit is due
 
@@ -473,21 +431,11 @@ class Connection:
         self._room_due = False
         if not self.closed:
             self.core.budget.freed = True
-            self.core.use_room(self._time())
+            self.core.use_room(self.time())
             self.pump.flush_soon()  # a credit may be due, and a timer
 
-    def close_receiver(self, half: ReceiverHalf, error: Exception | None = None) -> None:
-        """See Receiver.close; ``error`` is what ended it instead of its owner."""
-        self.core.close_receiver(half, self._time(), error)
-        self.pump.flush_soon()
-
-    def wait_writable(self, half: SenderHalf, mode: Mode, ample: bool) -> None:
-        """See Sender.notify_writable."""
-        self.core.wait_writable(half, mode, ample)
-        self.pump.flush_soon()
-
     def dropped(self, half: Half) -> None:
-        """A handle was garbage-collected, in any thread: nobody can use its channel any more."""
+        """A handle was garbage-collected, in any thread: its channel cannot be used any more."""
         if self.closed or self.loop.is_closed():
             return
         if isinstance(half, SenderHalf):
@@ -521,18 +469,6 @@ class Connection:
             "this loop, or take a SyncClient, which any thread may use"
         )
 
-    def _take(self, half: ReceiverHalf) -> Received | None:
-        if half.queue:
-            core = self.core
-            received = core.receive(half, self._time())
-            if not self.pump.flushing and (core.events or core.effects or core.outgoing.fell):
-                self.pump.flush_soon()  # room came back, and a credit is due
-            if received is not None:
-                return received
-        if half.error is not None:
-            raise half.error.with_traceback(None)  # or each use would lengthen it
-        return None
-
     def _drop_some(self) -> None:
         """A message may carry very many handles that nobody takes: a few in each turn."""
         if self.closed:
@@ -540,114 +476,26 @@ class Connection:
             return
         self._dropping = False
         for _ in range(min(len(self._dropped), _DROPS)):
-            self.core.drop_attachment(self._dropped.popleft(), self._time())
+            self.core.drop_attachment(self._dropped.popleft(), self.time())
         self.pump.flush()
         if self._dropped and not self._dropping:
             self._dropping = True
             self.loop.call_soon(self._drop_some)
 
-    def _send(
-        self,
-        half: SenderHalf,
-        payload: Any,
-        headers: Headers,
-        parcels: Sequence[tuple[QueuedMessage, Headers]],
-        mode: Mode,
-        networked: list[tuple[LocalChannel, SenderHalf]],
-    ) -> int:
-        for parcel, _ in parcels:
-            parcel.pipe.bind()
-        wanted = [
-            Attach(
-                keep_sender=not parcel.is_sender,
-                is_oneshot=parcel.pipe.oneshot,
-                headers=channel_headers,
-            )
-            for parcel, channel_headers in parcels
-        ]
-        number = self.core.send(
-            half, payload, self._time(), headers=headers, attachments=wanted, mode=mode
-        )
-        for (parcel, _), attach in zip(parcels, wanted, strict=True):
-            self._network(parcel.pipe, attach.half, networked)
-        return number
-
-    def _network(
-        self,
-        pipe: LocalChannel,
-        half: Half | None,
-        networked: list[tuple[LocalChannel, SenderHalf]],
-    ) -> None:
-        """One half of a pair goes away with a message: the other one is networked from here on.
-
-        A handle that has come to its end stays as it is: how it ended is final.
-        """
-        pipe.handed = True
-        if isinstance(half, SenderHalf):
-            sender = pipe.sender()
-            if sender is not None and pipe.sender_error is None and not pipe.settled:
-                sender._half, sender._connection = half, self
-                sender._waiting.loop = self.loop
-                half.handle = weakref.ref(sender)
-            networked.append((pipe, half))
-            return
-        assert half is not None
-        receiver = pipe.receiver()
-        if receiver is None or pipe.receiver_error is not None:
-            self.core.close_receiver(half, self._time())
-            return
-        receiver._half, receiver._connection = half, self
-        receiver._waiting.loop = self.loop
-        half.handle = weakref.ref(receiver)
-        half.placement, half.placement_key = receiver._placement, receiver._placement_key
-        half.announce = receiver._announce
-        receiver._changed()
-
-    def _flush_pipe(
-        self, pipe: LocalChannel, half: SenderHalf, networked: list[tuple[LocalChannel, SenderHalf]]
-    ) -> None:
-        """What was sent before the channel was networked goes out first."""
-        waiting = list(pipe.queue)
-        pipe.queue.clear()
-        pipe.queued = 0
-        sender = pipe.sender()
-        try:
-            for message in waiting:
-                self._send(
-                    half, message.payload, message.headers, message.parcels, message.mode, networked
-                )
-        except Exception as error:  # noqa: BLE001 - it belongs to this channel, not to the one that carries it
-            self.core.cancel(half, self._time())
-            half.error = error
-        else:
-            if pipe.finished:
-                if half.state is SenderState.OPEN:  # a oneshot's message is its end
-                    self.core.finish(half, self._time())
-            elif pipe.sender_error is not None or sender is None:
-                self.core.cancel(half, self._time())
-        if sender is not None:
-            sender._changed()
-
     def message(self, received: Received) -> Message:
         """What was received, as its reader gets it."""
-        if not received.attachments:
-            return Message(received.payload, received.headers, (), received.number)
-        attachments = tuple(
-            Attachment(self.handle(half), channel_headers)
-            for half, channel_headers in received.attachments
-        )
-        return Message(received.payload, received.headers, attachments, received.number)
+        return message_of(received, self)
 
     def handle(self, half: Half) -> Sender | Receiver:
         """What code holds of a half that came with a message."""
-        return Sender(half, self) if isinstance(half, SenderHalf) else Receiver(half, self)
+        return handle_of(half, self)
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, _OF_A_HALF):
             reference = event.half.handle
             handle = reference() if reference is not None else None
             if handle is not None:
-                handle._changed()
+                handle.changed()
         elif isinstance(event, HeadersReceived):
             self._headers_received(event.headers)
         elif isinstance(event, Closed):
@@ -670,7 +518,7 @@ class Connection:
                     return
             self.pump.flush_soon()
             try:
-                self.core.accept_headers(own, self._time())
+                self.core.accept_headers(own, self.time())
             except Exception as error:
                 log.exception(
                     "the connection headers for %s cannot be sent: on_headers returned %s",
@@ -688,7 +536,7 @@ class Connection:
             self._alive_timer = None
         if not self._ready.done():
             self._ready.set_exception(error)
-            self._ready.exception()  # whoever waits gets it; if nobody does, no warning
+            self._ready.exception()  # waiting tasks get it; without one there is no warning
         for pong in self._pongs:
             if not pong.done():
                 pong.set_exception(error)
@@ -711,10 +559,10 @@ class Connection:
     def _stay_alive(self) -> None:
         """A pause must not end a connection on which something is open (design: Flow)."""
         interval = self.config.timing.ping_interval
-        left = interval - (self._time() - self.pump.last_input)
+        left = interval - (self.time() - self.pump.last_input)
         if left <= 0:
             left = interval
-            if self._holds > 0 or self.core.channels > 1:
+            if (self._holds > 0 or self.core.channels > 1) and not self.carrier.suspended:
                 self.carrier.ping()
                 self.carrier.flush()
         # Counted from the last input: at fixed times a silence could grow to two intervals.

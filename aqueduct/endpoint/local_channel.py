@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from aqueduct._speedups.channels import codec
+from aqueduct._speedups import channels as codec
+from aqueduct._speedups.loop.pump import Pump
 from aqueduct.config import DEFAULT
 from aqueduct.errors import (
     Cancelled,
@@ -23,22 +24,55 @@ from aqueduct.errors import (
     ReceiverClosed,
     SendQueueFull,
 )
+from aqueduct.protocol.channels.connection import ChannelConnection
 from aqueduct.protocol.channels.events import Headers
-from aqueduct.protocol.channels.sender import Mode
-
-if TYPE_CHECKING:
-    from aqueduct.endpoint.channel import Receiver, Sender
+from aqueduct.protocol.channels.registry import Attach, Half
+from aqueduct.protocol.channels.sender import Mode, SenderHalf
+from aqueduct.protocol.channels.state import SenderState
 
 __all__ = [
+    "ChannelHost",
     "LocalChannel",
     "LocalMessage",
+    "PairHandle",
     "QueuedMessage",
     "detached",
     "joined",
     "landed",
     "queue_full",
     "release",
+    "send_with_channels",
 ]
+
+
+class ChannelHost(Protocol):
+    """The connection, as its handles know it."""
+
+    core: ChannelConnection
+    pump: Pump
+    loop: asyncio.AbstractEventLoop
+    home: object
+    time: Callable[[], float]
+    """The time of the loop."""
+
+    def check_here(self) -> None:
+        """Raises LocalProtocolError unless the caller is on the connection's event loop."""
+
+    def dropped(self, half: Half) -> None:
+        """A handle was garbage-collected, in any thread."""
+
+
+class PairHandle(Protocol):
+    """One of the two handles of a pair, as the pair knows it."""
+
+    def told(self) -> bool:
+        """Something changed. Whether ``changed`` is to be called, from outside."""
+
+    def changed(self) -> None:
+        """Calls what the owner of the handle wants called."""
+
+    def networked(self, half: Any, host: ChannelHost) -> None:
+        """The other half went away with a message; ``half`` is what stays here."""
 
 
 class QueuedMessage:
@@ -52,7 +86,7 @@ class QueuedMessage:
 
 
 class LocalMessage:
-    """One message that nobody has read yet."""
+    """One message that is not read yet."""
 
     __slots__ = ("headers", "mode", "number", "parcels", "payload", "size")
 
@@ -107,8 +141,8 @@ class LocalChannel:
         """Somebody has seen that everything was delivered: that is final."""
         self.wants_room = False
         """The sender asked to be called once there is room."""
-        self.sender: weakref.ref[Sender]
-        self.receiver: weakref.ref[Receiver]
+        self.sender: weakref.ref[PairHandle]
+        self.receiver: weakref.ref[PairHandle]
         self._numbers = [0, 0]
         self.loop = _running_loop()
         """The event loop that the pair belongs to, None while it was used on none."""
@@ -218,7 +252,7 @@ class LocalChannel:
     # Both
 
     def bind(self) -> None:
-        """Somebody waits on the running loop: the pair belongs to it from now on."""
+        """A task waits on the running loop: the pair belongs to it from now on."""
         running = _running_loop()
         if self.loop is None or self.loop.is_closed():
             self.loop = running
@@ -229,7 +263,7 @@ class LocalChannel:
             )
 
     def drop(self, is_sender: bool) -> None:
-        """Nobody can use this half any more: its sender is cancelled, its receiver closed."""
+        """This half cannot be used any more: its sender is cancelled, its receiver closed."""
         (self.cancel if is_sender else self.close)()
 
     def dropped(self, is_sender: bool) -> None:
@@ -240,18 +274,18 @@ class LocalChannel:
         elif self.receiver_error is not None and not self.queue:
             return
         if self.loop is not None:
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with suppress(RuntimeError):  # the loop is closed: no task waits any more
                 self.loop.call_soon_threadsafe(self.drop, is_sender)
                 return
         self.drop(is_sender)
 
-    def wake_later(self, handle: Sender | Receiver) -> None:
+    def wake_later(self, handle: PairHandle) -> None:
         """Calls what the handle's owner wants called, as a connection would: not from within."""
         self.wants_room = False
         if self.loop is not None and not self.loop.is_closed():
-            self.loop.call_soon(handle._changed)
+            self.loop.call_soon(handle.changed)
         else:
-            handle._changed()
+            handle.changed()
 
     # Within
 
@@ -267,12 +301,114 @@ class LocalChannel:
         self.queued = 0
         release(dropped)
 
-    def _tell(self, reference: weakref.ref[Any]) -> None:
+    def _tell(self, reference: weakref.ref[PairHandle]) -> None:
         handle = reference()
-        if handle is not None and not handle._sent_away:
-            handle._waiting.wake()
-            if handle.on_change is not None:
-                self.wake_later(handle)
+        if handle is not None and handle.told():
+            self.wake_later(handle)
+
+
+def send_with_channels(
+    host: ChannelHost,
+    half: SenderHalf,
+    payload: Any,
+    headers: Headers,
+    parcels: Sequence[tuple[QueuedMessage, Headers]],
+    mode: Mode,
+) -> int:
+    """Queues a message that carries halves of pairs, and behind it what was sent in those."""
+    networked: list[tuple[LocalChannel, SenderHalf]] = []
+    number = _send(host, half, payload, headers, parcels, mode, networked)
+    # In any depth, so with a list and not by recursion.
+    for pipe, inner in networked:
+        _flush_pipe(host, pipe, inner, networked)
+    return number
+
+
+def _send(
+    host: ChannelHost,
+    half: SenderHalf,
+    payload: Any,
+    headers: Headers,
+    parcels: Sequence[tuple[QueuedMessage, Headers]],
+    mode: Mode,
+    networked: list[tuple[LocalChannel, SenderHalf]],
+) -> int:
+    for parcel, _ in parcels:
+        parcel.pipe.bind()
+    wanted = [
+        Attach(
+            keep_sender=not parcel.is_sender,
+            is_oneshot=parcel.pipe.oneshot,
+            headers=channel_headers,
+        )
+        for parcel, channel_headers in parcels
+    ]
+    number = host.core.send(
+        half, payload, host.time(), headers=headers, attachments=wanted, mode=mode
+    )
+    for (parcel, _), attach in zip(parcels, wanted, strict=True):
+        _network(host, parcel.pipe, attach.half, networked)
+    return number
+
+
+def _network(
+    host: ChannelHost,
+    pipe: LocalChannel,
+    half: Half | None,
+    networked: list[tuple[LocalChannel, SenderHalf]],
+) -> None:
+    """One half of a pair goes away with a message: the other one is networked from here on.
+
+    A handle that has come to its end stays as it is: how it ended is final.
+    """
+    pipe.handed = True
+    if isinstance(half, SenderHalf):
+        sender = pipe.sender()
+        if sender is not None and pipe.sender_error is None and not pipe.settled:
+            sender.networked(half, host)
+        networked.append((pipe, half))
+        return
+    assert half is not None
+    receiver = pipe.receiver()
+    if receiver is None or pipe.receiver_error is not None:
+        host.core.close_receiver(half, host.time())
+        return
+    receiver.networked(half, host)
+
+
+def _flush_pipe(
+    host: ChannelHost,
+    pipe: LocalChannel,
+    half: SenderHalf,
+    networked: list[tuple[LocalChannel, SenderHalf]],
+) -> None:
+    """What was sent before the channel was networked goes out first."""
+    waiting = list(pipe.queue)
+    pipe.queue.clear()
+    pipe.queued = 0
+    sender = pipe.sender()
+    try:
+        for message in waiting:
+            _send(
+                host,
+                half,
+                message.payload,
+                message.headers,
+                message.parcels,
+                message.mode,
+                networked,
+            )
+    except Exception as error:  # noqa: BLE001 - it belongs to this channel, not to the one that carries it
+        host.core.cancel(half, host.time())
+        half.error = error
+    else:
+        if pipe.finished:
+            if half.state is SenderState.OPEN:  # a oneshot's message is its end
+                host.core.finish(half, host.time())
+        elif pipe.sender_error is not None or sender is None:
+            host.core.cancel(half, host.time())
+    if sender is not None:
+        sender.changed()
 
 
 def release(messages: list[LocalMessage]) -> None:

@@ -184,7 +184,7 @@ class Pull:
                 self._wake()
 
     def unwant(self) -> None:
-        """Nobody waits for an answer of this call any more."""
+        """No task waits for an answer of this call any more."""
         with self._pulls.lock:
             if not self.wanted:
                 return
@@ -335,7 +335,7 @@ class Pulls:
                 if self.grant(pull, first=first, now=now):
                     pull.wake()
                 elif self.place is not None and self.place.wanted and not self.place.left:
-                    return  # nobody may exceed the budget
+                    return  # no call may exceed the budget
                 else:
                     first = False  # later ones do not pass, or a large one might wait for ever
 

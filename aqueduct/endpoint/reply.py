@@ -1,16 +1,13 @@
 """A question and its answer: the quick way to one message back, on both sides.
 
 What the handles of a oneshot channel give as well, with three objects and a turn of the event loop
-less: the task that waits is stepped where the answer is read.
+less: who asked is told where the answer is read.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any
-
-from aqueduct._speedups.loop.waiter import Waiter
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from aqueduct.protocol.channels.receiver import ReceiverHalf
@@ -19,43 +16,28 @@ if TYPE_CHECKING:
 __all__ = ["PendingReply", "Responder"]
 
 
-class PendingReply(Waiter):
-    """What one task waits for: ``await`` returns with the next ``wake``, or raises ``failure``.
+class PendingReply:
+    """Where the answer to a question comes: ``Connection.ask`` gives it its channel.
 
-    ``Connection.ask`` gives it its channel; until ``Connection.forget`` the channel wakes it.
+    ``Connection.answer`` says what has come there, until ``Connection.forget``.
     """
 
-    __slots__ = ("failure", "half")
+    __slots__ = ("half", "on_change")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(loop)
-        self.failure: Exception | None = None
-        """What waiting raises from here on."""
+    def __init__(self, on_change: Callable[[], None]) -> None:
+        """``on_change`` is called on the loop whenever an answer, or the end, may be there."""
         self.half: ReceiverHalf | None = None
-        """Where the answer comes; None before it is asked for."""
+        """None before it is asked for, and after it is forgotten."""
+        self.on_change: Callable[[], None] | None = on_change
 
     def __call__(self) -> PendingReply:
         """A half keeps a weak reference to its handle, and this in the place of one."""
         return self
 
-    def wake(self) -> None:
-        """Something may have changed. Steps the task that waits, if none is at work."""
-        self.step()
-
-    _changed = wake
-
-    def fail(self, error: Exception) -> None:
-        """Waiting raises this, now or when it begins."""
-        self.failure = error
-        self.wake()
-
-    def __await__(self) -> Generator[Any, None, None]:
-        while not self.woken and self.failure is None:
-            self._asyncio_future_blocking = True
-            yield self
-        self.woken = False
-        if self.failure is not None:
-            raise self.failure
+    def changed(self) -> None:
+        """As of a Receiver."""
+        if self.on_change is not None:
+            self.on_change()
 
 
 class Responder:
@@ -81,7 +63,8 @@ class Responder:
         """How the channel ended; None while it lives."""
         return self.half.error
 
-    def _changed(self) -> None:
+    def changed(self) -> None:
+        """As of a Sender."""
         if self.on_change is not None:
             self.on_change()
 

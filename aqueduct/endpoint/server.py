@@ -7,19 +7,19 @@ import inspect
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import suppress
-from types import TracebackType
 
-from aqueduct._speedups.channels import codec
+from aqueduct._speedups import channels as codec
 from aqueduct.address import Address
 from aqueduct.arguments import checked
 from aqueduct.carriers import memory, stream
 from aqueduct.carriers.certificates import ClientTls, ServerTls
 from aqueduct.carriers.contract import Bound, Carrier, Listener
 from aqueduct.carriers.places import Places, origin_of
+from aqueduct.closing import AsyncClosing
 from aqueduct.config import DEFAULT, Config
 from aqueduct.endpoint.accounts import process
+from aqueduct.endpoint.channel import Headers
 from aqueduct.endpoint.connection import Connection, OnHeaders
-from aqueduct.endpoint.message import Headers
 from aqueduct.errors import ConfigError, ConnectFailed, ConnectionLost, LimitExceeded
 from aqueduct.escaping import logger_of, shown
 from aqueduct.forks import own_loop
@@ -78,7 +78,7 @@ async def connect(
     return connection
 
 
-class Server:
+class Server(AsyncClosing):
     """What ``serve`` returns: listeners and their live connections."""
 
     def __init__(self, config: Config) -> None:
@@ -105,11 +105,27 @@ class Server:
         for listener in self._listeners:
             listener.close()
 
-    async def close(self, *, code: int = 0, reason: str = "the server is closing") -> None:
-        """Accepts no more, closes every connection and waits for their end."""
+    def end_relays(self) -> None:
+        """Cuts the connections that pass through here: their clients make others."""
+        for relaying in self._streams():
+            relaying.end_relays()
+
+    async def close(
+        self, *, code: int = 0, reason: str = "the server is closing", relays: float = 0.0
+    ) -> None:
+        """Accepts no more, closes every connection and waits for their end.
+
+        Connections that pass through here to another process have ``relays`` seconds.
+        """
         self.stop_listening()
         for connection in tuple(self.connections):
             connection.close_soon(code, reason)
+        if relays > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(relays):
+                    for relaying in self._streams():
+                        await relaying.wait_relays()
+        self.end_relays()
         for task in tuple(self._tasks):
             task.cancel()
         if self._tasks:
@@ -120,18 +136,10 @@ class Server:
                 async with asyncio.timeout(linger):
                     await listener.wait_closed()
 
-    async def __aenter__(self) -> Server:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
-
     # Within
+
+    def _streams(self) -> list[stream.StreamListener]:
+        return [each for each in self._listeners if isinstance(each, stream.StreamListener)]
 
     def _accept(
         self,
@@ -158,7 +166,7 @@ class Server:
                 f"{most} connections from this address are the limit (Limits.connections_address)",
             )
             return
-        if self._unready.full:  # one more than that, while nobody is silent for long
+        if self._unready.full:  # one more than that, while no peer is silent for long
             silent = self._unready.candidate(loop.time())
             if silent is not None:
                 silent.close_soon(
@@ -267,7 +275,7 @@ async def serve(
     codec.encode_connection_headers(headers)
     if inspect.iscoroutinefunction(on_headers):
         raise ConfigError(
-            f"on_headers is the coroutine function {shown(on_headers)}, and nobody awaits it: pass "
+            f"on_headers is the coroutine function {shown(on_headers)}, which is not awaited: pass "
             "a plain function, or decide in on_connection, which may be one"
         )
     if not addresses:
@@ -283,11 +291,14 @@ async def serve(
             bound = given if isinstance(given, Bound) else None
             address = _address(given)
             sockets = None if bound is None else bound.sockets
+            siblings = None if bound is None else bound.siblings
             listener: Listener
             if address.scheme == "memory":
                 listener = await memory.listen(address, config, accept)
             elif address.scheme != "aqueduct":
-                listener = await stream.listen(address, config, tls, accept, sockets=sockets)
+                listener = await stream.listen(
+                    address, config, tls, accept, sockets=sockets, siblings=siblings
+                )
             elif tls is None:
                 raise ConfigError(
                     f"{address}: QUIC needs a certificate: pass tls=ServerTls(certificate, key), "

@@ -94,30 +94,9 @@ class Filter:
         return document
 
     @classmethod
-    def from_json(cls, document: Any, *, depth: int = _DEPTH) -> Filter:
+    def from_json(cls, document: Any) -> Filter:
         """The filter that JSON's values hold. Raises BadCall if they hold none."""
-        if not isinstance(document, dict):
-            raise BadCall(f"a filter is an object, not {type(document).__name__}")
-        if depth < 1:
-            raise BadCall(f"filters stand more than {_DEPTH} deep in each other")
-        try:
-            operation = document.get("op")
-            if operation in PARTS:
-                parts = _list(document, "of")
-                return cls(
-                    operation, parts=tuple(cls.from_json(part, depth=depth - 1) for part in parts)
-                )
-            column = _list(document, "column")
-            if not all(isinstance(name, str) for name in column):
-                raise BadCall("the column of a filter is a list of names")
-            value: Any = None
-            if operation == "in":
-                value = tuple(map(_from_json, _list(document, "values")))
-            elif operation not in NULLS:
-                value = _from_json(document.get("value"))
-            return cls(str(operation), tuple(column), value)
-        except ConfigError as error:
-            raise BadCall(str(error)) from error
+        return _filter_of(document, _DEPTH)
 
     def expression(self, schema: pa.Schema) -> pc.Expression:
         """The same condition for Arrow, on rows of ``schema``.
@@ -172,12 +151,54 @@ def filters_to_json(filters: Iterable[Filter]) -> list[dict[str, Any]]:
 
 
 def filters_from_json(documents: Any, limit: int) -> tuple[Filter, ...]:
-    """Raises BadCall if they are none, or more than ``limit``."""
+    """Raises BadCall if they are none, or more than ``limit``, counted as Tables.filters says."""
     if not isinstance(documents, list):
         raise BadCall(f"filters are a list, not {type(documents).__name__}")
-    if len(documents) > limit:
-        raise BadCall(f"{len(documents)} filters came, above the limit of {limit} (Tables.filters)")
+    count = _count(documents, limit)
+    if count > limit:
+        raise BadCall(
+            f"{count} filters came, above the limit of {limit} (Tables.filters); those inside "
+            "others count, and the values of an 'in'"
+        )
     return tuple(map(Filter.from_json, documents))
+
+
+def _count(documents: list[Any], limit: int) -> int:
+    """How many filters, and values of an ``in``; it is not looked further above ``limit``."""
+    count, inside = 0, [documents]
+    while inside and count <= limit:
+        found = inside.pop()
+        count += len(found)
+        if count > limit:
+            break
+        for each in found:
+            if isinstance(each, dict):
+                inside += [each[name] for name in ("of", "values") if type(each.get(name)) is list]
+    return count
+
+
+def _filter_of(document: Any, depth: int) -> Filter:
+    """The filter of ``document``, in which others stand less than ``depth`` deep."""
+    if not isinstance(document, dict):
+        raise BadCall(f"a filter is an object, not {type(document).__name__}")
+    if depth < 1:
+        raise BadCall(f"filters are nested more than {_DEPTH} deep")
+    try:
+        operation = document.get("op")
+        if operation in PARTS:
+            parts = _list(document, "of")
+            return Filter(operation, parts=tuple(_filter_of(part, depth - 1) for part in parts))
+        column = _list(document, "column")
+        if not all(isinstance(name, str) for name in column):
+            raise BadCall("the column of a filter is a list of names")
+        value: Any = None
+        if operation == "in":
+            value = tuple(map(_from_json, _list(document, "values")))
+        elif operation not in NULLS:
+            value = _from_json(document.get("value"))
+        return Filter(str(operation), tuple(column), value)
+    except ConfigError as error:
+        raise BadCall(str(error)) from error
 
 
 def _list(document: dict[str, Any], name: str) -> list[Any]:

@@ -31,11 +31,11 @@ __all__ = [
     "METADATA",
     "NUMBER_LIMIT",
     "PARTITION",
-    "RUN",
     "STATUS",
     "TOKEN",
     "UNARY",
     "VERSION",
+    "WRITE_KEY",
     "Headers",
     "number_of",
     "one_each",
@@ -64,7 +64,7 @@ ANSWERS: Final = b"arrow-answers-91d3b6"
 numbers with commas between them."""
 DEADLINE: Final = b"arrow-deadline-84b09e"
 """Milliseconds that the caller will wait for the end, decimal, from the message's arrival."""
-RUN: Final = b"arrow-run-abde1f"
+WRITE_KEY: Final = b"arrow-run-abde1f"
 """What is the same for every attempt at the same work, UTF-8."""
 ATTEMPT: Final = b"arrow-attempt-4d8599"
 """What tells attempts apart, UTF-8."""

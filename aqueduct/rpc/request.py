@@ -92,7 +92,7 @@ _CALL_KEYS: Final = frozenset(
         keys.HANDLER,
         keys.KIND,
         keys.DEADLINE,
-        keys.RUN,
+        keys.WRITE_KEY,
         keys.ATTEMPT,
         keys.TOKEN,
         keys.PARTITION,
@@ -117,7 +117,7 @@ class Partition:
 
 
 def own_headers(
-    run: str = "",
+    write_key: str = "",
     attempt: str = "",
     token: bytes | None = None,
     partition: Partition | None = None,
@@ -125,8 +125,8 @@ def own_headers(
 ) -> list[tuple[bytes, bytes]]:
     """What calls that are otherwise alike say of themselves. Raises LocalProtocolError."""
     headers = []
-    if run:
-        headers.append((keys.RUN, text_value(run, "run", limit=_NAME_LIMIT)))
+    if write_key:
+        headers.append((keys.WRITE_KEY, text_value(write_key, "write key", limit=_NAME_LIMIT)))
     if attempt:
         headers.append((keys.ATTEMPT, text_value(attempt, "attempt", limit=_NAME_LIMIT)))
     if token is not None:
@@ -159,7 +159,7 @@ class CallHead:
     """Of the batches to the client, if the caller knows what it wants; None for a sink."""
     deadline: float | None = None
     """Seconds that the caller will wait for the end, from the arrival of the message."""
-    run: str = ""
+    write_key: str = ""
     """The same for every attempt at the same work."""
     attempt: str = ""
     """Tells the attempts apart."""
@@ -196,7 +196,9 @@ class CallHead:
         ]
         if self.deadline is not None:
             headers.append((keys.DEADLINE, b"%d" % _milliseconds(self.deadline)))
-        headers += own_headers(self.run, self.attempt, self.token, self.partition, self.metadata)
+        headers += own_headers(
+            self.write_key, self.attempt, self.token, self.partition, self.metadata
+        )
         if self.compressions:
             headers.append((keys.COMPRESSION, ",".join(self.compressions).encode()))
         if self.capabilities:
@@ -236,7 +238,9 @@ class CallHead:
                 schema=schema,
                 expected=expected,
                 deadline=None if deadline is None else _decode_deadline(deadline),
-                run=text_of(values.get(keys.RUN, b""), keys.RUN, limit=_NAME_LIMIT),
+                write_key=text_of(
+                    values.get(keys.WRITE_KEY, b""), keys.WRITE_KEY, limit=_NAME_LIMIT
+                ),
                 attempt=text_of(values.get(keys.ATTEMPT, b""), keys.ATTEMPT, limit=_NAME_LIMIT),
                 token=_decode_token(values.get(keys.TOKEN)),
                 partition=_decode_partition(values.get(keys.PARTITION)),

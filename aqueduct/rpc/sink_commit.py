@@ -1,9 +1,9 @@
 """The documents of a write that is committed as a whole: what clients and sinks tell each other.
 
-A run is a piece of work that is written exactly once or not at all. Attempts write its partitions,
-each by one call that is answered with a receipt; then one call commits the run by the receipts of
-some of them, or aborts it. All documents are JSON, in a batch of one row and one column.
-``docs/protocols/arrow-calls.md`` has them member by member.
+A write is a piece of work that is done exactly once or not at all; its key names it. Attempts write
+its partitions, each by one call that is answered with a receipt. Then one call commits the write by
+the receipts of some of them, or aborts it. All documents are JSON, in a batch of one row and one
+column. ``docs/protocols/arrow-calls.md`` has them member by member.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ __all__ = [
 WRITE: Final = "aqueduct.sink.write."
 """With the sink's name behind it: the exchange that is one attempt."""
 COMMIT: Final = "aqueduct.sink.commit."
-"""With the sink's name behind it: commits a run."""
+"""With the sink's name behind it: commits a write."""
 ABORT: Final = "aqueduct.sink.abort."
-"""With the sink's name behind it: aborts a run."""
+"""With the sink's name behind it: aborts a write."""
 LOOK: Final = "aqueduct.sink.look."
 """With the sink's name behind it: what the sink takes."""
 ATTEMPT_HEADER: Final = "aqueduct-attempt"
@@ -73,7 +73,7 @@ class WriteKey:
     """Whether its rows take the place of all that was there, rather than being added."""
 
     def __post_init__(self) -> None:
-        _check_text(self.key, "the key of a run", least=1)
+        _check_text(self.key, "a write key", least=1)
 
     @property
     def id(self) -> str:
@@ -83,11 +83,11 @@ class WriteKey:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt at writing one partition of a run."""
+    """One attempt at writing one partition of a write."""
 
-    run: WriteKey
+    write_key: WriteKey
     execution: str = ""
-    """Tells apart the times that the run was worked on: one job, one start of a streaming query."""
+    """Tells apart the times that it was worked on: one job, one start of a streaming query."""
     stage: int = 0
     partition: int = 0
     task: int = 0
@@ -103,31 +103,32 @@ class Attempt:
     @property
     def id(self) -> str:
         """32 characters of [0-9a-f] that no other attempt has, fit for a file or a table."""
-        parts = (self.run.key, self.execution, self.stage, self.partition, self.task)
+        parts = (self.write_key.key, self.execution, self.stage, self.partition, self.task)
         return _digest(json.dumps(parts))
 
     def __str__(self) -> str:
         return (
-            f"partition {self.partition} of run {self.run.key!r} "
+            f"partition {self.partition} of write {self.write_key.key!r} "
             f"(execution {self.execution!r}, stage {self.stage}, task {self.task})"
         )
 
     def to_json(self) -> str:
         """All of it, in text: for ``ATTEMPT_HEADER``, and for a sink's own notes."""
-        run = {"version": VERSION, "run": self.run.key, "overwrite": self.run.overwrite}
-        return json.dumps({**run, **_attempt_to_json(self)})
+        key = self.write_key
+        head = {"version": VERSION, "run": key.key, "overwrite": key.overwrite}
+        return json.dumps({**head, **_attempt_to_json(self)})
 
     @classmethod
     def from_json(cls, text: str) -> Attempt:
         """The attempt that ``to_json`` wrote down. Raises BadCall."""
         where = "the document of an attempt"
         document = document_of(text, where, limit=_ATTEMPT_LIMIT)
-        return _attempt_from_json(_run_from_json(document, where), document)
+        return _attempt_from_json(_write_key_from_json(document, where), document)
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedAttempt:
-    """An attempt that has its receipt: nothing but the commit of its run is left to do."""
+    """An attempt that has its receipt: nothing but the commit of its write is left to do."""
 
     attempt: Attempt
     receipt: Any = None
@@ -138,7 +139,7 @@ class PreparedAttempt:
 class Settlement:
     """What a commit or an abort asks for."""
 
-    run: WriteKey
+    write_key: WriteKey
     prepared: tuple[PreparedAttempt, ...] = ()
     """To be committed: these and no others. To be aborted: these, and all that are known."""
     execution: str | None = None
@@ -148,8 +149,8 @@ class Settlement:
         """The document. Raises BadCall for a receipt that JSON cannot hold."""
         document = {
             "version": VERSION,
-            "run": self.run.key,
-            "overwrite": self.run.overwrite,
+            "run": self.write_key.key,
+            "overwrite": self.write_key.overwrite,
             "execution": self.execution,
             "attempts": [
                 {**_attempt_to_json(each.attempt), "receipt": each.receipt}
@@ -163,13 +164,13 @@ class Settlement:
         """What a document asks for. Raises BadCall if it is none, or longer than ``limit``."""
         where = "the document of a commit or abort"
         document = document_of(source, where, limit=limit)
-        run = _run_from_json(document, where)
+        write_key = _write_key_from_json(document, where)
         execution = document.get("execution")
         if execution is not None:
             _check_text(execution, "the execution of an abort")
         prepared, seen = [], set()
         for entry in _member(document, "attempts", list, where):
-            attempt = _attempt_from_json(run, entry)
+            attempt = _attempt_from_json(write_key, entry)
             if attempt.partition in seen:
                 raise BadCall(
                     f"{where} names partition {attempt.partition} twice; one attempt at each "
@@ -179,7 +180,7 @@ class Settlement:
             if "receipt" not in entry:
                 raise BadCall(f"{where} has no receipt for {attempt}")
             prepared.append(PreparedAttempt(attempt, entry["receipt"]))
-        return cls(run, tuple(prepared), execution)
+        return cls(write_key, tuple(prepared), execution)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +262,7 @@ def document_of(source: Source, where: str, *, limit: int) -> Mapping[str, Any]:
     return object_of(source, where, version=VERSION)
 
 
-def _run_from_json(document: Mapping[str, Any], where: str) -> WriteKey:
+def _write_key_from_json(document: Mapping[str, Any], where: str) -> WriteKey:
     return WriteKey(
         _member(document, "run", str, where), _member(document, "overwrite", bool, where)
     )
@@ -276,10 +277,10 @@ def _attempt_to_json(attempt: Attempt) -> dict[str, Any]:
     }
 
 
-def _attempt_from_json(run: WriteKey, document: Any) -> Attempt:
+def _attempt_from_json(write_key: WriteKey, document: Any) -> Attempt:
     where = "an attempt"
     return Attempt(
-        run,
+        write_key,
         execution=_member(document, "execution", str, where),
         stage=_member(document, "stage", int, where),
         partition=_member(document, "partition", int, where),

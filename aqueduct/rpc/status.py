@@ -150,33 +150,21 @@ class Status:
 
     def _call_error(self, text: str, peer: str, handler: str) -> CallError:
         kind = _ERRORS.get(self.code)
+        said: dict[str, Any] = {"peer": peer, "handler": handler}
         if kind is None:
-            return CallError(f"{text} (status {self.code!r})", peer=peer, handler=handler)
+            return CallError(f"{text} (status {self.code!r})", **said)
         if issubclass(kind, Refused):
-            return kind(text, peer=peer, handler=handler, draining=self.draining)
-        if issubclass(kind, SchemaMismatch):
-            return kind(
-                text,
-                peer=peer,
-                handler=handler,
-                column=self.column,
-                wanted=self.wanted,
-                got=self.got,
-            )
-        if issubclass(kind, HandlerFailed):
+            said["draining"] = self.draining
+        elif issubclass(kind, SchemaMismatch):
+            said |= {"column": self.column, "wanted": self.wanted, "got": self.got}
+        elif issubclass(kind, HandlerFailed):
             lines = escape_lines(self.traceback)
-            failed = kind(
-                text,
-                peer=peer,
-                handler=handler,
-                kind=self.kind,
-                detail=self.detail,
-                remote_traceback=lines,
-            )
+            said |= {"kind": self.kind, "detail": self.detail, "remote_traceback": lines}
             if lines:
+                failed = kind(text, **said)
                 failed.add_note(f"The handler's own traceback:\n{lines.rstrip()}")
-            return failed
-        return kind(text, peer=peer, handler=handler)
+                return failed
+        return kind(text, **said)
 
     def encode(self) -> tuple[Headers, list[bytes]]:
         """The headers and the payload's buffers."""

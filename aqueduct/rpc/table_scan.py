@@ -121,7 +121,14 @@ class ScanRequest:
     @classmethod
     def decode(cls, batch: pa.RecordBatch, limits: Tables) -> ScanRequest:
         """Raises BadCall for what is no question."""
-        document = _document(batch, limits.question_bytes, "question", "Tables.question_bytes")
+        text = _text_of(batch, limits.question_bytes, "question", "Tables.question_bytes")
+        parts = text.count("[") + text.count("{")
+        if parts > limits.question_parts:
+            raise BadCall(
+                f"the question has {parts} lists and objects, above the limit of "
+                f"{limits.question_parts} (Tables.question_parts)"
+            )
+        document = object_of(text, "the question", version=VERSION)
         ask = document.get("ask")
         if not isinstance(ask, str) or ask not in get_args(Ask):
             raise BadCall(f"a table cannot be asked {ask!r}; it can be {', '.join(get_args(Ask))}")
@@ -184,7 +191,8 @@ class ScanPlan:
     @classmethod
     def decode(cls, batch: pa.RecordBatch, limits: Tables) -> ScanPlan:
         """Raises BadCall for what is no answer."""
-        document = _document(batch, limits.answer_bytes, "answer", "Tables.answer_bytes")
+        text = _text_of(batch, limits.answer_bytes, "answer", "Tables.answer_bytes")
+        document = object_of(text, "the answer", version=VERSION)
         taken = _of(document, "taken", list) or []
         if not all(word in get_args(Taken) for word in taken):
             raise BadCall(f"what becomes of a filter is one of {', '.join(get_args(Taken))}")
@@ -263,9 +271,8 @@ def _text(document: Any) -> str:
     return json.dumps(document, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
 
 
-def _document(batch: pa.RecordBatch, limit: int, what: str, name: str) -> dict[str, Any]:
-    text = text_of([batch], f"the {what}", limit=limit, name=name)
-    return object_of(text, f"the {what}", version=VERSION)
+def _text_of(batch: pa.RecordBatch, limit: int, what: str, name: str) -> str:
+    return text_of([batch], f"the {what}", limit=limit, name=name)
 
 
 def _of(document: Mapping[str, Any], name: str, kind: type[Any]) -> Any:

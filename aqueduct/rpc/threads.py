@@ -280,7 +280,7 @@ class Job(Generic[T]):
         return self._value  # type: ignore[return-value]
 
     def forget(self) -> None:
-        """Nobody needs the result any more: work that has not begun never begins.
+        """The result is not needed any more: work that has not begun never begins.
 
         Call it on the loop. A task in ``settled`` goes on, and must not ask for a result.
         """
@@ -293,10 +293,10 @@ class Job(Generic[T]):
             return
         try:
             self._value = work()
-        except BaseException as error:  # noqa: BLE001  it belongs to who waits
+        except BaseException as error:  # noqa: BLE001  the waiting task gets it
             self._error = error
         del work
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits
             self._loop.call_soon_threadsafe(self._finish)
 
     def _finish(self) -> None:

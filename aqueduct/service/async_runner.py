@@ -56,7 +56,7 @@ async def drive_async_generator(running: ServerCall) -> None:
     came, spins, made = input.batches, 0, 0
     try:
         if output.expected:
-            await output.wait_room()
+            await output.wait_room(input.tell)
         async for batch in generator:
             running.call.check()  # a handler may have swallowed its cancellation
             number = max(came.taken - 1, 0) if exchange else made
@@ -73,7 +73,7 @@ async def drive_async_generator(running: ServerCall) -> None:
             if output.expected or output.batches.largest_out >= LARGE:
                 del batch  # or it would be kept while the next one has no room
                 output.answered()
-                await output.wait_room(again=True)
+                await output.wait_room(input.tell, again=True)
             made += 1
             spins += 1
             if spins >= _SPINS:  # nothing else would run while there is always room
@@ -125,7 +125,7 @@ class AsyncBatches:
     def __init__(self, running: ServerCall) -> None:
         self._input = running.input
         self._spins = 0
-        self._decoding: Job[pa.RecordBatch] | None = None
+        self._decoding: asyncio.Task[pa.RecordBatch] | None = None
         """What decodes a batch that takes long, whether or not somebody waits for it."""
 
     def __aiter__(self) -> AsyncBatches:
@@ -148,10 +148,11 @@ class AsyncBatches:
                 if found is not None:
                     number, payload = found
                     input.batches.taken = number + 1
-                    decode = partial(input.decode, number, payload, input.batches.lease)
                     if not input.slow(payload):
-                        return decode()
-                    self._decoding = Job(decode)
+                        return input.decode(number, payload)
+                    self._decoding = input.decode_later(
+                        number, payload, input.batches.lease, id(asyncio.current_task())
+                    )
                     return await self._decoded(self._decoding)
                 if input.over:
                     raise StopAsyncIteration
@@ -167,11 +168,11 @@ class AsyncBatches:
             self._spins = 1
         return batch
 
-    async def _decoded(self, job: Job[pa.RecordBatch]) -> pa.RecordBatch:
+    async def _decoded(self, decoding: asyncio.Task[pa.RecordBatch]) -> pa.RecordBatch:
         """The batch that is being decoded. A handler that is cancelled finds it the next time."""
-        await job.settled()
+        await asyncio.wait((decoding,))
         self._decoding = None
-        return job.result()
+        return decoding.result()
 
 
 async def run_steps(
@@ -193,7 +194,7 @@ async def run_steps(
             await signal.wait()
             running.call.check()
     except asyncio.CancelledError:
-        stop()  # the loop is ending: wait for nobody
+        stop()  # the loop is ending: wait for no thread
         raise
     except BaseException as error:
         running.conclude(error)  # the client need not wait for what other threads are at
@@ -227,9 +228,11 @@ class MapRunner:
         self._sizes: dict[int, int] = {}
         self._outstanding_bytes = 0
         self._done = 0  # batches that were answered
-        # Jobs in threads: a batch that takes long to decode, with its number, and an answer that
+        # A batch that takes long to decode, with its number, size and lease, and an answer that
         # takes long to encode. Later ones wait.
-        self._decoding: tuple[Job[pa.RecordBatch], int, int, MemoryLease | None] | None = None
+        self._decoding: tuple[asyncio.Task[pa.RecordBatch], int, int, MemoryLease | None] | None = (
+            None
+        )
         self._encoding: tuple[Job[Encoded], int] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._rooms: dict[int, Reservation] = {}  # for the answers of batches at work
@@ -284,7 +287,10 @@ class MapRunner:
             self._done += 1
             if error is not None:
                 if not running.report(error, number):
-                    raise error
+                    try:
+                        raise error
+                    finally:
+                        error = None  # a traceback and its frame are no cycle
             elif not running.output.batches.give(batch, number):
                 self._send(batch, number)
             if self._encoding is None:
@@ -325,7 +331,7 @@ class MapRunner:
         except Busy:  # that the service lacks memory is no fault of this batch
             raise
         except AqueductError as error:  # the handler made what cannot be sent
-            # With dictionaries, later answers may stand on what does not leave now.
+            # With dictionaries, later answers may need what does not leave now.
             if not (running.output.encoder.independent and running.report(error, number)):
                 raise
         else:
@@ -357,20 +363,21 @@ class MapRunner:
         running = self._running
         lease = running.input.take_lease()
         if running.input.slow(payload):
-            job = Job(partial(running.input.decode, number, payload, lease), self._signal.set)
-            self._decoding = job, number, len(payload), lease
+            decoding = running.input.decode_later(number, payload, lease, id(self))
+            decoding.add_done_callback(lambda _: self._signal.set())
+            self._decoding = decoding, number, len(payload), lease
             return
-        self._begin(number, running.input.decode(number, payload, lease), len(payload), lease)
+        self._begin(number, running.input.decode(number, payload), len(payload), lease)
 
     def _decoded(self) -> bool:
         """Whether no batch is being decoded. Hands out a batch that is ready."""
         if self._decoding is None:
             return True
-        job, number, size, lease = self._decoding
-        if not job.done:
+        decoding, number, size, lease = self._decoding
+        if not decoding.done():
             return False
         self._decoding = None
-        self._begin(number, job.result(), size, lease)
+        self._begin(number, decoding.result(), size, lease)
         return True
 
     def _begin(
@@ -422,6 +429,7 @@ class MapRunner:
                 outcome = (job[0], None, error)
             if job[2] is not None:
                 job[2].give_back()
+        outcome = None  # see ``_send_answers``
         self._signal.set_threadsafe()
 
     async def _work_async(self) -> None:
@@ -435,6 +443,7 @@ class MapRunner:
                 outcome = (job[0], None, error)
             if job[2] is not None:
                 job[2].give_back()
+        outcome = None  # see ``_send_answers``
         self._signal.set()
 
     def _stop(self) -> None:

@@ -203,11 +203,14 @@ class ServerCall:
             error = error or caught  # some task of the handler's own was cancelled
         except BaseException as caught:  # noqa: BLE001  a handler may raise anything
             error = caught
-        if not self.output.concluded:
+        goes_on = not self.output.concluded
+        if goes_on:
             self.conclude(self.input.fault or error, counters)
-            if self.output.queued > _LINGER_FROM:
-                # The call holds its place until the client has read most of what there is.
-                await self.output.linger(self.config.timing.progress_deadline)
+        # Its traceback has this frame, which were a cycle for each of many calls that fail.
+        error = None
+        if goes_on and self.output.queued > _LINGER_FROM:
+            # The call holds its place until the client has read most of what there is.
+            await self.output.linger(self.config.timing.progress_deadline)
 
     async def _open(self) -> Run:
         """Everything that may refuse the call, then the word that it is accepted."""
@@ -317,7 +320,7 @@ class ServerCall:
         if self._status.error is None:
             headers, payload = status.encode()
             self._status.send_nowait(payload, headers=headers, force=True)
-            if alone:  # nobody else has something to say now
+            if alone:  # no other call has something to send now
                 self.connection.flush()
 
     def ended(self) -> None:

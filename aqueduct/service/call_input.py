@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
 from aqueduct._speedups.calls.batch_receiver import InputReceiver
-from aqueduct._speedups.channels.receiver import MemoryLease, ReceiverBase
+from aqueduct._speedups.channels.receiver import MemoryLease, ReceiveQueue
 from aqueduct.arrow.decode import Decoder
 from aqueduct.endpoint import Connection, Receiver
 from aqueduct.errors import (
@@ -22,6 +23,7 @@ from aqueduct.errors import (
 )
 from aqueduct.rpc.fragments import Assembler
 from aqueduct.rpc.keys import BATCH, FRAGMENT
+from aqueduct.rpc.unpacking import await_room, decode_later
 from aqueduct.service.context import Call, no_memory
 
 if TYPE_CHECKING:
@@ -69,10 +71,12 @@ class CallInput:
         self._output = output
         self._payload = payload
         self._limit = connection.config.calls.batch_limit
+        self._patience = connection.config.timing.stall_deadline
+        self._decoding: asyncio.Task[pa.RecordBatch] | None = None
         self._waited = (0, 0)  # batches and bytes that had come when the handler waited last
         self._marking = False  # whether it is looked at soon if a mark is due
         self._assembler: Assembler | None = None
-        self._inbox: ReceiverBase | None = None  # of ``receiver``
+        self._queue: ReceiveQueue | None = None  # of ``receiver``
         if receiver is not None:
             self._assemble(receiver)
 
@@ -86,11 +90,11 @@ class CallInput:
         )
         receiver.placement, receiver.placement_key = assembler.place, FRAGMENT
         receiver.announce = assembler.announce
-        inbox = self._inbox = receiver.inbox
-        assert inbox is not None
-        inbox.keeps = inbox.told = True
-        connection.patient(inbox)  # the end of the call often follows that of its input
-        self.batches.arrive_by(inbox, connection.room_came, BATCH, self._limit)
+        queue = self._queue = receiver.queue
+        assert queue is not None
+        queue.keeps = queue.told = True
+        receiver.end_patiently()  # the end of the call often follows that of its input
+        self.batches.arrive_by(queue, connection.room_came, BATCH, self._limit)
 
     # Taking
 
@@ -161,8 +165,8 @@ class CallInput:
                 text = f"batch {number} of {len(payload)} bytes came where {due} was due"
                 raise self._bad(text)
             self._count(payload)
-            if self._inbox is not None:
-                batches.lease = self._inbox.lease(payload)
+            if self._queue is not None:
+                batches.lease = self._queue.lease(payload)
             return found
 
     def _take_only(self) -> tuple[int, Any] | None:
@@ -196,17 +200,29 @@ class CallInput:
         return lease
 
     def slow(self, payload: Any) -> bool:
-        """Whether ``decode`` may take milliseconds: it then belongs in a thread."""
-        return self.decoder.slow(payload)
+        """Whether ``decode`` may take milliseconds, or has to wait for room."""
+        return self.decoder.unpacks or self.decoder.slow(payload)
 
-    def decode(self, number: int, payload: Any, lease: MemoryLease | None = None) -> pa.RecordBatch:
-        """The batch of a payload. Of one thread at a time, in order. Raises CallErrors.
+    def await_room(self, payload: Any, lease: MemoryLease | None) -> None:
+        """Waits, in a thread, until there is room for what a payload unpacks to."""
+        await_room(self.decoder, payload, lease, self._patience)
 
-        ``lease`` is what the payload is charged; what it unpacks to is charged there too.
+    def decode_later(
+        self, number: int, payload: Any, lease: MemoryLease | None, reader: object
+    ) -> asyncio.Task[pa.RecordBatch]:
+        """``decode`` for what is ``slow``; ``lease`` is what the payload is charged.
+
+        ``reader``: as for ``want``.
         """
-        grow = None if lease is None else lease.grow
+        decode = partial(self.decode, number, payload)
+        task = decode_later(self.decoder, payload, lease, decode, self._patience, reader)
+        self._decoding = task
+        return task
+
+    def decode(self, number: int, payload: Any) -> pa.RecordBatch:
+        """The batch of a payload. Of one thread at a time, in order. Raises CallErrors."""
         try:
-            batch = self.decoder.decode(payload, number=number, grow=grow)
+            batch = self.decoder.decode(payload, number=number)
         except CallError as error:
             self._note(error)
             raise
@@ -220,32 +236,29 @@ class CallInput:
     @property
     def at_end(self) -> bool:
         """Whether the input has ended, although the handler has not noticed yet."""
-        inbox = self._inbox
+        queue = self._queue
         return (
-            inbox is not None
-            and inbox.error is not None
-            and not inbox.queue
-            and not self.batches.holds_payload
+            queue is not None and queue.ended and not len(queue) and not self.batches.holds_payload
         )
 
     @property
     def lacks_room(self) -> bool:
         """Whether batches wait for room in the budgets of received bytes, and the handler too."""
-        inbox = self._inbox
-        return inbox is not None and bool(inbox.wanted and inbox.waiting)
+        queue = self._queue
+        return queue is not None and bool(queue.wanted and queue.waiting)
 
     def want(self, wanted: bool, reader: object = None) -> None:
         """Whether the handler waits for its next batch, in the thread or task ``reader``."""
-        if (inbox := self._inbox) is not None:
-            inbox.want(wanted, reader)
+        if (queue := self._queue) is not None:
+            queue.want(wanted, reader)
 
     def pass_on(self) -> None:
         """The handler has answered, and the client does not read that yet."""
-        if (inbox := self._inbox) is not None:
-            inbox.pass_on()
+        if (queue := self._queue) is not None:
+            queue.pass_on()
 
-    def tell(self, changed: Callable[[], None]) -> None:
-        """``changed`` is called on the loop when something has come."""
+    def tell(self, changed: Callable[[], None] | None) -> None:
+        """``changed`` is called on the loop when something has come; None: nothing is called."""
         if self.receiver is not None:
             self.receiver.on_change = changed
 
@@ -262,14 +275,17 @@ class CallInput:
     def mark_soon(self) -> None:
         """``mark`` unless more comes at once: a handler that is kept busy tells of many together.
 
-        To be called when the handler waits for its input, or now and then while it does not.
+        To be called when the handler waits for its input, or now and then while it does not. Then
+        the client is asked for more only while others leave room for it: the handler may hold what
+        it has until the client reads the answer.
         """
         batches, sent = self.batches, self._output.batches
         if (
             batches.taken - sent.settled >= _MARK_BATCHES
             or batches.bytes_in - sent.settled_bytes >= _MARK_BYTES
         ):
-            self.mark()
+            if self.waits_for_client or self._queue is None or not self._queue.crowded:
+                self.mark()
         elif self.waits_for_client and batches.taken > sent.settled and not self._marking:
             if self.receiver is None or self.receiver.arriving:
                 return  # there will be more to take, and another wait
@@ -315,10 +331,12 @@ class CallInput:
             if lease is not None:
                 lease.give_back()
         self.lease = self.batches.lease = None
+        if self._decoding is not None:
+            self._decoding.cancel()
         if self.receiver is not None:
             self.receiver.placement = self.receiver.on_change = self.receiver.announce = None
-        if self._inbox is not None:
-            self._inbox.let_go()
+        if self._queue is not None:
+            self._queue.let_go()
 
     def _bad(self, text: str) -> BadCall:
         error = BadCall(text, peer=self._call.peer, handler=self._call.handler)

@@ -70,6 +70,7 @@ class CallOutput:
         """``sizes``: bytes of large answers, by handler."""
         self.sender = sender
         """Where answers go; None while they are kept in a buffer."""
+        self._inputs = inputs
         self.batches = OutputSender(inputs)
         """Sends and counts what leaves as nearly every answer does."""
         self.encoder: Encoder
@@ -151,10 +152,14 @@ class CallOutput:
         largest = self.batches.largest_out
         return largest if largest >= LARGE else self.expected
 
-    def room(self, wake: Callable[[], object]) -> Reservation:
-        """Room for answers before they are made; ``wake`` is called in any thread."""
+    def room(
+        self, wake: Callable[[], object], ready: Callable[[], bool] = lambda: True
+    ) -> Reservation:
+        """Room for answers before they are made; see Reservation for the arguments."""
         connection = self._connection
-        found = connection.sending.reservation(connection.core.outgoing, lambda: self.queued, wake)
+        found = connection.sending.reservation(
+            connection.core.outgoing, lambda: self.queued, wake, ready
+        )
         self._rooms.append(found)
         return found
 
@@ -163,19 +168,26 @@ class CallOutput:
         """Whether the next answer waits for room in the budgets of sent bytes."""
         return any(room.waits for room in self._rooms)
 
-    async def wait_room(self, *, again: bool = False) -> None:
+    async def wait_room(
+        self, tell: Callable[[Callable[[], None] | None], None], *, again: bool = False
+    ) -> None:
         """Returns once there is room for the next answer, for a handler on the event loop.
 
-        ``again``: it has answered before.
+        ``tell``: of its input. ``again``: it has answered before.
         """
         if self._room is None:
-            signal = ThreadWakeup()
-            self._room = self.room(signal.set_threadsafe), signal
+            signal, inputs = ThreadWakeup(), self._inputs
+            self._room = self.room(signal.set_threadsafe, lambda: not inputs.quiet), signal
         room, signal = self._room
         if room.ask(self.expects, again=again):
             return
-        while room.waits:
-            await signal.wait()
+        tell(signal.set)
+        try:
+            while room.waits:
+                await signal.wait()
+                room.retry()
+        finally:
+            tell(None)
 
     def answered(self) -> None:
         """The answer for which ``wait_room`` was called is queued."""

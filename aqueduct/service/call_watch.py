@@ -24,7 +24,8 @@ log = logger_of(__name__)
 class CallWatch:
     """Watches one call. ``abort`` ends it.
 
-    With a deadline of the client's nothing else counts; without one, each half must move.
+    With a deadline of the client's only that counts, and room that does not come; without one, each
+    half must move.
     """
 
     __slots__ = (
@@ -60,22 +61,23 @@ class CallWatch:
 
     def start(self, deadline: float | None) -> None:
         """Watches from now on."""
-        if deadline is None:
-            self._since = self._watches.time()
-            self._watches.add(self)
-        else:
+        self._since = self._watches.time()
+        self._watches.add(self)
+        if deadline is not None:
             self._timer = self._watches.loop.call_later(deadline, self._too_late, deadline)
 
     def stop(self) -> None:
         """Watches no more."""
         self._abort = None
-        if self._timer is None:
-            self._watches.discard(self)
-        else:
+        self._watches.discard(self)
+        if self._timer is not None:
             self._timer.cancel()
 
     def look(self, now: float, progress: float) -> None:
         """What ProgressTimer calls now and then: a call that stands still has an end."""
+        if self._connection.carrier.suspended:
+            self._since = now
+            return
         moved = self._progress()
         if moved != self._seen:
             nearer = self._seen[:-1] == moved[:-1]  # to its turn, and nothing else
@@ -85,7 +87,7 @@ class CallWatch:
         elif now - self._since >= progress / 2 and self._lacks_room(progress / 2):
             self._watches.discard(self)  # before the client gives up, without a reason
             self._stands_still(progress / 2)
-        elif now - self._since >= progress:
+        elif self._timer is None and now - self._since >= progress:
             self._watches.discard(self)
             self._stands_still(progress)
 

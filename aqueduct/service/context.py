@@ -103,9 +103,9 @@ class Call:
         }
 
     @property
-    def run(self) -> str:
+    def write_key(self) -> str:
         """The same for every attempt at one piece of work, and for no other; "" if not given."""
-        return self._head.run
+        return self._head.write_key
 
     @property
     def attempt(self) -> str:

@@ -116,6 +116,7 @@ class _Spare:
     def _wait(self) -> Generator[Any, Any, None]:
         self.ready = True
         cancelled: BaseException | None = None
+        thrown: BaseException | None
         try:
             yield from self._given
         except asyncio.CancelledError as error:
@@ -144,3 +145,5 @@ class _Spare:
                 yielded = run(coroutine.throw, thrown)
         except StopIteration:
             return
+        finally:
+            thrown = None  # whose traceback has this frame: no garbage for a call that is cancelled

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
+import heapq
 import inspect
 import logging
 from collections import Counter
@@ -13,7 +13,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from aqueduct._speedups.channels.receiver import ReceiverBase
+from aqueduct._speedups.channels.receiver import ReceiveQueue
 from aqueduct.arrow.ipc import LONG_SCHEMA
 from aqueduct.carriers.certificates import ServerTls
 from aqueduct.carriers.contract import Bound
@@ -33,7 +33,7 @@ from aqueduct.errors import (
     SchemaMismatch,
     UnknownHandler,
 )
-from aqueduct.escaping import Lines, logger_of
+from aqueduct.escaping import Lines, logger_of, near_miss
 from aqueduct.rpc.deadline import ProgressTimer
 from aqueduct.rpc.head_cache import HeadCache
 from aqueduct.rpc.keys import ALIVE, BODY
@@ -73,6 +73,7 @@ COUNTERS: Final = (
     "open_calls",
     "connections",
     "open_connections",
+    "resumes",
     *_ENDS,
     *COUNTED,
 )
@@ -109,6 +110,8 @@ class RunningService:
         """Calls that are open now."""
         self._tls = server_tls
         self._server: Server | None = None
+        self._ending: Server | None = None
+        """The server, while it is being closed."""
         self._pool = ThreadPool(f"aqueduct-{name}")
         provide(self.config.calls.threads_at_work)
         self._connections: dict[Connection, set[ServerCall]] = {}
@@ -144,15 +147,18 @@ class RunningService:
         """What was counted since the start; may be called from any thread.
 
         ``calls`` and ``connections`` are totals and ``open_calls`` and ``open_connections`` what
-        is there now. Of the calls, ``failed`` ended with an error, ``cancelled`` were abandoned
-        by their clients, and ``refused`` never began (busy, unknown, token, schema).
+        is there now. ``resumes`` are cuts after which a connection went on. Of the calls,
+        ``failed`` ended with an error, ``cancelled`` were abandoned by their clients, and
+        ``refused`` never began (busy, unknown, token, schema).
         """
         open_calls = tuple(self.calls)
+        resumes = sum(connection.carrier.resumes for connection in tuple(self._connections))
         found = {
             "calls": self._number,
             "open_calls": len(open_calls),
             "connections": self._counted["connections"],
             "open_connections": len(self._connections),
+            "resumes": self._counted["resumes"] + resumes,
         }
         for name in _ENDS:
             found[name] = self._counted[name]
@@ -169,45 +175,57 @@ class RunningService:
             self._serve_connection, addresses, config=self.config, tls=self._tls
         )
 
-    async def close(self, *, drain: float | None = None) -> None:
+    async def close(self, *, drain: float | None = None, alone: bool = False) -> None:
         """Takes no more calls, waits for those that are open, and ends, within ``drain`` seconds.
 
         None means Timing.drain_timeout. The last quarter of them, 2 s at most, is for the end of
-        calls that are still open then: they fail with Refused.
+        calls that are still open then: they fail with Refused. ``alone``: other workers go on, and
+        so do calls of theirs whose bytes pass through here, on other connections.
         """
         self._draining = True
         server, self._server = self._server, None
         if server is None:
             return
+        self._ending = server
         server.stop_listening()
+        if alone:
+            server.end_relays()
         whole = self.config.timing.drain_timeout if drain is None else drain
         closing = min(whole / 4, _CLOSING)
         seconds = whole - closing
+        loop = asyncio.get_running_loop()
+        end = loop.time() + whole - closing / 2
         if not await self._wait_idle(seconds):
-            log.warning(
-                "%s: %d calls did not end within %g s and are ended now",
-                self.name,
-                len(self.calls),
-                seconds,
-            )
-            for connection in self._connections:
-                log.info("%s", connection.snapshot(channels=0))
-            for running in tuple(self.calls):
-                call = running.call
-                text = f"the service {self.name!r} is ending"
-                ending = Refused(text, peer=call.peer, handler=call.handler, draining=True)
-                running.abort(ending)
+            self._refuse_open_calls(seconds)
             await self._wait_idle(closing / 2)
-        await server.close(reason="the service has ended")
-        for running in tuple(self.calls):  # handlers that do not let go
+        relays = end - loop.time()
+        await server.close(reason="the service has ended", relays=relays)
+        for running in tuple(self.calls):  # handlers that do not end
             running.task.cancel()
         self._pool.close()
         self._starter.close()
         self.watches.close()
 
-    async def drain(self, force: asyncio.Event, seconds: float | None = None) -> None:
+    def _refuse_open_calls(self, seconds: float) -> None:
+        log.warning(
+            "%s: %d calls did not end within %g s and are ended now",
+            self.name,
+            len(self.calls),
+            seconds,
+        )
+        for connection in self._connections:
+            log.info("%s", connection.snapshot(channels=0))
+        for running in tuple(self.calls):
+            call = running.call
+            text = f"the service {self.name!r} is ending"
+            ending = Refused(text, peer=call.peer, handler=call.handler, draining=True)
+            running.abort(ending)
+
+    async def drain(
+        self, force: asyncio.Event, seconds: float | None = None, *, alone: bool = False
+    ) -> None:
         """``close``, but from the moment that ``force`` is set open calls get no more time."""
-        closing = asyncio.ensure_future(self.close(drain=seconds))
+        closing = asyncio.ensure_future(self.close(drain=seconds, alone=alone))
         forced = asyncio.ensure_future(force.wait())
         await asyncio.wait((closing, forced), return_when=asyncio.FIRST_COMPLETED)
         forced.cancel()
@@ -218,6 +236,8 @@ class RunningService:
     def force(self) -> None:
         """Ends the drain of a ``close`` that is under way."""
         self._idle.set()
+        if self._ending is not None:
+            self._ending.end_relays()
 
     def memory(self) -> dict[str, int]:
         """Bytes that this process holds, of all its services and clients; for any thread.
@@ -264,6 +284,7 @@ class RunningService:
         finally:
             connection.entrypoint.on_change = None
             del self._connections[connection]
+            self._counted["resumes"] += connection.carrier.resumes
 
     def message(self, dispatcher: _Dispatcher, received: Received) -> None:
         """One message on the entrypoint of a connection."""
@@ -297,7 +318,7 @@ class RunningService:
                 number = self._admit(dispatcher, head.handler)
                 running = UnaryCall(self, dispatcher.connection, head, number, payload, replying)
                 if len(payload) >= _LEASED:
-                    running.input.lease = dispatcher.inbox.lease(received.payload)
+                    running.input.lease = dispatcher.queue.lease(received.payload)
         except CallError as error:
             self._counted["refused"] += 1
             log.info("%s: a call was refused: %s", dispatcher.connection.peer, error)
@@ -387,8 +408,8 @@ class RunningService:
         handler = handlers.get(call.handler)
         names = {"peer": peer, "handler": call.handler}
         if handler is None:
-            alike = difflib.get_close_matches(call.handler, handlers, n=1)
-            hint = f"did you mean {alike[0]!r}?" if alike else _list_of(handlers)
+            alike = near_miss(call.handler, handlers)
+            hint = f"did you mean {alike!r}?" if alike else _list_of(handlers)
             raise UnknownHandler(
                 f"the service {self.name!r} has no handler {call.handler!r}; {hint}",
                 **names,
@@ -463,7 +484,7 @@ class RunningService:
             log.log(level, "%r failed: %s%s", running.call, status.message, lines)
 
     def _observe(self, running: ServerCall, telemetry: Observer) -> None:
-        """A call that nobody can observe is a call nevertheless."""
+        """Has telemetry observe a call. Its error does not end the call."""
         try:
             running.observation = telemetry.began(running.call)
         except Exception:
@@ -492,7 +513,7 @@ class _Dispatcher:
         "calls",
         "connection",
         "heads",
-        "inbox",
+        "queue",
     )
 
     def __init__(self, serving: RunningService, connection: Connection) -> None:
@@ -503,8 +524,8 @@ class _Dispatcher:
         self.calls: set[ServerCall] = set()
         """The connection's calls that are open."""
         self.heads = HeadCache(connection.peer)
-        self.inbox: ReceiverBase = connection.entrypoint.inbox
-        self.inbox.keeps = True
+        self.queue: ReceiveQueue = connection.entrypoint.queue
+        self.queue.keeps = True
         connection.entrypoint.on_change = self.read
 
     def read(self) -> None:
@@ -518,8 +539,8 @@ class _Dispatcher:
                 if received is None:
                     return
                 self._serving.message(self, received)
-                self.inbox.settle()
-                if not self.inbox.queue or self._opening >= _WIDE_AT_ONCE:
+                self.queue.settle()
+                if not len(self.queue) or self._opening >= _WIDE_AT_ONCE:
                     return
         except ChannelError as error:  # the client will not call again, but reads its answers
             log.debug("%r: the entrypoint ended: %s", self.connection, error)
@@ -577,7 +598,8 @@ def _refuse(message: Message, error: CallError) -> None:
 
 
 def _list_of(handlers: Mapping[str, Handler]) -> str:
-    names = sorted(name for name in handlers if not name.startswith("aqueduct."))
+    own = (name for name in handlers if not name.startswith("aqueduct."))
+    names = heapq.nsmallest(21, own)
     if not names:
         return "it has none"
     shown = ", ".join(map(repr, names[:20]))

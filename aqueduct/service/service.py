@@ -36,7 +36,7 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from os import PathLike
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+from typing import Any, TypeVar, cast, overload
 
 import pyarrow as pa
 
@@ -70,9 +70,7 @@ from aqueduct.service.server import COUNTERS, Authorize, RunningService
 from aqueduct.service.signals import Holders, ProcessDeadline, ServiceSignals, say, tell
 from aqueduct.service.sinks import Sink
 from aqueduct.service.tables import Filters, Table, TableSchema, make_table
-
-if TYPE_CHECKING:
-    from aqueduct.service.telemetry import Observer
+from aqueduct.service.telemetry import CounterObserver, Observer
 
 __all__ = ["Service", "serve_until_signal"]
 
@@ -121,7 +119,12 @@ class Service:
         self._servings: list[RunningService] = []
         self._ended: Counter[str] = Counter()
         self._lock = threading.Lock()
+        self._describing = threading.Lock()
+        self._described: tuple[tuple[object, ...], pa.RecordBatch] | None = None
+        """The description as clients get it, and of what it was made."""
         self._add_description()
+        if isinstance(telemetry, CounterObserver):
+            telemetry.serves(name, self.counters)
 
     @overload
     def handler(self, name: Function) -> Function: ...
@@ -243,8 +246,8 @@ class Service:
         - ``sink``: an object with ``open``, ``commit`` and ``abort``, or a class that makes one.
           Without it this is a decorator.
         - ``schema``: of the batches that it takes; None: of any.
-        - ``time_to_live``: seconds after the last sign of a run, until what it prepared and nobody
-          committed is aborted; None: Sinks.time_to_live.
+        - ``time_to_live``: seconds after the last sign of a write, until what it prepared and
+          nobody committed is aborted; None: Sinks.time_to_live.
         - ``description``: by default the first paragraph of the docstring.
 
         Raises ConfigError for what cannot work.
@@ -522,10 +525,23 @@ class Service:
             if not (deadline.ordered and holders):
                 deadline.cancel()  # what the program does now may take its time
 
+    def _description(self) -> pa.RecordBatch:
+        """What clients are told; it is long work for very many handlers, and done once."""
+        offered = (
+            self.name,
+            self.description,
+            len(self._handlers),
+            len(self._tables),
+            len(self._sinks),
+        )
+        with self._describing:
+            if self._described is None or self._described[0] != offered:
+                self._described = offered, self.describe().to_batch()
+            return self._described[1]
+
     def _add_description(self) -> None:
         async def describe() -> AsyncIterator[pa.RecordBatch]:
-            description = self.describe()
-            yield await apart(description.to_batch)
+            yield await apart(self._description)
 
         self._handlers[DESCRIBE] = make_handler(
             describe,

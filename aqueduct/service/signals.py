@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Final, Self, TextIO
 
 from aqueduct.escaping import escape
@@ -139,7 +139,7 @@ def end_process(status: int, text: str = "", before: Callable[[], object] = lamb
     try:
         thread.start()
         thread.join(_FLUSH)
-        # Last: whoever waits for a child would end this process, and with another status.
+        # Last: a parent that waits for a child would end this process with another status.
         for child in children:
             with contextlib.suppress(OSError):
                 os.kill(child, signal.SIGTERM)
@@ -195,12 +195,7 @@ class ServiceSignals:
             signal.signal(number, self._note)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         loop = asyncio.get_running_loop()
         for number in self._previous:
             loop.remove_signal_handler(number)

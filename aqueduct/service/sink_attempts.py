@@ -1,6 +1,6 @@
 """What a service remembers of the attempts at writing into one of its sinks.
 
-All of it is of this process alone and may be lost: a run is committed by the receipts that come
+All of it is of this process alone and may be lost: a write is committed by the receipts that come
 with the commit. What is remembered serves to throw away what nobody will commit.
 """
 
@@ -21,7 +21,7 @@ from aqueduct.rpc.sink_commit import Attempt, PreparedAttempt, WriteKey
 
 __all__ = ["Attempts", "KeyedLock", "Known"]
 
-_COMMITTED: Final = "its run is committed without it"
+_COMMITTED: Final = "its write is committed without it"
 _ENDED_LIMIT: Final = 4096
 """Executions that are known to be over; a late attempt of an older one waits for its time to live.
 """
@@ -38,14 +38,14 @@ class Known:
     """Why it shall write no more; "" while it may."""
 
     def check(self) -> None:
-        """Raises Refused once its run was aborted."""
+        """Raises Refused once its write was aborted."""
         if self.over:
             raise Refused(f"{self.attempt} writes no more: {self.over}")
 
 
 @dataclass(slots=True, eq=False)
-class _KnownRun:
-    run: WriteKey
+class _KnownWrite:
+    write_key: WriteKey
     heard: float
     """When anything was heard of it last (monotonic)."""
     attempts: dict[str, Known] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Attempts:
     def __init__(self, sink: str, limit: int) -> None:
         self._sink = sink
         self._limit = limit
-        self._runs: dict[str, _KnownRun] = {}
+        self._writes: dict[str, _KnownWrite] = {}
         self._count = 0
         self._ended: OrderedDict[tuple[str, str], str] = OrderedDict()
         self._lock = threading.Lock()
@@ -69,7 +69,7 @@ class Attempts:
         execution is over: Spark may start a task while it gives up the others of its job.
         """
         with self._lock:
-            why = self._ended.get((attempt.run.key, attempt.execution))
+            why = self._ended.get((attempt.write_key.key, attempt.execution))
             if why is not None:
                 raise Refused(f"{attempt} comes too late: {why}")
             if self._count >= self._limit:
@@ -92,7 +92,7 @@ class Attempts:
         """It has its receipt."""
         with self._lock:
             known.open, known.receipt = False, receipt
-            self._hear(known.attempt.run)
+            self._hear(known.attempt.write_key)
 
     def forget(self, known: Known) -> None:
         """It was aborted."""
@@ -100,9 +100,9 @@ class Attempts:
             self._remove(known)
 
     def committed(
-        self, run: WriteKey, prepared: Sequence[PreparedAttempt]
+        self, write_key: WriteKey, prepared: Sequence[PreparedAttempt]
     ) -> list[PreparedAttempt]:
-        """The run is committed with these; gives its others that are prepared, and forgets them.
+        """The write is committed with these; gives its others that are prepared, and forgets them.
 
         What is open in the same execution has lost, and is told. Other executions may write on:
         their commit will have nothing to do.
@@ -111,7 +111,7 @@ class Attempts:
         executions = {each.attempt.execution for each in prepared}
         others = []
         with self._lock:
-            for known in self._of(run):
+            for known in self._of(write_key):
                 if known.open:
                     if known.attempt.execution in executions:
                         known.over = _COMMITTED
@@ -120,17 +120,19 @@ class Attempts:
                 if known.attempt.id not in ids:
                     others.append(PreparedAttempt(known.attempt, known.receipt))
             for execution in executions:
-                self._end(run, execution, _COMMITTED)
+                self._end(write_key, execution, _COMMITTED)
         return others
 
-    def aborted(self, run: WriteKey, execution: str | None, why: str) -> list[PreparedAttempt]:
-        """The run, or an execution of it, is aborted: gives the prepared ones, and forgets them.
+    def aborted(
+        self, write_key: WriteKey, execution: str | None, why: str
+    ) -> list[PreparedAttempt]:
+        """The write, or an execution of it, is aborted: gives the prepared ones, and forgets them.
 
         Those that are open are told.
         """
         ended = []
         with self._lock:
-            for known in self._of(run):
+            for known in self._of(write_key):
                 if execution not in (None, known.attempt.execution):
                     continue
                 if known.open:
@@ -139,16 +141,16 @@ class Attempts:
                     self._remove(known)
                     ended.append(PreparedAttempt(known.attempt, known.receipt))
             if execution is not None:
-                self._end(run, execution, why)
+                self._end(write_key, execution, why)
         return ended
 
     def expired(self, seconds: float) -> list[WriteKey]:
-        """The runs of which nothing was heard for so long, and that have no attempt open."""
+        """The writes of which nothing was heard for so long, and that have no attempt open."""
         now = time.monotonic()
         with self._lock:
             return [
-                entry.run
-                for entry in self._runs.values()
+                entry.write_key
+                for entry in self._writes.values()
                 if now - entry.heard >= seconds
                 and not any(known.open for known in entry.attempts.values())
             ]
@@ -156,19 +158,19 @@ class Attempts:
     def counts(self) -> tuple[int, int]:
         """How many are open, and prepared."""
         with self._lock:
-            known = [each for entry in self._runs.values() for each in entry.attempts.values()]
+            known = [each for entry in self._writes.values() for each in entry.attempts.values()]
         opened = sum(each.open for each in known)
         return opened, len(known) - opened
 
     # Under the lock
 
-    def _of(self, run: WriteKey) -> list[Known]:
-        entry = self._runs.get(run.key)
+    def _of(self, write_key: WriteKey) -> list[Known]:
+        entry = self._writes.get(write_key.key)
         return [] if entry is None else list(entry.attempts.values())
 
     def _add(self, known: Known, seconds: float) -> bool:
-        run, heard = known.attempt.run, time.monotonic() - seconds
-        entry = self._runs.setdefault(run.key, _KnownRun(run, heard))
+        write_key, heard = known.attempt.write_key, time.monotonic() - seconds
+        entry = self._writes.setdefault(write_key.key, _KnownWrite(write_key, heard))
         entry.heard = max(entry.heard, heard)
         if known.attempt.id in entry.attempts:
             return False
@@ -177,24 +179,24 @@ class Attempts:
         return True
 
     def _remove(self, known: Known) -> None:
-        entry = self._runs.get(known.attempt.run.key)
+        entry = self._writes.get(known.attempt.write_key.key)
         if entry is None or entry.attempts.get(known.attempt.id) is not known:
             return
         del entry.attempts[known.attempt.id]
         self._count -= 1
         if not entry.attempts:
-            del self._runs[known.attempt.run.key]
+            del self._writes[known.attempt.write_key.key]
         else:
-            self._hear(known.attempt.run)
+            self._hear(known.attempt.write_key)
 
-    def _end(self, run: WriteKey, execution: str, why: str) -> None:
-        if execution:  # else nobody tells executions apart
-            self._ended[run.key, execution] = why
+    def _end(self, write_key: WriteKey, execution: str, why: str) -> None:
+        if execution:  # else executions cannot be told apart
+            self._ended[write_key.key, execution] = why
             while len(self._ended) > _ENDED_LIMIT:
                 self._ended.popitem(last=False)
 
-    def _hear(self, run: WriteKey) -> None:
-        entry = self._runs.get(run.key)
+    def _hear(self, write_key: WriteKey) -> None:
+        entry = self._writes.get(write_key.key)
         if entry is not None:
             entry.heard = time.monotonic()
 

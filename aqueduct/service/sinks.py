@@ -1,4 +1,4 @@
-"""Sinks whose rows are written exactly once: attempts prepare, and a run commits them all or none.
+"""Sinks whose rows are written exactly once: attempts prepare, one commit takes all or none.
 
 ::
 
@@ -6,10 +6,10 @@
         def open(self, attempt, call):               # returns what takes the batches
             return Book(attempt.id, call.schema)
 
-        def commit(self, run, prepared):             # all of these and no others; may be repeated
+        def commit(self, write_key, prepared):       # all of these and no others; may be repeated
             ...
 
-        def abort(self, run, prepared):              # these will never be committed
+        def abort(self, write_key, prepared):        # these will never be committed
             ...
 
     class Book:                                      # one for each attempt
@@ -21,26 +21,26 @@
 
 Methods without ``async`` run in threads, those of one attempt in one thread; if ``open`` is a
 coroutine function, so are ``write``, ``prepare`` and ``abort`` of what it returns, and all run on
-the event loop. ``commit`` and ``abort`` of a run may be the one or the other.
+the event loop. ``commit`` and ``abort`` of a write may be the one or the other.
 
 What holds, and what the author of a sink must do:
 
 - ``commit`` gets exactly the attempts whose receipts reached the driver, at most one for each
   partition. It makes all of them visible at once or, if it raises, none.
-- ``commit`` comes again for the same run when its answer was lost, or the work was done again
-  because of that, then with other attempts. The sink keeps a durable note of ``run.key``, made
-  in the same stroke as the rows. When it finds it, it does nothing and returns a dict with
+- ``commit`` comes again for the same write when its answer was lost, or the work was done again
+  because of that, then with other attempts. The sink keeps a durable note of ``write_key.key``,
+  made in the same stroke as the rows. When it finds it, it does nothing and returns a dict with
   ``"repeated": True``; what this commit named is then aborted, as far as it is not committed.
-  Settlements of one run never overlap within a process.
+  Settlements of one write never overlap within a process.
 - The process may die between any two steps. What ``prepare`` returned, and what it left behind,
   must do for a ``commit`` in another process; and ``commit`` must refuse as a whole if anything of
   what it is to commit is gone.
-- ``abort`` of a run throws away what was prepared. It may come twice, for attempts of which nothing
-  is left, and after a commit: what is committed it leaves alone.
+- ``abort`` of a write throws away what was prepared. It may come twice, for attempts of which
+  nothing is left, and after a commit: what is committed it leaves alone.
 - ``leftovers``, if there is one, is asked when the service begins to serve, and gives what former
   processes left behind: pairs of ``PreparedAttempt`` and the seconds since they were last
   touched. What
-  nobody commits, or aborts, is aborted ``time_to_live`` seconds after the last sign of its run.
+  nobody commits, or aborts, is aborted ``time_to_live`` seconds after the last sign of its write.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ from aqueduct.rpc.sink_commit import (
     WriteKey,
     to_batch,
 )
-from aqueduct.rpc.threads import ThreadPool
+from aqueduct.rpc.threads import ThreadPool, apart
 from aqueduct.service.context import Call
 from aqueduct.service.handlers import EXCHANGE, Handler, make_handler, object_of
 from aqueduct.service.sink_attempts import Attempts, KeyedLock, Known
@@ -85,8 +85,8 @@ log = logger_of(__name__)
 _NAME_LIMIT: Final = 200
 _CALLED_WITH: Final = {
     "open": ("attempt", "call"),
-    "commit": ("run", "prepared"),
-    "abort": ("run", "prepared"),
+    "commit": ("write_key", "prepared"),
+    "abort": ("write_key", "prepared"),
     "leftovers": (),
 }
 _ATTEMPT_METHODS: Final = ("write", "prepare", "abort")
@@ -158,17 +158,19 @@ class Sink:
                 log.exception("sink %r: what was left behind cannot be told", self.name)
         while True:
             await asyncio.sleep(min(self.time_to_live / 4, 60.0))
-            for run in self.attempts.expired(self.time_to_live):
+            for write_key in self.attempts.expired(self.time_to_live):
                 log.warning(
-                    "sink %r: nothing was heard of run %r for %g s; what it prepared is aborted",
+                    "sink %r: nothing was heard of write %r for %g s; what it prepared is aborted",
                     self.name,
-                    run.key,
+                    write_key.key,
                     self.time_to_live,
                 )
                 try:
-                    await self._settle_abort(Settlement(run), None)
+                    await self._settle_abort(Settlement(write_key), None)
                 except Exception:
-                    log.exception("sink %r: run %r could not be aborted", self.name, run.key)
+                    log.exception(
+                        "sink %r: write %r could not be aborted", self.name, write_key.key
+                    )
 
     # One attempt
 
@@ -250,54 +252,68 @@ class Sink:
         except Exception:
             log.exception("sink %r: %s could not be aborted", self.name, known.attempt)
 
-    # A run
+    # A write
 
     async def _commit(self, batch: pa.RecordBatch, call: Call) -> pa.RecordBatch:
-        settlement = Settlement.from_json([batch], limit=self.limits.document_bytes)
+        settlement = await self._settlement(batch)
         result = await self._outlast(self._settle_commit(settlement, call))
         return _answer(result)
 
     async def _abort(self, batch: pa.RecordBatch, call: Call) -> pa.RecordBatch:
-        settlement = Settlement.from_json([batch], limit=self.limits.document_bytes)
+        settlement = await self._settlement(batch)
         await self._outlast(self._settle_abort(settlement, call))
         return _answer(None)
+
+    async def _settlement(self, batch: pa.RecordBatch) -> Settlement:
+        return await apart(Settlement.from_json, [batch], limit=self.limits.document_bytes)
 
     async def _look(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         return to_batch(SinkDescription(self.schema, self.time_to_live).to_json())
 
     async def _settle_commit(self, settlement: Settlement, call: Call) -> Any:
-        run, commit, abort = settlement.run, self.sink.commit, self.sink.abort
-        async with self._turns.turn(run.key):
-            call.check()  # who gave up meanwhile may have asked for something else since
+        write_key, commit, abort = settlement.write_key, self.sink.commit, self.sink.abort
+        async with self._turns.turn(write_key.key):
+            call.check()  # a client that gave up may have asked for something else since
             prepared = list(settlement.prepared)
-            result = await self._run(lambda: commit(run, prepared), commit)
-            others = self.attempts.committed(run, prepared)
+            result = await self._run(lambda: commit(write_key, prepared), commit)
+            others = await apart(self.attempts.committed, write_key, prepared)
             if isinstance(result, Mapping) and result.get("repeated") is True:
                 others = [*prepared, *others]
             if others:
                 try:
-                    await self._run(lambda: abort(run, others), abort)
+                    await self._run(lambda: abort(write_key, others), abort)
                 except Exception:  # it is committed all the same; they are tried again later
                     log.exception("sink %r: attempts that lost were not aborted", self.name)
                     self._recall(others)
         return result
 
     async def _settle_abort(self, settlement: Settlement, call: Call | None) -> None:
-        run, abort = settlement.run, self.sink.abort
-        why = "nothing was heard of its run for too long" if call is None else "its run is aborted"
-        async with self._turns.turn(run.key):
+        write_key, abort = settlement.write_key, self.sink.abort
+        why = (
+            "nothing was heard of its write for too long"
+            if call is None
+            else "its write is aborted"
+        )
+        async with self._turns.turn(write_key.key):
             if call is not None:
                 call.check()
-            elif run not in self.attempts.expired(self.time_to_live):
+            elif write_key not in self.attempts.expired(self.time_to_live):
                 return  # it moved while others had their turn
-            known = self.attempts.aborted(run, settlement.execution, why)
-            named = {each.attempt.id for each in settlement.prepared}
-            prepared = [*settlement.prepared, *(k for k in known if k.attempt.id not in named)]
+            known, prepared = await apart(self._aborted, settlement, why)
             try:
-                await self._run(lambda: abort(run, prepared), abort)
+                await self._run(lambda: abort(write_key, prepared), abort)
             except BaseException:
                 self._recall(known)
                 raise
+
+    def _aborted(
+        self, settlement: Settlement, why: str
+    ) -> tuple[list[PreparedAttempt], list[PreparedAttempt]]:
+        """The attempts that were known, and all that are to be aborted."""
+        known = self.attempts.aborted(settlement.write_key, settlement.execution, why)
+        named = {each.attempt.id for each in settlement.prepared}
+        others = (each for each in known if each.attempt.id not in named)
+        return known, [*settlement.prepared, *others]
 
     def _recall(self, prepared: Sequence[PreparedAttempt]) -> None:
         for each in prepared:

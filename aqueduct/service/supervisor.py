@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -42,6 +46,10 @@ __all__ = ["Restarts", "Supervisor"]
 
 _LAST: Final = 1.0
 """Seconds of a drain, at most, that the first process keeps for the end of its workers."""
+
+
+_DIRECTORY_BYTES: Final = 88
+"""A path of a Unix socket has 103 bytes at most on some systems; the sockets have short names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +103,10 @@ class Supervisor:
         self._deadline = ProcessDeadline(self._kill)
         self._deaths: deque[float] = deque()
         self._places: list[list[Bound]] = []
+        self._epoch = time.time_ns() // 1000
+        """Of the links of all workers: a client that comes back knows this service by it."""
+        self._directory = ""
+        """Where workers hand each other the connections of links; empty: there are none."""
         self._crew: list[_Slot] = []
         self._announced = False
         self._signals: ServiceSignals
@@ -134,6 +146,8 @@ class Supervisor:
 
     async def _watch(self) -> None:
         try:
+            if any(bound.address.resume is not None for bound in self._places[0]):
+                self._directory = _private_directory()
             self._crew = [_Slot(self, number, self._job(number)) for number in range(self._count)]
             for slot in self._crew:
                 slot.start()
@@ -141,16 +155,33 @@ class Supervisor:
         finally:
             self._kill()
             self._let_go()
+            if self._directory:
+                shutil.rmtree(self._directory, ignore_errors=True)
 
     def _job(self, number: int) -> dict[str, Any]:
         places = [
-            {"address": str(bound.address), "sockets": [sock.fileno() for sock in bound.sockets]}
-            for bound in self._places[number]
+            {
+                "address": str(bound.address),
+                "sockets": [sock.fileno() for sock in bound.sockets],
+                "siblings": self._siblings(place, bound.address),
+            }
+            for place, bound in enumerate(self._places[number])
         ]
-        return {"places": places, "tls": tls_to_json(self._tls), "drain": self._drain}
+        return {
+            "places": places,
+            "epoch": self._epoch,
+            "tls": tls_to_json(self._tls),
+            "drain": self._drain,
+        }
+
+    def _siblings(self, place: int, address: Address) -> list[str]:
+        """Where each worker takes connections of this address; nowhere, if it has no links."""
+        if address.resume is None:
+            return []
+        return [os.path.join(self._directory, f"{place}-{number}") for number in range(self._count)]
 
     def _let_go(self) -> None:
-        """The addresses are free; who comes is refused instead of waiting for nobody."""
+        """The addresses are free: clients are refused instead of waiting in vain."""
         for bound in (bound for places in self._places for bound in places):
             bound.close()
 
@@ -425,6 +456,24 @@ class _Slot:
                 self.end()
             else:
                 self._workers.ready(self, self._drain)
+
+
+def _private_directory() -> str:
+    """A new directory for sockets, which other users cannot enter. Raises ConfigError."""
+    try:
+        found = tempfile.mkdtemp(prefix="aqueduct-")
+    except OSError as error:
+        raise ConfigError(
+            "resume with several workers needs a directory for their sockets, and none can be "
+            f"made: {error}; set TMPDIR"
+        ) from error
+    if len(os.fsencode(found)) > _DIRECTORY_BYTES:
+        os.rmdir(found)
+        raise ConfigError(
+            f"resume with several workers needs a directory for their sockets, and {found!r} is "
+            f"longer than {_DIRECTORY_BYTES} bytes: set TMPDIR to a shorter one, such as /tmp"
+        )
+    return found
 
 
 def _how(status: int) -> str:

@@ -1,4 +1,4 @@
-"""Tables: what a service offers to those who read it in parts, such as Spark.
+"""Tables: what a service offers to clients that read it in parts, such as Spark.
 
 ::
 
@@ -36,7 +36,6 @@ own kind. Splits, offsets and filters come back over the network: look at them b
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
@@ -50,6 +49,7 @@ from aqueduct.arrow.schema import shorten
 from aqueduct.arrow.taking import rows_where
 from aqueduct.config import Tables
 from aqueduct.errors import BadCall, ConfigError, SchemaMismatch
+from aqueduct.escaping import near_miss
 from aqueduct.rpc.filters import Filter, all_of
 from aqueduct.rpc.table_scan import (
     ANSWER,
@@ -67,6 +67,7 @@ from aqueduct.rpc.table_scan import (
     offset_text,
     split_text,
 )
+from aqueduct.rpc.threads import apart
 from aqueduct.service.context import Call
 from aqueduct.service.handlers import (
     EXCHANGE,
@@ -170,10 +171,13 @@ class Table:
         if ask == "schema":
             return ScanPlan(schema=schema, streams=self.streams)
         if ask == "plan":
-            taken: list[Taken] = []
-            for each in question.filters:
-                what = yield from self._taken(each, whole, call)
-                taken.append(what)
+            if self.applied:
+                taken = yield _Long(_told, question.filters, whole)
+            else:
+                taken = []
+                for each in question.filters:
+                    what = yield from self._taken(each, whole, call)
+                    taken.append(what)
             kept = tuple(
                 each for each, word in zip(question.filters, taken, strict=True) if word != "no"
             )
@@ -202,12 +206,6 @@ class Table:
     def _taken(
         self, filter: Filter, schema: pa.Schema, call: Call
     ) -> Generator[Callable[[], Any], Any, Taken]:
-        if self.applied:
-            try:
-                filter.expression(schema)
-            except ConfigError:
-                return "no"
-            return "yes"
         if "takes" not in self.methods:
             return "no"
         request = Request(self.name, schema, call=call)
@@ -250,12 +248,17 @@ class Table:
         expected = call.output_schema
         return whole if expected is None else _project(whole, expected.names)
 
-    def reading(self, call: Call) -> tuple[Any, Request, Callable[[Any], list[Any]]]:
-        """The split, the request, and what makes of a yielded batch those that leave."""
+    def reading(
+        self, whole: pa.Schema, call: Call
+    ) -> tuple[Any, Request, Callable[[Any], list[Any]]]:
+        """The split, the request, and what makes of a yielded batch those that leave.
+
+        ``whole``: the schema of all columns.
+        """
         reading = ScanRead.decode(call.headers.get(READING), self.limits)
         output = call.output_schema
         assert output is not None
-        request = self._request(self.whole_schema(call), output, reading.filters, None, call)
+        request = self._request(whole, output, reading.filters, None, call)
         try:
             kept = request.expression if self.applied else None
         except ConfigError as error:
@@ -361,6 +364,23 @@ def make_table(
     return table, (plan, read)
 
 
+class _Long(functools.partial[Any]):
+    """A step that is the library's own, and long: it is no coroutine function, nor for a loop."""
+
+
+def _told(filters: Sequence[Filter], schema: pa.Schema) -> list[Taken]:
+    """Of each filter, whether Arrow can tell it."""
+    taken: list[Taken] = []
+    for each in filters:
+        try:
+            each.expression(schema)
+        except ConfigError:
+            taken.append("no")
+        else:
+            taken.append("yes")
+    return taken
+
+
 # What the handlers are
 
 
@@ -376,24 +396,25 @@ def _plan(table: Table, batch: pa.RecordBatch, call: Call) -> pa.RecordBatch:
 
 
 async def _plan_on_loop(table: Table, batch: pa.RecordBatch, call: Call) -> pa.RecordBatch:
-    steps, found = table.steps(ScanRequest.decode(batch, table.limits), call), None
+    question = await apart(ScanRequest.decode, batch, table.limits)
+    steps, found = table.steps(question, call), None
     while True:
         try:
             step = steps.send(found)
         except StopIteration as end:
             answer: ScanPlan = end.value
-            return answer.encode(table.limits)
-        found = await step()
+            return await apart(answer.encode, table.limits)
+        found = await (apart(step) if isinstance(step, _Long) else step())
 
 
 def _read(table: Table, call: Call) -> Iterator[pa.RecordBatch]:
-    split, request, leaving = table.reading(call)
+    split, request, leaving = table.reading(table.whole_schema(call), call)
     for batch in table.methods["read"](split, request):
         yield from leaving(batch)
 
 
 async def _read_on_loop(table: Table, call: Call) -> AsyncIterator[pa.RecordBatch]:
-    split, request, leaving = table.reading(call)
+    split, request, leaving = await apart(table.reading, table.whole_schema(call), call)
     batches = table.methods["read"](split, request)
     try:
         async for batch in batches:
@@ -514,16 +535,18 @@ def _project(whole: pa.Schema, names: Sequence[str]) -> pa.Schema:
 
 def _check_known(where: str, whole: pa.Schema, names: Sequence[str]) -> None:
     """Raises SchemaMismatch for a name that is no column's, or that occurs twice."""
+    known, wanted = set(whole.names), set[str]()
     for name in names:
-        if name not in whole.names:
-            alike = difflib.get_close_matches(name, whole.names, n=1)
-            guess = f"did you mean {alike[0]!r}? " if alike else ""
+        if name not in known:
+            alike = near_miss(name, known)
+            guess = f"did you mean {alike!r}? " if alike else ""
             columns = shorten(", ".join(map(repr, whole.names)))
             raise SchemaMismatch(
                 f"{where} has no column {name!r}; {guess}its columns are {columns}", column=name
             )
-        if names.count(name) > 1:
+        if name in wanted:
             raise SchemaMismatch(f"column {name!r} of {where} is wanted twice", column=name)
+        wanted.add(name)
 
 
 def _needed(offset: Offset | None, name: str, ask: str) -> Offset:

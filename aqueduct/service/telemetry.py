@@ -1,4 +1,4 @@
-"""What becomes of a service's calls, told to OpenTelemetry, for who wants that.
+"""What becomes of a service's calls, told to OpenTelemetry, where that is asked for.
 
 ::
 
@@ -12,16 +12,22 @@ is the extra ``aqueduct-arrow[telemetry]``; it is imported by the line above and
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol, runtime_checkable
+from weakref import WeakMethod
 
 from aqueduct.endpoint.accounts import process
 from aqueduct.errors import ConfigError
 from aqueduct.service.context import Call
 
-__all__ = ["Observation", "Observer", "OpenTelemetry"]
+__all__ = ["CounterObserver", "Observation", "Observer", "OpenTelemetry"]
 
 _COUNTERS: Final = ("batches", "rows", "bytes")
+_TOTALS: Final = {
+    "connections": "Connections that were accepted",
+    "resumes": "Connections that were cut and went on",
+}
 
 
 class Observation(Protocol):
@@ -36,6 +42,14 @@ class Observer(Protocol):
 
     def began(self, call: Call) -> Observation:
         """Called when a call was accepted, in the context in which its handler will run."""
+
+
+@runtime_checkable
+class CounterObserver(Observer, Protocol):
+    """The same, for one that looks at the counters of services too."""
+
+    def serves(self, service: str, counters: Callable[[], Mapping[str, int]]) -> None:
+        """Called as a service of this name is made; ``counters`` is its bound method."""
 
 
 class OpenTelemetry:
@@ -82,11 +96,36 @@ class OpenTelemetry:
             unit="By",
             description="Batches received, kept by handlers beyond need, and to be sent",
         )
+        self._services: list[tuple[str, WeakMethod[Callable[[], Mapping[str, int]]]]] = []
+
+        def totals(counter: str) -> Callable[[Any], list[Any]]:
+            def observe(options: Any) -> list[Any]:
+                found: Counter[str] = Counter()
+                for service, method in tuple(self._services):
+                    counters = method()
+                    if counters is not None:
+                        found[service] += counters()[counter]
+                return [
+                    metrics.Observation(count, {"aqueduct.service": service})
+                    for service, count in found.items()
+                ]
+
+            return observe
+
+        for name, what in _TOTALS.items():
+            meter.create_observable_counter(
+                f"aqueduct.server.{name}", callbacks=[totals(name)], description=what
+            )
         self._extract = propagate.extract
         self._attach = context.attach
         self._current = trace.set_span_in_context
         self._server = trace.SpanKind.SERVER
         self._error = trace.StatusCode.ERROR
+
+    def serves(self, service: str, counters: Callable[[], Mapping[str, int]]) -> None:
+        """Has the counters of a service looked at, as long as there is one."""
+        self._services = [each for each in self._services if each[1]() is not None]
+        self._services.append((service, WeakMethod(counters)))
 
     def began(self, call: Call) -> Observation:
         """Opens the span of a call."""
@@ -96,8 +135,8 @@ class OpenTelemetry:
             "network.peer.address": call.peer,
             "aqueduct.kind": call.kind,
         }
-        if call.run:
-            attributes |= {"aqueduct.run": call.run, "aqueduct.attempt": call.attempt}
+        if call.write_key:
+            attributes |= {"aqueduct.write_key": call.write_key, "aqueduct.attempt": call.attempt}
         if call.partition is not None:
             attributes["aqueduct.partition"] = call.partition.index
         parent = self._extract(call.headers)

@@ -96,6 +96,8 @@ class GeneratorRunner:
             return True
         if not self._input_handed:
             self._hand_in()
+            if self._account is not None:
+                self._account.retry()
         hungry = self._hungry and self._handed == running.input.batches.taken
         running.input.waits_for_client = hungry or self._blocked
         if not self._blocked:
@@ -161,7 +163,9 @@ class GeneratorRunner:
         running.input.batches.taken = number + 1
         if self._handed - running.input.batches.taken == _AHEAD // 2 and not self._input_handed:
             self._wake()
-        return running.input.decode(number, payload, self._lease)
+        if running.input.decoder.unpacks:
+            running.input.await_room(payload, self._lease)
+        return running.input.decode(number, payload)
 
     def _work(self) -> None:
         running = self.running
@@ -218,7 +222,10 @@ class GeneratorRunner:
 
     def _ask(self, size: int, *, again: bool = False) -> bool:
         if self._account is None:
-            self._account = self.running.output.room(lambda: self._granted.put(None))
+            self._account = self.running.output.room(
+                lambda: self._granted.put(None),
+                lambda: self._input_handed or not self._inbox.empty(),
+            )
         return self._account.ask(size, again=again)
 
     def _await_room(self, account: Reservation) -> None:

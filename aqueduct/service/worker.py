@@ -2,8 +2,9 @@
 
 It is started by ``workers`` as ``python -m aqueduct.service.worker SERVICE NUMBER FD``; FD is its
 end of a socket pair, on which both sides write lines of JSON. First comes the job: addresses, file
-descriptors, certificates. The worker answers ``ready`` or ``failed``, takes the commands ``drain``,
-``force`` and ``look``, and ends when the other end is gone.
+descriptors, certificates, and where workers hand connections to each other. The worker answers
+``ready`` or ``failed``, takes the commands ``drain``, ``force`` and ``look``, and ends when the
+other end is gone.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from aqueduct.address import Address
-from aqueduct.carriers.contract import Bound
+from aqueduct.carriers.contract import Bound, Siblings
 from aqueduct.escaping import one_line
 from aqueduct.forks import own_socket
 from aqueduct.service.loader import load_service
@@ -53,9 +55,13 @@ class _Worker:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running: RunningService | None = None
         self._first = asyncio.Event()
+        self._together = False
+        """Whether all workers are drained."""
         self._second = asyncio.Event()
         self._deadline = ProcessDeadline()
         self._seconds = 0.0
+        self._files: list[str] = []
+        """What the first process made, and removes if it lives."""
 
     def run(self) -> int:
         # Unbuffered: a buffer's lock, held by a thread, would be in the way of the process's end.
@@ -67,9 +73,11 @@ class _Worker:
             Bound(
                 Address.parse(place["address"]),
                 tuple(_adopt(fd) for fd in place["sockets"]),
+                siblings=_siblings(self._number, place["siblings"], job["epoch"]),
             )
             for place in job["places"]
         ]
+        self._files = [path for place in job["places"] for path in place["siblings"]]
         listener = threading.Thread(target=self._listen, args=(lines,), daemon=True)
         listener.start()
         try:
@@ -105,7 +113,7 @@ class _Worker:
                 ready = {"addresses": running.addresses, "drain": self._seconds}
                 self._tell({"ready": ready})
                 await self._first.wait()
-                await running.drain(self._second, self._seconds)
+                await running.drain(self._second, self._seconds, alone=not self._together)
         return 1 if self._second.is_set() else 0
 
     # From here on, what the first process says
@@ -118,7 +126,13 @@ class _Worker:
                 self._seconds = command["seconds"]
                 self._deadline.end_in(self._seconds)
             self._in_loop(getattr(self, f"_{command['do']}"))
-        # Nobody watches over this process any more, and nobody else would ever end it.
+        # No supervisor watches this process any more, and nothing else would ever end it.
+        for path in self._files:
+            with suppress(OSError):
+                os.unlink(path)
+        for directory in {os.path.dirname(path) for path in self._files}:
+            with suppress(OSError):
+                os.rmdir(directory)
         if self._in_loop(self._force):
             time.sleep(FORCE_SECONDS)
         end_process(1)
@@ -132,9 +146,11 @@ class _Worker:
         return True
 
     def _drain(self) -> None:
+        self._together = True
         self._first.set()
 
     def _force(self) -> None:
+        self._together = True
         self._second.set()
         self._first.set()
 
@@ -151,6 +167,10 @@ class _Worker:
                 self._control.sendall(line)
         except OSError:
             pass  # the parent is gone, which ``_listen`` sees
+
+
+def _siblings(number: int, paths: list[str], epoch: int) -> Siblings | None:
+    return Siblings(number, tuple(paths), epoch) if paths else None
 
 
 def _adopt(fd: int) -> socket.socket:

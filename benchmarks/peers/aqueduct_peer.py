@@ -40,7 +40,7 @@ def address_of(setup: common.Setup) -> str:
 
 
 def config_of(setup: common.Setup) -> Config:
-    return Config(quic=Quic(datagram_size=setup.datagram))
+    return Config(quic=Quic(datagram_size=setup.datagram or "auto"))
 
 
 def service_of(setup: common.Setup) -> Service:

@@ -11,7 +11,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from aqueduct._speedups.channels import codec
+from aqueduct._speedups import channels as codec
 from benchmarks.peers import common
 
 HEADERS = ((b"batch-4f1c9a", b"\x01"),)

@@ -24,8 +24,8 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from aqueduct._speedups import channels as codec
 from aqueduct._speedups.base.buffers import bytes_copied
-from aqueduct._speedups.channels import codec
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import Finished, LostInTransit
 from aqueduct.protocol.channels.receiver import ReceiverHalf

@@ -1,10 +1,10 @@
 """A sink of Parquet files with an atomic commit.
 
-A folder holds ``data/RUN/ATTEMPT.parquet`` and ``runs/RUN.json``. An attempt writes a file and
-syncs it; a commit syncs one small file that names those of its run, and renames it to its place in
-``runs``. That rename is the moment: before it nobody reads any row of the run, after it everybody
-reads all of them. The same file is the note that the run is committed, so a repeated commit finds
-it and does nothing. An overwriting run names the runs whose place it takes.
+A folder holds ``data/WRITE/ATTEMPT.parquet`` and ``writes/WRITE.json``. An attempt writes a file
+and syncs it; a commit syncs one small file that names those of its write, and renames it to its
+place in ``writes``. That rename is the moment: before it nobody reads any row of the write, after
+it everybody reads all of them. The same file is the note that the write is committed, so a
+repeated commit finds it and does nothing. One that overwrites names those whose place it takes.
 
 Read by ``files(folder)`` or ``read(folder)``; from Spark, ``spark.read.parquet(*files(folder))``.
 Several processes may share the folder if its file system has ``flock``.
@@ -34,23 +34,23 @@ BYTES = 64 << 20
 
 
 class ParquetSink:
-    """Parquet files in a folder, committed by run."""
+    """Parquet files in a folder, committed write by write."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         self.data = self.folder / "data"
-        self.runs = self.folder / "runs"
-        for place in (self.data, self.runs):
+        self.writes = self.folder / "writes"
+        for place in (self.data, self.writes):
             place.mkdir(parents=True, exist_ok=True)
 
     def open(self, attempt: Attempt, call: Call) -> ParquetAttempt:
         """A file of the attempt's own; nobody reads it before it is committed."""
         return ParquetAttempt(self, attempt, call.schema)
 
-    def commit(self, run: WriteKey, prepared: Sequence[PreparedAttempt]) -> dict[str, Any]:
+    def commit(self, write_key: WriteKey, prepared: Sequence[PreparedAttempt]) -> dict[str, Any]:
         """Makes the files of all of ``prepared`` visible in one stroke."""
         with self.locked():
-            note = self.runs / f"{run.id}.json"
+            note = self.writes / f"{write_key.id}.json"
             if note.exists():
                 return {"repeated": True, "rows": json.loads(note.read_text())["rows"]}
             names = []
@@ -60,14 +60,16 @@ class ParquetSink:
                 if not path.exists() or path.stat().st_size != wanted:
                     raise RuntimeError(
                         f"{path} is not there as {each.attempt} prepared it (it was aborted, or "
-                        "nobody committed it in time), so nothing of the run is committed"
+                        "nobody committed it in time), so nothing of the write is committed"
                     )
                 names.append(str(path.relative_to(self.data)))
             rows = sum(int(each.receipt["rows"]) for each in prepared)
-            gone = replaced_runs(self.runs) if run.overwrite else set()
-            there = {path.stem for path in self.runs.glob("*.json")} if run.overwrite else set()
+            gone = replaced_writes(self.writes) if write_key.overwrite else set()
+            there = (
+                {path.stem for path in self.writes.glob("*.json")} if write_key.overwrite else set()
+            )
             content = {
-                "run": run.key,
+                "write_key": write_key.key,
                 "rows": rows,
                 "files": names,
                 "replaces": sorted(there - gone),
@@ -87,12 +89,12 @@ class ParquetSink:
             file.flush()
             os.fsync(file.fileno())
         draft.replace(note)
-        sync_folder(self.runs)
+        sync_folder(self.writes)
 
-    def abort(self, run: WriteKey, prepared: Sequence[PreparedAttempt]) -> None:
-        """Removes what these attempts wrote; files of a committed run stay."""
+    def abort(self, write_key: WriteKey, prepared: Sequence[PreparedAttempt]) -> None:
+        """Removes what these attempts wrote; files of a committed write stay."""
         with self.locked():
-            note = self.runs / f"{run.id}.json"
+            note = self.writes / f"{write_key.id}.json"
             committed = set(json.loads(note.read_text())["files"]) if note.exists() else set()
             for each in prepared:
                 path = self.place(each.attempt)
@@ -100,7 +102,7 @@ class ParquetSink:
                     path.unlink(missing_ok=True)
                     path.with_suffix(".part").unlink(missing_ok=True)
                 path.with_suffix(".json").unlink(missing_ok=True)
-            self.remove_if_empty(self.data / run.id)
+            self.remove_if_empty(self.data / write_key.id)
 
     def leftovers(self) -> Iterator[tuple[PreparedAttempt, float]]:
         """Attempts that still have the note of an attempt: a commit removes it."""
@@ -114,13 +116,13 @@ class ParquetSink:
 
     def place(self, attempt: Attempt) -> Path:
         """Where the attempt's rows are. Made of ids alone: nothing that a client says is a path."""
-        return self.data / attempt.run.id / f"{attempt.id}.parquet"
+        return self.data / attempt.write_key.id / f"{attempt.id}.parquet"
 
-    def remove_files(self, run: str) -> None:
-        """Removes the files of a run that was replaced; its note stays, as it may come again."""
-        for path in (self.data / run).glob("*.parquet"):
+    def remove_files(self, write: str) -> None:
+        """Removes the files of a write that was replaced; its note stays, as it may come again."""
+        for path in (self.data / write).glob("*.parquet"):
             path.unlink(missing_ok=True)
-        self.remove_if_empty(self.data / run)
+        self.remove_if_empty(self.data / write)
 
     def remove_if_empty(self, folder: Path) -> None:
         """With the lock held: an attempt that opens makes the folder and its note under it."""
@@ -194,29 +196,29 @@ class ParquetAttempt:
 
 def files(folder: str | os.PathLike[str]) -> list[str]:
     """The files whose rows count, at this moment."""
-    runs = Path(folder) / "runs"
-    notes = {path.stem: json.loads(path.read_text()) for path in sorted(runs.glob("*.json"))}
+    writes = Path(folder) / "writes"
+    notes = {path.stem: json.loads(path.read_text()) for path in sorted(writes.glob("*.json"))}
     gone = {replaced for note in notes.values() for replaced in note["replaces"]}
     return [
         str(Path(folder) / "data" / name)
-        for run, note in notes.items()
-        if run not in gone
+        for write, note in notes.items()
+        if write not in gone
         for name in note["files"]
     ]
 
 
 def read(folder: str | os.PathLike[str]) -> pa.Table | None:
-    """All rows that count; None if no run is committed that has any."""
+    """All rows that count; None if no write is committed that has any."""
     found = files(folder)
     return (
         pa.concat_tables(map(pq.read_table, found), promote_options="permissive") if found else None
     )
 
 
-def replaced_runs(runs: Path) -> set[str]:
-    """The ids of runs whose place others have taken."""
+def replaced_writes(writes: Path) -> set[str]:
+    """The ids of writes whose place others have taken."""
     return {
-        gone for note in runs.glob("*.json") for gone in json.loads(note.read_text())["replaces"]
+        gone for note in writes.glob("*.json") for gone in json.loads(note.read_text())["replaces"]
     }
 
 

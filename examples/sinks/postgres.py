@@ -2,7 +2,7 @@
 
 Each attempt copies its rows (COPY, by ADBC) into a staging table of its own, on a connection and in
 a transaction of its own, which ``prepare`` commits: an attempt that is cut short leaves nothing.
-The commit of a run is one transaction: a row in the ledger, whose key is the run, the rows of all
+The commit of a write is one transaction: a row in the ledger with its key, the rows of all
 staging tables into the target, the staging tables away. A repeated commit finds the ledger's row
 and does nothing; two at once wait for each other on that row.
 
@@ -32,8 +32,8 @@ BYTES = 64 << 20
 SETUP = """
 CREATE SCHEMA IF NOT EXISTS aqueduct;
 CREATE TABLE IF NOT EXISTS aqueduct.ledger (
-    sink text, run text, rows bigint NOT NULL, at timestamptz NOT NULL DEFAULT now(),
-    PRIMARY KEY (sink, run));
+    sink text, write_key text, rows bigint NOT NULL, at timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (sink, write_key));
 CREATE TABLE IF NOT EXISTS aqueduct.prepared (
     sink text, id text, attempt text NOT NULL, receipt text NOT NULL,
     at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (sink, id));
@@ -43,7 +43,7 @@ CREATE TABLE IF NOT EXISTS aqueduct.prepared (
 class PostgresSink:
     """One table. ``uri`` is PostgreSQL's, for example ``postgresql:///stock?host=/run/postgresql``.
 
-    The role needs the right to create tables in the schema ``aqueduct`` and, for the first run,
+    The role needs the right to create tables in the schema ``aqueduct`` and, for the first write,
     the target.
     """
 
@@ -62,24 +62,24 @@ class PostgresSink:
         """A staging table of the attempt's own, in a transaction that is not committed yet."""
         return PostgresAttempt(self, attempt, call.schema)
 
-    def commit(self, run: WriteKey, prepared: Sequence[PreparedAttempt]) -> dict[str, Any]:
+    def commit(self, write_key: WriteKey, prepared: Sequence[PreparedAttempt]) -> dict[str, Any]:
         """Moves the rows of all of ``prepared`` into the table, in one transaction."""
         with self.transaction() as cursor:
             cursor.execute(
-                "INSERT INTO aqueduct.ledger (sink, run, rows) VALUES ($1, $2, 0) "
-                "ON CONFLICT DO NOTHING RETURNING run",
-                (self.table, run.key),
+                "INSERT INTO aqueduct.ledger (sink, write_key, rows) VALUES ($1, $2, 0) "
+                "ON CONFLICT DO NOTHING RETURNING write_key",
+                (self.table, write_key.key),
             )
             if cursor.fetchone() is None:
-                return {"repeated": True, "rows": self.rows_of(cursor, run)}
+                return {"repeated": True, "rows": self.rows_of(cursor, write_key)}
             # From here on no other commit to this table is at work.
             cursor.execute("SELECT pg_advisory_xact_lock(hashtext($1))", (self.table,))
-            if run.overwrite and self.exists(cursor, self.table):
+            if write_key.overwrite and self.exists(cursor, self.table):
                 cursor.execute(f"DELETE FROM {quoted(self.table)}")
             rows = sum(self.move(cursor, each) for each in prepared)
             cursor.execute(
-                "UPDATE aqueduct.ledger SET rows = $3 WHERE sink = $1 AND run = $2",
-                (self.table, run.key, rows),
+                "UPDATE aqueduct.ledger SET rows = $3 WHERE sink = $1 AND write_key = $2",
+                (self.table, write_key.key, rows),
             )
             return {"repeated": False, "rows": rows}
 
@@ -93,7 +93,7 @@ class PostgresSink:
         if found is None or json.loads(found[0]) != each.receipt:
             raise RuntimeError(
                 f"{each.attempt} is not there as it was prepared (it was aborted, or nobody "
-                "committed it in time), so nothing of the run is committed"
+                "committed it in time), so nothing of the write is committed"
             )
         name = self.staging(each.attempt)
         staged = f"aqueduct.{name}"
@@ -105,7 +105,7 @@ class PostgresSink:
         cursor.execute(f"DROP TABLE {staged}")
         return int(each.receipt["rows"])
 
-    def abort(self, run: WriteKey, prepared: Sequence[PreparedAttempt]) -> None:
+    def abort(self, write_key: WriteKey, prepared: Sequence[PreparedAttempt]) -> None:
         """Drops the staging tables of these attempts; one that was committed has none."""
         with self.transaction() as cursor:
             for each in prepared:
@@ -145,10 +145,11 @@ class PostgresSink:
         """The name of its table. Made of ids alone: nothing that a client says is SQL."""
         return f"staged_{attempt.id}_{hashlib.sha256(self.table.encode()).hexdigest()[:8]}"
 
-    def rows_of(self, cursor: Any, run: WriteKey) -> int:
-        """What the ledger says of a run that is committed."""
+    def rows_of(self, cursor: Any, write_key: WriteKey) -> int:
+        """What the ledger says of a write that is committed."""
         cursor.execute(
-            "SELECT rows FROM aqueduct.ledger WHERE sink = $1 AND run = $2", (self.table, run.key)
+            "SELECT rows FROM aqueduct.ledger WHERE sink = $1 AND write_key = $2",
+            (self.table, write_key.key),
         )
         return int(cursor.fetchone()[0])
 
@@ -221,7 +222,7 @@ class PostgresAttempt:
         """The transaction is rolled back, or, if it was committed, undone."""
         self.waiting.clear()
         self.close()
-        self.sink.abort(self.attempt.run, [PreparedAttempt(self.attempt)])
+        self.sink.abort(self.attempt.write_key, [PreparedAttempt(self.attempt)])
 
     def close(self) -> None:
         """Ends the connection; what is not committed is gone."""

@@ -31,9 +31,9 @@ TRIPS = pa.schema([("id", pa.int64()), ("distance", pa.float64())])
 class MortalSink(ParquetSink):
     """Its service dies right after the first commit, before anybody hears that it is done."""
 
-    def commit(self, run: WriteKey, prepared: Sequence[PreparedAttempt]) -> dict[str, object]:
+    def commit(self, write_key: WriteKey, prepared: Sequence[PreparedAttempt]) -> dict[str, object]:
         """Commits, and dies the first time."""
-        result = super().commit(run, prepared)
+        result = super().commit(write_key, prepared)
         if not (self.folder / "died").exists():
             (self.folder / "died").touch()
             os._exit(1)
@@ -78,7 +78,7 @@ def write(spark: SparkSession, address: str, folder: str) -> None:
     trips = spark.range(0, 10_000, 1, 4).selectExpr("id", "id / 10D as distance")
     (
         trips.write.format("aqueduct")
-        .options(address=address, handler="trips", run="2026-11-22")
+        .options(address=address, handler="trips", write_key="2026-11-22")
         .option("retries", 20)  # a service that is being started again is waited for
         .mode("append")
         .save()

@@ -20,7 +20,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from aqueduct.client.call import END, FailedBatch, window
+from aqueduct.client.call import END, FailedBatch
+from aqueduct.client.options import CallOptions
 from aqueduct.client.thread_call import NEWS, Failed
 from aqueduct.errors import (
     AqueductError,
@@ -80,7 +81,8 @@ class Balancer:
         self._again: list[tuple[int, UnansweredBatch]] = []
         """A heap of those to be sent again."""
         most = calling.in_flight or calling.config.calls.in_flight_batches
-        self._window = window(calling.config, most, calling.in_flight_bytes)
+        options = CallOptions(in_flight=most, in_flight_bytes=calling.in_flight_bytes)
+        self._window = options.window(calling.config)
         """The batches that are sent and not delivered, by their number in the partition. Not more
         of small ones: what is sent is shared out, and a slow service is not to have nearly all."""
         self._ready: dict[int, BatchAnswer] = {}
@@ -131,14 +133,14 @@ class Balancer:
         if isinstance(source, Endpoint):
             self._connected(source, found)
         elif source in self._addresses.calls:
-            self._take(source, source.lane.taken(found))
+            self._take(source, source.exchange.popped(found))
 
     def _is_over(self) -> bool:
         if not self._spreads or not self._input_over:
             return self._over
         if self._again or self._window.sent != self._window.settled:
             return False
-        # What is not accepted, or holds a batch that nobody waits for, is given up.
+        # A call that is not accepted, or holds an abandoned batch, is given up.
         for call in tuple(self._addresses.calls):
             if call.waiting or not call.accepted:
                 self._addresses.drop(call)
@@ -188,8 +190,8 @@ class Balancer:
         if not self._spreads:
             if self._single is None:
                 return False
-            self._single.lane.hold(held)
-            return self._single.lane.room
+            self._single.exchange.hold(held)
+            return self._single.exchange.room
         self._window.held = held
         return self._window.open
 
@@ -229,26 +231,26 @@ class Balancer:
         wants = bool(self._again) or not self._input_over
         for call in addresses.calls:
             room = wants and call.accepted and not call.finished and not call.takes
-            if call.lane.expect(room=room, acceptance=not call.accepted):
+            if call.exchange.expect(room=room, acceptance=not call.accepted):
                 if not call.accepted:
                     return call, NEWS
                 return None
         for call in addresses.calls:
             idle = call.accepted and not call.finished and not call.waiting and self._spreads
-            call.lane.waiting(not idle)
+            call.exchange.set_waiting(not idle)
         try:
             return addresses.news.get(timeout=max(0.0, self._until(now)))
         except Empty:
             for call in tuple(addresses.calls):
                 try:
-                    call.lane.check()
+                    call.exchange.check()
                 except LocalProtocolError as error:
                     self._broke(call, ConnectionLost(str(error)))
             return None
         finally:
             self._numbers.waiting_seconds += time.monotonic() - now
             for call in addresses.calls:
-                call.lane.waiting(False)
+                call.exchange.set_waiting(False)
 
     def _until(self, now: float) -> float:
         """Seconds until the next thing is due."""
@@ -279,11 +281,11 @@ class Balancer:
                 if waiting is None or waiting.batch is None:
                     continue
                 self._too_late(call, number)
-                waiting.batch = None  # its answer may still come, for nobody
+                waiting.batch = None  # its answer may still come, and is dropped
                 if all(each.batch is None for each in call.waiting.values()):
                     self._addresses.drop(call)  # what it is at is wanted no more
                 return True
-            if place >= call.lane.settled:  # neither answered nor taken
+            if place >= call.exchange.settled:  # neither answered nor taken
                 self._too_late(call, number)
         return False
 
@@ -313,7 +315,7 @@ class Balancer:
             self._unable(service, found.error)
 
     def _take(self, call: OpenCall, found: Any) -> None:
-        if not call.accepted and call.lane.accepted:
+        if not call.accepted and call.exchange.accepted:
             call.accepted = True
             self._accepted(call)
         if type(found) is tuple:
@@ -334,7 +336,7 @@ class Balancer:
                 "is the same service behind all addresses?",
                 **names,
             )
-        if calling.on_error == "report" and FAILURES not in call.lane.capabilities:
+        if calling.on_error == "report" and FAILURES not in call.exchange.capabilities:
             raise ConfigError(
                 f"{where} is no function of one batch (or its service is older), so its failure "
                 "ends the call and cannot be reported for a batch; use on_error='fail'"
@@ -348,14 +350,14 @@ class Balancer:
                 if other is not call:  # begun because this one took its time
                     self._addresses.drop(other)
         if first and self._opened is not None:
-            self._opened(call.lane.schema, call.lane.capabilities)
+            self._opened(call.exchange.schema, call.exchange.capabilities)
 
     def _answered(self, call: OpenCall, number: int, payload: Any) -> None:
         call.service.backoff.succeeded()
         self._failures = 0
         if not self._spreads:
             self._numbers.bytes_received += len(payload)
-            self._line.append(BatchAnswer(number, call.lane.decode(payload)))
+            self._line.append(BatchAnswer(number, call.exchange.decode(payload)))
             return
         waiting = call.answered(number)
         if waiting is None:
@@ -370,9 +372,9 @@ class Balancer:
             assert isinstance(error, CallError)
             answer = BatchAnswer(waiting.number, None, error)
         else:
-            # All of a call are read, in their order: later ones may stand on them.
+            # All answers of a call are read in order: later ones may need them.
             self._numbers.bytes_received += len(payload)
-            answer = BatchAnswer(waiting.number, call.lane.decode(payload))
+            answer = BatchAnswer(waiting.number, call.exchange.decode(payload))
         if waiting.batch is not None:
             self._deliver(answer)
 
@@ -453,7 +455,7 @@ class Balancer:
         self._warn(call.service, error)
 
     def _warn(self, service: Endpoint, error: AqueductError) -> None:
-        """Somebody should know that it did not go smoothly."""
+        """Tells the log of the user that an address failed."""
         pause = max(0.0, service.backoff.until - time.monotonic())
         log.warning(
             "%r at %s: %s: %s; what has no answer is asked again, there not before %.1f s",

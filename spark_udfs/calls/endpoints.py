@@ -16,8 +16,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from aqueduct.client.lane import Lane, News
-from aqueduct.client.thread_call import Failed
+from aqueduct.client.thread_call import Failed, News, ThreadCall
 from aqueduct.rpc.request import IDEMPOTENT, ONE_TO_ONE
 from spark_udfs.calls.pool import Peer, PoolLease, process_pool
 from spark_udfs.calls.retry import Backoff
@@ -69,7 +68,7 @@ class OpenCall:
 
     service: Endpoint
     lease: PoolLease
-    lane: Lane = field(init=False)
+    exchange: ThreadCall = field(init=False)
     since: float = field(default_factory=time.monotonic)
     waiting: dict[int, UnansweredBatch] = field(default_factory=dict)
     """By their numbers in this call, the oldest first."""
@@ -85,24 +84,24 @@ class OpenCall:
     @property
     def one_to_one(self) -> bool:
         """Whether each batch has one answer, of its own."""
-        return ONE_TO_ONE in self.lane.capabilities
+        return ONE_TO_ONE in self.exchange.capabilities
 
     @property
     def idempotent(self) -> bool:
         """Whether what has no answer may be sent again."""
-        return ONE_TO_ONE in self.lane.capabilities and IDEMPOTENT in self.lane.capabilities
+        return ONE_TO_ONE in self.exchange.capabilities and IDEMPOTENT in self.exchange.capabilities
 
     @property
     def takes(self) -> bool:
         """Whether a batch may be sent now."""
-        return self.accepted and not self.finished and self.lane.room
+        return self.accepted and not self.finished and self.exchange.room
 
     def send(self, waiting: UnansweredBatch, *, keep: bool) -> tuple[int, int]:
         """Sends a batch; its number in this call, and its size. ``keep``: until it is answered."""
         assert waiting.batch is not None
-        before = self.lane.sent_bytes
-        number = self.lane.send(waiting.batch)
-        size = self.lane.sent_bytes - before
+        before = self.exchange.sent_bytes
+        number = self.exchange.push(waiting.batch)
+        size = self.exchange.sent_bytes - before
         self.sent += 1
         if keep:
             self.waiting[number] = waiting
@@ -121,7 +120,7 @@ class OpenCall:
         """No more is sent."""
         if not self.finished:
             self.finished = True
-            self.lane.finish()
+            self.exchange.finish()
             if self.service.call is self:
                 self.service.call = None
 
@@ -150,7 +149,7 @@ class Addresses:
         self.calls: list[OpenCall] = []
         """That are open."""
         self.news: News = SimpleQueue()
-        """Pairs of a OpenCall and its lane's news, or of a Endpoint and a PoolLease or Failed."""
+        """Pairs of an OpenCall and its news, or of an Endpoint and a PoolLease or Failed."""
         self.broken = 0
         """Calls that failed and were not made again yet."""
         self._repeated = 0
@@ -203,7 +202,7 @@ class Addresses:
             head = {**calling.head(place), "deadline": deadline}
             if self._repeated:
                 head["attempt"] = f"{head['attempt'] or '0'}.{self._repeated}"
-            call.lane = lease.client.lane(
+            call.exchange = lease.client.exchange_call(
                 calling.handler,
                 self.news,
                 call,
@@ -219,7 +218,7 @@ class Addresses:
         except BaseException:
             lease.release()
             raise
-        lease.on_end(call.lane.abandon)
+        lease.on_end(call.exchange.abandon)
         service.call = call
         self.calls.append(call)
         return call
@@ -229,11 +228,12 @@ class Addresses:
         self.calls.remove(call)
         if call.service.call is call:
             call.service.call = None
+        self._numbers.resumes += call.lease.take_resumes()
         call.lease.release(close=close)
 
     def drop(self, call: OpenCall, *, close: bool = False) -> None:
         """Gives up a call: nothing more of it is wanted."""
-        call.lane.abandon()
+        call.exchange.abandon()
         self.ended(call, close=close)
 
     def failed(self, service: Endpoint, *, unreachable: bool) -> None:
@@ -270,5 +270,5 @@ class Addresses:
             if not self._closed:
                 self.news.put((service, found))
                 return
-        if isinstance(found, PoolLease):  # nobody waits for it any more
+        if isinstance(found, PoolLease):  # the task does not wait for it any more
             found.release()

@@ -75,6 +75,7 @@ def leased(
         ) from error.__cause__
     finally:
         if lease is not None:
+            numbers.resumes += lease.take_resumes()
             # A Python worker ends with a task that failed: let the service hear.
             lease.release(close=not well and place.task is not None)
 
@@ -134,6 +135,7 @@ def _one_call(
             yield from _exchanged(lease, calling, batches, schema, place, numbers, *ends)
         well = True
     finally:
+        numbers.resumes += lease.take_resumes()
         # A Python worker ends with a task that failed or was left early: let the service hear.
         lease.release(close=not well and place.task is not None)
 
@@ -158,7 +160,7 @@ def _exchanged(
     """Batches and answers flow at the same time."""
     stream = lease.client.exchange_later(
         calling.handler,
-        _counted(batches, numbers),
+        numbers.counted(batches),
         schema=schema,
         output_schema=calling.schema,
         in_flight=calling.in_flight,
@@ -250,10 +252,3 @@ def _received(stream: SyncStream, numbers: TaskMetrics) -> Generator[BatchAnswer
             yield BatchAnswer(stream.number, batch)
     finally:
         numbers.bytes_received += stream.bytes_received
-
-
-def _counted(batches: Iterable[pa.RecordBatch], numbers: TaskMetrics) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        numbers.batches_sent += 1
-        numbers.rows_sent += batch.num_rows
-        yield batch

@@ -137,6 +137,15 @@ class PoolLease:
             known.clear()
         known.append(acceptance)
 
+    def take_resumes(self) -> int:
+        """How often the connection was cut and went on, since this was asked last.
+
+        Tasks that share a connection count each resume once, whichever asks first.
+        """
+        with self._pool._lock:
+            told, self.client.told_resumes = self.client.told_resumes, self.client.resumes
+            return self.client.told_resumes - told
+
     def release(self, *, close: bool = False) -> None:
         """Gives the lease back. Repeated calls are without effect.
 
@@ -239,14 +248,14 @@ class Pool:
             with self._lock:
                 entries = list(self._entries.values())
                 self._entries.clear()
-                self._connected.clear()  # an address may soon be somebody else's
+                self._connected.clear()  # an address may soon be another service's
             for entry in entries:
                 entry.close()
             self._look.put(None)
 
     def _check(self, task: int | None) -> None:
         if self._hung_up and task is not None:
-            raise Cancelled(f"the executor has left task {task}: there is nobody to work for")
+            raise Cancelled(f"the executor has left task {task}: its rows are not wanted any more")
 
     def _watch(self) -> None:
         """Has the executor looked after, from the first task on."""
@@ -266,7 +275,7 @@ class Pool:
             self.close()
 
     def _release(self, lease: PoolLease, close: bool) -> None:
-        if close:  # the process ends behind this, so it waits for whoever says so to the peers
+        if close:  # the process ends after this, so it waits until the peers are told
             with self._closing:
                 self._give_back(lease, close)
         else:
@@ -279,8 +288,8 @@ class Pool:
                 return
             self._leases.remove(lease)
             entry.users -= 1
-            # One that the pool has forgotten, as by its close while this was connecting, is looked
-            # after by nobody else.
+            # The pool may have forgotten it, by a close while it was connecting. Then only this
+            # thread can close it.
             forgotten = self._entries.get(entry.peer) is not entry
             closing = not entry.users and (close or forgotten)
             if closing:
@@ -301,7 +310,7 @@ class Pool:
             self._look.put(None)
 
     def _sweep(self) -> None:
-        """Closes what nobody has used for ``idle`` seconds. Ends when there is no connection.
+        """Closes what was unused for ``idle`` seconds. Ends when there is no connection.
 
         Between two looks a connection may be leased and released as often as it likes: a clock
         that is set each time would be a thread for each task.

@@ -72,7 +72,7 @@ class CallSpec:
     tls: ClientTls | None = None
     compression: str | None = None
     config: Config = DEFAULT
-    run: str = ""
+    write_key: str = ""
     """The same for every attempt of the job."""
 
     @property
@@ -121,7 +121,7 @@ class CallSpec:
         """What of that may differ from task to task."""
         return {
             "headers": dict(self.headers),
-            "run": place.run_key(self.run),
+            "write_key": place.unit_key(self.write_key),
             "attempt": place.attempt_key,
             "token": self.fresh_token() if callable(self.token) else self.token,
             "partition": None if place.partition is None else Partition(place.partition),

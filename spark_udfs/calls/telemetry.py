@@ -13,7 +13,6 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from types import TracebackType
 from typing import Any, Final
 
 from aqueduct.errors import ConfigError
@@ -126,12 +125,7 @@ class working:  # noqa: N801  a context manager, as those of contextlib
     def __enter__(self) -> CallSpec:
         return self._calling if self._span is None else self._span.calling
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        failure: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, failure: BaseException | None, traceback: object) -> None:
         self._tally.add(self._numbers)
         _record(self._calling, self._place, self._numbers, failure)
         if self._span is not None:
@@ -153,7 +147,8 @@ def _record(
         context |= {name: f"{value}" for name, value in asdict(place).items()}
     log.info(
         "%r, %s: %s; %d batches and %d rows sent, %d batches and %d rows received, "
-        "%.3f s waited, %d retries, %d reconnects, %d failed batches",
+        "%.3f s waited, %d retries, %d reconnects, %d resumes, "
+        "%d failed batches",
         calling.handler,
         place if place.task is not None else "without a task",
         outcome,
@@ -164,6 +159,7 @@ def _record(
         numbers.waiting_seconds,
         numbers.retries,
         numbers.reconnects,
+        numbers.resumes,
         numbers.failed_batches,
         extra={"context": context},
     )

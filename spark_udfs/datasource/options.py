@@ -74,7 +74,9 @@ WRITING: Final[Mapping[str, Option]] = MappingProxyType(
         option.name: option
         for option in (
             Option("commit_deadline", "seconds above zero, such as 10min, or none", seconds),
-            Option("run", "the name of what is written, the same when it is done again", text),
+            Option(
+                "write_key", "the name of what is written, the same when it is done again", text
+            ),
         )
     }
 )

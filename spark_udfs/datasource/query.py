@@ -91,7 +91,7 @@ def _unknown(client: SyncClient, settings: Settings, error: UnknownHandler) -> C
             headers=settings.driver_headers,
         )
         description = Description.from_batches(list(answer), peer=client.address)
-    except CallError:  # not everybody may ask
+    except CallError:  # not every token may ask
         return error
     names = [each.name for each in description.tables]
     service = f"the service {description.service!r}"

@@ -70,7 +70,7 @@ class Split(InputPartition):
     """What the table said of it."""
     number: int
     of: int
-    run: str
+    write_key: str
     """The same for all splits of one plan, and for every attempt at them."""
 
     def __str__(self) -> str:
@@ -202,18 +202,15 @@ def check_same(settings: Settings, answer: ScanPlan, given: pa.Schema) -> None:
     """Raises SchemaMismatch if the table gives something else by now."""
     found = difference(given, _schema(settings, answer))
     if found is not None:
-        raise SchemaMismatch(
-            f"{where(settings)} has changed since it was looked at: {found.what}; load it again",
-            column=found.column,
-            wanted=found.wanted,
-            got=found.got,
+        raise found.mismatch(
+            f"{where(settings)} has changed since it was looked at: {found.what}; load it again"
         )
 
 
 def splits_of(answer: ScanPlan) -> list[InputPartition]:
     """Each split with its number."""
-    count, run = len(answer.splits), uuid.uuid4().hex
-    return [Split(value, number, count, run) for number, value in enumerate(answer.splits)]
+    count, write_key = len(answer.splits), uuid.uuid4().hex
+    return [Split(value, number, count, write_key) for number, value in enumerate(answer.splits)]
 
 
 def read_split(wanted: Wanted, split: Split) -> Iterator[pa.RecordBatch]:
@@ -279,7 +276,7 @@ def _read(
             output_schema=wanted.given,
             deadline=settings.deadline,
             headers={**headers, READING: reading},
-            run=f"{split.run}/{split.number}",
+            write_key=f"{split.write_key}/{split.number}",
             attempt=place.attempt_key,
             token=settings.fresh_token(),
             partition=Partition(split.number, split.of),
@@ -304,6 +301,7 @@ def _read(
         failed = True
         raise
     finally:
+        numbers.resumes += lease.take_resumes()
         # A Python worker ends with its failed task: let the service hear of it.
         lease.release(close=failed and place.task is not None)
 

@@ -48,13 +48,8 @@ def check(wanted: pa.Schema, got: pa.Schema, where: str, *, handler: str = "") -
     found = difference(wanted, got)
     if found is not None:
         in_spark = '.option("cast", "true")' if "cast=True" in found.in_spark else found.in_spark
-        raise SchemaMismatch(
-            f"{where}: {replace(found, in_spark=in_spark)}",
-            handler=handler,
-            column=found.column,
-            wanted=found.wanted,
-            got=found.got,
-        )
+        text = f"{where}: {replace(found, in_spark=in_spark)}"
+        raise found.mismatch(text, handler=handler)
 
 
 def fit(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:

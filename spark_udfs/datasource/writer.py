@@ -4,8 +4,8 @@ Each task is an attempt: it streams its partition to the sink, and its commit me
 receipt. The driver commits exactly the attempts whose messages reached it, and repeats that until
 the service answers. ``aqueduct.service.sinks`` says what the sink makes of it.
 
-A run is named by the option ``run``, or else: a job by a name of its own, a batch of a stream by
-the query's id, which its checkpoint keeps, and the batch's number.
+A write is named by the option ``write_key``, or else: a job by a name of its own, a batch of
+a stream by the query's id, which its checkpoint keeps, and the batch's number.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from spark_udfs.datasource.options import Settings
 from spark_udfs.datasource.types import check
 from spark_udfs.functions.casts import Casting
 from spark_udfs.spark_schemas import arrow_of
-from spark_udfs.spark_types import retold, told_schema
+from spark_udfs.spark_types import retold
 from spark_udfs.worker.metrics import Tally, TaskMetrics, Total
 from spark_udfs.worker.task import TaskContext, here, locate
 
@@ -81,7 +81,7 @@ _BATCH: Final = "streaming.sql.batchId"
 class CommitMessage(WriterCommitMessage):
     """What a task tells the driver."""
 
-    run: WriteKey
+    write_key: WriteKey
     execution: str
     prepared: PreparedAttempt | None
     """None: its partition was empty, so there was nothing to write."""
@@ -96,7 +96,7 @@ def make_writer(settings: Settings, schema: StructType, overwrite: bool) -> Batc
     """
     writing = Writing(settings, overwrite, uuid.uuid4().hex)
     writing.look(schema)
-    return BatchSinkWriter(writing, settings.more.get("run") or uuid.uuid4().hex)
+    return BatchSinkWriter(writing, settings.more.get("write_key") or uuid.uuid4().hex)
 
 
 def make_stream_writer(settings: Settings, schema: StructType, overwrite: bool) -> StreamSinkWriter:
@@ -110,66 +110,66 @@ def make_stream_writer(settings: Settings, schema: StructType, overwrite: bool) 
         writing.look(schema)
     except (Busy, ConnectionLost) as error:
         log.warning("%r cannot be looked at before it is written to: %s", settings.handler, error)
-    return StreamSinkWriter(writing, settings.more.get("run") or "")
+    return StreamSinkWriter(writing, settings.more.get("write_key") or "")
 
 
 class BatchSinkWriter(DataSourceArrowWriter):
     """One job. A copy travels to each task, another one to the commit."""
 
-    def __init__(self, writing: Writing, run: str) -> None:
+    def __init__(self, writing: Writing, write_key: str) -> None:
         self.writing = writing
-        self.run = WriteKey(run, writing.overwrite)
+        self.write_key = WriteKey(write_key, writing.overwrite)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> CommitMessage:
         """In a task: writes its partition."""
-        return self.writing.write(self.run, iterator, here())
+        return self.writing.write(self.write_key, iterator, here())
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """On the driver, when every partition has a message."""
-        self.writing.commit(self.run, _said(messages))
+        self.writing.commit(self.write_key, _said(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """On the driver, when the job has failed."""
-        self.writing.abort(self.run, _said(messages), self.writing.execution)
+        self.writing.abort(self.write_key, _said(messages), self.writing.execution)
 
 
 class StreamSinkWriter(DataSourceStreamArrowWriter):
     """One batch of a streaming query. The one that commits is not the one that travels to tasks."""
 
-    def __init__(self, writing: Writing, run: str) -> None:
+    def __init__(self, writing: Writing, write_key: str) -> None:
         self.writing = writing
-        self.run = run
+        self.write_key = write_key
         """What stands for the query; "" for its id, which only tasks know."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> CommitMessage:
         """In a task: writes its partition."""
-        query = self.run or _local_property(_QUERY)
-        run = WriteKey(f"{query}/{_local_property(_BATCH)}", self.writing.overwrite)
-        return self.writing.write(run, iterator, here())
+        query = self.write_key or _local_property(_QUERY)
+        write_key = WriteKey(f"{query}/{_local_property(_BATCH)}", self.writing.overwrite)
+        return self.writing.write(write_key, iterator, here())
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """On the driver, when every partition has a message."""
         said = _said(messages)
-        self.writing.commit(self._run(said, batchId), said)
+        self.writing.commit(self._write_key(said, batchId), said)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """On the driver, when the batch has failed."""
         said = _said(messages)
-        if said or self.run:
+        if said or self.write_key:
             execution = said[0].execution if said else None
-            self.writing.abort(self._run(said, batchId), said, execution)
+            self.writing.abort(self._write_key(said, batchId), said, execution)
         # Else no task has told which query it was: the batch's next commit throws away what was
         # prepared, or its time to live ends.
 
-    def _run(self, said: list[CommitMessage], batch: int) -> WriteKey:
+    def _write_key(self, said: list[CommitMessage], batch: int) -> WriteKey:
         if said:
-            return said[0].run
-        if not self.run:
+            return said[0].write_key
+        if not self.write_key:
             raise ConfigError(
                 "no partition told which streaming query it belongs to; name it by "
-                '.option("run", NAME)'
+                '.option("write_key", NAME)'
             )
-        return WriteKey(f"{self.run}/{batch}", self.writing.overwrite)
+        return WriteKey(f"{self.write_key}/{batch}", self.writing.overwrite)
 
 
 class Writing:
@@ -179,7 +179,7 @@ class Writing:
         self.settings = settings
         self.overwrite = overwrite
         self.execution = execution
-        """Tells this try at the run from others, whose attempts Spark numbers from zero again."""
+        """Tells this try at the write from others, whose attempts Spark numbers from zero again."""
         self.schema: pa.Schema | None = None
         """What the sink takes; None: anything."""
         self.rows: pa.Schema | None = None
@@ -207,16 +207,16 @@ class Writing:
         return f"the rows to be written into the sink {self.settings.handler!r}"
 
     def write(
-        self, run: WriteKey, batches: Iterator[pa.RecordBatch], place: TaskContext
+        self, write_key: WriteKey, batches: Iterator[pa.RecordBatch], place: TaskContext
     ) -> CommitMessage:
         """In a task: one attempt. Raises the errors of ``aqueduct.errors``, told where."""
         settings, numbers = self.settings, TaskMetrics()
         source = iter(batches)
         first = next(source, None)
         if first is None:
-            return CommitMessage(run, self.execution, None, numbers)
+            return CommitMessage(write_key, self.execution, None, numbers)
         attempt = Attempt(
-            run,
+            write_key,
             execution=self.execution,
             stage=place.stage or 0,
             partition=place.partition or 0,
@@ -224,12 +224,8 @@ class Writing:
         )
         rows: Iterator[pa.RecordBatch] = itertools.chain((first,), source)
         own = CallSpec(settings.addresses, settings.handler, self.schema, headers=settings.headers)
-        schema = first.schema
+        rows, schema = retold(rows, first.schema, self.rows)
         del first
-        if self.rows is not None:
-            told = told_schema(schema, self.rows)
-            if not told.equals(schema, check_metadata=True):
-                rows, schema = retold(rows, told), told
         try:
             # As for a source, its log tells: there is no session where an accumulator could be.
             with working(
@@ -242,7 +238,7 @@ class Writing:
             ) as calling:
                 headers = dict(calling.headers)
                 prepared = self._prepare(attempt, rows, schema, headers, place, numbers)
-            return CommitMessage(run, self.execution, prepared, numbers)
+            return CommitMessage(write_key, self.execution, prepared, numbers)
         except AqueductError as error:
             raise locate(
                 _plainly(error),
@@ -252,7 +248,7 @@ class Writing:
                 numbers=numbers,
             ) from error.__cause__
 
-    def commit(self, run: WriteKey, messages: Sequence[CommitMessage]) -> None:
+    def commit(self, write_key: WriteKey, messages: Sequence[CommitMessage]) -> None:
         """On the driver: commits what the messages tell of, and nothing else.
 
         Raises how the sink failed, or why there was no answer for ``commit_deadline``.
@@ -263,29 +259,29 @@ class Writing:
 
         def commit(sink: SinkWriter) -> Any:
             left = None if until is None else max(until - time.monotonic(), 0.001)
-            return sink.commit(run, prepared, deadline=left)
+            return sink.commit(write_key, prepared, deadline=left)
 
         result = self._patiently(commit, until=until)
         total = Total()
         for each in messages:
             total += each.numbers
         log.info(
-            "%r: run %r is committed, %d rows of %d tasks: %s",
+            "%r: write %r is committed, %d rows of %d tasks: %s",
             self.settings.handler,
-            run.key,
+            write_key.key,
             total.rows_sent,
             len(prepared),
             result,
         )
 
     def abort(
-        self, run: WriteKey, messages: Sequence[CommitMessage], execution: str | None
+        self, write_key: WriteKey, messages: Sequence[CommitMessage], execution: str | None
     ) -> None:
-        """On the driver: aborts all attempts of the run, or of this execution of it."""
+        """On the driver: aborts all attempts of the write, or of this execution of it."""
         prepared = [each.prepared for each in messages if each.prepared is not None]
         deadline = self.settings.deadline
         self._patiently(
-            lambda sink: sink.abort(run, prepared, execution=execution, deadline=deadline)
+            lambda sink: sink.abort(write_key, prepared, execution=execution, deadline=deadline)
         )
 
     def _prepare(
@@ -298,7 +294,7 @@ class Writing:
         numbers: TaskMetrics,
     ) -> PreparedAttempt:
         """What the attempt comes to, cast and tried as the options say."""
-        rows = _counted(rows, numbers)
+        rows = numbers.counted(rows)
         cast = self.settings.cast
         if cast and self.schema is not None:
             rounding = cast == "round"
@@ -348,6 +344,7 @@ class Writing:
             for stream in streams:
                 numbers.bytes_sent += stream.bytes_sent
                 numbers.waiting_seconds += stream.waited
+            numbers.resumes += lease.take_resumes()
             # A Python worker ends with its failed task: let the service hear of it.
             lease.release(close=failed and place.task is not None)
 
@@ -408,13 +405,6 @@ class Writing:
         return SinkWriter(client, self.settings.handler, token=token, headers=headers)
 
 
-def _counted(batches: Iterator[pa.RecordBatch], numbers: TaskMetrics) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        numbers.batches_sent += 1
-        numbers.rows_sent += batch.num_rows
-        yield batch
-
-
 def _pause(settings: Settings, tries: int) -> None:
     seconds = min(settings.backoff * 2.0 ** min(tries, 30), _PAUSE_LIMIT)
     time.sleep(seconds * random.uniform(0.5, 1.0))
@@ -443,6 +433,6 @@ def _local_property(name: str) -> str:
     if not value:
         raise ConfigError(
             f"the task has no {name}: a streaming query sets it; name the query by "
-            '.option("run", NAME)'
+            '.option("write_key", NAME)'
         )
     return str(value)

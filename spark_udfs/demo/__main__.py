@@ -160,7 +160,7 @@ def _check(table: pa.Table, target: Path, counted: dict[str, int]) -> int:
 def _failed(
     error: Exception, process: ServiceProcess | None, directory: Path, *, kept: bool
 ) -> int:
-    """Says why the job failed, in the words of whoever raised it."""
+    """Says why the job failed, in the words of the error."""
     text = str(error) or type(error).__name__
     print(f"\nThe job failed: {escape_lines(text.strip())}", file=sys.stderr)
     ended = process.ended() if process else None

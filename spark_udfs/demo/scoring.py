@@ -96,15 +96,6 @@ class DelayModel:
             total = total + slope * _values(flights[name])
         return pa.array(total, mask=unknown)
 
-    def explained(self, flights: pa.Table) -> float:
-        """The share of the delays' variance that the model explains (R squared)."""
-        arrived = flights.filter(pc.is_valid(flights["arr_delay"])).combine_chunks()
-        actual = arrived["arr_delay"].to_numpy()
-        expected = np.concatenate(
-            [_values(self.expected_delay(batch)) for batch in arrived.to_batches()]
-        )
-        return float(1 - np.var(actual - expected) / np.var(actual))
-
 
 def great_circle_km(flights: pa.RecordBatch) -> pa.Array:
     """The way over the globe between a flight's airports, to the millimetre (haversine)."""

@@ -16,7 +16,6 @@ import contextlib
 import copy
 import itertools
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypeAlias
@@ -40,8 +39,7 @@ __all__ = [
     "RECEIPT",
     "FileReading",
     "FileReceipt",
-    "FilesExchange",
-    "FilesSink",
+    "FilesFunction",
     "exchange_files",
     "send_files",
 ]
@@ -80,7 +78,7 @@ def exchange_files(
     batch_bytes: int | str = BATCH_BYTES,
     read_ahead: int | str = 16 * MiB,
     **options: Any,
-) -> FilesExchange:
+) -> FilesFunction:
     """A function for ``mapInArrow`` over a frame of files: what is in them goes to the service.
 
     The frame has a column ``path`` and may have ``row_groups`` (see ``list_files``); each row is a
@@ -112,11 +110,10 @@ def exchange_files(
         raise ConfigError(
             "returns='answers' leaves no receipt; write= and on_failure='report' are told in one"
         )
-    return FilesExchange(
+    return FilesFunction(
         exchange(address, handler, **options),
         _reading(columns, on_failure, batch_bytes, read_ahead),
-        answers=returns == "answers",
-        write=write,
+        _ExchangeWork(answers=returns == "answers", write=write),
     )
 
 
@@ -129,12 +126,12 @@ def send_files(
     batch_bytes: int | str = BATCH_BYTES,
     read_ahead: int | str = 16 * MiB,
     **options: Any,
-) -> FilesSink:
+) -> FilesFunction:
     """The same for a handler of kind ``sink``: a receipt for each part, nothing comes back.
 
     ``options``: those of ``exchange`` that say whom to call and how; what concerns answers has no
     place here. A sink that is told a part twice (Spark tries tasks again) must know it by the
-    call's ``run``, which is the same for every attempt of the part.
+    call's ``write_key``, which is the same for every attempt of the part.
 
     ``retries`` (0), ``backoff``, ``backoff_limit``: how often a part whose call broke is read and
     sent again from its beginning, to the next address if there is one, before the task fails, and
@@ -149,9 +146,10 @@ def send_files(
     for name in options:
         if name not in known:
             raise unknown(name, sorted(known))
-    return FilesSink(
+    return FilesFunction(
         exchange(address, handler, **options),
         _reading(columns, on_failure, batch_bytes, read_ahead),
+        _SinkWork(),
     )
 
 
@@ -278,75 +276,25 @@ class _Input:
 
 
 @dataclass(frozen=True)
-class _Files(PickledFunction, ABC):
-    """What functions over files have in common."""
+class _ExchangeWork:
+    """The part goes through an exchange; the answers go to Spark, to a file, or nowhere."""
 
-    call: Exchange
-    reading: FileReading
-
-    @property
-    def schema(self) -> str:
-        """Of the receipts, for ``mapInArrow``."""
-        return RECEIPT
+    answers: bool
+    write: str | None
 
     @property
-    def numbers(self) -> Total:
-        """What was counted of the parts that ended well so far; to be read on the driver."""
-        return self.call.numbers
-
-    def summary(self) -> str:
-        """``numbers`` in a few lines for people; each part counts as a task."""
-        return self.call.summary()
-
-    def __call__(self, rows: Iterator[pa.RecordBatch]) -> Generator[pa.RecordBatch]:
-        """Receipts, or answers."""
-        parts = _parts(rows)
-        with contextlib.closing(self.reading.ahead(parts)) as ahead:
-            for number, part in enumerate(parts):
-                receipt = FileReceipt(part)
-                entry = _Input(number, receipt, ahead)
-                try:
-                    yield from self._work(entry, receipt)
-                except AqueductError as error:
-                    located = _located(error, entry.place(error))
-                    if not self.reading.report:
-                        raise located from error.__cause__
-                    receipt.error = str(located)
-                entry.drain()
-                if self._receipts:
-                    yield receipt.to_batch()
+    def name(self) -> str:
+        return "exchange_files"
 
     @property
-    def _receipts(self) -> bool:
-        return True
-
-    @abstractmethod
-    def _work(self, entry: _Input, receipt: FileReceipt) -> Generator[pa.RecordBatch]:
-        """Sends one part, and yields what is to be given to Spark besides its receipt."""
-
-    def _calling(self, part: Part) -> CallSpec:
-        """With a run of the part's own: its attempts are those of one unit of work."""
-        calling = self.call.calling
-        return replace(calling, run=f"{calling.run}/{key_of(part)}")
-
-
-@dataclass(frozen=True)
-class FilesExchange(_Files):
-    """What ``exchange_files`` returns: call it with batches of ``path`` and ``row_groups``."""
-
-    answers: bool = False
-    write: str | None = None
-
-    @property
-    def __name__(self) -> str:  # Spark shows it in plans
-        return f"exchange_files_{self.call.handler}"
-
-    @property
-    def _receipts(self) -> bool:
+    def receipts(self) -> bool:
         return not self.answers
 
-    def _work(self, entry: _Input, receipt: FileReceipt) -> Generator[pa.RecordBatch]:
-        call = replace(self.call, calling=self._calling(receipt.part))
+    def send(
+        self, call: Exchange, entry: _Input, reading: FileReading
+    ) -> Generator[pa.RecordBatch]:
+        receipt = entry.receipt
+        call = replace(call, calling=_calling(call, receipt.part))
         written = None
         if self.write is not None:
             written = Written(self.write, receipt.part, here().attempt_key)
@@ -368,30 +316,37 @@ class FilesExchange(_Files):
 
 
 @dataclass(frozen=True)
-class FilesSink(_Files):
-    """What ``send_files`` returns: call it with batches of ``path`` and ``row_groups``."""
+class _SinkWork:
+    """The part goes to a sink; nothing comes back."""
 
     @property
-    def __name__(self) -> str:  # Spark shows it in plans
-        return f"send_files_{self.call.handler}"
+    def name(self) -> str:
+        return "send_files"
 
-    def _work(self, entry: _Input, receipt: FileReceipt) -> Generator[pa.RecordBatch]:
-        yield from ()  # nothing comes back
+    @property
+    def receipts(self) -> bool:
+        return True
+
+    def send(
+        self, call: Exchange, entry: _Input, reading: FileReading
+    ) -> Generator[pa.RecordBatch]:
+        yield from ()
         source = iter(entry)
         first = next(source, None)
         if first is None:
             return
         source = itertools.chain((first,), source)
-        place, numbers = here(), TaskMetrics()
-        own = self._calling(receipt.part)
-        tally, trace = self.call.tally, self.call.trace
+        part, place, numbers = entry.receipt.part, here(), TaskMetrics()
+        own = _calling(call, part)
         with (
-            working(own, tally=tally, trace=trace, place=place, numbers=numbers) as calling,
+            working(
+                own, tally=call.tally, trace=call.trace, place=place, numbers=numbers
+            ) as calling,
             contextlib.ExitStack() as stack,
         ):
-            tries = Tries(calling, place, receipt.part)
-            while not self._sent(tries, source, first.schema, receipt, numbers):
-                ahead = stack.enter_context(contextlib.closing(self.reading.ahead((receipt.part,))))
+            tries = Tries(calling, place, part)
+            while not self._sent(tries, source, first.schema, entry.receipt, numbers):
+                ahead = stack.enter_context(contextlib.closing(reading.ahead((part,))))
                 stack.callback(entry.drain)  # before its reader is closed
                 source = entry.again(ahead)
 
@@ -424,6 +379,60 @@ class FilesSink(_Files):
         finally:
             numbers.batches_sent, numbers.rows_sent = receipt.batches_in, receipt.rows_in
         return True
+
+
+def _calling(call: Exchange, part: Part) -> CallSpec:
+    """With a write key of the part's own: its attempts are those of one unit of work."""
+    calling = call.calling
+    return replace(calling, write_key=f"{calling.write_key}/{key_of(part)}")
+
+
+@dataclass(frozen=True)
+class FilesFunction(PickledFunction):
+    """What ``exchange_files`` and ``send_files`` return, for ``mapInArrow``.
+
+    It is called with batches of ``path`` and ``row_groups``, and gives receipts or answers.
+    """
+
+    call: Exchange
+    reading: FileReading
+    work: _ExchangeWork | _SinkWork
+
+    @property
+    def __name__(self) -> str:  # Spark shows it in plans
+        return f"{self.work.name}_{self.call.handler}"
+
+    @property
+    def schema(self) -> str:
+        """Of the receipts, for ``mapInArrow``."""
+        return RECEIPT
+
+    @property
+    def numbers(self) -> Total:
+        """What was counted of the parts that ended well so far; to be read on the driver."""
+        return self.call.numbers
+
+    def summary(self) -> str:
+        """``numbers`` in a few lines for people; each part counts as a task."""
+        return self.call.summary()
+
+    def __call__(self, rows: Iterator[pa.RecordBatch]) -> Generator[pa.RecordBatch]:
+        """Receipts, or answers."""
+        parts = _parts(rows)
+        with contextlib.closing(self.reading.ahead(parts)) as ahead:
+            for number, part in enumerate(parts):
+                receipt = FileReceipt(part)
+                entry = _Input(number, receipt, ahead)
+                try:
+                    yield from self.work.send(self.call, entry, self.reading)
+                except AqueductError as error:
+                    located = _located(error, entry.place(error))
+                    if not self.reading.report:
+                        raise located from error.__cause__
+                    receipt.error = str(located)
+                entry.drain()
+                if self.work.receipts:
+                    yield receipt.to_batch()
 
 
 def _parts(rows: Iterator[pa.RecordBatch]) -> list[Part]:

@@ -67,7 +67,7 @@ def _row(part: Part, size: int) -> tuple[str, list[int] | None, int]:
 
 
 def spread(found: Sequence[tuple[Part, int]], tasks: int) -> list[list[tuple[Part, int]]]:
-    """``found`` in so many lists of about equal size: the largest first, to who has least."""
+    """``found`` in so many lists of about equal size: the largest first, to the smallest list."""
     bins: list[list[tuple[Part, int]]] = [[] for _ in range(tasks)]
     loads = [(0, number) for number in range(tasks)]
     for part, size in sorted(found, key=lambda entry: (-entry[1], str(entry[0]))):

@@ -1,4 +1,4 @@
-"""Files as record batches, a part at a time, read ahead of who takes them.
+"""Files as record batches, a part at a time, read ahead of their consumer.
 
 A part is a file, or some row groups of a Parquet file, or some batches of an Arrow file. It is read
 by pyarrow alone: Spark's JVM sees nothing but its name.

@@ -242,7 +242,7 @@ def exchange(
         tls=tls if tls is not None else tls_of(values),
         compression=values.get("compression"),
         config=config,
-        run=uuid.uuid4().hex,
+        write_key=uuid.uuid4().hex,
         **{
             name: values[name] for name in ("retries", "backoff", "backoff_limit") if name in values
         },
@@ -300,9 +300,9 @@ class Exchange(PickledFunction):
         return self.calling.handler
 
     @property
-    def run(self) -> str:
+    def write_key(self) -> str:
         """Made once, on the driver: with stage and partition it names a unit of work."""
-        return self.calling.run
+        return self.calling.write_key
 
     @property
     def numbers(self) -> Total:
@@ -346,10 +346,7 @@ class Exchange(PickledFunction):
         else:
             return  # an empty partition, of which not even the columns are known
         del first
-        if self.rows is not None:
-            told = told_schema(schema, self.rows)
-            if not told.equals(schema, check_metadata=True):
-                source, schema = retold(source, told), told
+        source, schema = retold(source, schema, self.rows)
         place, numbers = here(), TaskMetrics()
         try:
             with working(

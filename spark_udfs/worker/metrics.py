@@ -15,8 +15,12 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["Tally", "TaskMetrics", "Total"]
 
@@ -39,8 +43,17 @@ class TaskMetrics:
     """Calls made again after one that broke."""
     reconnects: int = 0
     """Connections made after the first of each address."""
+    resumes: int = 0
+    """Cuts after which a connection went on with its calls (``?resume=`` of the address)."""
     failed_batches: int = 0
     """Answered with a failure that the job tolerates (``on_error``)."""
+
+    def counted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """``batches``, counted as they are sent."""
+        for batch in batches:
+            self.batches_sent += 1
+            self.rows_sent += batch.num_rows
+            yield batch
 
     def moved(self, sent: int, received: int, waited: float) -> None:
         """Adds the bytes of a call, and the seconds that it waited."""
@@ -69,6 +82,7 @@ class Total(TaskMetrics):
         troubles = (
             _many(self.retries, "retry", "retries"),
             _many(self.reconnects, "reconnect"),
+            _many(self.resumes, "resume"),
             _many(self.failed_batches, "failed batch", "failed batches"),
         )
         return "\n".join(

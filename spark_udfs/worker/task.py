@@ -31,9 +31,9 @@ class TaskContext:
             f"(stage {self.stage}, attempt {self.attempt}, task {self.task})"
         )
 
-    def run_key(self, run: str) -> str:
+    def unit_key(self, write_key: str) -> str:
         """The same for every attempt of this unit of work, and for no other unit."""
-        return run if self.task is None else f"{run}/{self.stage}/{self.partition}"
+        return write_key if self.task is None else f"{write_key}/{self.stage}/{self.partition}"
 
     @property
     def attempt_key(self) -> str:

@@ -261,16 +261,6 @@ def test_a_payload_may_lie_anywhere():
         assert Decoder(PLAIN).decode(moved).equals(batch)
 
 
-def test_detached_payloads_are_copies():
-    batch = batch_of()
-    encoded = Encoder(PLAIN).encode(batch)
-    copy = encoded.detached()
-    assert copy.size == encoded.size
-    assert b"".join(copy.buffers) == b"".join(encoded.buffers)
-    sent = {pa.py_buffer(buffer).address for buffer in copy.buffers}
-    assert not sent & {address for column in batch.columns for address in addresses(column)}
-
-
 def test_a_batch_of_an_alike_schema_is_sent_as_the_encoders():
     schema = pa.schema([("t", pa.list_(pa.timestamp("us", "UTC"))), ("x", pa.int64())])
     zone = pa.timestamp("us", "Europe/Berlin")

@@ -327,7 +327,7 @@ HIDDEN = {
 
 @pytest.mark.requirement("AC-26")
 @pytest.mark.parametrize(("kind", "array"), HIDDEN.values(), ids=HIDDEN)
-def test_nested_nulls_that_nobody_can_see_are_allowed(kind, array):
+def test_nested_nulls_out_of_sight_are_allowed(kind, array):
     batch = declared(array, kind)
     assert Required(batch.schema).find(batch) is None
     payload = joined(Encoder(batch.schema).encode(batch))

@@ -164,7 +164,7 @@ TYPES = {
         pa.struct([("a", pa.int8())]),
         pa.int8(),
         (
-            "column 'x' has another type: wanted struct<a: int8>, got int8; no cast leads there: "
+            "column 'x' has another type: wanted struct<a: int8>, got int8; there is no cast: "
             "build it as struct<a: int8>, or change what is declared"
         ),
     ),

@@ -56,7 +56,7 @@ def test_what_cannot_be_measured_is_not_said(
 
 
 @pytest.mark.skipif(not PINS, reason="who answers is pinned to a processor, as only Linux can")
-def test_who_answers_does_not_outlive_who_asks() -> None:
+def test_the_answering_process_does_not_outlive_the_asking_one() -> None:
     script = (
         "import mmap, os; from benchmarks import cpu_topology\n"
         "line = memoryview(mmap.mmap(-1, 4096)); asker, child = os.getpid(), os.fork()\n"

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from benchmarks import cases as bench_cases
-from benchmarks import certificate, check, compare, core, loopback, processes, results
+from benchmarks import certificate, check, compare, core, loopback, processes, relayed, results
 from benchmarks.peers import common, core_peer
 from benchmarks.spark import cases as spark_plan
 
@@ -204,6 +204,7 @@ def test_floors_that_demand_nothing_are_refused(tmp_path: Path, text: str):
 def test_every_floor_is_of_a_case_that_the_plan_has():
     planned = {(case.name, c.name) for case in bench_cases.PLAN for c in case.contestants}
     planned |= {(case.name, c.name) for case in core.PLAN for c in case.contestants}
+    planned |= {(case.name, c.name) for case in relayed.PLAN for c in case.contestants}
     planned |= {(case.name, c.name) for case in spark_plan.PLAN for c in case.contestants}
     for floor in FLOORS:
         assert (floor.case, floor.contestant) in planned
@@ -242,7 +243,8 @@ def test_words_and_whole_names_choose_cases():
         "sink-1m", "tls-echo-1m", "tls-echo-64k",
     ]  # fmt: skip
     assert {case.name for case in bench_cases.select("sink-1m")} == {
-        "sink-1m", "sink-1m-1200", "tcp-sink-1m", "unix-sink-1m", "tls-sink-1m",
+        "sink-1m", "sink-1m-1200", "sink-1m-1452", "sink-1m-8900",
+        "tcp-sink-1m", "unix-sink-1m", "tls-sink-1m",
     }  # fmt: skip
     some = bench_cases.select("=sockets/unix-copy")
     assert {c.name for case in some for c in case.contestants} == {"sockets/unix-copy"}
@@ -413,6 +415,20 @@ def test_a_real_run_of_the_core_has_every_measurement_in_its_tables(tmp_path: Pa
     for case in core.PLAN:
         assert f"| {case.name} " in done.stdout
     assert {name for row in run.rows for name in row if name in shown} == shown
+
+
+def test_a_real_run_by_way_of_another_worker_has_both_ways_and_their_ratio(tmp_path: Path):
+    path = tmp_path / "run.json"
+    command = [sys.executable, str(BENCHMARKS / "relayed.py"), "--quick", "--repeat", "1"]
+    done = subprocess.run(
+        [*command, "--json", str(path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    run = results.Run.load(path)
+    for case in relayed.PLAN:
+        assert len(run.ratios(case.name, *relayed.NAMES, "mib_s")) == 1
+        assert f"| {case.name} " in done.stdout
+    assert len(run.rows) == 2 * len(relayed.PLAN)
 
 
 def test_a_measurement_of_the_core_that_goes_wrong_is_an_error():

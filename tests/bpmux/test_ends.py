@@ -111,11 +111,11 @@ async def test_the_end_of_the_top_level_alone_closes(family: str, tmp_path: Path
 
 
 def unsent(connection: BpmuxConnection) -> tuple[int, int]:
-    """Entities beside the top level, and what stands in a lane of the scheduler."""
+    """Entities beside the top level, and what stands in a queue of the scheduler."""
     turns = connection.mux.turns
-    lanes = (turns.urgent, turns.fresh, turns.bulky, turns._waiting)
+    queues = (turns.urgent, turns.fresh, turns.bulky, connection.mux.scheduler.waiting)
     count = sum(connection.mux.count(place) for place in range(len(PLACES))) - 2
-    return count, sum(map(len, lanes))
+    return count, sum(map(len, queues))
 
 
 @pytest.mark.requirement("BP-R15")
@@ -133,7 +133,7 @@ async def test_a_request_that_was_given_up_before_it_left_is_never_sent(
             with pytest.raises(asyncio.CancelledError):
                 await asking
         assert unsent(connection) == (0, 0)
-        assert connection._queued == 0
+        assert connection._link.queued == 0
         await peer.say(chunk(Kind.IN_STREAM, 0, credit=MiB))
         await connection.send(b"a message")
         await peer.until(lambda: peer.payload(Kind.IN_SINK, 0) == b"a message")
@@ -178,8 +178,8 @@ async def test_openings_that_were_given_up_before_they_left_are_never_sent(
             assert await stream.wait_ended() == b""
         assert unsent(connection)[0] == 0
         assert unsent(connection)[1] < 200
-        assert connection._queued == 0
-        assert len(connection._live) == 2
+        assert connection._link.queued == 0
+        assert len(connection._link.live) == 2
         await peer.say(chunk(Kind.IN_STREAM, 0, credit=MiB))
         await connection.send(b"a message")
         await peer.until(lambda: peer.payload(Kind.IN_SINK, 0) == b"a message")
@@ -205,7 +205,7 @@ async def test_a_payload_that_was_given_up_before_it_left_is_never_sent(
             await sink.send(b"never", partial=True, timeout=0.05)
         with pytest.raises(TimeoutError):
             await request.respond(b"never", timeout=0.05)
-        assert connection._queued == 0
+        assert connection._link.queued == 0
         await peer.say(
             chunk(Kind.OUT_STREAM, 1, credit=100), chunk(Kind.OUT_REQUEST, 1, credit=100)
         )
@@ -305,7 +305,7 @@ async def test_a_close_that_is_cancelled_leaves_nothing_open(family: str, tmp_pa
             await closing
         await soon(again)
         await connection.wait_closed()
-        assert not connection._live
+        assert not connection._link.live
 
 
 async def test_a_server_whose_close_is_cancelled_cancels_its_handlers(

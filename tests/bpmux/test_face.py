@@ -42,7 +42,7 @@ async def test_requests_both_ways_at_once(family: str, tmp_path: Path) -> None:
             assert found == [text.upper() for text in texts]
         assert await pair.client.request() == b""
         await nothing_left(pair)
-        assert len(pair.client._live) == 2  # the top level
+        assert len(pair.client._link.live) == 2  # the top level
         await pair.client.close()
         for task in tasks:
             await within(task)  # the loops over what is opened end with the connection
@@ -210,7 +210,7 @@ async def test_messages_of_the_top_level(family: str, tmp_path: Path) -> None:
                 await within(sending)
 
 
-async def test_who_does_not_read_holds_the_sender_back(family: str, tmp_path: Path) -> None:
+async def test_a_peer_that_does_not_read_stops_the_sender(family: str, tmp_path: Path) -> None:
     """By credit (BP-10): no byte above the window comes, and reading lets as many follow."""
     async with joined(family, tmp_path, window=10 * KiB) as pair:
         sink = pair.client.open_sink()
@@ -220,8 +220,8 @@ async def test_who_does_not_read_holds_the_sender_back(family: str, tmp_path: Pa
             await sink.send(bytes(KiB))
         with pytest.raises(TimeoutError):
             await sink.send(bytes(KiB), timeout=0.05)
-        assert not sink._entity.items  # nothing of it was sent, and nothing waits
-        assert sink._entity.credit_out == 0
+        assert not sink.entity.items  # nothing of it was sent, and nothing waits
+        assert sink.entity.credit_out == 0
         for number in range(5):
             assert len(await stream.receive()) == KiB
             await sink.send(bytes([number]) * KiB)
@@ -275,7 +275,7 @@ async def test_a_bulky_sink_does_not_hold_up_a_request(family: str, tmp_path: Pa
         sink = pair.client.open_sink()
         stream = await pair.server.accept()
         assert isinstance(stream, BpmuxStream)
-        await eventually(lambda: sink._entity.credit_out)
+        await eventually(lambda: sink.entity.credit_out)
         way = proxy.link.up
         way.stall()
         way.let(300 * KiB)
@@ -332,7 +332,7 @@ async def test_close_brings_its_reason_and_ends_everything(family: str, tmp_path
             await sink.send(b"more")
         await pair.server.wait_closed()
         await eventually(lambda: not pair.listener.connections)
-        assert not pair.client._live and not pair.server._live
+        assert not pair.client._link.live and not pair.server._link.live
         await pair.client.close()  # again
 
 

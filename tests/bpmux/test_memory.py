@@ -104,7 +104,9 @@ async def test_the_memory_goes_with_the_connection(
             await duplex.receive(timeout=0.01)
         things = [client, server, opened, *streams, duplex.sink, duplex.stream]
         gone.extend(weakref.ref(thing) for thing in things)
-        gone.extend(weakref.ref(half) for half, _ in server._opened if not isinstance(half, Duplex))
+        gone.extend(
+            weakref.ref(half) for half, *_ in server._opened if not isinstance(half, Duplex)
+        )
         gone.extend(weakref.ref(each.mux._budget) for each in (client, server))
         done = end(client, server)
         assert asyncio.iscoroutine(done)
@@ -126,7 +128,7 @@ async def test_the_memory_goes_with_the_connection(
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_a_task_that_is_cancelled_leaves_nothing_behind(family: str, tmp_path: Path) -> None:
     async with joined(family, tmp_path) as pair:
-        before = set(pair.client._live)
+        before = set(pair.client._link.live)
         with uncollected():
             tasks = [
                 asyncio.create_task(pair.client.request(b"?" * 100 * KiB)),
@@ -136,14 +138,14 @@ async def test_a_task_that_is_cancelled_leaves_nothing_behind(family: str, tmp_p
             ]
             seen: list[weakref.ref[object]] = [weakref.ref(task) for task in tasks]
             await asyncio.sleep(0)
-            (call,) = pair.client._live - before
+            (call,) = pair.client._link.live - before
             seen.append(weakref.ref(call))
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             del tasks, task, call
             await eventually(lambda: not any(each() for each in seen))
-            assert pair.client._live == before
+            assert pair.client._link.live == before
 
 
 def held(connection: BpmuxConnection) -> int:
@@ -331,7 +333,7 @@ async def test_payloads_without_bytes_are_bounded_over_all_streams(
                 await peer.say(chunk(Kind.OUT_SINK, number, b"") * 5000)
         await within(asyncio.ensure_future(connection.wait_closed()))
         assert "each of which counts 16 bytes; Bpmux.connection_bytes" in str(connection.error)
-        assert connection._unread <= 512 * KiB // 16 + 1
+        assert connection._link.unread <= 512 * KiB // 16 + 1
 
 
 @pytest.mark.requirement("BP-R12")
@@ -351,13 +353,13 @@ async def test_what_waits_to_be_sent_is_bounded(family: str, tmp_path: Path) -> 
         connection.open_sink()
         with pytest.raises(TimeoutError):
             await connection.request(b"!", timeout=0.05)
-        assert connection._queued == LIMIT
+        assert connection._link.queued == LIMIT
         asking = asyncio.create_task(connection.request(b"!", timeout=30))
         await peer.say(chunk(Kind.IN_STREAM, 0, credit=4 * MiB + 1))
         await peer.until(lambda: peer.of(Kind.OUT_REQUEST, 0))
         await peer.say(chunk(Kind.IN_REQUEST, 0, b"!!"))
         assert await within(asking) == b"!!"
-        await eventually(lambda: not connection._queued)
+        await eventually(lambda: not connection._link.queued)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

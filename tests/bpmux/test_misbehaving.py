@@ -66,7 +66,7 @@ async def test_a_violation_ends_the_connection_at_once(
             assert isinstance(caught.value.__cause__, RemoteProtocolError)
         await peer.until_over()
         await connection.wait_closed()
-        assert not connection._live
+        assert not connection._link.live
 
 
 async def test_a_peer_that_grants_nothing_gets_nothing(family: str, tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ async def test_a_peer_that_stops_reading_is_waited_for_and_left(
         with pytest.raises(TimeoutError):
             while True:
                 await sink.send(bytes(200 * KiB), timeout=0.3)
-        queued = sink._entity.queued + connection._transport.get_write_buffer_size()
+        queued = sink.entity.queued + connection._transport.get_write_buffer_size()
         assert queued <= MiB
         await within(asyncio.ensure_future(connection.close()))
 
@@ -264,7 +264,7 @@ async def conversation(family: str, folder: Path, proxy: Proxy) -> list[str]:
                 told.append(type(error).__name__)
         await pair.client.close()
         await eventually(lambda: not pair.listener.connections)
-        assert not pair.client._live and not pair.server._live
+        assert not pair.client._link.live and not pair.server._link.live
     return told
 
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent.parent
 EXAMPLE = ROOT / "examples" / "bpmux_calls.py"
 
 
-async def test_nobody_there(tmp_path: Path) -> None:
+async def test_connecting_fails_where_no_server_listens(tmp_path: Path) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         with pytest.raises(ConnectFailed, match="refused"):

@@ -339,6 +339,7 @@ class Way:
             if due > self._loop.time():
                 if self._timer is None:
                     self._timer = self._loop.call_at(due, self._on_timer)
+                self._arm()  # what is held for the delay may be all that there is room for
                 return
             try:
                 sent = self._target.send(data)

@@ -90,7 +90,10 @@ METHODS: dict[str, list[str]] = {
     "_close_begin": ["is_initiator", "now"],
     "_get_or_create_stream": ["frame_type", "stream_id"],
     "_get_or_create_stream_for_send": ["stream_id"],
+    "_handle_crypto_frame": ["context", "frame_type", "buf"],
+    "_handle_datagram_frame": ["context", "frame_type", "buf"],
     "_handle_max_stream_data_frame": ["context", "frame_type", "buf"],
+    "_handle_stream_frame": ["context", "frame_type", "buf"],
     "_idle_timeout": [],
     "_on_connection_limit_delivery": ["delivery", "limit"],
     "_on_max_stream_data_delivery": ["delivery", "stream"],
@@ -124,6 +127,7 @@ OF_OTHERS: dict[str, Any] = {
     "_peer_certificate_chain": lambda w: w.client.tls._peer_certificate_chain == [],
     "_buffer": lambda w: w.server._streams[2].receiver._buffer == bytearray(),
     "_buffer_start": lambda w: w.server._streams[2].receiver._buffer_start == 15,
+    "_ranges": lambda w: len(w.server._streams[2].receiver._ranges) == 0,
     "_final_size": lambda w: w.server._streams[2].receiver._final_size is None,
 }
 
@@ -206,8 +210,20 @@ def test_limits_of_aioquic_rise_by_themselves() -> None:
     assert wire.server._local_max_data.value >= before
 
 
+@pytest.mark.parametrize("kind", [reno.RenoCongestionControl, cubic.CubicCongestionControl])
+def test_the_size_of_datagrams_of_a_congestion_controller(kind: Any) -> None:
+    control = kind(max_datagram_size=1300)
+    assert control._max_datagram_size == 1300
+    assert control.ssthresh is None
+    assert control.congestion_window == 13_000
+    assert control.bytes_in_flight == 0
+    if kind is cubic.CubicCongestionControl:
+        assert control.additive_increase_factor == 1300
+    assert recovery.QuicPacketPacer(max_datagram_size=1300)._max_datagram_size == 1300
+
+
 MIRRORED = {
-    # What flow and fast do in the place of aioquic: compare with them before taking a new digest.
+    # What flow_control and packets do in the place of aioquic: compare before taking a new digest.
     QuicConnection.datagrams_to_send: "f4eb22c8add260fe",
     QuicConnection.receive_datagram: "3c7f29826050cbfe",
     QuicConnection._flush_builder: "ac4bd66d7c3892df",

@@ -20,7 +20,8 @@ WINDOW = DEFAULT.flow.initial_window
 
 
 def flow(**changes: object) -> Config:
-    return dataclasses.replace(DEFAULT, flow=dataclasses.replace(DEFAULT.flow, **changes))  # type: ignore[arg-type]
+    changed = dataclasses.replace(DEFAULT.flow, **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(DEFAULT, flow=changed)
 
 
 async def round_trips(pair: Pair, stream: int, count: int = 3) -> int:

@@ -283,6 +283,67 @@ def test_frames_that_break_the_rules_end_the_connection(payload: bytes) -> None:
     assert wire.client.closed_by_peer
 
 
+def said(wire: Wire, *packets: bytes) -> None:
+    """The client sends packets of these frames."""
+    client, plains = wire.client, list(packets)
+    client._fill = lambda room, handlers: plains.pop(0) if plains else b""
+    client.send_ping(0)
+    wire.run()
+    while plains:
+        run = client._run(wire.now, 1 << 20)
+        for at in range(0, len(run), 2):
+            wire._deliver(wire.server, run[at] + run[at + 1], CLIENT)
+    wire._collect()
+
+
+def stream_frame(offset: int, data: bytes) -> bytes:
+    """A STREAM frame of the client's first stream."""
+    return b"\x0e\x02" + (0x8000_0000 | offset).to_bytes(4, "big") + bytes([len(data)]) + data
+
+
+@pytest.mark.parametrize(
+    ("frames", "least", "most"),
+    [
+        (b"\x01" * 1000, 1000, 1000),  # PING
+        (b"\x10\x00" * 500, 500, 1000),  # MAX_DATA
+        (b"\x02\x00\x00\x00\x00" * 200, 200, 1000),  # ACK
+        (b"".join(stream_frame(at, b"x") for at in range(120)), 120, 120),
+        (stream_frame(0, b"x" * 60) * 15, 15, 15),  # all but the first come again
+        (stream_frame(100, b"x" * 60), 1, 1),
+        (b"\x31\x3c" + b"x" * 60, 1, 1),  # DATAGRAM
+    ],
+)
+def test_frames_are_counted(frames: bytes, least: int, most: int) -> None:
+    """Each of them is work, however few bytes it has."""
+    wire = Wire()
+    before = wire.server.frames.total
+    said(wire, frames)
+    assert wire.server.termination is None
+    assert (
+        least <= wire.server.frames.total - before <= most + 60
+    )  # with what opens and ends the run
+
+
+@pytest.mark.parametrize("crypto", [False, True])
+def test_a_peer_that_leaves_gaps_is_cut_off(crypto: bool) -> None:
+    """Each packet that is not in order costs the more, the more gaps there are."""
+
+    def make(configuration: Any, config: Config, **options: Any) -> FastConnection:
+        return fast(configuration, config, gaps=20, **options)
+
+    def frame(offset: int) -> bytes:
+        if crypto:
+            return b"\x06" + (0x8000_0000 | offset).to_bytes(4, "big") + b"\x01x"
+        return stream_frame(offset, b"x")
+
+    wire = Wire(make)
+    said(wire, b"".join(frame(2 * place + 1) for place in range(20)))
+    assert wire.server._close_event is None
+    said(wire, frame(100))
+    assert wire.server._close_event is not None
+    assert "more than 20 gaps in a stream (Quic.gaps)" in wire.server._close_event.reason_phrase
+
+
 def test_a_connection_by_key_update_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fast_module, "_KEY_PACKETS", 20)
     wire = Wire()

@@ -85,9 +85,10 @@ async def test_garbage_disturbs_nothing() -> None:
         assert pair.listener.half_open == 0
 
 
-async def test_a_client_behind_a_nat_that_changes_ports() -> None:
+@pytest.mark.parametrize("carrier", ["quic-auto", "quic-1200"])
+async def test_a_client_behind_a_nat_that_changes_ports(carrier: str) -> None:
     relay = Relay()
-    async with linked("quic-1200", relay=relay) as pair:
+    async with linked(carrier, relay=relay) as pair:
         await transfer(pair, 50_000)
         relay.move()
         await transfer(pair, 50_000, first=2)
@@ -119,7 +120,7 @@ async def test_a_server_that_vanished_is_noticed_before_the_idle_timeout() -> No
             pair.client.carrier.ping()
             pair.client.carrier.flush()
             await asyncio.sleep(0.01)
-        assert "nobody listens at its UDP port any more" in str(pair.client.lost[0])
+        assert "no server listens at its UDP port any more" in str(pair.client.lost[0])
 
 
 # keys, segments, buffers
@@ -142,6 +143,25 @@ async def test_keys_are_updated_under_loss(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(packets_module, "_KEY_PACKETS", 100)
     async with linked("quic-lossy") as pair:
         await transfer(pair, 300_000)
+
+
+async def test_the_largest_datagram_grows_with_what_the_path_takes() -> None:
+    async with linked("quic-auto") as pair:
+        for user, other in ((pair.client, pair.server), (pair.server, pair.client)):
+            await met(lambda: user.carrier.datagram_limit > 16_000)  # noqa: B023
+            assert user.carrier.send_datagram(bytes(16_000))
+            user.carrier.flush()
+            await other.until(lambda: other.datagrams)  # noqa: B023
+            assert other.datagrams == [bytes(16_000)]
+            assert user.carrier.snapshot()["datagram_size"] == 16_368
+
+
+async def test_a_fixed_size_of_datagrams_stays() -> None:
+    async with linked("quic-1200") as pair:
+        await transfer(pair, MiB)
+        for user in (pair.client, pair.server):
+            assert user.carrier.snapshot()["datagram_size"] == 1_200
+            assert user.carrier.datagram_limit < 1_200
 
 
 async def test_without_segments(monkeypatch: pytest.MonkeyPatch) -> None:

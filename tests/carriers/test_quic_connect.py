@@ -104,7 +104,7 @@ async def test_a_name_that_cannot_be_one(host: str) -> None:
 
 async def test_port_0_is_none_to_connect_to() -> None:
     text = await refusal("aqueduct://127.0.0.1:0")
-    assert "nobody listens at port 0" in text
+    assert "no server listens at port 0" in text
 
 
 async def test_nobody_listens() -> None:

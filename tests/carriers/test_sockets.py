@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import sys
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from aqueduct.address import Address
 from aqueduct.carriers.quic import udp
-from aqueduct.carriers.quic.udp import UdpSocket, datagram_size, host_port, is_loopback
+from aqueduct.carriers.quic.path_mtu import LARGEST
+from aqueduct.carriers.quic.udp import (
+    BURST_FRAMES,
+    RUN_BYTES,
+    RUN_PACKETS,
+    UdpSocket,
+    datagram_size,
+    host_port,
+)
 from aqueduct.config import DEFAULT, Config, Quic
 from tests.carriers.users import DEADLINE
 
@@ -24,6 +34,8 @@ class End:
     def __init__(self, sock: socket.socket, connected: bool, size: int = 1 << 20) -> None:
         self.heard: list[bytes] = []
         self.calls: list[int] = []
+        self.most = 0
+        """So many datagrams it takes in one turn of the loop; 0: all."""
         self.bursts = 0
         self.errors: list[OSError] = []
         self.drained = 0
@@ -38,10 +50,14 @@ class End:
             connected=connected,
         )
 
-    def _datagrams(self, buffer: memoryview, size: int, address: Any) -> None:
+    def _datagrams(self, buffer: memoryview, size: int, address: Any) -> tuple[int, int]:
         self.calls.append(len(buffer))
-        self.heard += [bytes(buffer[at : at + size]) for at in range(0, len(buffer), size)]
+        found = [bytes(buffer[at : at + size]) for at in range(0, len(buffer), size)]
+        if self.most:
+            del found[self.most :]
+        self.heard += found
         self.address = address
+        return len(found), BURST_FRAMES if self.most else 0
 
     def _burst(self) -> None:
         self.bursts += 1
@@ -96,15 +112,88 @@ async def test_a_run_of_datagrams(ends: tuple[End, End], segments: bool) -> None
     assert client.heard == [b"answer"]
 
 
-async def test_what_the_kernel_will_not_cut_goes_one_by_one(ends: tuple[End, End]) -> None:
+async def test_a_run_of_many_frames_is_read_in_turns(ends: tuple[End, End]) -> None:
+    client, server = ends
+    server.most = 3
+    turns: list[int] = []
+
+    async def count() -> None:
+        while True:
+            turns.append(len(server.heard))
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    parts, datagrams = run(40, 1200, 500)
+    client.socket.send_run(parts, 1200, None)
+    client.socket.send([(b"behind it", None)])
+    await server.until(41)
+    counting.cancel()
+    assert server.heard == [*datagrams, b"behind it"]
+    assert server.socket.datagrams_received == 41
+    assert max(after - before for before, after in pairwise(turns)) <= server.most
+
+
+async def test_what_was_left_of_a_run_is_not_read_after_the_close(ends: tuple[End, End]) -> None:
+    client, server = ends
+    server.most = 1
+    parts, _ = run(10, 1200, 500)
+    client.socket.send_run(parts, 1200, None)
+    await server.until(1)
+    server.socket.close()
+    heard = len(server.heard)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert len(server.heard) == heard
+
+
+async def test_a_datagram_that_is_too_large_is_not_read(ends: tuple[End, End]) -> None:
+    client, server = ends
+    client.socket.send([(bytes(LARGEST + 1), None), (bytes(LARGEST), None)])
+    await server.until(1)
+    assert server.heard == [bytes(LARGEST)]
+
+
+async def test_a_run_that_the_device_cannot_cut_goes_one_by_one_and_the_log_says_so_once(
+    ends: tuple[End, End], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "aqueduct.carriers.quic")
     client, server = ends
     client.socket._segmented = True
     parts, datagrams = run(40, 16_000, 500)  # together too long for one call
-    client.socket.send_run(parts, 16_000, None)
+    assert client.socket.send_run(parts, 16_000, None)
     await server.until(40)
-    assert server.heard == datagrams
+    assert client.socket.send_run(parts, 16_000, None)
+    await server.until(80)
+    assert server.heard == datagrams * 2
     assert not client.socket._segmented
     assert not client.errors
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1 and "the device cannot cut a run of datagrams" in said[0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="UDP_SEGMENT is Linux's")
+@pytest.mark.parametrize(("count", "size"), [(54, 1200), (45, 1452), (7, 8900), (4, 16_368)])
+async def test_as_many_datagrams_cross_in_one_call_as_the_kernel_takes(
+    ends: tuple[End, End], count: int, size: int
+) -> None:
+    client, server = ends
+    assert min(RUN_PACKETS, RUN_BYTES // size) == count
+    parts, datagrams = run(count, size, size)
+    assert client.socket.send_run(parts, size, None)
+    await server.until(count)
+    assert server.heard == datagrams
+    assert client.socket._segmented
+    assert len(server.calls) == 1
+
+
+async def test_a_run_of_datagrams_that_are_too_large_is_refused_and_segments_stay(
+    ends: tuple[End, End],
+) -> None:
+    client, _ = ends
+    parts, _ = run(2, 65_520, 65_520)
+    before = client.socket._segmented
+    assert not client.socket.send_run(parts, 65_520, None)
+    assert client.socket._segmented is before
 
 
 async def test_a_datagram_that_is_refused_is_reported(ends: tuple[End, End]) -> None:
@@ -178,28 +267,15 @@ async def test_a_closed_socket_sends_nothing(narrow: tuple[End, socket.socket]) 
     assert end.drained == 0
 
 
-@pytest.mark.parametrize(
-    ("host", "near"),
-    [
-        ("127.0.0.1", True),
-        ("127.8.9.1", True),
-        ("::1", True),
-        ("::ffff:127.0.0.1", True),
-        ("10.0.0.1", False),
-        ("2001:db8::1", False),
-        ("::ffff:10.0.0.1", False),
-    ],
-)
-def test_the_size_of_datagrams(host: str, near: bool) -> None:
+def test_the_size_of_datagrams() -> None:
     auto = Address.parse("aqueduct://h")
     fixed = Address.parse("aqueduct://h?datagram_size=4000")
     asked = Address.parse("aqueduct://h?datagram_size=auto")
     config = Config(quic=Quic(datagram_size=1500))
-    assert is_loopback((host, 1)) is near
-    assert datagram_size(DEFAULT, auto, (host, 1)) == (16_000 if near else 1_200)
-    assert datagram_size(config, auto, (host, 1)) == 1500
-    assert datagram_size(config, asked, (host, 1)) == 1500
-    assert datagram_size(config, fixed, (host, 1)) == 4000
+    assert datagram_size(DEFAULT, auto) is None
+    assert datagram_size(config, auto) == 1500
+    assert datagram_size(config, asked) == 1500
+    assert datagram_size(config, fixed) == 4000
 
 
 def test_addresses_as_people_write_them() -> None:

@@ -278,7 +278,7 @@ async def test_a_peer_that_stops_reading_is_bounded_and_lost_at_last() -> None:
         user.carrier.flush()
         await peer.say(chunk(Kind.IN_STREAM, 1, credit=64 * MiB))
         carrier: Any = user.carrier
-        await met(lambda: carrier._writing)
+        await met(lambda: carrier.transport.writing)
         assert carrier.snapshot()["in_flight"] <= 2 * config.bpmux.chunk
         await user.until(lambda: user.lost)
         assert "is gone: nothing was heard for 1 s" in str(user.lost[0])
@@ -291,11 +291,11 @@ async def test_a_close_to_a_peer_that_does_not_read_takes_its_time_and_no_more()
         user.carrier.flush()
         await peer.say(chunk(Kind.IN_STREAM, 1, credit=64 * MiB))
         carrier: Any = user.carrier
-        await met(lambda: carrier._writing)
+        await met(lambda: carrier.transport.writing)
         carrier.close(3, "enough", linger=0.1)
         await user.until(lambda: user.lost)
         assert user.lost[0].code == 3
-        assert carrier._released
+        assert carrier.transport.released
 
 
 async def test_who_closes_is_told_when_the_socket_is_closed() -> None:
@@ -305,11 +305,11 @@ async def test_who_closes_is_told_when_the_socket_is_closed() -> None:
         carrier.close(3, "enough")
         await peer.until(lambda: peer.of(Kind.IN_SINK, 0)[-1].end is not None)
         assert not user.lost
-        assert not carrier._released
+        assert not carrier.transport.released
         carrier.close(4, "again")
         peer.sock.shutdown(socket.SHUT_WR)
         await user.until(lambda: user.lost)
-        assert carrier._released
+        assert carrier.transport.released
         assert [error.code for error in user.lost] == [3]
 
 
@@ -454,7 +454,7 @@ async def test_tiny_chunks_of_one_connection_do_not_hold_up_the_loop(what: str) 
         else:
             said = chunk(Kind.IN_SINK, 0) * many
         carrier: Any = user.carrier
-        decoder = carrier._mux.reading.decoder
+        decoder = carrier.streams.mux.receiver.decoder
         turns: list[int] = []
 
         async def watch() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from aqueduct.address import Address
 from aqueduct.carriers import stream
-from aqueduct.carriers.stream import transport
+from aqueduct.carriers.stream import memory_upgrade
 from aqueduct.config import DEFAULT
 from tests.carriers.chunks import Kind, chunk, varu64
 from tests.carriers.streams import Leaves, eventually, nothing_left
@@ -82,7 +82,7 @@ async def test_neither_over_tcp_nor_where_the_system_has_none(monkeypatch) -> No
     async with linked("tcp", LITTLE) as pair:
         await both_ways(pair)
         assert "by_memory" not in pair.client.carrier.snapshot()
-    monkeypatch.setattr(transport, "supported", lambda: False)
+    monkeypatch.setattr(memory_upgrade, "supported", lambda: False)
     async with linked("unix", LITTLE) as pair:
         await both_ways(pair)
         assert shared(pair) == (False, False)
@@ -185,13 +185,13 @@ class Meddler:
 
     def __init__(self, monkeypatch) -> None:
         self.memory: mmap.mmap | None = None
-        take = transport.StreamTransport._take_memory
+        take = memory_upgrade.MemoryUpgrade.take
 
-        def taken(carrier: transport.StreamTransport, fd: int) -> None:
+        def taken(upgrade: memory_upgrade.MemoryUpgrade, fd: int) -> None:
             self.memory = mmap.mmap(fd, 0)
-            take(carrier, fd)
+            take(upgrade, fd)
 
-        monkeypatch.setattr(transport.StreamTransport, "_take_memory", taken)
+        monkeypatch.setattr(memory_upgrade.MemoryUpgrade, "take", taken)
 
     def set(self, direction: int, name: str, value: int) -> None:
         """``direction``: 0 from who made the memory, 1 to it."""
@@ -213,7 +213,7 @@ async def test_positions_that_cannot_be(monkeypatch, direction, name, value) -> 
         if name == "tail":
             writer = ends[direction].carrier
             assert isinstance(writer, stream.StreamCarrier)
-            writer._sock.send(b"\0")  # a knock: the reader looks
+            writer._sock.send(b"\0")  # a wake-up byte: the reader looks
         else:
             ends[direction].send(3, bytes(9000), fin=True)
         await eventually(lambda: all(end.lost for end in ends))
@@ -222,14 +222,14 @@ async def test_positions_that_cannot_be(monkeypatch, direction, name, value) -> 
 
 
 async def test_a_beginning_before_what_was_sent(monkeypatch) -> None:
-    take = transport.StreamTransport._take_memory
+    take = memory_upgrade.MemoryUpgrade.take
 
-    def taken(carrier: transport.StreamTransport, fd: int) -> None:
+    def taken(upgrade: memory_upgrade.MemoryUpgrade, fd: int) -> None:
         with mmap.mmap(fd, 0) as memory:
-            take(carrier, fd)
+            take(upgrade, fd)
             memory[128 + 640 : 128 + 648] = (1).to_bytes(8, sys.byteorder)
 
-    monkeypatch.setattr(transport.StreamTransport, "_take_memory", taken)
+    monkeypatch.setattr(memory_upgrade.MemoryUpgrade, "take", taken)
     async with linked("unix", LITTLE) as pair:
         await pair.client.until(lambda: pair.client.begun)
         for number in range(8):

@@ -94,7 +94,7 @@ async def test_what_comes_in_vain_ends_it_and_what_comes_in_time_begins_it_again
         carrier.expect_input()
         assert not poller().busy
         # The same, had the limit been longer.
-        monkeypatch.setattr(carrier._lookout, "_limit", 1000.0)  # type: ignore[attr-defined]
+        monkeypatch.setattr(carrier.transport.expectation, "_limit", 1000.0)  # type: ignore[attr-defined]
         pair.server.send(0, b"soon")
         await pair.client.until(lambda: pair.client.total == 8)
         carrier.expect_input()
@@ -110,7 +110,7 @@ async def test_what_came_in_time_allows_few_looks_in_vain(
             carrier.expect_input()
             pair.server.send(0, b"x")
             await pair.client.until(lambda: pair.client.total == count)  # noqa: B023
-        monkeypatch.setattr(carrier._lookout, "_limit", 1e-9)  # type: ignore[attr-defined]
+        monkeypatch.setattr(carrier.transport.expectation, "_limit", 1e-9)  # type: ignore[attr-defined]
         looked = 0
         for _ in range(20):
             carrier.expect_input()

@@ -82,13 +82,13 @@ async def test_the_kernel_holds_little_that_is_not_sent() -> None:
         await reader.until(lambda: reader.begun)
         client.write(0, [b"x"], False)
         client.flush()
-        await met(lambda: client._senders[0].credit_out > 60 * MiB)
-        server._pause()  # the peer's kernel fills up, then this one's
+        await met(lambda: client.streams._senders[0].credit_out > 60 * MiB)
+        server.transport.pause()  # the peer's kernel fills up, then this one's
         client.write(0, [bytes(60 * MiB)], True)
         client.flush()
-        await met(lambda: client._writing)
+        await met(lambda: client.transport.writing)
         assert 0 < unsent(client._sock) <= mark + 256 * KiB
-        server._resume()
+        server.transport.resume()
         await reader.until_ended(0)
 
 
@@ -120,17 +120,17 @@ async def test_what_leaves_over_tcp_is_whole_segments() -> None:
         await reader.until(lambda: reader.begun)
         client.write(0, [b"x"], False)
         client.flush()
-        await met(lambda: client._senders[0].credit_out > 60 * MiB)
-        server._pause()  # the peer's kernel fills up, then this one's
+        await met(lambda: client.streams._senders[0].credit_out > 60 * MiB)
+        server.transport.pause()  # the peer's kernel fills up, then this one's
         client.write(0, [bytes(60 * MiB)], True)
         client.flush()
-        await met(lambda: client._writing and client._out.left)
+        await met(lambda: client.transport.writing and client.transport.out.left)
         segment = client._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
-        assert 0 < client._out.size - client._take <= 16  # the head
-        assert client._take == take_of(client._sock, config.bpmux.chunk)
-        assert (client._take + 16) % segment == 0
-        assert config.bpmux.chunk - segment - 16 < client._take <= config.bpmux.chunk - 16
-        server._resume()
+        assert 0 < client.transport.out.size - client.transport.take <= 16  # the head
+        assert client.transport.take == take_of(client._sock, config.bpmux.chunk)
+        assert (client.transport.take + 16) % segment == 0
+        assert config.bpmux.chunk - segment - 16 < client.transport.take <= config.bpmux.chunk - 16
+        server.transport.resume()
         await reader.until_ended(0)
 
 

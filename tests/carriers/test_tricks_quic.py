@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from aqueduct._speedups.channels import codec
+from aqueduct._speedups import channels as codec
 from aqueduct.address import Address
 from aqueduct.carriers import quic
 from aqueduct.carriers.contract import Buffer, Carrier

@@ -190,7 +190,7 @@ class Pair:
 
 
 STREAMS = ("tcp", "tls", "unix", "unix-memory")
-KINDS = ("memory", "memory-split", "quic", "quic-1200", "quic-lossy", *STREAMS)
+KINDS = ("memory", "memory-split", "quic", "quic-auto", "quic-1200", "quic-lossy", *STREAMS)
 
 
 def by_memory(config: Config, size: int = 64 << 10) -> Config:
@@ -243,7 +243,7 @@ async def linked(
         pair.check()
         return
     accepted: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    size = 16_000 if kind == "quic" else 1_200
+    size = {"quic": "16000", "quic-auto": "auto"}.get(kind, "1200")
     address = Address.parse(f"aqueduct://127.0.0.1:0?datagram_size={size}")
     listener = await quic.listen(address, server_config, TLS, accepted.set_result)
     if kind == "quic-lossy" and relay is None:

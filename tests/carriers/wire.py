@@ -29,6 +29,11 @@ def fast(configuration: QuicConfiguration, config: Config, **options: Any) -> Fa
     )
 
 
+def discovering(configuration: QuicConfiguration, config: Config, **options: Any) -> FastConnection:
+    """One end that finds out how large its datagrams may be."""
+    return fast(configuration, config, discover=True, **options)
+
+
 def plain(configuration: QuicConfiguration, _: Config, **options: Any) -> QuicConnection:
     """One end as aioquic makes it."""
     return QuicConnection(configuration=configuration, **options)
@@ -37,7 +42,9 @@ def plain(configuration: QuicConfiguration, _: Config, **options: Any) -> QuicCo
 class Wire:
     """A client and a server, stepped by hand. ``lose(way, number)`` says which datagrams go."""
 
-    def __init__(self, make: Make = fast, config: Config = DEFAULT, size: int = 1200) -> None:
+    def __init__(
+        self, make: Make = fast, config: Config = DEFAULT, size: int = 1200, limit: int = 1 << 16
+    ) -> None:
         address = Address.parse("aqueduct://localhost?verify=off")
         client = client_configuration(address, config, ClientTls(verify=False))
         server = server_configuration(config, TLS)
@@ -50,6 +57,8 @@ class Wire:
         )
         self.now = 1000.0
         self.lose: Callable[[str, int], bool] = lambda way, number: False
+        self.limit = limit
+        """Bytes of the largest datagram that gets through."""
         self.sent = {"up": 0, "down": 0}
         self.events: dict[str, list[Any]] = {"client": [], "server": []}
         self.client.connect(SERVER, now=self.now)
@@ -66,7 +75,7 @@ class Wire:
                 carried = True
                 number = self.sent[way]
                 self.sent[way] += 1
-                if not self.lose(way, number):
+                if len(data) <= self.limit and not self.lose(way, number):
                     self._deliver(target, data, origin)
         self._collect()
         return carried
@@ -115,8 +124,9 @@ class Outlet:
     def send(self, datagrams: Any) -> None:
         self.datagrams += [data for data, _ in datagrams]
 
-    def send_run(self, parts: list[bytes], size: int, address: Any) -> None:
+    def send_run(self, parts: list[bytes], size: int, address: Any) -> bool:
         run = [b"".join(parts[at : at + 2]) for at in range(0, len(parts), 2)]
         assert all(len(data) == size for data in run[:-1])
         assert len(run[-1]) <= size
         self.datagrams += run
+        return True

@@ -130,17 +130,17 @@ async def test_who_takes_from_the_inbox_itself_tells_of_the_room(
         count = 20
         for index in range(count):
             sender.send_nowait(index.to_bytes(4, "big") + bytes(size - 4))
-        inbox = theirs.inbox
-        assert inbox is not None
+        queue = theirs.queue
+        assert queue is not None
         got: list[bytes] = []
         while len(got) < count:
-            await eventually(lambda: bool(inbox.waiting) or len(got) + len(inbox.queue) == count)
-            assert inbox.charged <= 4 * size
-            while (received := inbox.take()) is not None:
+            await eventually(lambda: bool(queue.waiting) or len(got) + len(queue) == count)
+            assert queue.charged <= 4 * size
+            while (received := queue.take()) is not None:
                 got.append(bytes(memoryview(received.payload)[:4]))
             peers.server.room_came()
         assert got == [index.to_bytes(4, "big") for index in range(count)]
-    assert channel()[1].inbox is None
+    assert channel()[1].queue is None
 
 
 @pytest.mark.requirement("AQ-R31")
@@ -158,7 +158,7 @@ async def test_unreliable_messages_are_never_held_back_and_the_oldest_make_room(
         sender.finish()
         await within(sender.wait_closed())  # all of them are acked or nacked, and nothing was read
         half = theirs._half
-        assert half is not None and half.charged <= 16 * KiB
+        assert half is not None and half.queue.charged <= 16 * KiB
         got = [int.from_bytes(payload[:4], "big") for payload in await within(payloads(theirs))]
         most = 16 * KiB // (604 + config.flow.message_overhead)
         assert 0 < len(got) <= most and len(set(got)) == len(got)

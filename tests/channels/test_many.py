@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -101,7 +103,7 @@ async def test_more_live_ordered_channels_than_streams(name: str, seed: int) -> 
             for _, receiver in pairs:
                 assert bytes((await within(receiver.receive())).payload) == b"message %d" % turn
             halves = [sender._half for sender, _ in pairs]
-            await eventually(lambda halves=halves: all(h is not None and h.settled for h in halves))  # type: ignore[misc]
+            await eventually(partial(all_settled, halves))
             for side in peers.sides:
                 assert side.core.channels == MORE_THAN_STREAMS + 1
         # All streams of messages are open still, and there is room for others.
@@ -126,3 +128,7 @@ async def no_streams_left(peers: Peers) -> None:
         return all(side["streams_in"] <= 2 and side["streams_out"] <= 2 for side in found)
 
     await eventually(few)
+
+
+def all_settled(halves: list[Any]) -> bool:
+    return all(half is not None and half.settled for half in halves)

@@ -87,7 +87,7 @@ class Full:
     def _progress_of(self, receiver: Receiver) -> Any:
         half = receiver._half
         assert half is not None
-        return lambda: half.charged
+        return lambda: half.queue.charged
 
     async def end(self) -> None:
         for task in self.tasks:

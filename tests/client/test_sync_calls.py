@@ -56,7 +56,7 @@ def service(held, begun):
     @service.handler("told", input=NUMBERS, output=pa.schema([("said", pa.string())]))
     async def told(batches, call):
         async for _ in batches:
-            said = [call.run, call.attempt, call.token or "", *map(str, call.headers.items())]
+            said = [call.write_key, call.attempt, call.token or "", *map(str, call.headers.items())]
             yield pa.record_batch({"said": said})
 
     @service.handler("hold", input=NUMBERS, output=NUMBERS)
@@ -137,7 +137,7 @@ def test_many_threads_call_at_once(client):
 def test_what_a_call_says_of_itself_arrives(client):
     for _ in range(2):
         said = client.call(
-            "told", numbers(1), run="r", attempt="a", token="t", headers={"key": "value"}
+            "told", numbers(1), write_key="r", attempt="a", token="t", headers={"key": "value"}
         )
         assert said["said"].to_pylist() == ["r", "a", "t", "('key', 'value')"]
 

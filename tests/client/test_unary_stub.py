@@ -52,7 +52,7 @@ def service(seen, held):
 
     @service.handler("double", input=NUMBERS, output=NUMBERS)
     def double(batch, call):
-        seen.append((call.run, call.attempt, call.partition, dict(call.headers)))
+        seen.append((call.write_key, call.attempt, call.partition, dict(call.headers)))
         if batch["id"][0].as_py() < 0:
             raise ValueError("below zero")
         return pa.record_batch({"id": pa.compute.multiply(batch["id"], 2)}, schema=NUMBERS)
@@ -113,9 +113,9 @@ def answers(call):
 def test_what_a_call_says_of_itself_arrives(client, begun, seen):
     prepared = client.prepare("double", NUMBERS, output_schema=NUMBERS, deadline=LONG)
     own = {"attempt": "a", "partition": aqueduct.Partition(3), "headers": {"key": "value"}}
-    for run in ("r", "s"):
+    for write_key in ("r", "s"):
         encoded = prepared.encode(numbers(1, 2))
-        call = prepared.call(encoded, run=run, **own)
+        call = prepared.call(encoded, write_key=write_key, **own)
         answered = call.result()
         assert values(answered.batches) == [[2, 4]]
         assert answered.follow is None
@@ -124,7 +124,7 @@ def test_what_a_call_says_of_itself_arrives(client, begun, seen):
     assert answers(plain_call) == [[6]]
     assert begun == []
     assert seen == [
-        *((run, "a", aqueduct.Partition(3), {"key": "value"}) for run in ("r", "s")),
+        *((write_key, "a", aqueduct.Partition(3), {"key": "value"}) for write_key in ("r", "s")),
         ("", "", None, {}),
     ]
     with client.exchange("double", [numbers(1, 2)], schema=NUMBERS) as plain:
@@ -144,7 +144,7 @@ def test_the_client_s_token_is_shown_unless_a_call_has_one(service, token):
 @pytest.mark.parametrize(
     ("own", "text"),
     [
-        ({"run": "r" * 257}, "run of a call has 257 bytes"),
+        ({"write_key": "r" * 257}, "write key of a call has 257 bytes"),
         ({"attempt": "\ud800"}, "attempt of a call cannot be sent"),
         ({"token": b"t" * 16385}, "token of a call has 16385 bytes"),
         ({"partition": aqueduct.Partition(-1)}, "is no share of anything"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextvars import copy_context
+from contextvars import Context, ContextVar, copy_context
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,9 @@ from tests.carriers.streams import listen_at
 from tests.carriers.users import DEADLINE
 
 
-async def from_the_loop(work: Callable[[], object]) -> BaseException | None:
+async def from_the_loop(
+    work: Callable[[], object], context: Context | None = None
+) -> BaseException | None:
     """Runs it in a turn of its own, where no task is at work; what it raised."""
     done: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
 
@@ -31,7 +33,7 @@ async def from_the_loop(work: Callable[[], object]) -> BaseException | None:
         else:
             done.set_result(None)
 
-    asyncio.get_running_loop().call_soon(run)
+    asyncio.get_running_loop().call_soon(run, context=context)
     return await done
 
 
@@ -43,7 +45,7 @@ def waiting_task(waiting: WaiterSlot, seen: list[str], name: str) -> asyncio.Tas
     return asyncio.ensure_future(wait())
 
 
-async def test_all_who_wait_are_woken_in_their_order() -> None:
+async def test_all_waiting_tasks_are_woken_in_their_order() -> None:
     waiting, seen = WaiterSlot(), list[str]()
     tasks = [waiting_task(waiting, seen, name) for name in ("first", "second", "third")]
     await asyncio.sleep(0)
@@ -54,7 +56,7 @@ async def test_all_who_wait_are_woken_in_their_order() -> None:
     waiting.wake()  # nobody waits
 
 
-async def test_who_gives_up_is_woken_no_more() -> None:
+async def test_a_task_that_gave_up_is_not_woken() -> None:
     waiting, seen = WaiterSlot(), list[str]()
     gone, there = (waiting_task(waiting, seen, name) for name in ("gone", "there"))
     await asyncio.sleep(0)
@@ -106,7 +108,7 @@ async def marked_by(waiter: Waiter) -> None:
     await waiter
 
 
-async def test_who_is_woken_in_its_own_context_goes_on_in_the_next_turn() -> None:
+async def test_a_task_woken_in_its_own_context_runs_in_the_next_turn() -> None:
     loop, context, seen = asyncio.get_running_loop(), copy_context(), list[str]()
     waiter = Waiter(loop)
     waiter.add_done_callback(lambda _: seen.append("stepped"), context=context)
@@ -158,7 +160,6 @@ class Pair:
 
     def __init__(self, server: Connection, receiver: Receiver) -> None:
         self.core: Any = server.pump.core
-        self.carrier: Any = server.pump.carrier
         self.came = asyncio.Event()
         self.steps: list[str] = []
         self.task = asyncio.ensure_future(self._read(receiver))
@@ -170,18 +171,15 @@ class Pair:
             self.came.set()
 
     def note(self) -> None:
-        """Has ``steps`` say when a flush asks what is to leave, and when the carrier goes on."""
-        work, settle = self.core.effects_to_apply, self.carrier._settle
+        """Has ``steps`` say when a flush asks what is to leave, and when another turn begins."""
+        work = self.core.effects_to_apply
 
         def asked() -> object:
             self.steps.append("flush")
+            asyncio.get_running_loop().call_soon(self.steps.append, "turn")
             return work()
 
-        def settled() -> None:
-            settle()
-            self.steps.append("settled")
-
-        self.core.effects_to_apply, self.carrier._settle = asked, settled
+        self.core.effects_to_apply = asked
 
 
 async def test_a_reader_is_stepped_where_its_message_was_read(tmp_path: Path) -> None:
@@ -204,7 +202,8 @@ async def test_a_reader_is_stepped_where_its_message_was_read(tmp_path: Path) ->
         await pair.came.wait()
         begun = pair.steps.index("step")
         assert pair.steps[begun - 1] == "flush"
-        assert "settled" in pair.steps[begun + 1 :]
+        await asyncio.sleep(0)
+        assert "turn" in pair.steps[begun + 1 :]
         pair.task.cancel()
 
 
@@ -221,7 +220,7 @@ def within_a_flush(pump: Pump, work: Callable[[], object]) -> None:
     core.effects_to_apply = effects_to_apply
 
 
-async def test_nobody_is_forgotten_if_a_step_is_interrupted(tmp_path: Path) -> None:
+async def test_every_woken_task_runs_if_a_step_is_interrupted(tmp_path: Path) -> None:
     """Ctrl-C comes out of the step of whatever task is at work."""
     arrived: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
     async with (
@@ -243,7 +242,7 @@ async def test_nobody_is_forgotten_if_a_step_is_interrupted(tmp_path: Path) -> N
         within_a_flush(pump, wake)
         assert isinstance(await from_the_loop(pump.end_of_input), KeyboardInterrupt)
         await task
-        assert not pump._stepping
+        assert not pump.stepping
         assert not pump._woken
         assert not pump._flush_wanted
 
@@ -252,7 +251,7 @@ def interrupt(_: object) -> None:
     raise KeyboardInterrupt
 
 
-async def test_who_is_woken_outside_of_a_turn_goes_on_in_the_next(tmp_path: Path) -> None:
+async def test_a_task_woken_outside_of_a_turn_runs_in_the_next(tmp_path: Path) -> None:
     """Where some task flushes, no other task may be stepped."""
     arrived: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
     async with (
@@ -276,7 +275,7 @@ async def test_who_is_woken_outside_of_a_turn_goes_on_in_the_next(tmp_path: Path
         await task
 
 
-async def test_who_waits_for_a_handle_is_on_its_loop() -> None:
+async def test_a_handle_is_waited_for_on_its_own_loop_alone() -> None:
     waiting, seen = WaiterSlot(asyncio.get_running_loop()), list[str]()
 
     async def wait() -> None:
@@ -311,3 +310,154 @@ async def test_no_task_is_stepped_by_a_callback_of_a_loop_that_nests() -> None:
         assert done == [not nested]
         await task
     assert nests(loop)
+
+
+# A waiter alone
+
+
+class OneWait:
+    """A task that waits once and notes it."""
+
+    def __init__(self, context: Context | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        self.waiter = Waiter(loop)
+        self.seen: list[str] = []
+        self.task = loop.create_task(self._wait(), context=context)
+
+    async def _wait(self) -> None:
+        try:
+            await self.waiter
+            self.seen.append("woken")
+        except BaseException as error:
+            self.seen.append(type(error).__name__)
+            raise
+
+
+async def test_the_task_is_stepped_where_it_is_woken() -> None:
+    waits = [OneWait() for _ in range(3)]
+    await asyncio.sleep(0)
+    seen = []
+
+    def work() -> None:
+        for each in waits:
+            each.waiter.step()
+            seen.append(list(each.seen))
+
+    await from_the_loop(work)
+    assert seen == [["woken"]] * 3
+    for each in waits:
+        await each.task
+
+
+async def test_a_task_that_wakes_another_goes_on_first() -> None:
+    wait = OneWait()
+    await asyncio.sleep(0)
+    wait.waiter.step()
+    assert wait.seen == []
+    await wait.task
+    assert wait.seen == ["woken"]
+
+
+async def test_what_runs_in_the_context_of_the_task_goes_on_first() -> None:
+    context = copy_context()
+    wait = OneWait(context)
+    await asyncio.sleep(0)
+    seen = []
+
+    def work() -> None:
+        wait.waiter.step()
+        seen.append(list(wait.seen))
+
+    await from_the_loop(work, context)
+    assert seen == [[]]
+    await wait.task
+    assert wait.seen == ["woken"]
+
+
+async def test_the_context_of_the_task_is_its_own() -> None:
+    variable: ContextVar[str] = ContextVar("variable", default="nothing")
+    waiter = Waiter(asyncio.get_running_loop())
+    seen = []
+
+    async def work() -> None:
+        variable.set("the task's")
+        await waiter
+        seen.append(variable.get())
+
+    task = asyncio.ensure_future(work())
+    await asyncio.sleep(0)
+    await from_the_loop(waiter.step)
+    await task
+    assert seen == ["the task's"]
+    assert variable.get() == "nothing"
+
+
+async def test_a_wake_before_the_wait_is_not_lost() -> None:
+    wait = OneWait()
+    wait.waiter.step()
+    await wait.task
+    assert wait.seen == ["woken"]
+
+
+async def test_a_cancelled_task_hears_of_it() -> None:
+    wait = OneWait()
+    await asyncio.sleep(0)
+    wait.task.cancel("enough")
+    with pytest.raises(asyncio.CancelledError, match="enough"):
+        await wait.task
+    assert wait.seen == ["CancelledError"]
+    wait.waiter.step()  # nobody waits
+
+
+@pytest.mark.parametrize("first", ["cancel", "wake"])
+async def test_a_cancel_and_a_wake_at_once_are_a_cancel(first: str) -> None:
+    wait = OneWait()
+    await asyncio.sleep(0)
+    if first == "cancel":
+        wait.task.cancel()
+        wait.waiter.step()
+    else:
+        wait.waiter.step()
+        wait.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await wait.task
+    assert wait.seen == ["CancelledError"]
+
+
+async def test_a_task_may_wait_again_after_a_cancel() -> None:
+    waiter, again = (Waiter(asyncio.get_running_loop()) for _ in range(2))
+    seen = []
+
+    async def work() -> None:
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+        await again
+        seen.append("woken")
+
+    task = asyncio.ensure_future(work())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert seen == ["cancelled"]
+    await from_the_loop(again.step)
+    await task
+    assert seen == ["cancelled", "woken"]
+
+
+async def test_a_timeout_ends_the_wait() -> None:
+    waiter = Waiter(asyncio.get_running_loop())
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await waiter
+
+
+async def test_it_belongs_to_its_loop() -> None:
+    other = asyncio.new_event_loop()
+    try:
+        with pytest.raises(RuntimeError, match="different loop"):
+            await Waiter(other)
+    finally:
+        other.close()

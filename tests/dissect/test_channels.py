@@ -197,7 +197,7 @@ def test_without_a_sender_either_side_will_do():
     assert ask(op="encode", value=[route, finish], context=CLIENT)["kind"] == "malformed"
 
 
-def test_a_length_that_is_a_lie_takes_no_memory():
+def test_a_false_length_takes_no_memory():
     for length in ("ffffffff7f", "ffffffffffffffff7f", "ffffffffffffffffff01"):
         for cut in ("0300040000" + "00" + length + "41", "03000400" + length, "030008" + length):
             assert ask(op="decode", hex=cut, context={"from": "client"})["kind"] in (

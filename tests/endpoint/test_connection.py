@@ -15,7 +15,7 @@ import aqueduct
 from aqueduct.carriers.quic import ClientTls, dev_certificate
 from aqueduct.config import DEFAULT, Flow
 from aqueduct.endpoint import Connection, Mode, Receiver, Sender, Server, channel, connect, serve
-from aqueduct.endpoint.message import Headers
+from aqueduct.endpoint.channel import Headers
 from aqueduct.errors import (
     ConfigError,
     ConnectFailed,

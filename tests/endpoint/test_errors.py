@@ -212,7 +212,7 @@ async def check_uses(world: Place, way: str, backward: bool) -> None:
         if kind != "local" or way not in NETWORK_ONLY
     ],
 )
-async def test_who_waits_already_reads_the_same(kind: str, way: str) -> None:
+async def test_a_waiting_task_gets_the_same_error(kind: str, way: str) -> None:
     async with place(kind) as world:
         sender, receiver = await world.pair()
 

@@ -302,7 +302,8 @@ async def test_one_connection_holds_no_more_than_half_while_another_waits() -> N
         ]
         server = max(running.connections, key=lambda each: each.core.budget.budget_used).core.budget
         await until(lambda: len(process().receiving.waiting) > 1)
-        assert server.free_bytes <= budget // 2 - server.budget_used < size
+        room = budget // 2 - server.budget_used
+        assert room < size and not server.fits_process(room + 1)
         release.set()
         async with asyncio.timeout(60):
             await asyncio.gather(*tasks)

@@ -125,8 +125,11 @@ async def test_answers_that_nobody_reads_do_not_stop_the_one_that_is_read() -> N
 
 
 @pytest.mark.timeout(120)
-async def test_calls_that_find_no_room_for_their_answers_fail_as_busy() -> None:
-    """They would wait for ever: what was answered before them nobody reads."""
+@pytest.mark.parametrize("deadline", [None, 90.0])
+async def test_calls_that_find_no_room_for_their_answers_fail_as_busy(
+    deadline: float | None,
+) -> None:
+    """They would wait until their deadline, or for ever: nobody reads what was answered before."""
     made, _ = service(
         config(
             flow={"process_send_budget": 3 * MiB, "read_ahead": 256 * KiB},
@@ -141,7 +144,7 @@ async def test_calls_that_find_no_room_for_their_answers_fail_as_busy() -> None:
     ):
         async for _ in call(client, "source"):
             pass
-        unread = [call(client, "source") for _ in range(6)]
+        unread = [client.source("source", deadline=deadline) for _ in range(6)]
         await until(lambda: running.counters()["failed"])
         errors = []
         for stream in unread:
@@ -213,6 +216,32 @@ def test_room_is_granted_in_order_and_never_twice() -> None:
     assert first.ask(100 * MiB)
     first.made(100 * MiB)
     first.posted(100 * MiB)
+    assert account.used == 0 and not account.waiting
+
+
+def test_the_room_above_the_budget_is_for_a_call_whose_batch_is_here() -> None:
+    account = SendingAccount()
+    ledger = SendStreams(narrow(process_send_budget=4 * MiB), [], account)
+    here = {"late", "small"}
+    woken: list[str] = []
+    rooms = {
+        name: account.reservation(
+            ledger, lambda: 0, partial(woken.append, name), partial(here.__contains__, name)
+        )
+        for name in ("first", "second", "late", "small")
+    }
+    first, second, late, small = rooms.values()
+    assert first.ask(3 * MiB)  # it fits
+    assert not second.ask(3 * MiB)
+    assert late.ask(3 * MiB) and account.place is late
+    assert small.ask(300 * KiB) is False  # nothing fits beside
+    late.release()
+    assert woken == ["small"] and small.granted  # it fits again
+    here.add("second")
+    second.retry()
+    assert woken == ["small", "second"] and account.place is second
+    for room in rooms.values():
+        room.end()
     assert account.used == 0 and not account.waiting
 
 

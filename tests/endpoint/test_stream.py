@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from aqueduct import Connection, Sender, serve
-from aqueduct._speedups.channels import codec
+from aqueduct._speedups import channels as codec
 from aqueduct.carriers.certificates import dev_certificate
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import ConnectionLost

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any, Final
 
-from aqueduct._speedups.channels import codec
+from aqueduct._speedups import channels as codec
 from aqueduct.errors import (
     FrameError,
     LimitExceeded,

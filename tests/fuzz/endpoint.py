@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from aqueduct._speedups.channels.message_batches import DirectRead
+from aqueduct._speedups.channels.receiver import DirectRead
 from aqueduct._speedups.loop.pump import apply
 from aqueduct.carriers.contract import Buffer
 from aqueduct.carriers.memory import MemoryCarrier
@@ -270,7 +270,7 @@ class Endpoint:
                 assert half.queued >= 0
                 queued += half.queued
             else:
-                charged += half.charged
+                charged += half.queue.charged
                 check_receiver(half)
         streams = incoming.streams.values()
         assert shared.budget_used == charged + sum(stream.granted for stream in streams)
@@ -292,8 +292,8 @@ def check_receiver(half: ReceiverHalf) -> None:
     """What a receiver is charged is what waits there or lands."""
     landing = [stream for stream in half.streams if stream.partial >= 0]
     live = [received for received in half.queue if not received.dropped]
-    assert half._outstanding == len(landing) + len(live)
-    assert half.charged == sum(received.charge for received in live) + sum(
-        half.cost(stream.partial) for stream in landing
+    assert half.queue.outstanding == len(landing) + len(live)
+    assert half.queue.charged == sum(received.charge for received in live) + sum(
+        half._shared.admission.cost(stream.partial) for stream in landing
     )
-    assert half.state is not ReceiverState.CLOSED or (not half.streams and not half.waiting)
+    assert half.state is not ReceiverState.CLOSED or (not half.streams and not half.queue.waiting)

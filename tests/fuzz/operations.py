@@ -178,10 +178,10 @@ class World:
         mode = MODES[how >> 3 & 3]
         headers = ((b"k", bytes(900)),) if how >> 5 == 7 else ()
         payload = self.tokens.to_bytes(TOKEN, "little") + bytes(SIZES[how >> 5])
-        before = half._unreliable.next if half._unreliable else 0
+        before = half.unreliable.next if half.unreliable else 0
         if end.send(half, payload, attaches, mode, headers) is None:
             return
-        datagram = (half._unreliable.next if half._unreliable else 0) > before
+        datagram = (half.unreliable.next if half.unreliable else 0) > before
         channel = self.channels[half.channel]
         channel.sent.append((self.tokens, mode, datagram))
         if ids.oneshot(channel.id):

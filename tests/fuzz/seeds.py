@@ -8,14 +8,17 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from aqueduct._speedups import channels as codec
 from aqueduct._speedups.arrow.writer import BatchWriter
-from aqueduct._speedups.channels import codec
 from aqueduct.arrow.layout import common_columns
 from tests.arrow.strategies import make_batch
 from tests.arrow.test_hostile import mutated
 from tests.fuzz import arrow, wire
 from tests.reference import bpmux as bpmux_model
 from tests.reference import codec as model
+from tests.reference import relink as relink_model
+from tests.speedups.relink.test_packets import VECTORS as RELINK_VECTORS
+from tests.speedups.relink.test_packets import id_sizes
 from tests.speedups.strategies import VECTORS
 from tests.speedups.test_bpmux import VECTORS as BPMUX_VECTORS
 
@@ -276,6 +279,64 @@ def model_chunk(rng: random.Random) -> bytes:
     )
 
 
+def relink_seeds() -> Iterator[bytes]:
+    """The vectors, alone and behind one another, in several pieces; sensible packets at random."""
+    plans = (b"\x00", b"\x14" + bytes(20), b"\x14" + b"\xc5" * 20, b"\x0a" + b"\x43\x42" * 5)
+    known = [
+        (id_sizes(vector["context"]), bytes.fromhex(vector["hex"]))
+        for vector in (*RELINK_VECTORS["valid"], *RELINK_VECTORS["invalid"])
+        if vector["context"]["what"] == "packets" and len(vector["hex"]) < 500
+    ]
+    for plan in plans:
+        for limits in range(2):
+            for (sender, receiver), data in known:
+                yield bytes([limits << 2, sender | receiver << 4]) + plan + data
+    rng = random.Random(3)
+    for _ in range(RANDOM_SEEDS):
+        sender, receiver = rng.randrange(9), rng.randrange(9)
+        data = b"".join(relink_packet(rng, sender, receiver) for _ in range(rng.randrange(1, 8)))
+        start = bytes([rng.randrange(4) << 2, sender | receiver << 4])
+        yield start + rng.choice(plans) + data[:300]
+    yield from (bytes([1 | rng.choice([0, 0xEC])]) + seed for seed in random_seeds(60)())
+    for _ in range(3 * RANDOM_SEEDS):
+        how = rng.randrange(16)
+        data = b"".join(relink_packet(rng, 1, 1) for _ in range(rng.randrange(1, 12)))
+        resume = bytes.fromhex("6000000000000000") if how & 4 and rng.random() < 0.7 else b""
+        yield bytes([2 | how << 2]) + rng.choice(plans) + (known_acks(rng) + resume + data)[:390]
+    yield from (bytes([3 | rng.randrange(2) << 2]) + seed for seed in random_seeds(380)())
+
+
+def known_acks(rng: random.Random) -> bytes:
+    """Acknowledgements of messages that the target has sent, as a peer has them for a resume."""
+    said = [
+        relink_model.Packet("sequence-ack", kind, False, (channel,), rng.randint(0, last))
+        for channel, last in ((1, 2), (2, 0), (3, 0))
+        for kind in rng.sample(relink_model.TYPES["sequence-ack"][:3], rng.randrange(3))
+    ]
+    return b"".join(relink_model.encode(packet, 1) for packet in said)
+
+
+def relink_packet(rng: random.Random, sender: int, receiver: int) -> bytes:
+    """A packet of small numbers."""
+    name = rng.choice((*relink_model.FORMATS, "message", "message", "general"))
+    kind = "" if name == "message" else rng.choice(relink_model.TYPES[name])
+    multicast = rng.random() < 0.3 and name != "general"
+    id_size = receiver if name.endswith("-ack") else sender
+    channel = rng.randrange(6) if id_size else 0
+    channels = (channel,) * (rng.randrange(4) if multicast else name != "general")
+    packet = relink_model.Packet(
+        name,
+        kind,
+        multicast,
+        channels,
+        rng.randrange(9) if name.startswith("sequence") else -1,
+        tuple(bytes(rng.randrange(20)) for _ in range(rng.randrange(4))),
+        rng.random() < 0.3,
+        rng.random() < 0.3,
+    )
+    return relink_model.encode(packet, id_size)
+
+
 def arrow_seeds() -> Iterator[bytes]:
     """Sound batches of every schema, as both writers write them, then with a fault or two."""
     chance = random.Random(1)
@@ -299,6 +360,7 @@ SEEDS: Final[dict[str, Callable[[], Iterator[bytes]]]] = {
     "bpmux": bpmux_seeds,
     "codec": codec_seeds,
     "operations": random_seeds(90),
+    "relink": relink_seeds,
     "wire": wire_seeds,
 }
 """For each target."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Final
 
-from aqueduct._speedups.channels import codec
+from aqueduct._speedups import channels as codec
 from aqueduct.carriers import memory
 from aqueduct.carriers.contract import Buffer
 from aqueduct.config import Calls, Config, Flow, Limits
@@ -373,7 +373,7 @@ class World:
                 raise HookFault
             return (None, bytearray(size), bytes(size + 1))[(how >> 6) - 1]
 
-        receivers[(how & 63) % len(receivers)].placement = hook
+        receivers[(how & 63) % len(receivers)].queue.placement = hook
 
     def whole_connection(self) -> None:
         """Rare: most runs would end here."""
@@ -402,7 +402,7 @@ class World:
                 assert endpoint.close_codes in ([cause.code], []), cause
             return
         limits, flow, shared = self.config.limits, self.config.flow, core._shared
-        assured = sum(half.assured for half in endpoint.receivers)
+        assured = sum(half.queue.assured for half in endpoint.receivers)
         largest = limits.frame_bytes + flow.message_overhead
         assert 0 <= shared.budget_used <= flow.receive_budget + (1 + assured) * largest
         assert core._reader.incoming._gathered <= flow.receive_budget + limits.frame_bytes

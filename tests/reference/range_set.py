@@ -63,9 +63,6 @@ class RangeSet:
             rest.remove(low, high)
         return rest.ranges
 
-    def range_at(self, number: int) -> tuple[int, int] | None:
-        return next((pair for pair in self.ranges if pair[0] <= number < pair[1]), None)
-
     def first(self) -> tuple[int, int] | None:
         return self.ranges[0] if self.ranges else None
 

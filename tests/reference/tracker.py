@@ -40,10 +40,6 @@ class SentNumbers:
     def unacked(self) -> int:
         return self.next - len(self.acked)
 
-    @property
-    def all_acked(self) -> bool:
-        return self.unacked == 0
-
     def take(self) -> int:
         self.next += 1
         return self.next - 1
@@ -54,15 +50,6 @@ class SentNumbers:
         newly = set(alternate(varints, 0)[1]) - self.acked
         self.acked |= newly
         return runs(newly)
-
-    def ack_range(self, start: int, stop: int) -> Pairs:
-        return self.ack((start, stop - start))
-
-    def is_acked(self, number: int) -> bool:
-        return number in self.acked
-
-    def unacked_ranges(self) -> Pairs:
-        return runs(set(range(self.next)) - self.acked)
 
 
 class ReceivedNumbers:

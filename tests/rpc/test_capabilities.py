@@ -390,7 +390,7 @@ async def test_an_answer_to_no_batch_has_the_number_0():
 @pytest.mark.requirement("AC-48")
 @pytest.mark.requirement("AC-49")
 @pytest.mark.parametrize(("capabilities", "messages", "text"), HOSTILE.values(), ids=HOSTILE)
-async def test_services_that_do_not_keep_to_it(capabilities, messages, text):
+async def test_services_that_break_what_they_granted(capabilities, messages, text):
     server, address = await other(*messages, capabilities=capabilities)
     async with server, await Client.connect(address) as client:
         given = [numbers(1), numbers(2)]

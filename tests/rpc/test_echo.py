@@ -321,7 +321,7 @@ async def test_the_call_tells_the_handler_what_the_client_said(carrier):
             "look",
             [numbers(1)],
             headers={"region": "süd"},
-            run="run 7",
+            write_key="run 7",
             attempt="2",
             deadline=30,
             partition=partition,
@@ -335,7 +335,7 @@ async def test_the_call_tells_the_handler_what_the_client_said(carrier):
     assert (call.handler, call.kind, call.number) == ("look", "exchange", 1)
     assert dict(call.headers) == {"region": "süd"}
     assert dict(call.connection_headers) == {"who": "me"}
-    assert (call.run, call.attempt, call.partition) == ("run 7", "2", partition)
+    assert (call.write_key, call.attempt, call.partition) == ("run 7", "2", partition)
     assert (call.schema, call.output_schema) == (NUMBERS, output)
     assert (call.token, other.token) == ("client's", "its own")
     assert 0 <= call.deadline <= 30

@@ -247,7 +247,7 @@ REQUIRED = pa.schema([pa.field("id", pa.int64(), nullable=False)])
         (NUMBERS, {"id": [1], "more": [2]}, f"{OTHERWISE}leave it out: batch.select(['id'])"),
         (NUMBERS, {"ID": [1]}, f"{OTHERWISE}did you mean it by 'ID'? then rename it"),
         (NUMBERS, {"x": ["a"]}, f"{OTHERWISE}the columns that came are 'x'"),
-        (NUMBERS, {"id": [[1]]}, f"{OTHERWISE}no cast leads there"),
+        (NUMBERS, {"id": [[1]]}, f"{OTHERWISE}there is no cast"),
         (REQUIRED, {"id": pa.array([None], pa.int64())}, OTHERWISE),
         (None, {"length": [1]}, f"{UNDECLARED}declare output=, or in the handler: "),
     ],

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aqueduct.config import Tables
 from aqueduct.errors import BadCall, ConfigError
 from aqueduct.rpc.filters import (
     OPERATIONS,
@@ -150,7 +151,7 @@ def test_arrow_keeps_the_rows_that_the_model_keeps(filter, rows):
 @given(FILTERS)
 def test_json_there_and_back(filter):
     text = json.dumps(filters_to_json([filter]), allow_nan=False)
-    (back,) = filters_from_json(json.loads(text), 1)
+    (back,) = filters_from_json(json.loads(text), 1000)
     assert repr(back) == repr(filter)  # NaN does not equal itself
 
 
@@ -291,7 +292,6 @@ def nested(depth):
         ([{"op": "equal", "column": ["a"], "value": ["timestamp", "2026-02-03T00:00"]}], "'2026-"),
         ([{"op": "in", "column": ["a"], "values": {}}], "a filter 'in' has a list 'values'"),
         ([{"op": "contains", "column": ["a"], "value": ["int", "1"]}], "the value of a filter 'c"),
-        ([nested(32)], "filters stand more than 32 deep in each other"),
     ],
 )
 def test_hostile_documents(documents, message):
@@ -302,7 +302,35 @@ def test_hostile_documents(documents, message):
 
 @pytest.mark.requirement("AC-79")
 def test_depth_up_to_the_limit():
-    assert filters_from_json([nested(31)], 1)[0].columns() == {"a"}
+    assert filters_from_json([nested(31)], 50)[0].columns() == {"a"}
+    with pytest.raises(BadCall, match="filters are nested more than 32 deep"):
+        filters_from_json([nested(32)], 50)
+
+
+@pytest.mark.requirement("AC-79")
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"op": "and", "of": [LEAF] * 5},
+        {"op": "not", "of": [{"op": "or", "of": [LEAF] * 4}]},
+        {"op": "in", "column": ["a"], "values": [["int", "1"]] * 5},
+        {"op": "or", "of": [{"op": "in", "column": ["a"], "values": [["int", "1"]] * 3}, LEAF]},
+    ],
+)
+def test_filters_inside_others_and_values_count(document):
+    assert len(filters_from_json([document], 6)) == 1
+    with pytest.raises(BadCall, match=r"6 filters came, above the limit of 5 \(Tables.filters\)"):
+        filters_from_json([document], 5)
+
+
+def test_arrow_takes_as_many_filters_as_the_limit_allows():
+    """It walks an expression by recursion, on the stack of a thread."""
+    table = pa.table({"i": pa.array([1, 2, 3, None], pa.int32())})
+    parts = tuple(Filter("equal", ("i",), value) for value in range(2, 2 + Tables().filters))
+    either = Filter("or", parts=parts)
+    assert table.filter(either.expression(table.schema))["i"].to_pylist() == [2, 3]
+    neither = [Filter("not", parts=(part,)) for part in parts]
+    assert table.filter(all_of(neither, table.schema))["i"].to_pylist() == [1]
 
 
 @given(

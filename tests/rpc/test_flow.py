@@ -281,7 +281,7 @@ async def test_a_sink_is_held_back_by_bytes_unless_told_otherwise(carrier, handl
             assert (await sink)["n"] == 200
 
 
-async def test_marks_of_a_sink_wake_who_sends_and_nobody_else(carrier, monkeypatch):
+async def test_marks_of_a_sink_wake_the_sending_task_alone(carrier, monkeypatch):
     service = aqueduct.Service("test")
 
     @service.handler("count", kind="sink")

@@ -199,7 +199,7 @@ def test_headers_that_are_no_batchs(headers, text):
 
 
 @pytest.mark.requirement("AC-3")
-def test_headers_of_others_are_nobodys_business():
+def test_headers_of_others_are_ignored():
     assembler = Assembler()
     headers = ((b"other-aaaaaa", b"x"), *batch_headers(1), (b"other-aaaaaa", b"y"))
     assert assembler.add(headers, b"data") == (1, b"data")
@@ -273,7 +273,7 @@ def test_no_byte_is_given_away_twice():
 
 
 @pytest.mark.requirement("AC-30")
-def test_lies_take_no_memory():
+def test_false_sizes_take_no_memory():
     # One reservation is made for the first; the others must wait until it is whole.
     assembler = Assembler(1 << 40)
     targets = [assembler.place(fragment(number, 0, 1 << 30), 1) for number in range(1000)]

@@ -42,8 +42,8 @@ def test_each_call_says_what_is_its_own(order):
     heads = HeadCache(PEER)
     own = [
         {},
-        {"run": "r", "attempt": "1", "partition": Partition(0, 2), "deadline": 2.5},
-        {"run": "s", "attempt": "2", "partition": Partition(1, 2)},
+        {"write_key": "r", "attempt": "1", "partition": Partition(0, 2), "deadline": 2.5},
+        {"write_key": "s", "attempt": "2", "partition": Partition(1, 2)},
     ][::order]
     for said in own * 2:
         head = read(heads, *message(token=b"t", **said))
@@ -60,7 +60,7 @@ def test_what_differs_otherwise_is_another_call():
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [(keys.DEADLINE, b"0"), (keys.RUN, b"\xff"), (keys.PARTITION, b"2/2")]
+    ("key", "value"), [(keys.DEADLINE, b"0"), (keys.WRITE_KEY, b"\xff"), (keys.PARTITION, b"2/2")]
 )
 def test_what_is_its_own_and_wrong_is_refused_as_ever(key, value):
     heads = HeadCache(PEER)
@@ -114,7 +114,9 @@ async def test_the_handler_sees_each_call_as_it_is():
     @service.handler("echo")
     async def echo(batches, call):
         assert call.deadline is None or 0 < call.deadline <= 30
-        seen.append((call.run, call.attempt, call.partition, call.deadline is None, call.number))
+        seen.append(
+            (call.write_key, call.attempt, call.partition, call.deadline is None, call.number)
+        )
         async for batch in batches:
             yield batch
 
@@ -123,7 +125,7 @@ async def test_the_handler_sees_each_call_as_it_is():
             stream = client.exchange(
                 "echo",
                 [numbers(index)],
-                run="r",
+                write_key="r",
                 attempt=str(index),
                 partition=Partition(index),
                 deadline=30.0 if index % 2 else None,

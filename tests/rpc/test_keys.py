@@ -17,7 +17,7 @@ KEYS = {
     "HANDLER": b"arrow-handler-3c8e32",
     "KIND": b"arrow-kind-b4c4e5",
     "DEADLINE": b"arrow-deadline-84b09e",
-    "RUN": b"arrow-run-abde1f",
+    "WRITE_KEY": b"arrow-run-abde1f",
     "ATTEMPT": b"arrow-attempt-4d8599",
     "TOKEN": b"arrow-token-9132e0",
     "PARTITION": b"arrow-partition-cf36d2",

@@ -15,6 +15,7 @@ import aqueduct
 from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoder
 from aqueduct.arrow.ipc import LONG_SCHEMA, is_wide, serialize_schema
+from aqueduct.client.unary import UnaryCaller
 from aqueduct.config import Calls, Config
 from aqueduct.errors import BadCall, Cancelled, DeadlineExceeded, SchemaMismatch
 from aqueduct.rpc import threads
@@ -393,13 +394,14 @@ async def test_errors_of_long_work_name_what_is_wrong(carrier):
 
 async def test_a_wide_schema_that_is_damaged_is_refused(carrier):
     async with both(carrier) as (client, _):
-        asker = client.asker(CallHead(handler="wide", kind="exchange", schema=WIDE))
-        prefix = bytearray(asker.question.prefix)
+        head = CallHead(handler="wide", kind="exchange", schema=WIDE)
+        caller = UnaryCaller(client.connection, head, peer=client.address)
+        prefix = bytearray(caller.template.prefix)
         prefix[2000:3000] = b"\xff" * 1000
-        asker.question.prefix = bytes(prefix)
+        caller.template.prefix = bytes(prefix)
         encoded = Encoder(WIDE).encode(wide(1))
         with pytest.raises(BadCall, match="not a schema"):
-            await client.ask(asker, encoded)
+            await client.ask(caller, encoded)
         assert (await client.call("wide", wide(1))).equals(wide(1))
 
 

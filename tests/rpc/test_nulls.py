@@ -8,6 +8,7 @@ import pytest
 import aqueduct
 from aqueduct.arrow.encode import Encoder
 from aqueduct.arrow.ipc import adopt
+from aqueduct.client.unary import UnaryCaller
 from aqueduct.errors import BadCall, SchemaMismatch
 from aqueduct.rpc.request import CallHead
 from tests.support.calls import connected, numbers, sync_client
@@ -88,10 +89,11 @@ async def test_a_batch_with_a_nested_null_is_refused_before_it_is_sent(carrier):
 async def test_a_nested_null_of_a_peer_is_refused_where_it_comes(carrier):
     """A client of another library may not look for it."""
     async with connected(make(), carrier) as client:
-        call = client.asker(CallHead("echo", "exchange", schema=STRICT))
+        head = CallHead("echo", "exchange", schema=STRICT)
+        caller = UnaryCaller(client.connection, head, peer=client.address)
         encoded = Encoder(OPEN).encode(adopt(BAD, OPEN))
         with pytest.raises(BadCall, match=f"batch 0 of the input .* cannot be read: {NAMED}"):
-            await client.ask(call, encoded)
+            await client.ask(caller, encoded)
 
 
 def test_a_sync_client_hears_of_nested_nulls():

@@ -43,7 +43,7 @@ def service():
     return aqueduct.Service("test")
 
 
-async def test_nobody_there():
+async def test_connecting_fails_where_no_server_listens():
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
@@ -53,7 +53,7 @@ async def test_nobody_there():
         await Client.connect("memory://nobody-is-there")
 
 
-def test_nobody_there_for_a_sync_client():
+def test_a_sync_client_fails_where_no_server_listens():
     with pytest.raises(ConnectFailed, match=r"127.0.0.1:9"):
         aqueduct.SyncClient("aqueduct://127.0.0.1:9?verify=off")
     with pytest.raises(aqueduct.AqueductError, match="is not an address"):

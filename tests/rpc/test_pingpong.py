@@ -62,14 +62,14 @@ async def play(size: int, at_once: int, *, source: str) -> list[int]:
     return sizes
 
 
-async def test_who_waits_for_one_small_batch_looks_for_it(expected: Counter[bool]) -> None:
+async def test_a_client_polls_for_the_answer_to_one_small_batch(expected: Counter[bool]) -> None:
     assert await play(200, 1, source="async") == [200] * ROUNDS
     assert expected[True] >= ROUNDS
     assert expected[False] >= ROUNDS - 1  # the first time nothing was answered
 
 
 @pytest.mark.parametrize(("size", "at_once", "source"), [(20_000, 1, "async"), (200, 8, "plain")])
-async def test_nobody_looks_for_large_batches_or_many(
+async def test_a_client_does_not_poll_for_large_answers_or_many(
     expected: Counter[bool], size: int, at_once: int, source: str
 ) -> None:
     assert await play(size, at_once, source=source) == [size] * (ROUNDS * at_once)

@@ -57,7 +57,7 @@ def test_the_bytes_of_a_full_call():
         schema=INPUT,
         expected=OUTPUT,
         deadline=1.2341,
-        run="run 7",
+        write_key="run 7",
         attempt="2",
         token=b"s\xffcret",
         partition=Partition(3, 16),
@@ -124,7 +124,16 @@ names = st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_size=
     st.frozensets(st.sampled_from([AS_COMPLETED, FAILURES, "of-later-versions"])),
 )
 def test_calls_survive(
-    kind, handler, schema, expected, milliseconds, run, token, partition, metadata, capabilities
+    kind,
+    handler,
+    schema,
+    expected,
+    milliseconds,
+    write_key,
+    token,
+    partition,
+    metadata,
+    capabilities,
 ):
     head = CallHead(
         handler=handler,
@@ -132,8 +141,8 @@ def test_calls_survive(
         schema=None if kind == "source" else schema,
         expected=None if kind == "sink" else expected,
         deadline=None if milliseconds is None else milliseconds / 1000,
-        run=run,
-        attempt=run[::-1],
+        write_key=write_key,
+        attempt=write_key[::-1],
         token=token,
         partition=partition,
         metadata=metadata,
@@ -144,7 +153,7 @@ def test_calls_survive(
 
 @pytest.mark.requirement("AC-94")
 @pytest.mark.requirement("AC-3")
-def test_headers_of_others_are_nobodys_business():
+def test_headers_of_others_are_ignored():
     headers, payload = joined(CallHead("h", "sink", INPUT))
     more = [(b"other-000000", b"1"), *headers, (b"other-000000", b"2")]
     assert CallHead.decode(more, payload) == CallHead("h", "sink", INPUT)
@@ -180,9 +189,15 @@ def test_a_token_is_not_shown():
         (CallHead("h", "source", deadline=0), "the deadline of a call is 0 s; it must be above 0"),
         (CallHead("h", "source", deadline=float("nan")), "the deadline of a call is nan s; it mus"),
         (CallHead("h", "source", deadline=1e12), "at most 316224000 s"),
-        (CallHead("h", "source", run="r" * 257), "the run of a call has 257 bytes of UTF-8, abov"),
+        (
+            CallHead("h", "source", write_key="r" * 257),
+            "the write key of a call has 257 bytes of UTF-8, abov",
+        ),
         (CallHead("h", "source", attempt="a" * 257), "the attempt of a call has 257 bytes of UTF"),
-        (CallHead("h", "source", run="\ud800"), "the run of a call cannot be sent: 'utf-8' codec"),
+        (
+            CallHead("h", "source", write_key="\ud800"),
+            "the write key of a call cannot be sent: 'utf-8' codec",
+        ),
         (CallHead("h", "source", token=bytes(16385)), "the token of a call has 16385 bytes, above"),
         (
             CallHead("h", "source", partition=Partition(3, 3)),
@@ -264,7 +279,11 @@ WRONG = {
         "the header arrow-deadline-84b09e is 0, which is not between 1 and 316224000000",
     ),
     "no end": (keys.DEADLINE, b"1e9", "the header arrow-deadline-84b09e is b'1e9', which is not a"),
-    "a long run": (keys.RUN, b"r" * 257, "the header arrow-run-abde1f has 257 bytes, above"),
+    "a long write key": (
+        keys.WRITE_KEY,
+        b"r" * 257,
+        "the header arrow-run-abde1f has 257 bytes, above",
+    ),
     "a long attempt": (keys.ATTEMPT, b"r" * 257, "the header arrow-attempt-4d8599 has 257 bytes,"),
     "a long token": (keys.TOKEN, bytes(16385), "the token has 16385 bytes, above the limit of"),
     "many capabilities": (
@@ -392,7 +411,7 @@ def test_the_bytes_of_capabilities():
 
 
 @pytest.mark.requirement("AC-5")
-def test_capabilities_that_nobody_knows_are_left_alone():
+def test_unknown_capabilities_are_left_alone():
     headers, payload = joined(CallHead("h", "exchange", INPUT))
     for value in (b"", b"faster", b"as-completed,faster", b",,"):
         head = CallHead.decode([*headers, (keys.ASKED, value)], payload)

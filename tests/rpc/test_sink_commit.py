@@ -45,13 +45,13 @@ def test_an_attempt_there_and_back(attempt: Attempt) -> None:
 
 
 @given(RUNS, st.lists(st.tuples(NUMBERS, JSON), max_size=5, unique_by=lambda each: each[0]))
-def test_a_settlement_there_and_back(run: WriteKey, entries: list[tuple[int, Any]]) -> None:
+def test_a_settlement_there_and_back(write_key: WriteKey, entries: list[tuple[int, Any]]) -> None:
     prepared = tuple(
-        PreparedAttempt(Attempt(run, partition=number, task=7), receipt)
+        PreparedAttempt(Attempt(write_key, partition=number, task=7), receipt)
         for number, receipt in entries
     )
     for execution in (None, "e"):
-        settlement = Settlement(run, prepared, execution)
+        settlement = Settlement(write_key, prepared, execution)
         batch = to_batch(settlement.to_json())
         assert Settlement.from_json([batch], limit=LIMIT) == settlement
 
@@ -70,14 +70,14 @@ def test_a_description_there_and_back(schema: pa.Schema | None) -> None:
 
 @given(ATTEMPTS, ATTEMPTS)
 def test_ids_are_names_of_files_and_differ(one: Attempt, other: Attempt) -> None:
-    for found in (one.id, one.run.id):
+    for found in (one.id, one.write_key.id):
         assert re.fullmatch("[0-9a-f]{32}", found)
     fields = ("execution", "stage", "partition", "task")
-    same = one.run.key == other.run.key and all(
+    same = one.write_key.key == other.write_key.key and all(
         getattr(one, name) == getattr(other, name) for name in fields
     )
     assert (one.id == other.id) is same
-    assert (one.run.id == other.run.id) is (one.run.key == other.run.key)
+    assert (one.write_key.id == other.write_key.id) is (one.write_key.key == other.write_key.key)
 
 
 def test_overwriting_is_no_part_of_an_id() -> None:
@@ -88,7 +88,7 @@ def test_overwriting_is_no_part_of_an_id() -> None:
 def test_ids_stay_what_they_are() -> None:
     """Sinks have files and tables by these names, which an update of the library must find."""
     attempt = Attempt(WriteKey("run"), execution="e", stage=1, partition=2, task=3)
-    assert attempt.run.id == "acba25512100f80b56fc3ccd14c65be5"
+    assert attempt.write_key.id == "acba25512100f80b56fc3ccd14c65be5"
     assert attempt.id == "443edddb74c5853dd0b6fb24289b50ff"
 
 
@@ -111,7 +111,7 @@ def test_any_member_replaced_is_a_document_or_a_bad_call(kind: Any, name: str, v
     attempt = Attempt(WriteKey("run"))
     whole: dict[str, Any] = {
         **json.loads(attempt.to_json()),
-        **json.loads(Settlement(attempt.run, (PreparedAttempt(attempt, 1),)).to_json()),
+        **json.loads(Settlement(attempt.write_key, (PreparedAttempt(attempt, 1),)).to_json()),
         **json.loads(Receipt(1, 2, 3).to_json(limit=LIMIT)),
         **json.loads(SinkDescription(pa.schema([("id", pa.int64())]), 1.0).to_json()),
     }
@@ -140,7 +140,7 @@ def test_what_json_cannot_hold(value: Any) -> None:
         Receipt(value, 0, 0).to_json(limit=LIMIT)
     prepared = PreparedAttempt(Attempt(WriteKey("run")), value)
     with pytest.raises(BadCall, match="a receipt cannot be written as JSON"):
-        Settlement(prepared.attempt.run, (prepared,)).to_json()
+        Settlement(prepared.attempt.write_key, (prepared,)).to_json()
 
 
 def test_a_receipt_that_contains_itself_is_refused() -> None:

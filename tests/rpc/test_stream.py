@@ -273,7 +273,7 @@ async def test_a_reset_in_the_middle_of_a_large_batch(scheme: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-async def test_nobody_behind_the_proxy(scheme: str, tmp_path: Path) -> None:
+async def test_connecting_fails_where_a_proxy_has_no_server(scheme: str, tmp_path: Path) -> None:
     """What is accepted and closed at once is no connection, and the error says so."""
     proxy = Proxy()
     address = listen_at(scheme, tmp_path).replace(":0", ":1")

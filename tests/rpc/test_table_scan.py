@@ -27,7 +27,13 @@ from aqueduct.rpc.table_scan import (
 LIMITS = Tables()
 SCHEMA = pa.schema([("a", pa.int64()), pa.field("b", pa.string(), nullable=False)])
 TIGHT = Tables(
-    question_bytes=400, answer_bytes=700, filters=2, splits=3, split_bytes=16, offset_bytes=16
+    question_bytes=400,
+    question_parts=20,
+    answer_bytes=700,
+    filters=2,
+    splits=3,
+    split_bytes=16,
+    offset_bytes=16,
 )
 
 
@@ -126,6 +132,7 @@ def test_the_words_of_the_documents():
         (asked(limit={"rows": -1}), "'rows' is a whole number above zero"),
         (asked(limit={"until": "z"}), "'until' is dict or null, not str"),
         (asked(more="x" * 1000), "the question has 1"),
+        (asked(more=[[]] * 19), "the question has 21 lists and objects, above the limit of 20 (Ta"),
         (asked().slice(0, 0), "the question is one text, and 0 came"),
         (
             pa.RecordBatch.from_arrays([pa.array(["[1]"])], schema=QUESTION),
@@ -138,7 +145,7 @@ def test_the_words_of_the_documents():
         ),
         (
             pa.RecordBatch.from_arrays([pa.array(["[" * 300])], schema=QUESTION),
-            "the question is no JSON",
+            "the question has 300 lists and objects",
         ),
         (
             pa.RecordBatch.from_arrays([pa.array([b"\xff"]).view(pa.string())], schema=QUESTION),
@@ -153,9 +160,10 @@ def test_hostile_questions(batch, message):
 
 
 def test_a_question_that_is_nested_without_end():
-    batch = pa.RecordBatch.from_arrays([pa.array(["[" * 500_000])], schema=QUESTION)
-    with pytest.raises(BadCall, match="the question is no JSON"):
-        ScanRequest.decode(batch, LIMITS)
+    for depth, message in ((LIMITS.question_parts, "is no JSON"), (500_000, "500000 lists and")):
+        batch = pa.RecordBatch.from_arrays([pa.array(["[" * depth])], schema=QUESTION)
+        with pytest.raises(BadCall, match=f"the question (has )?{message}"):
+            ScanRequest.decode(batch, LIMITS)
 
 
 @pytest.mark.requirement("AC-73")

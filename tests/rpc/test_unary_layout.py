@@ -29,7 +29,7 @@ PAYLOAD = b"".join(map(bytes, Encoder(SCHEMA).encode(BATCH).buffers))
 
 @pytest.mark.requirement("AC-56")
 def test_a_call_is_an_exchanges_with_a_body():
-    question = UnaryTemplate(CallHead("echo", "exchange", schema=SCHEMA, run="r"))
+    question = UnaryTemplate(CallHead("echo", "exchange", schema=SCHEMA, write_key="r"))
     assert question.headers == (
         (b"arrow-call-405c16", b"1"),
         (b"arrow-handler-3c8e32", b"echo"),
@@ -99,17 +99,19 @@ def test_a_message_of_another_kind_brings_no_batch():
 def test_what_each_call_says_of_itself_is_read_each_time():
     heads = HeadCache("peer")
     for number in range(3):
-        head = CallHead("echo", "exchange", schema=SCHEMA, run=f"r{number}", attempt=str(number))
+        head = CallHead(
+            "echo", "exchange", schema=SCHEMA, write_key=f"r{number}", attempt=str(number)
+        )
         for _ in range(2):
             found, rest = asked(heads, UnaryTemplate(head))
             assert found == head and bytes(rest) == PAYLOAD
-    other = UnaryTemplate(CallHead("echo", "exchange", schema=OTHER, run="r0"))
+    other = UnaryTemplate(CallHead("echo", "exchange", schema=OTHER, write_key="r0"))
     assert asked(heads, other)[0].schema == OTHER
 
 
 def test_what_a_call_says_of_itself_twice_or_wrongly_is_refused_by_name():
     heads = HeadCache("the peer")
-    question = UnaryTemplate(CallHead("echo", "exchange", schema=SCHEMA, run="r"))
+    question = UnaryTemplate(CallHead("echo", "exchange", schema=SCHEMA, write_key="r"))
     asked(heads, question)
     for key, value, text in (
         (b"arrow-run-abde1f", b"q", "arrow-run-abde1f is there twice"),

@@ -24,7 +24,12 @@ from typing import Any, Final
 __all__ = ["CORE", "LISTS", "Change", "ChangeError", "read_lists"]
 
 LISTS: Final = tuple(sorted((Path(__file__).parent / "changes").glob("*.toml")))
-CORE: Final = ("aqueduct/protocol/channels/", "aqueduct/protocol/bpmux/", "aqueduct/_speedups/")
+CORE: Final = (
+    "aqueduct/protocol/channels/",
+    "aqueduct/protocol/bpmux/",
+    "aqueduct/protocol/relink/",
+    "aqueduct/_speedups/",
+)
 FIELDS: Final = {"name", "requirement", "file", "within", "old", "new", "breaks"}
 
 

@@ -169,6 +169,7 @@ async def test_the_counters(service):
         "open_calls": 0,
         "connections": 1,
         "open_connections": 0,
+        "resumes": 0,
         "failed": 1,
         "cancelled": 1,
         "refused": 1,
@@ -240,7 +241,7 @@ async def test_what_does_not_end_within_the_drain_is_ended(handler):
     await watched.wait(watched.ended)
 
 
-async def test_a_handler_that_never_lets_go_does_not_hold_the_end_up():
+async def test_a_handler_that_never_ends_does_not_delay_the_end():
     service, release = aqueduct.Service("test"), threading.Event()
     begun = threading.Event()
 

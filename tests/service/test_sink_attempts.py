@@ -14,8 +14,8 @@ from aqueduct.service.sink_attempts import Attempts, KeyedLock
 RUN = WriteKey("run")
 
 
-def attempt(task: int, execution: str = "e", run: WriteKey = RUN) -> Attempt:
-    return Attempt(run, execution=execution, task=task)
+def attempt(task: int, execution: str = "e", write_key: WriteKey = RUN) -> Attempt:
+    return Attempt(write_key, execution=execution, task=task)
 
 
 def test_attempts_are_open_then_prepared_then_forgotten() -> None:
@@ -34,7 +34,7 @@ def test_attempts_are_open_then_prepared_then_forgotten() -> None:
 def test_the_limit_counts_all_runs() -> None:
     attempts = Attempts("sink", 2)
     known = attempts.begin(attempt(1))
-    attempts.begin(attempt(1, run=WriteKey("other")))
+    attempts.begin(attempt(1, write_key=WriteKey("other")))
     with pytest.raises(Busy, match="'sink' has 2 attempts"):
         attempts.begin(attempt(2))
     attempts.forget(known)
@@ -55,10 +55,10 @@ def test_a_commit_ends_its_execution_and_no_other() -> None:
     mine, other = attempts.begin(attempt(1)), attempts.begin(attempt(1, "another"))
     attempts.recall(PreparedAttempt(attempt(2)), 0)
     assert attempts.committed(RUN, [PreparedAttempt(attempt(2))]) == []
-    with pytest.raises(Refused, match="writes no more: its run is committed without it"):
+    with pytest.raises(Refused, match="writes no more: its write is committed without it"):
         mine.check()
     other.check()
-    with pytest.raises(Refused, match="comes too late: its run is committed"):
+    with pytest.raises(Refused, match="comes too late: its write is committed"):
         attempts.begin(attempt(3))
     attempts.begin(attempt(3, "another"))
 
@@ -69,23 +69,23 @@ def test_the_executions_that_are_over_are_remembered_for_a_while(
     monkeypatch.setattr("aqueduct.service.sink_attempts._ENDED_LIMIT", 3)
     attempts = Attempts("sink", 10)
     for number in range(4):
-        attempts.aborted(RUN, str(number), "its run is aborted")
+        attempts.aborted(RUN, str(number), "its write is aborted")
     attempts.begin(attempt(1, "0"))
     for number in range(1, 4):
-        with pytest.raises(Refused, match="comes too late: its run is aborted"):
+        with pytest.raises(Refused, match="comes too late: its write is aborted"):
             attempts.begin(attempt(1, str(number)))
 
 
 def test_a_run_is_too_old_when_nothing_was_heard_of_it() -> None:
     attempts = Attempts("sink", 10)
     attempts.recall(PreparedAttempt(attempt(1)), 100)
-    attempts.recall(PreparedAttempt(attempt(2, run=WriteKey("new"))), 0)
+    attempts.recall(PreparedAttempt(attempt(2, write_key=WriteKey("new"))), 0)
     assert attempts.expired(50) == [RUN]
     known = attempts.begin(attempt(3))
     assert attempts.expired(50) == []
     attempts.forget(known)
     assert attempts.expired(50) == []  # that was a sign of it
-    attempts.recall(PreparedAttempt(attempt(4, run=WriteKey("old"))), 100)
+    attempts.recall(PreparedAttempt(attempt(4, write_key=WriteKey("old"))), 100)
     assert attempts.expired(50) == [WriteKey("old")]
 
 
@@ -104,7 +104,7 @@ async def test_turns_are_taken_in_order() -> None:
     assert turns._waiting == {}
 
 
-async def test_who_is_cancelled_leaves_the_queue() -> None:
+async def test_a_cancelled_task_leaves_the_queue() -> None:
     turns = KeyedLock()
     begun = []
 

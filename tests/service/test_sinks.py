@@ -115,7 +115,7 @@ def test_a_run_without_attempts_is_committed(shelf: Shelf, sink: SinkWriter) -> 
 def test_overwriting_reaches_the_sink(shelf: Shelf, sink: SinkWriter) -> None:
     sink.commit(RUN, [write(sink, attempt(0), 1)])
     other = WriteKey("run 2", overwrite=True)
-    sink.commit(other, [write(sink, attempt(0, run=other), 2)])
+    sink.commit(other, [write(sink, attempt(0, write_key=other), 2)])
     assert shelf.rows == [2]
 
 
@@ -209,7 +209,7 @@ def test_an_abort_that_raises_is_logged_and_hides_nothing(
     shelf.fail.update(write=OSError("the disk is full"), abort=OSError("nor this"))
     with caplog.at_level(logging.ERROR), pytest.raises(HandlerFailed, match="the disk is full"):
         write(sink, attempt(2, 5), 1)
-    wait_for(lambda: "partition 2 of run 'run 1'" in caplog.text)
+    wait_for(lambda: "partition 2 of write 'run 1'" in caplog.text)
     assert "could not be aborted" in caplog.text and "nor this" in caplog.text
 
 
@@ -276,7 +276,7 @@ def test_attempts_have_a_limit(shelf: Shelf) -> None:
 @pytest.mark.requirement("AC-87")
 def test_an_attempt_is_made_once(sink: SinkWriter) -> None:
     write(sink, attempt(1, 2), 1)
-    with pytest.raises(BadCall, match=r"partition 1 of run 'run 1' .* already, or did"):
+    with pytest.raises(BadCall, match=r"partition 1 of write 'run 1' .* already, or did"):
         write(sink, attempt(1, 2), 1)
 
 
@@ -288,7 +288,7 @@ def test_an_abort_takes_all_that_is_known_of_the_run(shelf: Shelf, sink: SinkWri
     write(sink, attempt(0, 1), 1)
     named = write(sink, attempt(1, 2), 1)
     other = WriteKey("another")
-    kept = write(sink, attempt(0, 3, run=other), 5)
+    kept = write(sink, attempt(0, 3, write_key=other), 5)
     sink.abort(RUN, [named])
     assert shelf.asked[-1] == ("abort run", "run 1", [(1, 2), (0, 1)])
     sink.abort(RUN)
@@ -316,7 +316,7 @@ def test_an_abort_stops_attempts_that_are_open(shelf: Shelf, sink: SinkWriter) -
         sink.abort(RUN)
         yield numbers(2)
 
-    with pytest.raises(Refused, match="writes no more: its run is aborted"):
+    with pytest.raises(Refused, match="writes no more: its write is aborted"):
         sink.write(attempt(), batches(), schema=NUMBERS)
     assert shelf.asked_for("write", "prepare", "abort") == [("write", 0, 0, 1), ("abort", 0, 0)]
 
@@ -335,9 +335,9 @@ def test_a_late_attempt_of_an_execution_that_is_over_is_refused(
         yield numbers(2)
 
     prepared = [write(sink, attempt(0, 1), 1)]
-    with pytest.raises(Refused, match=f"writes no more: its run is {end}"):
+    with pytest.raises(Refused, match=f"writes no more: its write is {end}"):
         sink.write(attempt(0, 2), batches(), schema=NUMBERS)
-    with pytest.raises(Refused, match=f"comes too late: its run is {end}"):
+    with pytest.raises(Refused, match=f"comes too late: its write is {end}"):
         write(sink, attempt(0, 3), 1)
     write(sink, attempt(0, 3, execution="another"), 1)
     assert shelf.rows == ([1] if end == "commit" else [])
@@ -425,7 +425,7 @@ async def test_what_nobody_commits_is_aborted_after_its_time(shelf: Shelf) -> No
     async with connected(service, "quic") as client:
         headers = {ATTEMPT_HEADER: attempt(3, 4).to_json()}
         async with client.exchange(
-            WRITE + "shelf", [numbers(1)], headers=headers, run=RUN.key
+            WRITE + "shelf", [numbers(1)], headers=headers, write_key=RUN.key
         ) as answers:
             assert [answer.num_rows async for answer in answers] == [1]
         assert shelf.staged
@@ -498,7 +498,7 @@ async def test_a_commit_that_the_service_cannot_describe_is_done_all_the_same(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Odd(Shelf):
-        def commit(self, run: WriteKey, prepared: Any) -> Any:
+        def commit(self, write_key: WriteKey, prepared: Any) -> Any:
             return object()
 
     async with connected(service_with(Odd())) as client:

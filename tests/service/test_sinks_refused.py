@@ -20,7 +20,7 @@ from tests.support.calls import config, connected, numbers, sync_client
 
 class WithoutCommit:
     def open(self, attempt: Any, call: Any) -> None: ...
-    def abort(self, run: Any, prepared: Any) -> None: ...
+    def abort(self, write_key: Any, prepared: Any) -> None: ...
 
 
 class ShortOpen(Shelf):
@@ -28,7 +28,7 @@ class ShortOpen(Shelf):
 
 
 class Generated(Shelf):
-    def commit(self, run: Any, prepared: Any) -> Any:
+    def commit(self, write_key: Any, prepared: Any) -> Any:
         yield 1
 
 
@@ -39,9 +39,9 @@ class AsyncLeftovers(Shelf):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"sink": WithoutCommit()}, r"WithoutCommit has no method commit\(run, prepared\)"),
+        ({"sink": WithoutCommit()}, r"WithoutCommit has no method commit\(write_key, prepared\)"),
         ({"sink": ShortOpen}, r"it is called as open\(attempt, call\); its signature is \(attempt"),
-        ({"sink": Generated}, r"commit\(run, prepared\) must be a function, not a generator"),
+        ({"sink": Generated}, r"commit\(write_key, prepared\) must be a function, not a generator"),
         ({"sink": AsyncLeftovers}, r"leftovers\(\) must be a plain function or generator"),
         ({"sink": None}, r"NoneType has no method open\(attempt, call\)"),
         ({"schema": ["id"]}, r"schema must be a pyarrow.Schema, not list"),
@@ -112,7 +112,7 @@ async def test_a_call_that_is_no_attempt(header: str | None, text: str) -> None:
     shelf = Shelf()
     async with connected(service_with(shelf)) as client:
         headers = {} if header is None else {ATTEMPT_HEADER: header}
-        answers = client.exchange(WRITE + "shelf", [numbers(1)], headers=headers, run="r")
+        answers = client.exchange(WRITE + "shelf", [numbers(1)], headers=headers, write_key="r")
         with pytest.raises(BadCall, match=text):
             async for _ in answers:
                 pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 import aqueduct
 from aqueduct.errors import Cancelled, HandlerFailed, UnknownHandler
 from aqueduct.service.telemetry import OpenTelemetry
+from tests.support.proxy import CuttingProxy
 
 NUMBERS = pa.schema([("id", pa.int64())])
 BATCH = pa.record_batch({"id": [1, 2, 3]}, schema=NUMBERS)
@@ -194,6 +196,28 @@ async def test_metrics_of_what_the_process_holds(told):
     names = {("aqueduct.account", name) for name in ("received", "kept", "sending")}
     assert {key for (key,) in found} == names
     assert all(point.value >= 0 for point in found.values())
+
+
+async def test_cuts_after_which_connections_went_on(told):
+    service = make(told)
+    async with (
+        service.serving("aqueduct+tcp://127.0.0.1:0?resume=60s") as running,
+        CuttingProxy(running.addresses[0]) as proxy,
+        await aqueduct.Client.connect(proxy.address) as client,
+    ):
+        for _ in range(2):
+            await client.call("function", BATCH)
+            proxy.cut()
+        await client.call("function", BATCH)
+        assert running.counters()["resumes"] == 2
+        found = told.points("aqueduct.server.resumes")
+        assert found[(("aqueduct.service", "told"),)].value == 2
+    assert service.counters()["resumes"] == 2  # also of a serving that has ended
+    found = told.points("aqueduct.server.connections")
+    assert found[(("aqueduct.service", "told"),)].value == 1
+    del service, running, client
+    gc.collect()
+    assert not told.points("aqueduct.server.resumes")
 
 
 class Broken:

@@ -65,7 +65,7 @@ def test_threads_are_used_again(bench):
     assert bench.threads == 2
 
 
-def test_work_that_raises_harms_nobody(bench, caplog):
+def test_work_that_raises_harms_no_other(bench, caplog):
     def fail():
         raise SystemExit("odd")
 
@@ -76,7 +76,7 @@ def test_work_that_raises_harms_nobody(bench, caplog):
     assert bench.threads == 1
 
 
-def test_a_bench_that_is_closed_keeps_nobody(bench):
+def test_a_closed_pool_ends_its_idle_threads(bench):
     go_on = threading.Event()
     bench.start(go_on.wait)
     seen = run(bench, 2)
@@ -174,7 +174,7 @@ async def nothing():
     pass
 
 
-def test_who_waits_hears_of_the_end_of_the_loop(loop_thread):
+def test_a_waiting_thread_is_told_of_the_end_of_the_loop(loop_thread):
     begun = threading.Event()
 
     async def forever():

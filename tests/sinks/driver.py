@@ -33,7 +33,7 @@ class Driver:
 
     def write(
         self,
-        run: WriteKey,
+        write_key: WriteKey,
         execution: str,
         partition: int,
         ids: Sequence[int],
@@ -43,7 +43,7 @@ class Driver:
         """A task: its attempts until one has a receipt. Raises JobFailed."""
         for _ in range(failures):
             attempt = Attempt(
-                run, execution=execution, stage=2, partition=partition, task=next(self._tasks)
+                write_key, execution=execution, stage=2, partition=partition, task=next(self._tasks)
             )
             try:
                 return self.sink().write(attempt, _batches(ids), schema=IDS)
@@ -51,16 +51,16 @@ class Driver:
                 continue
         raise JobFailed(f"partition {partition} failed {failures} times")
 
-    def commit(self, run: WriteKey, prepared: Sequence[PreparedAttempt]) -> None:
+    def commit(self, write_key: WriteKey, prepared: Sequence[PreparedAttempt]) -> None:
         """Until there is an answer. Raises JobFailed if that is an error."""
-        self._until_answered(lambda sink: sink.commit(run, prepared, deadline=60))
+        self._until_answered(lambda sink: sink.commit(write_key, prepared, deadline=60))
 
     def abort(
-        self, run: WriteKey, prepared: Sequence[PreparedAttempt], execution: str | None = None
+        self, write_key: WriteKey, prepared: Sequence[PreparedAttempt], execution: str | None = None
     ) -> None:
         """Until there is an answer."""
         self._until_answered(
-            lambda sink: sink.abort(run, prepared, execution=execution, deadline=60)
+            lambda sink: sink.abort(write_key, prepared, execution=execution, deadline=60)
         )
 
     def sink(self) -> SinkWriter:

@@ -104,9 +104,9 @@ def deadly(made: type[Any], plans: Plans) -> type[Any]:
             plans.at("open ends", pid_of(call))
             return DeadlyAttempt(writer, plans, pid_of(call))
 
-        def commit(self, run: WriteKey, prepared: Sequence[PreparedAttempt]) -> Any:
+        def commit(self, write_key: WriteKey, prepared: Sequence[PreparedAttempt]) -> Any:
             self.at("commit begins")
-            result = super().commit(run, prepared)
+            result = super().commit(write_key, prepared)
             self.at("commit ends")
             return result
 
@@ -125,9 +125,9 @@ def deadly(made: type[Any], plans: Plans) -> type[Any]:
             self.at("commit middle")
             return rows
 
-        def abort(self, run: WriteKey, prepared: Sequence[PreparedAttempt]) -> None:
+        def abort(self, write_key: WriteKey, prepared: Sequence[PreparedAttempt]) -> None:
             self.at("abort begins")
-            super().abort(run, prepared)
+            super().abort(write_key, prepared)
             self.at("abort ends")
 
     return Deadly

@@ -13,7 +13,7 @@ __all__ = ["parquet_rows"]
 
 def parquet_rows(folder: Path) -> Counter[int]:
     """How often each id is in the folder of a ParquetSink. Reads the notes itself."""
-    notes = {path.stem: json.loads(path.read_text()) for path in (folder / "runs").glob("*.json")}
+    notes = {path.stem: json.loads(path.read_text()) for path in (folder / "writes").glob("*.json")}
     gone = {run for note in notes.values() for run in note["replaces"]}
     rows: Counter[int] = Counter()
     for run, note in notes.items():

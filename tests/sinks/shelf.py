@@ -19,9 +19,9 @@ RUN = WriteKey("run 1")
 
 
 def attempt(
-    partition: int = 0, task: int = 0, run: WriteKey = RUN, execution: str = "e"
+    partition: int = 0, task: int = 0, write_key: WriteKey = RUN, execution: str = "e"
 ) -> Attempt:
-    return Attempt(run, execution=execution, stage=3, partition=partition, task=task)
+    return Attempt(write_key, execution=execution, stage=3, partition=partition, task=task)
 
 
 def service_with(shelf: Any, settings: aqueduct.Config | None = None, **options: Any) -> Any:
@@ -60,20 +60,24 @@ class Shelf:
         assert call.schema is not None and call.schema.equals(NUMBERS)
         return Book(self, attempt)
 
-    def commit(self, run: WriteKey, prepared: Sequence[PreparedAttempt]) -> Any:
+    def commit(self, write_key: WriteKey, prepared: Sequence[PreparedAttempt]) -> Any:
         self.committing.set()
         assert self.blocked.wait(20)
-        self.note("commit", run.key, [(p.attempt.partition, p.attempt.task) for p in prepared])
-        if run.key in self.committed:
+        self.note(
+            "commit", write_key.key, [(p.attempt.partition, p.attempt.task) for p in prepared]
+        )
+        if write_key.key in self.committed:
             return {"repeated": True}
         rows = [value for each in prepared for value in self.staged.pop(each.attempt.id)]
-        if run.overwrite:
+        if write_key.overwrite:
             self.committed.clear()
-        self.committed[run.key] = rows
+        self.committed[write_key.key] = rows
         return {"repeated": False, "rows": len(rows)}
 
-    def abort(self, run: WriteKey, prepared: Sequence[PreparedAttempt]) -> None:
-        self.note("abort run", run.key, [(p.attempt.partition, p.attempt.task) for p in prepared])
+    def abort(self, write_key: WriteKey, prepared: Sequence[PreparedAttempt]) -> None:
+        self.note(
+            "abort run", write_key.key, [(p.attempt.partition, p.attempt.task) for p in prepared]
+        )
         for each in prepared:
             self.staged.pop(each.attempt.id, None)
         self.aborted.set()
@@ -122,15 +126,17 @@ class AsyncShelf(Shelf):
         await asyncio.sleep(0)
         return AsyncBook(super().open(attempt, call))
 
-    async def commit(self, run: WriteKey, prepared: Sequence[PreparedAttempt]) -> Any:
+    async def commit(self, write_key: WriteKey, prepared: Sequence[PreparedAttempt]) -> Any:
         while not self.blocked.is_set():
             self.committing.set()
             await asyncio.sleep(0.001)
-        return super().commit(run, prepared)
+        return super().commit(write_key, prepared)
 
-    async def abort(self, run: WriteKey, prepared: Sequence[PreparedAttempt]) -> None:  # type: ignore[override]
+    async def abort(  # type: ignore[override]
+        self, write_key: WriteKey, prepared: Sequence[PreparedAttempt]
+    ) -> None:
         await asyncio.sleep(0)
-        super().abort(run, prepared)
+        super().abort(write_key, prepared)
 
 
 class AsyncBook:

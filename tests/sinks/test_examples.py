@@ -33,10 +33,10 @@ def batch(*ids: int) -> pa.RecordBatch:
 
 
 def write(
-    sink: Any, task: int, *ids: int, run: WriteKey = RUN, partition: int | None = None
+    sink: Any, task: int, *ids: int, write_key: WriteKey = RUN, partition: int | None = None
 ) -> PreparedAttempt:
     attempt = Attempt(
-        run, execution="e", partition=task if partition is None else partition, task=task
+        write_key, execution="e", partition=task if partition is None else partition, task=task
     )
     writer = sink.open(attempt, SimpleNamespace(schema=ROWS))
     for value in ids:
@@ -100,9 +100,9 @@ def test_a_receipt_that_is_not_the_one_that_was_given_commits_nothing(
     made: Any, receipt: Any
 ) -> None:
     sink, read = made
-    sink.commit(WriteKey("before"), [write(sink, 5, 0, run=WriteKey("before"))])
+    sink.commit(WriteKey("before"), [write(sink, 5, 0, write_key=WriteKey("before"))])
     good, other = write(sink, 0, 1), write(sink, 1, 2)
-    with pytest.raises(RuntimeError, match="nothing of the run is committed"):
+    with pytest.raises(RuntimeError, match="nothing of the write is committed"):
         sink.commit(RUN, [good, PreparedAttempt(other.attempt, receipt)])
     assert read() == [0]
     sink.commit(RUN, [good, other])
@@ -111,10 +111,10 @@ def test_a_receipt_that_is_not_the_one_that_was_given_commits_nothing(
 
 def test_an_attempt_that_nobody_made_commits_nothing(made: Any) -> None:
     sink, read = made
-    sink.commit(WriteKey("before"), [write(sink, 5, 0, run=WriteKey("before"))])
+    sink.commit(WriteKey("before"), [write(sink, 5, 0, write_key=WriteKey("before"))])
     good = write(sink, 0, 1)
     unknown = PreparedAttempt(Attempt(RUN, execution="e", partition=8, task=8), good.receipt)
-    with pytest.raises(RuntimeError, match="nothing of the run is committed"):
+    with pytest.raises(RuntimeError, match="nothing of the write is committed"):
         sink.commit(RUN, [good, unknown])
     assert read() == [0]
 
@@ -131,7 +131,7 @@ def test_what_is_aborted_is_gone_and_what_is_committed_stays(made: Any) -> None:
 
 def test_an_attempt_that_is_given_up_leaves_nothing(made: Any) -> None:
     sink, read = made
-    sink.commit(WriteKey("before"), [write(sink, 5, 0, run=WriteKey("before"))])
+    sink.commit(WriteKey("before"), [write(sink, 5, 0, write_key=WriteKey("before"))])
     attempt = Attempt(RUN, task=1)
     writer = sink.open(attempt, SimpleNamespace(schema=ROWS))
     writer.write(batch(1))
@@ -156,7 +156,7 @@ def test_what_is_prepared_is_known_to_the_next_process(made: Any, folder: Path) 
 
 def test_a_run_is_committed_once_by_two_at_once(made: Any) -> None:
     sink, read = made
-    sink.commit(WriteKey("before"), [write(sink, 5, 0, run=WriteKey("before"))])
+    sink.commit(WriteKey("before"), [write(sink, 5, 0, write_key=WriteKey("before"))])
     prepared = [write(sink, 0, 1), write(sink, 1, 2)]
     again = [write(sink, 2, 1, partition=0), write(sink, 3, 2, partition=1)]
     works = [lambda: sink.commit(RUN, prepared), lambda: sink.commit(RUN, again)]
@@ -167,7 +167,7 @@ def test_a_run_is_committed_once_by_two_at_once(made: Any) -> None:
 def test_two_runs_are_committed_at_once(made: Any) -> None:
     sink, read = made
     runs = [WriteKey("a"), WriteKey("b")]
-    prepared = [write(sink, i, i, run=run) for i, run in enumerate(runs)]
+    prepared = [write(sink, i, i, write_key=write_key) for i, write_key in enumerate(runs)]
     commit: Callable[[WriteKey, Sequence[PreparedAttempt]], Any] = sink.commit
     at_once(lambda: commit(runs[0], prepared[:1]), lambda: commit(runs[1], prepared[1:]))
     assert read() == [0, 1]
@@ -176,7 +176,7 @@ def test_two_runs_are_committed_at_once(made: Any) -> None:
 def test_another_process_commits_and_the_first_one_lets_it_be(made: Any) -> None:
     """A service of several processes: what one has prepared reaches its end in another."""
     sink, read = made
-    sink.commit(WriteKey("before"), [write(sink, 5, 0, run=WriteKey("before"))])
+    sink.commit(WriteKey("before"), [write(sink, 5, 0, write_key=WriteKey("before"))])
     services = [aqueduct.Service("one"), aqueduct.Service("other")]
     # The first looks every 50 ms at what is too old; nobody tells it of the commit.
     first = services[0].sink("sink", sink, schema=ROWS, time_to_live=0.2)
@@ -202,11 +202,11 @@ def made_of(sink: Any) -> tuple[Any, ...]:
 def test_overwriting_runs(made: Any) -> None:
     sink, read = made
     for number in range(4):
-        run = WriteKey(f"run {number}", overwrite=number > 1)
-        sink.commit(run, [write(sink, number, number, run=run)])
+        write_key = WriteKey(f"run {number}", overwrite=number > 1)
+        sink.commit(write_key, [write(sink, number, number, write_key=write_key)])
         assert read() == [[0], [0, 1], [2], [3]][number]
     old = WriteKey("run 1")
-    assert sink.commit(old, [write(sink, 9, 9, run=old)])["repeated"]
+    assert sink.commit(old, [write(sink, 9, 9, write_key=old)])["repeated"]
     assert read() == [3]
 
 
@@ -216,8 +216,8 @@ def test_files_of_replaced_runs_are_removed_one_run_later(folder: Path) -> None:
     sink = ParquetSink(folder)
     there = []
     for number in range(4):
-        run = WriteKey(f"run {number}", overwrite=True)
-        sink.commit(run, [write(sink, number, number, run=run)])
+        write_key = WriteKey(f"run {number}", overwrite=True)
+        sink.commit(write_key, [write(sink, number, number, write_key=write_key)])
         paths = sorted((folder / "data").glob("*/*"), key=lambda path: path.stat().st_mtime_ns)
         there.append([pq.read_table(path)["id"].to_pylist() for path in paths])
     assert there == [[[0]], [[0], [1]], [[1], [2]], [[2], [3]]]
@@ -243,10 +243,10 @@ def test_a_table_is_as_its_first_rows_are(postgres: Server) -> None:
     rows = postgres.sql('SELECT id, "te xt", x FROM "it""s new" ORDER BY id')
     assert rows == ["7|'7;|{3.5}", "8|'8;|{4}"]
     left = "SELECT count(*) FROM pg_tables WHERE tablename LIKE 'staged%'"
-    assert write(sink, 1, 9, run=WriteKey("more")).receipt == {"rows": 1}
+    assert write(sink, 1, 9, write_key=WriteKey("more")).receipt == {"rows": 1}
     assert int(postgres.sql(left)[0]) >= 1
     for each, _ in list(sink.leftovers()):
-        sink.abort(each.attempt.run, [each])
+        sink.abort(each.attempt.write_key, [each])
     sink.abort(RUN, [])
     assert postgres.sql(f"{left} AND tableowner = 'nobody'") == ["0"]
 

@@ -62,14 +62,14 @@ class Job:
 
     def __init__(self, driver: Driver, *, overwrite: bool = False) -> None:
         self.number = next(KEYS)
-        self.run = WriteKey(f"run {self.number}", overwrite=overwrite)
+        self.write_key = WriteKey(f"run {self.number}", overwrite=overwrite)
         self.driver = driver
         first = self.number * 1000
         self.parts = [list(range(first + 10 * i, first + 10 * i + 5)) for i in range(3)]
         self.ids = Counter(value for part in self.parts for value in part)
 
     def write(self, partition: int, execution: str = "e") -> PreparedAttempt:
-        return self.driver.write(self.run, execution, partition, self.parts[partition])
+        return self.driver.write(self.write_key, execution, partition, self.parts[partition])
 
     def seen(self, rows: Counter[int]) -> Counter[int]:
         """Which of its ids a reader sees, and how often."""
@@ -86,10 +86,10 @@ def test_each_row_is_there_once(driver: Driver, rows: Rows, step: str) -> None:
     assert job.seen(rows()) == {}
     if step == "commit done" and driver.bed.kind == "postgres":
         plans.set("commit ends")  # done is done with the transaction, within ``commit``
-    driver.commit(job.run, prepared)
+    driver.commit(job.write_key, prepared)
     assert job.seen(rows()) == job.ids
     assert len(plans.killed()) == before + 1
-    driver.commit(job.run, prepared)  # an answer that was lost after all
+    driver.commit(job.write_key, prepared)  # an answer that was lost after all
     assert job.seen(rows()) == job.ids
 
 
@@ -100,11 +100,11 @@ def test_no_row_is_there_after_an_abort(driver: Driver, rows: Rows, step: str) -
     prepared = [job.write(0)]
     plans.set(step)
     prepared.append(job.write(1))
-    driver.abort(job.run, prepared)
+    driver.abort(job.write_key, prepared)
     assert len(plans.killed()) == before + 1
     assert job.seen(rows()) == {}
     with pytest.raises(JobFailed, match="not there as"):
-        driver.commit(job.run, prepared)  # one that was on its way for long
+        driver.commit(job.write_key, prepared)  # one that was on its way for long
     assert job.seen(rows()) == {}
 
 
@@ -114,8 +114,8 @@ def test_two_attempts_at_one_partition_are_prepared_and_one_counts(
     job = Job(driver)
     fast, slow = job.write(0), job.write(0)
     prepared = [slow, job.write(1)]
-    driver.commit(job.run, prepared)
-    driver.abort(job.run, [fast])
+    driver.commit(job.write_key, prepared)
+    driver.abort(job.write_key, [fast])
     assert job.seen(rows()) == Counter(job.parts[0] + job.parts[1])
 
 
@@ -128,23 +128,23 @@ def test_work_that_is_done_again_counts_once(driver: Driver, rows: Rows, step: s
     prepared = [job.write(number, "first") for number in range(3)]
     plans.set(step)
     with pytest.raises(ConnectionLost):
-        driver.sink().commit(job.run, prepared)
+        driver.sink().commit(job.write_key, prepared)
     again = [job.write(number, "second") for number in range(3)]
-    driver.commit(job.run, again)
+    driver.commit(job.write_key, again)
     assert job.seen(rows()) == job.ids
 
 
 def test_an_overwriting_run_replaces_what_was_there(driver: Driver, rows: Rows) -> None:
     old, new = Job(driver), Job(driver, overwrite=True)
-    driver.commit(old.run, [old.write(number) for number in range(3)])
+    driver.commit(old.write_key, [old.write(number) for number in range(3)])
     prepared = [new.write(number) for number in range(3)]
     driver.bed.plans.set("commit middle")
-    driver.commit(new.run, prepared)
+    driver.commit(new.write_key, prepared)
     assert rows() == new.ids
     later = Job(driver)
-    driver.commit(later.run, [later.write(0)])
-    driver.commit(new.run, prepared)  # a repetition overwrites nothing
-    driver.commit(old.run, [])
+    driver.commit(later.write_key, [later.write(0)])
+    driver.commit(new.write_key, prepared)  # a repetition overwrites nothing
+    driver.commit(old.write_key, [])
     assert rows() == new.ids + Counter(later.parts[0])
 
 
@@ -174,15 +174,15 @@ def test_any_order_of_deaths_leaves_all_or_nothing(
     assert job.seen(rows()) == wanted
     prepared = list(receipts.values())
     if end == "abort":
-        driver.abort(job.run, prepared if named else [], "first")
+        driver.abort(job.write_key, prepared if named else [], "first")
     else:
-        driver.commit(job.run, prepared)
+        driver.commit(job.write_key, prepared)
         wanted = Counter(value for part in receipts for value in job.parts[part])
         assert job.seen(rows()) == wanted
     if end == "replay":
         again = [job.write(partition, "second") for partition in range(3)]
-        driver.commit(job.run, again)
+        driver.commit(job.write_key, again)
     if end == "commit, abort":  # a driver that did not believe that it was committed
-        driver.abort(job.run, prepared)
+        driver.abort(job.write_key, prepared)
     plans.clear()
     assert job.seen(rows()) == wanted

@@ -1,6 +1,6 @@
 """Services for the tests of the engine; as a program, one of them in a process of its own.
 
-``python -m tests.spark.callees PORT`` listens on this TCP port of 127.0.0.1, prints its address.
+``python -m tests.spark.callees ADDRESS`` listens there and prints its address.
 """
 
 from __future__ import annotations
@@ -153,14 +153,14 @@ def free_port() -> int:
 class Neighbour:
     """A callee in a process of its own, on a port that does not change."""
 
-    def __init__(self) -> None:
+    def __init__(self, options: str = "") -> None:
         self.port = free_port()
-        self.address = f"aqueduct+tcp://127.0.0.1:{self.port}"
+        self.address = f"aqueduct+tcp://127.0.0.1:{self.port}{options}"
         self.process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "tests.spark.callees", str(self.port)],
+            [sys.executable, "-u", "-m", "tests.spark.callees", self.address],
             stdout=subprocess.PIPE,
             text=True,
             cwd=ROOT,
@@ -178,4 +178,4 @@ class Neighbour:
 
 
 if __name__ == "__main__":
-    Callee().service.run(f"aqueduct+tcp://127.0.0.1:{sys.argv[1]}")
+    Callee().service.run(sys.argv[1])

@@ -68,11 +68,13 @@ def make(stall_after: int = 1, **options) -> aqueduct.Service:
     def certain(batch):
         return batch
 
-    @service.handler("about", output=pa.schema([("run", pa.string()), ("attempt", pa.string())]))
+    @service.handler(
+        "about", output=pa.schema([("write_key", pa.string()), ("attempt", pa.string())])
+    )
     def about(batches, call):
         for _ in batches:
             pass
-        yield pa.record_batch({"run": [call.run], "attempt": [call.attempt]})
+        yield pa.record_batch({"write_key": [call.write_key], "attempt": [call.attempt]})
 
     @service.handler("stall", input=NUMBERS, output=NUMBERS)
     def stall(batches, call):

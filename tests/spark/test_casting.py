@@ -90,7 +90,7 @@ def test_cast_is_nothing_else(given):
 @pytest.mark.parametrize(
     ("value", "got", "wanted", "shown", "why", "rounded"), LIES.values(), ids=LIES
 )
-def test_casts_that_would_lie_name_column_row_and_value(
+def test_casts_that_would_change_a_value_name_column_row_and_value(
     address, value, got, wanted, shown, why, rounded
 ):
     batch = pa.record_batch({"a": pa.array([None, value], got)})
@@ -141,7 +141,7 @@ def test_casts_name_fields_inside_with_dots(address):
             pa.struct([("s", pa.struct([("x", pa.int8()), ("y", pa.int8())]))]),
             (
                 "column 'a.s' has another type: wanted struct<x: int8, y: int8>, got struct<x: "
-                "int64>; it lacks the field 'y'; no cast leads there"
+                "int64>; it lacks the field 'y'; there is no cast"
             ),
         ),
         (
@@ -149,13 +149,13 @@ def test_casts_name_fields_inside_with_dots(address):
             pa.struct([("n", pa.int8())]),
             (
                 "column 'a' has another type: wanted struct<n: int8>, got struct<n: int64, x: "
-                "int64>; the field 'x' is not wanted; no cast leads there"
+                "int64>; the field 'x' is not wanted; there is no cast"
             ),
         ),
         (
             pa.struct([("n", pa.int64()), ("x", pa.binary())]),
             pa.struct([("n", pa.int8()), ("x", pa.date32())]),
-            "column 'a.x' has another type: wanted date32[day], got binary; no cast leads there",
+            "column 'a.x' has another type: wanted date32[day], got binary; there is no cast",
         ),
     ],
     ids=["a field lacking", "a field too many", "behind one that is cast"],

@@ -67,13 +67,19 @@ def test_a_partition_is_an_attempt_with_the_ids_of_its_task(
     with running(service_with(shelf), address, dev_certificate=False):
         (message,) = messages(shelf, writing())
         attempt = message.prepared.attempt
-        found = (attempt.run, attempt.execution, attempt.stage, attempt.partition, attempt.task)
+        found = (
+            attempt.write_key,
+            attempt.execution,
+            attempt.stage,
+            attempt.partition,
+            attempt.task,
+        )
         assert found == (RUN, "e", 1, 2, 77)
         writing().commit(RUN, [message])
     assert shelf.rows == [1, 2]
 
 
-def test_what_a_task_wrote_and_a_run_came_to_is_in_the_log(
+def test_what_a_task_wrote_and_a_write_came_to_is_in_the_log(
     shelf: Shelf, address: str, running: Any, writing: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     with running(service_with(shelf), address, dev_certificate=False):
@@ -88,7 +94,7 @@ def test_what_a_task_wrote_and_a_run_came_to_is_in_the_log(
     context = one.__dict__["context"]
     assert (context["batches_sent"], context["rows_sent"]) == ("2", "2")
     assert int(context["bytes_sent"]) > 2 * 8 and context["task"] == "77"
-    text = "'shelf': run 'run 1' is committed, 2 rows of 1 tasks: "
+    text = "'shelf': write 'run 1' is committed, 2 rows of 1 tasks: "
     assert all_.getMessage().startswith(text)
     failed = caplog.records[-1]
     assert failed.__dict__["context"]["outcome"] == "failed with SchemaMismatch"
@@ -243,7 +249,7 @@ def test_several_addresses_take_turns(
 
 def test_a_partition_without_rows_says_so(writing: Any) -> None:
     message = writing().write(RUN, iter([]), PLACE)  # and asks nobody
-    assert message.prepared is None and message.run == RUN
+    assert message.prepared is None and message.write_key == RUN
 
 
 def test_a_sink_that_is_not_there_is_called_by_its_name(

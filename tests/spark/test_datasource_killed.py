@@ -180,10 +180,10 @@ def test_the_process_that_commits_dies_and_the_job_is_done_again(stage: Stage, s
     """Nobody can tell then what became of it; a run with a name may be written again."""
     first, before = next(FIRST), len(stage.bed.plans.killed())
     stage.bed.plans.set(step, "client")
-    assert stage.run(first=first, run=f"job {first}") is not None
+    assert stage.run(first=first, write_key=f"job {first}") is not None
     assert stage.bed.plans.killed()[before:] == [step]
     assert stage.rows(first) in (once(first), Counter())
-    assert stage.run(first=first, run=f"job {first}") is None
+    assert stage.run(first=first, write_key=f"job {first}") is None
     assert stage.rows(first) == once(first)
 
 

@@ -193,7 +193,7 @@ def test_many_splits_read_once_each(running, service, source):
         seen[split[0]] += 1
         partition = request.call.partition
         assert (partition.index, partition.count) == (split[0] // 5, 200)
-        assert request.call.run.endswith(f"/{partition.index}")
+        assert request.call.write_key.endswith(f"/{partition.index}")
         workers.add(request.call.peer)
         yield rows(*split)
 

@@ -59,9 +59,9 @@ def test_each_job_is_a_run_of_its_own(spark: Any, shelf: Shelf, write: Any) -> N
 
 
 def test_a_run_with_a_name_is_written_once(spark: Any, shelf: Shelf, write: Any) -> None:
-    write(spark.range(3), run="2026-11-22")
-    write(spark.range(3), run="2026-11-22")
-    write(spark.range(3, 5), run="2026-11-23")
+    write(spark.range(3), write_key="2026-11-22")
+    write(spark.range(3), write_key="2026-11-22")
+    write(spark.range(3, 5), write_key="2026-11-23")
     assert shelf.rows == [0, 1, 2, 3, 4]
     assert shelf.staged == {}
 
@@ -122,7 +122,7 @@ def test_rows_are_cast_if_that_is_asked_for(spark: Any, shelf: Shelf, write: Any
     assert shelf.rows == list(range(8))
     with pytest.raises(Exception, match="the value 'x' in row 0 of batch 0 cannot be cast"):
         write(spark.range(1).selectExpr("'x' as id"), cast="true")
-    with pytest.raises(Exception, match=r"column 'id' .*no cast leads there"):
+    with pytest.raises(Exception, match=r"column 'id' .*there is no cast"):
         write(spark.range(1).selectExpr("array(id) as id"), cast="true")
     assert shelf.rows == list(range(8)) and shelf.staged == {}
 
@@ -133,7 +133,7 @@ def test_rows_are_cast_if_that_is_asked_for(spark: Any, shelf: Shelf, write: Any
         ({"handler": "shelv"}, r"has no sink 'shelv'; did you mean 'shelf'\?"),
         ({"adress": "x"}, r"unknown option adress; did you mean address\?"),
         ({"commitDeadline": "soon"}, "commit_deadline is 'soon'; it must be seconds above zero"),
-        ({"run": "x" * 257}, "the key of a run is 'x+.*; it must have 1 to 256 bytes"),
+        ({"write_key": "x" * 257}, "a write key is 'x+.*; it must have 1 to 256 bytes"),
     ],
 )
 def test_options_that_cannot_be(
@@ -222,7 +222,7 @@ def test_a_batch_whose_commit_failed_is_written_by_the_next_query(
 
 
 def test_a_stream_may_have_a_name_beside_its_checkpoint(shelf: Shelf, stream: Any) -> None:
-    stream("one", run="orders")
-    stream("another", run="orders")
+    stream("one", write_key="orders")
+    stream("another", write_key="orders")
     assert shelf.rows == WRITTEN
     assert shelf.asked_for("commit")[0][1] == "orders/0"

@@ -426,13 +426,13 @@ def test_closing_early_gives_up_the_call(running, way):
     callee.gate(0).set()
     with running(callee.service) as address:
         place = TaskContext(partition=3, stage=1, attempt=0, task=17)
-        call = calling(address, handler="gated", run="run", **WAYS[way])
+        call = calling(address, handler="gated", write_key="run", **WAYS[way])
         found = answers(call, map(batch, itertools.count()), place=place)
         assert next(found).number == 0
         found.close()
         until(lambda: all(call.cancelled for call in callee.calls.values()))
         (seen,) = callee.calls.values()
-        assert (seen.run, seen.attempt, seen.partition.index) == ("run/1/3", "17", 3)
+        assert (seen.write_key, seen.attempt, seen.partition.index) == ("run/1/3", "17", 3)
         for gate in callee.gates.values():
             gate.set()
         until(lambda: not callee.service.counters()["open_calls"])

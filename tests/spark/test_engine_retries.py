@@ -31,6 +31,7 @@ from spark_udfs.worker.task import TaskContext
 from tests.carriers.proxy import End, Fate, Proxy
 from tests.spark.callees import (
     Callee,
+    Neighbour,
     answers,
     batch,
     calling,
@@ -39,6 +40,7 @@ from tests.spark.callees import (
     until,
     value_of,
 )
+from tests.support.proxy import cutting_each
 
 TCP = "aqueduct+tcp://127.0.0.1:0"
 IMPATIENT = Config(timing=Timing(connect_timeout=2))
@@ -168,6 +170,52 @@ def test_a_service_that_is_killed_and_comes_back(neighbour, ordered):
     until(lambda: neighbour.process is not None)
 
 
+def test_a_service_that_has_restarted_is_asked_again_on_a_new_connection(caplog):
+    # Its links have gone with the process, so nothing can be resumed: retries go on as ever.
+    neighbour = Neighbour("?resume=60s")
+    try:
+        neighbour.start()
+        numbers = TaskMetrics()
+        call = calling(neighbour.address, retries=5, backoff=0.05, backoff_limit=0.2)
+        found = []
+        for answer in answers(call, (batch(value, 100) for value in range(400)), numbers=numbers):
+            found.append(answer)
+            if len(found) in (100, 300):
+                neighbour.kill()
+                threading.Timer(0.3, neighbour.start).start()
+        check_squares(found, 400)
+        assert (numbers.retries, numbers.reconnects, numbers.resumes) == (2, 2, 0)
+        assert caplog.text.count("ConnectionLost: ") == 2
+        assert caplog.text.count("the service restarted; ") == 2
+        until(lambda: neighbour.process is not None)
+    finally:
+        process_pool().close()
+        neighbour.kill()
+
+
+def test_cut_connections_are_no_retries_where_they_can_be_resumed(running):
+    callee = Callee()
+    with (
+        running(callee.service, TCP + "?resume=60s", dev_certificate=False) as address,
+        cutting_each(address, 0.1) as proxy,
+    ):
+        numbers = TaskMetrics()
+        call = calling(proxy.address, handler="square once", in_flight=5)
+        given = (pause(0.005, batch(value, 200)) for value in range(200))
+        check_squares(list(answers(call, given, numbers=numbers)), 200)
+        assert set(callee.asked.values()) == {1}
+        assert (numbers.retries, numbers.reconnects) == (0, 0)
+        assert numbers.resumes >= 3
+        process_pool().close()
+        until(lambda: not callee.service.counters()["open_connections"])
+        assert callee.service.counters()["resumes"] >= numbers.resumes
+
+
+def pause(seconds, found):
+    time.sleep(seconds)
+    return found
+
+
 def test_nothing_answered_is_asked_again(running):
     callee = Callee()
     fates = [(Fate(), Fate(30_000, End.RESET)), (Fate(), Fate(50_000, End.RESET))]
@@ -200,11 +248,11 @@ def test_attempts_and_tokens_of_resumed_calls(running):
         cut(address, fates) as (where, _),
     ):
         place = TaskContext(partition=3, stage=1, attempt=0, task=17)
-        call = calling(where, retries=3, token=lambda: next(tokens), run="job")
+        call = calling(where, retries=3, token=lambda: next(tokens), write_key="job")
         numbers = TaskMetrics()
         given = (batch(value, 500) for value in range(40))
         check_squares(list(answers(call, given, place=place, numbers=numbers)), 40)
-        seen = [(call.run, call.attempt, call.token) for call in callee.calls.values()]
+        seen = [(call.write_key, call.attempt, call.token) for call in callee.calls.values()]
         assert seen == [("job/1/3", "17", "a"), ("job/1/3", "17.1", "b")]
         assert (numbers.retries, numbers.reconnects) == (1, 1)
 
@@ -268,7 +316,7 @@ def test_retries_are_counted_from_the_last_answer(running):
         assert len(proxy.links) == 7
 
 
-def test_nobody_there_is_an_error_in_the_end():
+def test_a_service_that_never_comes_is_an_error_in_the_end():
     address = f"aqueduct+tcp://127.0.0.1:{free_port()}"
     with pytest.raises(ConnectFailed, match=r"; tried once \(retries=0\)"):
         list(answers(calling(address), [batch(1)]))

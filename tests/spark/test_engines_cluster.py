@@ -75,7 +75,7 @@ def test_as_many_connections_as_workers(engine, start):
     workers = {event["owner"] for event in begun}
     # By what is the same for all attempts: on a busy machine one may be made a second time, and
     # the worker of the one that is not wanted any more is killed.
-    assert len({event["run"] for event in begun}) == 36
+    assert len({event["write_key"] for event in begun}) == 36
     again = len(begun) - 36
     assert 2 <= len(workers) <= 2 + again  # one for each executor, which has one core
     assert witness.counters()["connections"] == len(workers)
@@ -94,7 +94,7 @@ def test_a_second_attempt_overtakes_a_slow_one(engine, start):
     )
     first, second = witness.wait("begun", count=2, partition=3)
     assert whole(job.result(120)) == WHOLE
-    assert first["run"] == second["run"]
+    assert first["write_key"] == second["write_key"]
     assert first["attempt"] != second["attempt"]
     assert first["owner"] != second["owner"]
     (cancelled,) = witness.wait("cancelled", attempt=first["attempt"])
@@ -120,7 +120,7 @@ def again(witness, call):
     """What tells an attempt from the one that was killed."""
     first, second = witness.wait("begun", count=2, partition=call["partition"])
     assert first["attempt"] == call["attempt"] != second["attempt"]
-    assert first["run"] == call["run"] == second["run"]
+    assert first["write_key"] == call["write_key"] == second["write_key"]
 
 
 def test_a_worker_killed_in_the_middle(engine, start):
@@ -163,7 +163,7 @@ def test_an_executor_killed_while_it_reads_a_table(engine, running, tmp_path):
         first, end = split
         yield pa.record_batch([pa.array(range(first, first + 250), pa.int64())], schema=schema)
         if first == 500:
-            attempts.append((request.call.run, request.call.attempt))
+            attempts.append((request.call.write_key, request.call.attempt))
             if len(attempts) == 1:
                 request.call.on_cancel(left.set)
                 held.put(request.call.peer_credentials.pid)
@@ -179,7 +179,7 @@ def test_an_executor_killed_while_it_reads_a_table(engine, running, tmp_path):
         assert left.wait(30)
         assert job.result(120) == WHOLE
     # One piece of work, tried twice; on a busy machine Spark speculates, and there is one more.
-    runs, tries = {run for run, _ in attempts}, {attempt for _, attempt in attempts}
+    runs, tries = {write_key for write_key, _ in attempts}, {attempt for _, attempt in attempts}
     assert len(runs) == 1 and len(tries) == len(attempts) >= 2
 
 
@@ -207,7 +207,7 @@ def test_a_service_killed_and_restarted_under_a_handler_that_cannot_go_on(engine
     after = start(free=True)
     assert whole(job.result(120)) == WHOLE  # by Spark, which tries the tasks again
     (second,) = after.wait("ended", partition=call["partition"])
-    assert second["run"] == call["run"]
+    assert second["write_key"] == call["write_key"]
     assert second["attempt"] != call["attempt"]
 
 

@@ -401,8 +401,8 @@ def test_the_function_pickles_and_keeps_its_run(address):
     copy = pickle.loads(pickle.dumps(call))
     assert copy == call
     (answer,) = copy(iter(numbers(1)))
-    assert answer.to_pylist() == [{"run": call.run, "attempt": ""}]
-    assert exchange(address, "about").run != call.run
+    assert answer.to_pylist() == [{"write_key": call.write_key, "attempt": ""}]
+    assert exchange(address, "about").write_key != call.write_key
     assert "secret" not in repr(call)
     assert call.__name__ == "exchange_about"
 

@@ -60,7 +60,7 @@ def service(sums):
         rows = 0
         for batch in batches:
             rows += batch.num_rows
-            sums.append((call.run, sum(batch["id"].to_pylist())))
+            sums.append((call.write_key, sum(batch["id"].to_pylist())))
         return {"rows": rows}
 
     @service.handler("early", output=pa.schema([("id", pa.int64())]))
@@ -256,7 +256,7 @@ def test_a_column_that_is_not_there_is_named(folder):
 
 
 @pytest.mark.parametrize("kind", ["arrow file", "arrow stream"])
-def test_a_column_whose_offsets_lie_is_an_error(kind, tmp_path):
+def test_a_column_with_false_offsets_is_an_error(kind, tmp_path):
     """What follows them would read, and send, what is not the column's, or die of it."""
     path = tmp_path / "data"
     WRITERS[kind](path)
@@ -413,10 +413,10 @@ def test_a_sink_is_sent_each_part_under_a_run_of_its_own(address, folder, sums):
     assert [row["rows_in"] for row in found] == [2000, 2000, ROWS]
     assert [row["rows_out"] for row in found] == [0, 0, 0]
     assert sum(total for _, total in sums) == sum([*range(4000), *range(ROWS, 2 * ROWS)])
-    runs = {run for run, _ in sums}
+    runs = {write_key for write_key, _ in sums}
     assert len(runs) == 3
     receipts(function, *parts)
-    assert {run for run, _ in sums} == runs  # an attempt later
+    assert {write_key for write_key, _ in sums} == runs  # an attempt later
 
 
 def test_a_sink_is_sent_to_the_next_address_where_one_is_not_there(address, folder, sums):

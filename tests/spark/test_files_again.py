@@ -40,16 +40,16 @@ class Kept:
 
         @self.service.handler("keep", kind="sink")
         def keep(batches, call):
-            self.calls.append((call.run, call.attempt))
+            self.calls.append((call.write_key, call.attempt))
             rows: list[int] = []
             for batch in batches:
                 rows += batch["id"].to_pylist()
-            self.rows[call.run] = rows
+            self.rows[call.write_key] = rows
             self.ended.append(call.attempt)
 
         @self.service.handler("refuse", kind="sink")
         def refuse(batches, call):
-            self.calls.append((call.run, call.attempt))
+            self.calls.append((call.write_key, call.attempt))
             raise ValueError("not to my taste")
 
 
@@ -96,7 +96,7 @@ def test_a_part_whose_call_was_cut_is_sent_again_from_its_beginning(kept, paths,
         function = send_files(place, "keep", retries=3, **QUICK)
         check(kept, receipts(function, paths))
         assert len(proxy.links) == 3
-    assert len({run for run, _ in kept.calls}) == 3
+    assert len({write_key for write_key, _ in kept.calls}) == 3
     assert kept.ended == ["", "0.2", ""], "the first file whole, the second by its third call"
     warned = [record.getMessage() for record in caplog.records if "again" in record.getMessage()]
     assert len(warned) == 2
@@ -118,7 +118,9 @@ def test_a_service_that_is_killed_is_waited_for(paths, running):
 
     @second.service.handler("slow", kind="sink")
     def quick(batches, call):
-        second.rows[call.run] = [value for batch in batches for value in batch["id"].to_pylist()]
+        second.rows[call.write_key] = [
+            value for batch in batches for value in batch["id"].to_pylist()
+        ]
 
     address = f"aqueduct+tcp://127.0.0.1:{port}"
     function = send_files(address, "slow", retries=100, deadline=60, **QUICK)

@@ -62,6 +62,7 @@ def test_the_summary_is_for_people():
             waiting_seconds=3.21,
             retries=1,
             reconnects=2,
+            resumes=1,
         )
     )
     assert tally.summary().splitlines() == [
@@ -69,7 +70,7 @@ def test_the_summary_is_for_people():
         "sent      1,200 batches, 12,000,000 rows, 96.0 MiB",
         "received  1 batch, 1 row, 0.5 MiB",
         "waited    3.2 s for the service",
-        "          1 retry, 2 reconnects, 0 failed batches",
+        "          1 retry, 2 reconnects, 1 resume, 0 failed batches",
     ]
 
 

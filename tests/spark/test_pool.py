@@ -85,7 +85,7 @@ def test_a_lease_left_behind_ends_when_another_task_begins(pool, peer):
     assert calls(lease.client) == [[2, 4]]
 
 
-def test_leases_without_a_task_end_nobody(pool, peer):
+def test_leases_without_a_task_end_no_other(pool, peer):
     ended = []
     task, plain = pool.lease(peer, task=1), pool.lease(peer)
     task.on_end(lambda: ended.append("task"))
@@ -151,7 +151,7 @@ def test_one_thread_sweeps_however_often_connections_are_used(peer):
     assert not sweeper.is_alive()
 
 
-def test_a_connection_that_is_less_patient_is_closed_first(service, running):
+def test_the_connection_with_the_shorter_timeout_is_closed_first(service, running):
     pool = Pool()
     with running(service) as address:
         patient, hasty = Peer(address), Peer(address, config=HASTY)

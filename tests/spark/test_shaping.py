@@ -253,7 +253,7 @@ def test_where_no_cast_leads_nothing_is_sent(address, service):
         list(exchange(address, "double", cast=True)(iter([batch])))
     assert str(caught.value).startswith(
         "the input of handler 'double': column 'id' has another type: wanted int64, got "
-        "list<item: int64>; no cast leads there: build it as int64, or change what is declared"
+        "list<item: int64>; there is no cast: build it as int64, or change what is declared"
     )
     assert service.counters()["rows_in"] == 0
 

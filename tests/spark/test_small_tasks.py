@@ -60,7 +60,7 @@ def task():
 def test_a_single_small_batch_goes_with_its_call(running, begun, there, task):
     callee = Callee()
     with running(callee.service) as address:
-        call = calling(address, run="r", headers=(("key", "value"),), token=lambda: "shown")
+        call = calling(address, write_key="r", headers=(("key", "value"),), token=lambda: "shown")
         counted = []
         for value in range(5):
             found, numbers = task(call, iter([batch(value, 3)]))
@@ -68,7 +68,7 @@ def test_a_single_small_batch_goes_with_its_call(running, begun, there, task):
             counted.append(numbers)
         assert begun == ["square"]  # the first, which tells what the handler is
         seen = list(callee.calls.values())
-        assert [(each.run, each.attempt, each.headers["key"]) for each in seen] == [
+        assert [(each.write_key, each.attempt, each.headers["key"]) for each in seen] == [
             (f"r/1/{seen[0].partition.index}", str(number), "value") for number in range(1, 6)
         ]
         assert {each.token for each in seen} == {"shown"}

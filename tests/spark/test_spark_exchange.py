@@ -225,9 +225,9 @@ def test_a_service_killed_on_the_way_fails_the_job(spark, child, small_batches):
 def test_attempts_and_units_of_work_are_told_apart(spark, address):
     call = exchange(address, "about", input_schema="id long")
     frame = spark.range(0, 10, 1, numPartitions=3)
-    rows = frame.mapInArrow(call, "run string, attempt string").collect()
-    runs = [row.run.split("/") for row in rows]
-    assert {run for run, _, _ in runs} == {call.run}
+    rows = frame.mapInArrow(call, "write_key string, attempt string").collect()
+    runs = [row.write_key.split("/") for row in rows]
+    assert {run for run, _, _ in runs} == {call.write_key}
     assert len({stage for _, stage, _ in runs}) == 1
     assert [partition for _, _, partition in runs] == ["0", "1", "2"]
     assert len({row.attempt for row in rows}) == 3

@@ -295,4 +295,4 @@ def test_the_function_pickles_without_spark_too():
     call = exchange(NOBODY, "x", token="secret", columns=["a"])
     copy = pickle.loads(pickle.dumps(call))
     assert copy == call
-    assert (copy.run, copy.shape.columns) == (call.run, ("a",))
+    assert (copy.write_key, copy.shape.columns) == (call.write_key, ("a",))

@@ -315,8 +315,8 @@ CASES = {
         one(pa.int64()),
         None,
         (
-            "column 'a' has another type: wanted list<item: int64>, got int64; no cast leads "
-            "there: build it as list<item: int64>, or change what is declared"
+            "column 'a' has another type: wanted list<item: int64>, got int64; there is no "
+            "cast: build it as list<item: int64>, or change what is declared"
         ),
     ),
     "another value in a list": (
@@ -353,7 +353,7 @@ CASES = {
         None,
         (
             "column 'a' has another type: wanted struct<x: int64, y: int64>, got struct<x: "
-            "int64>; it lacks the field 'y'; no cast leads there: build it as struct<x: int64, y: "
+            "int64>; it lacks the field 'y'; there is no cast: build it as struct<x: int64, y: "
             "int64>, or change what is declared"
         ),
     ),
@@ -363,7 +363,7 @@ CASES = {
         None,
         (
             "column 'a' has another type: wanted struct<x: int64>, got struct<x: int64, z: int8>;"
-            " the field 'z' is not wanted; no cast leads there: build it as struct<x: int64>, or "
+            " the field 'z' is not wanted; there is no cast: build it as struct<x: int64>, or "
             "change what is declared"
         ),
     ),
@@ -391,8 +391,8 @@ CASES = {
         one(pa.string()),
         None,
         (
-            "column 'a' has another type: wanted struct<x: int64>, got string; no cast leads "
-            "there: build it as struct<x: int64>, or change what is declared"
+            "column 'a' has another type: wanted struct<x: int64>, got string; there is no "
+            "cast: build it as struct<x: int64>, or change what is declared"
         ),
     ),
     "another value in a map": (
@@ -472,7 +472,7 @@ CASES = {
         ),
     ),
 }
-"""What the handler takes, what comes, a row of that for ``cast=True`` (None: no cast leads there),
+"""What the handler takes, what comes, a row of that for ``cast=True`` (None: there is no cast),
 and the text."""
 
 EXPECTED = (

@@ -144,8 +144,8 @@ class Stage:
         """Whether a call is to stop."""
         wish = call.headers.get("hold")
         with self._lock:
-            first = call.run not in self._seen
-            self._seen.add(call.run)
+            first = call.write_key not in self._seen
+            self._seen.add(call.write_key)
         if wish is None or self.free.is_set():
             return False
         here = call.partition is not None and wish == str(call.partition.index)
@@ -166,7 +166,7 @@ def say(event: str, **values: Any) -> None:
 
 def describe(call: aqueduct.Call) -> dict[str, Any]:
     return {
-        "run": call.run,
+        "write_key": call.write_key,
         "attempt": call.attempt,
         "partition": None if call.partition is None else call.partition.index,
         "pid": call.headers.get("pid"),

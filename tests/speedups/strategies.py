@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
+from aqueduct._speedups import channels as codec
 from aqueduct._speedups.base.buffers import BufferSlice
-from aqueduct._speedups.channels import codec
 from aqueduct.arrow.encode import Encoder
 from tests.reference.codec import Frame
 

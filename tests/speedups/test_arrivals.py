@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from typing import Any
 
 import pyarrow as pa
@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from aqueduct._speedups.arrow.reader import BatchReader
 from aqueduct._speedups.calls.batch_receiver import AnswerReceiver, InputReceiver
 from aqueduct._speedups.calls.batch_sender import InFlightWindow
-from aqueduct._speedups.channels.message_batches import MessageBatch, Received
-from aqueduct._speedups.channels.receiver import ReceiveBudget, ReceiverBase
+from aqueduct._speedups.channels.receiver import MessageBatch, ReceiveBudget, Received, ReceiveQueue
 from aqueduct._speedups.channels.tracker import ReceivedNumbers
 from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoder
@@ -39,28 +38,27 @@ def received(*messages: tuple[Any, bytes]) -> list[Received]:
 
 
 class Room:
-    """An inbox, and how often it was told that there is room."""
+    """A queue, and how often it was told that there is room."""
 
     def __init__(self, *messages: Received) -> None:
         self.budget = ReceiveBudget()
-        self.inbox = ReceiverBase(self.budget)
+        self.queue = ReceiveQueue(self.budget)
         self.told = 0
         for each in messages:
-            self.inbox._charge(each.charge)
-            self.inbox._outstanding += 1
-        self.inbox.queue = deque(messages)
+            self.queue.charge(each.charge, 1)
+            self.queue.push(each)
 
     def came(self) -> None:
         self.told += 1
 
     def inputs(self) -> InputReceiver:
         inputs = InputReceiver()
-        inputs.arrive_by(self.inbox, self.came, BATCH, LIMIT)
+        inputs.arrive_by(self.queue, self.came, BATCH, LIMIT)
         return inputs
 
     def answers(self, window: InFlightWindow | None = None) -> AnswerReceiver:
         answers = AnswerReceiver(window)
-        answers.arrive_by(self.inbox, self.came, BATCH, LIMIT)
+        answers.arrive_by(self.queue, self.came, BATCH, LIMIT)
         return answers
 
 
@@ -79,7 +77,7 @@ def test_batches_in_turn_are_taken_and_counted() -> None:
         assert inputs.batches_in == inputs.moved == count
         assert inputs.bytes_in == sum(map(len, payloads[:count]))
     assert inputs.take_whole() is None
-    assert (room.inbox.charged, room.inbox._outstanding, room.told) == (0, 0, 0)
+    assert (room.queue.charged, room.queue.outstanding, room.told) == (0, 0, 0)
     assert inputs.rows_in == inputs.taken == 0
 
 
@@ -91,7 +89,7 @@ def test_nothing_is_taken_from_nowhere() -> None:
     with pytest.raises(ValueError, match="127 bytes"):
         inputs.arrive_by(None, print, b"k" * 128, LIMIT)
     with pytest.raises(TypeError):
-        inputs.arrive_by("no inbox", print, BATCH, LIMIT)  # type: ignore[arg-type]
+        inputs.arrive_by("no queue", print, BATCH, LIMIT)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -111,8 +109,8 @@ def test_what_is_not_plain_is_left_where_it_is(headers: Any, payload: bytes) -> 
     room = Room(*received((headers, payload), (batch_headers(0), b"next")))
     for arrivals in (room.inputs(), room.answers()):
         assert arrivals.take_whole() is None
-        assert len(room.inbox.queue) == 2
-        assert room.inbox.charged == sum(each.charge for each in room.inbox.queue)
+        assert len(room.queue) == 2
+        assert room.queue.charged == sum(each.charge for each in room.queue)
         assert arrivals.moved == 0
 
 
@@ -120,7 +118,7 @@ def test_batches_out_of_turn_and_marks_are_no_inputs() -> None:
     for number, payload in ((1, b"early"), (0, b"")):
         room = Room(*received((batch_headers(number), payload)))
         assert room.inputs().take_whole() is None
-        assert len(room.inbox.queue) == 1
+        assert len(room.queue) == 1
 
 
 def test_what_the_core_has_to_look_at_is_left_to_it() -> None:
@@ -194,12 +192,12 @@ def test_marks_are_taken_by_themselves_up_to_the_next_answer() -> None:
     told: list[int] = []
     answers.on_change = lambda: told.append(window.settled)
     answers.heard()
-    assert (window.settled, answers.moved, len(room.inbox.queue)) == (4, 2, 2)
+    assert (window.settled, answers.moved, len(room.queue)) == (4, 2, 2)
     answers.heard()
     assert answers.moved == 2
     assert answers.take_whole() == b"answer"
     answers.heard()
-    assert (window.settled, answers.moved, room.inbox.charged) == (8, 4, 0)
+    assert (window.settled, answers.moved, room.queue.charged) == (8, 4, 0)
     assert told == [4, 4, 8]  # once each time, when what they say is settled
     AnswerReceiver(window).heard()  # from nowhere, and nobody is told
 
@@ -212,7 +210,7 @@ def test_answers_keep_the_number_of_their_batch() -> None:
     while answers.take_whole() is not None:
         found.append(answers.number)
     assert found == [-1, 0, 2, 2]
-    assert len(room.inbox.queue) == 1  # one that falls is left to the general way
+    assert len(room.queue) == 1  # one that falls is left to the general way
 
 
 def test_room_that_others_wait_for_is_told_of() -> None:
@@ -222,10 +220,10 @@ def test_room_that_others_wait_for_is_told_of() -> None:
     inputs.take_whole()
     assert room.told == 1
     room.budget.starved.clear()
-    room.inbox.waiting = OrderedDict({"a stream": None})
+    room.queue.waiting = OrderedDict({"a stream": None})
     inputs.take_whole()
     assert room.told == 2
-    assert list(room.budget.relieved) == [room.inbox]
+    assert list(room.budget.relieved) == [room.queue]
 
 
 def test_batches_are_read_where_they_can_be() -> None:
@@ -281,8 +279,8 @@ def test_it_is_quiet_while_nothing_is_there_and_more_may_come() -> None:
     assert not inputs.quiet
     inputs.read_by(Decoder(SCHEMA).reader)
     assert inputs.next_batch() is None  # it was taken, and waits for somebody else to read it
-    assert not room.inbox.queue and not inputs.quiet
+    assert not room.queue and not inputs.quiet
     assert inputs.take_whole() == bytes(64)
     assert inputs.quiet
-    room.inbox.error = ValueError("the end")
+    room.queue.end()
     assert not inputs.quiet

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from aqueduct._speedups.channels import codec
+from aqueduct._speedups import channels as codec
 from aqueduct._speedups.channels.tracker import SentNumbers, UnreliableSent
 from aqueduct.errors import FrameError, RemoteProtocolError, SequenceError, VersionError
 from tests.reference import codec as model

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 
+from aqueduct._speedups import channels as codec
 from aqueduct._speedups.base.buffers import AlignedBuffer, bytes_copied
-from aqueduct._speedups.channels import codec
 from aqueduct.errors import FrameError, LocalProtocolError
 from tests.reference import codec as model
 from tests.speedups.strategies import ROUTE, client_decoder, cut, cuts, message, read_all

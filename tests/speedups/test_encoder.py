@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aqueduct._speedups import channels as codec
 from aqueduct._speedups.base.buffers import AlignedBuffer, BufferSlice, bytes_copied
-from aqueduct._speedups.channels import codec
 from aqueduct.errors import LocalProtocolError
 from tests.reference import codec as model
 from tests.speedups.strategies import headers, piece_of

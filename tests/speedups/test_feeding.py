@@ -36,13 +36,14 @@ class Source:
         return self.encoder.encode(batch)
 
 
-class Call(BatchSender):
+class Call:
     """A call that notes what is left to it."""
 
     def __init__(self, row: Half | None, batches: int = 100, most: int = 1 << 20) -> None:
         self.flushes = 0
-        super().__init__(InFlightWindow(batches, 1 << 30), b"number", most, self.flush, 1 << 40)
-        self.row = row
+        window = InFlightWindow(batches, 1 << 30)
+        self.sender = BatchSender(self, window, b"number", most, self.flush, 1 << 40)
+        self.sender.row = row
         self.sent: list[tuple[int, int]] = []
         self.asked = 0
         self.finished = False
@@ -53,17 +54,20 @@ class Call(BatchSender):
     @property
     def writable(self) -> bool:
         self.asked += 1
-        return self.row is None
+        return self.sender.row is None
 
     def send(self, encoded: Encoded, number: int) -> None:
         self.sent.append((encoded.size, number))
+
+    def fed(self, size: int) -> None:
+        raise AssertionError("no batch here is large")
 
     def finish(self) -> None:
         self.finished = True
 
 
 def payloads(half: Half) -> bytes:
-    told = half._ledger._effects
+    told = half.streams.told
     assert [effect[:2] for effect in told] == [(effects.WRITE, 0)]
     return b"".join(told[0][2])
 
@@ -73,12 +77,12 @@ def test_batches_leave_as_messages_until_they_are_all() -> None:
     source = Source()
     batches = [batch_of(word) for word in ("one", "two", "three", "four", "five")]
     rest = iter(batches)
-    assert call.feed(source, rest, 2) is None
-    assert (call.moved, call.flushes, call.finished) == (2, 1, False)
-    assert call.feed(source, rest, 9) is True
-    assert (call.moved, call.flushes, call.finished) == (5, 2, True)
-    assert call.feed(source, rest, 9) is True and call.flushes == 2  # there was nothing
-    assert call.window is not None and call.window.sent == 5
+    assert call.sender.feed(source, rest, 2) is None
+    assert (call.sender.moved, call.flushes, call.finished) == (2, 1, False)
+    assert call.sender.feed(source, rest, 9) is True
+    assert (call.sender.moved, call.flushes, call.finished) == (5, 2, True)
+    assert call.sender.feed(source, rest, 9) is True and call.flushes == 2  # there was nothing
+    assert call.sender.window is not None and call.sender.window.sent == 5
     data, encoder = payloads(half), Encoder(WORDS)
     for number, batch in enumerate(batches):
         head = b"\x06number\x01%d" % number
@@ -90,39 +94,38 @@ def test_batches_leave_as_messages_until_they_are_all() -> None:
 
 def test_it_ends_where_there_is_no_room() -> None:
     call, source = Call(Half(Streams()), batches=3), Source()
-    assert call.feed(source, iter([batch_of("x")] * 9), 9) is False
-    assert (call.moved, call.asked) == (3, 0)  # the window: nobody asks the channel
+    assert call.sender.feed(source, iter([batch_of("x")] * 9), 9) is False
+    assert (call.sender.moved, call.asked) == (3, 0)  # the window: nobody asks the channel
     call = Call(half := Half(Streams()))
     stream = half._message_stream
     assert stream is not None
     stream.dead = True
-    assert call.feed(source, iter([batch_of("x")]), 9) is False
-    assert (call.moved, call.asked, call.flushes) == (0, 1, 0)
+    assert call.sender.feed(source, iter([batch_of("x")]), 9) is False
+    assert (call.sender.moved, call.asked, call.flushes) == (0, 1, 0)
 
 
-@pytest.mark.parametrize("reason", ["no row", "an error", "over", "too large"])
+@pytest.mark.parametrize("reason", ["no row", "an error", "too large"])
 def test_what_is_not_one_message_of_a_live_call_is_left_to_it(reason: str) -> None:
     half = None if reason == "no row" else Half(Streams())
     call, source = Call(half, most=100 if reason == "too large" else 1 << 20), Source()
-    call.over = reason == "over"
     if half is not None and reason == "an error":
         half.error = ValueError()
     batch = batch_of("word" * 100)
-    call.give(source, batch)
-    call.give(source, batch)
+    call.sender.give(source, batch)
+    call.sender.give(source, batch)
     size = Encoder(WORDS).encode(batch).size
     assert call.sent == [(size, 0), (size, 1)]
-    assert (call.moved, call.flushes) == (0, 0)
+    assert (call.sender.moved, call.flushes) == (0, 0)
     assert len(source.encoded) == (2 if reason == "too large" else 0)
 
 
 def test_compression_is_the_sources_work() -> None:
     call, source = Call(Half(Streams())), Source()
-    call.give(source, batch_of("a"))
-    call.compression = "lz4"
-    call.give(source, batch_of("b"))
+    call.sender.give(source, batch_of("a"))
+    call.sender.compression = "lz4"
+    call.sender.give(source, batch_of("b"))
     assert source.encoded == ["lz4"]
-    assert (call.moved, call.flushes) == (2, 2)
+    assert (call.sender.moved, call.flushes) == (2, 2)
 
 
 def test_what_goes_wrong_stops_it_after_what_was_sent() -> None:
@@ -134,27 +137,45 @@ def test_what_goes_wrong_stops_it_after_what_was_sent() -> None:
 
     rest = batches()
     with pytest.raises(SchemaMismatch):
-        call.feed(source, rest, 9)
-    assert (call.moved, call.flushes, call.finished) == (1, 1, False)
+        call.sender.feed(source, rest, 9)
+    assert (call.sender.moved, call.flushes, call.finished) == (1, 1, False)
 
     def failing() -> Iterator[Any]:
         yield batch_of("right")
         raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
-        call.feed(source, failing(), 9)
-    assert (call.moved, call.flushes, call.finished) == (2, 2, False)
+        call.sender.feed(source, failing(), 9)
+    assert (call.sender.moved, call.flushes, call.finished) == (2, 2, False)
+
+
+def test_what_comes_when_the_call_is_over_is_dropped() -> None:
+    call, source = Call(Half(streams := Streams())), Source()
+    call.sender.close()
+    assert call.sender.over and call.sender.may_send
+    call.sender.give(source, batch_of("a"))
+    assert call.sender.feed(source, iter([batch_of("b")]), 9) is True
+    assert (call.sender.moved, call.flushes, call.asked, call.finished) == (0, 0, 0, False)
+    assert not streams.told and not call.sent
+
+
+def test_a_call_that_ends_as_its_batch_is_made_is_asked_nothing_more() -> None:
+    call, source = Call(Half(Streams())), Source()
+
+    def ending() -> Iterator[pa.RecordBatch]:
+        yield batch_of("a")
+        call.sender.close()
+
+    assert call.sender.feed(source, ending(), 9) is True
+    assert (call.sender.moved, call.flushes, call.finished) == (1, 1, False)
 
 
 def test_a_call_without_a_window_sends_nothing() -> None:
-    class Reading(BatchSender):
-        pass
-
-    call = Reading(None, b"number", 10, list, 10)
+    sender = BatchSender(Call(None), None, b"number", 10, list, 10)
     with pytest.raises(TypeError, match="without a window"):
-        call.feed(Source(), iter(()), 1)
+        sender.feed(Source(), iter(()), 1)
     with pytest.raises(TypeError, match="without a window"):
-        call.give(Source(), batch_of("x"))
+        sender.give(Source(), batch_of("x"))
 
 
 class Steps:
@@ -167,35 +188,35 @@ class Steps:
         self.stepped.append(waiter)
 
 
-async def test_who_feeds_is_stepped_once_there_is_room() -> None:
+async def test_the_feeding_task_is_stepped_once_there_is_room() -> None:
     call, feeding, steps = Call(Half(Streams()), batches=1), SendWaker(), Steps()
     feeding.wake()  # nobody waits yet
-    call.give(Source(), batch_of("a"))
-    assert not call.may_send
-    waiter = feeding.wait(call, asyncio.get_running_loop(), steps)
+    call.sender.give(Source(), batch_of("a"))
+    assert not call.sender.may_send
+    waiter = feeding.wait(call.sender, asyncio.get_running_loop(), steps)
     feeding.wake()
     assert (steps.stepped, waiter.woken) == ([], False)
-    assert call.window is not None
-    call.window.settle(0)
+    assert call.sender.window is not None
+    call.sender.window.settle(0)
     feeding.wake()
     feeding.wake()  # as it is about to go on
     assert steps.stepped == [waiter] and waiter.woken
     await waiter  # so it returns at once
 
 
-async def test_who_feeds_is_stepped_when_the_call_is_over() -> None:
+async def test_the_feeding_task_is_stepped_when_the_call_is_over() -> None:
     call, feeding, steps = Call(None, batches=1), SendWaker(), Steps()
-    assert call.window is not None
-    call.window.send(1)
-    waiter = feeding.wait(call, asyncio.get_running_loop(), steps)
+    assert call.sender.window is not None
+    call.sender.window.send(1)
+    waiter = feeding.wait(call.sender, asyncio.get_running_loop(), steps)
     feeding.wake()
     assert not steps.stepped
-    call.over = True
+    call.sender.close()
     feeding.wake()
     assert steps.stepped == [waiter]
 
 
 async def test_a_call_without_a_window_is_not_fed_by_a_task() -> None:
-    call = BatchSender(None, b"key", 1, list, 1 << 20)
+    sender = BatchSender(Call(None), None, b"key", 1, list, 1 << 20)
     with pytest.raises(TypeError, match="without a window"):
-        SendWaker().wait(call, asyncio.get_running_loop(), Steps())
+        SendWaker().wait(sender, asyncio.get_running_loop(), Steps())

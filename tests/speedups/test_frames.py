@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aqueduct._speedups.channels import codec
+from aqueduct._speedups import channels as codec
 from aqueduct.errors import (
     FrameError,
     LocalProtocolError,

@@ -8,15 +8,17 @@ import random
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from aqueduct._speedups import channels as codec
 from aqueduct._speedups.base.buffers import bytes_copied, pooled_bytes
 from aqueduct._speedups.bpmux.chunks import CREDIT, END, PAYLOAD, encode_head, encode_rest
-from aqueduct._speedups.bpmux.entities import Entity, EntityReader
-from aqueduct._speedups.channels import codec
-from aqueduct._speedups.channels.message_batches import DirectRead
+from aqueduct._speedups.bpmux.entities import Entity
+from aqueduct._speedups.bpmux.entity_receiver import EntityReceiver
+from aqueduct._speedups.channels.receiver import DirectRead
 from aqueduct._speedups.stream.socket_reader import Outcome, SocketReader
 from aqueduct.carriers import tls_openssl
 from aqueduct.config import DEFAULT, ByteStream, Config, Flow
@@ -77,7 +79,7 @@ class Reader:
         self.core = server(config)
         self.opened = self.closed = 0
         self.intake = SocketReader(
-            self.mux.reading,
+            self.mux.receiver,
             self.here.fileno(),
             records,
             memoryview(bytearray(64 * KiB)),
@@ -425,7 +427,7 @@ def test_credit_that_may_not_be_is_left_to_the_core(
     assert wrong in str(reader.mux.error)
 
 
-def test_nobody_is_woken_for_a_little_of_a_chunk_that_is_under_way() -> None:
+def test_a_little_of_a_chunk_under_way_wakes_no_task() -> None:
     """Nothing can be behind it that anybody waits for; where none is, any byte wakes."""
     reader = Reader(WIDE)
     reader.begin()
@@ -487,7 +489,7 @@ def test_little_memory_to_read_ahead_is_enough(room: int) -> None:
     reader.begin()
     memory = bytearray(b"#" * 10_000)
     reader.intake = SocketReader(
-        reader.mux.reading,
+        reader.mux.receiver,
         reader.here.fileno(),
         None,
         memoryview(memory)[:room],
@@ -503,9 +505,10 @@ def test_little_memory_to_read_ahead_is_enough(room: int) -> None:
         reader.read()
     assert taken(reader.core, 200.0) == sent
     assert memory[room:] == b"#" * (10_000 - room)
-    for bad in (memoryview(bytearray(63)), memoryview(bytes(100)), bytearray(100)):
+    wrong: list[Any] = [memoryview(bytearray(63)), memoryview(bytes(100)), bytearray(100)]
+    for bad in wrong:
         with pytest.raises(ValueError, match="a writable memoryview of 64 bytes"):
-            SocketReader(reader.mux.reading, 0, None, bad, reader.open, reader.close)  # type: ignore[arg-type]
+            SocketReader(reader.mux.receiver, 0, None, bad, reader.open, reader.close)
     reader.here.close()
     reader.peer.close()
 
@@ -515,9 +518,8 @@ def test_none_is_made_or_used_by_halves() -> None:
     reader = Reader()
     with pytest.raises(TypeError):
         DirectRead.__new__(DirectRead)  # type: ignore[call-arg]
-    half = EntityReader.__new__(EntityReader)
-    with pytest.raises(ValueError, match="made whole"):
-        SocketReader(half, 0, None, memoryview(bytearray(100)), reader.open, reader.close)
+    with pytest.raises(TypeError):
+        EntityReceiver.__new__(EntityReceiver)  # type: ignore[call-arg]
     with pytest.raises(TypeError):
         SocketReader.__new__(SocketReader)  # type: ignore[call-arg]
     with pytest.raises(TypeError):

@@ -33,7 +33,7 @@ def test_nothing_is_there_for_as_long_as_it_looks(
 
 
 @pytest.mark.parametrize("place", [0, 1])
-def test_who_has_input_is_told(
+def test_the_socket_with_input_is_returned(
     pairs: list[tuple[socket.socket, socket.socket]], place: int
 ) -> None:
     fds = [end.fileno() for end, _ in pairs[:2]]

@@ -77,4 +77,4 @@ def test_the_rest_is_refused_and_nothing_is_done(reason: str) -> None:
         batch = pa.record_batch([pa.array([1])], names=["number"])
     assert call.give(batch, 0) is False
     assert call.counters == (0, 0, 0) and not call.flushes and call.settled == (0, 0)
-    assert not streams.told and not half.first
+    assert not streams.told

@@ -8,6 +8,7 @@ import pytest
 
 from aqueduct._speedups.channels.sender import SenderBase, SendQueue, SendStream
 from aqueduct.config import DEFAULT, Flow, Limits
+from aqueduct.errors import LocalProtocolError
 from aqueduct.protocol.channels import effects
 
 OPEN, OVER = object(), object()
@@ -18,7 +19,8 @@ class Streams(SendQueue):
 
     def __init__(self, flow: Flow = DEFAULT.flow, limits: Limits = DEFAULT.limits) -> None:
         self.told: list[effects.Effect] = []
-        super().__init__(self.told, flow, limits, OPEN, debug=False)
+        super().__init__(self.told, flow, limits, OPEN)
+        self.outgoing = self
         self.ceremonies: list[list[Any]] = []
 
     def write(self, stream: SendStream, buffers: list[Any], fin: bool = False) -> None:
@@ -29,20 +31,12 @@ class Half(SenderBase):
     """A half that is open, with its stream or without."""
 
     def __init__(self, streams: Streams, number: int | None = 0) -> None:
-        self._ledger, self.state, self.channel = streams, OPEN, 0
-        self.first: list[Any] = []
+        self.state, self.channel, self.streams = OPEN, 0, streams
         self.left: list[SendStream] = []
         if number is not None:
             self._message_stream = SendStream(self, control=False)
             self._message_stream.number = number
             streams._open[number] = self._message_stream
-
-    def _post(self, payload: Any, headers: Any) -> int:
-        self.first.append((payload, headers))
-        return -1
-
-    def _too_large(self, size: int) -> Exception:
-        return OverflowError(size)
 
     def stream_left(self, stream: SendStream) -> None:
         self.left.append(stream)
@@ -62,10 +56,10 @@ def test_messages_of_one_stream_in_a_row_are_one_effect() -> None:
     sizes = [sum(map(len, effect[2])) for effect in streams.told]
     assert streams.queued == sum(sizes) and other.queued == sizes[1]
     assert half.queued == sizes[0] + sizes[2]
-    assert not streams.ceremonies and not half.first
+    assert not streams.ceremonies
 
 
-def test_bytes_that_have_left_are_charged_to_nobody() -> None:
+def test_bytes_that_have_left_are_not_charged() -> None:
     streams = Streams(Flow(connection_high_water=1000))
     half = Half(streams)
     half.post(bytes(2000), ())
@@ -91,7 +85,7 @@ def test_what_is_not_plain_is_left_to_who_knows() -> None:
         half = Half(streams)
         for name, value in change.items():
             setattr(half, name, value)
-        assert half.post(b"x", ()) == -1 and half.first == [(b"x", ())]
+        assert half.post(b"x", ()) is None and not streams.told
     unopened, dead = Half(streams, -1), Half(streams, 3)
     streams._open[3].dead = True
     assert [unopened.post(b"y", ()), dead.post(b"z", ())] == [0, 0]
@@ -100,9 +94,9 @@ def test_what_is_not_plain_is_left_to_who_knows() -> None:
 
 def test_a_message_above_the_limit_uses_no_number() -> None:
     half = Half(Streams(limits=Limits(frame_bytes=100)))
-    with pytest.raises(OverflowError, match=r"10\d"):
+    with pytest.raises(LocalProtocolError, match=r"10\d bytes is above Limits.frame_bytes"):
         half.post(bytes(97), ())
-    assert half.post(b"", ()) == 0 and half.queued == len(b"".join(half._ledger._effects[0][2]))
+    assert half.post(b"", ()) == 0 and half.queued == len(b"".join(half.streams.told[0][2]))
 
 
 def test_there_is_room_below_every_mark() -> None:
@@ -119,14 +113,9 @@ def test_there_is_room_below_every_mark() -> None:
     one.post(b"", ())
     one.post(b"", ())
     assert not one.writable  # three without an acknowledgement
-    one._numbers.ack_range(0, 1)
+    one._numbers.ack(bytes((0, 1)))
     assert one.writable
     streams._open[0].dead = True
     assert not one.writable
     one.state = OVER
     assert one.writable
-
-
-def test_none_posts_without_a_ledger() -> None:
-    with pytest.raises(TypeError, match="without a SendQueue"):
-        _ = SenderBase().writable

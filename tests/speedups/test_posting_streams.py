@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aqueduct._speedups.channels.codec import VERSION
+from aqueduct._speedups.channels import VERSION
 from aqueduct._speedups.channels.sender import SenderBase, SendQueue, SendStream
 from aqueduct.config import DEFAULT, Flow
 from aqueduct.protocol.channels import effects
+
+NOBODY = SimpleNamespace(outgoing=SendQueue([], DEFAULT.flow, DEFAULT.limits, object()))
 
 
 class Half(SenderBase):
     """What pays for bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, owner: Any) -> None:
         self.channel = 0
         self.left: list[SendStream] = []
 
@@ -28,7 +31,7 @@ class Half(SenderBase):
 def streams(openable: int = 10, mark: int = 1000) -> tuple[SendQueue, list[tuple[Any, ...]]]:
     wanted: list[tuple[Any, ...]] = []
     flow = Flow(connection_high_water=mark, channel_high_water=mark)
-    made = SendQueue(wanted, flow, DEFAULT.limits, object(), debug=False)
+    made = SendQueue(wanted, flow, DEFAULT.limits, object())
     made.connected = made.version_acknowledged = True
     made._openable = made._most_openable = openable
     return made, wanted
@@ -37,7 +40,7 @@ def streams(openable: int = 10, mark: int = 1000) -> tuple[SendQueue, list[tuple
 def test_a_stream_is_opened_by_its_first_write() -> None:
     made, wanted = streams()
     made.version_acknowledged = False
-    half = Half()
+    half = Half(NOBODY)
     stream = SendStream(half, False)
     assert (stream.number, stream.unopened, stream.waiting) == (-1, True, ())
     made.write(stream, [b"abc"])
@@ -55,7 +58,7 @@ def test_a_stream_is_opened_by_its_first_write() -> None:
 @pytest.mark.parametrize("control", [True, False])
 def test_what_may_not_open_waits_and_is_charged(control: bool) -> None:
     made, wanted = streams(openable=0)
-    half = None if control else Half()
+    half = None if control else Half(NOBODY)
     stream = SendStream(half, control)
     made.write(stream, [b"ab"])
     made.write(stream, [b"c"], fin=True)
@@ -73,8 +76,8 @@ def test_what_may_not_open_waits_and_is_charged(control: bool) -> None:
 def test_a_share_is_left_to_control_streams() -> None:
     made, _ = streams(openable=8)
     opened = 0
-    while made._may_open(SendStream(Half(), False)):
-        made.write(SendStream(Half(), False), [b"x"])
+    while made._may_open(SendStream(Half(NOBODY), False)):
+        made.write(SendStream(Half(NOBODY), False), [b"x"])
         opened += 1
     assert opened == 6
     assert made._may_open(SendStream(None, True))
@@ -82,7 +85,7 @@ def test_a_share_is_left_to_control_streams() -> None:
 
 def test_what_is_dead_takes_nothing() -> None:
     made, wanted = streams()
-    half = Half()
+    half = Half(NOBODY)
     stream = SendStream(half, False)
     stream.dead = True
     made.write(stream, [b"x"])
@@ -90,9 +93,9 @@ def test_what_is_dead_takes_nothing() -> None:
     assert (wanted, made.queued, half.queued, stream.unopened) == ([], 0, 0, False)
 
 
-def test_who_pays_is_told_once_all_has_left() -> None:
+def test_the_sender_is_told_once_all_its_bytes_have_left() -> None:
     made, _ = streams()
-    half = Half()
+    half = Half(NOBODY)
     stream = SendStream(half, False)
     made.write(stream, [b"abc"], True)
     assert made.written(0, 2) is half
@@ -106,7 +109,7 @@ def test_who_pays_is_told_once_all_has_left() -> None:
 
 def test_a_fall_below_the_mark_is_noted() -> None:
     made, _ = streams(mark=10)
-    made.write(SendStream(Half(), False), [bytes(12)])
+    made.write(SendStream(Half(NOBODY), False), [bytes(12)])
     made.written(0, 2)
     assert not made.fell
     made.written(0, 1)
@@ -124,7 +127,7 @@ def test_a_fall_below_the_mark_is_noted() -> None:
 def test_what_is_charged_is_what_has_not_left(steps: list[tuple[str, int, bytes]]) -> None:
     """Against a model: the bytes of each stream, in order, and who pays for how many of them."""
     made, wanted = streams(openable=100)
-    halves = [Half() for _ in range(4)]
+    halves = [Half(NOBODY) for _ in range(4)]
     known = [SendStream(half, False) for half in halves]
     said: dict[int, bytes] = {}
     waiting = [0] * 4

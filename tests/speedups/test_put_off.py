@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from aqueduct._speedups.channels import codec
-from aqueduct._speedups.channels.message_batches import DirectRead
+from aqueduct._speedups import channels as codec
+from aqueduct._speedups.channels.receiver import DirectRead
 from aqueduct._speedups.channels.tracker import ReceivedNumbers
 from aqueduct.errors import FrameError
 from tests.protocol.channels.arriving import ROUTE, KiB, entry, server, taken
@@ -40,15 +40,15 @@ def test_a_payload_whose_memory_was_put_off_is_taken_up() -> None:
     decoder = put_off(SIZE, PAYLOAD[:1000])
     assert (decoder.buffered, decoder.remaining) == (1000, SIZE)
     assert decoder.receive_buffer(0) is None
-    assert decoder.take_up() == 0
+    assert decoder.buffer.take_up() == 0
     room = decoder.receive_buffer(0)
     assert room is not None and len(room) == SIZE - 1000
-    assert decoder.take_up() == 0  # nothing is to be done
+    assert decoder.buffer.take_up() == 0  # nothing is to be done
     room[:] = PAYLOAD[1000:]
     decoder.received(len(room))
     frame = decoder.next()
     assert isinstance(frame, codec.MessageFrame) and bytes(frame.payload) == PAYLOAD
-    assert decoder.take_up() == 0
+    assert decoder.buffer.take_up() == 0
 
 
 def test_a_payload_whose_memory_was_put_off_can_be_fed_as_well() -> None:
@@ -62,7 +62,7 @@ def test_memory_that_was_put_off_and_is_not_to_be_had() -> None:
     decoder = put_off(1 << 60, b"some of it")
     for _ in range(2):
         with pytest.raises(MemoryError):
-            decoder.take_up()
+            decoder.buffer.take_up()
     assert (decoder.error, decoder.buffered) == (None, 10)
     decoder.end()
     with pytest.raises(MemoryError):
@@ -95,11 +95,11 @@ def test_a_connection_whose_stream_is_reset_then_has_its_room_again() -> None:
     assert inlet is not None
     inlet.feed(message(0, PAYLOAD) + message(1, PAYLOAD)[:1000])
     core.inlet_done(9, 200.0)
-    assert entry(core).charged > 2 * SIZE
+    assert entry(core).queue.charged > 2 * SIZE
     core.receive_reset(9, 0, 200.0)
-    assert SIZE < entry(core).charged < SIZE + KiB
+    assert SIZE < entry(core).queue.charged < SIZE + KiB
     assert taken(core, 200.0) == [(0, PAYLOAD)]
-    assert entry(core).charged == 0
+    assert entry(core).queue.charged == 0
 
 
 @pytest.mark.parametrize("fin", [False, True])

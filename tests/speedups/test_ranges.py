@@ -78,7 +78,6 @@ class LikeTheModel(RuleBasedStateMachine):
         start, stop = self.span(first, size)
         assert self.compiled.covers(start, stop) == self.model.covers(start, stop)
         assert self.compiled.missing(start, stop) == self.model.missing(start, stop)
-        assert self.compiled.range_at(start) == self.model.range_at(start)
         assert (start in self.compiled) == (start in self.model)
 
     @invariant()
@@ -140,7 +139,7 @@ def test_an_operation_looks_at_few_nodes(order: str, ranges: int) -> None:
     for number in asked:
         assert looks(compiled.__contains__, number + 1) <= most
         assert looks(compiled.covers, number, number + 2) <= most
-        assert looks(compiled.range_at, number) <= most
+        assert looks(compiled.__contains__, number) <= most
         assert looks(compiled.missing, number, number + 4) <= most
         assert looks(compiled.add, number + 1, number + 4) <= most  # joins two ranges
         assert looks(compiled.remove, number + 1, number + 4) <= most  # splits them again
@@ -169,7 +168,6 @@ def test_all_numbers() -> None:
     assert TOP - 1 in compiled
     assert TOP not in compiled
     assert -1 not in compiled
-    assert compiled.range_at(TOP) is None
     assert compiled.remove(TOP - 1, TOP) == 1
     assert compiled.count == TOP - 1
     assert compiled.add(TOP - 1, TOP) == 1

@@ -150,7 +150,9 @@ def test_a_record_that_was_changed(ends: Ends) -> None:
     sealed = bytearray(b"".join(ends.client.seal([b"as it was"])))
     sealed[-1] ^= 1
     ends.sockets[0].sendall(sealed)
-    with pytest.raises(TlsError, match="decryption failed or bad record mac"):
+    # Some builds of OpenSSL 3.5 have one text for every record that cannot be read.
+    texts = r"decryption failed or bad record mac|record layer failure"
+    with pytest.raises(TlsError, match=texts):
         ends.server.recv_into(bytearray(100))
     ends.sockets[1].sendall(ends.server.pending())
     with pytest.raises(TlsError, match="alert bad record mac"):
@@ -158,7 +160,7 @@ def test_a_record_that_was_changed(ends: Ends) -> None:
 
 
 @pytest.mark.parametrize("offered", [0, 3])
-def test_a_take_of_who_is_alone_leaves_encrypted(ends: Ends, offered: int) -> None:
+def test_a_take_of_a_single_entity_leaves_encrypted(ends: Ends, offered: int) -> None:
     """With nothing plain behind it, whatever TCP is offered otherwise."""
     mux, (entity,) = sinks(1, 16 * KiB)
     payload = content(7, 100 * KiB)
@@ -166,7 +168,7 @@ def test_a_take_of_who_is_alone_leaves_encrypted(ends: Ends, offered: int) -> No
     out, fd = IovecWriter(), ends.sockets[0].fileno()
     data, memory = b"", memoryview(bytearray(2 << 20))
     while not (mux.idle and not out.left):
-        write_out(mux.turns, out, fd, 16 * KiB, 1 << 20, [], ends.client.records, offered)
+        write_out(mux.scheduler, out, fd, 16 * KiB, 1 << 20, [], ends.client.records, offered)
         try:
             data += memory[: ends.server.recv_into(memory)]
         except BlockingIOError:
@@ -185,7 +187,7 @@ def test_takes_leave_encrypted(ends: Ends) -> None:
     data, memory = b"", memoryview(bytearray(2 << 20))
     while not (mux.idle and not out.left):
         written: list[tuple[Entity, int]] = []
-        sent = write_out(mux.turns, out, fd, 64 * KiB, 1 << 20, written, ends.client.records)
+        sent = write_out(mux.scheduler, out, fd, 64 * KiB, 1 << 20, written, ends.client.records)
         for entity, size in written:
             told[entity] += size
         try:
@@ -206,7 +208,7 @@ def test_what_cannot_be_encrypted_does_not_leave(ends: Ends) -> None:
     ends.client.farewell()
     with pytest.raises(TlsError, match="protocol is shutdown"):
         fd = ends.sockets[0].fileno()
-        write_out(mux.turns, out, fd, 64 * KiB, 1 << 20, [], ends.client.records)
+        write_out(mux.scheduler, out, fd, 64 * KiB, 1 << 20, [], ends.client.records)
     assert (out.left, out.size, out.buffers) == (0, 0, [])
     with pytest.raises(BlockingIOError):
         ends.sockets[1].recv(1)
@@ -225,7 +227,7 @@ def test_nothing_is_read_into_what_cannot_be_written(ends: Ends) -> None:
     assert received(ends.server, 4, 4) == b"data"
 
 
-def test_addresses_that_lead_nowhere() -> None:
+def test_addresses_of_zero_are_refused() -> None:
     with pytest.raises(ValueError, match="there is no connection"):
         OpenSslRecords(None, 0, 0, 0, 0, OSError, memoryview(b""))
     with pytest.raises(TypeError):

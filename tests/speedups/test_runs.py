@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aqueduct._speedups.channels import codec
-from aqueduct._speedups.channels.message_batches import MessageBatch, Received
+from aqueduct._speedups import channels as codec
+from aqueduct._speedups.channels.receiver import MessageBatch, Received
 from aqueduct._speedups.channels.tracker import ReceivedNumbers
 from aqueduct.errors import FrameError, LimitExceeded
 from tests.reference import tracker as model

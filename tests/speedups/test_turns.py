@@ -6,6 +6,7 @@ import random
 import socket
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -171,7 +172,7 @@ def test_takes_leave_whole_and_one_after_the_other(
     while not (mux.idle and not out.left):
         written: list[tuple[Entity, int]] = []
         before, taken = sum(told.values()), 900 * KiB - sum(each.queued for each in entities)
-        write_out(mux.turns, out, sender.fileno(), limit, MiB, written)
+        write_out(mux.scheduler, out, sender.fileno(), limit, MiB, written)
         for entity, size in written:
             told[entity] += size
         # A take is told when all of it has left, and no other is begun before.
@@ -196,15 +197,15 @@ def test_write_out_ends_with_its_budget_and_takes_nothing_without_a_limit(
     mux.turns.write_run(entity, [bytes(100 * KiB)])
     out = IovecWriter()
     written: list[tuple[Entity, int]] = []
-    assert write_out(mux.turns, out, sender.fileno(), 0, MiB, written) == 0
-    sent = write_out(mux.turns, out, sender.fileno(), 4 * KiB, 7 * KiB, written)
+    assert write_out(mux.scheduler, out, sender.fileno(), 0, MiB, written) == 0
+    sent = write_out(mux.scheduler, out, sender.fileno(), 4 * KiB, 7 * KiB, written)
     assert 8 * KiB <= sent <= 8 * KiB + 32
     # What is of one entity in a row is told as one.
     assert written == [(entity, 100 * KiB - entity.queued)]
     assert not out.left
     assert len(read_all(reader)) == sent
     out.add(b"words")
-    assert write_out(mux.turns, out, sender.fileno(), 0, MiB, written) == 5
+    assert write_out(mux.scheduler, out, sender.fileno(), 0, MiB, written) == 5
     assert read_all(reader) == b"words"
 
 
@@ -220,7 +221,7 @@ def test_what_little_is_left_of_a_turn_is_no_chunk_of_its_own(
     out = IovecWriter()
     data = b""
     for _ in range(200):
-        write_out(mux.turns, out, sender.fileno(), limit, limit, [])
+        write_out(mux.scheduler, out, sender.fileno(), limit, limit, [])
         data += read_all(reader)
     assert mux.idle
     chunks = list(read_chunks(data))
@@ -235,7 +236,7 @@ def test_more_than_a_little_of_a_turn_is_used(ends: tuple[socket.socket, socket.
     for entity in (first, second):
         mux.turns.write_run(entity, [bytes(32 * KiB)])
     out = IovecWriter()
-    write_out(mux.turns, out, sender.fileno(), 16 * KiB - 100, MiB, [])
+    write_out(mux.scheduler, out, sender.fileno(), 16 * KiB - 100, MiB, [])
     sizes = [(each.identifier, len(each.payload)) for each in read_chunks(read_all(reader))]
     one, other = first.identifier, second.identifier
     assert sizes[:2] == [(one, 16 * KiB - 100), (one, 100 - 5)]
@@ -305,7 +306,7 @@ def test_of_what_is_offered_only_what_the_kernel_begins_with_is_taken(
     data, told, late = b"", 0, 0
     while not (mux.idle and not out.left):
         written: list[tuple[Entity, int]] = []
-        sent = write_out(mux.turns, out, sender.fileno(), limit, MiB, written, None, 3)
+        sent = write_out(mux.scheduler, out, sender.fileno(), limit, MiB, written, None, 3)
         told += sum(size for entity, size in written if entity is bulk)
         begun = MiB - bulk.queued - told
         assert 0 <= begun <= limit
@@ -351,7 +352,9 @@ def test_runs_of_any_length_leave_whole_whatever_credit_comes_when(
             bulk.credit_out += more
             mux.turns.wake(bulk)
         written: list[tuple[Entity, int]] = []
-        write_out(mux.turns, out, sender.fileno(), limit, MiB, written, None, rng.choice([3, 4]))
+        write_out(
+            mux.scheduler, out, sender.fileno(), limit, MiB, written, None, rng.choice([3, 4])
+        )
         told += sum(size for _, size in written)
         assert bulk.credit_out - keep == granted - (len(whole) - bulk.queued)
         data += reader.recv(rng.choice([2 * KiB, 20 * KiB, MiB])) if out.left or written else b""
@@ -361,7 +364,7 @@ def test_runs_of_any_length_leave_whole_whatever_credit_comes_when(
     mux.turns.wake(bulk)
     while not (mux.idle and not out.left):
         written = []
-        write_out(mux.turns, out, sender.fileno(), limit, MiB, written, None, 3)
+        write_out(mux.scheduler, out, sender.fileno(), limit, MiB, written, None, 3)
         told += sum(size for _, size in written)
         data += read_all(reader)
     data += read_all(reader)
@@ -388,7 +391,7 @@ def calls_for(
 ) -> list[list[int]]:
     """The chunks of each call of the kernel, by the sizes of their payloads."""
     sender, reader = packets
-    write_out(mux.turns, IovecWriter(), sender.fileno(), FULL, budget, [], None, offered)
+    write_out(mux.scheduler, IovecWriter(), sender.fileno(), FULL, budget, [], None, offered)
     found: list[list[int]] = []
     while True:
         try:
@@ -450,7 +453,9 @@ class TestOffers:
         mux.turns.write_run(entity, [bytes(3 * FULL)])
         assert calls_for(packets, mux, offered=0) == [[FULL]] * 3
 
-    def test_who_is_not_alone_has_turns(self, packets: tuple[socket.socket, socket.socket]) -> None:
+    def test_entities_that_are_not_alone_take_turns(
+        self, packets: tuple[socket.socket, socket.socket]
+    ) -> None:
         mux, entities = sinks(2, 16 * KiB)
         for entity in entities:
             mux.turns.write_run(entity, [bytes(3 * FULL)])
@@ -483,3 +488,17 @@ class TestOffers:
         found = calls_for(packets, mux)
         assert found[0] == [FULL]
         assert sum(map(sum, found)) == 3 * FULL + 16 * KiB
+
+
+def test_none_is_no_entity() -> None:
+    """It is an error, and never memory of somebody else's."""
+    turns: Any = Mux().turns
+    for use in (
+        turns.wake,
+        turns.goes_first,
+        turns.make_urgent,
+        lambda none: turns.give_back(none, 5),
+    ):
+        with pytest.raises(AttributeError, match="'NoneType' object has no attribute"):
+            use(None)
+    assert turns.idle

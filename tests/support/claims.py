@@ -142,18 +142,18 @@ def _check_books(side: Side, carrier: NetworkCarrier, halves: set[Half]) -> None
             queued += half.queued
             continue
         waits = {stream for stream in streams.values() if stream.head and stream.half is half}
-        assert waits == set(half.waiting)
-        charged += half.charged
+        assert waits == set(half.queue.waiting)
+        charged += half.queue.charged
         landing = [stream for stream in half.streams if stream.partial >= 0]
         live = [received for received in half.queue if not received.dropped]
-        assert half._outstanding == len(landing) + len(live)
+        assert half.queue.outstanding == len(landing) + len(live)
         costs = [received.charge for received in live]
-        costs += [half.cost(stream.partial) for stream in landing]
-        assert half.charged == sum(costs)
-        assert len(costs) <= 1 or half.charged <= flow.channel_receive_bytes
-        assured += max(costs, default=0) if half.assured else 0
+        costs += [core._shared.admission.cost(stream.partial) for stream in landing]
+        assert half.queue.charged == sum(costs)
+        assert len(costs) <= 1 or half.queue.charged <= flow.channel_receive_bytes
+        assured += max(costs, default=0) if half.queue.assured else 0
         if half.state is ReceiverState.CLOSED:
-            assert not half.streams and not half.waiting
+            assert not half.streams and not half.queue.waiting
     granted = sum(stream.granted for stream in streams.values())
     assert shared.budget_used == charged + granted
     assert shared.budget_used <= flow.receive_budget + assured

@@ -201,6 +201,8 @@ class NetworkCarrier:
 
     scheme = "network"
     loopback = False
+    suspended = False
+    resumes = 0
     peer_certificate_fingerprint = None
     peer_identity = None
     peer_credentials = None

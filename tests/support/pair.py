@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from aqueduct._speedups.base.buffers import BufferSlice
-from aqueduct._speedups.channels.message_batches import DirectRead
+from aqueduct._speedups.channels.receiver import DirectRead
 from aqueduct._speedups.loop.pump import apply
 from aqueduct.carriers import memory
 from aqueduct.carriers.contract import Buffer

@@ -312,7 +312,7 @@ class World:
                     raise MemoryError("nowhere to put it")
                 return bytearray(size)
 
-            channel.receiver.placement = hook
+            channel.receiver.queue.placement = hook
         self._noticed()
 
     def misuse(self, pick: float) -> None:

@@ -52,6 +52,7 @@ cdef class Columns:
     cdef uint8_t *head              # the continuation and the metadata; numbers are zero
 
     cdef int _end(self, int place, int depth) except -1
+    # C memory alone, whose numbers ``_end`` has checked: nothing can raise.
     cdef void _place_children(self) noexcept
     cdef int _make_head(self) except -1
 

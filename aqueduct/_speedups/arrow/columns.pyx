@@ -132,6 +132,8 @@ cdef class Columns:
         return 0
 
 
+# These three write to C memory that has room: nothing can raise.
+
 cdef void store_table(uint8_t *out, int count, int *fields) noexcept:
     """A vtable, and 12 bytes after it begins its table, of 20 bytes."""
     cdef int field

@@ -1,6 +1,6 @@
 """Payloads of common types into record batches, through Arrow's C data interface."""
 
-from aqueduct._speedups.arrow.columns cimport ArrowArray, Columns
+from aqueduct._speedups.arrow.columns cimport Columns
 from aqueduct._speedups.arrow.nulls cimport NotNull
 
 cdef class BatchReader:

@@ -47,7 +47,7 @@ cdef enum:
     VERSION_5 = 4
     RECORD_BATCH = 3
 
-# What an imported batch stands on, in one block of memory: this, then its arrays, then the pointers
+# What an imported batch needs, in one block of memory: this, then its arrays, then the pointers
 # to children, then those to buffers.
 cdef struct Landed:
     Py_buffer payload
@@ -144,6 +144,7 @@ cdef class BatchReader:
 
 
 cdef void release_landed(Landed *landed) noexcept:
+    """Frees C memory and a buffer: nothing can raise."""
     PyBuffer_Release(&landed.payload)
     free(landed)
 

@@ -72,10 +72,6 @@ cdef class Encoded:
         self.buffers = buffers
         self.size = size
 
-    def detached(self):
-        """The same payload in memory of its own: one copy."""
-        return Encoded([b"".join(self.buffers)], self.size)
-
 
 @cython.auto_pickle(False)
 cdef class BatchEncoder:

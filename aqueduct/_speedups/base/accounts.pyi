@@ -11,7 +11,7 @@ class Account:
     alive: int
     lent: int
     waiting: dict[Any, Any]
-    pulling: dict[Any, None]
+    pulling: dict[Any, Any]
     place: Any
     @property
     def kept(self) -> int: ...

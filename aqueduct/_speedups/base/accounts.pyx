@@ -16,8 +16,8 @@ cdef class Account:
 
     - ``used``: bytes that are charged now; ``returned``: bytes that were, and are no more.
     - ``waiting``: who waits for room, in order.
-    - ``pulling``: calls of clients that wait before they pull a batch (see
-    ``aqueduct.endpoint.pulling``).
+    - ``pulling``: who else waits before it takes memory: calls of clients that pull a batch (see
+      ``aqueduct.endpoint.pulling``), or compressed batches.
     - ``place``: who goes on above the budget, or None.
     - ``alive``: bytes of received buffers that handlers and readers have.
     - ``lent``: those of them that are still charged. The difference is ``kept``.

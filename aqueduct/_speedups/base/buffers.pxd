@@ -26,9 +26,9 @@ cdef class BufferSlice:
     cdef object _owner          # keeps the memory; it must not lead back here
 
 cdef class GatherList:
-    cdef list _items            # bytes, Pieces, or one-dimensional memoryviews of bytes
-    cdef Py_ssize_t _head       # index of the first item not taken
-    cdef Py_ssize_t _offset     # bytes of that item that were taken
+    cdef list items             # bytes, Pieces, or one-dimensional memoryviews of bytes
+    cdef Py_ssize_t head        # index of the first item not taken
+    cdef Py_ssize_t offset      # bytes of that item that were taken
     cdef readonly Py_ssize_t nbytes
 
     cdef int push(self, object buffer) except -1
@@ -49,6 +49,12 @@ cdef inline const uint8_t *memory_of(object item, Py_ssize_t *size) noexcept:
         return (<BufferSlice> item).start
     size[0] = PyMemoryView_GET_BUFFER(item).len
     return <const uint8_t *> PyMemoryView_GET_BUFFER(item).buf
+
+cdef enum:
+    # Shorter pieces of a payload are copied: a view would keep all bytes of a read alive.
+    VIEW_FROM = 4096
+
+cdef object piece_of(object fed, Py_ssize_t at, Py_ssize_t size)
 
 # Nothing in these can raise.
 cdef void copy_bytes(uint8_t *target, const uint8_t *source, Py_ssize_t size) noexcept

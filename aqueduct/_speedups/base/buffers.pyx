@@ -12,7 +12,7 @@ from cpython.buffer cimport (
     PyBUF_WRITABLE,
     PyBuffer_IsContiguous,
 )
-from cpython.bytes cimport PyBytes_CheckExact, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.memoryview cimport (
     PyMemoryView_Check,
     PyMemoryView_FromObject,
@@ -63,7 +63,7 @@ cdef extern from *:
     }
     """
     void copy_vectors(uint8_t *target, const uint8_t *source, size_t size) nogil
-    # Whether the system knows no such thing. If it has no memory, who writes will find that out.
+    # Whether the system has no such call. If it has no memory, the write will fail.
     bint page_in_pages(void *start, size_t size) nogil
 
 __all__ = [
@@ -126,6 +126,18 @@ def size_of(list buffers not None):
         else:
             total += len(buffer)
     return total
+
+
+cdef object piece_of(object fed, Py_ssize_t at, Py_ssize_t size):
+    """``size`` bytes of a payload, at ``at`` of the bytes or memoryview that a decoder was fed."""
+    cdef Py_ssize_t whole = 0
+    cdef const uint8_t *start = memory_of(fed, &whole)
+    if size < VIEW_FROM:
+        count_copied(size)
+        return PyBytes_FromStringAndSize(<const char *> start + at, size)
+    if size == whole:
+        return fed
+    return PyMemoryView_FromObject(fed)[at:at + size]
 
 
 cdef void count_copied(Py_ssize_t size) noexcept:
@@ -295,7 +307,7 @@ cdef class GatherList:
             self.push(buffer)
 
     def __len__(self):
-        return len(self._items) - self._head
+        return len(self.items) - self.head
 
     def take(self, Py_ssize_t max_bytes, Py_ssize_t max_buffers=1024):
         """Removes and returns the first ``max_bytes`` bytes, in at most ``max_buffers`` buffers.
@@ -306,22 +318,22 @@ cdef class GatherList:
         cdef Py_ssize_t size
         cdef object item
         while (
-            self._head < len(self._items) and max_bytes > 0 and len(taken) < max_buffers
+            self.head < len(self.items) and max_bytes > 0 and len(taken) < max_buffers
         ):
-            item = self._items[self._head]
-            size = len(item) - self._offset
+            item = self.items[self.head]
+            size = len(item) - self.offset
             if size > max_bytes:
-                item = memoryview(item)[self._offset:self._offset + max_bytes]
-                self._offset += max_bytes
+                item = memoryview(item)[self.offset:self.offset + max_bytes]
+                self.offset += max_bytes
                 size = max_bytes
             else:
-                if self._offset:
-                    item = memoryview(item)[self._offset:]
+                if self.offset:
+                    item = memoryview(item)[self.offset:]
                 elif type(item) is BufferSlice:
                     item = memoryview(item)
-                self._items[self._head] = None
-                self._head += 1
-                self._offset = 0
+                self.items[self.head] = None
+                self.head += 1
+                self.offset = 0
             taken.append(item)
             self.nbytes -= size
             max_bytes -= size
@@ -330,9 +342,9 @@ cdef class GatherList:
 
     def clear(self):
         """Drops everything that waits."""
-        self._items = []
-        self._head = 0
-        self._offset = 0
+        self.items = []
+        self.head = 0
+        self.offset = 0
         self.nbytes = 0
 
     cdef int push(self, object buffer) except -1:
@@ -341,7 +353,7 @@ cdef class GatherList:
             buffer = byte_view(buffer)
         memory_of(buffer, &size)
         if size:
-            self._items.append(buffer)
+            self.items.append(buffer)
             self.nbytes += size
         return 0
 
@@ -349,25 +361,25 @@ cdef class GatherList:
         """Removes the first ``size`` bytes, which are here."""
         cdef Py_ssize_t length = 0
         self.nbytes -= size
-        size += self._offset
+        size += self.offset
         while size:
-            memory_of(self._items[self._head], &length)
+            memory_of(self.items[self.head], &length)
             if size < length:
                 break
             size -= length
-            self._items[self._head] = None
-            self._head += 1
-        self._offset = size
+            self.items[self.head] = None
+            self.head += 1
+        self.offset = size
         return self.trim()
 
     cdef int trim(self) except -1:
         """Cuts the list when half of it is spent, so that taking stays linear in all."""
-        if self._head == len(self._items):
-            self._items.clear()
-            self._head = 0
-        elif self._head >= 64 and self._head * 2 >= len(self._items):
-            del self._items[:self._head]
-            self._head = 0
+        if self.head == len(self.items):
+            self.items.clear()
+            self.head = 0
+        elif self.head >= 64 and self.head * 2 >= len(self.items):
+            del self.items[:self.head]
+            self.head = 0
         return 0
 
 
@@ -398,6 +410,7 @@ cdef void *take_memory(Py_ssize_t *size, bint *fresh) noexcept:
     """Aligned memory of at least ``size`` bytes, which becomes its real size; NULL: none.
 
     ``fresh``: it is from the system, which may not have given any of its pages yet.
+    This and the next two use C memory alone: nothing can raise.
     """
     cdef void *memory = NULL
     cdef int index = size_class(size)

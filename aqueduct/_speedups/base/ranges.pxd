@@ -11,13 +11,13 @@ cdef struct Node:
     int32_t height
 
 cdef class RangeSet:
-    cdef Node *_nodes         # node 0 is nobody: height 0, both children 0
+    cdef Node *nodes         # node 0 is no node: height 0, both children 0
     cdef uint32_t _room       # nodes in memory
     cdef uint32_t _used       # nodes ever taken from it
     cdef uint32_t _free       # returned nodes, chained by ``left``
     cdef uint32_t _root
-    cdef uint32_t _count      # ranges
-    cdef uint64_t _covered    # numbers modulo 2^64: 0 with a range means all of them
+    cdef uint32_t spans      # ranges
+    cdef uint64_t covered    # numbers modulo 2^64: 0 with a range means all of them
     cdef uint64_t _looked     # nodes visited so far, for tests
 
     # For compiled users: both ends included; 0, or -1 with an error and nothing changed.

@@ -14,7 +14,7 @@ from aqueduct._speedups.base.varint cimport to_uint64
 __all__ = ["RangeSet"]
 
 cdef enum:
-    # Nobody and one range: most sets never hold more.
+    # Node 0 and one range: most sets never hold more.
     FIRST_ROOM = 2
 
 # What a set without memory of its own has for node 0, which is read and never written.
@@ -34,21 +34,21 @@ cdef class RangeSet:
     """
 
     def __cinit__(self, ranges=()):
-        self._nodes = &NOBODY
+        self.nodes = &NOBODY
         self._used = 1
         for start, stop in ranges:
             self.add(start, stop)
 
     def __dealloc__(self):
         if self._room:
-            free(self._nodes)
+            free(self.nodes)
 
     # Changes.
 
     def add(self, start, stop):
         """Covers [start, stop); returns how many numbers are new."""
         cdef uint64_t first = 0, last = 0, added = 0
-        cdef bint was_empty = self._count == 0
+        cdef bint was_empty = self.spans == 0
         to_span(start, stop, &first, &last)
         self.add_span(first, last, &added)
         # All 2^64 numbers at once are 0 in the arithmetic of 64 bits.
@@ -57,7 +57,7 @@ cdef class RangeSet:
     def remove(self, start, stop):
         """Uncovers [start, stop); returns how many numbers that were."""
         cdef uint64_t first = 0, last = 0, removed = 0
-        cdef bint was_all = self._covered == 0 and self._count > 0
+        cdef bint was_all = self.covered == 0 and self.spans > 0
         to_span(start, stop, &first, &last)
         self.remove_span(first, last, &removed)
         return TWO_64 if removed == 0 and was_all else removed
@@ -69,18 +69,18 @@ cdef class RangeSet:
         cdef uint64_t removed = 0
         if node == 0:
             return None
-        pair = span_pair(self._nodes[node].first, self._nodes[node].last)
-        self.remove_span(self._nodes[node].first, self._nodes[node].last, &removed)
+        pair = span_pair(self.nodes[node].first, self.nodes[node].last)
+        self.remove_span(self.nodes[node].first, self.nodes[node].last, &removed)
         return pair
 
     def clear(self):
         """Uncovers everything and gives the memory back, but for that of one range."""
-        self._root = self._free = self._count = 0
+        self._root = self._free = self.spans = 0
         self._used = 1
-        self._covered = 0
+        self.covered = 0
         if self._room > FIRST_ROOM:
-            free(self._nodes)
-            self._nodes = &NOBODY
+            free(self.nodes)
+            self.nodes = &NOBODY
             self._room = 0
 
     # Questions.
@@ -93,16 +93,16 @@ cdef class RangeSet:
         except OverflowError:
             return False
         node = self.at_or_below(value)
-        return node != 0 and value <= self._nodes[node].last
+        return node != 0 and value <= self.nodes[node].last
 
     def __len__(self):
         """The number of ranges."""
-        return self._count
+        return self.spans
 
     @property
     def count(self):
         """How many numbers are covered."""
-        return TWO_64 if self._covered == 0 and self._count else self._covered
+        return TWO_64 if self.covered == 0 and self.spans else self.covered
 
     def covers(self, start, stop):
         """Whether all of [start, stop) is covered."""
@@ -110,26 +110,13 @@ cdef class RangeSet:
         cdef uint32_t node
         to_span(start, stop, &first, &last)
         node = self.at_or_below(first)
-        return node != 0 and last <= self._nodes[node].last
+        return node != 0 and last <= self.nodes[node].last
 
     def missing(self, start, stop):
         """The parts of [start, stop) that are not covered, as (start, stop) pairs, ascending."""
         cdef uint64_t first = 0, last = 0
         to_span(start, stop, &first, &last)
         return self.missing_spans(first, last)
-
-    def range_at(self, number):
-        """The range that holds ``number``, None if it is not covered."""
-        cdef uint64_t value
-        cdef uint32_t node
-        try:
-            value = to_uint64(number)
-        except OverflowError:
-            return None
-        node = self.at_or_below(value)
-        if node == 0 or value > self._nodes[node].last:
-            return None
-        return self.pair_of(node)
 
     def first(self):
         """The lowest range, None if there is none."""
@@ -144,8 +131,8 @@ cdef class RangeSet:
         cdef uint32_t node = self.leftmost()
         cdef uint64_t last
         while node:
-            last = self._nodes[node].last
-            yield span_pair(self._nodes[node].first, last)
+            last = self.nodes[node].last
+            yield span_pair(self.nodes[node].first, last)
             node = self.above(last)
 
     def copy(self):
@@ -157,20 +144,20 @@ cdef class RangeSet:
         nodes = <Node *> malloc(self._room * sizeof(Node))
         if nodes == NULL:
             raise MemoryError()
-        memcpy(nodes, self._nodes, self._room * sizeof(Node))
-        other._nodes = nodes
+        memcpy(nodes, self.nodes, self._room * sizeof(Node))
+        other.nodes = nodes
         other._room = self._room
         other._used = self._used
         other._free = self._free
         other._root = self._root
-        other._count = self._count
-        other._covered = self._covered
+        other.spans = self.spans
+        other.covered = self.covered
         return other
 
     def __eq__(self, other):
         if type(other) is not RangeSet:
             return NotImplemented
-        if self._count != (<RangeSet> other)._count or self._covered != (<RangeSet> other)._covered:
+        if self.spans != (<RangeSet> other).spans or self.covered != (<RangeSet> other).covered:
             return False
         return list(self) == list(other)
 
@@ -178,13 +165,13 @@ cdef class RangeSet:
 
     def __repr__(self):
         shown = [f"[{start}, {stop})" for _, (start, stop) in zip(range(8), self)]
-        more = f", ... {self._count - 8} more" if self._count > 8 else ""
+        more = f", ... {self.spans - 8} more" if self.spans > 8 else ""
         return f"<RangeSet {', '.join(shown)}{more}>" if shown else "<RangeSet, empty>"
 
     @property
     def _height(self):
         """The height of the tree, for tests."""
-        return self._nodes[self._root].height
+        return self.nodes[self._root].height
 
     @property
     def _visits(self):
@@ -200,7 +187,7 @@ cdef class RangeSet:
         self._reserve()
         each = self.at_or_below(first)
         if each:
-            node = &self._nodes[each]
+            node = &self.nodes[each]
             if node.last >= last:
                 added[0] = 0
                 return 0
@@ -215,7 +202,7 @@ cdef class RangeSet:
             each = self.above(cursor)
             if each == 0:
                 break
-            node = &self._nodes[each]
+            node = &self.nodes[each]
             if high != HIGHEST and node.first > high + 1:
                 break
             known += node.last - node.first + 1
@@ -226,12 +213,12 @@ cdef class RangeSet:
                 keep = each
                 cursor = node.first
         if keep:
-            self._nodes[keep].first = low
-            self._nodes[keep].last = high
+            self.nodes[keep].first = low
+            self.nodes[keep].last = high
         else:
             self._insert(low, high)
         added[0] = high - low + 1 - known
-        self._covered += added[0]
+        self.covered += added[0]
         return 0
 
     cdef int remove_span(self, uint64_t first, uint64_t last, uint64_t *removed) except -1:
@@ -240,8 +227,8 @@ cdef class RangeSet:
         cdef uint64_t gone = 0, end
         self._reserve()
         each = self.at_or_below(first)
-        if each and self._nodes[each].last >= first:
-            node = &self._nodes[each]
+        if each and self.nodes[each].last >= first:
+            node = &self.nodes[each]
             end = node.last
             gone = min(end, last) - first + 1
             if node.first < first:
@@ -254,9 +241,9 @@ cdef class RangeSet:
                 self._delete(first)
         while True:
             each = self.above(first)
-            if each == 0 or self._nodes[each].first > last:
+            if each == 0 or self.nodes[each].first > last:
                 break
-            node = &self._nodes[each]
+            node = &self.nodes[each]
             if node.last > last:
                 gone += last - node.first + 1
                 node.first = last + 1
@@ -264,66 +251,66 @@ cdef class RangeSet:
             gone += node.last - node.first + 1
             self._delete(node.first)
         removed[0] = gone
-        self._covered -= gone
+        self.covered -= gone
         return 0
 
     cdef list missing_spans(self, uint64_t first, uint64_t last):
         cdef list missing = []
         cdef uint32_t each = self.at_or_below(first)
         cdef uint64_t cursor = first
-        if each and self._nodes[each].last >= first:
-            if self._nodes[each].last >= last:
+        if each and self.nodes[each].last >= first:
+            if self.nodes[each].last >= last:
                 return missing
-            cursor = self._nodes[each].last + 1
+            cursor = self.nodes[each].last + 1
         while True:
             each = self.above(cursor)
-            if each == 0 or self._nodes[each].first > last:
+            if each == 0 or self.nodes[each].first > last:
                 missing.append(span_pair(cursor, last))
                 return missing
-            missing.append(span_pair(cursor, self._nodes[each].first - 1))
-            if self._nodes[each].last >= last:
+            missing.append(span_pair(cursor, self.nodes[each].first - 1))
+            if self.nodes[each].last >= last:
                 return missing
-            cursor = self._nodes[each].last + 1
+            cursor = self.nodes[each].last + 1
 
     cdef uint32_t at_or_below(self, uint64_t number) noexcept nogil:
         cdef uint32_t at = self._root, best = 0
         while at:
             self._looked += 1
-            if self._nodes[at].first <= number:
+            if self.nodes[at].first <= number:
                 best = at
-                at = self._nodes[at].right
+                at = self.nodes[at].right
             else:
-                at = self._nodes[at].left
+                at = self.nodes[at].left
         return best
 
     cdef uint32_t above(self, uint64_t number) noexcept nogil:
         cdef uint32_t at = self._root, best = 0
         while at:
             self._looked += 1
-            if self._nodes[at].first > number:
+            if self.nodes[at].first > number:
                 best = at
-                at = self._nodes[at].left
+                at = self.nodes[at].left
             else:
-                at = self._nodes[at].right
+                at = self.nodes[at].right
         return best
 
     cdef uint32_t leftmost(self) noexcept nogil:
         cdef uint32_t at = self._root
-        while self._nodes[at].left:
-            at = self._nodes[at].left
+        while self.nodes[at].left:
+            at = self.nodes[at].left
         return at
 
     cdef uint32_t rightmost(self) noexcept nogil:
         cdef uint32_t at = self._root
-        while self._nodes[at].right:
-            at = self._nodes[at].right
+        while self.nodes[at].right:
+            at = self.nodes[at].right
         return at
 
     cdef tuple pair_of(self, uint32_t node):
         """The range of a node as Python's pair; None for nobody."""
         if node == 0:
             return None
-        return span_pair(self._nodes[node].first, self._nodes[node].last)
+        return span_pair(self.nodes[node].first, self.nodes[node].last)
 
     # The tree. Nodes are spliced, never copied, so their indexes stay valid.
 
@@ -337,12 +324,12 @@ cdef class RangeSet:
             raise MemoryError("a RangeSet of more than 2^32 ranges")
         if self._room:
             room = 2 * self._room
-        nodes = <Node *> realloc(self._nodes if self._room else NULL, room * sizeof(Node))
+        nodes = <Node *> realloc(self.nodes if self._room else NULL, room * sizeof(Node))
         if nodes == NULL:
             raise MemoryError()
         if self._room == 0:
             memset(nodes, 0, sizeof(Node))
-        self._nodes = nodes
+        self.nodes = nodes
         self._room = room
         return 0
 
@@ -350,30 +337,30 @@ cdef class RangeSet:
         """A new range at least two above and below its neighbours; a node is reserved."""
         cdef uint32_t node = self._free
         if node:
-            self._free = self._nodes[node].left
+            self._free = self.nodes[node].left
         else:
             node = self._used
             self._used += 1
-        self._nodes[node].first = first
-        self._nodes[node].last = last
-        self._nodes[node].left = self._nodes[node].right = 0
-        self._nodes[node].height = 1
+        self.nodes[node].first = first
+        self.nodes[node].last = last
+        self.nodes[node].left = self.nodes[node].right = 0
+        self.nodes[node].height = 1
         self._root = self._insert_under(self._root, node)
-        self._count += 1
+        self.spans += 1
 
     cdef void _delete(self, uint64_t first) noexcept nogil:
         """Removes the node that begins with ``first``; there is one."""
         self._root = self._delete_under(self._root, first)
-        self._count -= 1
+        self.spans -= 1
 
     cdef uint32_t _insert_under(self, uint32_t at, uint32_t node) noexcept nogil:
         if at == 0:
             return node
         self._looked += 1
-        if self._nodes[node].first < self._nodes[at].first:
-            self._nodes[at].left = self._insert_under(self._nodes[at].left, node)
+        if self.nodes[node].first < self.nodes[at].first:
+            self.nodes[at].left = self._insert_under(self.nodes[at].left, node)
         else:
-            self._nodes[at].right = self._insert_under(self._nodes[at].right, node)
+            self.nodes[at].right = self._insert_under(self.nodes[at].right, node)
         return self._balance(at)
 
     cdef uint32_t _delete_under(self, uint32_t at, uint64_t first) noexcept nogil:
@@ -381,64 +368,64 @@ cdef class RangeSet:
         if at == 0:
             return 0
         self._looked += 1
-        if first < self._nodes[at].first:
-            self._nodes[at].left = self._delete_under(self._nodes[at].left, first)
+        if first < self.nodes[at].first:
+            self.nodes[at].left = self._delete_under(self.nodes[at].left, first)
             return self._balance(at)
-        if first > self._nodes[at].first:
-            self._nodes[at].right = self._delete_under(self._nodes[at].right, first)
+        if first > self.nodes[at].first:
+            self.nodes[at].right = self._delete_under(self.nodes[at].right, first)
             return self._balance(at)
-        if self._nodes[at].right == 0:
-            heir = self._nodes[at].left
+        if self.nodes[at].right == 0:
+            heir = self.nodes[at].left
         else:
             heir = 0
-            right = self._take_leftmost(self._nodes[at].right, &heir)
-            self._nodes[heir].left = self._nodes[at].left
-            self._nodes[heir].right = right
+            right = self._take_leftmost(self.nodes[at].right, &heir)
+            self.nodes[heir].left = self.nodes[at].left
+            self.nodes[heir].right = right
             heir = self._balance(heir)
-        self._nodes[at].left = self._free
+        self.nodes[at].left = self._free
         self._free = at
         return heir
 
     cdef uint32_t _take_leftmost(self, uint32_t at, uint32_t *taken) noexcept nogil:
         self._looked += 1
-        if self._nodes[at].left == 0:
+        if self.nodes[at].left == 0:
             taken[0] = at
-            return self._nodes[at].right
-        self._nodes[at].left = self._take_leftmost(self._nodes[at].left, taken)
+            return self.nodes[at].right
+        self.nodes[at].left = self._take_leftmost(self.nodes[at].left, taken)
         return self._balance(at)
 
     cdef uint32_t _balance(self, uint32_t at) noexcept nogil:
         """Restores the AVL rule at one node: its children differ in height by at most one."""
-        cdef Node *node = &self._nodes[at]
-        cdef Node *left = &self._nodes[node.left]
-        cdef Node *right = &self._nodes[node.right]
+        cdef Node *node = &self.nodes[at]
+        cdef Node *left = &self.nodes[node.left]
+        cdef Node *right = &self.nodes[node.right]
         if left.height > right.height + 1:
-            if self._nodes[left.left].height < self._nodes[left.right].height:
+            if self.nodes[left.left].height < self.nodes[left.right].height:
                 node.left = self._turn_left(node.left)
             return self._turn_right(at)
         if right.height > left.height + 1:
-            if self._nodes[right.right].height < self._nodes[right.left].height:
+            if self.nodes[right.right].height < self.nodes[right.left].height:
                 node.right = self._turn_right(node.right)
             return self._turn_left(at)
         self._measure(at)
         return at
 
     cdef void _measure(self, uint32_t at) noexcept nogil:
-        cdef Node *node = &self._nodes[at]
-        node.height = 1 + max(self._nodes[node.left].height, self._nodes[node.right].height)
+        cdef Node *node = &self.nodes[at]
+        node.height = 1 + max(self.nodes[node.left].height, self.nodes[node.right].height)
 
     cdef uint32_t _turn_left(self, uint32_t at) noexcept nogil:
-        cdef uint32_t top = self._nodes[at].right
-        self._nodes[at].right = self._nodes[top].left
-        self._nodes[top].left = at
+        cdef uint32_t top = self.nodes[at].right
+        self.nodes[at].right = self.nodes[top].left
+        self.nodes[top].left = at
         self._measure(at)
         self._measure(top)
         return top
 
     cdef uint32_t _turn_right(self, uint32_t at) noexcept nogil:
-        cdef uint32_t top = self._nodes[at].left
-        self._nodes[at].left = self._nodes[top].right
-        self._nodes[top].right = at
+        cdef uint32_t top = self.nodes[at].left
+        self.nodes[at].left = self.nodes[top].right
+        self.nodes[top].right = at
         self._measure(at)
         self._measure(top)
         return top

@@ -12,8 +12,6 @@ cdef enum:
     PARTIAL_TYPE = 7
     # A Partial with its size, then tag, identifier, payload length, credit and end length.
     HEAD_MAX = 9 + 1 + 4 * 9
-    # Shorter pieces of a payload are copied: a view would keep all bytes of a read alive.
-    VIEW_FROM = 4096
 
     # Steps of the decoder.
     NOTHING = 0       # all that was fed is consumed
@@ -53,7 +51,6 @@ cdef class ChunkDecoder:
     cdef int _short(self, int size, str what) except -1
     cdef int _fail(self, str text) except -1
     cdef object _piece(self)
-    cdef object take_whole(self)
 
 cdef uint8_t *head_store(
     uint8_t *out, int type, int flags, uint64_t identifier, uint64_t total

@@ -12,11 +12,11 @@ from cpython.bytes cimport (
     PyBytes_FromStringAndSize,
     PyBytes_GET_SIZE,
 )
-from cpython.memoryview cimport PyMemoryView_FromObject, PyMemoryView_GET_BUFFER
+from cpython.memoryview cimport PyMemoryView_GET_BUFFER
 from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memcpy
 
-from aqueduct._speedups.base.buffers cimport byte_view, count_copied
+from aqueduct._speedups.base.buffers cimport byte_view, piece_of
 from aqueduct._speedups.base.varint cimport to_number
 from aqueduct._speedups.bpmux.varu64 cimport (
     VARU64_MAX,
@@ -407,45 +407,9 @@ cdef class ChunkDecoder:
             return None
         if <uint64_t> size > self.missing:
             size = <Py_ssize_t> self.missing
-        if size < VIEW_FROM:
-            data = PyBytes_FromStringAndSize(<const char *> self._pos, size)
-            count_copied(size)
-        elif size == self._end - self._start:
-            data = self._fed
-        else:
-            data = PyMemoryView_FromObject(self._fed)[
-                self._pos - self._start:self._pos - self._start + size
-            ]
+        data = piece_of(self._fed, self._pos - self._start, size)
         self._pos += size
         self.missing -= <uint64_t> size
-        return data
-
-    cdef object take_whole(self):
-        """After HEAD: the payload, if it and the rest are here and the end payload is empty.
-
-        The next step is that of the next chunk. None: they are not, and nothing has changed.
-        """
-        cdef const uint8_t *at = self._pos
-        cdef uint64_t credit = 0, size = 0
-        cdef int part
-        cdef object data
-        if self._state != AT_PAYLOAD or self.missing > <uint64_t> (self._end - at):
-            return None
-        at += self.missing
-        if self.flags & CREDIT_FLAG:
-            part = varu64_load(at, self._end, &credit)
-            if part <= 0:
-                return None
-            at += part
-        if self.flags & END_FLAG:
-            part = varu64_load(at, self._end, &size)
-            if part <= 0 or size:
-                return None
-            at += part
-        data = self._piece()
-        self._pos = at
-        self.credit = credit
-        self._state = AT_HEAD
         return data
 
 

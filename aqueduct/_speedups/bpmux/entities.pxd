@@ -1,9 +1,29 @@
-"""Entities of bpmux/rel, what waits to be sent on them, and the path of every byte that comes."""
+"""Entities of bpmux/rel, and what waits to be sent on them."""
 
 from libc.stdint cimport uint64_t
 
-from aqueduct._speedups.bpmux.chunks cimport ChunkDecoder
 from aqueduct._speedups.base.buffers cimport GatherList
+
+cdef enum:
+    # Where an entity stands in the state, and the type of the chunks that we send for it.
+    REQ_OUT_PLACE = 0
+    REQ_IN_PLACE = 1
+    SINK_OUT_PLACE = 2
+    SINK_IN_PLACE = 3
+    STREAM_OUT_PLACE = 4
+    STREAM_IN_PLACE = 5
+
+    # What a core reports; see aqueduct.protocol.bpmux.events.
+    OPENED_EVENT = 0
+    PAYLOAD_EVENT = 1
+    CREDIT_EVENT = 2
+    PING_EVENT = 3
+    PONG_EVENT = 4
+    PONG_MISSING_EVENT = 5
+    ENDED_EVENT = 6
+    ACKNOWLEDGED_EVENT = 7
+    ABANDONED_EVENT = 8
+    FAILED_EVENT = 9
 
 cdef class Item:
     cdef readonly GatherList scatter
@@ -41,28 +61,15 @@ cdef class Entity:
     cdef public uint64_t pongs
     cdef public object awaited
     cdef public bint in_urgent
-    cdef public int lane
+    cdef public int queue           # of the scheduler, that it stands in
     cdef public Py_ssize_t deficit
 
-cdef class EntityReader:
-    cdef readonly ChunkDecoder decoder
-    cdef public Entity entity
-    cdef public Entity purse
-    cdef public bint opening
-    cdef public bint last
-    cdef public int allowance        # chunks that may be taken now; below zero: any number
-    cdef public bint unread          # a chunk begins that is above it
-    cdef list _reported
-    cdef dict _top_out
-    cdef dict _in
-    cdef dict _sinks
-    cdef object _wake                # called with who has credit, and something to send
-    cdef int _kind
-    cdef bint _whole
-    cdef bint _plain
+cdef class State:
+    cdef readonly tuple maps
+    cdef readonly Entity top_sink
+    cdef readonly Entity top_stream
 
-    cdef bint plain_head(self) except -1
-    cdef bint credit_head(self) except -1
-    cdef bint credit(self) except -1
-    cdef bint at_once(self) except -1
-    cdef bint told(self) except -1
+    cpdef Entity add(self, int place, uint64_t identifier)
+    cpdef object remove(self, Entity entity)
+
+cdef int type_of(Entity entity) noexcept

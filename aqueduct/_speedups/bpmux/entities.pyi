@@ -1,12 +1,50 @@
 from collections import deque
 from typing import Any, final
 
-from typing_extensions import disjoint_base
-
 from aqueduct._speedups.base.buffers import GatherList
-from aqueduct._speedups.bpmux.chunks import ChunkDecoder
 
-__all__ = ["Entity", "EntityReader", "Item"]
+__all__ = [
+    "ABANDONED",
+    "ACKNOWLEDGED",
+    "CREDIT",
+    "DUPLEX",
+    "ENDED",
+    "FAILED",
+    "OPENED",
+    "PAYLOAD",
+    "PING",
+    "PLACES",
+    "PONG",
+    "PONG_MISSING",
+    "REQ_IN",
+    "REQ_OUT",
+    "SINK_IN",
+    "SINK_OUT",
+    "STREAM_IN",
+    "STREAM_OUT",
+    "Entity",
+    "Item",
+    "State",
+    "type_for",
+]
+
+ABANDONED: int
+ACKNOWLEDGED: int
+CREDIT: int
+DUPLEX: int
+ENDED: int
+FAILED: int
+OPENED: int
+PAYLOAD: int
+PING: int
+PONG: int
+PONG_MISSING: int
+REQ_IN: int
+REQ_OUT: int
+SINK_IN: int
+SINK_OUT: int
+STREAM_IN: int
+STREAM_OUT: int
 
 PLACES: tuple[str, ...]
 
@@ -66,7 +104,7 @@ class Entity:
     pongs: int
     awaited: deque[list[Any]]
     in_urgent: bool
-    lane: int
+    queue: int
     deficit: int
     def __init__(self, place: int, identifier: int) -> None: ...
     def add(self, item: Item, place: int = -1) -> None: ...
@@ -75,22 +113,15 @@ class Entity:
     def forget_pings(self) -> None: ...
     def wait_for_pong(self, ping: list[Any]) -> None: ...
 
-@disjoint_base
-class EntityReader:
+@final
+class State:
     @property
-    def decoder(self) -> ChunkDecoder: ...
-    entity: Entity
-    purse: Entity
-    opening: bool
-    last: bool
-    allowance: int
-    unread: bool
-    def __init__(
-        self,
-        top: Entity,
-        reported: list[tuple[Any, ...]],
-        maps: tuple[dict[int, Entity], ...],
-        kind: int,
-        whole: bool,
-    ) -> None: ...
-    def run_plain(self) -> int: ...
+    def maps(self) -> tuple[dict[int, Entity], ...]: ...
+    @property
+    def top_sink(self) -> Entity: ...
+    @property
+    def top_stream(self) -> Entity: ...
+    def add(self, place: int, identifier: int) -> Entity: ...
+    def remove(self, entity: Entity) -> None: ...
+
+def type_for(entity: Entity) -> int: ...

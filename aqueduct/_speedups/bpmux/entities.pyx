@@ -1,34 +1,56 @@
-"""Entities of bpmux/rel, what waits to be sent on them, and the path of every byte that comes.
-
-What a chunk means is decided by ``aqueduct.protocol.bpmux``. Here is the common case: a payload for
-an entity that is known, with credit, in no special mode.
-"""
+"""Entities of bpmux/rel, what waits to be sent on them, and the numbers of places and events."""
 
 from collections import deque
 
 cimport cython
 from libc.stdint cimport uint64_t
 
-from aqueduct._speedups.bpmux.chunks cimport (
-    CREDIT_FLAG,
-    DONE,
-    HEAD,
-    PAYLOAD_FLAG,
-    PIECE,
-    ChunkDecoder,
-)
 from aqueduct._speedups.base.buffers cimport GatherList
+from aqueduct._speedups.bpmux.chunks cimport DUPLEX_TYPE
 
-__all__ = ["Entity", "Item", "EntityReader"]
+__all__ = [
+    "ABANDONED",
+    "ACKNOWLEDGED",
+    "CREDIT",
+    "DUPLEX",
+    "ENDED",
+    "FAILED",
+    "OPENED",
+    "PAYLOAD",
+    "PING",
+    "PLACES",
+    "PONG",
+    "PONG_MISSING",
+    "REQ_IN",
+    "REQ_OUT",
+    "SINK_IN",
+    "SINK_OUT",
+    "STREAM_IN",
+    "STREAM_OUT",
+    "Entity",
+    "Item",
+    "State",
+    "type_for",
+]
 
-cdef enum:
-    # A place, which is the type of own chunks as well.
-    SINK_OUT = 2
-    STREAM_OUT = 4
-    # Types of received chunks.
-    OUT_SINK = 2
-    IN_SINK = 3
-    IN_STREAM = 5
+REQ_OUT = REQ_OUT_PLACE
+REQ_IN = REQ_IN_PLACE
+SINK_OUT = SINK_OUT_PLACE
+SINK_IN = SINK_IN_PLACE
+STREAM_OUT = STREAM_OUT_PLACE
+STREAM_IN = STREAM_IN_PLACE
+DUPLEX = DUPLEX_TYPE
+
+OPENED = OPENED_EVENT
+PAYLOAD = PAYLOAD_EVENT
+CREDIT = CREDIT_EVENT
+PING = PING_EVENT
+PONG = PONG_EVENT
+PONG_MISSING = PONG_MISSING_EVENT
+ENDED = ENDED_EVENT
+ACKNOWLEDGED = ACKNOWLEDGED_EVENT
+ABANDONED = ABANDONED_EVENT
+FAILED = FAILED_EVENT
 
 PLACES = ("req_out", "req_in", "sink_out", "sink_in", "stream_out", "stream_in")
 
@@ -126,118 +148,49 @@ cdef class Entity:
         return f"<{PLACES[self.place]} {self.identifier}>"
 
 
+@cython.final
 @cython.auto_pickle(False)
-cdef class EntityReader:
-    """The chunk under way on the receiving side; the base of what gives chunks their meaning.
+cdef class State:
+    """The six maps (BP-5), and the two entities that a connection begins with.
 
-    ``entity`` is whom it is for, ``purse`` who its payload is charged to, ``opening`` whether it
-    opens, ``last`` whether its payload ends what the application gets as one. ``allowance``: so
-    many chunks are taken before others have their turn; below zero: any number. Once it is used up
-    a HEAD is returned that nobody has looked at: who stops there says that it is ``unread``.
+    ``top_sink`` is what we send on the top-level, and what our opening payloads are charged to.
+    ``top_stream`` is what the peer sends on it, and its opening payloads.
     """
 
-    def __cinit__(self, *arguments, **options):
-        self.decoder = ChunkDecoder()
-        self.allowance = -1
+    def __cinit__(self):
+        self.maps = tuple([{} for _ in PLACES])
+        self.top_sink = self.add(SINK_OUT_PLACE, 0)
+        self.top_stream = self.add(STREAM_OUT_PLACE, 0)
 
-    def __init__(
-        self,
-        Entity top not None,
-        list reported not None,
-        tuple maps not None,
-        int kind,
-        bint whole,
-    ):
-        self.entity = self.purse = top
-        self._reported = reported
-        self._top_out = maps[STREAM_OUT]
-        self._in = maps[5]
-        self._sinks = maps[SINK_OUT]
-        self._kind = kind
-        self._whole = whole
+    cpdef Entity add(self, int place, uint64_t identifier):
+        """A new entity in its map."""
+        cdef Entity entity = Entity(place, identifier)
+        self.maps[place][identifier] = entity
+        return entity
 
-    def run_plain(self):
-        """Reads on, reports plain payloads, and returns the first step that is not of such.
+    @cython.nonecheck(True)
+    cpdef object remove(self, Entity entity):
+        """Takes it from its map; its identifier may be used again (BP-R8)."""
+        entity.gone = True
+        entity.twin = None
+        entity.drop()
+        entity.joined = b""
+        entity.grant = entity.pings = entity.pongs = 0
+        entity.forget_pings()
+        del self.maps[entity.place][entity.identifier]
 
-        A plain payload is a whole one for a known stream, with credit, in a chunk with no more.
-        """
-        cdef ChunkDecoder decoder = self.decoder
-        cdef int step
-        while True:
-            step = decoder.step()
-            if step == PIECE and self._plain:
-                self._reported.append((
-                    self._kind, self.entity, decoder.data, decoder.missing == 0, self.entity,
-                    len(decoder.data),
-                ))
-            elif step == DONE and self._plain:
-                self._plain = False
-            elif step != HEAD or self.allowance == 0 or not self.plain_head():
-                return step
-            else:
-                self.allowance -= self.allowance > 0
 
-    cdef bint plain_head(self) except -1:
-        """Whether the chunk that begins is plain, and if so takes its credit."""
-        cdef ChunkDecoder decoder = self.decoder
-        cdef Entity entity
-        cdef object found
-        if (
-            self._whole or decoder.flags != PAYLOAD_FLAG or decoder.total or not decoder.payload
-        ):
-            return False
-        if decoder.type == OUT_SINK:
-            found = self._in.get(decoder.identifier)
-        elif decoder.type == IN_SINK:
-            found = self._top_out.get(decoder.identifier)
-        else:
-            return False
-        if found is None:
-            return False
-        entity = found
-        if entity.end_in or entity.partial or decoder.payload > entity.credit_in:
-            return False
-        entity.credit_in -= decoder.payload
-        self.entity = self.purse = entity
-        self.opening = False
-        self.last = True
-        self._plain = True
-        return True
+cdef int type_of(Entity entity) noexcept:
+    """The type of the chunks that we send for an entity. Looks at fields alone: it cannot raise.
 
-    cdef bint credit_head(self) except -1:
-        """Whether the chunk that begins is credit for a sink that we write to, and no more."""
-        cdef ChunkDecoder decoder = self.decoder
-        cdef object found
-        if decoder.flags != CREDIT_FLAG or decoder.type != IN_STREAM or not decoder.identifier:
-            return False
-        found = self._sinks.get(decoder.identifier)
-        if found is None or (<Entity> found).end_in:
-            return False
-        self.entity = found
-        self.opening = False
-        return True
+    The top-level is In-Sink 0 and In-Stream 0 from both sides (BP-R3): plain mirroring would name
+    maps that never hold it.
+    """
+    if entity.identifier == 0 and entity.place in (SINK_OUT_PLACE, STREAM_OUT_PLACE):
+        return entity.place + 1
+    return entity.place
 
-    cdef bint credit(self) except -1:
-        """At the rest of a chunk: whether it was such credit, which has been taken now.
 
-        It is not reported: what may leave now does. Too much of it is left to who says so.
-        """
-        cdef ChunkDecoder decoder = self.decoder
-        cdef Entity entity = self.entity
-        if (
-            decoder.flags != CREDIT_FLAG or entity.place != SINK_OUT or not entity.identifier
-            or decoder.credit > <uint64_t> 0xFFFFFFFFFFFFFFFF - entity.credit_out
-        ):
-            return False
-        entity.credit_out += decoder.credit
-        if entity.items or not entity.opened:
-            self._wake(entity)
-        return True
-
-    cdef bint at_once(self) except -1:
-        """Whether the chunk that begins is one that was taken as a whole."""
-        return False
-
-    cdef bint told(self) except -1:
-        """Whether the piece of a plain payload has been told of, and needs no report."""
-        return False
+def type_for(Entity entity not None):
+    """The type of the chunks that we send for an entity."""
+    return type_of(entity)

@@ -1,16 +1,21 @@
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
+from typing import Any, Protocol, final
 
-from typing_extensions import disjoint_base
-
-from aqueduct._speedups.bpmux.entities import Entity
+from aqueduct._speedups.bpmux.entities import Entity, State
 from aqueduct._speedups.io.gather import IovecWriter
 from aqueduct._speedups.io.tls_records import Records
+from aqueduct.config import Bpmux
 
-__all__ = ["SchedulerBase", "write_out"]
+__all__ = ["Scheduler", "SendTurns", "write_out"]
 
-@disjoint_base
-class SchedulerBase:
+class _Budget(Protocol):
+    granted: int
+
+    def closed(self, entity: Entity, /) -> None: ...
+
+@final
+class SendTurns:
     @property
     def urgent(self) -> deque[Entity]: ...
     @property
@@ -19,18 +24,35 @@ class SchedulerBase:
     def bulky(self) -> deque[Entity]: ...
     @property
     def idle(self) -> bool: ...
-    def __init__(self, chunk: int) -> None: ...
-    def gather(self, out: IovecWriter, limit: int) -> None: ...
+    @property
+    def only_acks(self) -> bool: ...
+    def __new__(cls, chunk: int) -> SendTurns: ...
     def wake(self, entity: Entity) -> None: ...
     def goes_first(self, entity: Entity) -> bool: ...
-    def hurry(self, entity: Entity) -> None: ...
+    def make_urgent(self, entity: Entity) -> None: ...
     def give_back(self, entity: Entity, size: int) -> None: ...
     def write_run(
         self, entity: Entity, buffers: Sequence[bytes | bytearray | memoryview]
     ) -> bool: ...
 
+@final
+class Scheduler:
+    budget: _Budget | None
+    @property
+    def turns(self) -> SendTurns: ...
+    @property
+    def waiting(self) -> OrderedDict[Entity, None]: ...
+    def __new__(
+        cls, state: State, reported: list[tuple[Any, ...]], settings: Bpmux
+    ) -> Scheduler: ...
+    def take(
+        self, limit: int
+    ) -> tuple[list[bytes | memoryview], int, list[tuple[Entity, int]]]: ...
+    def drop(self) -> None: ...
+    def forget(self, entity: Entity) -> None: ...
+
 def write_out(
-    turns: SchedulerBase,
+    scheduler: Scheduler,
     out: IovecWriter,
     fd: int,
     limit: int,

@@ -41,8 +41,9 @@ cdef class OutputSender:
         encoded = self._plain(batch)
         if encoded is None or encoded.size > self._most:
             return False
+        if row.post(encoded.buffers, ((self._key, b"%d" % number),)) is None:
+            return False
         self.rows_out += <int64_t> batch.num_rows
-        row.post(encoded.buffers, ((self._key, b"%d" % number),))
         self._flush()
         self.count(number, encoded.size)
         return True

@@ -4,13 +4,13 @@ from libc.stdint cimport int64_t
 
 from aqueduct._speedups.arrow.reader cimport BatchReader
 from aqueduct._speedups.calls.batch_sender cimport InFlightWindow
-from aqueduct._speedups.channels.receiver cimport ReceiverBase, MemoryLease
+from aqueduct._speedups.channels.receiver cimport MemoryLease, ReceiveQueue
 
 cdef class BatchReceiver:
     cdef public bint partial
     cdef public int64_t moved
-    cdef public MemoryLease lease       # of the last payload that was taken, unless somebody has it
-    cdef ReceiverBase _inbox
+    cdef public MemoryLease lease       # of the last payload taken, until its reader has it
+    cdef ReceiveQueue _queue
     cdef object _room_came
     cdef bytes _said              # the headers of a whole batch, but for the number's text
     cdef Py_ssize_t _limit

@@ -5,7 +5,7 @@ from typing_extensions import disjoint_base
 
 from aqueduct._speedups.arrow.reader import BatchReader
 from aqueduct._speedups.calls.batch_sender import InFlightWindow
-from aqueduct._speedups.channels.receiver import MemoryLease, ReceiverBase
+from aqueduct._speedups.channels.receiver import MemoryLease, ReceiveQueue
 
 __all__ = ["AnswerReceiver", "BatchReceiver", "InputReceiver"]
 
@@ -20,7 +20,7 @@ class BatchReceiver:
     @property
     def quiet(self) -> bool: ...
     def arrive_by(
-        self, inbox: ReceiverBase | None, room_came: Callable[[], None], key: bytes, limit: int
+        self, queue: ReceiveQueue | None, room_came: Callable[[], None], key: bytes, limit: int
     ) -> None: ...
     def read_by(self, reader: BatchReader | None) -> None: ...
     def read(self, payload: Any) -> Any: ...

@@ -13,8 +13,7 @@ from libc.string cimport memcmp
 from aqueduct._speedups.arrow.reader cimport BatchReader
 from aqueduct._speedups.base.buffers cimport AlignedBuffer
 from aqueduct._speedups.calls.batch_sender cimport InFlightWindow
-from aqueduct._speedups.channels.receiver cimport ReceiverBase
-from aqueduct._speedups.channels.message_batches cimport Received
+from aqueduct._speedups.channels.receiver cimport ReceiveQueue, Received
 
 __all__ = ["AnswerReceiver", "BatchReceiver", "InputReceiver"]
 
@@ -32,15 +31,15 @@ cdef class BatchReceiver:
     ``next_batch`` is done with the batch before; who takes ahead takes the lease as well.
     """
 
-    def arrive_by(self, ReceiverBase inbox, room_came, bytes key not None, Py_ssize_t limit):
-        """Takes messages from ``inbox`` (None: from nowhere) from now on.
+    def arrive_by(self, ReceiveQueue queue, room_came, bytes key not None, Py_ssize_t limit):
+        """Takes messages from ``queue`` (None: from nowhere) from now on.
 
         They are those with the one header ``key``, whose value is a number, and at most ``limit``
         bytes of payload. ``room_came`` is called when that makes room others wait for.
         """
         if len(key) >= 0x80:
             raise ValueError("arrive_by: a key of 127 bytes at most is wanted")
-        self._inbox = inbox
+        self._queue = queue
         self._room_came = room_came
         self._said = bytes((len(key),)) + key
         self._limit = limit
@@ -52,10 +51,10 @@ cdef class BatchReceiver:
 
     @property
     def quiet(self):
-        """Nothing is there to be taken, of what comes by ``inbox``, and it has not ended."""
+        """Nothing is there to be taken, of what comes by ``queue``, and it has not ended."""
         return (
-            self._held is None and self._inbox is not None and not self._inbox.queue
-            and self._inbox.error is None
+            self._held is None and self._queue is not None and not self._queue.messages
+            and not self._queue.ended
         )
 
     def read_by(self, BatchReader reader):
@@ -84,7 +83,9 @@ cdef class BatchReceiver:
         return payload
 
     cdef object _next_whole(self):
-        """The next payload of the inbox, counted."""
+        """The next payload of the queue, counted. Both classes below define it, as no cdef class
+        can be abstract.
+        """
         raise NotImplementedError
 
     cdef object _next_batch(self):
@@ -107,15 +108,15 @@ cdef class BatchReceiver:
 
     cdef Py_ssize_t _look(self, int64_t *number) except -2:
         """The size of the next payload, and the batch's number; -1: there is none for us."""
-        cdef ReceiverBase inbox = self._inbox
+        cdef ReceiveQueue queue = self._queue
         cdef Received received
         cdef const uint8_t *said
         cdef object payload, headers
         cdef Py_ssize_t size, place
-        if inbox is None or self.partial or not inbox.queue:
+        if queue is None or self.partial or not queue.messages:
             return -1
-        received = <Received?> inbox.queue[0]
-        headers, payload = received._headers, received.payload
+        received = <Received?> queue.messages[0]
+        headers, payload = received.raw, received.payload
         if type(payload) is AlignedBuffer:
             size = (<AlignedBuffer> payload).size
         elif type(payload) is bytes:
@@ -139,15 +140,15 @@ cdef class BatchReceiver:
 
     cdef object _take(self, Py_ssize_t size):
         """The payload that ``_look`` has found, of ``size`` bytes."""
-        cdef ReceiverBase inbox = self._inbox
-        cdef Received received = inbox.pop()
+        cdef ReceiveQueue queue = self._queue
+        cdef Received received = queue.take()
         self.moved += 1
-        if inbox.keeps:
+        if queue.keeps:
             if size:
-                self.lease = inbox.lease_of(received.payload)
+                self.lease = queue.lease(received.payload)
             else:
-                inbox.settle_owed()
-        if inbox._budget.is_awaited():
+                queue.settle()
+        if queue.budget.is_awaited():
             self._room_came()
         return received.payload
 
@@ -203,7 +204,7 @@ cdef class AnswerReceiver(BatchReceiver):
                 return None
             payload = self._take(size)
             if self._window is not None:
-                self._window.settle(number)
+                self._window.settle(number, size > 0)
             if size:
                 self.number = number
                 return payload
@@ -217,7 +218,7 @@ cdef class AnswerReceiver(BatchReceiver):
         while self._look(&number) == 0:
             self._take(0)
             if self._window is not None:
-                self._window.settle(number)
+                self._window.settle(number, False)
         if self.on_change is not None:
             self.on_change()
 

@@ -4,7 +4,18 @@ from aqueduct._speedups.arrow.writer cimport Encoded
 from aqueduct._speedups.channels.sender cimport SenderBase
 from aqueduct._speedups.loop.waiter cimport Waiter
 
+cdef class SharedWindow:
+    cdef readonly Py_ssize_t used
+    cdef readonly Py_ssize_t limit
+    cdef dict _blocked
+
+    cdef int give_back(self, Py_ssize_t size) except -1
+
 cdef class InFlightWindow:
+    cdef SharedWindow _shared
+    cdef object _wake
+    cdef bint _wanted
+    cdef Py_ssize_t _taken  # bytes of the last batch that is settled, if no answer came yet
     cdef Py_ssize_t _batches
     cdef Py_ssize_t _bytes
     cdef Py_ssize_t _small_batches
@@ -13,18 +24,21 @@ cdef class InFlightWindow:
     cdef Py_ssize_t _settled_bytes
     cdef dict _sizes
     cdef public Py_ssize_t held
+    cdef public bint answering
     cdef readonly Py_ssize_t sent
     cdef readonly Py_ssize_t settled
 
     cdef bint is_open(self) except -1
+    cdef int _gave_back(self, Py_ssize_t size) except -1
     cpdef Py_ssize_t send(self, Py_ssize_t size) except -1
-    cpdef int settle(self, Py_ssize_t number) except -1
+    cpdef int settle(self, Py_ssize_t number, bint answered=*) except -1
 
 cdef class BatchSender:
+    cdef object _call
     cdef readonly InFlightWindow window
     cdef public SenderBase row
     cdef public str compression
-    cdef public bint over
+    cdef readonly bint over
     cdef public Py_ssize_t moved
     cdef public object slow
     cdef public Py_ssize_t expects
@@ -40,6 +54,6 @@ cdef class BatchSender:
     cdef bint push_encoded(self, Encoded encoded) except -1
 
 cdef class SendWaker:
-    cdef BatchSender _call
+    cdef BatchSender _sender
     cdef object _stepper
     cdef Waiter _waiter         # what the task waits for, or has waited for last

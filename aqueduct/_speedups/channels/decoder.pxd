@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
-from aqueduct._speedups.channels.placement cimport PlacementBuffer
+from aqueduct._speedups.channels.receive_buffer cimport ReceiveBuffer
 
 # Where in a frame the next byte stands.
 cdef enum State:
@@ -25,7 +25,8 @@ cdef enum State:
     AT_ADMISSION
     AT_PAYLOAD
 
-cdef class FrameDecoder(PlacementBuffer):
+cdef class FrameDecoder:
+    cdef readonly ReceiveBuffer buffer  # what was fed, and where a payload lands
     cdef public int64_t auto_admit
     cdef public bint pause_at_route
     cdef readonly bint paused
@@ -43,13 +44,13 @@ cdef class FrameDecoder(PlacementBuffer):
     cdef bint _routed
     cdef uint64_t _route
 
-    cdef State _state
+    cdef State state
     cdef int _tag
     cdef uint64_t _frame_start
     cdef uint64_t _value         # the varint that was read last, or is being read
     cdef int _shift
     cdef Py_ssize_t _matched     # bytes of VERSION that were compared
-    cdef Py_ssize_t _size        # of the block or payload at hand
+    cdef Py_ssize_t length        # of the block or payload at hand
 
     cdef uint64_t _num
     cdef object _headers         # bytes that are known to parse, or () (see frames.Message)
@@ -70,5 +71,6 @@ cdef class FrameDecoder(PlacementBuffer):
     cdef object _acks(self, const uint8_t *block)
     cdef object _head_frame(self)
     cdef object _message(self, object payload)
+    # Fields and C memory alone: nothing can raise.
     cdef void _frame_done(self) noexcept
     cdef int _fail(self, object error) except -1

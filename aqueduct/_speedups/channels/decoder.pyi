@@ -2,27 +2,15 @@ from typing import final
 
 from _typeshed import ReadableBuffer, WriteableBuffer
 
-from aqueduct._speedups.channels.frames import (
-    AckNackUnreliable,
-    AckReliable,
-    AckVersion,
-    CancelSender,
-    CloseReceiver,
-    ConnectionHeaders,
-    FinishSender,
-    ForgetChannel,
-    MessageFrame,
-    MessageHead,
-    RouteTo,
-    SentUnreliable,
-    Version,
-)
-from aqueduct._speedups.channels.placement import PlacementBuffer
+from aqueduct._speedups.channels.frames import Frame, MessageHead
+from aqueduct._speedups.channels.receive_buffer import ReceiveBuffer
 
 __all__ = ["FrameDecoder"]
 
 @final
-class FrameDecoder(PlacementBuffer):
+class FrameDecoder:
+    @property
+    def buffer(self) -> ReceiveBuffer: ...
     auto_admit: int
     pause_at_route: bool
     @property
@@ -64,24 +52,7 @@ class FrameDecoder(PlacementBuffer):
         block_limit: int = ...,
     ) -> FrameDecoder: ...
     def feed(self, data: ReadableBuffer) -> None: ...
-    def next(
-        self,
-    ) -> (
-        Version
-        | AckVersion
-        | ConnectionHeaders
-        | RouteTo
-        | MessageFrame
-        | MessageHead
-        | SentUnreliable
-        | FinishSender
-        | CancelSender
-        | AckReliable
-        | AckNackUnreliable
-        | CloseReceiver
-        | ForgetChannel
-        | None
-    ): ...
+    def next(self) -> Frame | MessageHead | None: ...
     def end(self) -> None: ...
     def admit(self, target: WriteableBuffer | None = None) -> None: ...
     def receive_buffer(self, hint: int) -> memoryview | None: ...

@@ -8,16 +8,6 @@ cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
-from aqueduct._speedups.channels.blocks cimport (
-    CREATOR,
-    ONESHOT,
-    SENDER,
-    attached_channels,
-    check_attachments,
-    check_ranges,
-    header_block,
-    header_pairs,
-)
 from aqueduct._speedups.base.buffers cimport count_copied
 from aqueduct._speedups.channels.frames cimport (
     ACK_NACK_UNRELIABLE_TAG,
@@ -26,10 +16,13 @@ from aqueduct._speedups.channels.frames cimport (
     CANCEL_SENDER_TAG,
     CLOSE_RECEIVER_TAG,
     CONNECTION_HEADERS_TAG,
+    CREATOR_BIT,
     FINISH_SENDER_TAG,
     FORGET_CHANNEL_TAG,
     MESSAGE_TAG,
+    ONESHOT_BIT,
     ROUTE_TO_TAG,
+    SENDER_BIT,
     SENT_UNRELIABLE_TAG,
     VERSION_TAG,
     AckNackUnreliable,
@@ -45,8 +38,13 @@ from aqueduct._speedups.channels.frames cimport (
     RouteTo,
     SentUnreliable,
     Version,
+    attached_channels,
+    check_attachments,
+    check_ranges,
+    header_block,
+    header_pairs,
 )
-from aqueduct._speedups.channels.placement cimport SMALL, PlacementBuffer
+from aqueduct._speedups.channels.receive_buffer cimport SMALL, ReceiveBuffer
 from aqueduct._speedups.base.varint cimport VARINT_ABOVE_64, VARINT_PADDED, raise_varint
 
 from aqueduct._speedups.channels.encoder import VERSION
@@ -82,7 +80,7 @@ cdef ForgetChannel THE_FORGET_CHANNEL = ForgetChannel()
 
 @cython.final
 @cython.auto_pickle(False)
-cdef class FrameDecoder(PlacementBuffer):
+cdef class FrameDecoder:
     """Decodes one frame sequence: a unidirectional stream, or (``datagram``) a datagram.
 
     ``from_server`` is the side that sends it. The limits are those of ``config.Limits``, in
@@ -116,6 +114,7 @@ cdef class FrameDecoder(PlacementBuffer):
         self._attachment_limit = <uint64_t> attachment_limit
         self._block_limit = <uint64_t> block_limit
         self.auto_admit = 0x7FFFFFFFFFFFFFFF
+        self.buffer = ReceiveBuffer.__new__(ReceiveBuffer)
 
     # What came.
 
@@ -124,7 +123,7 @@ cdef class FrameDecoder(PlacementBuffer):
         self._enter()
         if self.ended:
             raise LocalProtocolError("feed after end: the sequence was finished")
-        self.push(data)
+        self.buffer.push(data)
 
     cpdef object next(self):
         """The next frame; a MessageHead if its payload waits for ``admit``; None otherwise.
@@ -138,7 +137,7 @@ cdef class FrameDecoder(PlacementBuffer):
             return self._parse()
         except BaseException as error:
             # Memory for a payload may be there the next time; nothing else can be repeated.
-            if self._state != AT_PAYLOAD or self.payload is not None:
+            if self.state != AT_PAYLOAD or self.buffer.payload is not None:
                 self._fail(error)
             raise
         finally:
@@ -152,11 +151,11 @@ cdef class FrameDecoder(PlacementBuffer):
         """
         self._enter()
         self.ended = True
-        if self._state == AT_ADMISSION:
-            if <uint64_t> self._size > self.left():
+        if self.state == AT_ADMISSION:
+            if <uint64_t> self.length > self.buffer.left():
                 self._fail(truncation())
-        elif self.left() == 0 and self._state != AT_TAG:
-            if self._state != AT_PAYLOAD or self.missing:
+        elif self.buffer.left() == 0 and self.state != AT_TAG:
+            if self.state != AT_PAYLOAD or self.buffer.missing:
                 self._fail(truncation())
 
     # Payloads.
@@ -169,10 +168,10 @@ cdef class FrameDecoder(PlacementBuffer):
         head waits on.
         """
         self._enter()
-        if self._state != AT_ADMISSION:
+        if self.state != AT_ADMISSION:
             raise LocalProtocolError("admit: no message waits for it")
-        self.prepare(self._size, target)
-        self._state = AT_PAYLOAD
+        self.buffer.prepare(self.length, target)
+        self.state = AT_PAYLOAD
 
     def receive_buffer(self, Py_ssize_t hint):
         """Where the next bytes of an admitted payload go: at most ``hint`` of them, if above 0.
@@ -181,41 +180,41 @@ cdef class FrameDecoder(PlacementBuffer):
         Write there, then call ``received``.
         """
         self._enter()
-        return self.room(hint)
+        return self.buffer.room(hint)
 
     def received(self, Py_ssize_t size):
         """``size`` bytes were written to the memory of ``receive_buffer``."""
         self._enter()
         if self.ended and size:
             raise LocalProtocolError("received after end: the sequence was finished")
-        self.landed(size)
+        self.buffer.landed(size)
 
     # Where it stands.
 
     @property
     def consumed(self):
         """Bytes of the sequence that were parsed, gathered or landed."""
-        return self.taken()
+        return self.buffer.taken()
 
     @property
     def buffered(self):
         """Bytes that were fed and are not consumed."""
-        return self.left()
+        return self.buffer.left()
 
     @property
     def gathered(self):
         """Consumed bytes of a block that is not whole yet, held in memory."""
-        return self._scratch_size
+        return self.buffer.gathered
 
     @property
     def waiting(self):
         """A MessageHead was given and not admitted."""
-        return self._state == AT_ADMISSION
+        return self.state == AT_ADMISSION
 
     @property
     def remaining(self):
         """Bytes of the admitted payload that did not land yet."""
-        return self.missing
+        return self.buffer.missing
 
     @property
     def route(self):
@@ -225,12 +224,14 @@ cdef class FrameDecoder(PlacementBuffer):
     @property
     def between_frames(self):
         """Whether the consumed bytes end with a whole frame."""
-        return self._state == AT_TAG
+        return self.state == AT_TAG
 
     @property
     def finished(self):
         """The peer has finished the sequence and every frame of it was given."""
-        return self.ended and self._state == AT_TAG and self.left() == 0 and self._error is None
+        return (
+            self.ended and self.state == AT_TAG and self.buffer.left() == 0 and self._error is None
+        )
 
     @property
     def error(self):
@@ -248,27 +249,28 @@ cdef class FrameDecoder(PlacementBuffer):
         return 0
 
     cdef object _parse(self):
+        cdef ReceiveBuffer buffer = self.buffer
         cdef const uint8_t *block
         cdef object frame
         while True:
-            if self._state == AT_TAG:
-                if self._pos == self._end and not self.refill():
+            if self.state == AT_TAG:
+                if buffer.pos == buffer.end and not buffer.refill():
                     return None
-                if self.pause_at_route and self._pos[0] == ROUTE_TO_TAG and not self._routed:
+                if self.pause_at_route and buffer.pos[0] == ROUTE_TO_TAG and not self._routed:
                     self.paused = True
                     return None
                 self.paused = False
-                self._frame_start = self.taken()
-                self._tag = self._pos[0]
-                self._pos += 1
+                self._frame_start = buffer.taken()
+                self._tag = buffer.pos[0]
+                buffer.pos += 1
                 self._begin()
-                if self._state == AT_TAG:
+                if self.state == AT_TAG:
                     return self._short_frame()
 
-            elif self._state == AT_NUM:
+            elif self.state == AT_NUM:
                 if not self._varint():
                     return self._starved()
-                if self._value and self._route & ONESHOT:
+                if self._value and self._route & ONESHOT_BIT:
                     raise SequenceError(
                         f"number {self._value} on a oneshot channel, which has one message"
                     )
@@ -276,129 +278,129 @@ cdef class FrameDecoder(PlacementBuffer):
                 self._headers = ()
                 self._attachments = ()
                 self._overhead = 0
-                self._state = AT_HEADERS_LENGTH
+                self.state = AT_HEADERS_LENGTH
 
-            elif self._state == AT_HEADERS_LENGTH:
+            elif self.state == AT_HEADERS_LENGTH:
                 if not self._varint():
                     return self._starved()
                 self._length(self._header_limit, "Limits.header_bytes")
-                self._state = AT_HEADERS if self._size else AT_ATTACHMENTS_LENGTH
+                self.state = AT_HEADERS if self.length else AT_ATTACHMENTS_LENGTH
 
-            elif self._state == AT_HEADERS:
-                block = self.block(self._size)
+            elif self.state == AT_HEADERS:
+                block = buffer.block(self.length)
                 if block == NULL:
                     return self._starved()
-                self._headers = header_block(block, self._size)
-                self._overhead = self._size
-                self.release_block()
-                self._state = AT_ATTACHMENTS_LENGTH
+                self._headers = header_block(block, self.length)
+                self._overhead = self.length
+                buffer.release_block()
+                self.state = AT_ATTACHMENTS_LENGTH
 
-            elif self._state == AT_ATTACHMENTS_LENGTH:
+            elif self.state == AT_ATTACHMENTS_LENGTH:
                 if not self._varint():
                     return self._starved()
                 self._length(self._block_limit, "Limits.block_bytes")
-                self._state = AT_ATTACHMENTS if self._size else AT_PAYLOAD_LENGTH
+                self.state = AT_ATTACHMENTS if self.length else AT_PAYLOAD_LENGTH
 
-            elif self._state == AT_ATTACHMENTS:
-                block = self.block(self._size)
+            elif self.state == AT_ATTACHMENTS:
+                block = buffer.block(self.length)
                 if block == NULL:
                     return self._starved()
-                if self._size > LARGE_BLOCK:
-                    self._attachments = block[:self._size]
+                if self.length > LARGE_BLOCK:
+                    self._attachments = block[:self.length]
                     block = <const uint8_t *> PyBytes_AS_STRING(self._attachments)
                     check_attachments(
-                        block, block + self._size, self.from_server,
+                        block, block + self.length, self.from_server,
                         self._header_limit, self._attachment_limit,
                     )
                 else:
                     self._attachments = attached_channels(
-                        block, block + self._size, self.from_server,
+                        block, block + self.length, self.from_server,
                         self._header_limit, self._attachment_limit,
                     )
-                self._overhead += self._size
-                self.release_block()
-                self._state = AT_PAYLOAD_LENGTH
+                self._overhead += self.length
+                buffer.release_block()
+                self.state = AT_PAYLOAD_LENGTH
 
-            elif self._state == AT_PAYLOAD_LENGTH:
+            elif self.state == AT_PAYLOAD_LENGTH:
                 if not self._varint():
                     return self._starved()
                 self._length(HIGHEST, "")
-                if self._size > self.auto_admit:
-                    self._state = AT_ADMISSION
-                    if self.ended and <uint64_t> self._size > self.left():
+                if self.length > self.auto_admit:
+                    self.state = AT_ADMISSION
+                    if self.ended and <uint64_t> self.length > buffer.left():
                         raise truncation()
                     return self._head_frame()
-                if self._size < SMALL and self._end - self._pos >= self._size:
-                    frame = PyBytes_FromStringAndSize(<const char *> self._pos, self._size)
-                    count_copied(self._size)
-                    self._pos += self._size
+                if self.length < SMALL and buffer.end - buffer.pos >= self.length:
+                    frame = PyBytes_FromStringAndSize(<const char *> buffer.pos, self.length)
+                    count_copied(self.length)
+                    buffer.pos += self.length
                     return self._message(frame)
-                self._state = AT_PAYLOAD
-                self.missing = self._size
+                self.state = AT_PAYLOAD
+                buffer.missing = self.length
 
-            elif self._state == AT_PAYLOAD:
-                if self.payload is None:
-                    self.prepare(self._size, None)
-                if not self.land():
+            elif self.state == AT_PAYLOAD:
+                if buffer.payload is None:
+                    buffer.prepare(self.length, None)
+                if not buffer.land():
                     return self._starved()
-                return self._message(self.payload)
+                return self._message(buffer.payload)
 
-            elif self._state == AT_ADMISSION:
+            elif self.state == AT_ADMISSION:
                 return None
 
-            elif self._state == AT_FIELD:
+            elif self.state == AT_FIELD:
                 if not self._varint():
                     return self._starved()
                 return self._short_frame()
 
-            elif self._state == AT_ACKED_CHANNEL:
+            elif self.state == AT_ACKED_CHANNEL:
                 if not self._varint():
                     return self._starved()
                 if self._value != self._route:
                     raise SequenceError(f"its CHANNEL is {self._value} (AQ-R14)")
-                self._state = AT_RANGES_LENGTH
+                self.state = AT_RANGES_LENGTH
 
-            elif self._state == AT_RANGES_LENGTH:
+            elif self.state == AT_RANGES_LENGTH:
                 if not self._varint():
                     return self._starved()
                 self._length(self._block_limit, "Limits.block_bytes")
-                self._state = AT_RANGES
+                self.state = AT_RANGES
 
-            elif self._state == AT_RANGES:
-                block = self.block(self._size)
+            elif self.state == AT_RANGES:
+                block = buffer.block(self.length)
                 if block == NULL:
                     return self._starved()
                 return self._acks(block)
 
-            elif self._state == AT_CONNECTION_HEADERS_LENGTH:
+            elif self.state == AT_CONNECTION_HEADERS_LENGTH:
                 if not self._varint():
                     return self._starved()
                 self._length(self._header_limit, "Limits.header_bytes")
-                self._state = AT_CONNECTION_HEADERS
+                self.state = AT_CONNECTION_HEADERS
 
-            elif self._state == AT_CONNECTION_HEADERS:
-                block = self.block(self._size)
+            elif self.state == AT_CONNECTION_HEADERS:
+                block = buffer.block(self.length)
                 if block == NULL:
                     return self._starved()
-                frame = ConnectionHeaders(header_pairs(block, block + self._size))
+                frame = ConnectionHeaders(header_pairs(block, block + self.length))
                 self._frame_done()
                 return frame
 
-            elif self._state == AT_MAGIC:
+            elif self.state == AT_MAGIC:
                 if not self._match_magic():
                     return self._starved()
-                self._state = AT_VERSION_LENGTH
+                self.state = AT_VERSION_LENGTH
 
-            elif self._state == AT_VERSION_LENGTH:
+            elif self.state == AT_VERSION_LENGTH:
                 if not self._varint():
                     return self._starved()
                 if self._value > VERSION_TEXT_LIMIT:
                     raise VersionError(f"the peer's version has {self._value} bytes (AQ-R5)")
                 self._length(HIGHEST, "")
-                self._state = AT_VERSION_TEXT
+                self.state = AT_VERSION_TEXT
 
             else:  # AT_VERSION_TEXT
-                block = self.block(self._size)
+                block = buffer.block(self.length)
                 if block == NULL:
                     return self._starved()
                 return self._version(block)
@@ -414,17 +416,17 @@ cdef class FrameDecoder(PlacementBuffer):
         cdef int tag = self._tag
         cdef uint64_t ours = self.from_server
         if tag == MESSAGE_TAG:
-            self._state = AT_NUM
+            self.state = AT_NUM
         elif tag == ROUTE_TO_TAG or tag == SENT_UNRELIABLE_TAG or tag == FINISH_SENDER_TAG:
-            self._state = AT_FIELD
+            self.state = AT_FIELD
         elif tag == ACK_RELIABLE_TAG:
-            self._state = AT_RANGES_LENGTH
+            self.state = AT_RANGES_LENGTH
         elif tag == ACK_NACK_UNRELIABLE_TAG:
-            self._state = AT_ACKED_CHANNEL
+            self.state = AT_ACKED_CHANNEL
         elif tag == CONNECTION_HEADERS_TAG:
-            self._state = AT_CONNECTION_HEADERS_LENGTH
+            self.state = AT_CONNECTION_HEADERS_LENGTH
         elif tag == VERSION_TAG:
-            self._state = AT_MAGIC
+            self.state = AT_MAGIC
             self._matched = 1
         elif not (tag == ACK_VERSION_TAG or CANCEL_SENDER_TAG <= tag <= FORGET_CHANNEL_TAG):
             raise FrameError(f"no frame has the tag {tag}")
@@ -438,12 +440,12 @@ cdef class FrameDecoder(PlacementBuffer):
         elif not self._routed:
             raise SequenceError("it stands before ROUTE_TO (AQ-9)")
         elif tag <= CANCEL_SENDER_TAG:
-            if (self._route & SENDER != 0) != ours:
+            if (self._route & SENDER_BIT != 0) != ours:
                 raise SequenceError("it comes from the receiver of the channel (AQ-24)")
         elif tag <= CLOSE_RECEIVER_TAG:
-            if (self._route & SENDER != 0) == ours:
+            if (self._route & SENDER_BIT != 0) == ours:
                 raise SequenceError("it comes from the sender of the channel (AQ-24)")
-        elif self._route & CREATOR != ours:
+        elif self._route & CREATOR_BIT != ours:
             raise SequenceError("it comes from the side that did not create the channel (AQ-23)")
         if self.datagram and not (
             tag == MESSAGE_TAG or tag == ROUTE_TO_TAG or tag == VERSION_TAG
@@ -453,18 +455,19 @@ cdef class FrameDecoder(PlacementBuffer):
 
     cdef int _varint(self) except -1:
         """Reads on in a varint, wherever it was cut: 1 and ``_value``, or 0 for more bytes."""
+        cdef ReceiveBuffer buffer = self.buffer
         cdef uint8_t byte
         if self._shift == 0:
-            if self._pos < self._end and self._pos[0] < 0x80:
-                self._value = self._pos[0]
-                self._pos += 1
+            if buffer.pos < buffer.end and buffer.pos[0] < 0x80:
+                self._value = buffer.pos[0]
+                buffer.pos += 1
                 return 1
             self._value = 0
         while True:
-            if self._pos == self._end and not self.refill():
+            if buffer.pos == buffer.end and not buffer.refill():
                 return 0
-            byte = self._pos[0]
-            self._pos += 1
+            byte = buffer.pos[0]
+            buffer.pos += 1
             if self._shift == 63 and byte > 1:
                 raise_varint(VARINT_ABOVE_64)
             self._value |= <uint64_t> (byte & 0x7f) << self._shift
@@ -477,7 +480,7 @@ cdef class FrameDecoder(PlacementBuffer):
 
     cdef int _length(self, uint64_t limit, str name) except -1:
         """Takes the varint as the length of what follows, if the limits allow it."""
-        cdef uint64_t used = self.taken() - self._frame_start
+        cdef uint64_t used = self.buffer.taken() - self._frame_start
         if used > self._frame_limit or self._value > self._frame_limit - used:
             raise LimitExceeded(
                 f"a frame of {used + <object> self._value} bytes or more, "
@@ -487,26 +490,27 @@ cdef class FrameDecoder(PlacementBuffer):
             raise LimitExceeded(
                 f"a block of {self._value} bytes, {limit} are allowed ({name})"
             )
-        self._size = <Py_ssize_t> self._value
+        self.length = <Py_ssize_t> self._value
         return 0
 
     cdef int _match_magic(self) except -1:
         """Compares VERSION up to its text as far as bytes are there: 1, or 0 for more bytes."""
+        cdef ReceiveBuffer buffer = self.buffer
         cdef const char *magic = MAGIC
         while self._matched < len(MAGIC):
-            if self._pos == self._end and not self.refill():
+            if buffer.pos == buffer.end and not buffer.refill():
                 return 0
-            if self._pos[0] != <uint8_t> magic[self._matched]:
+            if buffer.pos[0] != <uint8_t> magic[self._matched]:
                 raise VersionError(
-                    f"byte {self._matched} of VERSION is {self._pos[0]:#04x}: the peer does not "
+                    f"byte {self._matched} of VERSION is {buffer.pos[0]:#04x}: the peer does not "
                     "speak Aqueduct (AQ-R5)"
                 )
             self._matched += 1
-            self._pos += 1
+            buffer.pos += 1
         return 1
 
     cdef object _version(self, const uint8_t *text):
-        cdef bytes version = text[:self._size]
+        cdef bytes version = text[:self.length]
         if version != VERSION_TEXT:
             raise VersionError(f"the peer speaks version {version!r}, not {VERSION_TEXT!r}")
         self._frame_done()
@@ -526,7 +530,7 @@ cdef class FrameDecoder(PlacementBuffer):
             route.channel = self._value
             return route
         if tag == SENT_UNRELIABLE_TAG or tag == FINISH_SENDER_TAG:
-            if self._value > 1 and self._route & ONESHOT:
+            if self._value > 1 and self._route & ONESHOT_BIT:
                 raise SequenceError(
                     f"{self._value} messages on a oneshot channel, which has one (AQ-R28)"
                 )
@@ -551,10 +555,10 @@ cdef class FrameDecoder(PlacementBuffer):
         cdef AckReliable reliable
         cdef AckNackUnreliable unreliable
         cdef bint paired = self._tag == ACK_RELIABLE_TAG
-        # A copy first: the bytes may lie in memory that somebody else can write to.
-        cdef bytes ranges = block[:self._size]
+        # A copy first: the peer may be able to write to the memory of the bytes.
+        cdef bytes ranges = block[:self.length]
         block = <const uint8_t *> PyBytes_AS_STRING(ranges)
-        check_ranges(block, block + self._size, paired)
+        check_ranges(block, block + self.length, paired)
         self._frame_done()
         if paired:
             reliable = AckReliable.__new__(AckReliable)
@@ -568,29 +572,29 @@ cdef class FrameDecoder(PlacementBuffer):
     cdef object _head_frame(self):
         cdef MessageHead head = MessageHead.__new__(MessageHead)
         head.num = self._num
-        head._headers = self._headers
-        head._attachments = self._attachments
+        head.raw_headers = self._headers
+        head.raw_attachments = self._attachments
         head.overhead = self._overhead
-        head.size = <uint64_t> self._size
+        head.size = <uint64_t> self.length
         return head
 
     cdef object _message(self, object payload):
         cdef MessageFrame message = MessageFrame.__new__(MessageFrame)
         message.num = self._num
-        message._headers = self._headers
-        message._attachments = self._attachments
+        message.raw_headers = self._headers
+        message.raw_attachments = self._attachments
         message.overhead = self._overhead
         message.payload = payload
-        message.size = self._size
-        self.leave()
+        message.size = self.length
+        self.buffer.leave()
         self._frame_done()
         return message
 
     cdef void _frame_done(self) noexcept:
-        self._state = AT_TAG
+        self.state = AT_TAG
         self.frames += 1
-        if self._scratch_size:
-            self.release_block()
+        if self.buffer.gathered:
+            self.buffer.release_block()
 
     cdef int _fail(self, object error) except -1:
         """Makes ``error`` final, with the place added to its text, and lets all memory go."""
@@ -599,10 +603,10 @@ cdef class FrameDecoder(PlacementBuffer):
         if error.args and isinstance(error.args[0], str):
             error.args = (f"{error.args[0]} [{name} at byte {self._frame_start}{channel}]",)
         self._error = error
-        self.drop()
+        self.buffer.drop()
         self._headers = self._attachments = ()
-        self.leave()
-        self._state = AT_TAG
+        self.buffer.leave()
+        self.state = AT_TAG
         raise error
 
 

@@ -8,6 +8,7 @@ cdef enum:
 # Header data, normalised to tuples so that nothing can change between measuring and writing.
 cdef tuple normal_headers(object headers)
 cdef Py_ssize_t headers_size(tuple headers) except -1
+# They are tuples of bytes by then, and there is room for them: nothing can raise.
 cdef uint8_t *headers_store(uint8_t *out, tuple headers, Py_ssize_t size) noexcept
 cdef list message_buffers(
     uint64_t number, object payload, object headers, object attachments, Py_ssize_t *size

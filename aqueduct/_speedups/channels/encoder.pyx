@@ -13,7 +13,7 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from aqueduct._speedups.base.buffers cimport BufferSlice, byte_view
-from aqueduct._speedups.base.buffers cimport copy_bytes, count_copied, memory_of
+from aqueduct._speedups.base.buffers cimport copy_bytes, memory_of
 from aqueduct._speedups.channels.frames cimport (
     ACK_NACK_UNRELIABLE_TAG,
     ACK_RELIABLE_TAG,
@@ -83,42 +83,44 @@ cdef list message_buffers(
     uint64_t number, object payload, object headers, object attachments, Py_ssize_t *size
 ):
     """``encode_message``, and in ``size`` the bytes of it all."""
-    cdef Py_ssize_t headers_bytes = 0, attached_bytes = 0, payload_bytes, head_bytes
+    cdef Py_ssize_t headers_bytes = 0, attached_bytes = 0, payload_bytes = 0, head_bytes
+    cdef Py_ssize_t count, index
     cdef tuple pairs = (), attached = ()
-    cdef bytes head
-    cdef uint8_t *out
+    cdef list parts, views = []
+    cdef Span *spans
+    cdef object part
     if headers:
         pairs = normal_headers(headers)
         headers_bytes = headers_size(pairs)
     if attachments:
         attached = normal_attachments(attachments)
         attached_bytes = attachments_size(attached)
-    head_bytes = (
-        1 + varint_size(number)
-        + varint_size(<uint64_t> headers_bytes) + headers_bytes
-        + varint_size(<uint64_t> attached_bytes) + attached_bytes
-    )
-
-    if not PyBytes_CheckExact(payload):
-        return gather(
-            number, pairs, headers_bytes, attached, attached_bytes, head_bytes, payload, size
+    parts = [payload] if PyObject_CheckBuffer(payload) else list(payload)
+    count = len(parts)
+    spans = <Span *> malloc(<size_t> max(count, 1) * sizeof(Span))
+    if spans == NULL:
+        raise MemoryError()
+    try:
+        for index in range(count):
+            part = parts[index]
+            if not PyBytes_CheckExact(part) and type(part) is not BufferSlice:
+                part = byte_view(part)
+                views.append(part)  # the size of its memory cannot change
+            spans[index].start = memory_of(part, &spans[index].size)
+            payload_bytes += spans[index].size
+        head_bytes = (
+            1 + varint_size(number)
+            + varint_size(<uint64_t> headers_bytes) + headers_bytes
+            + varint_size(<uint64_t> attached_bytes) + attached_bytes
+            + varint_size(<uint64_t> payload_bytes)
         )
-    payload_bytes = PyBytes_GET_SIZE(payload)
-    head_bytes += varint_size(<uint64_t> payload_bytes)
-    size[0] = head_bytes + payload_bytes
-    if payload_bytes >= COALESCE_BELOW:
-        head = PyBytes_FromStringAndSize(NULL, head_bytes)
-        out = <uint8_t *> PyBytes_AS_STRING(head)
-        out = head_store(out, number, pairs, headers_bytes, attached, attached_bytes)
-        varint_store(out, <uint64_t> payload_bytes)
-        return [head, payload]
-    head = PyBytes_FromStringAndSize(NULL, head_bytes + payload_bytes)
-    out = <uint8_t *> PyBytes_AS_STRING(head)
-    out = head_store(out, number, pairs, headers_bytes, attached, attached_bytes)
-    out = varint_store(out, <uint64_t> payload_bytes)
-    memcpy(out, PyBytes_AS_STRING(payload), <size_t> payload_bytes)
-    count_copied(payload_bytes)
-    return [head]
+        size[0] = head_bytes + payload_bytes
+        return gather_spans(
+            number, pairs, headers_bytes, attached, attached_bytes, head_bytes,
+            parts, spans, payload_bytes,
+        )
+    finally:
+        free(spans)
 
 
 def encode_route_to(channel):
@@ -229,6 +231,7 @@ cdef Py_ssize_t headers_size(tuple headers) except -1:
 
 
 cdef bint is_ascii(bytes text) noexcept:
+    """Looks at bytes alone: nothing can raise."""
     cdef const uint8_t *data = <const uint8_t *> PyBytes_AS_STRING(text)
     cdef Py_ssize_t index
     for index in range(PyBytes_GET_SIZE(text)):
@@ -248,6 +251,7 @@ cdef uint8_t *headers_store(uint8_t *out, tuple headers, Py_ssize_t size) noexce
 
 
 cdef inline uint8_t *varbytes_store(uint8_t *out, bytes data) noexcept:
+    """Writes a length and its bytes, for which there is room: nothing can raise."""
     cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
     out = varint_store(out, <uint64_t> size)
     memcpy(out, PyBytes_AS_STRING(data), <size_t> size)
@@ -302,47 +306,6 @@ cdef uint8_t *head_store(
         out = varint_store(out, <uint64_t> entry[0])
         out = headers_store(out, <tuple> entry[1], headers_size(<tuple> entry[1]))
     return out
-
-
-cdef list gather(
-    uint64_t num,
-    tuple headers,
-    Py_ssize_t headers_bytes,
-    tuple attachments,
-    Py_ssize_t attached_bytes,
-    Py_ssize_t head_bytes,
-    object payload,
-    Py_ssize_t *size,
-):
-    """The buffers of a message whose payload is not one bytes object."""
-    cdef list parts, views = []
-    cdef Span *spans
-    cdef Py_ssize_t count, index, payload_bytes = 0
-    cdef object part
-    if PyObject_CheckBuffer(payload):
-        parts = [payload]
-    else:
-        parts = list(payload)
-    count = len(parts)
-    spans = <Span *> malloc(<size_t> max(count, 1) * sizeof(Span))
-    if spans == NULL:
-        raise MemoryError()
-    try:
-        for index in range(count):
-            part = parts[index]
-            if not PyBytes_CheckExact(part) and type(part) is not BufferSlice:
-                part = byte_view(part)
-                views.append(part)  # nobody changes the size of what it shows
-            spans[index].start = memory_of(part, &spans[index].size)
-            payload_bytes += spans[index].size
-        head_bytes += varint_size(<uint64_t> payload_bytes)
-        size[0] = head_bytes + payload_bytes
-        return gather_spans(
-            num, headers, headers_bytes, attachments, attached_bytes, head_bytes,
-            parts, spans, payload_bytes,
-        )
-    finally:
-        free(spans)
 
 
 cdef list gather_spans(

@@ -2,7 +2,24 @@ from typing import Any, final
 
 from typing_extensions import disjoint_base
 
-__all__ = ["Readable", "SenderEnded", "Writable"]
+__all__ = [
+    "CLOSE",
+    "CREDIT",
+    "DATAGRAM",
+    "RESET",
+    "STOP",
+    "WRITE",
+    "Readable",
+    "SenderEnded",
+    "Writable",
+]
+
+WRITE: int
+RESET: int
+STOP: int
+CREDIT: int
+DATAGRAM: int
+CLOSE: int
 
 @disjoint_base
 class HalfEvent:

@@ -1,8 +1,25 @@
-"""What is told of a half, each time that something changes: the events there are most of."""
+"""What a core tells most: that something changed for a half, and effects, by kind."""
 
 cimport cython
 
-__all__ = ["Readable", "SenderEnded", "Writable"]
+__all__ = [
+    "CLOSE",
+    "CREDIT",
+    "DATAGRAM",
+    "RESET",
+    "STOP",
+    "WRITE",
+    "Readable",
+    "SenderEnded",
+    "Writable",
+]
+
+WRITE = WRITE_EFFECT
+RESET = RESET_EFFECT
+STOP = STOP_EFFECT
+CREDIT = CREDIT_EFFECT
+DATAGRAM = DATAGRAM_EFFECT
+CLOSE = CLOSE_EFFECT
 
 
 @cython.freelist(64)

@@ -1,6 +1,6 @@
-"""The frames of Aqueduct as values; ``codec`` makes them, the protocol's core reads them."""
+"""The frames of Aqueduct as values: the decoder makes them, the protocol's core reads them."""
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint8_t, uint64_t
 
 # The tag is the first byte on the wire; MESSAGE_HEAD is not a wire frame.
 cdef enum:
@@ -18,51 +18,91 @@ cdef enum:
     MESSAGE_HEAD_TAG = 12
     VERSION_TAG = 239
 
-cdef class Version:
-    cdef readonly str version
+cdef enum:
+    # Bits of a channel id (AQ-6).
+    CREATOR_BIT = 1
+    SENDER_BIT = 2
+    ONESHOT_BIT = 4
 
-cdef class AckVersion:
+cdef class FrameValue:
     pass
 
-cdef class ConnectionHeaders:
+cdef class Version(FrameValue):
+    cdef readonly str version
+
+cdef class AckVersion(FrameValue):
+    pass
+
+cdef class ConnectionHeaders(FrameValue):
     cdef readonly tuple headers
 
-cdef class RouteTo:
+cdef class RouteTo(FrameValue):
     cdef readonly uint64_t channel
 
 cdef class MessageFrame:
     cdef readonly uint64_t num
-    cdef object _headers          # the tuple, or the bytes until they are asked for
-    cdef object _attachments
+    cdef object raw_headers          # the tuple, or the bytes until they are asked for
+    cdef object raw_attachments
     cdef readonly object payload
     cdef readonly Py_ssize_t size
     cdef readonly Py_ssize_t overhead
 
-cdef class SentUnreliable:
+cdef class SentUnreliable(FrameValue):
     cdef readonly uint64_t count
 
-cdef class FinishSender:
+cdef class FinishSender(FrameValue):
     cdef readonly uint64_t sent_reliable
 
-cdef class CancelSender:
+cdef class CancelSender(FrameValue):
     pass
 
-cdef class AckReliable:
+cdef class AckReliable(FrameValue):
     cdef readonly bytes block
 
-cdef class AckNackUnreliable:
+cdef class AckNackUnreliable(FrameValue):
     cdef readonly uint64_t channel
     cdef readonly bytes block
 
-cdef class CloseReceiver:
+cdef class CloseReceiver(FrameValue):
     pass
 
-cdef class ForgetChannel:
+cdef class ForgetChannel(FrameValue):
     pass
 
-cdef class MessageHead:
+cdef class MessageHead(FrameValue):
     cdef readonly uint64_t num
-    cdef object _headers
-    cdef object _attachments
+    cdef object raw_headers
+    cdef object raw_attachments
     cdef readonly uint64_t size
     cdef readonly Py_ssize_t overhead
+
+cdef tuple header_pairs(const uint8_t *pos, const uint8_t *end)
+cdef tuple attached_channels(
+    const uint8_t *pos,
+    const uint8_t *end,
+    bint from_server,
+    uint64_t header_limit,
+    uint64_t attachment_limit,
+)
+# What ``attached_channels`` would raise, without an object for each header.
+cdef int check_attachments(
+    const uint8_t *pos,
+    const uint8_t *end,
+    bint from_server,
+    uint64_t header_limit,
+    uint64_t attachment_limit,
+) except -1
+# RANGES: a check of the bytes as they came, which makes no numbers of Python.
+cdef int check_ranges(const uint8_t *pos, const uint8_t *end, bint paired) except -1
+
+# The bytes of header data; raises what ``header_pairs`` would.
+cdef bytes header_block(const uint8_t *block, Py_ssize_t size)
+
+# The same from the bytes of a block that was checked before.
+cdef tuple headers_of(bytes block)
+cdef tuple attachments_of(bytes block)
+# As ``attachments_of``, but the headers of each channel are bytes still.
+cdef tuple attached_blocks(bytes block)
+cdef tuple ranges_of(bytes block)
+# The bytes of such a block.
+cdef bytes ranges_block(tuple ranges)

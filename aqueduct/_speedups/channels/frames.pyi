@@ -3,7 +3,9 @@ from typing import ClassVar, Final, TypeAlias, final
 from _typeshed import ReadableBuffer
 
 __all__ = [
+    "CREATOR",
     "FRAME_NAMES",
+    "ONESHOT",
     "AckNackUnreliable",
     "AckReliable",
     "AckVersion",
@@ -12,6 +14,7 @@ __all__ = [
     "ConnectionHeaders",
     "FinishSender",
     "ForgetChannel",
+    "Frame",
     "MessageFrame",
     "MessageHead",
     "RouteTo",
@@ -23,42 +26,40 @@ __all__ = [
 _Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
 _Attachments: TypeAlias = tuple[tuple[int, _Headers], ...]
 
+CREATOR: int
+ONESHOT: int
 FRAME_NAMES: Final[dict[int, str]]
 
 def decode_headers(headers: bytes | _Headers) -> _Headers: ...
 
+class _FrameValue:
+    def __eq__(self, other: object, /) -> bool: ...
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+
 @final
-class Version:
+class Version(_FrameValue):
     TAG: ClassVar[int]
     @property
     def version(self) -> str: ...
     def __init__(self, version: str) -> None: ...
-    def __eq__(self, other: object, /) -> bool: ...
-    __hash__: ClassVar[None]  # type: ignore[assignment]
 
 @final
-class AckVersion:
+class AckVersion(_FrameValue):
     TAG: ClassVar[int]
-    def __eq__(self, other: object, /) -> bool: ...
-    __hash__: ClassVar[None]  # type: ignore[assignment]
 
 @final
-class ConnectionHeaders:
+class ConnectionHeaders(_FrameValue):
     TAG: ClassVar[int]
     @property
     def headers(self) -> _Headers: ...
     def __init__(self, headers: _Headers) -> None: ...
-    def __eq__(self, other: object, /) -> bool: ...
-    __hash__: ClassVar[None]  # type: ignore[assignment]
 
 @final
-class RouteTo:
+class RouteTo(_FrameValue):
     TAG: ClassVar[int]
     @property
     def channel(self) -> int: ...
     def __init__(self, channel: int) -> None: ...
-    def __eq__(self, other: object, /) -> bool: ...
-    __hash__: ClassVar[None]  # type: ignore[assignment]
 
 @final
 class MessageFrame:
@@ -84,7 +85,7 @@ class MessageFrame:
     __hash__: ClassVar[None]  # type: ignore[assignment]
 
 @final
-class MessageHead:
+class MessageHead(_FrameValue):
     TAG: ClassVar[int]
     @property
     def num(self) -> int: ...
@@ -99,46 +100,36 @@ class MessageHead:
     def __init__(
         self, num: int, headers: _Headers, attachments: _Attachments, size: int
     ) -> None: ...
-    def __eq__(self, other: object, /) -> bool: ...
-    __hash__: ClassVar[None]  # type: ignore[assignment]
 
 @final
-class SentUnreliable:
+class SentUnreliable(_FrameValue):
     TAG: ClassVar[int]
     @property
     def count(self) -> int: ...
     def __init__(self, count: int) -> None: ...
-    def __eq__(self, other: object, /) -> bool: ...
-    __hash__: ClassVar[None]  # type: ignore[assignment]
 
 @final
-class FinishSender:
+class FinishSender(_FrameValue):
     TAG: ClassVar[int]
     @property
     def sent_reliable(self) -> int: ...
     def __init__(self, sent_reliable: int) -> None: ...
-    def __eq__(self, other: object, /) -> bool: ...
-    __hash__: ClassVar[None]  # type: ignore[assignment]
 
 @final
-class CancelSender:
+class CancelSender(_FrameValue):
     TAG: ClassVar[int]
-    def __eq__(self, other: object, /) -> bool: ...
-    __hash__: ClassVar[None]  # type: ignore[assignment]
 
 @final
-class AckReliable:
+class AckReliable(_FrameValue):
     TAG: ClassVar[int]
     @property
     def block(self) -> bytes: ...
     @property
     def ranges(self) -> tuple[int, ...]: ...
     def __init__(self, ranges: tuple[int, ...]) -> None: ...
-    def __eq__(self, other: object, /) -> bool: ...
-    __hash__: ClassVar[None]  # type: ignore[assignment]
 
 @final
-class AckNackUnreliable:
+class AckNackUnreliable(_FrameValue):
     TAG: ClassVar[int]
     @property
     def channel(self) -> int: ...
@@ -147,17 +138,26 @@ class AckNackUnreliable:
     @property
     def ranges(self) -> tuple[int, ...]: ...
     def __init__(self, channel: int, ranges: tuple[int, ...]) -> None: ...
-    def __eq__(self, other: object, /) -> bool: ...
-    __hash__: ClassVar[None]  # type: ignore[assignment]
 
 @final
-class CloseReceiver:
+class CloseReceiver(_FrameValue):
     TAG: ClassVar[int]
-    def __eq__(self, other: object, /) -> bool: ...
-    __hash__: ClassVar[None]  # type: ignore[assignment]
 
 @final
-class ForgetChannel:
+class ForgetChannel(_FrameValue):
     TAG: ClassVar[int]
-    def __eq__(self, other: object, /) -> bool: ...
-    __hash__: ClassVar[None]  # type: ignore[assignment]
+
+Frame: TypeAlias = (
+    Version
+    | AckVersion
+    | ConnectionHeaders
+    | RouteTo
+    | MessageFrame
+    | SentUnreliable
+    | FinishSender
+    | CancelSender
+    | AckReliable
+    | AckNackUnreliable
+    | CloseReceiver
+    | ForgetChannel
+)

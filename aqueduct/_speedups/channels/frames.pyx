@@ -7,18 +7,24 @@ and a million queued messages should not be walked by the collector.
 """
 
 cimport cython
-from libc.stdint cimport uint64_t
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport uint8_t, uint64_t
 
-from aqueduct._speedups.channels.blocks cimport (
-    attached_blocks,
-    attachments_of,
-    headers_of,
-    ranges_block,
-    ranges_of,
+from aqueduct._speedups.base.varint cimport (
+    VARINT_MAX,
+    VARINT_MORE,
+    raise_varint,
+    to_uint64,
+    varint_load,
+    varint_store,
 )
 
+from aqueduct.errors import FrameError, LimitExceeded, SequenceError
+
 __all__ = [
+    "CREATOR",
     "FRAME_NAMES",
+    "ONESHOT",
     "AckNackUnreliable",
     "AckReliable",
     "AckVersion",
@@ -27,6 +33,7 @@ __all__ = [
     "ConnectionHeaders",
     "FinishSender",
     "ForgetChannel",
+    "Frame",
     "MessageFrame",
     "MessageHead",
     "RouteTo",
@@ -34,6 +41,10 @@ __all__ = [
     "Version",
     "decode_headers",
 ]
+
+# Bits of a channel's id (AQ-6) that are looked at for every message.
+CREATOR = CREATOR_BIT
+ONESHOT = ONESHOT_BIT
 
 FRAME_NAMES = {
     VERSION_TAG: "VERSION",
@@ -56,83 +67,68 @@ def decode_headers(headers not None):
     return headers_of(headers) if type(headers) is bytes else headers
 
 
+@cython.auto_pickle(False)
+cdef class FrameValue:
+    """What frames have in common: two are equal if their ``_FIELDS`` are."""
+
+    _FIELDS = ()
+
+    def __eq__(self, other):
+        if type(other) is not type(self):
+            return False
+        return all([getattr(self, name) == getattr(other, name) for name in self._FIELDS])
+
+    __hash__ = None
+
+    def __repr__(self):
+        fields = ", ".join([f"{name}={getattr(self, name)!r}" for name in self._FIELDS])
+        return f"{type(self).__name__}({fields})"
+
+
 @cython.final
 @cython.no_gc
 @cython.auto_pickle(False)
-cdef class Version:
+cdef class Version(FrameValue):
     """The protocol's version; ``version`` is its text (AQ-12)."""
 
     TAG = VERSION_TAG
+    _FIELDS = ("version",)
 
     def __init__(self, str version not None):
         self.version = version
 
-    def __eq__(self, other):
-        return type(other) is Version and self.version == (<Version> other).version
-
-    __hash__ = None
-
-    def __repr__(self):
-        return f"Version(version={self.version!r})"
-
 
 @cython.final
 @cython.auto_pickle(False)
-cdef class AckVersion:
+cdef class AckVersion(FrameValue):
     """The peer has seen a VERSION (AQ-13)."""
 
     TAG = ACK_VERSION_TAG
-
-    def __eq__(self, other):
-        return type(other) is AckVersion
-
-    __hash__ = None
-
-    def __repr__(self):
-        return "AckVersion()"
 
 
 @cython.final
 @cython.no_gc
 @cython.auto_pickle(False)
-cdef class ConnectionHeaders:
+cdef class ConnectionHeaders(FrameValue):
     """The headers of the connection (AQ-14)."""
 
     TAG = CONNECTION_HEADERS_TAG
+    _FIELDS = ("headers",)
 
     def __init__(self, tuple headers not None):
         self.headers = headers
 
-    def __eq__(self, other):
-        return (
-            type(other) is ConnectionHeaders
-            and self.headers == (<ConnectionHeaders> other).headers
-        )
-
-    __hash__ = None
-
-    def __repr__(self):
-        return f"ConnectionHeaders(headers={self.headers!r})"
-
 
 @cython.final
-@cython.freelist(64)
 @cython.auto_pickle(False)
-cdef class RouteTo:
+cdef class RouteTo(FrameValue):
     """The channel that the rest of the sequence is about (AQ-15)."""
 
     TAG = ROUTE_TO_TAG
+    _FIELDS = ("channel",)
 
     def __init__(self, uint64_t channel):
         self.channel = channel
-
-    def __eq__(self, other):
-        return type(other) is RouteTo and self.channel == (<RouteTo> other).channel
-
-    __hash__ = None
-
-    def __repr__(self):
-        return f"RouteTo(channel={self.channel})"
 
 
 @cython.final
@@ -154,31 +150,31 @@ cdef class MessageFrame:
         self, uint64_t num, tuple headers not None, tuple attachments not None, payload not None
     ):
         self.num = num
-        self._headers = headers
-        self._attachments = attachments
+        self.raw_headers = headers
+        self.raw_attachments = attachments
         self.payload = payload
         self.size = memoryview(payload).nbytes
 
     @property
     def headers(self):
         """(key, value) pairs of bytes."""
-        if type(self._headers) is bytes:
-            self._headers = headers_of(self._headers)
-        return self._headers
+        if type(self.raw_headers) is bytes:
+            self.raw_headers = headers_of(self.raw_headers)
+        return self.raw_headers
 
     @property
     def attachments(self):
         """(channel, headers) pairs."""
-        if type(self._attachments) is bytes:
-            self._attachments = attachments_of(self._attachments)
-        return self._attachments
+        if type(self.raw_attachments) is bytes:
+            self.raw_attachments = attachments_of(self.raw_attachments)
+        return self.raw_attachments
 
     @property
     def attached(self):
         """As ``attachments``, but the headers of a channel may be bytes still."""
-        if type(self._attachments) is bytes:
-            return attached_blocks(self._attachments)
-        return self._attachments
+        if type(self.raw_attachments) is bytes:
+            return attached_blocks(self.raw_attachments)
+        return self.raw_attachments
 
     def __eq__(self, other):
         cdef MessageFrame message
@@ -205,124 +201,80 @@ cdef class MessageFrame:
 @cython.final
 @cython.no_gc
 @cython.auto_pickle(False)
-cdef class MessageHead:
+cdef class MessageHead(FrameValue):
     """A MESSAGE whose payload of ``size`` bytes waits for ``Decoder.admit``; else as
     MessageFrame.
     """
 
     TAG = MESSAGE_HEAD_TAG
+    _FIELDS = ("num", "headers", "attachments", "size")
 
     def __init__(
         self, uint64_t num, tuple headers not None, tuple attachments not None, uint64_t size
     ):
         self.num = num
-        self._headers = headers
-        self._attachments = attachments
+        self.raw_headers = headers
+        self.raw_attachments = attachments
         self.size = size
 
     @property
     def headers(self):
         """(key, value) pairs of bytes."""
-        if type(self._headers) is bytes:
-            self._headers = headers_of(self._headers)
-        return self._headers
+        if type(self.raw_headers) is bytes:
+            self.raw_headers = headers_of(self.raw_headers)
+        return self.raw_headers
 
     @property
     def attachments(self):
         """(channel, headers) pairs."""
-        if type(self._attachments) is bytes:
-            self._attachments = attachments_of(self._attachments)
-        return self._attachments
-
-    def __eq__(self, other):
-        cdef MessageHead head
-        if type(other) is not MessageHead:
-            return False
-        head = <MessageHead> other
-        return (
-            self.num == head.num
-            and self.headers == head.headers
-            and self.attachments == head.attachments
-            and self.size == head.size
-        )
-
-    __hash__ = None
-
-    def __repr__(self):
-        return (
-            f"MessageHead(num={self.num}, headers={self.headers!r}, "
-            f"attachments={self.attachments!r}, size={self.size})"
-        )
+        if type(self.raw_attachments) is bytes:
+            self.raw_attachments = attachments_of(self.raw_attachments)
+        return self.raw_attachments
 
 
 @cython.final
 @cython.auto_pickle(False)
-cdef class SentUnreliable:
+cdef class SentUnreliable(FrameValue):
     """``count`` more messages were sent in datagrams (AQ-17)."""
 
     TAG = SENT_UNRELIABLE_TAG
+    _FIELDS = ("count",)
 
     def __init__(self, uint64_t count):
         self.count = count
 
-    def __eq__(self, other):
-        return type(other) is SentUnreliable and self.count == (<SentUnreliable> other).count
-
-    __hash__ = None
-
-    def __repr__(self):
-        return f"SentUnreliable(count={self.count})"
-
 
 @cython.final
 @cython.auto_pickle(False)
-cdef class FinishSender:
+cdef class FinishSender(FrameValue):
     """The sender finished after ``sent_reliable`` messages on streams (AQ-18)."""
 
     TAG = FINISH_SENDER_TAG
+    _FIELDS = ("sent_reliable",)
 
     def __init__(self, uint64_t sent_reliable):
         self.sent_reliable = sent_reliable
 
-    def __eq__(self, other):
-        return (
-            type(other) is FinishSender
-            and self.sent_reliable == (<FinishSender> other).sent_reliable
-        )
-
-    __hash__ = None
-
-    def __repr__(self):
-        return f"FinishSender(sent_reliable={self.sent_reliable})"
-
 
 @cython.final
 @cython.auto_pickle(False)
-cdef class CancelSender:
+cdef class CancelSender(FrameValue):
     """The sender was cancelled (AQ-19)."""
 
     TAG = CANCEL_SENDER_TAG
 
-    def __eq__(self, other):
-        return type(other) is CancelSender
-
-    __hash__ = None
-
-    def __repr__(self):
-        return "CancelSender()"
-
 
 @cython.final
 @cython.no_gc
-@cython.freelist(64)
 @cython.auto_pickle(False)
-cdef class AckReliable:
+cdef class AckReliable(FrameValue):
     """Received numbers of messages on streams: gap, range, gap, range, ... (AQ-20).
 
     ``block`` has them as they are on the wire: as numbers they take many times that.
     """
 
     TAG = ACK_RELIABLE_TAG
+    _FIELDS = ("ranges",)
 
     def __init__(self, tuple ranges not None):
         self.block = ranges_block(ranges)
@@ -332,26 +284,18 @@ cdef class AckReliable:
         """The numbers of ``block``."""
         return ranges_of(self.block)
 
-    def __eq__(self, other):
-        return type(other) is AckReliable and self.block == (<AckReliable> other).block
-
-    __hash__ = None
-
-    def __repr__(self):
-        return f"AckReliable(ranges={self.ranges!r})"
-
 
 @cython.final
 @cython.no_gc
-@cython.freelist(64)
 @cython.auto_pickle(False)
-cdef class AckNackUnreliable:
+cdef class AckNackUnreliable(FrameValue):
     """Numbers of messages in datagrams: acked, nacked, acked, ... (AQ-21).
 
     ``block`` as in AckReliable.
     """
 
     TAG = ACK_NACK_UNRELIABLE_TAG
+    _FIELDS = ("channel", "ranges")
 
     def __init__(self, uint64_t channel, tuple ranges not None):
         self.channel = channel
@@ -362,46 +306,253 @@ cdef class AckNackUnreliable:
         """The numbers of ``block``."""
         return ranges_of(self.block)
 
-    def __eq__(self, other):
-        return (
-            type(other) is AckNackUnreliable
-            and self.channel == (<AckNackUnreliable> other).channel
-            and self.block == (<AckNackUnreliable> other).block
-        )
-
-    __hash__ = None
-
-    def __repr__(self):
-        return f"AckNackUnreliable(channel={self.channel}, ranges={self.ranges!r})"
-
 
 @cython.final
 @cython.auto_pickle(False)
-cdef class CloseReceiver:
+cdef class CloseReceiver(FrameValue):
     """The receiver was closed (AQ-22)."""
 
     TAG = CLOSE_RECEIVER_TAG
 
-    def __eq__(self, other):
-        return type(other) is CloseReceiver
-
-    __hash__ = None
-
-    def __repr__(self):
-        return "CloseReceiver()"
-
 
 @cython.final
 @cython.auto_pickle(False)
-cdef class ForgetChannel:
+cdef class ForgetChannel(FrameValue):
     """The creator of the channel has no state for it, or lost it (AQ-23)."""
 
     TAG = FORGET_CHANNEL_TAG
 
-    def __eq__(self, other):
-        return type(other) is ForgetChannel
 
-    __hash__ = None
+Frame = (
+    Version
+    | AckVersion
+    | ConnectionHeaders
+    | RouteTo
+    | MessageFrame
+    | SentUnreliable
+    | FinishSender
+    | CancelSender
+    | AckReliable
+    | AckNackUnreliable
+    | CloseReceiver
+    | ForgetChannel
+)
+"""What ``FrameDecoder.next`` gives beside MessageHead; told apart by type or by ``TAG``."""
 
-    def __repr__(self):
-        return "ForgetChannel()"
+
+# The blocks of known length inside frames, parsed when whole. The errors say what is wrong inside
+# the block; the decoder adds where the frame stands. A block may lie in memory that somebody else
+# can write to, so each length is checked where it is used.
+
+
+cdef tuple header_pairs(const uint8_t *pos, const uint8_t *end):
+    """Header data as (key, value) pairs (AQ-5); keys are ASCII and not empty (AQ-R3)."""
+    cdef list pairs = []
+    cdef const uint8_t *key
+    cdef Py_ssize_t size, index
+    cdef bytes name
+    while pos < end:
+        size = inner_length(&pos, end)
+        if size == 0:
+            raise FrameError("a header has an empty key (AQ-R3)")
+        key = pos
+        pos += size
+        name = PyBytes_FromStringAndSize(<const char *> key, size)
+        for index in range(size):
+            if key[index] >= 0x80:
+                raise FrameError(f"the header key {name[:64]!r} is not ASCII (AQ-R3)")
+        if pos == end:
+            raise FrameError(f"the header {name[:64]!r} has no value (AQ-5)")
+        size = inner_length(&pos, end)
+        pairs.append((name, PyBytes_FromStringAndSize(<const char *> pos, size)))
+        pos += size
+    return tuple(pairs)
+
+
+cdef bytes header_block(const uint8_t *block, Py_ssize_t size):
+    cdef bytes kept = block[:size]
+    block = <const uint8_t *> PyBytes_AS_STRING(kept)
+    if not are_headers(block, block + size):
+        header_pairs(block, block + size)  # says what is wrong
+    return kept
+
+
+cdef bint are_headers(const uint8_t *pos, const uint8_t *end) noexcept:
+    # It looks at bytes alone: nothing can raise.
+    cdef const uint8_t *next
+    cdef uint64_t length = 0
+    cdef bint is_key = False
+    cdef int size
+    while pos < end:
+        is_key = not is_key
+        size = varint_load(pos, end, &length)
+        if size <= 0 or length > <uint64_t> (end - pos - size) or (is_key and length == 0):
+            return False
+        pos += size
+        next = pos + length
+        while is_key and pos < next:
+            if pos[0] >= 0x80:
+                return False
+            pos += 1
+        pos = next
+    return not is_key
+
+
+cdef tuple attached_channels(
+    const uint8_t *pos,
+    const uint8_t *end,
+    bint from_server,
+    uint64_t header_limit,
+    uint64_t attachment_limit,
+):
+    """ATTACHMENTS as (channel, headers) pairs (AQ-16, AQ-R4)."""
+    cdef list attached = []
+    cdef set seen = set()
+    cdef uint64_t channel = 0
+    cdef Py_ssize_t size
+    while pos < end:
+        size = attached_head(&pos, end, &channel, seen, from_server, header_limit, attachment_limit)
+        attached.append((channel, header_pairs(pos, pos + size)))
+        pos += size
+    return tuple(attached)
+
+
+cdef int check_attachments(
+    const uint8_t *pos,
+    const uint8_t *end,
+    bint from_server,
+    uint64_t header_limit,
+    uint64_t attachment_limit,
+) except -1:
+    cdef set seen = set()
+    cdef uint64_t channel = 0
+    cdef Py_ssize_t size
+    while pos < end:
+        size = attached_head(&pos, end, &channel, seen, from_server, header_limit, attachment_limit)
+        if not are_headers(pos, pos + size):
+            header_pairs(pos, pos + size)  # says what is wrong
+        pos += size
+    return 0
+
+
+cdef Py_ssize_t attached_head(
+    const uint8_t **pos,
+    const uint8_t *end,
+    uint64_t *channel,
+    set seen,
+    bint from_server,
+    uint64_t header_limit,
+    uint64_t attachment_limit,
+) except -1:
+    """Reads one attachment up to its headers, whose size is returned."""
+    cdef Py_ssize_t size
+    if <uint64_t> len(seen) == attachment_limit:
+        raise LimitExceeded(
+            f"a message with more than {attachment_limit} attachments (Limits.attachments)"
+        )
+    inner_varint(pos, end, channel)
+    if channel[0] == 0:
+        raise SequenceError("the entrypoint is attached (AQ-R4)")
+    if (channel[0] & CREATOR_BIT != 0) != from_server:
+        raise SequenceError(
+            f"channel {channel[0]} is attached by the side that did not create it"
+        )
+    if channel[0] in seen:
+        raise SequenceError(f"channel {channel[0]} is attached twice (AQ-R4)")
+    seen.add(channel[0])
+    size = inner_length(pos, end)
+    if <uint64_t> size > header_limit:
+        raise LimitExceeded(
+            f"{size} bytes of headers of attached channel {channel[0]}, "
+            f"{header_limit} are allowed (Limits.header_bytes)"
+        )
+    return size
+
+
+cdef int check_ranges(const uint8_t *pos, const uint8_t *end, bint paired) except -1:
+    """The varints of ACK_RELIABLE (``paired``, AQ-20) or ACK_NACK_UNRELIABLE (AQ-21)."""
+    cdef uint64_t length = 0, total = 0
+    cdef Py_ssize_t count = 0
+    while pos < end:
+        inner_varint(&pos, end, &length)
+        if length == 0 and count:
+            raise FrameError("a varint of its RANGES after the first is zero")
+        if length > 0xFFFFFFFFFFFFFFFF - total:
+            raise FrameError("its RANGES reach above 2^64 - 1 (AQ-R2)")
+        total += length
+        count += 1
+    if count == 0:
+        raise FrameError("its RANGES are empty")
+    if paired and count % 2:
+        raise FrameError(f"its RANGES have {count} varints, an odd number (AQ-20)")
+    if total == 0:
+        raise FrameError("its RANGES name no message")
+    return 0
+
+
+cdef tuple headers_of(bytes block):
+    cdef const uint8_t *pos = <const uint8_t *> PyBytes_AS_STRING(block)
+    return header_pairs(pos, pos + PyBytes_GET_SIZE(block))
+
+
+cdef tuple attachments_of(bytes block):
+    cdef const uint8_t *pos = <const uint8_t *> PyBytes_AS_STRING(block)
+    # All are created by one side, so the first byte says which.
+    return attached_channels(
+        pos, pos + PyBytes_GET_SIZE(block), pos[0] & CREATOR_BIT,
+        0xFFFFFFFFFFFFFFFF, 0xFFFFFFFFFFFFFFFF,
+    )
+
+
+cdef tuple attached_blocks(bytes block):
+    cdef const uint8_t *pos = <const uint8_t *> PyBytes_AS_STRING(block)
+    cdef const uint8_t *end = pos + PyBytes_GET_SIZE(block)
+    cdef list attached = []
+    cdef uint64_t channel = 0
+    cdef Py_ssize_t size
+    while pos < end:
+        inner_varint(&pos, end, &channel)
+        size = inner_length(&pos, end)
+        attached.append((channel, PyBytes_FromStringAndSize(<const char *> pos, size)))
+        pos += size
+    return tuple(attached)
+
+
+cdef tuple ranges_of(bytes block):
+    cdef const uint8_t *pos = <const uint8_t *> PyBytes_AS_STRING(block)
+    cdef const uint8_t *end = pos + PyBytes_GET_SIZE(block)
+    cdef list lengths = []
+    cdef uint64_t length = 0
+    while pos < end:
+        inner_varint(&pos, end, &length)
+        lengths.append(length)
+    return tuple(lengths)
+
+
+cdef bytes ranges_block(tuple ranges):
+    cdef uint8_t[VARINT_MAX] out
+    cdef list parts = []
+    for length in ranges:
+        parts.append(
+            PyBytes_FromStringAndSize(<char *> out, varint_store(out, to_uint64(length)) - out)
+        )
+    return b"".join(parts)
+
+
+cdef int inner_varint(const uint8_t **pos, const uint8_t *end, uint64_t *value) except -1:
+    cdef int size = varint_load(pos[0], end, value)
+    if size == VARINT_MORE:
+        raise FrameError("a block ends inside a varint")
+    if size < 0:
+        raise_varint(size)
+    pos[0] += size
+    return 0
+
+
+cdef Py_ssize_t inner_length(const uint8_t **pos, const uint8_t *end) except -1:
+    """The length of varbytes that must lie inside the block."""
+    cdef uint64_t length = 0
+    inner_varint(pos, end, &length)
+    if length > <uint64_t> (end - pos[0]):
+        raise FrameError(f"{length} bytes are declared inside a block that has {end - pos[0]} left")
+    return <Py_ssize_t> length

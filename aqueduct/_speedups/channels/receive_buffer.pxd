@@ -1,6 +1,8 @@
-"""Fed chunks in a row, read by a cursor; the base of the incremental decoders."""
+"""Fed chunks in a row, read by a cursor, and a place for a payload."""
 
 from libc.stdint cimport uint8_t, uint64_t
+
+from aqueduct._speedups.channels.encoder cimport COALESCE_BELOW
 
 cdef enum:
     # While many chunks wait, those up to TINY bytes are packed into blocks of TAIL bytes: a peer
@@ -8,22 +10,30 @@ cdef enum:
     PACK_FROM = 16
     TINY = 128
     TAIL = 1024
+    # Payloads below this become bytes; larger ones land in aligned memory.
+    SMALL = COALESCE_BELOW
 
 cdef class ReceiveBuffer:
-    cdef const uint8_t *_pos      # the next unread byte of the current chunk
-    cdef const uint8_t *_end
+    cdef const uint8_t *pos      # the next unread byte of the current chunk
+    cdef const uint8_t *end
     cdef const uint8_t *_start
     cdef uint64_t _before         # bytes of the chunks before the current one
-    cdef uint64_t _fed
+    cdef uint64_t fed
     cdef object _chunk            # owner of the current memory: bytes or a memoryview
     cdef list _queue
     cdef Py_ssize_t _head         # index of the first waiting chunk
     cdef bytes _tail              # the last waiting chunk while it is open for packing
     cdef Py_ssize_t _tail_used
     cdef uint8_t *_scratch        # a block that straddles chunks
-    cdef Py_ssize_t _scratch_size
+    cdef Py_ssize_t gathered
     cdef Py_ssize_t _scratch_room
+    cdef object payload          # bytes, an AlignedBuffer or a given buffer; None: no memory yet
+    cdef Py_ssize_t missing      # bytes of it that did not land yet
+    cdef object _view            # a memoryview of it, once one is needed
+    cdef uint8_t *place          # where its next byte goes
 
+    # What is ``noexcept`` looks at fields and C memory alone. The queue holds what ``push`` has
+    # checked, so nothing there can raise.
     cdef int push(self, object data) except -1
     cdef int _close_tail(self) except -1
     cdef bint refill(self) noexcept
@@ -33,3 +43,10 @@ cdef class ReceiveBuffer:
     cdef void skip_outside(self, uint64_t size) noexcept
     cdef uint64_t taken(self) noexcept
     cdef uint64_t left(self) noexcept
+    cdef uint64_t reach(self, Py_ssize_t most) noexcept
+    cpdef uint64_t take_up(self) except? 0xFFFFFFFFFFFFFFFF
+    cdef int prepare(self, Py_ssize_t size, object target) except -1
+    cdef bint land(self) noexcept
+    cdef object room(self, Py_ssize_t hint)
+    cdef int landed(self, Py_ssize_t size) except -1
+    cdef void leave(self) noexcept

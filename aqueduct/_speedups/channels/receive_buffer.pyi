@@ -1,6 +1,7 @@
-from typing_extensions import disjoint_base
+from typing import final
 
 __all__ = ["ReceiveBuffer"]
 
-@disjoint_base
-class ReceiveBuffer: ...
+@final
+class ReceiveBuffer:
+    def take_up(self) -> int: ...

@@ -1,22 +1,33 @@
-"""What every message does that is taken: it leaves the queue, and what it was charged returns.
+"""The messages of a channel that have come: how they land, wait to be taken, and what they charge.
 
-Or the charge stays with the taken message for as long as somebody works on it (``MemoryLease``).
-
-The bases of what is Python of a connection and its channels, so that compiled modules need no
-step of Python to take the next message.
+A step of Python for each frame, each number and each charge is what a message would cost most;
+for plain messages in a row these steps are taken here, and once in Python for the run.
+What is taken returns its charge, or keeps it for as long as somebody works on it (``MemoryLease``).
 """
 
 cimport cython
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from aqueduct._speedups.base.accounts cimport Account
 from aqueduct._speedups.base.buffers cimport AlignedBuffer, Keeper
-from aqueduct._speedups.channels.message_batches cimport Received, MessageBatch
+from aqueduct._speedups.channels.decoder cimport AT_PAYLOAD, FrameDecoder
+from aqueduct._speedups.channels.frames cimport MessageFrame, MessageHead, headers_of
+from aqueduct._speedups.channels.tracker cimport ReceivedNumbers
 
 from collections import OrderedDict, deque
 from types import MappingProxyType
 
-__all__ = ["EMPTY", "ReceiveBudget", "ReceiverBase", "MemoryLease"]
+from aqueduct.errors import LocalProtocolError
+
+__all__ = [
+    "EMPTY",
+    "DirectRead",
+    "MemoryLease",
+    "MessageBatch",
+    "ReceiveBudget",
+    "ReceiveQueue",
+    "Received",
+]
 
 cdef int64_t UNLIMITED = <int64_t> 1 << 62
 
@@ -24,10 +35,326 @@ cdef enum:
     # Of a budget: a reader that holds as much, or less, lets others go on above it meanwhile. That
     # is what a batch in one message has (Calls.fragment_bytes of Flow.receive_budget).
     PASSED_ON_SHARE = 16
+    # Fewer bytes are not read straight to their place: a call for them costs more than their copy.
+    LANDING_FROM = 4096
+    # Where payloads are so large, the next one is not looked for in more bytes than need be.
+    LARGE = 32768
 
 # A connection may have very many channels, of which most are idle: what they do not need now has
 # this in its place. It cannot be changed, so a forgotten replacement is an error.
 EMPTY = MappingProxyType({})
+
+
+@cython.final
+@cython.freelist(1024)
+@cython.auto_pickle(False)
+cdef class Received:
+    """One message. ``attachments`` are (half, headers) pairs, the halves those of this side's core;
+    the headers are pairs, or bytes for ``frames.decode_headers``. ``raw``: those of the message as
+    they are now, bytes or pairs: equal only where ``headers`` are.
+
+    ``charge``: bytes of the budget that return when it is taken. ``dropped``: evicted by a later
+    unreliable message; still in the queue, but nobody gets it.
+    """
+
+    def __init__(
+        self,
+        uint64_t number,
+        headers,
+        tuple attachments not None,
+        payload,
+        Py_ssize_t charge,
+        *,
+        bint reliable=True,
+    ):
+        self.number = number
+        self.raw = headers
+        self.attachments = attachments
+        self.payload = payload
+        self.charge = charge
+        self.reliable = reliable
+
+    @staticmethod
+    def of(
+        MessageFrame message not None,
+        tuple attachments not None,
+        Py_ssize_t charge,
+        *,
+        bint reliable=True,
+    ):
+        """What became of a frame. Headers that are bytes in it stay so until they are asked for."""
+        cdef Received received = Received.__new__(Received)
+        received.number = message.num
+        received.raw = message.raw_headers
+        received.attachments = attachments
+        received.payload = message.payload
+        received.charge = charge
+        received.reliable = reliable
+        return received
+
+    @property
+    def headers(self):
+        """(key, value) pairs of bytes."""
+        if type(self.raw) is bytes:
+            self.raw = headers_of(self.raw)
+        return self.raw
+
+    def __repr__(self):
+        return f"<Received: message {self.number}, {len(self.attachments)} attachments>"
+
+
+@cython.final
+@cython.freelist(8)
+@cython.auto_pickle(False)
+cdef class MessageBatch:
+    """Plain messages in a row: without attachments, and of numbers that are new.
+
+    ``messages`` are Received; ``admitted`` counts them, and one whose payload is still landing;
+    ``charge`` is what these are charged in sum, below zero if an earlier one was charged too much.
+    ``pending`` is what that last one is charged beside the overhead, -1 if there is none;
+    ``largest`` the largest payload that was let in. ``follows`` is what comes next; ``full`` that
+    it was not looked at, for want of room.
+    """
+
+    def __cinit__(self):
+        self.messages = []
+        self.pending = -1
+
+    def read(
+        self,
+        FrameDecoder decoder not None,
+        ReceivedNumbers numbers not None,
+        Py_ssize_t overhead,
+        int64_t room,
+        int64_t pending=-1,
+        bytes asked=None,
+    ):
+        """Takes plain messages from ``decoder``; returns ``follows``, as ``FrameDecoder.next``
+        does.
+
+        Each is added to ``numbers`` and charged with its size and ``overhead``. A MessageHead is
+        admitted if its message is plain and fits ``room`` with the others, and has no header with
+        the key ``asked``. The run also ends, with None, when ``charge`` is above ``room``. What is
+        not plain is returned, and ``numbers`` is without it. ``pending`` is what a message that
+        began to land before was charged beside the overhead; that is put right when it is whole.
+        After an error the run holds what came before it.
+        """
+        self.pending = pending
+        self.take(decoder, numbers, overhead, room, asked)
+        return self.follows
+
+    cdef int take(
+        self, FrameDecoder decoder, ReceivedNumbers numbers, Py_ssize_t overhead, int64_t room,
+        bytes asked
+    ) except -1:
+        """As ``read``, which may be gone on with as long as nothing follows and it is not full."""
+        cdef object frame
+        cdef MessageFrame message
+        cdef MessageHead head
+        cdef Received received
+        cdef int64_t size
+        cdef bint later
+        self.full = False
+        self.follows = None
+        while self.charge <= room:
+            frame = decoder.next()
+            if type(frame) is MessageHead:
+                head = <MessageHead> frame
+                size = <int64_t> head.size + head.overhead
+                if (
+                    size + overhead > room - self.charge
+                    or not is_plain(head, asked)
+                    or not numbers.is_new(head.num)
+                ):
+                    break
+                later = (
+                    self._puts_off and decoder.length >= ALONE and len(self.messages) > 0
+                    and decoder.buffer.left() < <uint64_t> decoder.length
+                )
+                if later:
+                    decoder.buffer.missing = decoder.length
+                else:
+                    try:
+                        decoder.buffer.prepare(decoder.length, None)
+                    except MemoryError:
+                        break  # ``FrameDecoder.admit`` says so again
+                decoder.state = AT_PAYLOAD
+                self.pending = size
+                self.charge += size + overhead
+                self.admitted += 1
+                self.largest = max(self.largest, <int64_t> head.size)
+                if later:
+                    return 0
+                continue
+            if type(frame) is not MessageFrame:
+                break
+            message = <MessageFrame> frame
+            if message.raw_attachments or not numbers.take_in(message.num):
+                break
+            received = Received.__new__(Received)
+            received.number = message.num
+            received.raw = message.raw_headers
+            received.attachments = ()
+            received.payload = message.payload
+            received.charge = message.size + message.overhead + overhead
+            received.reliable = True
+            if self.pending < 0:
+                self.charge += received.charge
+                self.admitted += 1
+            else:
+                self.charge += received.charge - overhead - self.pending
+                self.pending = -1
+            self.messages.append(received)
+        else:
+            self.full = True
+            return 0
+        self.follows = frame
+        return 0
+
+
+@cython.final
+@cython.auto_pickle(False)
+cdef class DirectRead:
+    """Where a carrier puts the bytes of one stream of the peer without a step of Python for each.
+
+    The stream's owner opens it, and takes back what became of them (``close``). Between the two
+    nothing else may happen on the connection: neither a command nor an input. ``place`` (in C) and
+    ``room`` are memory for the next bytes of a large payload; ``push`` takes any that come next.
+    Plain messages in a row become a ``run``; ``stopped``: what comes next needs the owner first.
+    ``window``: what the peer may send of an admitted payload before more of it has landed.
+    """
+
+    def __cinit__(
+        self,
+        FrameDecoder decoder not None,
+        Py_ssize_t overhead,
+        ReceivedNumbers numbers not None,
+        Py_ssize_t window,
+    ):
+        self.decoder = decoder
+        self._overhead = overhead
+        self._numbers = numbers
+        self._window = window
+        self.stopped = True
+
+    cpdef object open(self, int64_t room, int64_t pending, bytes asked):
+        """Takes messages as ``MessageBatch.read`` does; with ``room`` below zero none but the
+        payload that is landing."""
+        self.run = None
+        if room >= 0:
+            self.run = MessageBatch.__new__(MessageBatch)
+            self.run.pending = pending
+            self.run._puts_off = True
+        self._room = room
+        self._asked = asked
+        self.stopped = False
+        self.size = 0
+
+    cpdef MessageBatch close(self):
+        """No more bytes are taken; returns the run, or None if there could be none."""
+        cdef MessageBatch run = self.run
+        self.run = None
+        self.stopped = True
+        return run
+
+    @property
+    def idle(self):
+        """All that came is a part of a payload whose rest the peer may send already.
+
+        Then its owner has nothing to do, and need not be asked to close it.
+        """
+        cdef MessageBatch run = self.run
+        return (
+            run is not None and run.pending >= 0 and not run.admitted and not self.stopped
+            and 0 < self.decoder.buffer.missing <= self._window - <Py_ssize_t> self.size
+            and not self.decoder.buffer.left()
+        )
+
+    def room(self, Py_ssize_t most):
+        """A view of the memory for the next bytes, at most ``most``; None if they are to be fed."""
+        return None if self.wanted() == 0 else self.decoder.buffer.room(most)
+
+    def landed(self, Py_ssize_t size):
+        """``size`` bytes were written to ``room``."""
+        if not 0 <= size <= self.wanted():
+            raise LocalProtocolError(
+                f"landed({size}): {self.wanted()} bytes of a payload are missing"
+            )
+        self.fill(size)
+
+    def feed(self, data):
+        """Takes the next bytes, by reference."""
+        if self.stopped:
+            raise LocalProtocolError("feed: the inlet is stopped")
+        self.push(data)
+
+    cdef int take_up(self) except -1:
+        """More is to come by this inlet: what is whole is not taken before that."""
+        cdef FrameDecoder decoder = self.decoder
+        if decoder.buffer.missing and decoder.buffer.payload is None and not self.stopped:
+            try:
+                decoder.buffer.take_up()
+            except MemoryError:
+                pass  # with the next bytes its owner is told
+        return 0
+
+    cdef Py_ssize_t wanted(self) noexcept:
+        """How many bytes ``place`` has room for; 0 if it is not worth it. Looks at fields alone."""
+        cdef FrameDecoder decoder = self.decoder
+        if (
+            self.stopped or decoder.state != AT_PAYLOAD or decoder.buffer.payload is None
+            or decoder.buffer.missing < LANDING_FROM or decoder.buffer.left()
+        ):
+            return 0
+        return decoder.buffer.missing
+
+    cdef uint8_t *place(self) noexcept:
+        """Where the next bytes of the payload go. A field, as ``wanted``."""
+        return self.decoder.buffer.place
+
+    cdef int fill(self, Py_ssize_t size) except -1:
+        """``size`` bytes, no more than are ``wanted``, were written to ``place``."""
+        cdef FrameDecoder decoder = self.decoder
+        decoder.buffer.place += size
+        decoder.buffer.missing -= size
+        decoder.buffer.skip_outside(<uint64_t> size)
+        self.size += <uint64_t> size
+        if decoder.buffer.missing == 0:
+            self._go_on()
+        return 0
+
+    cdef int push(self, object data) except -1:
+        """Takes the next bytes, by reference."""
+        cdef uint64_t before = self.decoder.buffer.fed
+        self.decoder.buffer.push(data)
+        self.size += self.decoder.buffer.fed - before
+        self._go_on()
+        return 0
+
+    cdef int _go_on(self) except -1:
+        cdef MessageBatch run = self.run
+        if run is None:
+            self.stopped = self.decoder.buffer.left() > 0 or self.decoder.buffer.missing == 0
+            return 0
+        try:
+            run.take(self.decoder, self._numbers, self._overhead, self._room, self._asked)
+        except Exception:
+            # The decoder raises it again when its owner reads on.
+            self.stopped = True
+            return 0
+        if run.largest:
+            self.large = run.largest >= LARGE
+        self.stopped = run.full or run.follows is not None
+        return 0
+
+
+cdef bint is_plain(MessageHead head, bytes asked) except -1:
+    """Whether nobody needs to look at a message before it is whole."""
+    if head.raw_attachments:
+        return False
+    # Of a frame that was decoded the headers are bytes. A value may hold the key, too: then the
+    # message is looked at, and that is all.
+    return asked is None or not head.raw_headers or asked not in <bytes?> head.raw_headers
 
 
 @cython.no_gc_clear  # its end needs the account
@@ -42,7 +369,8 @@ cdef class ReceiveBudget:
     those that got room of their own while messages wait there.
     ``place``: the receiver that goes on above the budget, or None. ``process`` counts what all
     connections hold, which may be ``process_budget``; it has a place of its own.
-    ``wake``, if not None, is called, in any thread, when receivers may go on.
+    ``wake``, if not None, is called, in any thread, when receivers may go on. ``work``: frames and
+    attachments that were worked on in this turn; see Flow.wake_up.
     """
 
     def __cinit__(self):
@@ -54,19 +382,6 @@ cdef class ReceiveBudget:
     def __dealloc__(self):
         self.process.used -= self.budget_used
 
-    @property
-    def free_bytes(self):
-        """How many bytes fit into both budgets; below zero if they are exceeded."""
-        return self.free()
-
-    def spent(self, int64_t size):
-        """``size`` bytes more are charged; below zero: they returned."""
-        self.spend(size)
-
-    def fits(self, int64_t size):
-        """Whether ``size`` bytes fit into the budget of this connection."""
-        return self.budget_used + size <= self.budget
-
     def fits_process(self, int64_t size):
         """Whether ``size`` bytes fit into what the process allows this connection."""
         return size <= self.free_in_process()
@@ -76,13 +391,13 @@ cdef class ReceiveBudget:
         cdef Account process = self.process
         cdef Account own
         if self.place is not None:
-            (<ReceiverBase?> self.place).quit_place()
+            (<ReceiveQueue?> self.place).leave_place()
         process.waiting.pop(self, None)
         own = Account()
         own.used = self.budget_used
         self.process = own
         process.spend(-self.budget_used)
-        if process.waiting:
+        if process.waiting or process.pulling:
             process.notify()  # fewer wait
 
     cdef bint is_awaited(self) except -1:
@@ -97,6 +412,7 @@ cdef class ReceiveBudget:
         return self.process.spend(size)
 
     cdef int64_t free(self) except? -1:
+        """How many bytes fit into both budgets; below zero if they are exceeded."""
         return min(self.budget - self.budget_used, self.free_in_process())
 
     cdef int64_t free_in_process(self) except? -1:
@@ -115,29 +431,38 @@ cdef class ReceiveBudget:
         return 0
 
 
+@cython.final
+@cython.freelist(64)
 @cython.auto_pickle(False)
-cdef class ReceiverBase:
-    """The messages of one channel that wait to be taken.
+cdef class ReceiveQueue:
+    """The messages of one channel that wait to be taken; its length is their number.
 
-    ``queue`` is a deque of Received, or an empty tuple; ``charged`` the bytes admitted here and
-    not yet taken, in ``_outstanding`` messages. If something is ``waiting``, there is news for it
-    when these fall. ``_dropped`` counts those in the queue that nobody gets, and
-    ``_unreliable_queue`` holds the undelivered unreliable ones, oldest first.
+    ``charged``: the bytes admitted here and not yet taken, in ``outstanding`` messages.
+    ``waiting``: streams whose next message was not admitted, in order; when these fall there is
+    news for them. ``assured``: one message finds room whatever the budgets. For the application has
+    the handle, and can make that room. What only waits for its handle has no such claim.
+    ``ended``: nothing more comes. ``evictions`` counts messages that gave way to later ones.
 
-    What is taken returns its charge. If the inbox ``keeps``, the charge goes to a ``lease``, or
+    What is taken returns its charge. If the queue ``keeps``, the charge goes to a ``lease``, or
     returns by ``settle``; ``held`` is the sum of the leases. Where the reader tells when it waits
-    (``told``), the inbox is ``wanted`` while it does, by ``reader``.
+    (``told``), the queue is ``wanted`` while it does, by ``reader``.
     ``pledged``: bytes charged for the rest of a batch that comes in several messages.
 
-    All else is for who builds on it, and stands here because most receivers live for one message:
-    so it costs nothing to begin with.
+    ``placement``: a Placement; with a ``placement_key`` it is asked for messages with a header of
+    this key alone. ``announce``: an Announcement, asked for messages with that header.
     """
 
-    def __cinit__(self, ReceiveBudget budget not None, *arguments, **options):
-        self._budget = budget
-        self.queue = self._unreliable_queue = self.evicted = ()
-        self.waiting = self.streams = EMPTY
-        self._declared = -1
+    def __cinit__(self, ReceiveBudget budget not None, bint assured=False):
+        self.budget = budget
+        self.assured = assured
+        self.messages = self._unreliable = ()
+        self.waiting = EMPTY
+
+    def __len__(self):
+        return len(self.messages) - self._evicted
+
+    def __iter__(self):
+        return iter([received for received in self.messages if not (<Received?> received).dropped])
 
     @property
     def owed(self):
@@ -145,43 +470,113 @@ cdef class ReceiverBase:
         return self._owed
 
     @property
-    def room(self):
-        """Bytes of messages that can be admitted without asking for each; below zero: none."""
-        return self.left()
+    def growing(self):
+        """Whether the rest of a message, or of a batch, is still to come."""
+        return (
+            self.pledged > 0 or self._owed > 0
+            or self.outstanding > <Py_ssize_t> len(self) + self._owed_messages
+        )
 
     cdef int64_t left(self) except? -1:
-        """See ``room``."""
-        cdef ReceiveBudget budget = self._budget
+        """Bytes of messages that can be admitted without asking for each; below zero: none."""
+        cdef ReceiveBudget budget = self.budget
         if self.waiting or (self.placement is not None and self.placement_key is None):
             return -1  # or they would pass by what waits for ever
         return min(budget.channel_budget - self.charged, budget.free())
 
+    @property
+    def crowded(self):
+        """Whether the connection's other receivers hold half of its budget."""
+        cdef ReceiveBudget budget = self.budget
+        return budget.budget_used - self.charged - self.held >= budget.budget >> 1
+
     def add(self, MessageBatch run not None):
         """Queues and charges what was read; whether there was nothing to take before."""
-        cdef bint first = not self.queue
-        self._outstanding += run.admitted
+        cdef bint first = not self.messages
+        self.outstanding += run.admitted
         if run.charge:
             self.count(run.charge)
         if not run.messages:
             return False
-        if first:
-            self.queue = deque(run.messages)
-        else:
-            self.queue.extend(run.messages)
+        self.messages = self.messages or deque()
+        self.messages.extend(run.messages)
         if not self.told:
-            self.quit_place()  # it is whole: others may go on
+            self.leave_place()  # it is whole: others may go on
         return first
 
-    def take(self):
-        """The next message, or None if there is none now."""
-        return self.pop()
+    def push(self, Received received not None):
+        """Queues one message, charged before; whether there was nothing to take before."""
+        cdef bint first = not self.messages
+        self.messages = self.messages or deque()
+        self.messages.append(received)
+        if not received.reliable:
+            self._unreliable = self._unreliable or deque()
+            self._unreliable.append(received)
+        if not self.told:
+            self.leave_place()  # it is whole: others may go on
+        return first
 
-    def _charge(self, int64_t size):
+    def evict(self, list evicted not None):
+        """Drops the oldest unreliable message and adds it to ``evicted``; False: there is none."""
+        cdef Received oldest
+        if not self._unreliable:
+            return False
+        oldest = <Received?> self._unreliable.popleft()
+        self._unreliable = self._unreliable or ()
+        oldest.dropped = True
+        oldest.payload = b""
+        evicted.append(oldest)
+        self.evictions += 1
+        self.charge(-oldest.charge, -1)
+        self._evicted += 1
+        if self._evicted * 2 > <Py_ssize_t> len(self.messages):
+            self.messages = deque(self) if len(self) else ()
+            self._evicted = 0
+        return True
+
+    def drop(self):
+        """Empties the queue; returns what nobody gets."""
+        cdef list dropped = list(self)
+        cdef Received received
+        self.messages = self._unreliable = ()
+        self._evicted = 0
+        for received in dropped:
+            self.charge(-received.charge, -1)
+        return dropped
+
+    def end(self):
+        """Nothing more comes."""
+        self.ended = True
+        if self.pledged:
+            self.count(-self.pledged)  # the rest of a batch
+            self.pledged = 0
+        if not (self.outstanding or self.held):
+            self.leave_place()
+
+    def place(self, MessageHead head not None):
+        """Where a message is to land; None: anywhere. Raises what the hook raises."""
+        cdef object key = self.placement_key
+        if self.placement is None or (key is not None and key not in dict(head.headers)):
+            return None
+        return self.placement(head.headers, head.size)
+
+    def assure(self):
+        """The application has the handle now."""
+        self.assured = True
+        if self.waiting:
+            self.budget.relieved[self] = None
+
+    cpdef object charge(self, int64_t size, Py_ssize_t messages=0):
+        """Charges ``size`` bytes, of so many messages more; below zero: they return."""
         self.count(size)
+        if messages < 0:
+            self.release(-messages)
+        else:
+            self.outstanding += messages
 
     cdef int count(self, int64_t size) except -1:
         """Charges ``size`` bytes, here and in the budget; below zero: they return."""
-        cdef ReceiveBudget budget = self._budget
+        cdef ReceiveBudget budget = self.budget
         self.charged += size
         budget.spend(size)
         if size < 0 and self.waiting:
@@ -191,18 +586,25 @@ cdef class ReceiverBase:
     # Each in one step: connections in other threads charge the same process meanwhile.
 
     def charge_within(self, int64_t size):
-        """Charges ``size`` bytes if they fit into both budgets; whether they do."""
-        if size > self._budget.free():
+        """Charges a message of ``size`` bytes if it fits into both budgets; whether it does."""
+        if size > self.budget.free():
             return False
-        self.count(size)
+        self.charge(size, 1)
         return True
 
     def charge_above(self, int64_t size):
-        """Charges ``size`` bytes, and takes the place above each budget that has no room for them.
+        """Charges a message, and takes the place above each budget that has no room for it.
 
         False, and nothing is changed, if such a place is another's.
         """
-        cdef ReceiveBudget budget = self._budget
+        if not self.take_place(size):
+            return False
+        self.charge(size, 1)
+        return True
+
+    cdef bint take_place(self, int64_t size) except -1:
+        """Takes the place above each budget that has no room for ``size`` bytes, if it is free."""
+        cdef ReceiveBudget budget = self.budget
         cdef Account process = budget.process
         cdef bint here = budget.budget_used + size > budget.budget
         cdef bint everywhere = size > budget.free_in_process()
@@ -214,22 +616,22 @@ cdef class ReceiverBase:
             budget.place = self
         if everywhere:
             process.place = self
-        self.count(size)
         return True
 
-    cdef Received pop(self):
+    cpdef Received take(self):
+        """The next message, or None if there is none now."""
         cdef Received received
-        cdef object queue = self.queue
-        while queue:
-            received = <Received?> queue.popleft()
-            if not queue:
-                self.queue = ()
+        cdef object messages = self.messages
+        while messages:
+            received = <Received?> messages.popleft()
+            if not messages:
+                self.messages = ()
             if received.dropped:
-                self._dropped -= 1
+                self._evicted -= 1
                 continue
             if not received.reliable:
-                self._unreliable_queue.popleft()
-                self._unreliable_queue = self._unreliable_queue or ()
+                self._unreliable.popleft()
+                self._unreliable = self._unreliable or ()
             if self.keeps:
                 self._owed += received.charge
                 self._owed_messages += 1
@@ -241,30 +643,27 @@ cdef class ReceiverBase:
 
     # Charges that are kept beyond the taking
 
-    def lease(self, payload):
+    cpdef MemoryLease lease(self, object payload):
         """The charge of what was taken since the last lease, for as long as somebody works on it.
 
         It returns with the lease, or with the memory of ``payload``, if that is an AlignedBuffer.
         The channel has room again, its connection has not.
         """
-        return self.lease_of(payload)
-
-    cdef MemoryLease lease_of(self, object payload):
         cdef MemoryLease lease = MemoryLease.__new__(MemoryLease)
-        cdef Account account = self._budget.shown
+        cdef Account account = self.budget.shown
         cdef AlignedBuffer buffer
         if self._reading is None:
             self._reading = DirectReading.__new__(DirectReading)
-            self._reading.inbox = self
+            self._reading.queue = self
         lease._reading = self._reading
         lease._account = account
         lease._charge = self._owed
         self.held += self._owed
         self.charged -= self._owed
-        self._outstanding -= self._owed_messages
+        self.outstanding -= self._owed_messages
         self._owed = self._owed_messages = 0
         if self.waiting:
-            self._budget.relieved[self] = None
+            self.budget.relieved[self] = None
         if type(payload) is AlignedBuffer and (<AlignedBuffer> payload).keeper is None:
             buffer = <AlignedBuffer> payload
             buffer.keeper = lease
@@ -274,42 +673,34 @@ cdef class ReceiverBase:
             self._held_alive += buffer.size
         return lease
 
-    def settle(self):
+    cpdef object settle(self):
         """What was taken since the last lease returns its charge."""
-        self.settle_owed()
-
-    cdef int settle_owed(self) except -1:
         cdef Py_ssize_t messages = self._owed_messages
         cdef int64_t owed = self._owed
         if messages:
             self._owed = self._owed_messages = 0
             self.count(-owed)
             self.release(messages)
-        return 0
 
     def let_go(self):
         """Whoever read here is done: what was taken, and not given back, returns its charge."""
         cdef int64_t held = self.held
         self.keeps = self.wanted = False
-        self.settle_owed()
+        self.settle()
         if self._reading is not None:
-            self._reading.inbox = None
+            self._reading.queue = None
             self._reading = None
-        self._budget.shown.lent -= self._held_alive
+        self.budget.shown.lent -= self._held_alive
         self.held = self._held_alive = 0
         if held:
-            self._budget.spend(-held)
-        self.quit_place()
-        self._budget.tell()
-
-    def settled(self, Py_ssize_t messages):
-        """So many messages are charged no more."""
-        self.release(messages)
+            self.budget.spend(-held)
+        self.leave_place()
+        self.budget.tell()
 
     cdef int release(self, Py_ssize_t messages) except -1:
-        self._outstanding -= messages
-        if self._outstanding == 0 and self.held == 0:
-            self.quit_place()
+        self.outstanding -= messages
+        if self.outstanding == 0 and self.held == 0:
+            self.leave_place()
         return 0
 
     # Above the budget
@@ -320,7 +711,7 @@ cdef class ReceiverBase:
         If that reader holds the batch above the budget, it gives it back only after this message.
         So the place becomes free.
         """
-        cdef ReceiveBudget budget = self._budget
+        cdef ReceiveBudget budget = self.budget
         cdef object place
         self.wanted = wanted
         if not wanted:
@@ -328,17 +719,13 @@ cdef class ReceiverBase:
         self.reader = reader
         for place in (budget.place, budget.process.place):
             if (
-                place is not None and place is not self and not (<ReceiverBase?> place).wanted
-                and (<ReceiverBase> place).told and (<ReceiverBase> place).reader == reader
+                place is not None and place is not self and not (<ReceiveQueue?> place).wanted
+                and (<ReceiveQueue> place).told and (<ReceiveQueue> place).reader == reader
             ):
-                (<ReceiverBase> place).quit_place()
+                (<ReceiveQueue> place).leave_place()
         if self.waiting:
             budget.relieved[self] = None
             budget.tell()
-
-    def leave_place(self):
-        """Gives up the place above the budget to others."""
-        self.quit_place()
 
     def pass_on(self):
         """Its reader waits for the peer, and may so for long: others go on above the budget.
@@ -347,7 +734,7 @@ cdef class ReceiverBase:
         budget, until it has not given back for ``Timing.stall_deadline``; so does one that is above
         the budget of the process.
         """
-        cdef ReceiveBudget budget = self._budget
+        cdef ReceiveBudget budget = self.budget
         if budget.place is not self or self.pledged or self._owed or not self.held:
             return
         if self.held <= budget.budget // PASSED_ON_SHARE:
@@ -355,18 +742,20 @@ cdef class ReceiverBase:
             budget.freed = True
             budget.tell()
 
-    cdef int quit_place(self) except -1:
-        cdef ReceiveBudget budget = self._budget
+    cpdef object leave_place(self):
+        """Gives up the place above the budget to others."""
+        cdef ReceiveBudget budget = self.budget
         cdef Account process = budget.process
         if budget.place is self:
             budget.place = None
             budget.freed = True
             budget.tell()
+            if process.pulling:
+                process.notify()
         if process.place is self:
             process.place = None
-            if process.waiting:
+            if process.waiting or process.pulling:
                 process.notify()
-        return 0
 
 
 @cython.final
@@ -379,7 +768,7 @@ cdef class DirectReading:
 @cython.no_gc  # no way leads back to it from what it refers to, once its reader is done
 @cython.auto_pickle(False)
 cdef class MemoryLease(Keeper):
-    """The charge of a batch that somebody works on; made by ``ReceiverBase.lease``.
+    """The charge of a batch that somebody works on; made by ``ReceiveQueue.lease``.
 
     It returns by ``give_back``, in any thread, or once neither the lease nor the buffer exists.
     """
@@ -387,7 +776,7 @@ cdef class MemoryLease(Keeper):
     @property
     def size(self):
         """Bytes that are charged by it."""
-        return 0 if self._reading is None or self._reading.inbox is None else self._charge
+        return 0 if self._reading is None or self._reading.queue is None else self._charge
 
     def __dealloc__(self):
         self.give_back()
@@ -395,51 +784,65 @@ cdef class MemoryLease(Keeper):
     cpdef object give_back(self):
         """The batch is worked on no more; without effect the second time."""
         cdef DirectReading reading = self._reading
-        cdef ReceiverBase inbox
+        cdef ReceiveQueue queue
         cdef ReceiveBudget budget
         if reading is None:
             return
         self._reading = None
-        inbox = reading.inbox
-        if inbox is None:
+        queue = reading.queue
+        if queue is None:
             return
-        budget = inbox._budget
-        inbox.held -= self._charge
-        inbox._held_alive -= self._size
+        budget = queue.budget
+        queue.held -= self._charge
+        queue._held_alive -= self._size
         self._account.lent -= self._size
         budget.spend(-self._charge)
-        inbox.release(0)
-        if inbox.waiting:
-            budget.relieved[inbox] = None
-        elif inbox.held == 0 and inbox.error is not None:
-            inbox._reading = None  # nothing more comes: it need not lead back here
+        queue.release(0)
+        if queue.waiting:
+            budget.relieved[queue] = None
+        elif queue.held == 0 and queue.ended:
+            queue._reading = None  # nothing more comes: it need not lead back here
         budget.tell()
 
-    def grow(self, int64_t size):
-        """The batch takes ``size`` bytes more, as it is unpacked: they are charged with the rest.
+    def unpack(self, int64_t size, reader=None, bint insist=False):
+        """Charges the ``size`` bytes that the batch takes beside its payload, once it is unpacked.
 
-        From then on the charge outlives the payload, which is not what the batch points into.
+        False, and nothing is charged, if the budgets have no room for them. One batch may exceed
+        them at a time, and any that has to ``insist``; ``reader`` is as for ``want``. The charge
+        outlives the payload, which is not what the batch points into.
         """
-        if self._reading is not None and self._reading.inbox is not None:
-            self._unpacked = True
-            self._change(size)
+        cdef ReceiveQueue queue = None if self._reading is None else self._reading.queue
+        cdef bint wanted
+        if queue is None or self._unpacked:
+            return True
+        if not insist and size > queue.budget.free():
+            wanted = queue.wanted
+            queue.want(True, reader)  # what it has above the budget, it gives back after this one
+            queue.wanted = wanted
+            if self._unpacked:  # ``want`` gave back room, and this batch was charged with it
+                return True
+            if not queue.take_place(size):
+                return False
+        self._unpacked = True
+        self._change(size)
+        return True
 
     cdef int _change(self, int64_t by) except -1:
-        cdef ReceiverBase inbox = self._reading.inbox
+        cdef ReceiveQueue queue = self._reading.queue
         self._charge += by
-        inbox.held += by
-        inbox._budget.spend(by)
+        queue.held += by
+        queue.budget.spend(by)
         return 0
 
     cdef int freed(self) except -1:
         cdef int64_t size = self._size
-        cdef ReceiverBase inbox
-        if self._unpacked and self._reading is not None and self._reading.inbox is not None:
-            inbox = self._reading.inbox
-            inbox._held_alive -= size
+        cdef ReceiveQueue queue
+        if self._unpacked and self._reading is not None and self._reading.queue is not None:
+            queue = self._reading.queue
+            queue._held_alive -= size
             self._account.lent -= size
             self._change(-size)
-            inbox._budget.tell()
+            queue.budget.tell()
         else:
             self.give_back()
         self._size = 0

@@ -23,7 +23,7 @@ cdef class SendQueue:
     cdef Py_ssize_t _left_most      # until they are looked at again
     cdef public dict live           # channel -> half
     cdef readonly list _effects
-    cdef readonly bint _debug
+    cdef object _make_guard         # in debug; else None
     cdef public Py_ssize_t queued
     cdef readonly uint64_t charged
     cdef public Account process     # what all connections have queued
@@ -49,6 +49,8 @@ cdef class SendQueue:
     cdef int _remember(self, SendStream stream) except -1
     cdef int _write(self, SendStream stream, list buffers, bint fin) except -1
     cpdef int append(self, SendStream stream, list buffers, Py_ssize_t size) except -1
+    cpdef int _watch(self, SendStream stream, list buffers) except -1
+    cpdef int check_size(self, Py_ssize_t size) except -1
     cpdef bint _may_open(self, SendStream stream) except -1
     cpdef bint _begin(self, SendStream stream) except -1
     cdef int _emit(self, SendStream stream, list buffers, bint fin) except -1
@@ -57,25 +59,20 @@ cdef class SendQueue:
     cdef int _retain(self, SenderBase half, Py_ssize_t size) except -1
 
 cdef class SenderBase:
-    cdef public SendQueue _ledger
+    cdef SendQueue _ledger
     cdef public SentNumbers _numbers
-    cdef public UnreliableSent _unreliable
+    cdef public UnreliableSent unreliable
     cdef public SendStream _message_stream
     cdef public object error
     cdef public Py_ssize_t queued
     cdef public object state
     cdef public bint given
     cdef public bint accessible
-    cdef public bint waits_for_ample
     cdef public bint oneshot
-    cdef public uint64_t nacked
     cdef public Py_ssize_t streams_in
-    cdef public object links
-    cdef public object unreliable_links
-    cdef public object acked_links
+    cdef public object links        # a SentLinks, or None
     cdef public SendStream _control
-    cdef public object _unordered_open
-    cdef public object _unordered_waiting
+    cdef public object unordered    # an UnorderedStreams, or None
     cdef public bint _finish_waits
     cdef object _ends               # of large batches, counted in bytes; None: there was none
     cdef int64_t _left

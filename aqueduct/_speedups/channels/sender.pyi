@@ -1,4 +1,4 @@
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any, final
 
@@ -31,7 +31,6 @@ class SendQueue:
     _left: dict[int, int]
     live: dict[int, Any]
     _effects: list[Any]
-    _debug: bool
     _control_queued: int
     _control_waiting: OrderedDict[SendStream, None]
     _message_waiting: OrderedDict[SendStream, None]
@@ -51,12 +50,14 @@ class SendQueue:
     @property
     def stalled_control(self) -> int: ...
     def __init__(
-        self, effects_out: list[Any], flow: Any, limits: Any, sending: object, debug: bool
+        self, effects_out: list[Any], flow: Any, limits: Any, sending: object, guard: Any = None
     ) -> None: ...
     def effects_taken(self) -> None: ...
     def write(self, stream: SendStream, buffers: list[Any], fin: bool = False) -> None: ...
     def append(self, stream: SendStream, buffers: list[Any], size: int) -> int: ...
     def written(self, number: int, size: int) -> Any: ...
+    def _watch(self, stream: SendStream, buffers: list[Any]) -> int: ...
+    def check_size(self, size: int) -> int: ...
     def _may_open(self, stream: SendStream) -> bool: ...
     def _begin(self, stream: SendStream) -> bool: ...
     def _charge(self, stream: SendStream, size: int) -> int: ...
@@ -64,27 +65,22 @@ class SendQueue:
 
 @disjoint_base
 class SenderBase:
-    _ledger: SendQueue
+    def __new__(cls, owner: Any, *arguments: object, **options: object) -> SenderBase: ...
     _numbers: SentNumbers
-    _unreliable: UnreliableSent | None
+    unreliable: UnreliableSent | None
     _message_stream: SendStream | None
     state: Any
     error: Exception | None
     queued: int
     given: bool
     accessible: bool
-    waits_for_ample: bool
     oneshot: bool
-    nacked: int
     streams_in: int
-    links: dict[int, tuple[int, ...]]
-    unreliable_links: dict[int, tuple[int, ...]]
-    acked_links: list[int]
+    links: Any
+    unordered: Any
     _control: SendStream | None
-    _unordered_open: dict[SendStream, None]
-    _unordered_waiting: deque[SendStream]
     _finish_waits: bool
     @property
     def writable(self) -> bool: ...
     def end_batch(self) -> None: ...
-    def post(self, payload: Any, headers: Iterable[Sequence[bytes]]) -> int: ...
+    def post(self, payload: Any, headers: Iterable[Sequence[bytes]]) -> int | None: ...

@@ -1,7 +1,7 @@
 """What is done for each message of a long row, and for each run of bytes that has left.
 
 Which streams there are and what a channel's end means is decided by ``aqueduct.protocol.channels``,
-whose SendStreams and SenderHalf build on the classes here.
+whose SendStreams and SenderHalf build on the classes here. Nothing here calls what they add.
 """
 
 from collections import OrderedDict, deque
@@ -11,11 +11,12 @@ from libc.stdint cimport int64_t, uint64_t
 
 from aqueduct._speedups.base.accounts cimport Account
 from aqueduct._speedups.channels.encoder cimport message_buffers
+from aqueduct._speedups.channels.events cimport WRITE_EFFECT
 from aqueduct._speedups.channels.tracker cimport SentNumbers
 
 from aqueduct._speedups.base.buffers import size_of
 from aqueduct._speedups.channels.encoder import VERSION
-from aqueduct._speedups.channels.receiver import EMPTY
+from aqueduct.errors import LocalProtocolError
 
 __all__ = ["SendQueue", "SendStream", "SenderBase"]
 
@@ -24,7 +25,6 @@ cdef uint64_t HIGHEST = 0xFFFFFFFFFFFFFFFF
 cdef int64_t UNLIMITED = <int64_t> 1 << 62
 
 cdef enum:
-    WRITE = 0   # the kind of effect that writes to a stream
     # What a stream that waits above the transport weighs beside its bytes.
     STALLED_STREAM = 512
     # Streams that have left whole, above which those of channels that have ended are forgotten.
@@ -71,8 +71,9 @@ cdef class SendQueue:
     not seen yet. Once ``version_acknowledged``, sequences begin without VERSION (AQ-26).
     """
 
-    def __init__(self, list effects_out not None, flow, limits, sending, bint debug):
-        """``sending``: the state of a half that may send."""
+    def __init__(self, list effects_out not None, flow, limits, sending, guard=None):
+        """``sending``: the state of a half that may send. ``guard``: makes what watches the
+        buffers of a stream, in debug."""
         self.process = Account()
         self.process_budget = UNLIMITED
         self._open = {}
@@ -81,7 +82,7 @@ cdef class SendQueue:
         self._left_kept = flow.streams
         self.live = {}
         self._effects = effects_out
-        self._debug = debug
+        self._make_guard = guard
         self._mark = flow.connection_high_water
         self._channel_mark = flow.channel_high_water
         self._messages = limits.unacknowledged
@@ -176,17 +177,33 @@ cdef class SendQueue:
                 size += len(VERSION)
         stream.fin = fin
         self._charge(stream, size)
-        if self._debug:
-            self._guard(stream, buffers)
+        if self._make_guard is not None:
+            self._watch(stream, buffers)
         return self._emit(stream, buffers, fin)
 
     cpdef int append(self, SendStream stream, list buffers, Py_ssize_t size) except -1:
         """``write`` without ceremony: one more message of ``size`` bytes on a stream."""
-        if stream.number < 0 or stream.dead or self._debug:
+        if stream.number < 0 or stream.dead or self._make_guard is not None:
             self.write(stream, buffers)
             return 0
         self._charge(stream, size)
         return self._emit(stream, buffers, False)
+
+    cpdef int _watch(self, SendStream stream, list buffers) except -1:
+        """A buffer belongs to the transport until it has left, so it may not change."""
+        if stream.guard is None:
+            stream.guard = self._make_guard()
+        stream.guard.add(buffers)
+        return 0
+
+    cpdef int check_size(self, Py_ssize_t size) except -1:
+        """Raises LocalProtocolError for a message of more bytes than a frame may have."""
+        if size > self._frame:
+            raise LocalProtocolError(
+                f"a message of {size} bytes is above Limits.frame_bytes ({self._frame}); "
+                "send it in pieces, or raise the limit on both sides"
+            )
+        return 0
 
     cpdef bint _may_open(self, SendStream stream) except -1:
         cdef object waiting = self._control_waiting
@@ -216,12 +233,12 @@ cdef class SendQueue:
         cdef tuple last
         if count:
             last = effects[count - 1]
-            if last[0] == WRITE and last[1] == stream.number:
+            if last[0] == WRITE_EFFECT and last[1] == stream.number:
                 (<list> last[2]).extend(buffers)
                 if fin:
-                    effects[count - 1] = (WRITE, last[1], last[2], True)
+                    effects[count - 1] = (WRITE_EFFECT, last[1], last[2], True)
                 return 0
-        effects.append((WRITE, stream.number, buffers, bool(fin)))
+        effects.append((WRITE_EFFECT, stream.number, buffers, bool(fin)))
         return 0
 
     cpdef int _charge(self, SendStream stream, Py_ssize_t size) except -1:
@@ -279,16 +296,14 @@ cdef class SenderBase:
     """Who sends rows of messages: the base of the sender half.
 
     ``state`` is of the tables of a channel's life; ``error``: how it ended, None while it lives and
-    after success. ``queued``: bytes that have not left the carrier. Who builds on it sets
-    ``_ledger`` and ``state``; what is not plain is left to its ``_post(payload, headers)``, and
-    ``_too_large(size)`` is what to raise. All else is its own, and stands here because most
-    senders live for one message: so it costs nothing to begin with.
+    after success. ``queued``: bytes that have not left the carrier. All else is for who builds on
+    it, and stands here because most senders live for one message: so it costs nothing to begin
+    with. ``owner.outgoing`` is the SendQueue of the connection.
     """
 
-    def __cinit__(self):
+    def __cinit__(self, owner not None, *arguments, **options):
+        self._ledger = owner.outgoing
         self._numbers = SentNumbers.__new__(SentNumbers)
-        self.links = self.unreliable_links = self._unordered_open = EMPTY
-        self.acked_links = self._unordered_waiting = ()
 
     @property
     def writable(self):
@@ -305,11 +320,9 @@ cdef class SenderBase:
     cdef bint room(self) except -1:
         cdef SendQueue ledger = self._ledger
         cdef uint64_t unsettled
-        if ledger is None:
-            raise TypeError("a SenderBase without a SendQueue has no room")
-        unsettled = self._numbers._next - self._numbers._acked._covered
-        if self._unreliable is not None:
-            unsettled += self._unreliable._next - self._unreliable._settled
+        unsettled = self._numbers.next - self._numbers.acked.covered
+        if self.unreliable is not None:
+            unsettled += self.unreliable.next - self.unreliable.settled
         return (
             self.queued < ledger._channel_mark
             and (
@@ -333,23 +346,20 @@ cdef class SenderBase:
     cpdef object post(self, object payload, object headers):
         """One more ORDERED message without attachments: what is done for each of a long row.
 
-        Raises as ``check_sendable`` and ``send`` do.
+        Returns its number; None, with nothing done, unless the messages before went so, too.
+        Raises LocalProtocolError for what cannot be encoded.
         """
         cdef SendStream stream = self._message_stream
         cdef Py_ssize_t size = 0
         cdef list buffers
         cdef uint64_t number
-        if (
-            stream is None or self._ledger is None or self.error is not None
-            or self.state is not self._ledger._sending
-        ):
-            return self._post(payload, headers)
-        number = self._numbers._next
+        if stream is None or self.error is not None or self.state is not self._ledger._sending:
+            return None
+        number = self._numbers.next
         buffers = message_buffers(number, payload, headers, (), &size)
-        if size > self._ledger._frame:
-            raise self._too_large(size)
+        self._ledger.check_size(size)
         if number == HIGHEST:
             self._numbers.take()  # says so
-        self._numbers._next = number + 1
+        self._numbers.next = number + 1
         self._ledger.append(stream, buffers, size)
         return number

@@ -5,8 +5,8 @@ from libc.stdint cimport uint64_t
 from aqueduct._speedups.base.ranges cimport RangeSet
 
 cdef class SentNumbers:
-    cdef uint64_t _next
-    cdef RangeSet _acked
+    cdef readonly uint64_t next
+    cdef readonly RangeSet acked
 
     cdef list _settle(self, uint64_t first, uint64_t last)
 
@@ -18,12 +18,14 @@ cdef class ReceivedNumbers:
     # 1: it is new and was added; 0: it is not to be had so (seen, one hole too many, too high).
     cdef bint take_in(self, uint64_t number) except -1
     # Whether ``take_in`` would not refuse it for having been seen, or for being too high.
+    # It looks at fields alone and cannot raise.
     cdef bint is_new(self, uint64_t number) noexcept
 
 cdef class UnreliableSent:
-    cdef uint64_t _next
+    cdef readonly uint64_t next
     cdef uint64_t _announced
-    cdef uint64_t _settled
+    cdef readonly uint64_t nacked     # of those that are settled
+    cdef readonly uint64_t settled    # all numbers below are acked or nacked
 
 cdef class UnreliableReceived:
     cdef readonly uint64_t announced

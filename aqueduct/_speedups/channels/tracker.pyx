@@ -9,7 +9,7 @@ cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from aqueduct._speedups.base.ranges cimport RangeSet, to_span
+from aqueduct._speedups.base.ranges cimport RangeSet
 from aqueduct._speedups.base.varint cimport raise_varint, to_number, to_uint64, varint_load
 
 from aqueduct.errors import LimitExceeded, LocalProtocolError, SequenceError
@@ -25,34 +25,25 @@ cdef uint64_t HIGHEST = 0xFFFFFFFFFFFFFFFF
 cdef class SentNumbers:
     """The reliable numbers of a sender: handed out from 0 upwards, then acknowledged.
 
-    It begins as if ``sent`` messages had been sent.
+    It begins as if ``sent`` messages had been sent. ``next``: the number that ``take`` hands out
+    next, so as many were sent.
     """
 
     def __cinit__(self, uint64_t sent=0):
-        self._next = sent
-        self._acked = RangeSet.__new__(RangeSet)
-
-    @property
-    def next(self):
-        """The number that ``take`` hands out next: as many messages were sent."""
-        return self._next
+        self.next = sent
+        self.acked = RangeSet.__new__(RangeSet)
 
     @property
     def unacked(self):
         """How many sent numbers are not acknowledged."""
-        return self._next - self._acked._covered
-
-    @property
-    def all_acked(self):
-        """Whether every sent number is acknowledged."""
-        return self._next == self._acked._covered
+        return self.next - self.acked.covered
 
     def take(self):
         """Hands out the next number. LocalProtocolError above 2^64 - 2 (AQ-R13)."""
-        cdef uint64_t number = self._next
+        cdef uint64_t number = self.next
         if number == HIGHEST:
             raise LocalProtocolError("the channel has used all its message numbers (AQ-R13)")
-        self._next += 1
+        self.next += 1
         return number
 
     def ack(self, bytes ranges not None, bint told=True):
@@ -67,7 +58,7 @@ cdef class SentNumbers:
         cdef uint64_t at = 0, length = 0, added = 0
         cdef const uint8_t *pos = <const uint8_t *> PyBytes_AS_STRING(ranges)
         cdef const uint8_t *end = pos + PyBytes_GET_SIZE(ranges)
-        if check_reach(pos, end, self._next, 0, "ACK_RELIABLE", "AQ-R16") % 2:
+        if check_reach(pos, end, self.next, 0, "ACK_RELIABLE", "AQ-R16") % 2:
             raise ValueError("the varints of ACK_RELIABLE are pairs of gap and range (AQ-20)")
         while pos < end:
             pos += next_of(pos, end, &length)
@@ -76,40 +67,19 @@ cdef class SentNumbers:
             if length and told:
                 newly += self._settle(at, at + length - 1)
             elif length:
-                self._acked.add_span(at, at + length - 1, &added)
+                self.acked.add_span(at, at + length - 1, &added)
             at += length
         return newly
 
-    def ack_range(self, start, stop):
-        """Acknowledges [start, stop); the rest as ``ack``."""
-        cdef uint64_t first = 0, last = 0
-        to_span(start, stop, &first, &last)
-        if last >= self._next:
-            raise SequenceError(
-                f"[{start}, {stop}) is acknowledged, but only {self._next} messages were sent "
-                "(AQ-R16)"
-            )
-        return self._settle(first, last)
-
-    def is_acked(self, number):
-        """Whether ``number`` is acknowledged."""
-        return number in self._acked
-
-    def unacked_ranges(self):
-        """The sent numbers that are not acknowledged, as ascending (start, stop) pairs."""
-        if self._next == 0:
-            return []
-        return self._acked.missing_spans(0, self._next - 1)
-
     cdef list _settle(self, uint64_t first, uint64_t last):
-        cdef list newly = self._acked.missing_spans(first, last)
+        cdef list newly = self.acked.missing_spans(first, last)
         cdef uint64_t added = 0
         if newly:
-            self._acked.add_span(first, last, &added)
+            self.acked.add_span(first, last, &added)
         return newly
 
     def __repr__(self):
-        return f"<SentNumbers: {self._next} sent, {self.unacked} not acknowledged>"
+        return f"<SentNumbers: {self.next} sent, {self.unacked} not acknowledged>"
 
 
 @cython.final
@@ -138,7 +108,7 @@ cdef class ReceivedNumbers:
         self.ranges.add_span(value, value, &added)
         if added == 0:
             return False
-        if self.ranges._count > self._range_limit:
+        if self.ranges.spans > self._range_limit:
             self.ranges.remove_span(value, value, &added)
             raise LimitExceeded(
                 f"the numbers received on a channel have more than {self._range_limit - 1} holes "
@@ -154,7 +124,7 @@ cdef class ReceivedNumbers:
         self.ranges.add_span(number, number, &added)
         if added == 0:
             return False
-        if self.ranges._count > self._range_limit:
+        if self.ranges.spans > self._range_limit:
             self.ranges.remove_span(number, number, &added)
             return False
         self._pending.add_span(number, number, &added)
@@ -162,7 +132,7 @@ cdef class ReceivedNumbers:
 
     cdef bint is_new(self, uint64_t number) noexcept:
         cdef uint32_t node = self.ranges.at_or_below(number)
-        return number != HIGHEST and (node == 0 or self.ranges._nodes[node].last < number)
+        return number != HIGHEST and (node == 0 or self.ranges.nodes[node].last < number)
 
     def __contains__(self, number):
         return number in self.ranges
@@ -170,7 +140,7 @@ cdef class ReceivedNumbers:
     @property
     def count(self):
         """How many numbers were received."""
-        return self.ranges._covered
+        return self.ranges.covered
 
     @property
     def highest(self):
@@ -180,7 +150,7 @@ cdef class ReceivedNumbers:
     @property
     def pending(self):
         """How many received numbers are in no ack yet."""
-        return self._pending._covered
+        return self._pending.covered
 
     def complete(self, total):
         """Whether all of 0 to ``total`` - 1 were received."""
@@ -202,9 +172,9 @@ cdef class ReceivedNumbers:
         cdef uint64_t at = 0, last
         cdef uint32_t node = pending.leftmost()
         while node:
-            last = pending._nodes[node].last
-            varints.append(pending._nodes[node].first - at)
-            varints.append(last - pending._nodes[node].first + 1)
+            last = pending.nodes[node].last
+            varints.append(pending.nodes[node].first - at)
+            varints.append(last - pending.nodes[node].first + 1)
             at = last + 1
             node = pending.above(last)
         pending.clear()
@@ -227,40 +197,30 @@ cdef class UnreliableSent:
     """
 
     def __cinit__(self, uint64_t sent=0):
-        self._next = self._announced = sent
-
-    @property
-    def next(self):
-        """The number that ``take`` hands out next: as many messages were sent."""
-        return self._next
+        self.next = self._announced = sent
 
     @property
     def unannounced(self):
         """Messages sent and in no SENT_UNRELIABLE yet."""
-        return self._next - self._announced
+        return self.next - self._announced
 
     @property
     def unsettled(self):
         """Messages neither acked nor nacked."""
-        return self._next - self._settled
-
-    @property
-    def settled(self):
-        """All numbers below are acked or nacked."""
-        return self._settled
+        return self.next - self.settled
 
     def take(self):
         """Hands out the next number. LocalProtocolError above 2^64 - 2 (AQ-R13)."""
-        cdef uint64_t number = self._next
+        cdef uint64_t number = self.next
         if number == HIGHEST:
             raise LocalProtocolError("the channel has used all its message numbers (AQ-R13)")
-        self._next += 1
+        self.next += 1
         return number
 
     def take_announcement(self):
         """The COUNT of a SENT_UNRELIABLE that is due, 0 if none is (AQ-33)."""
-        cdef uint64_t count = self._next - self._announced
-        self._announced = self._next
+        cdef uint64_t count = self.next - self._announced
+        self._announced = self.next
         return count
 
     def ack_nack(self, bytes ranges not None, bint told=True):
@@ -273,11 +233,11 @@ cdef class UnreliableSent:
         """
         cdef list acked = []
         cdef list nacked = []
-        cdef uint64_t at = self._settled, length = 0, lost = 0
+        cdef uint64_t at = self.settled, length = 0, lost = 0
         cdef const uint8_t *pos = <const uint8_t *> PyBytes_AS_STRING(ranges)
         cdef const uint8_t *end = pos + PyBytes_GET_SIZE(ranges)
         cdef bint is_ack = True
-        check_reach(pos, end, self._next, at, "ACK_NACK_UNRELIABLE", "AQ-R15")
+        check_reach(pos, end, self.next, at, "ACK_NACK_UNRELIABLE", "AQ-R15")
         while pos < end:
             pos += next_of(pos, end, &length)
             if not is_ack:
@@ -286,11 +246,12 @@ cdef class UnreliableSent:
                 (acked if is_ack else nacked).append((at, at + length))
             at += length
             is_ack = not is_ack
-        self._settled = at
+        self.settled = at
+        self.nacked += lost
         return acked, nacked, lost
 
     def __repr__(self):
-        return f"<UnreliableSent: {self._next} sent, {self.unsettled} not settled>"
+        return f"<UnreliableSent: {self.next} sent, {self.unsettled} not settled>"
 
 
 @cython.final
@@ -332,7 +293,7 @@ cdef class UnreliableReceived:
         self.ranges.add_span(value, value, &added)
         if added == 0:
             return False
-        if self.ranges._count > self._range_limit:
+        if self.ranges.spans > self._range_limit:
             self.ranges.remove_span(value, value, &added)
             self.refused += 1
             return False
@@ -381,9 +342,9 @@ cdef class UnreliableReceived:
         if stop <= at:
             return ()
         node = self.ranges.leftmost()
-        while node and self.ranges._nodes[node].first < stop:
-            first = self.ranges._nodes[node].first
-            last = min(self.ranges._nodes[node].last, stop - 1)
+        while node and self.ranges.nodes[node].first < stop:
+            first = self.ranges.nodes[node].first
+            last = min(self.ranges.nodes[node].last, stop - 1)
             if first > at:
                 if not varints:
                     varints.append(0)
@@ -451,4 +412,4 @@ cdef uint64_t received_number(object number) except? 0:
 
 cdef object highest_of(RangeSet ranges):
     cdef uint32_t node = ranges.rightmost()
-    return ranges._nodes[node].last if node else -1
+    return ranges.nodes[node].last if node else -1

@@ -37,7 +37,7 @@ cdef extern from *:
 cdef enum:
     MOST = 2
     PAUSES = 16     # between two looks
-    # Times ``yielded`` that who is to send the input may have taken the processor for it.
+    # Times ``yielded``: the sender of the input may have used the processor meanwhile.
     PEER = 4
 
     NOTHING = -1

@@ -4,6 +4,7 @@ from libc.stdint cimport uint8_t, uint64_t
 
 from aqueduct._speedups.base.buffers cimport GatherList
 from aqueduct._speedups.io.shared_ring cimport Rings
+from aqueduct._speedups.io.tls_records cimport Records
 
 cdef extern from "<sys/uio.h>" nogil:
     struct iovec:
@@ -28,7 +29,7 @@ cdef class IovecWriter:
     cdef Py_ssize_t _filled
     cdef Py_ssize_t _arena_room
     cdef Py_ssize_t _first      # the first part that has not left
-    cdef Py_ssize_t _offset     # bytes of it that have
+    cdef Py_ssize_t offset      # bytes of it that have
     cdef readonly Py_ssize_t size
     cdef readonly Py_ssize_t left
     cdef readonly list written
@@ -37,7 +38,10 @@ cdef class IovecWriter:
 
     cdef int put(self, object owner, const uint8_t *start, Py_ssize_t size) except -1
     cdef int put_head(self, const uint8_t *start, Py_ssize_t size) except -1
+    cdef int put_before(self, const uint8_t *start, Py_ssize_t size) except -1
     cdef int put_run(self, GatherList scatter, Py_ssize_t size) except -1
+    cdef int seal(self, Records records) except -1
+    cdef int encrypt(self, Records records) except -1
     cdef int _grow(self, Py_ssize_t size) except -1
     cdef int _begin(self) except -1
     cdef Py_ssize_t give(self, int fd, const iovec *behind, int more) except -2

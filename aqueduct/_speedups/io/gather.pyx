@@ -12,11 +12,12 @@ from cpython.exc cimport PyErr_CheckSignals
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport uint8_t, uint64_t
 from libc.stdlib cimport free, realloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy, memmove, memset
 
 from aqueduct._speedups.base.buffers cimport BufferSlice, GatherList
 from aqueduct._speedups.base.buffers cimport byte_view, count_copied, memory_of
 from aqueduct._speedups.io.shared_ring cimport Rings, send_byte
+from aqueduct._speedups.io.tls_records cimport Records
 
 
 cdef extern from "<sys/socket.h>" nogil:
@@ -68,7 +69,7 @@ cdef class IovecWriter:
     @property
     def buffers(self):
         """All of it that has not left, as bytes and memoryviews."""
-        cdef Py_ssize_t index, whole = 0, offset = self._offset
+        cdef Py_ssize_t index, whole = 0, offset = self.offset
         cdef Part *part
         cdef list found = []
         cdef object owner
@@ -154,24 +155,57 @@ cdef class IovecWriter:
         self.left += size
         return 0
 
+    cdef int put_before(self, const uint8_t *start, Py_ssize_t size) except -1:
+        """Puts a copy of bytes before all that is here, none of which has left."""
+        self._grow(size)
+        memcpy(self._arena + self._filled, start, <size_t> size)
+        memmove(self._parts + 1, self._parts, <size_t> self._count * sizeof(Part))
+        self._parts[0] = Part(NULL, self._filled, size)
+        self._owners.insert(0, None)
+        self._count += 1
+        self._filled += size
+        self.size += size
+        self.left += size
+        return 0
+
     cdef int put_run(self, GatherList scatter, Py_ssize_t size) except -1:
         """Appends the first ``size`` bytes that wait in ``scatter``, which has them."""
         cdef Py_ssize_t length = 0, part
         cdef const uint8_t *start
         cdef object item
-        scatter.nbytes -= size
         while size > 0:
-            item = scatter._items[scatter._head]
-            start = memory_of(item, &length)
-            part = min(length - scatter._offset, size)
-            self.put(item, start + scatter._offset, part)
+            item = scatter.items[scatter.head]
+            start = memory_of(item, &length) + scatter.offset
+            part = min(length - scatter.offset, size)
+            self.put(item, start, part)
+            scatter.skip(part)
             size -= part
-            scatter._offset += part
-            if scatter._offset == length:
-                scatter._items[scatter._head] = None
-                scatter._head += 1
-                scatter._offset = 0
-        scatter.trim()
+        return 0
+
+    cdef int seal(self, Records records) except -1:
+        """Encrypts what is here, from where it lies. If that fails, nothing is here."""
+        records.frame(self)
+        if records.plain:
+            return 0
+        self.encrypt(records)
+        return 0
+
+    cdef int encrypt(self, Records records) except -1:
+        """The same without what belongs around it."""
+        cdef list sealed = []
+        cdef Py_ssize_t index, waiting = 0
+        cdef const uint8_t *start
+        cdef Part *part
+        try:
+            for index in range(self._count):
+                part = self._parts + index
+                start = part.start if part.start != NULL else self._arena + part.place
+                waiting = records.encrypt(<const char *> start, part.size, waiting, sealed)
+            if waiting:
+                sealed.append(records.take())
+        finally:
+            self.clear()
+        self.extend(sealed)
         return 0
 
     cdef int _grow(self, Py_ssize_t size) except -1:
@@ -196,7 +230,7 @@ cdef class IovecWriter:
 
     cdef int _begin(self) except -1:
         """Empty, for the next bytes."""
-        self._count = self._first = self._offset = self._filled = 0
+        self._count = self._first = self.offset = self._filled = 0
         self._owners.clear()
         if self._arena_room > ARENA_KEPT:
             free(self._arena)
@@ -235,8 +269,8 @@ cdef class IovecWriter:
                 vector[count].iov_base = <void *> part.start
             vector[count].iov_len = <size_t> part.size
             count += 1
-        vector[0].iov_base = <uint8_t *> vector[0].iov_base + self._offset
-        vector[0].iov_len -= <size_t> self._offset
+        vector[0].iov_base = <uint8_t *> vector[0].iov_base + self.offset
+        vector[0].iov_len -= <size_t> self.offset
         if more and count == self._count - self._first and count <= PARTS - more:
             memcpy(vector + count, behind, <size_t> more * sizeof(iovec))
             count += more
@@ -262,7 +296,7 @@ cdef class IovecWriter:
         """Passes the memory with the first byte that has not left; False: there is no room now."""
         cdef Part *part = self._parts + self._first
         cdef const uint8_t *start = part.start if part.start != NULL else self._arena + part.place
-        if send_byte(fd, start[self._offset], self._rings.fileno()) < 0:
+        if send_byte(fd, start[self.offset], self._rings.fileno()) < 0:
             return False
         self._rings.passed()
         self._passed(1)
@@ -277,7 +311,7 @@ cdef class IovecWriter:
         return 0
 
     cdef Py_ssize_t _share(self, int fd) except -2:
-        """Writes to memory; -1 if there is no room. With bytes left, a knock will say when there
+        """Writes to memory; -1 if there is no room. With bytes left, a wake-up byte says when there
         is some."""
         cdef Rings rings = self._rings
         cdef Py_ssize_t total = 0, size
@@ -287,7 +321,7 @@ cdef class IovecWriter:
         while self.left:
             part = self._parts + self._first
             start = part.start if part.start != NULL else self._arena + part.place
-            size = rings.put(start + self._offset, part.size - self._offset, fd)
+            size = rings.put(start + self.offset, part.size - self.offset, fd)
             if size:
                 total += size
                 self.leave(size)
@@ -302,10 +336,10 @@ cdef class IovecWriter:
             self.size = 0
             self._begin()
             return 0
-        size += self._offset
+        size += self.offset
         while size >= self._parts[self._first].size:
             size -= self._parts[self._first].size
             self._owners[self._first] = None
             self._first += 1
-        self._offset = size
+        self.offset = size
         return 0

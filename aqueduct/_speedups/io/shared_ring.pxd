@@ -3,7 +3,7 @@
 from libc.stdint cimport uint8_t, uint64_t
 
 cdef enum:
-    KNOCK = 0   # the byte that wakes the peer
+    WAKE_BYTE = 0   # the byte that wakes the peer
 
 cdef struct Positions:
     # Of one direction, each with a line of the cache of its own.
@@ -15,7 +15,7 @@ cdef struct Positions:
     uint8_t pad_tail[120]
     uint64_t head
     uint8_t pad_head[120]
-    # Who sleeps until there is something, or room.
+    # Whether the reader sleeps until there are bytes, the writer until there is room.
     int reader_waits
     uint8_t pad_reader[124]
     int writer_waits
@@ -41,20 +41,22 @@ cdef class Rings:
     cdef int _fd
     cdef object __weakref__
 
+    # What is ``noexcept`` looks at fields and at the shared memory alone: nothing can raise.
     cdef void _free(self) noexcept
     cdef int _map(self, int fd, Py_ssize_t capacity, int out) except -1
-    # Who writes.
+    # For the writer.
     cdef bint agreed(self) noexcept
     cdef void begin(self) noexcept
     cdef Py_ssize_t put(self, const uint8_t *start, Py_ssize_t size, int fd) except -1
     cdef bint full(self) noexcept
-    # Who reads.
+    # For the reader.
     cdef bint reached(self, uint64_t heard) noexcept
     cdef Py_ssize_t surplus(self, uint64_t heard) noexcept
     cdef Py_ssize_t take(self, uint8_t *target, Py_ssize_t size, int fd) except -1
     cdef bint sleeps(self) noexcept
     cdef void awake(self) noexcept
-    cdef int _knock(self, int fd) except -1
+    cdef int _wake_peer(self, int fd) except -1
 
 cdef int send_byte(int fd, uint8_t byte, int passed) except -2
+# System calls whose failure changes nothing here: it cannot raise.
 cdef int take_descriptor(void *control, size_t size) noexcept

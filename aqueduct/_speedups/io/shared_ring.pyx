@@ -7,7 +7,7 @@ a large message. Here the same few pages are written and read in turn, by a ring
 One side makes them and passes their descriptor with a byte of its stream; a peer that knows nothing
 of it does not see it. A peer that does goes on in its ring, and then so does who made them, each
 after any byte of its stream: ``since`` says after how many. From there on a byte of the socket is a
-knock: it wakes who sleeps, and says nothing else. The end is still the socket's.
+wake-up byte: it wakes who sleeps, and says nothing else. The end is still the socket's.
 
 The peer can write what it likes, at any time. So what is read is copied first, its positions are
 checked, and the size of the memory is sealed: it cannot be cut off below who uses it.
@@ -262,7 +262,7 @@ cdef class Rings:
             munmap(self._memory, <size_t> (PAGE + 2 * self.capacity))
             self._memory = NULL
 
-    # Who writes.
+    # For the writer.
 
     cdef bint agreed(self) noexcept:
         """Whether the peer goes on here, so that this side may."""
@@ -295,7 +295,7 @@ cdef class Rings:
             STORE(way.tail, self._written)
             FENCE()
             if LOAD_INT(way.reader_waits) and SWAP(way.reader_waits, 0):
-                self._knock(fd)
+                self._wake_peer(fd)
         return done
 
     cdef bint full(self) noexcept:
@@ -307,14 +307,14 @@ cdef class Rings:
         STORE_INT(self._out.writer_waits, 0)
         return False
 
-    # Who reads.
+    # For the reader.
 
     cdef bint reached(self, uint64_t heard) noexcept:
         """Whether all that was to come by the socket has, of which ``heard`` bytes were read."""
         return heard >= LOAD(self._in.since)
 
     cdef Py_ssize_t surplus(self, uint64_t heard) noexcept:
-        """How many of ``heard`` bytes were none of the stream, but knocks."""
+        """How many of ``heard`` bytes were none of the stream, but wake-up bytes."""
         cdef uint64_t since = LOAD(self._in.since)
         return <Py_ssize_t> (heard - since) if heard > since else 0
 
@@ -343,7 +343,7 @@ cdef class Rings:
                 # Half of the ring is worth waking up for.
                 if LOAD(way.tail) - self._read <= <uint64_t> (self.capacity >> 1):
                     if SWAP(way.writer_waits, 0):
-                        self._knock(fd)
+                        self._wake_peer(fd)
         return done
 
     cdef bint sleeps(self) noexcept:
@@ -356,13 +356,14 @@ cdef class Rings:
         """Nobody need wake this side."""
         STORE_INT(self._in.reader_waits, 0)
 
-    cdef int _knock(self, int fd) except -1:
+    cdef int _wake_peer(self, int fd) except -1:
         self.begin()  # or it would be a byte of the stream
-        send_byte(fd, KNOCK, -1)
+        send_byte(fd, WAKE_BYTE, -1)
         return 0
 
 
 cdef void close_descriptor(int fd) noexcept:
+    """One system call, whose failure changes nothing: it cannot raise."""
     if fd >= 0:
         close(fd)
 
@@ -370,7 +371,7 @@ cdef void close_descriptor(int fd) noexcept:
 cdef int send_byte(int fd, uint8_t byte, int passed) except -2:
     """Sends a byte, and a descriptor if there is one; -1: the socket takes no more now.
 
-    Of knocks that is as good: there are so many before it that the peer will wake.
+    Of wake-up bytes that is as good: there are so many before it that the peer will wake.
     """
     cdef ssize_t sent
     while True:

@@ -73,7 +73,10 @@ def use(uintptr_t read, uintptr_t write, uintptr_t error, uintptr_t take, uintpt
 
 @cython.auto_pickle(False)
 cdef class Records:
-    """The records of one connection whose handshake is over."""
+    """The records of one connection whose handshake is over.
+
+    A cdef class cannot be abstract: a library's own class has what raises NotImplementedError here.
+    """
 
     def recv_into(self, object target not None):
         """Decrypts into ``target``; 0: the end. Raises BlockingIOError, OSError, and failures.
@@ -94,6 +97,12 @@ cdef class Records:
     cdef Py_ssize_t decrypt(self, char *target, Py_ssize_t size) except -2:
         """As ``recv_into``; -1: there is nothing now."""
         raise NotImplementedError
+
+    cdef Py_ssize_t land(
+        self, char *target, Py_ssize_t size, char *ahead, Py_ssize_t more
+    ) except -2:
+        """As ``decrypt``; ``more`` bytes may go to ``ahead`` if that costs nothing."""
+        return self.decrypt(target, size)
 
     def seal(self, buffers):
         """Encrypts ``buffers``, short ones together; returns all of it, for the socket."""
@@ -127,6 +136,10 @@ cdef class Records:
     cdef bytes take(self):
         """What the library has encrypted."""
         raise NotImplementedError
+
+    cdef int frame(self, object out) except -1:
+        """Puts what belongs around what is in ``out``, an IovecWriter, before it is encrypted."""
+        return 0
 
 
 @cython.final

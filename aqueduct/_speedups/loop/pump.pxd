@@ -1,7 +1,6 @@
 """Between a carrier and a connection core."""
 
 from aqueduct._speedups.channels.sender cimport SendQueue
-from aqueduct._speedups.loop.waiter cimport Waiter
 
 cdef class Pump:
     cdef readonly object core
@@ -26,7 +25,7 @@ cdef class Pump:
     cdef readonly bint _flush_wanted
     cdef bint _again
     cdef bint _told             # an event was handed out
-    cdef readonly bint _stepping
+    cdef readonly bint stepping
     cdef readonly object _woken
     cdef bint _closed
 

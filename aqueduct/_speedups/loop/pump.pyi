@@ -2,7 +2,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import final
 
-from aqueduct._speedups.channels.message_batches import DirectRead
+from aqueduct._speedups.channels.receiver import DirectRead
 from aqueduct._speedups.loop.waiter import Waiter
 from aqueduct.carriers.contract import Buffer, Carrier
 from aqueduct.errors import ConnectionLost
@@ -28,7 +28,7 @@ class Pump:
     @property
     def _flush_wanted(self) -> bool: ...
     @property
-    def _stepping(self) -> bool: ...
+    def stepping(self) -> bool: ...
     @property
     def _woken(self) -> deque[Waiter]: ...
     def __init__(

@@ -9,6 +9,14 @@ from collections import deque
 
 cimport cython
 
+from aqueduct._speedups.channels.events cimport (
+    CLOSE_EFFECT,
+    CREDIT_EFFECT,
+    DATAGRAM_EFFECT,
+    RESET_EFFECT,
+    STOP_EFFECT,
+    WRITE_EFFECT,
+)
 from aqueduct._speedups.loop.waiter cimport Waiter
 
 from aqueduct.carriers.clock import clock_of
@@ -19,13 +27,6 @@ __all__ = ["Pump", "apply"]
 cdef enum:
     # Of events and what they lead to, in one flush.
     ROUNDS = 8
-    # How effects begin; the numbers are those of ``aqueduct.protocol.channels.effects``.
-    WRITE = 0
-    RESET = 1
-    STOP = 2
-    CREDIT = 3
-    DATAGRAM = 4
-    CLOSE = 5
 
 log = logger_of("aqueduct.loop")
 
@@ -37,7 +38,7 @@ cdef class Pump:
 
     ``last_input``: loop time of the last bytes from the peer, seconds. ``flushing``: a flush is
     under way; what is called was called by one. ``on_pong`` is called
-    when the peer's transport has answered; ``written``: see CarrierUser. ``_stepping``: what is
+    when the peer's transport has answered; ``written``: see CarrierUser. ``stepping``: what is
     being done ends with the steps of those who are ``_woken``.
     """
 
@@ -110,7 +111,10 @@ cdef class Pump:
 
     def datagram_room_changed(self):
         """See CarrierUser."""
-        self._guarded(self.core.datagram_room_changed, self.carrier.datagram_room, self._time())
+        self._guarded(
+            self.core.datagram_room_changed, self.carrier.datagram_room, self._time(),
+            self.carrier.datagram_limit,
+        )
         self.flush_soon()
 
     def ponged(self):
@@ -128,7 +132,7 @@ cdef class Pump:
         self._told = False
         if self._flush_and_step():
             return
-        # Who else was woken by it runs next, and this behind: what they send leaves in that turn.
+        # Other tasks that it woke run next, then this: what they send leaves in that turn.
         if self._told and not (self._flush_scheduled or self._closed):
             self._flush_scheduled, self._flush_wanted = True, False
             self._loop.call_soon(self._flush_now)
@@ -156,14 +160,14 @@ cdef class Pump:
         """Commands were given: apply their effects once this turn of the loop is over."""
         self._flush_wanted = True
         if not (self._flush_scheduled or self.flushing or self._closed):
-            if self._stepping:
+            if self.stepping:
                 return  # it ends with a flush
             self._flush_scheduled = True
             self._loop.call_soon(self._flush_now)
 
     def step(self, Waiter waiter not None):
         """Has the task that waits for it step: behind what is being done here, or soon."""
-        if self._stepping:
+        if self.stepping:
             waiter.woken = True
             self._woken.append(waiter)
         else:
@@ -198,7 +202,7 @@ cdef class Pump:
             self.flushing = False
         if self._again:
             self.flush_soon()  # others have the loop first
-        if not self._stepping:
+        if not self.stepping:
             self._set_timer()
 
     def flush_at_once(self):
@@ -237,10 +241,10 @@ cdef class Pump:
         have the loop first.
         """
         cdef object woken = self._woken
-        if self._stepping:
+        if self.stepping:
             self.flush()
             return False
-        self._stepping = True
+        self.stepping = True
         try:
             self.flush()
             if not woken:
@@ -248,7 +252,7 @@ cdef class Pump:
             while woken:
                 (<Waiter?> woken.popleft()).step()
         finally:
-            self._stepping = False
+            self.stepping = False
             while woken:  # a step was interrupted
                 (<Waiter?> woken.popleft()).step_soon()
             if self._flush_wanted:
@@ -325,18 +329,18 @@ cdef int carry_out(
         carrier.extra_streams(extra_streams)
     for effect in wanted:
         kind = effect[0]
-        if kind == WRITE:
+        if kind == WRITE_EFFECT:
             carrier.write(effect[1], effect[2], effect[3])
-        elif kind == CREDIT:
+        elif kind == CREDIT_EFFECT:
             carrier.credit(effect[1], effect[2])
-        elif kind == RESET:
+        elif kind == RESET_EFFECT:
             carrier.reset(effect[1], effect[2])
-        elif kind == STOP:
+        elif kind == STOP_EFFECT:
             carrier.stop(effect[1], effect[2])
-        elif kind == DATAGRAM:
+        elif kind == DATAGRAM_EFFECT:
             carrier.send_datagram(effect[1])
             told = True
-        elif kind == CLOSE:
+        elif kind == CLOSE_EFFECT:
             linger = core.close_by - now if effect[1] == 0 else 0.0
             carrier.close(effect[1], effect[2], linger=max(linger, 0.0))
     if told:

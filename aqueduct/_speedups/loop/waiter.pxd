@@ -6,7 +6,7 @@ cpdef bint nests(loop) except -1
 
 cdef class Waiter:
     cdef public bint _asyncio_future_blocking
-    cdef public bint woken      # set it before a step that is somebody else's to make
+    cdef public bint woken      # set it before a step that the caller does not make itself
     cdef readonly object _loop
     cdef readonly object _callback  # what steps the task; None: it does not wait
     cdef object _context

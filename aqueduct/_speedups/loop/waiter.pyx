@@ -53,7 +53,7 @@ cdef class Waiter:
         callback, self._callback = self._callback, None
         try:
             PyContext_Enter(context)
-        except RuntimeError:  # who wakes it runs in the very context of the task
+        except RuntimeError:  # the waking code runs in the context of the task itself
             self._loop.call_soon(callback, self, context=context)
             return
         try:

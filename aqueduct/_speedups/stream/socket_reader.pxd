@@ -3,10 +3,11 @@
 from libc.stdint cimport uint8_t, uint64_t
 
 from aqueduct._speedups.bpmux.chunks cimport ChunkDecoder
-from aqueduct._speedups.bpmux.entities cimport Entity, EntityReader
+from aqueduct._speedups.bpmux.entities cimport Entity
+from aqueduct._speedups.bpmux.entity_receiver cimport EntityReceiver
 from aqueduct._speedups.io.tls_records cimport Records
 from aqueduct._speedups.io.shared_ring cimport Rings
-from aqueduct._speedups.channels.message_batches cimport DirectRead
+from aqueduct._speedups.channels.receiver cimport DirectRead
 
 cdef extern from "<sys/uio.h>" nogil:
     cdef struct iovec:
@@ -27,7 +28,7 @@ cdef class SocketReader:
     cdef readonly DirectRead inlet
     cdef readonly int step           # of the chunk decoder, for the core to go on with
     cdef readonly bint drained       # the last read left nothing
-    cdef EntityReader _reading
+    cdef EntityReceiver _receiver
     cdef ChunkDecoder _chunks
     cdef object _open
     cdef object _close
@@ -60,5 +61,5 @@ cdef class SocketReader:
     cdef Py_ssize_t _kernel(self, uint8_t *target, Py_ssize_t size, Py_ssize_t ahead) except -2
     cdef Py_ssize_t _receive(self, iovec *parts, size_t count) except -2
     cdef Py_ssize_t _shared(self, uint8_t *target, Py_ssize_t size, Py_ssize_t ahead) except -2
-    cdef int _hear_knocks(self) except -1
+    cdef int _read_wake_bytes(self) except -1
     cdef int _run(self, object data) except -1

@@ -1,8 +1,9 @@
 from collections.abc import Callable
 from typing import Any, Final, final
 
-from aqueduct._speedups.bpmux.entities import Entity, EntityReader
-from aqueduct._speedups.channels.message_batches import DirectRead
+from aqueduct._speedups.bpmux.entities import Entity
+from aqueduct._speedups.bpmux.entity_receiver import EntityReceiver
+from aqueduct._speedups.channels.receiver import DirectRead
 from aqueduct._speedups.io.shared_ring import Rings
 from aqueduct._speedups.io.tls_records import Records
 
@@ -28,7 +29,7 @@ class SocketReader:
     def drained(self) -> bool: ...
     def __new__(
         cls,
-        reading: EntityReader,
+        receiver: EntityReceiver,
         fd: int,
         records: Records | None,
         ahead: memoryview,

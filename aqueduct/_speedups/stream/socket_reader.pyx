@@ -24,10 +24,11 @@ from aqueduct._speedups.bpmux.chunks cimport (
     ChunkDecoder,
 )
 from aqueduct._speedups.base.buffers cimport AlignedBuffer
-from aqueduct._speedups.bpmux.entities cimport Entity, EntityReader
+from aqueduct._speedups.bpmux.entities cimport Entity
+from aqueduct._speedups.bpmux.entity_receiver cimport EntityReceiver
 from aqueduct._speedups.io.tls_records cimport Records
 from aqueduct._speedups.io.shared_ring cimport Rings, take_descriptor
-from aqueduct._speedups.channels.message_batches cimport ALONE, DirectRead
+from aqueduct._speedups.channels.receiver cimport ALONE, DirectRead
 
 from aqueduct.errors import RemoteProtocolError
 
@@ -65,8 +66,8 @@ cdef enum:
     # Of a chunk that is under way, so many bytes are worth waking up for.
     PATIENCE = 131072
 
-    # Knocks that are heard at once, and room for what comes with them.
-    KNOCKS = 64
+    # Wake-up bytes that are read at once, and room for what comes with them.
+    WAKE_BYTES = 64
     CONTROL = 256
 
 
@@ -79,7 +80,7 @@ class Outcome:
 @cython.final
 @cython.auto_pickle(False)
 cdef class SocketReader:
-    """Reads one connection for the core whose ``reading`` it is given.
+    """Reads one connection for the core whose ``receiver`` it is given.
 
     ``open(entity)`` gives the inlet of a stream, or None, and sets ``entity`` and ``inlet`` by
     ``use``; ``close()`` ends what is open and calls ``use(None, None)``. ``ahead`` is memory that
@@ -88,14 +89,12 @@ cdef class SocketReader:
     """
 
     def __cinit__(
-        self, EntityReader reading not None, int fd, Records records, ahead not None, open, close
+        self, EntityReceiver receiver not None, int fd, Records records, ahead not None, open, close
     ):
         if type(ahead) is not memoryview or ahead.readonly or ahead.nbytes < PEEK:
             raise ValueError(f"ahead: a writable memoryview of {PEEK} bytes or more is needed")
-        if reading.entity is None:
-            raise ValueError("reading: one that was made whole is needed")
-        self._reading = reading
-        self._chunks = reading.decoder
+        self._receiver = receiver
+        self._chunks = receiver.decoder
         self._fd = fd
         self._records = records
         self._ahead = ahead
@@ -140,36 +139,37 @@ cdef class SocketReader:
         """Reads until nothing is there, about ``budget`` bytes were read, or the core is needed.
 
         Returns (an ``Outcome``, bytes read). CORE: what was read is fed to the core's decoder, and
-        it goes on with ``step``. LEFT: the allowance of ``reading`` is used up, and chunks are left
-        of what was read. WHOLE: a large message is, and a large one behind it has no memory
+        it goes on with ``step``. LEFT: the allowance of ``receiver`` is used up, and chunks are
+        left of what was read. WHOLE: a large message is, and a large one behind it has no memory
         yet: whoever takes the first lets go of what the other lands in, and so the caches have it
         still. Raises OSError of the socket (BlockingIOError is an outcome).
         """
         cdef Py_ssize_t before = budget
         cdef int outcome = TURN
-        cdef Entity last = self._reading.entity
+        cdef Entity last = self._receiver.entity
         self.drained = self._looked = False
         if self._shares:
-            self._hear_knocks()
+            self._read_wake_bytes()
         if (
-            self.inlet is None and not self._reading.unread
+            self.inlet is None and not self._receiver.unread
             and last.identifier and not last.gone and not last.end_in
             and self._chunks.flags == PAYLOAD_FLAG
             and (self._chunks.payload >= ASK_FROM or last.identifier == self._latest)
         ):
             self._open(last)  # where there was much, more will come
         while budget > 0:
-            outcome = self._run_on() if self._reading.unread else self._read_once()
+            outcome = self._run_on() if self._receiver.unread else self._read_once()
             budget -= self._last
             if outcome != TURN:
                 break
             if self.drained:
                 outcome = DRAINED
                 break
-        # Nothing can be behind the rest of a chunk, so nobody is woken for less of it. Not so with
-        # TLS, which may say at any time that the peer has closed.
-        if self._records is None and self._rings is None:
-            if outcome == DRAINED and self._reading._plain and self._chunks.missing > 1:
+        # Nothing can be behind the rest of a chunk, so less of it wakes no task. Not so with
+        # TLS, which may say at any time that the peer has closed. A message of a link has whole
+        # chunks, and its packets come between messages.
+        if (self._records is None or self._records.plain) and self._rings is None:
+            if outcome == DRAINED and self._receiver.plain and self._chunks.missing > 1:
                 self._wake_from(<int> min(self._chunks.missing, <uint64_t> PATIENCE))
             else:
                 self._wake_from(1)
@@ -177,7 +177,7 @@ cdef class SocketReader:
 
     def allow(self, int chunks):
         """So many chunks are taken before others have their turn."""
-        self._reading.allowance = chunks
+        self._receiver.allowance = chunks
 
     def relax(self):
         """Any byte makes the socket readable again; returns whether that was different."""
@@ -196,7 +196,7 @@ cdef class SocketReader:
     cdef int _read_once(self) except -1:
         """One read and what it leads to; TURN to go on."""
         cdef ChunkDecoder chunks = self._chunks
-        cdef EntityReader reading = self._reading
+        cdef EntityReceiver receiver = self._receiver
         cdef DirectRead inlet = self.inlet
         cdef Py_ssize_t wanted = 0
         cdef Py_ssize_t size, landed
@@ -205,8 +205,8 @@ cdef class SocketReader:
         if inlet is not None:
             inlet.take_up()
             wanted = inlet.wanted()
-        if wanted and chunks.missing and reading._plain and reading.entity is self.entity:
-            large = inlet.decoder._size >= ALONE
+        if wanted and chunks.missing and receiver.plain and receiver.entity is self.entity:
+            large = inlet.decoder.length >= ALONE
             goes_on = <uint64_t> wanted > chunks.missing  # in the next chunk
             alone = large and not goes_on
             if goes_on:
@@ -222,7 +222,7 @@ cdef class SocketReader:
             chunks.missing -= <uint64_t> landed
             if chunks.missing == 0:
                 chunks.step()  # DONE, or the end of the bytes would look as if it cut the chunk
-                reading._plain = False
+                receiver.plain = False
             inlet.fill(landed)
             if inlet.stopped:
                 self._close()
@@ -257,20 +257,26 @@ cdef class SocketReader:
             # The decoder raises it again when the core goes on, which knows what to do about it.
             self.step = NOTHING
             return CORE
-        if self.step != NOTHING or self._reading._reported:
+        if self.step != NOTHING or self._receiver.reported:
             return CORE
-        if self._reading.unread:
+        if self._receiver.unread:
             return LEFT
         return WHOLE if alone else TURN
 
     cdef Py_ssize_t _land(self, Py_ssize_t wanted, Py_ssize_t ahead) except -2:
         """Reads to the inlet's place, and ``ahead`` bytes more; -1: nothing is there."""
-        cdef object payload = self.inlet.decoder.payload
+        cdef object payload = self.inlet.decoder.buffer.payload
+        cdef Py_ssize_t count
         if type(payload) is AlignedBuffer:
             (<AlignedBuffer> payload).expect(self.inlet.place(), min(wanted, EXPECTED))
         if self._records is None:
             return self._kernel(self.inlet.place(), wanted, ahead)
-        return self._decrypt(self.inlet.place(), wanted)
+        count = self._records.land(
+            <char *> self.inlet.place(), wanted, <char *> self._memory, ahead
+        )
+        if count >= 0:
+            self.drained = count < wanted and not self._records.closed
+        return count
 
     cdef Py_ssize_t _fetch(self, Py_ssize_t size) except -2:
         """Reads to the memory ahead; -1: nothing is there."""
@@ -286,7 +292,7 @@ cdef class SocketReader:
 
     cdef Py_ssize_t _kernel(self, uint8_t *target, Py_ssize_t size, Py_ssize_t ahead) except -2:
         cdef iovec[2] parts
-        cdef Py_ssize_t count, knocks
+        cdef Py_ssize_t count, wake_bytes
         if self._shares:
             return self._shared(target, size, ahead)
         parts[0].iov_base = target
@@ -300,13 +306,13 @@ cdef class SocketReader:
         self._heard += <uint64_t> count
         if self._rings is None or not self._rings.reached(self._heard):
             return count
-        knocks = self._rings.surplus(self._heard)
-        if knocks > count:
+        wake_bytes = self._rings.surplus(self._heard)
+        if wake_bytes > count:
             raise RemoteProtocolError("the peer's shared memory begins before what it has sent")
         self._shares = True
         self._ended = count == 0
         self.drained = False
-        return count - knocks or self._shared(target, size, ahead)
+        return count - wake_bytes or self._shared(target, size, ahead)
 
     cdef Py_ssize_t _receive(self, iovec *parts, size_t count) except -2:
         """Reads from the socket; -1: nothing is there."""
@@ -338,7 +344,7 @@ cdef class SocketReader:
         return size
 
     cdef Py_ssize_t _shared(self, uint8_t *target, Py_ssize_t size, Py_ssize_t ahead) except -2:
-        """Reads from memory; -1: nothing is there, and a knock will say when there is."""
+        """Reads from memory; -1: nothing is there, and a wake-up byte comes when there is."""
         cdef Rings rings = self._rings
         cdef Py_ssize_t count
         if rings is None:
@@ -355,15 +361,15 @@ cdef class SocketReader:
                     raise self._failure
                 return 0 if self._ended else -1
 
-    cdef int _hear_knocks(self) except -1:
-        """What the socket says beside the memory: that there is something, or no more."""
+    cdef int _read_wake_bytes(self) except -1:
+        """Reads the socket beside the memory: the peer has written, or its side has ended."""
         cdef iovec part
-        cdef char[KNOCKS] knocks
+        cdef char[WAKE_BYTES] wake_bytes
         cdef Py_ssize_t count
         if self._rings is not None:
             self._rings.awake()
-        part.iov_base = knocks
-        part.iov_len = KNOCKS
+        part.iov_base = wake_bytes
+        part.iov_len = WAKE_BYTES
         try:
             count = self._receive(&part, 1)
         except OSError as error:
@@ -378,42 +384,38 @@ cdef class SocketReader:
         Without data it goes on with a chunk that was left.
         """
         cdef ChunkDecoder chunks = self._chunks
-        cdef EntityReader reading = self._reading
+        cdef EntityReceiver receiver = self._receiver
         cdef int step
         if data is not None:
             chunks.push(data)
         while True:
-            step = HEAD if reading.unread else chunks.step()
-            reading.unread = step == HEAD and reading.allowance == 0
-            if reading.unread:
+            step = HEAD if receiver.unread else chunks.step()
+            receiver.unread = step == HEAD and receiver.allowance == 0
+            if receiver.unread:
                 return NOTHING
             if step == PIECE:
-                if not reading._plain:
+                if not receiver.plain:
                     return step
-                if self.entity is reading.entity:
+                if self.entity is receiver.entity:
                     self.inlet.push(chunks.data)
                     if self.inlet.stopped:
                         self._close()
-                elif not reading.told():
+                else:
                     return step
-            elif step == DONE and reading._plain:
-                reading._plain = False
-            elif step == HEAD and reading.credit_head():
-                reading.allowance -= reading.allowance > 0
-            elif step == REST and reading.credit():
+            elif step == DONE and receiver.plain:
+                receiver.plain = False
+            elif step == HEAD and receiver.credit_head():
+                receiver.allowance -= receiver.allowance > 0
+            elif step == REST and receiver.credit():
                 pass
             elif step == DONE and chunks.flags == CREDIT_FLAG:
                 pass
-            elif step == HEAD and reading.at_once():
-                reading.allowance -= reading.allowance > 0
-                if reading._reported:
-                    return NOTHING  # the core has it reported before what is behind it
-            elif step == HEAD and reading.plain_head():
-                reading.allowance -= reading.allowance > 0
+            elif step == HEAD and receiver.plain_head():
+                receiver.allowance -= receiver.allowance > 0
                 if (
-                    self.entity is not reading.entity and reading.entity.identifier
+                    self.entity is not receiver.entity and receiver.entity.identifier
                     and chunks.payload >= ASK_FROM
                 ):
-                    self._open(reading.entity)
+                    self._open(receiver.entity)
             else:
                 return step

@@ -81,7 +81,7 @@ def _warn_if_exposed(address: Address, sockets: list[socket.socket]) -> None:
     exposed = [sock.getsockname() for sock in sockets if not is_loopback(sock.getsockname())]
     if exposed and address.scheme == "aqueduct+tcp":
         logger.warning(
-            "%s: whoever is between %s and its clients can read and change what passes, for TCP "
+            "%s: others between %s and its clients can read and change the bytes, for TCP "
             "alone is not encrypted; aqueduct+tls:// and aqueduct:// are",
             address,
             ", ".join(map(host_port, exposed)),
@@ -96,7 +96,7 @@ def _bind_unix(address: Address, backlog: int) -> socket.socket:
     try:
         sock.bind(address.path)
         try:
-            # Nobody can connect before it listens, so nobody comes through with other rights.
+            # No client can connect before it listens, so none connects with other rights.
             os.chmod(address.path, int(address.options.get("mode", _MODE), 8))
             sock.listen(backlog)
         except OSError:
@@ -125,7 +125,7 @@ def _clear(address: Address) -> None:
         try:
             probe.connect(path)
         except ConnectionRefusedError:
-            pass  # nobody listens: it was left by a process that ended without removing it
+            pass  # a process ended without removing it: no server listens
         except BlockingIOError:
             raise ConfigError(f"{address}: another process listens there") from None
         except OSError as error:
@@ -136,7 +136,7 @@ def _clear(address: Address) -> None:
         os.unlink(path)
     except OSError as error:
         raise ConfigError(
-            f"{address}: nobody listens there, but the file cannot be removed ({error.strerror})"
+            f"{address}: no server listens there, but the file cannot be removed ({error.strerror})"
         ) from error
 
 

@@ -19,23 +19,21 @@ an opening payload back at once as far as it lies within the window of its strea
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from aqueduct._speedups.bpmux.chunks import decode_varu64, encode_varu64
-from aqueduct._speedups.stream.transport import TransportBase
+from aqueduct._speedups.channels.receiver import DirectRead
 from aqueduct.carriers.contract import Buffer, CarrierUser
 from aqueduct.config import Config
 from aqueduct.errors import FrameError, LimitExceeded, LocalProtocolError, SequenceError
 from aqueduct.protocol.bpmux import events
 from aqueduct.protocol.bpmux.connection import Mux
-from aqueduct.protocol.bpmux.scheduler import Scheduler
 from aqueduct.protocol.bpmux.state import SINK_OUT, STREAM_IN, Entity
 
-__all__ = ["DATAGRAM", "STREAMS", "BpmuxStreams", "close_payload", "read_close"]
+__all__ = ["DATAGRAM", "STREAMS", "BpmuxStreams", "StreamsOwner", "close_payload", "read_close"]
 
 DATAGRAM: Final = b"\0"
 STREAMS: Final = b"\1"
@@ -46,6 +44,17 @@ _RESERVE: Final = 1024  # of the top-level's credit, for its close and for limit
 _REASON_LIMIT: Final = 256  # bytes of UTF-8
 _STOPPED_KEPT: Final = 4096
 _MESSAGE_LIMIT: Final = 64 << 10  # bytes of one message of the top-level
+_MEASURE_EVERY: Final = 5.0  # seconds between two measurements of the round trip, at least
+
+
+class StreamsOwner(Protocol):
+    """The connection that the streams belong to."""
+
+    def established(self) -> None:
+        """Both sides have said how many streams they allow."""
+
+    def closed_by_peer(self, last: bytes) -> None:
+        """The peer has ended the top-level, with this payload."""
 
 
 class _Incoming:
@@ -67,27 +76,46 @@ class _Incoming:
         """The code of a stop."""
 
 
-class BpmuxStreams(TransportBase, ABC):
-    """The part of a carrier that knows both its streams and bpmux; the base of StreamCarrier.
+class BpmuxStreams:
+    """The streams of one carrier, their bpmux core, and the user that hears of them.
 
-    Commands of the carrier queue into the core; ``_dispatch`` reports what the core tells.
+    Commands of the carrier queue into the core ``mux``. ``take_events`` reports what it found.
     """
 
-    _user: CarrierUser | None
-    _mux: Mux
-    _turns: Scheduler
-
-    def __init__(self, config: Config) -> None:
-        flow, stream = config.flow, config.byte_stream
+    def __init__(self, owner: StreamsOwner, config: Config, time: Callable[[], float]) -> None:
+        flow = config.flow
+        self._owner = owner
+        self._time = time
         self._window = flow.initial_window
         self._slots = flow.streams
-        self._top_credit = stream.top_credit
-        self._mux = Mux(
-            replace(config.bpmux, opening=min(config.bpmux.opening, self._window)), brief=True
-        )
-        self._mux.top_sink.keep = _RESERVE
-        self._turns = self._mux.turns
+        self._top_credit = config.byte_stream.top_credit
+        self.mux = Mux(replace(config.bpmux, opening=min(config.bpmux.opening, self._window)))
+        self.mux.top_sink.keep = _RESERVE
+        self._turns = self.mux.turns
         """Asked and told directly, where it is often."""
+        self.user: CarrierUser | None = None
+        # The life of the connection.
+        self.established = False
+        """Each side has said how many streams it allows."""
+        self.begun = False
+        """The user has been told of the connection."""
+        self.closing = False
+        """Commands are without effect; what is queued leaves still."""
+        self.over = False
+        """Nothing is reported any more."""
+        self._early: list[events.Event] = []
+        """What came before the user was there."""
+        # What a burst left to do.
+        self.dirty = True
+        """Something that ``collect`` looks at has changed."""
+        self.reported = False
+        """The user was told of something, and has not answered."""
+        self.room_grew = False
+        """There is room for datagrams again."""
+        self.sent = 0
+        """Bytes of streams that have left."""
+        self.received = 0
+        """Bytes of streams that have come."""
         # My streams.
         self._opened = 0
         self._allowed = 0
@@ -107,8 +135,11 @@ class BpmuxStreams(TransportBase, ABC):
         """Of the top-level's credit, consumed and not granted again."""
         self._message = bytearray()
         self._datagrams: deque[bytes] = deque()
-        self._dirty = True
-        """Something that ``_collect`` looks at has changed."""
+        # The round trip.
+        self.rtt = 0.0
+        self._measure_at = 0.0
+        self._delayed = 0
+        """Pings under way that have crossed a cut."""
         self._pings: deque[bool] = deque()
         """Of those on the way, in order: whether the user has asked for it."""
 
@@ -117,10 +148,10 @@ class BpmuxStreams(TransportBase, ABC):
     @property
     def openable(self) -> int:
         """How many more streams may be opened now."""
-        if self._over:
+        if self.over:
             return 0
         wanted = self._allowed - self._opened
-        room = self._mux.room_for_sinks
+        room = self.mux.room_for_sinks
         self._short = room < wanted
         return min(wanted, room)
 
@@ -136,26 +167,30 @@ class BpmuxStreams(TransportBase, ABC):
 
     def write(self, stream: int, buffers: Sequence[Buffer], fin: bool) -> None:
         """Queues bytes on my stream; see the contract."""
-        if self._over or self._closing:
+        if self.over or self.closing:
             return
         entity = self._senders.get(stream)
         if entity is None:
-            if fin and buffers:
-                self._open_ended(stream, buffers)
-                return
-            entity = self._open(stream)
-            if entity is None:
-                return
-        elif entity.ending:
+            if self._may_open(stream):
+                self._senders[stream] = self.mux.open_sink(
+                    buffers or None,
+                    credit=_CODE_SIZE,
+                    keep=_CODE_SIZE,
+                    identifier=stream + 1,
+                    ended=fin,
+                )
+                self._opened += 1
+            return
+        if entity.ending:
             raise LocalProtocolError(f"stream {stream} ended; nothing can be written to it")
         if buffers and not self._turns.write_run(entity, buffers):
-            self._mux.write(entity, buffers)
+            self.mux.write(entity, buffers)
         if fin:
-            self._mux.end(entity)
+            self.mux.end(entity)
 
     def reset(self, stream: int, code: int) -> None:
         """Gives up my stream."""
-        if self._over or self._closing:
+        if self.over or self.closing:
             return
         if stream >= self._opened:
             raise LocalProtocolError(f"stream {stream} was never opened")
@@ -163,19 +198,19 @@ class BpmuxStreams(TransportBase, ABC):
         entity = self._senders.pop(stream, None)
         if entity is None or entity.end_out:
             return
-        self._mux.end(entity, encode_varu64(code), drop=True)
+        self.mux.end(entity, encode_varu64(code), drop=True)
 
     def stop(self, stream: int, code: int) -> None:
         """Asks the peer to send no more on its stream."""
         state = self._opened_by_peer(stream)
         if state is not None and not state.entity.ending:
             state.stopped = code
-            self._mux.end(state.entity, encode_varu64(code))
+            self.mux.end(state.entity, encode_varu64(code))
 
     def credit(self, stream: int, limit: int) -> None:
         """Lets the peer send on its stream up to ``limit`` bytes in all."""
         state = self._incoming.get(stream) or self._opened_by_peer(stream)
-        if state is None or limit <= state.limit or self._closing:
+        if state is None or limit <= state.limit or self.closing:
             return
         more = limit - state.limit
         state.limit = limit
@@ -185,7 +220,7 @@ class BpmuxStreams(TransportBase, ABC):
             covered = min(state.excess, more)
             state.excess -= covered
             self._give_back += covered
-            self._dirty = True
+            self.dirty = True
             more -= covered
         self._turns.give_back(state.entity, more)  # ``Mux.consumed``
 
@@ -193,31 +228,31 @@ class BpmuxStreams(TransportBase, ABC):
         """Gives the peer more stream slots, or keeps some back."""
         if count != self._extra:
             self._extra = count
-            self._dirty = True
+            self.dirty = True
 
     def send_datagram(self, data: bytes) -> bool:
         """Queues a datagram; False if it was dropped."""
         if (
-            self._over
-            or self._closing
+            self.over
+            or self.closing
             or len(data) > _DATAGRAM_LIMIT
             or len(self._datagrams) >= _DATAGRAM_QUEUE
         ):
             return False
         self._datagrams.append(data)
-        self._dirty = True
+        self.dirty = True
         return True
 
     # what is sent
 
-    def _greet(self) -> None:
+    def greet(self) -> None:
         """The credit without which the peer can send nothing."""
-        self._mux.credit(self._mux.top_stream, self._top_credit)
+        self.mux.credit(self.mux.top_stream, self._top_credit)
 
-    def _collect(self) -> None:
+    def collect(self) -> None:
         """Puts into the core what waits here: credit, slots, datagrams."""
-        mux = self._mux
-        self._dirty = bool(self._datagrams)
+        mux = self.mux
+        self.dirty = bool(self._datagrams)
         if self._give_back * 4 >= self._top_credit:
             mux.consumed(mux.top_stream, self._give_back)
             self._give_back = 0
@@ -233,12 +268,15 @@ class BpmuxStreams(TransportBase, ABC):
                 data = DATAGRAM + queue.popleft()
                 size += len(data)
                 mux.message(data)
-                self._room_grew = True
-            self._dirty = bool(queue)
+                self.room_grew = True
+            self.dirty = bool(queue)
 
-    def _unsent(self) -> bool:
+    @property
+    def unsent(self) -> bool:
         """Whether anything queued waits still, be it for the peer's credit."""
-        if self._datagrams or self._mux.top_sink.items:
+        if not self.mux.idle:
+            return True
+        if self._datagrams or self.mux.top_sink.items:
             return True
         return any(entity.items or not entity.opened for entity in self._senders.values())
 
@@ -253,41 +291,103 @@ class BpmuxStreams(TransportBase, ABC):
             raise LocalProtocolError(f"stream {stream}: the peer allows no more streams now")
         return True
 
-    def _open_ended(self, stream: int, buffers: Sequence[Buffer]) -> None:
-        if stream == self._opened < self._allowed or self._may_open(stream):
-            number = stream + 1
-            self._senders[stream] = self._turns.open_ended(
-                number, buffers, _CODE_SIZE, _CODE_SIZE
-            ) or self._mux.open_ended(
-                buffers, credit=_CODE_SIZE, keep=_CODE_SIZE, identifier=number
-            )
-            self._opened = number
-
-    def _open(self, stream: int) -> Entity | None:
-        if not self._may_open(stream):
-            return None
-        entity = self._mux.open_sink(credit=_CODE_SIZE, keep=_CODE_SIZE, identifier=stream + 1)
-        self._opened += 1
-        self._senders[stream] = entity
-        return entity
-
     def _opened_by_peer(self, stream: int) -> _Incoming | None:
-        if self._over or self._closing:
+        if self.over or self.closing:
             return None
         if not 0 <= stream < self._peer_opened:
             raise LocalProtocolError(f"the peer never opened its stream {stream}")
         return self._incoming.get(stream)
 
+    # what has left
+
+    def written(self, written: list[tuple[Entity, int]], emptied: bool) -> None:
+        """These entities' bytes have left; whether nothing else waits for the socket."""
+        user = self.user
+        if self.over or not self.begun or user is None:
+            return
+        for entity, size in written:
+            if entity.identifier:
+                self.sent += size
+                if user.written(entity.identifier - 1, size):
+                    self.reported = True
+        if self.room_grew and emptied:
+            self.room_grew = False
+            self.reported = True
+            user.datagram_room_changed()
+
     # what has arrived
+
+    def take_events(self) -> None:
+        """Reports what the core has found. Raises RemoteProtocolError."""
+        found = self.mux.events_received()
+        if not self.begun:
+            self._early += found
+            self._before_begin()
+        elif found:
+            self._dispatch(found)
+
+    def report_early(self) -> None:
+        """The user is there, and hears of what came before. Raises RemoteProtocolError."""
+        early, self._early = self._early, []
+        self._dispatch(early)
+
+    def _before_begin(self) -> None:
+        """Looks for what each side says first; all else waits for the user."""
+        if self.established:
+            return
+        rest: list[events.Event] = []
+        for event in self._early:
+            kind = event[0]
+            if kind == events.FAILED:
+                raise event[1]
+            top = event[1] is self.mux.top_stream
+            if kind == events.PAYLOAD and top and not self._allowed:
+                self._first_limit(event[2], event[3])
+            elif kind == events.ENDED and top:
+                self._owner.closed_by_peer(event[2])
+                return
+            elif kind != events.CREDIT:
+                rest.append(event)
+        self._early = rest
+        if not self._announced and self.mux.top_sink.credit_out:
+            self.collect()  # what this side allows
+        if self._allowed and self._announced:
+            self.established = True
+            self._owner.established()
+
+    def _first_limit(self, data: Any, whole: bool) -> None:
+        self._message += data
+        if whole:
+            data = bytes(self._message)
+            self._message.clear()
+            self._give_back += len(data)
+            if data[:1] != STREAMS or not self._allow(data):
+                raise FrameError("its first message does not say how many streams it allows")
+
+    def inlet_of(self, entity: Entity) -> DirectRead | None:
+        """Where the next bytes of a stream of the peer's go; None: they are reported."""
+        state = entity.user
+        if self.over or state is None or state.waiting or self.user is None:
+            return None  # of an opening payload the bytes are counted elsewhere
+        return self.user.inlet(entity.identifier - 1)
+
+    def inlet_closed(self, entity: Entity, size: int, idle: bool) -> None:
+        """``size`` bytes came by the inlet; ``idle``: the user need not look at them yet."""
+        if self.over or self.user is None:
+            return
+        self.received += size
+        if not idle:  # most of a large message comes without a report
+            self.reported = True
+            self.user.inlet_done(entity.identifier - 1)
 
     def _dispatch(self, found: list[events.Event]) -> None:
         """Reports events of the core. Raises RemoteProtocolError for what breaks the mapping."""
-        user = self._user
+        user = self.user
         assert user is not None
-        top = self._mux.top_stream
+        top = self.mux.top_stream
         joined: Entity | None = None
         for place, event in enumerate(found, 1):
-            if self._over:
+            if self.over:
                 return
             kind = event[0]
             if kind == events.PAYLOAD:
@@ -302,35 +402,34 @@ class BpmuxStreams(TransportBase, ABC):
                     if whole and not last:
                         self._opening_complete(state)
                 if data:
-                    self._received += len(data)
-                    self._reported = True
+                    self.received += len(data)
+                    self.reported = True
                     # The last bytes and the end are one report, as everywhere: or the user would
                     # stop a stream of which nothing more comes.
                     if last:
                         joined = entity
                     user.stream_data(entity.identifier - 1, data, joined is entity)
-            elif kind == events.ARRIVED:
-                if not self._arrives(event[1], event[2]):
-                    self._peer_opens(event[1])  # which says what is wrong
             elif kind == events.CREDIT:
                 pass  # the core sends what may leave now
             elif kind == events.OPENED:
                 self._peer_opens(event[1])
             elif kind == events.ENDED:
-                self._reported = True
+                self.reported = True
                 self._peer_ends(event[1], event[2], user, told=event[1] is joined)
             elif kind == events.ACKNOWLEDGED:
                 entity = event[1]
                 if entity.place == STREAM_IN:
                     state = self._incoming.pop(entity.identifier - 1)
                     self._forget(state)
-                    self._reported = True
+                    self.reported = True
                     user.stream_reset(entity.identifier - 1, state.stopped)
                 else:
                     self._senders.pop(entity.identifier - 1, None)
-                    self._room_came_for_streams()
+                    if self._short:  # the core has room for another stream
+                        self.reported = True
+                        user.openable_changed()
             elif kind == events.PONG:
-                self._ponged(event[1], event[2], user)
+                self._ponged(event[2], user)
             elif kind == events.FAILED:
                 raise event[1]
 
@@ -346,15 +445,15 @@ class BpmuxStreams(TransportBase, ABC):
             data = bytes(message)
             message.clear()
         self._give_back += len(data)
-        self._dirty = True
+        self.dirty = True
         kind = data[:1]
         if kind == DATAGRAM:
-            self._received += len(data) - 1
-            self._reported = True
+            self.received += len(data) - 1
+            self.reported = True
             user.datagram_received(bytes(data[1:]))
         elif kind == STREAMS:
             if self._allow(data):
-                self._reported = True
+                self.reported = True
                 user.openable_changed()
         else:
             raise SequenceError(f"a message of the top-level begins with {bytes(kind)!r}")
@@ -384,57 +483,7 @@ class BpmuxStreams(TransportBase, ABC):
         state = entity.user = _Incoming(entity, self._window)
         self._incoming[self._peer_opened] = state
         self._peer_opened += 1
-        self._dirty = True
-
-    def _tell_directly(self) -> None:
-        """From now on what is plain comes without an event."""
-        self._mux.reading.tell(self._arrives, self._piece, self._acknowledged)
-
-    def _piece(self, entity: Entity, data: Any) -> bool:
-        """Bytes of a stream of the peer's; False: they are to be an event."""
-        state, user = entity.user, self._user
-        if state is None or state.waiting or self._over or user is None:
-            return False
-        self._close_inlet()
-        self._received += len(data)
-        self._reported = True
-        user.stream_data(entity.identifier - 1, data, False)
-        return True
-
-    def _acknowledged(self, entity: Entity) -> None:
-        """The peer has all of a stream of ours."""
-        self._senders.pop(entity.identifier - 1, None)
-        self._room_came_for_streams()
-
-    def _room_came_for_streams(self) -> None:
-        """The peer has taken the end of a stream, so another one may be opened."""
-        if self._short and self._user is not None and not self._over:
-            self._reported = True
-            self._user.openable_changed()
-
-    def _arrives(self, entity: Entity, data: Any) -> bool:
-        """A stream that came and went in one chunk: it has its slot back at once.
-
-        False: it may not, or nobody is there who could be told.
-        """
-        stream, user = self._peer_opened, self._user
-        if entity.identifier != stream + 1 or stream >= self._announced or self._over:
-            return False
-        if user is None:
-            return False
-        self._close_inlet()
-        self._peer_opened = stream + 1
-        self._peer_ended += 1
-        self._give_back += len(data)
-        if (
-            self._give_back * 4 >= self._top_credit
-            or 2 * (self._announced - self._peer_opened) < self._slots
-        ):
-            self._dirty = True  # before that, ``_collect`` has nothing to say of it
-        self._received += len(data)
-        self._reported = True
-        user.stream_data(stream, data, True)
-        return True
+        self.dirty = True
 
     def _opening_complete(self, state: _Incoming) -> None:
         """Grants the window, less what has come already, and what an end needs."""
@@ -442,13 +491,13 @@ class BpmuxStreams(TransportBase, ABC):
         size, limit = state.opening, state.limit
         state.excess = max(size - limit, 0)
         self._give_back += size - state.excess
-        self._dirty = True
-        self._mux.consumed(state.entity, max(limit - size, 0) + _CODE_SIZE)
+        self.dirty = True
+        self.mux.consumed(state.entity, max(limit - size, 0) + _CODE_SIZE)
 
     def _peer_ends(self, entity: Entity, data: bytes, user: CarrierUser, *, told: bool) -> None:
         stream = entity.identifier - 1
-        if entity is self._mux.top_stream:
-            self._closed_by_peer(data)
+        if entity is self.mux.top_stream:
+            self._owner.closed_by_peer(data)
         elif entity.place == STREAM_IN:
             state = self._incoming.pop(stream)
             self._forget(state)
@@ -456,7 +505,7 @@ class BpmuxStreams(TransportBase, ABC):
                 user.stream_reset(stream, _code(data, f"the reset of stream {stream}"))
             elif not told:
                 user.stream_data(stream, b"", True)
-        elif entity.place == SINK_OUT and entity is not self._mux.top_sink:
+        elif entity.place == SINK_OUT and entity is not self.mux.top_sink:
             if self._senders.pop(stream, None) is None:
                 return
             if not entity.end_out:  # more may be written to it until the user knows
@@ -469,16 +518,65 @@ class BpmuxStreams(TransportBase, ABC):
     def _forget(self, state: _Incoming) -> None:
         """The slot of a stream that ended, and what its opening payload still holds."""
         self._peer_ended += 1
-        self._dirty = True
+        self.dirty = True
         self._give_back += state.opening if state.waiting else state.excess
 
-    @abstractmethod
-    def _ponged(self, entity: Entity, asked: float, user: CarrierUser) -> None:
-        """A ping was answered."""
+    # the round trip
 
-    @abstractmethod
-    def _closed_by_peer(self, data: bytes) -> None:
-        """The peer has ended the top-level, with these last words."""
+    def measure(self, now: float) -> None:
+        """Measures the round trip, if that was not done of late."""
+        if self.begun and now >= self._measure_at:
+            self.ping(asked=False)
+
+    def ping(self, *, asked: bool = True) -> None:
+        """Makes the peer's transport answer; ``asked``: the user is told."""
+        if not (self.over or self.closing):
+            now = self._time()
+            self._measure_at = now + _MEASURE_EVERY
+            self._pings.append(asked)
+            self.mux.ping(self.mux.top_stream, now)
+
+    def connection_cut(self) -> None:
+        """Pings under way are delayed until another connection: they measure no round trip."""
+        self._delayed = len(self._pings)
+
+    def _ponged(self, asked: float, user: CarrierUser) -> None:
+        if self._delayed:
+            self._delayed -= 1
+        else:
+            self._measured(max(self._time() - asked, 1e-6))
+        if self._pings and self._pings.popleft():
+            self.reported = True
+            user.ponged()
+
+    def _measured(self, sample: float) -> None:
+        self.rtt = sample if not self.rtt else self.rtt + (sample - self.rtt) / 8
+
+    # the end
+
+    def end(self) -> None:
+        """The connection is over: nothing is reported any more, and nothing is kept."""
+        self.over = True
+        self._senders.clear()
+        self._incoming.clear()
+        self._datagrams.clear()
+        self._early.clear()
+        self.mux.drop()
+
+    def snapshot(self) -> dict[str, object]:
+        """Counters and windows."""
+        return {
+            "sent": self.sent,
+            "received": self.received,
+            "queued": sum(entity.queued for entity in self._senders.values()),
+            "datagrams_queued": len(self._datagrams),
+            "opened": self._opened,
+            "open": len(self._senders),
+            "openable": self.openable,
+            "peer_opened": self._peer_opened,
+            "peer_open": len(self._incoming),
+            "top_credit": self.mux.top_sink.credit_out,
+        }
 
 
 def close_payload(code: int, reason: str) -> bytes:

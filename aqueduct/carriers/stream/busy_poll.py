@@ -26,7 +26,7 @@ __all__ = ["Poller", "ReplyExpectation", "poller_of"]
 _TRIES: Final = 2  # looks in vain before there has been any in time
 _MOST_TRIES: Final = 4
 _LOOKING: Final = 50e-6  # seconds, in one turn of the loop
-_YIELDED: Final = 100e-6  # seconds without the processor: somebody else has work for it
+_YIELDED: Final = 100e-6  # seconds without the processor: another process has work for it
 _REST: Final = 0.05  # seconds in which nothing is looked for after that; each time many more
 _MOST_REST: Final = 2.0  # seconds; a little less after each look that was not in vain
 _SOCKETS: Final = 2  # looked at one by one; of more, the loop's own look will do
@@ -163,9 +163,9 @@ class Poller:
         self._rest = max(self._rest * 0.95, _REST)
 
     def gave_way(self, now: float) -> None:
-        """The processor was given away. Who had work for it may have it for a while.
+        """Another process took the processor. It may have it for a while.
 
-        To give it away is dear then: who sleeps is woken before who gave way has another turn.
+        To give it away is dear then: processes that slept run before this one has another turn.
         """
         self.rests = now + self._rest
         self._rest = min(4 * self._rest, _MOST_REST)

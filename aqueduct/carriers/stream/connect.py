@@ -14,13 +14,22 @@ from aqueduct.address import UNIX, Address
 from aqueduct.carriers.binding import SocketAddress, host_port, targets_of
 from aqueduct.carriers.certificates import ClientTls, client_tls
 from aqueduct.carriers.stream.connection import StreamCarrier
+from aqueduct.carriers.stream.dialling import LinkDialler
+from aqueduct.carriers.stream.link import LinkConnection
 from aqueduct.carriers.stream.sockets import check_path, tune, why
-from aqueduct.carriers.stream.tls import ALPN
-from aqueduct.carriers.tls_library import Context, client_context
+from aqueduct.carriers.stream.tls import ALPN, LINK_ALPN
+from aqueduct.carriers.tls_library import Context, Tls, client_context
 from aqueduct.carriers.verify import ascii_name
 from aqueduct.config import Config
 from aqueduct.errors import ConfigError, ConnectFailed, ConnectionLost
 from aqueduct.forks import own_socket
+from aqueduct.protocol.relink.handshake import (
+    ChosenLink,
+    DistantLink,
+    LinkAgreement,
+    Opening,
+    RefusedLink,
+)
 
 __all__ = ["connect", "dial"]
 
@@ -41,20 +50,29 @@ async def connect(address: Address, config: Config, tls: ClientTls | None = None
     deadline = loop.time() + config.timing.connect_timeout
     wanted: ClientTls | None = None
     context: Context | None = None
+    resume = address.resume
     if address.scheme == "aqueduct+tls":
         wanted = client_tls(address, tls)
         name = ascii_name(wanted.server_name or address.host)
-        context = client_context(wanted, name, ALPN)
+        protocols = (ALPN,) if resume is None else (LINK_ALPN, ALPN)
+        context = client_context(wanted, name, *protocols)
     elif tls is not None:
         raise ConfigError(
             f"{address}: there is no TLS on this carrier, so ClientTls cannot be heeded; use "
             "aqueduct+tls:// or aqueduct://"
         )
-    if address.scheme == UNIX:
+    attempt = _Attempt(address, wanted)
+    opened: Tls | None = None
+    agreement: LinkAgreement | None = None
+    if resume is not None:
+        attempt.dialler = LinkDialler(
+            address, config, dial, tls=wanted, context=context, secured=attempt.check
+        )
+        sock, opened, agreement = await attempt.dialler.begin(deadline)
+    elif address.scheme == UNIX:
         sock = await _dial_unix(address, config, deadline)
     else:
         sock = await dial(address, config, deadline)
-    attempt = _Attempt(address, wanted)
     try:
         carrier = StreamCarrier(
             sock,
@@ -64,6 +82,8 @@ async def connect(address: Address, config: Config, tls: ClientTls | None = None
             is_client=True,
             context=context,
             server_name=None if wanted is None else wanted.server_name or address.host,
+            tls=opened,
+            agreement=agreement,
         )
     except BaseException as error:
         sock.close()
@@ -77,6 +97,8 @@ class _Attempt:
     """The Host of one connection that is being made."""
 
     def __init__(self, address: Address, tls: ClientTls | None) -> None:
+        self.dialler: LinkDialler | None = None
+        """Of a connection that can be resumed."""
         self._address = address
         self._tls = tls
         loop = asyncio.get_running_loop()
@@ -110,23 +132,60 @@ class _Attempt:
 
     # Host
 
-    def secured(self, carrier: StreamCarrier) -> str | None:
+    resumes = False
+
+    def check(self, fingerprint: str | None) -> str | None:
         """Compares a pinned certificate; a reason to go no further."""
         wanted = None if self._tls is None else self._tls.fingerprint
-        if wanted is None or carrier.peer_certificate_fingerprint == wanted:
+        if wanted is None or fingerprint == wanted:
             return None
         return (
-            f"the server's certificate is {carrier.peer_certificate_fingerprint}, not {wanted}; if "
-            "the server has a new certificate, pin that one with ?fingerprint="
+            f"the server's certificate is {fingerprint}, not {wanted}; if the server has a new "
+            "certificate, pin that one with ?fingerprint="
         )
+
+    def secured(self, carrier: StreamCarrier) -> str | None:
+        """TLS is up."""
+        return self.check(carrier.peer_certificate_fingerprint)
+
+    def choose(
+        self, carrier: StreamCarrier, opening: Opening
+    ) -> ChosenLink | RefusedLink | DistantLink:
+        """Of a listener."""
+        raise AssertionError("a client is asked for a link")
+
+    def agreed(self, carrier: StreamCarrier, connection: LinkConnection) -> None:
+        """Of a listener."""
+        raise AssertionError("a client is asked for a link")
+
+    def distant(
+        self,
+        carrier: StreamCarrier,
+        link: DistantLink,
+        sock: socket.socket,
+        tls: Tls | None,
+        *,
+        greeted: bool,
+    ) -> RefusedLink | None:
+        """Of a listener."""
+        raise AssertionError("a client is asked for a link")
+
+    def cut(self, carrier: StreamCarrier) -> None:
+        """The connection of its link is gone."""
+        assert self.dialler is not None
+        self.dialler.redial(carrier)
 
     def established(self, carrier: StreamCarrier) -> None:
         """Both sides know that they speak the same protocol."""
+        if self.dialler is not None:
+            self.dialler.established()
         if not self._done.done():
             self._done.set_result(None)
 
     def ended(self, carrier: StreamCarrier, error: ConnectionLost) -> None:
         """The connection is over."""
+        if self.dialler is not None:
+            self.dialler.stop()
         if not self._done.done():
             failure = _failure(self._address, error.reason or str(error))
             failure.code = error.code
@@ -261,7 +320,7 @@ def _unix_reason(address: Address, error: OSError) -> str:
         errno.ENOENT: f"there is no socket file {path!r}; is the server started, and is this its "
         "path?",
         errno.ENOTDIR: f"a part of {path!r} is no directory",
-        errno.ECONNREFUSED: f"nobody listens at {path!r}: the server that made the file is gone",
+        errno.ECONNREFUSED: f"no server listens at {path!r}: the server that made the file is gone",
         errno.EACCES: f"not permitted: this user (uid {os.geteuid()}) has no right to write to "
         f"{path!r}, or to enter its directory; the server chooses the rights with ?mode=",
         errno.EPROTOTYPE: f"{path!r} is a socket of another kind",

@@ -1,41 +1,68 @@
-"""One connection over a byte stream: the socket's readiness, handshakes, timers, and the close."""
+"""One connection over a byte stream: its handshakes, and its end."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Any, Final, Protocol
+from contextlib import suppress
+from functools import partial
+from typing import Final, Protocol
 
 from aqueduct._speedups.bpmux.chunks import END, encode_head, encode_rest
+from aqueduct._speedups.io.tls_records import Records
+from aqueduct._speedups.stream.transport import StreamTransport
+from aqueduct.carriers.clock import clock_of
 from aqueduct.carriers.contract import CarrierUser, PeerIdentity
-from aqueduct.carriers.stream.bpmux_streams import STREAMS, close_payload, read_close
-from aqueduct.carriers.stream.sockets import credentials_of, ends_of, scratch, tcp_info, why
-from aqueduct.carriers.stream.tls import ALPN, REFUSAL, explain, speaks_tls, spoken
-from aqueduct.carriers.stream.transport import StreamTransport
+from aqueduct.carriers.stream.bpmux_streams import BpmuxStreams, close_payload, read_close
+from aqueduct.carriers.stream.busy_poll import ReplyExpectation, poller_of
+from aqueduct.carriers.stream.link import CarrierLink, LinkConnection, framed
+from aqueduct.carriers.stream.memory_upgrade import MemoryUpgrade
+from aqueduct.carriers.stream.sockets import (
+    credentials_of,
+    ends_of,
+    on_loopback,
+    scratch,
+    take_of,
+    tcp_info,
+    why,
+)
+from aqueduct.carriers.stream.tls import ALPN, LINK_ALPN, REFUSAL, explain, speaks_tls, spoken
 from aqueduct.carriers.tls_library import Context, Tls
 from aqueduct.carriers.verify import TlsError
 from aqueduct.config import Config
 from aqueduct.errors import (
     ConnectionLost,
-    FrameError,
     InternalError,
     LocalProtocolError,
     RemoteProtocolError,
 )
 from aqueduct.escaping import logger_of
-from aqueduct.protocol.bpmux import events
-from aqueduct.protocol.bpmux.state import Entity, type_for
+from aqueduct.protocol.bpmux.state import type_for
+from aqueduct.protocol.relink.handshake import (
+    ChosenLink,
+    DistantLink,
+    LinkAgreement,
+    ListenerHandshake,
+    Opening,
+    RefusedLink,
+    encode_reply,
+)
 
 __all__ = ["StreamCarrier", "StreamHost"]
 
 logger = logger_of("aqueduct.carriers.stream")
 
 _A_LOOK: Final = 0.05  # seconds for the loop to read what is there
-_MEASURE_EVERY: Final = 5.0  # seconds between two measurements of the round trip, at least
+_TAKE: Final = 256 << 10  # bytes taken from the core at once, at most
+_LINK_TAKE: Final = 1 << 20
+"""The same for a message of a link, behind which nothing more can be offered."""
+_OFFERED: Final = 3
+"""Chunks that TCP is offered in the same call, if they are next in any case. With one more, or with
+none, a sink of 1 MiB batches is slower."""
 
 
 class StreamHost(Protocol):
-    """Who made a carrier: a connector or a listener."""
+    """The maker of a carrier: a connector or a listener."""
 
     def secured(self, carrier: StreamCarrier) -> str | None:
         """TLS is up. A text: the peer is refused for this reason."""
@@ -49,9 +76,42 @@ class StreamHost(Protocol):
     def released(self, carrier: StreamCarrier) -> None:
         """Its socket is closed, which may be a while later."""
 
+    @property
+    def resumes(self) -> bool:
+        """Whether links are offered to clients; of a listener."""
 
-class StreamCarrier(StreamTransport):
-    """One connection. See ``aqueduct.carriers.contract.Carrier`` for what the methods promise."""
+    def choose(
+        self, carrier: StreamCarrier, opening: Opening
+    ) -> ChosenLink | RefusedLink | DistantLink:
+        """Which link a client is given; of a listener."""
+
+    def agreed(self, carrier: StreamCarrier, connection: LinkConnection) -> None:
+        """A client has a link on this connection; of a listener."""
+
+    def distant(
+        self,
+        carrier: StreamCarrier,
+        link: DistantLink,
+        sock: socket.socket,
+        tls: Tls | None,
+        *,
+        greeted: bool,
+    ) -> RefusedLink | None:
+        """A client asks for a link of another process; None: it is there; of a listener.
+
+        ``greeted``: the client has been sent a hello.
+        """
+
+    def cut(self, carrier: StreamCarrier) -> None:
+        """The connection of its link is gone: another one is wanted."""
+
+
+class StreamCarrier:
+    """One connection. See ``aqueduct.carriers.contract.Carrier`` for what the methods promise.
+
+    ``transport`` reads and writes the socket. ``streams`` knows what the bytes mean, and tells the
+    user. The carrier itself sees to the handshakes, the silence of the peer, and the close.
+    """
 
     def __init__(
         self,
@@ -63,29 +123,78 @@ class StreamCarrier(StreamTransport):
         is_client: bool,
         context: Context | None,
         server_name: str | None,
+        tls: Tls | None = None,
+        agreement: LinkAgreement | None = None,
     ) -> None:
-        tls = None
-        if context is not None:
-            sealed = scratch("sealed")
-            tls = Tls(sock, context, server_name, server=not is_client, scratch=sealed)
-        super().__init__(sock, config, tls, is_client=is_client)
+        """With ``tls``, or with an ``agreement`` about a link, these handshakes are over."""
+        unix = self._unix = sock.family == socket.AF_UNIX
+        self.is_client = is_client
         self.scheme = scheme
+        self.loopback = not unix and on_loopback(sock)
         self.peer_credentials = credentials_of(sock)
         self.local, self.peer = ends_of(sock, self.peer_credentials)
-        self.rtt = 0.0
-        self.error: ConnectionLost | None = None
-        self._host = host
-        self._server_name = server_name or ""
-        self.peer_identity: PeerIdentity | None = None
+        self.peer_identity: PeerIdentity | None = None if tls is None else tls.identity
         """Who the peer's certificate says it is, if it showed one."""
+        self.error: ConnectionLost | None = None
+        self._sock = sock
+        self._host = host
+        self._config = config
+        self._loop = asyncio.get_running_loop()
+        self._time = clock_of(self._loop)
+        if context is not None and tls is None:
+            sealed = scratch("sealed")
+            tls = Tls(sock, context, server_name, server=not is_client, scratch=sealed)
+        self._tls = tls
+        self._server_name = server_name or ""
+        self._ahead = scratch("plain")[: config.byte_stream.read_ahead]
+        self.streams = BpmuxStreams(self, config, self._time)
+        self.link: CarrierLink | None = None
+        """What goes on if the connection breaks; None: the connection is lost then."""
+        self._records: Records | None = None if tls is None else tls.records
+        if agreement is not None:
+            self.link = CarrierLink(self, agreement, config, self._time, is_client=is_client)
+            self._records = self.link.connected(LinkConnection(sock, tls, agreement))
+        self.transport = self._new_transport()
+        if unix:
+            MemoryUpgrade(self.transport, config.byte_stream).prepare(is_client=is_client)
+        self._door: ListenerHandshake | None = None
+        """The handshake of a link, while it goes on."""
         self._first = b""
-        self._stepped_at: float | None = None
         """What the peer has sent first, a few bytes."""
-        self._early: list[events.Event] = []
+        self._stepped_at: float | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
         self._close: tuple[int, str] | None = None
         self._close_timer: asyncio.TimerHandle | None = None
         self._told = False
+        # What the contract promises, and others do.
+        streams = self.streams
+        self.write = streams.write
+        self.reset = streams.reset
+        self.stop = streams.stop
+        self.credit = streams.credit
+        self.extra_streams = streams.extra_streams
+        self.send_datagram = streams.send_datagram
+        self.ping = streams.ping
+        self.flush = self.transport.flush
+
+    def _new_transport(self) -> StreamTransport:
+        """Of the socket that the connection has now."""
+        sock, settings = self._sock, self._config.byte_stream
+        # A Unix socket would hold more than its buffer: it cannot say how much is unsent.
+        plain = self._records is None and not self._unix
+        return StreamTransport(
+            self,
+            self.streams,
+            sock,
+            self._loop,
+            self._time,
+            records=self._records,
+            ahead=self._ahead,
+            turn=settings.wake_up,
+            chunks=self._config.bpmux.wake_up,
+            take_of=lambda: take_of(sock, _TAKE if self.link is None else _LINK_TAKE),
+            offered=_OFFERED if plain else 0,
+        )
 
     # what the contract promises
 
@@ -94,52 +203,73 @@ class StreamCarrier(StreamTransport):
         """``sha256:HEX`` of the peer's certificate, if it showed one."""
         return None if self.peer_identity is None else self.peer_identity.fingerprint
 
+    @property
+    def rtt(self) -> float:
+        """The smoothed round-trip time, seconds; 0.0 before the first sample."""
+        return self.streams.rtt
+
+    @property
+    def openable(self) -> int:
+        """How many more streams may be opened now."""
+        return self.streams.openable
+
+    @property
+    def datagram_limit(self) -> int:
+        """The largest payload of ``send_datagram``, bytes."""
+        return self.streams.datagram_limit
+
+    @property
+    def datagram_room(self) -> int:
+        """How many datagrams the queue takes now."""
+        return self.streams.datagram_room
+
     def attach(self, user: CarrierUser) -> None:
         """Installs the user. Raises LocalProtocolError if there is one."""
-        if self._user is not None:
+        if self.streams.user is not None:
             raise LocalProtocolError("this carrier has a user already")
-        self._user = user
+        self.streams.user = user
         self._loop.call_soon(self._begin)
 
-    def ping(self) -> None:
-        """Makes the peer's transport answer."""
-        self._ping(asked=True)
+    def expect_input(self) -> None:
+        """See the contract."""
+        transport, limit = self.transport, self._config.byte_stream.poll
+        if not limit or not transport.reading or self.streams.over:
+            return
+        if transport.expectation is None:
+            transport.expectation = ReplyExpectation(
+                poller_of(self._loop), self._sock.fileno(), limit, transport.readable
+            )
+        transport.expectation.expect(self._time())
 
     def snapshot(self) -> dict[str, object]:
         """Counters and windows."""
-        found: dict[str, object] = {
-            "carrier": self.scheme.removeprefix("aqueduct+"),
-            "sent": self._sent,
-            "received": self._received,
-            "in_flight": self._out.left,
-            "queued": sum(entity.queued for entity in self._senders.values()),
-            "datagrams_queued": len(self._datagrams),
-            "opened": self._opened,
-            "open": len(self._senders),
-            "openable": self.openable,
-            "peer_opened": self._peer_opened,
-            "peer_open": len(self._incoming),
-            "top_credit": self._mux.top_sink.credit_out,
-        }
+        found = self.streams.snapshot()
+        found["carrier"] = self.scheme.removeprefix("aqueduct+")
+        found["in_flight"] = self.transport.out.left
+        if self.link is not None:
+            found["link"] = self.link.snapshot()
         if self._tls is not None:
             found["cipher"] = self._tls.cipher
-        if self._sock.family == socket.AF_UNIX:
-            found["by_memory"] = self._out.shares
-        info = None if self._released else tcp_info(self._sock)
+        elif self.link is not None and self.link.relayed is not None:
+            found["cipher"] = self.link.relayed.cipher
+        if self._unix:
+            found["by_memory"] = self.transport.out.shares
+        info = None if self.transport.released else tcp_info(self._sock)
         if info is not None:
             found["kernel_rtt"], found["packets_lost"] = info
         return found
 
     def close(self, code: int, reason: str, *, linger: float = 0.0) -> None:
         """Closes once everything has left, or ``linger`` seconds are over."""
-        if self._over or self._closing:
+        streams = self.streams
+        if streams.over or streams.closing:
             return
-        self._collect()
-        self._closing = True
+        streams.collect()
+        streams.closing = True
         self._close = (code, reason)
         if linger > 0:
             self._close_timer = self._loop.call_later(linger, self._close_now)
-        self._hurry_acks()
+        self.transport.hurry_acks()
         self._loop.call_soon(self._close_if_drained, linger <= 0)
 
     # what the host calls
@@ -149,17 +279,15 @@ class StreamCarrier(StreamTransport):
         """What has not come yet of the handshakes."""
         if self._tls is not None and not self._tls.complete:
             return "the handshake of TLS"
+        if self._door is not None:
+            return "the handshake of a link"
         return "the first credit of bpmux"
-
-    @property
-    def heard(self) -> bool:
-        """Whether the peer has sent anything."""
-        return bool(self._first if self._tls is None else self._tls.first)
 
     @property
     def heard_at(self) -> float | None:
         """The loop's time when the peer's last bytes came; None: it has sent nothing."""
-        return self._last_input if self.heard else None
+        heard = self._first if self._tls is None else self._tls.first
+        return self.transport.last_input if heard else None
 
     @property
     def stepped_at(self) -> float | None:
@@ -167,7 +295,7 @@ class StreamCarrier(StreamTransport):
         return self._stepped_at
 
     def has_input(self) -> bool:
-        """Whether the peer has sent something that nobody has read yet, or has closed."""
+        """Whether the peer has sent bytes that are not read yet, or has closed."""
         try:
             self._sock.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
@@ -178,72 +306,109 @@ class StreamCarrier(StreamTransport):
 
     def begin(self) -> None:
         """Starts: the handshake of TLS if there is one, and what each side says first."""
-        self._resume()
+        self.transport.resume()
         self._idle_timer = self._loop.call_later(self._config.timing.idle_timeout, self._idle)
-        if self._tls is None:
+        if self._tls is not None and not self._tls.complete:
+            if self.is_client:
+                self._shake_hands()
+        elif self.is_client or not self._host.resumes:
             self._greet()
-            self._transmit()
-        elif self.is_client:
-            self._shake_hands()
+            self._loop.call_soon(self.transport.readable)  # what came with a handshake
 
     def lose(self, error: ConnectionLost) -> None:
         """Ends the connection without a word to the peer."""
         self._finish(error)
-        self._release()
+        if self.transport.released:  # there is no socket, or it is closed already
+            self.released()
+        else:
+            self.transport.release()
+
+    def _greet(self) -> None:
+        """What each side says first."""
+        self.transport.secure = True
+        self.streams.greet()
+        self.transport.transmit()
 
     abandon = lose
 
-    # reading
+    # what the transport calls
 
-    def _take_events(self) -> None:
-        found = self._mux.events_received()
-        if self._begun:
-            if found:
-                self._dispatch(found)
+    def early_input(self) -> int:
+        """Reads during the handshakes, or before there is a user; returns the bytes read.
+
+        Raises BlockingIOError if nothing is there, and RemoteProtocolError.
+        """
+        tls = self._tls
+        if tls is not None and not tls.complete and not self._shake_hands():
+            raise BlockingIOError
+        size = (self._records or self._sock).recv_into(self._ahead)
+        if not size:
+            self._end_of_stream()
+            raise BlockingIOError
+        self.transport.reader.count(size)
+        data = bytes(self._ahead[:size])
+        if self._at_door(data):
+            raise BlockingIOError
+        if not self.streams.established and not self._hear(data):
+            raise BlockingIOError
+        self.streams.mux.receive_data(data)
+        self.streams.take_events()
+        return size
+
+    def failed(self, error: Exception | None) -> None:
+        """The peer broke the protocol, TLS or the socket failed; None: the peer closed its side."""
+        if error is None:
+            self._end_of_stream()
+        elif isinstance(error, RemoteProtocolError):
+            self._violated(error)
+        elif isinstance(error, (TlsError, OSError)) and self.cut(str(error)):
+            pass
+        elif isinstance(error, TlsError):
+            self.lose(self._failed(self._explain(error)))
+        elif isinstance(error, OSError):
+            self.lose(self._failed(why(error)))
         else:
-            self._early += found
-            self._before_begin()
+            logger.error("%s: a fault while reading", self.peer, exc_info=error)
+            self._finish(self._failed("internal error"))
+            self._say(InternalError.code, "internal error")
 
-    def _before_begin(self) -> None:
-        """Looks for what each side says first; all else waits for the user."""
-        if self._established:
-            return
-        rest: list[events.Event] = []
-        for event in self._early:
-            kind = event[0]
-            if kind == events.FAILED:
-                raise event[1]
-            top = event[1] is self._mux.top_stream
-            if kind == events.PAYLOAD and top and not self._allowed:
-                self._first_limit(event[2], event[3])
-            elif kind == events.ENDED and top:
-                self._closed_by_peer(event[2])
-                return
-            elif kind != events.CREDIT:
-                rest.append(event)
-        self._early = rest
-        if not self._announced and self._mux.top_sink.credit_out:
-            self._collect()  # what this side allows
-        if self._allowed and self._announced:
-            self._established = True
-            self._pause()
-            self._host.established(self)
+    def drained(self) -> None:
+        """What could be written was, and the streams are closing."""
+        if self._close is not None:
+            self._close_if_drained(False)
 
-    def _first_limit(self, data: Any, whole: bool) -> None:
-        self._message += data
-        if whole:
-            data = bytes(self._message)
-            self._message.clear()
-            self._give_back += len(data)
-            if data[:1] != STREAMS or not self._allow(data):
-                raise FrameError("its first message does not say how many streams it allows")
+    def released(self) -> None:
+        """The socket is closed."""
+        self._tell_user()
+        self._host.released(self)
+
+    # what the streams call
+
+    def established(self) -> None:
+        """Both sides know that they speak the same protocol."""
+        self.transport.pause()
+        self._host.established(self)
+
+    def closed_by_peer(self, last: bytes) -> None:
+        """The peer has ended the top-level, with this payload."""
+        code, reason = read_close(last)
+        text = f"{self.peer} closed the connection (code {code})"
+        self.lose(
+            ConnectionLost(
+                f"{text}: {reason}" if reason else text, code=code, reason=reason, remote=True
+            )
+        )
+
+    # handshakes
 
     def _hear(self, data: bytes) -> bool:
         """Looks at the first bytes of the peer, which may speak something else."""
         if len(self._first) < 8:
             self._first += data[:8]
         # What each side says first has the top bit set; text and records of TLS do not.
-        if self._tls is not None or len(self._first) < 4 or not self._first[:4].isascii():
+        if self._tls is not None or self.link is not None:
+            return True
+        if len(self._first) < 4 or not self._first[:4].isascii():
             return True
         if not self.is_client:
             hint = f"this port is plain, for {self.scheme}://"
@@ -256,29 +421,6 @@ class StreamCarrier(StreamTransport):
         )
         return False
 
-    def _read_failed(self, error: Exception) -> None:
-        if isinstance(error, RemoteProtocolError):
-            self._violated(error)
-        elif isinstance(error, TlsError):
-            self.lose(self._failed(self._explain(error)))
-        elif isinstance(error, OSError):
-            self.lose(self._failed(why(error)))
-        else:
-            logger.error("%s: a fault while reading", self.peer, exc_info=error)
-            self._finish(self._failed("internal error"))
-            self._say(InternalError.code, "internal error")
-
-    def _write_failed(self, error: OSError) -> None:
-        self._loop.call_soon(self._read_last, error)
-
-    def _read_last(self, error: OSError) -> None:
-        if self._begun and not self._over:
-            self._readable()
-        if not self._over:
-            self.lose(self._failed(why(error)))
-
-    # handshakes
-
     def _shake_hands(self) -> bool:
         """Goes on with TLS; True when it is complete."""
         tls = self._tls
@@ -288,7 +430,7 @@ class StreamCarrier(StreamTransport):
         except TlsError as error:
             foreign = not self.is_client and tls.first and not speaks_tls(tls.first)
             self._finish(self._failed(self._explain(error)))
-            self._part(REFUSAL if foreign else tls.pending())
+            self.transport.part(REFUSAL if foreign else tls.pending())
             return False
         except OSError as error:
             self.lose(self._failed(why(error)))
@@ -297,88 +439,159 @@ class StreamCarrier(StreamTransport):
         if data or tls.complete:
             self._stepped_at = self._time()
         if data:
-            self._add_words(data)
+            self.transport.out.add(data)
         if tls.complete and not self._secured(tls):
             return False
-        self._transmit()
+        self.transport.transmit()
         return tls.complete
 
     def _secured(self, tls: Tls) -> bool:
         """TLS is up: is the peer who it should be, and does it speak the same protocol?"""
         self.peer_identity = tls.identity
         reason = self._host.secured(self)
-        if tls.protocol != ALPN:
+        if tls.protocol == LINK_ALPN and not self.is_client:
+            self._door = ListenerHandshake(partial(self._host.choose, self))
+        elif tls.protocol != ALPN:
             reason = f"{self._who} speaks TLS but not Aqueduct (no common ALPN protocol)"
         if reason is None:
-            self._secure = True
-            self._greet()
+            if self._door is None:
+                self.transport.secure = True
+                self.streams.greet()
             return True
         self._finish(self._failed(reason))
-        self._part(tls.farewell())
+        self.transport.part(tls.farewell())
         return False
 
     def _begin(self) -> None:
         """The user is there: it hears of everything from the start."""
-        user = self._user
+        streams, transport = self.streams, self.transport
+        user = streams.user
         assert user is not None
         lost_before = self.error
-        self._begun = True
-        if self._established:
-            self._reported = True
+        streams.begun = True
+        if streams.established:
+            streams.reported = True
             user.connected()
         if lost_before is not None:
             self._tell_user()
-        elif not self._over:
-            self._ping(asked=False)
-            self._resume()
-            self._loop.call_soon(self._readable)  # what TLS holds makes no socket readable
-            early, self._early = self._early, []
-            self._processing = True
+        elif not streams.over:
+            streams.ping(asked=False)
+            transport.resume()
+            self._loop.call_soon(transport.readable)  # what TLS holds makes no socket readable
+            transport.processing = True
             try:
-                self._dispatch(early)
+                streams.report_early()
             except RemoteProtocolError as error:
                 self._violated(error)
             finally:
-                self._processing = False
-            self._tell_directly()
-            self._settle()
+                transport.processing = False
+            transport.settle()
 
-    def _ping(self, *, asked: bool) -> None:
-        if not (self._over or self._closing):
-            now = self._time()
-            self._measure_at = now + _MEASURE_EVERY
-            self._pings.append(asked)
-            self._mux.ping(self._mux.top_stream, now)
+    # a link
 
-    def _ponged(self, entity: Entity, asked: float, user: CarrierUser) -> None:
-        sample = max(self._time() - asked, 1e-6)
-        self.rtt = sample if not self.rtt else self.rtt + (sample - self.rtt) / 8
-        if self._pings and self._pings.popleft():
-            self._reported = True
-            user.ponged()
+    @property
+    def suspended(self) -> bool:
+        """See the contract."""
+        return self.link is not None and self.link.down_since is not None and not self.streams.over
+
+    @property
+    def resumes(self) -> int:
+        """See the contract."""
+        return 0 if self.link is None else self.link.core.resumes
+
+    def _at_door(self, data: bytes) -> bool:
+        """Goes on with the handshake of a link; whether ``data`` belonged to it."""
+        if self._door is None:
+            if self.is_client or self._first or self._tls is not None or not self._host.resumes:
+                return False
+            self._first = data[:8]
+            if data[0]:  # no hello of a link
+                self._greet()
+                return False
+            self._door = ListenerHandshake(partial(self._host.choose, self))
+        door = self._door
+        refused: str | None = None
+        try:
+            agreement = door.receive_data(data)
+        except RemoteProtocolError as error:
+            agreement, refused = None, str(error)
+        greeting, door.output = door.output, b""
+        if door.distant is not None:
+            found = self._host.distant(
+                self, door.distant, self._sock, self._tls, greeted=not greeting
+            )
+            if found is not None:
+                refused = found.why
+                greeting += encode_reply(found.epoch, 0) if found.answered else b""
+        if refused is not None:
+            self._finish(self._failed(f"the handshake of a link: {refused}"))
+            self.transport.part(_seal(self._tls, greeting))
+        elif agreement is not None:
+            self._door = None
+            self.transport.detach()
+            self._host.agreed(self, LinkConnection(self._sock, self._tls, agreement, greeting))
+        elif greeting and door.distant is None:  # a peer may wait for it (RL-R5)
+            self.transport.out.add(_seal(self._tls, greeting))
+            self.transport.transmit()
+        return True
+
+    def use_link(self, link: CarrierLink, connection: LinkConnection) -> None:
+        """Goes on with this connection of its link."""
+        self.link, self._sock, self._tls = link, connection.sock, connection.tls
+        relayed = connection.relayed
+        with suppress(OSError):  # the peer has gone again, and reading will say so
+            if relayed is None:
+                self.local, self.peer = ends_of(self._sock, self.peer_credentials)
+            else:
+                self.local, self.peer = relayed.local, relayed.peer
+        self._records = link.connected(connection)
+        transport = self.transport = self._new_transport()
+        self.flush = transport.flush
+        transport.secure = True
+        if connection.answer:
+            transport.out.add(_seal(self._tls, connection.answer))
+        transport.resume()
+        if connection.agreement.resumed:
+            logger.info("%s: the link goes on", self.peer)
+            transport.transmit()
+        else:
+            self._greet()
+        self._loop.call_soon(transport.readable)  # what came with the handshake
+
+    def vanish(self) -> None:
+        """Its socket is another carrier's now, or another process's: it was no connection."""
+        self.transport.detach()
+        self._told = True
+        self._finish(self._failed("it was handed to the link that it resumes"), tell=False)
+        self._host.released(self)
+
+    def cut(self, why: str) -> bool:
+        """The connection is gone; whether its link waits for another one."""
+        streams, link = self.streams, self.link
+        if link is None or streams.over or (self.is_client and not streams.established):
+            return False
+        if not self.suspended:
+            logger.info("%s: the connection is cut (%s); its link waits", self.peer, why)
+            link.cut()
+            self._records = None
+            self._host.cut(self)
+        return True
 
     # the end
 
-    def _drained(self) -> None:
-        if self._close is not None:
-            self._close_if_drained(False)
-
-    def _gone(self) -> None:
-        self._tell_user()
-        self._host.released(self)
-
     def _close_if_drained(self, at_once: bool) -> None:
-        if self._over:
+        if self.streams.over:
             return
-        if at_once or not (self._out.left or not self._mux.idle or self._unsent()):
+        waits = self.suspended or self.transport.out.left or self.streams.unsent
+        if at_once or not waits:
             self._close_now()
 
     def _close_now(self) -> None:
-        if self._over or self._close is None:
+        if self.streams.over or self._close is None:
             return
         code, reason = self._close
         text = f"the connection to {self.peer} was closed here"
-        # Who closes knows why already, and may end its loop once it is told: not before the peer
+        # A user that closes knows why. Once it is told, it may end its loop: not before the peer
         # has taken the close, and the socket is gone.
         self._finish(
             ConnectionLost(f"{text}: {reason}" if reason else text, code=code, reason=reason),
@@ -386,43 +599,43 @@ class StreamCarrier(StreamTransport):
         )
         self._say(code, reason)
 
-    def _closed_by_peer(self, data: bytes) -> None:
-        code, reason = read_close(data)
-        text = f"{self.peer} closed the connection (code {code})"
-        self.lose(
-            ConnectionLost(
-                f"{text}: {reason}" if reason else text, code=code, reason=reason, remote=True
-            )
-        )
-
     def _violated(self, error: RemoteProtocolError) -> None:
         """The peer broke the protocol (BP-4): it is told, and the connection ends."""
-        reason = f"the peer broke bpmux: {error}"
-        if not self._established and self._first:
+        protocol = "bpmux" if self.link is None else "bpmux or Relink"
+        reason = f"the peer broke {protocol}: {error}"
+        if not self.streams.established and self._first:
             reason += f"; {spoken(self._first)}"
         self._finish(ConnectionLost(f"{self.peer}: {reason}", code=error.code, reason=reason))
         self._say(error.code, str(error))
 
     def _say(self, code: int, reason: str) -> None:
         """The close, after what has been taken from the core; nothing else leaves any more."""
-        top = self._mux.top_sink
+        if self.transport.released:  # there is no socket
+            self.released()
+            return
+        top = self.streams.mux.top_sink
         payload = close_payload(code, reason)
         if len(payload) > top.credit_out:
             payload = b""
         chunk = encode_head(type_for(top), END, 0) + encode_rest(END, 0, len(payload)) + payload
+        if self.link is not None:
+            chunk = framed(chunk) if self.link.clear else b""
         if self._tls is not None:
             if not self._tls.complete:
                 chunk = b""
             else:
                 chunk = b"".join(self._tls.seal([chunk])) + self._tls.farewell()
-        self._part(chunk)
+        self.transport.part(chunk)
 
     def _end_of_stream(self) -> None:
         """The peer has closed its side, or half of it, which is the same here."""
-        self._mux.receive_eof()
-        if self._mux.error is not None:
+        mux = self.streams.mux
+        if self.cut(f"{self._who} closed the connection"):
+            return
+        mux.receive_eof()
+        if mux.error is not None:
             reason = f"{self._who} closed the connection inside a chunk"
-        elif not self.heard:
+        elif self.heard_at is None:
             reason = f"{self._who} closed the connection without a word"
         else:
             reason = f"{self._who} closed the connection without saying why"
@@ -430,11 +643,17 @@ class StreamCarrier(StreamTransport):
 
     def _idle(self) -> None:
         timeout = self._config.timing.idle_timeout
-        left = self._last_input + timeout - self._time()
-        if left > 0:
+        left = self.transport.last_input + timeout - self._time()
+        if self.suspended:
+            self._idle_timer = self._loop.call_later(timeout, self._idle)
+        elif left > 0:
             self._idle_timer = self._loop.call_later(left, self._idle)
-        elif self._intake.relax():  # a little of a chunk may have come without waking anybody
+        elif (
+            self.transport.reader.relax()
+        ):  # a little of a chunk may have come without waking a task
             self._idle_timer = self._loop.call_later(_A_LOOK, self._idle)
+        elif self.cut(f"nothing was heard for {timeout:.3g} s"):
+            self._idle_timer = self._loop.call_later(timeout, self._idle)
         else:
             reason = f"nothing was heard for {timeout:.3g} s"
             self.lose(ConnectionLost(f"{self.peer} is gone: {reason}", reason=reason))
@@ -452,23 +671,26 @@ class StreamCarrier(StreamTransport):
 
     def _finish(self, error: ConnectionLost, *, tell: bool = True) -> None:
         """The connection is over for its user, who is told now, or when the socket is closed."""
-        if self._over:
+        if self.streams.over:
             return
-        self._over = True
         self.error = error
         for timer in (self._idle_timer, self._close_timer):
             if timer is not None:
                 timer.cancel()
-        self._senders.clear()
-        self._incoming.clear()
-        self._datagrams.clear()
-        self._early.clear()
-        self._mux.drop()
+        self.streams.end()
+        if self.link is not None:
+            self.link.end()
         self._host.ended(self, error)
         if tell:
             self._tell_user()
 
     def _tell_user(self) -> None:
-        if self._begun and self._user is not None and self.error is not None and not self._told:
+        user, error = self.streams.user, self.error
+        if self.streams.begun and user is not None and error is not None and not self._told:
             self._told = True
-            self._user.closed(self.error)
+            user.closed(error)
+
+
+def _seal(tls: Tls | None, data: bytes) -> bytes:
+    """These bytes as the socket has them."""
+    return data if tls is None else b"".join(tls.seal([data]))

@@ -5,23 +5,40 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from aqueduct.address import UNIX, Address
 from aqueduct.carriers.binding import listens
 from aqueduct.carriers.certificates import ServerTls
-from aqueduct.carriers.contract import Carrier
+from aqueduct.carriers.clock import clock_of
+from aqueduct.carriers.contract import Carrier, Siblings
 from aqueduct.carriers.places import Places, origin_of
 from aqueduct.carriers.stream.binding import SocketFile, bind
 from aqueduct.carriers.stream.connection import StreamCarrier
-from aqueduct.carriers.stream.sockets import tune
-from aqueduct.carriers.stream.tls import ALPN
-from aqueduct.carriers.tls_library import Context, server_context
+from aqueduct.carriers.stream.link import CarrierLink, LinkConnection, RelayedBy
+from aqueduct.carriers.stream.link import opening as wanted_opening
+from aqueduct.carriers.stream.siblings import Handed, SiblingDoor
+from aqueduct.carriers.stream.sockets import tune, why
+from aqueduct.carriers.stream.tls import ALPN, LINK_ALPN
+from aqueduct.carriers.tls_library import Context, Tls, server_context
 from aqueduct.config import Config
-from aqueduct.errors import ConfigError, ConnectionLost
+from aqueduct.errors import ConfigError, ConnectionLost, RemoteProtocolError, SequenceError
 from aqueduct.escaping import logger_of
 from aqueduct.forks import own_socket
+from aqueduct.protocol.relink.handshake import (
+    ChosenLink,
+    DistantLink,
+    ListenerHandshake,
+    Opening,
+    RefusedLink,
+    encode_hello,
+)
+from aqueduct.protocol.relink.link_table import KnownLink, LinkPlace, LinkTable
 
 __all__ = ["StreamListener", "listen"]
 
@@ -42,12 +59,14 @@ async def listen(
     on_carrier: Callable[[Carrier], None],
     *,
     sockets: Sequence[socket.socket] | None = None,
+    siblings: Siblings | None = None,
 ) -> StreamListener:
     """Listens at every address of ``address.host``, or at its path.
 
     ``on_carrier`` gets each new connection. ``tls`` is for ``aqueduct+tls://`` alone. ``sockets``
-    listen already, perhaps for other processes too, and are taken over. Raises ConfigError: the
-    name does not resolve, the port or the path is taken, the certificate is missing or of no use.
+    listen already, perhaps for other processes too, and are taken over. With ``siblings`` these
+    are asked for links that are theirs. Raises ConfigError: the name does not resolve, the port or
+    the path is taken, the certificate is missing or of no use.
     """
     context: Context | None = None
     if address.scheme == "aqueduct+tls":
@@ -56,7 +75,7 @@ async def listen(
                 f"{address}: TLS needs a certificate: pass tls=ServerTls(certificate, key), or "
                 "dev_certificate() for development"
             )
-        context = server_context(tls, ALPN)
+        context = server_context(tls, *((LINK_ALPN,) if address.resume else ()), ALPN)
     file: SocketFile | None = None
     shared = sockets is not None
     if sockets is None:
@@ -64,7 +83,9 @@ async def listen(
         sockets = bound.sockets
         if address.scheme == UNIX:
             file = SocketFile(address.path)
-    return StreamListener(address, config, tls, context, on_carrier, sockets, file, shared)
+    return StreamListener(
+        address, config, tls, context, on_carrier, sockets, file, shared, siblings
+    )
 
 
 class StreamListener:
@@ -80,6 +101,7 @@ class StreamListener:
         sockets: Sequence[socket.socket],
         file: SocketFile | None,
         shared: bool,
+        siblings: Siblings | None = None,
     ) -> None:
         if address.scheme != UNIX:
             address = address.with_port(sockets[0].getsockname()[1])
@@ -104,6 +126,22 @@ class StreamListener:
         self._warned: dict[str, float] = {}
         self._refused = 0
         self._finished = asyncio.Event()
+        self._links: LinkTable[StreamCarrier] | None = None
+        self._known: dict[StreamCarrier, KnownLink[StreamCarrier]] = {}
+        self._links_timer: asyncio.TimerHandle | None = None
+        self._door: SiblingDoor | None = None
+        self._hurried: dict[
+            KnownLink[StreamCarrier], tuple[asyncio.TimerHandle, socket.socket]
+        ] = {}
+        """Connections that resume a link too soon after another, and wait for a moment."""
+        if address.resume is not None:
+            settings = replace(config.relink, keep=address.resume.seconds)
+            epoch, place = time.time_ns() // 1000, LinkPlace()
+            if siblings is not None:
+                self._door = SiblingDoor(siblings, config, self._taken, self._finish_if_idle)
+                epoch = siblings.epoch
+                place = LinkPlace(siblings.number, len(siblings.paths))
+            self._links = LinkTable(epoch, settings, self._link_dropped, place=place)
         for sock in self._sockets:
             own_socket(sock)
             listens(sock)
@@ -140,9 +178,24 @@ class StreamListener:
                 sock.close()
             if self._file is not None:
                 self._file.remove()
-        for carrier in list(self._half_open):
+        suspended = [carrier for carrier in self._known if carrier.suspended]
+        for carrier in (*self._half_open, *suspended):
             carrier.abandon(ConnectionLost(f"{carrier.peer}: the listener was closed"))
+        if self._links_timer is not None:
+            self._links_timer.cancel()
+        if self._door is not None:
+            self._door.close()
         self._finish_if_idle()
+
+    async def wait_relays(self) -> None:
+        """Returns when no connection passes through here to another process."""
+        if self._door is not None:
+            await self._door.wait_relays()
+
+    def end_relays(self) -> None:
+        """Cuts the connections that pass through here: their clients make others."""
+        if self._door is not None:
+            self._door.end_relays()
 
     async def wait_closed(self) -> None:
         """Returns when closed, and the last connection has ended."""
@@ -160,12 +213,174 @@ class StreamListener:
 
     def ended(self, carrier: StreamCarrier, error: ConnectionLost) -> None:
         """A connection is over, or was never one."""
+        known = self._known.pop(carrier, None)
+        if known is not None and self._links is not None:
+            self._forget_hurried(known)
+            self._links.remove(known)
         if self._leave(carrier):
-            if carrier.heard:
+            if carrier.heard_at is not None:
                 self._refused += 1
                 self._warn("refused", "%s: %s (%d such since the start)", error, self._refused)
-            else:  # who looks whether the port is open
+            else:  # a scanner looks whether the port is open
                 logger.debug("%s: %s", self._address, error)
+
+    @property
+    def resumes(self) -> bool:
+        """Whether links are offered."""
+        return self._links is not None
+
+    def choose(
+        self, carrier: StreamCarrier, opening: Opening
+    ) -> ChosenLink | RefusedLink | DistantLink:
+        """Which link a client is given: its own, or a new one."""
+        return self._choose(opening, self._proof_of(carrier))
+
+    def _proof_of(self, carrier: StreamCarrier) -> Hashable:
+        return self._address.scheme, carrier.peer_certificate_fingerprint
+
+    def _choose(self, opening: Opening, proof: Hashable) -> ChosenLink | RefusedLink | DistantLink:
+        assert self._links is not None
+        if _without_link(opening) != wanted_opening():
+            return RefusedLink(self._links.epoch, False, "it opens a link of another kind (RL-5)")
+        chosen, _ = self._links.choose(opening, proof, self._loop.time())
+        return chosen
+
+    def agreed(self, carrier: StreamCarrier, connection: LinkConnection) -> None:
+        """A client has its link: a new one, or one that goes on here."""
+        links, agreement = self._links, connection.agreement
+        assert links is not None
+        if agreement.resumed:
+            self._leave(carrier)
+            carrier.vanish()
+            self._go_on(connection)
+            return
+        opening, proof = _without_link(agreement.opening), self._proof_of(carrier)
+        self._known[carrier] = links.add(agreement.link, opening, proof, carrier)
+        link = CarrierLink(carrier, agreement, self._config, clock_of(self._loop), is_client=False)
+        carrier.use_link(link, connection)
+
+    def _go_on(self, connection: LinkConnection) -> None:
+        """A link has another connection. If it has too many, it has to wait for this one."""
+        assert self._links is not None
+        known = self._links.find(connection.agreement.link)
+        self._forget_hurried(known)
+        delay = self._links.resume_delay(known, 1, self._loop.time())
+        if delay:  # resuming costs work, and a peer may ask for it all the time
+            handle = self._loop.call_later(delay, self._resume_link, known, connection)
+            self._hurried[known] = handle, connection.sock
+        else:
+            self._resume_link(known, connection)
+
+    def _resume_link(self, known: KnownLink[StreamCarrier], connection: LinkConnection) -> None:
+        self._hurried.pop(known, None)
+        link = known.owner.link
+        assert link is not None
+        assert self._links is not None
+        self._links.connected(known)
+        link.go_on(connection)
+
+    def _forget_hurried(self, known: KnownLink[StreamCarrier]) -> None:
+        """A connection that waits to resume this link is of no use any more."""
+        found = self._hurried.pop(known, None)
+        if found is not None:
+            found[0].cancel()
+            found[1].close()
+
+    def distant(
+        self,
+        carrier: StreamCarrier,
+        link: DistantLink,
+        sock: socket.socket,
+        tls: Tls | None,
+        *,
+        greeted: bool,
+    ) -> RefusedLink | None:
+        """A client asks for a link of another process: it is handed to that one."""
+        door, links = self._door, self._links
+        assert door is not None
+        assert links is not None
+        try:
+            to = door.reach(link.number)
+        except OSError as error:
+            return self._not_handed(why(error))
+        if to is None:  # with that process its links are gone
+            return links.unknown(self._loop.time())
+        fingerprint = carrier.peer_certificate_fingerprint
+        handed = Handed(
+            self._address.scheme, fingerprint, carrier.local, carrier.peer, greeted=greeted
+        )
+        if tls is not None and door.full:
+            to.close()
+            return self._not_handed("Resume.relays is the limit")
+        self._leave(carrier)
+        carrier.vanish()
+        logger.debug("%s is handed to worker %d, which has its link", carrier.peer, link.number)
+        if tls is not None:
+            handed = replace(handed, cipher=tls.cipher, relayed=True)
+            door.relay(to, handed, link.data, sock, tls)
+            return None
+        try:
+            door.hand(to, handed, link.data, sock)
+        except OSError as error:
+            self._warn("handing", "%s: %s: %s", carrier.peer, self._not_handed(why(error)).why)
+        return None
+
+    def _not_handed(self, why: str) -> RefusedLink:
+        """The client tries again: nobody says that its link is gone."""
+        assert self._links is not None
+        text = f"it cannot be handed to the worker that has its link: {why}"
+        return RefusedLink(self._links.epoch, False, text)
+
+    def _taken(self, handed: Handed, data: bytes, sock: socket.socket) -> None:
+        """A sibling has handed over a connection whose link is here, or was."""
+        proof = handed.scheme, handed.fingerprint
+        handshake = ListenerHandshake(partial(self._choose, proof=proof))
+        skip = len(encode_hello()) if handed.greeted else 0
+        try:
+            agreement = handshake.receive_data(data)
+            if agreement is None or not agreement.resumed:
+                raise SequenceError("it was handed to the wrong worker")
+        except RemoteProtocolError as error:
+            self._refused += 1
+            self._warn("refused", "%s: %s: %s", handed.peer, error)
+            with sock, suppress(OSError):
+                sock.send(handshake.output[skip:])
+            return
+        relayed = RelayedBy(handed.local, handed.peer, handed.cipher) if handed.relayed else None
+        self._go_on(LinkConnection(sock, None, agreement, handshake.output[skip:], relayed))
+
+    def cut(self, carrier: StreamCarrier) -> None:
+        """The connection of a link is gone: its client has some time to come back."""
+        assert self._links is not None
+        if not self._accepting:  # nobody could come back
+            reason = "the connection was cut, and the listener is closed"
+            carrier.lose(ConnectionLost(f"{carrier.peer}: {reason}", reason=reason))
+            return
+        link = carrier.link
+        assert link is not None
+        held = link.core.held_bytes
+        self._links.disconnected(self._known[carrier], held, self._loop.time())
+        self._watch_links()
+
+    def _watch_links(self) -> None:
+        assert self._links is not None
+        due = self._links.next_deadline()
+        if due is not None and self._links_timer is None:
+            self._links_timer = self._loop.call_at(due, self._look_at_links)
+
+    def _look_at_links(self) -> None:
+        assert self._links is not None
+        self._links_timer = None
+        self._links.handle_deadline(self._loop.time())
+        self._watch_links()
+
+    def _link_dropped(self, known: KnownLink[StreamCarrier], why: str) -> None:
+        carrier = known.owner
+        self._known.pop(carrier, None)
+        self._forget_hurried(known)
+        reason = f"its link was dropped: {why}"
+        logger.info("%s: link %s was dropped: %s", carrier.peer, known.name, why)
+        carrier.lose(ConnectionLost(f"{carrier.peer}: {reason}", reason=reason))
 
     def released(self, carrier: StreamCarrier) -> None:
         """Its socket is closed."""
@@ -181,7 +396,7 @@ class StreamListener:
                 self._loop.add_reader(sock.fileno(), self._acceptable, sock)
 
     def _rest(self) -> None:
-        """Leaves who comes in the kernel's backlog."""
+        """Leaves new connections in the kernel's backlog."""
         if self._listening:
             self._listening = False
             for sock in self._sockets:
@@ -279,7 +494,8 @@ class StreamListener:
         carrier.abandon(ConnectionLost(f"{carrier.peer}: {reason}", reason=reason))
 
     def _finish_if_idle(self) -> None:
-        if not self._accepting and not self._carriers:
+        relays = 0 if self._door is None else self._door.relays
+        if not self._accepting and not self._carriers and not relays:
             self._finished.set()
 
     def _warn(self, what: str, text: str, *arguments: object) -> None:
@@ -287,3 +503,7 @@ class StreamListener:
         if now - self._warned.get(what, -_WARN_EVERY) >= _WARN_EVERY:
             self._warned[what] = now
             logger.warning(text, self._address, *arguments)
+
+
+def _without_link(opening: Opening) -> Opening:
+    return replace(opening, old_epoch=0, old_link=0, require_old_link=False)

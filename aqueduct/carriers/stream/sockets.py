@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import functools
 import os
@@ -9,6 +10,7 @@ import socket
 import struct
 import sys
 import threading
+from contextlib import suppress
 from typing import Final
 
 from aqueduct.address import Address
@@ -22,7 +24,9 @@ __all__ = [
     "check_path",
     "credentials_of",
     "ends_of",
+    "limit_silence",
     "on_loopback",
+    "readable",
     "scratch",
     "take_of",
     "tcp_info",
@@ -34,6 +38,7 @@ logger = logger_of("aqueduct.carriers.stream")
 
 _SCRATCH: Final = 64 << 10
 _local: Final = threading.local()
+_LONGEST: Final = (1 << 31) - 1  # milliseconds, as the kernel has an int for them
 _PROBES: Final = 3  # of the kernel, unanswered: the peer is gone
 _NOTSENT_LOWAT: Final = getattr(
     socket, "TCP_NOTSENT_LOWAT", 0x201 if sys.platform == "darwin" else None
@@ -42,6 +47,7 @@ _CONGESTION: Final = getattr(socket, "TCP_CONGESTION", None)
 _KEEPIDLE: Final = getattr(socket, "TCP_KEEPIDLE", getattr(socket, "TCP_KEEPALIVE", None))
 _KEEPINTVL: Final = getattr(socket, "TCP_KEEPINTVL", None)
 _KEEPCNT: Final = getattr(socket, "TCP_KEEPCNT", None)
+_USER_TIMEOUT: Final = getattr(socket, "TCP_USER_TIMEOUT", None)
 _PATH_LIMIT: Final = 107 if sys.platform == "linux" else 103  # sockaddr_un, less the final zero
 _UCRED: Final = struct.Struct("=iII")  # Linux: pid, uid, gid
 _XUCRED: Final = struct.Struct("=IIhxxI")  # macOS: version, uid, number of groups, first of them
@@ -89,13 +95,42 @@ def tune(sock: socket.socket, config: Config) -> None:
             _complain(stream.loopback_congestion, why(error))
 
 
+def limit_silence(sock: socket.socket, seconds: float) -> None:
+    """Has the kernel give up a TCP connection whose bytes stay unacknowledged for so long.
+
+    Its own patience is a quarter of an hour. A peer that lets nothing in, as it reads nothing, is
+    given up too. Without effect where the system has no TCP_USER_TIMEOUT (RL-R17 asks for pings).
+    """
+    if _USER_TIMEOUT is not None:
+        milliseconds = min(max(1, round(seconds * 1000)), _LONGEST)
+        # The peer may have gone meanwhile, and some systems refuse the option: reading tells.
+        with suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, _USER_TIMEOUT, milliseconds)
+
+
+async def readable(sock: socket.socket) -> None:
+    """Returns when there is something to read, or the end."""
+    loop = asyncio.get_running_loop()
+    came: asyncio.Future[None] = loop.create_future()
+
+    def ready() -> None:
+        if not came.done():
+            came.set_result(None)
+
+    loop.add_reader(sock.fileno(), ready)
+    try:
+        await came
+    finally:
+        loop.remove_reader(sock.fileno())
+
+
 def on_loopback(sock: socket.socket) -> bool:
     """Whether both ends are on this machine: then all of it goes by the loopback interface."""
     try:
         here: str = sock.getsockname()[0]
         there: str = sock.getpeername()[0]
     except OSError:
-        return False  # it is dead already: who reads will be told
+        return False  # it is dead already: the next read reports it
     return here == there or there.startswith(("127.", "::ffff:127."))
 
 

@@ -6,9 +6,11 @@ from typing import Final
 
 from aqueduct.carriers.verify import TlsError
 
-__all__ = ["ALPN", "REFUSAL", "explain", "speaks_tls", "spoken"]
+__all__ = ["ALPN", "LINK_ALPN", "REFUSAL", "explain", "speaks_tls", "spoken"]
 
 ALPN: Final = "aqueduct-bpmux"
+LINK_ALPN: Final = "aqueduct-relink"
+"""bpmux on a link, which can be resumed."""
 _HANDSHAKE: Final = 22  # record types of TLS
 _ALERT: Final = 21
 REFUSAL: Final = bytes((_ALERT, 3, 3, 0, 2, 2, 70))

@@ -79,7 +79,7 @@ class CreditBudget:
         self._held: dict[Entity, int] = {}
         """By who paid for them: the entity, or the top-level for opening payloads."""
         self._lacking: OrderedDict[Entity, int] = OrderedDict()
-        """Credit that is owed and found no room."""
+        """Credit that found no room, and is granted later."""
         self._readers: dict[Entity, int] = {}
         """Entities whose next payload is waited for, and by how many."""
         self._openings: set[Entity] = set()
@@ -103,27 +103,27 @@ class CreditBudget:
         now = self._allowed(entity, size)
         self.granted += now
         if now < size:
-            self._owe(entity, size - now)
+            self._remember(entity, size - now)
         return now
 
     def give(self, entity: Entity, size: int, *, all_room: bool = False) -> None:
         """Grants credit: at once, or when there is room. ``all_room``: it may be all of it."""
         if not size or entity.gone or entity.end_in or entity.end_out:
             return
-        owed = self._lacking.pop(entity, 0) + size
-        now = self._allowed(entity, owed, all_room=all_room)
+        lacking = self._lacking.pop(entity, 0) + size
+        now = self._allowed(entity, lacking, all_room=all_room)
         self._grant(entity, now)
-        if now < owed:
-            self._owe(entity, owed - now)
+        if now < lacking:
+            self._remember(entity, lacking - now)
             self._favour()
 
-    def refund(self, purse: Entity, entity: Entity, size: int) -> None:
+    def refund(self, payer: Entity, entity: Entity, size: int) -> None:
         """Grants the bytes of a piece of an unfinished payload of ``entity`` again."""
-        if purse is self._top and entity is not purse:
+        if payer is self._top and entity is not payer:
             self._openings.add(entity)
-        self.give(purse, size)
-        if purse is self._finishing:
-            self._finish(purse)
+        self.give(payer, size)
+        if payer is self._finishing:
+            self._finish(payer)
 
     def completed(self, entity: Entity) -> None:
         """A payload of it is whole."""
@@ -135,35 +135,35 @@ class CreditBudget:
 
     # Bytes
 
-    def arrived(self, purse: Entity, size: int) -> None:
+    def arrived(self, payer: Entity, size: int) -> None:
         """Bytes came on this credit."""
         self.granted -= size
         self.held += size
-        self._held[purse] = self._held.get(purse, 0) + size
+        self._held[payer] = self._held.get(payer, 0) + size
 
-    def consumed(self, purse: Entity, size: int, held: int) -> None:
+    def consumed(self, payer: Entity, size: int, held: int) -> None:
         """The application has taken ``held`` bytes, or dropped them; ``size`` may come again.
 
         Who had room keeps it: others get what is left.
         """
-        left = self._held.pop(purse, 0) - held
+        left = self._held.pop(payer, 0) - held
         if left > 0:
-            self._held[purse] = left
+            self._held[payer] = left
         self.held -= held
-        if purse is self._finishing and not self._unfinished(purse):
+        if payer is self._finishing and not self._unfinished(payer):
             self._finishing = None
         if size <= held and self.held + self.granted + size <= self._limit:
-            self._grant(purse, size)
+            self._grant(payer, size)
         else:
-            self.give(purse, size)
+            self.give(payer, size)
         if self._lacking:
             self._go_on()
 
     def closed(self, entity: Entity) -> None:
         """The peer sends no more on it."""
         if entity.joined:  # an unfinished payload, which nobody gets
-            purse = self._top if entity.opening_in else entity
-            self.consumed(purse, 0, len(entity.joined))
+            payer = self._top if entity.opening_in else entity
+            self.consumed(payer, 0, len(entity.joined))
             entity.joined = b""
         self.granted -= entity.credit_in + entity.grant
         entity.credit_in = 0
@@ -194,30 +194,30 @@ class CreditBudget:
 
     # Within
 
-    def _unfinished(self, purse: Entity) -> bool:
+    def _unfinished(self, payer: Entity) -> bool:
         """Whether a payload in Partial mode that it pays for is not complete."""
-        if purse is self._top and self._openings:
+        if payer is self._top and self._openings:
             return True
-        return purse.partial > 0 and not purse.opening_in
+        return payer.partial > 0 and not payer.opening_in
 
-    def _finish(self, purse: Entity) -> None:
+    def _finish(self, payer: Entity) -> None:
         """Grants what a payload misses that goes on without room.
 
         Of opening payloads, which a peer may mix, all together have room for one more.
         """
-        if purse is self._top and self._openings:
+        if payer is self._top and self._openings:
             most = self._limit + self._payload + self._ahead_size - self.held - self.granted
         else:
-            most = purse.partial - purse.credit_in - purse.grant
-        owed = self._lacking.get(purse, 0)
-        now = min(owed, max(most, 0))
-        if now == owed:
-            self._lacking.pop(purse, None)
+            most = payer.partial - payer.credit_in - payer.grant
+        lacking = self._lacking.get(payer, 0)
+        now = min(lacking, max(most, 0))
+        if now == lacking:
+            self._lacking.pop(payer, None)
         else:
-            self._lacking[purse] = owed - now
-        self._grant(purse, now)
+            self._lacking[payer] = lacking - now
+        self._grant(payer, now)
 
-    def _owe(self, entity: Entity, size: int) -> None:
+    def _remember(self, entity: Entity, size: int) -> None:
         self._lacking[entity] = size
         if entity in self._readers:
             self._hungry[entity] = None
@@ -227,22 +227,22 @@ class CreditBudget:
             self.granted += size
             self._pay(entity, size)
 
-    def _allowed(self, entity: Entity, owed: int, *, all_room: bool = False) -> int:
+    def _allowed(self, entity: Entity, lacking: int, *, all_room: bool = False) -> int:
         used = self.held + self.granted
         room = max(self._limit - used, 0) if all_room else max(self._shared - used, 0) // _SHARE
-        if owed <= room:
-            return owed
+        if lacking <= room:
+            return lacking
         has = entity.credit_in + entity.grant + self._held.get(entity, 0)
-        return min(owed, max(room, self._floor - has, 0))
+        return min(lacking, max(room, self._floor - has, 0))
 
     def _go_on(self) -> None:
         """There may be room again: it goes to those who wait longest."""
         for _ in range(min(len(self._lacking), _LOOKED_AT)):
-            entity, owed = self._lacking.popitem(last=False)
-            now = self._allowed(entity, owed)
+            entity, lacking = self._lacking.popitem(last=False)
+            now = self._allowed(entity, lacking)
             self._grant(entity, now)
-            if now < owed:
-                self._lacking[entity] = owed - now
+            if now < lacking:
+                self._lacking[entity] = lacking - now
                 if not now:
                     self._lacking.move_to_end(entity, last=False)
                     break

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import takewhile
-from typing import Any
+from typing import Any, TypeAlias
 
 from aqueduct._speedups.base.buffers import GatherList
 from aqueduct._speedups.bpmux.chunks import ChunkStep
+from aqueduct._speedups.bpmux.entity_receiver import EntityReceiver
+from aqueduct._speedups.bpmux.scheduler import Scheduler
 from aqueduct.config import Bpmux as Settings
 from aqueduct.errors import FrameError, LocalProtocolError, RemoteProtocolError
 from aqueduct.protocol.bpmux import events
 from aqueduct.protocol.bpmux.budget import CreditBudget
-from aqueduct.protocol.bpmux.receiver import EntityReceiver
-from aqueduct.protocol.bpmux.scheduler import Buffer, Scheduler, Taken
 from aqueduct.protocol.bpmux.state import (
     DUPLEX,
     HIGHEST,
@@ -30,7 +30,11 @@ from aqueduct.protocol.bpmux.state import (
     State,
 )
 
-__all__ = ["Mux"]
+__all__ = ["Buffer", "Mux", "Taken"]
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+Taken: TypeAlias = tuple[list[bytes | memoryview], int, list[tuple[Entity, int]]]
+"""Buffers in wire order, their bytes, and how many bytes of payload are in them of whom."""
 
 
 class Mux:
@@ -48,8 +52,8 @@ class Mux:
     **Credit.** The peer sends on an entity only what ``credit`` has granted, and we what it has:
     ``entity.credit_out`` says how much may leave now. Opening payloads are charged to the top-level
     (BP-R5): grant some of it with ``credit(mux.top_stream, ...)`` at the beginning, or no opening
-    chunk carries a byte. A PAYLOAD event names the ``purse`` that it was charged to and the bytes
-    to give back when they are consumed: ``consumed(purse, charged)``.
+    chunk carries a byte. A PAYLOAD event names the ``payer`` that it was charged to and the bytes
+    to give back when they are consumed: ``consumed(payer, charged)``.
 
     **Payloads** come as their bytes come (``whole`` with the last piece), or, in a Mux made with
     ``whole=True``, each in one piece, put together up to ``Bpmux.payload_bytes``. Pieces are
@@ -74,7 +78,7 @@ class Mux:
     connection.
 
     ``regrant`` (default: as ``whole``) grants the pieces of an unfinished partial payload back at
-    once. ``brief`` reports streams that come and go in one chunk by ARRIVED.
+    once.
 
     **Memory.** With ``whole`` and ``regrant``, ``Bpmux.connection_bytes`` bounds received bytes
     that
@@ -88,7 +92,6 @@ class Mux:
         *,
         whole: bool = False,
         regrant: bool | None = None,
-        brief: bool = False,
     ) -> None:
         self.settings = settings or Settings()
         self.error: RemoteProtocolError | None = None
@@ -96,29 +99,30 @@ class Mux:
         self.top_sink = self._state.top_sink
         self.top_stream = self._state.top_stream
         self._events: list[events.Event] = []
-        self._scheduler = Scheduler(self._state, self._events, self.settings)
+        self.scheduler = Scheduler(self._state, self._events, self.settings)
+        """For ``write_out``, which is ``take`` and its way to a socket at once."""
+        self.turns = self.scheduler.turns
+        """Whose turn it is to send."""
         regrant = whole if regrant is None else regrant
         self._budget: CreditBudget | None = None
         if whole and regrant:
-            self._budget = self._scheduler.budget = CreditBudget(
+            self._budget = self.scheduler.budget = CreditBudget(
                 self.settings.connection_bytes,
                 self.settings.payload_bytes,
                 self.settings.entities,
                 self.top_stream,
-                self._scheduler.give_back,
+                self.turns.give_back,
             )
-        self.turns = self._scheduler
-        """For ``write_out``, which is ``take`` and its way to a socket at once."""
-        self._receiving = EntityReceiver(
+        self.receiver = EntityReceiver(
             self._state,
-            self._scheduler,
+            self.scheduler,
             self._events,
             self.settings,
             whole=whole,
             regrant=regrant,
-            brief=brief,
             budget=self._budget,
         )
+        """For a ``SocketReader``, which feeds its decoder and takes what is plain."""
         self._next_request = 0
         self._next_sink = 1
         self._chosen = 0
@@ -135,38 +139,33 @@ class Mux:
         if self.error is not None:
             return
         try:
-            self._receiving.receive(data, most)
+            self.receiver.receive(data, most)
         except RemoteProtocolError as error:
             self._fail(error)
 
     @property
     def unread(self) -> bool:
         """Whether chunks are left of what was received."""
-        return self.error is None and self._receiving.unread
+        return self.error is None and self.receiver.unread
 
     def read_on(self, most: int = 0) -> None:
         """Takes what is ``unread``, or ``most`` chunks of it."""
         if self.unread:
-            self._receiving.allowance = most or -1
+            self.receiver.allowance = most or -1
             self.go_on(ChunkStep.NOTHING)
 
     def go_on(self, step: int) -> None:
-        """Takes what an ``SocketReader`` leaves to the core, from this step of its decoder on."""
+        """Takes what a ``SocketReader`` leaves to the core, from this step of its decoder on."""
         if self.error is not None:
             return
         try:
-            self._receiving.go_on(step)
+            self.receiver.go_on(step)
         except RemoteProtocolError as error:
             self._fail(error)
 
-    @property
-    def reading(self) -> EntityReceiver:
-        """For an ``SocketReader``, which feeds its decoder and takes what is plain."""
-        return self._receiving
-
     def expected(self) -> tuple[Entity, int] | None:
         """(entity, bytes): whose payload the next bytes are, and how many of them; else None."""
-        return None if self.error is not None else self._receiving.expected()
+        return None if self.error is not None else self.receiver.expected()
 
     def landed(self, size: int) -> None:
         """``size`` bytes of what is ``expected`` were read elsewhere.
@@ -178,21 +177,21 @@ class Mux:
         if self.error is not None:
             return
         try:
-            self._receiving.landed(size)
+            self.receiver.landed(size)
         except RemoteProtocolError as error:
             self._fail(error)
 
     @property
     def charged_to(self) -> Entity:
         """Who the payload that is ``expected`` is charged to."""
-        return self._receiving.purse
+        return self.receiver.payer
 
     def receive_eof(self) -> None:
         """The peer's bytes ended. Inside a chunk that is a failure."""
         if self.error is not None:
             return
         try:
-            self._receiving.decoder.end()
+            self.receiver.decoder.end()
         except FrameError as error:
             self._fail(error)
 
@@ -220,7 +219,7 @@ class Mux:
     @property
     def idle(self) -> bool:
         """Nothing can leave now: ``take`` would be empty."""
-        return self.error is not None or self._scheduler.idle
+        return self.error is not None or self.turns.idle
 
     def take(self, limit: int) -> Taken:
         """The next chunks: (buffers, bytes of them, [(entity, bytes of payload in them)]).
@@ -230,7 +229,7 @@ class Mux:
         """
         if self.error is not None:
             return [], 0, []
-        return self._scheduler.take(limit)
+        return self.scheduler.take(limit)
 
     # Commands: opening
 
@@ -260,28 +259,24 @@ class Mux:
         total: int = 0,
         keep: int = 0,
         identifier: int | None = None,
+        ended: bool = False,
     ) -> Entity:
         """Opens a sink; ``credit`` is for the payload of an end by the peer.
 
         The payload is a run of bytes, as much of which leaves with the opening chunk as credit and
         ``Bpmux.opening`` allow, unless ``whole`` or ``total`` says otherwise. ``keep`` bytes of the
-        sink's credit stay unspent for the payload of an end. Sinks, streams and duplexes count
-        their identifiers 1, 2, 3 ... together, unless one is given.
+        sink's credit stay unspent for the payload of an end. ``ended``: an end without a payload
+        follows. Sinks, streams and duplexes count their identifiers 1, 2, 3 ... together, unless
+        one is given.
         """
-        identifier = self._identifier(identifier, SINK_OUT)
+        if identifier is None:
+            identifier = self._identifier(SINK_OUT)
         entity = self._open(SINK_OUT, SINK_OUT, identifier, payload, credit, whole, total)
         entity.keep = keep
+        if ended:
+            entity.add(Item(whole=True, is_end=True))
+            entity.ending = True
         return entity
-
-    def open_ended(
-        self, payload: Sequence[Buffer], *, credit: int = 0, keep: int = 0, identifier: int
-    ) -> Entity:
-        """As ``open_sink``, and ``end`` behind the payload: most travel in one chunk."""
-        if self.error is None and 0 <= credit <= HIGHEST and 0 <= identifier <= HIGHEST:
-            entity = self._scheduler.open_ended(identifier, payload, credit, keep)
-            if entity is not None:
-                return entity
-        return self.open_sink(credit=credit, keep=keep, identifier=identifier)
 
     def open_stream(
         self,
@@ -292,7 +287,8 @@ class Mux:
         identifier: int | None = None,
     ) -> Entity:
         """Opens a stream, which the peer writes to; ``credit`` is for what it writes."""
-        identifier = self._identifier(identifier, STREAM_OUT)
+        if identifier is None:
+            identifier = self._identifier(STREAM_OUT)
         return self._open(STREAM_OUT, STREAM_OUT, identifier, payload, credit, True, total)
 
     def open_duplex(
@@ -307,7 +303,8 @@ class Mux:
 
         ``credit`` is for what the peer writes (BP-R9).
         """
-        identifier = self._identifier(identifier, STREAM_OUT, SINK_OUT)
+        if identifier is None:
+            identifier = self._identifier(STREAM_OUT, SINK_OUT)
         self._require_room(SINK_OUT, identifier)
         stream = self._open(STREAM_OUT, DUPLEX, identifier, payload, credit, True, total)
         sink = self._state.add(SINK_OUT, identifier)
@@ -363,7 +360,7 @@ class Mux:
             _extend(last.scatter, data)
             if not last.scatter.nbytes:
                 entity.items.remove(last)
-        self._scheduler.wake(entity)
+        self.turns.wake(entity)
         return item
 
     def withdraw(self, entity: Entity, item: Item) -> bool:
@@ -376,7 +373,7 @@ class Mux:
         entity.items.remove(item)
         if item.is_end or item.is_response:
             entity.ending = False
-        self._scheduler.wake(entity)
+        self.turns.wake(entity)
         return True
 
     def take_back(self, entity: Entity) -> bool:
@@ -387,7 +384,7 @@ class Mux:
         if entity.opened or entity.gone or self.error is not None:
             return False
         duplex = entity.twin is not None and entity.open_type != DUPLEX
-        self._scheduler.forget(entity.twin if duplex and entity.twin is not None else entity)
+        self.scheduler.forget(entity.twin if duplex and entity.twin is not None else entity)
         return True
 
     def message(self, payload: Buffer | Iterable[Buffer], *, urgent: bool = False) -> None:
@@ -408,7 +405,7 @@ class Mux:
         item = self._item(payload, whole=not total, total=total, is_response=True)
         entity.add(item)
         entity.ending = True
-        self._scheduler.wake(entity)
+        self.turns.wake(entity)
         return item
 
     def end(
@@ -438,14 +435,14 @@ class Mux:
             raise LocalProtocolError(f"end: a payload of {entity!r} lacks {before.missing} bytes")
         item = self._item(payload, whole=not total, total=total, is_end=True)
         if drop and entity.place == REQ_OUT and not entity.opened:
-            self._scheduler.forget(entity)
+            self.scheduler.forget(entity)
             return
         if drop:
             while entity.items and not entity.items[-1].begun:
                 entity.items.pop()
         entity.add(item)
         entity.ending = True
-        self._scheduler.wake(entity)
+        self.turns.wake(entity)
 
     def end_bare(self) -> None:
         """Ends whose payloads wait for credit leave without them: the connection is to close.
@@ -457,7 +454,7 @@ class Mux:
                 item = entity.items[0] if entity.items else None
                 if item is not None and item.is_end and item.whole and item.scatter.nbytes:
                     entity.items[0] = self._item(b"", total=0, whole=True, is_end=True)
-                    self._scheduler.wake(entity)
+                    self.turns.wake(entity)
 
     def close(self, payload: Buffer | Iterable[Buffer] = b"") -> None:
         """Ends the top-level; messages that wait are dropped. Entities go on (BP-R14)."""
@@ -475,7 +472,7 @@ class Mux:
         if self._budget is not None:
             self._budget.give(entity, size, all_room=True)
         else:
-            self._scheduler.give_back(entity, size)
+            self.turns.give_back(entity, size)
 
     def consumed(self, entity: Entity, size: int, held: int | None = None) -> None:
         """As ``credit``, and without effect where the peer can use none any more.
@@ -484,7 +481,7 @@ class Mux:
         whose pieces were granted back before.
         """
         if self._budget is None:
-            self._scheduler.give_back(entity, size)
+            self.turns.give_back(entity, size)
             return
         self._budget.consumed(entity, size, size if held is None else held)
 
@@ -517,7 +514,7 @@ class Mux:
         entity.wait_for_pong(record)
         self._awaited.append(record)
         entity.pings += 1
-        self._scheduler.hurry(entity)
+        self.turns.make_urgent(entity)
 
     def heartbeat(self, entity: Entity) -> None:
         """Sends a chunk that does nothing; the peer takes it for a pong."""
@@ -526,7 +523,7 @@ class Mux:
             raise LocalProtocolError(f"heartbeat: {entity!r} has been ended")
         if not self._over(entity):
             entity.pongs += 1
-            self._scheduler.hurry(entity)
+            self.turns.make_urgent(entity)
 
     def drop(self) -> None:
         """The connection is over: drops all that waits, and all references to handles."""
@@ -535,11 +532,10 @@ class Mux:
                 entity.drop()
                 entity.joined = b""
                 entity.user = entity.twin = None
-        self._scheduler.drop()
+        self.scheduler.drop()
         if self._budget is not None:
             self._budget.drop()
         self._events.clear()
-        self._receiving.tell(None, None, None)
 
     # Looking
 
@@ -558,14 +554,13 @@ class Mux:
         self.error = error.with_traceback(None)
         self._events.append((events.FAILED, error))
 
-    def _identifier(self, identifier: int | None, *places: int) -> int:
-        self._chosen = 0
-        if identifier is not None:
-            return identifier
-        self._chosen = self._next_sink
-        while any(self._chosen in self._state.maps[place] for place in places):
-            self._chosen = self._chosen % HIGHEST + 1
-        return self._chosen
+    def _identifier(self, *places: int) -> int:
+        """The next identifier that none of these maps has."""
+        chosen = self._next_sink
+        while any(chosen in self._state.maps[place] for place in places):
+            chosen = chosen % HIGHEST + 1
+        self._chosen = chosen
+        return chosen
 
     @property
     def room_for_sinks(self) -> int:
@@ -618,7 +613,7 @@ class Mux:
             self._next_sink = identifier % HIGHEST + 1
         if item is not None:
             entity.add(item)
-        self._scheduler.wake(entity)
+        self.turns.wake(entity)
         return entity
 
     def _require(self, entity: Entity) -> None:

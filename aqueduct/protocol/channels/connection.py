@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from traceback import clear_frames
 from typing import Any, Final
 
+from aqueduct._speedups import channels as codec
 from aqueduct._speedups.base.accounts import Account
-from aqueduct._speedups.channels import codec
-from aqueduct._speedups.channels.message_batches import DirectRead
-from aqueduct._speedups.channels.receiver import ReceiveBudget
+from aqueduct._speedups.channels.receiver import DirectRead, ReceiveBudget
+from aqueduct._speedups.channels.recv_streams import RecvStream
 from aqueduct.config import Config
 from aqueduct.errors import (
     ConnectionLost,
@@ -32,18 +32,15 @@ from aqueduct.protocol.channels.context import ConnectionContext
 from aqueduct.protocol.channels.dispatch import FrameDispatcher
 from aqueduct.protocol.channels.events import Closed, Event, Headers, HeadersReceived, Writable
 from aqueduct.protocol.channels.receiver import Received, ReceiverHalf
-from aqueduct.protocol.channels.recv_streams import RecvStream
 from aqueduct.protocol.channels.registry import Attach, Half, Registry
 from aqueduct.protocol.channels.send_streams import SendStream
 from aqueduct.protocol.channels.sender import Mode, SenderHalf
 from aqueduct.protocol.channels.snapshot import CoreView, core_view
 from aqueduct.protocol.channels.tombstones import Forgetting
 
-__all__ = ["ChannelConnection"]
+__all__ = ["ChannelConnection", "check_block"]
 
 REASON_LIMIT: Final = 256
-STALLED_ALLOWANCE: Final = 4 << 20
-"""Bytes of control frames that may wait beyond the connection's high-water mark."""
 
 
 class ChannelConnection:
@@ -71,7 +68,7 @@ class ChannelConnection:
             config, side, loopback=loopback, receiving=receiving, sending=sending
         )
         self._forgetting = Forgetting(config.timing.destroyed_memory)
-        self._registry = Registry(self._shared, self._forgetting, self._send_forget)
+        self._registry = Registry(self._shared, self._forgetting)
         self._closing: tuple[int, str] | None = None
         """Code and reason of a close that waits for what waits above the transport."""
         self.close_by = 0.0
@@ -81,17 +78,12 @@ class ChannelConnection:
         self._reader = FrameDispatcher(
             self._shared,
             self._registry,
-            self._send_forget,
             self._fail,
             {
                 codec.Version.TAG: self._on_version,
-                codec.AckVersion.TAG: self._on_ack_version,
                 codec.ConnectionHeaders.TAG: self._on_headers,
             },
         )
-        self._oneshots = self._reader.oneshots
-        self.write_closes = self._oneshots.write_closes
-        """Queues what patient receivers owe, in no company."""
         # For a driver that asks after each input whether there is anything to do.
         self.events = self._shared.events
         """What ``events_received`` gives next: always the same list."""
@@ -122,7 +114,7 @@ class ChannelConnection:
 
     @property
     def budget(self) -> ReceiveBudget:
-        """What its receivers hold, and who of them waits for room."""
+        """What its receivers hold, and which of them wait for room."""
         return self._shared
 
     @property
@@ -176,10 +168,15 @@ class ChannelConnection:
             self._shared.outgoing.openable_changed(count)
             self._close_if_drained()
 
-    def datagram_room_changed(self, count: int, now: float) -> None:
-        """The carrier takes ``count`` datagrams now, those in waiting effects included."""
+    def datagram_room_changed(self, count: int, now: float, limit: int | None = None) -> None:
+        """The carrier takes ``count`` datagrams now, those in waiting effects included.
+
+        ``limit``: the largest one in bytes, where that may have changed.
+        """
         shared = self._shared
         shared.now = now
+        if limit is not None:
+            shared.datagram_limit = limit
         was, shared.datagram_room = shared.datagram_room, count - shared.datagrams_told
         if was <= 0 < shared.datagram_room and shared.blocked and self.error is None:
             self._reader.unblock(list(shared.blocked))
@@ -207,7 +204,7 @@ class ChannelConnection:
         except RemoteProtocolError as error:
             self._fail(error)
         if self._shared.starved or self._shared.relieved:
-            self._use_room()
+            self.use_room(self._shared.now)
 
     def inlet_done(self, number: int, now: float) -> None:
         """The inlet of the stream has what there is; it is closed."""
@@ -220,14 +217,14 @@ class ChannelConnection:
         except RemoteProtocolError as error:
             self._fail(error)
         if self._shared.starved or self._shared.relieved:
-            self._use_room()
+            self.use_room(self._shared.now)
 
     def receive_reset(self, number: int, code: int, now: float) -> None:
         """The peer gave up a stream: a partial frame is dropped without error (AQ-11)."""
         self._shared.now = now
         if self.error is None:
             self._reader.reset(number)
-            self._use_room()
+            self.use_room(self._shared.now)
 
     def receive_stop(self, number: int, code: int, now: float) -> None:
         """The peer reads no more of a stream of ours. What matters comes as CLOSE_RECEIVER.
@@ -239,7 +236,9 @@ class ChannelConnection:
         if self.error is None or self._closing is not None:
             half = self._shared.outgoing.stopped(number)
             if half is not None:
-                half.stopped()
+                if half.error is None:
+                    due = now + self.config.timing.progress_deadline
+                    self._shared.stopped_due.append((due, half))
                 if self._shared.blocked:
                     self._reader.unblock([half])
             self._close_if_drained()
@@ -253,7 +252,7 @@ class ChannelConnection:
             self._reader.feed_datagram(data)
         except RemoteProtocolError as error:
             self._fail(error)
-        self._use_room()
+        self.use_room(self._shared.now)
 
     def connection_lost(self, error: ConnectionLost) -> None:
         """The transport is gone. Every handle reads ``error`` (AQ-R27.9).
@@ -286,7 +285,7 @@ class ChannelConnection:
         if self.goes_on:
             return shared.now
         while shared.ack_due and shared.ack_due[0][1].error is not None:
-            shared.ack_due.popleft()  # it has ended, and with that said all it owed
+            shared.ack_due.popleft()  # it has ended, and its close has acknowledged all
         kept = self._forgetting.kept
         deadline = kept[0][0] if kept else None
         while shared.stopped_due and shared.stopped_due[0][1].error is not None:
@@ -328,7 +327,7 @@ class ChannelConnection:
             return
         shared.outgoing.open_on()
         if shared.close_due and shared.close_due[0][0] <= now:
-            self._oneshots.write_closes()
+            self._registry.write_closes()
         while shared.ack_due and shared.ack_due[0][0] <= now:
             shared.ack_due.popleft()[1].ack_due()
         while shared.announce_due and shared.announce_due[0][0] <= now:
@@ -345,8 +344,8 @@ class ChannelConnection:
         if due is not None and due <= now:
             self._reader.sweep(now)
         for channel in self._forgetting.due(now):
-            self._write_forget(channel)
-        self._use_room()
+            self._registry.write_forget(channel)
+        self.use_room(self._shared.now)
 
     # Commands of the application
 
@@ -360,7 +359,7 @@ class ChannelConnection:
         self._headers_sent = True
         self._send_prelude([codec.encode_connection_headers(headers)])
         self._reader.open_gate()
-        self._use_room()
+        self.use_room(self._shared.now)
 
     def reject_headers(self, reason: str) -> None:
         """A server refuses the client (close code 4)."""
@@ -398,50 +397,22 @@ class ChannelConnection:
         if not attachments:
             return half.send(payload, headers, (), mode)
         self.check_attach(len(attachments))
-        if any(attach.headers for attach in attachments):
-            self._check_block(attachments)
         channels: list[tuple[int, Headers]] = []
+        with_headers = False
         for attach in attachments:
-            attach.half = self._registry.create(
+            with_headers = with_headers or bool(attach.headers)
+            half_here = attach.half = self._registry.create(
                 keep_sender=attach.keep_sender, is_oneshot=attach.is_oneshot
             )
-            channels.append((attach.half.channel, attach.headers))
+            channels.append((half_here.channel, attach.headers))
         try:
+            if with_headers:
+                check_block(attachments, self.config.limits.block_bytes)
             return half.send(payload, headers, channels, mode)
         except BaseException:
             for attach in attachments:
                 self._registry.discard(attach.half)
             raise
-
-    def ask(self, half: SenderHalf, payload: Any, headers: Headers, now: float) -> ReceiverHalf:
-        """``send`` of an ORDERED message that carries the sender of a oneshot channel.
-
-        Returns the receiver. Raises as ``send``.
-        """
-        self._shared.now = now
-        answer: ReceiverHalf | None = self._oneshots.ask(half, payload, headers)
-        if answer is None:
-            attach = Attach(keep_sender=False, is_oneshot=True)
-            self.send(half, payload, now, headers=headers, attachments=(attach,))
-            assert isinstance(attach.half, ReceiverHalf)
-            return attach.half
-        return answer
-
-    def answer(self, half: SenderHalf, payload: Any, headers: Headers, now: float) -> None:
-        """``send`` of the one message of a oneshot channel."""
-        self._shared.now = now
-        if not self._oneshots.answer(half, payload, headers):
-            self.send(half, payload, now, headers=headers)
-
-    def _check_block(self, attachments: Sequence[Attach]) -> None:
-        """The peer's limits are taken to be ours, as with the size of a frame."""
-        size = sum(9 + len(codec.encode_connection_headers(each.headers)) for each in attachments)
-        limit = self.config.limits.block_bytes
-        if size > limit:
-            raise LocalProtocolError(
-                f"the attachments of a message take up to {size} bytes with their headers; "
-                f"Limits.block_bytes is {limit}"
-            )
 
     def finish(self, half: SenderHalf, now: float) -> None:
         """No more messages on this channel."""
@@ -456,32 +427,37 @@ class ChannelConnection:
     def receive(self, half: ReceiverHalf, now: float) -> Received | None:
         """Takes the next message; its budget returns and held streams go on."""
         self._shared.now = now
-        received = half.take()
+        received = half.queue.take()
         if received is not None:
             if received.attachments:
                 for attached, _ in received.attachments:
                     if isinstance(attached, ReceiverHalf):
-                        attached.handed_over()
+                        attached.queue.assure()
             if self._shared.starved or self._shared.relieved:
-                self._use_room()
+                self.use_room(self._shared.now)
         return received
 
     def use_room(self, now: float) -> None:
-        """Messages were taken from an ``ReceiverBase`` itself: held streams go on."""
-        self._shared.now = now
-        self._use_room()
+        """What fell of the budget goes to messages that wait for it: held streams go on."""
+        shared = self._shared
+        shared.now = now
+        if (shared.starved or shared.relieved) and self.error is None:
+            try:
+                self._reader.resume()
+            except RemoteProtocolError as error:
+                self._fail(error)
 
     def close_receiver(self, half: ReceiverHalf, now: float, error: Any = None) -> None:
         """The application reads no more of this channel (AQ-43)."""
         self._shared.now = now
         self._reader.close_receiver(half, error)
-        self._use_room()
+        self.use_room(self._shared.now)
 
     def drop_attachment(self, half: Half, now: float) -> None:
         """An attachment that the application never took (AQ-R26)."""
         self._shared.now = now
         self._reader.release(half)
-        self._use_room()
+        self.use_room(self._shared.now)
 
     def wait_writable(
         self, half: SenderHalf, mode: Mode = Mode.ORDERED, ample: bool = False
@@ -500,7 +476,7 @@ class ChannelConnection:
             return
         if now is not None:
             self._shared.now = now
-        self._oneshots.write_closes()
+        self._registry.write_closes()
         self.close_by = self._shared.now + self.config.timing.close_linger
         error = ConnectionLost("the connection was closed here", code=code, reason=reason)
         if code == 0 and self._shared.outgoing.connected and self._shared.outgoing.waiting:
@@ -531,10 +507,12 @@ class ChannelConnection:
         """What the carrier is to do, in order."""
         shared = self._shared
         if self.error is None:
-            if self._version_seen and not self._reader.version_checked:
+            if self._version_seen and not self.incoming.version_checked:
                 self._send_prelude([])
-            if shared.outgoing.stalled_control > STALLED_ALLOWANCE:
-                self._check_stalled()
+            try:
+                shared.outgoing.check_stalled()
+            except LimitExceeded as error:
+                self._fail(error)
         wanted = shared.effects
         if not wanted:
             return []
@@ -542,7 +520,7 @@ class ChannelConnection:
             len(shared.closing) >= shared.closes_together
             or shared.now >= shared.close_due[0][0] - shared.closes_wait
         ):
-            self._oneshots.write_closes()
+            self._registry.write_closes()
         shared.outgoing.effects_taken()
         shared.datagrams_told = 0
         taken = wanted[:]
@@ -556,9 +534,6 @@ class ChannelConnection:
             return
         self._version_seen = True  # acknowledged with the effects of this input (AQ-27)
 
-    def _on_ack_version(self, stream: RecvStream, frame: codec.AckVersion) -> None:
-        self._shared.outgoing.version_acknowledged = True
-
     def _on_headers(self, stream: RecvStream, frame: codec.ConnectionHeaders) -> None:
         if self.peer_headers is not None:
             raise SequenceError("CONNECTION_HEADERS arrived twice (AQ-R10)")
@@ -568,30 +543,10 @@ class ChannelConnection:
             self._reader.open_gate()
 
     def _send_prelude(self, frames: list[bytes]) -> None:
-        if self._version_seen and not self._reader.version_checked:
-            self._reader.version_checked = True
+        if self._version_seen and not self.incoming.version_checked:
+            self.incoming.version_checked = True
             frames = [codec.ACK_VERSION, *frames]  # they may share a stream (AQ-R8)
         self._shared.outgoing.write(SendStream(None, control=True), frames, fin=True)
-
-    def _check_stalled(self) -> None:
-        stalled = self._shared.outgoing.stalled_control
-        mark = self.config.flow.connection_high_water
-        if stalled > mark + STALLED_ALLOWANCE:
-            self._fail(
-                LimitExceeded(
-                    f"the peer lets no acks and closes out; {stalled} bytes of them wait, "
-                    f"Flow.connection_high_water allows {mark}"
-                )
-            )
-
-    def _use_room(self) -> None:
-        """What fell of the budget goes to messages that wait for it."""
-        shared = self._shared
-        if (shared.starved or shared.relieved) and self.error is None:
-            try:
-                self._reader.resume()
-            except RemoteProtocolError as error:
-                self._fail(error)
 
     def _close_if_drained(self) -> None:
         if self._closing is not None and not self._shared.outgoing.waiting:
@@ -602,17 +557,7 @@ class ChannelConnection:
         self._shared.effects.append((effects.CLOSE, code, reason[:REASON_LIMIT]))
         self._shared.outgoing.clear()
 
-    # FORGET_CHANNEL, failure, end
-
-    def _send_forget(self, channel: int) -> None:
-        if self._shared.closing:
-            self._oneshots.write_closes()
-        if self._forgetting.ask(channel, self._shared.now):
-            self._write_forget(channel)
-
-    def _write_forget(self, channel: int) -> None:
-        frames = codec.encode_route_to(channel) + codec.FORGET_CHANNEL
-        self._shared.outgoing.write(SendStream(None, control=True), [frames], fin=True)
+    # Failure and end
 
     def _fail(self, error: RemoteProtocolError) -> None:
         if self.error is not None:
@@ -649,3 +594,13 @@ class ChannelConnection:
         if self._closing is None:
             self._shared.outgoing.clear()
         self._shared.events.append(Closed(error))
+
+
+def check_block(attachments: Sequence[Attach], limit: int) -> None:
+    """The peer's limits are taken to be ours, as with the size of a frame."""
+    size = sum(9 + len(codec.encode_connection_headers(each.headers)) for each in attachments)
+    if size > limit:
+        raise LocalProtocolError(
+            f"the attachments of a message take up to {size} bytes with their headers; "
+            f"Limits.block_bytes is {limit}"
+        )

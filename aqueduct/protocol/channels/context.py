@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from aqueduct._speedups.base.accounts import Account
 from aqueduct._speedups.channels.receiver import ReceiveBudget
 from aqueduct.config import Config
+from aqueduct.protocol.channels.admission import Admission
 from aqueduct.protocol.channels.effects import Effect
 from aqueduct.protocol.channels.events import Event
 from aqueduct.protocol.channels.send_streams import SendStreams
 
-if TYPE_CHECKING:
-    from aqueduct.protocol.channels.receiver import ReceiverHalf
-    from aqueduct.protocol.channels.sender import Mode, SenderHalf
-
-__all__ = ["CLOSES", "ConnectionContext", "HalfError"]
+__all__ = ["CLOSES", "ConnectionContext", "HalfError", "OwesAck", "OwesClose", "OwesWord"]
 
 CLOSES: Final = 4  # they count at the peer meanwhile, whose limit of channels we do not know
 CLOSES_AGE: Final = 1 / 8  # of the delay of acks
@@ -25,12 +22,43 @@ HalfError: TypeAlias = Exception
 """How a half ended: a ChannelError, ConnectionLost, or what a placement hook raised."""
 
 
+class OwesAck(Protocol):
+    """A half, as far as its acks go."""
+
+    error: Any
+
+    def ack_due(self) -> None:
+        """Says what it owes."""
+
+
+class OwesClose(Protocol):
+    """A patient receiver that has ended."""
+
+    channel: int
+
+    def write_close(self) -> None:
+        """Says so."""
+
+
+class OwesWord(Protocol):
+    """A sender that has something to say later, or to hear by then."""
+
+    error: Any
+
+    def announce(self) -> None:
+        """How many datagrams it has sent."""
+
+    def stop_due(self) -> None:
+        """The peer stopped one of its streams, and should have said more by now."""
+
+
 class ConnectionContext(ReceiveBudget):
     """One object for each connection, known to all of its halves."""
 
     __slots__ = (
         "__weakref__",
         "ack_due",
+        "admission",
         "announce_due",
         "blocked",
         "close_due",
@@ -55,7 +83,6 @@ class ConnectionContext(ReceiveBudget):
         "rtt",
         "side",
         "stopped_due",
-        "work",
     )
 
     def __init__(
@@ -75,6 +102,7 @@ class ConnectionContext(ReceiveBudget):
             self.process = self.shown = receiving
             self.process_budget = flow.process_receive_bytes
             receiving.join(self)
+        self.admission = Admission(self, flow)
         self.read_ahead = flow.read_ahead
         """Bytes that a stream of large messages may run ahead."""
         self.read_ahead_both = flow.read_ahead
@@ -85,17 +113,15 @@ class ConnectionContext(ReceiveBudget):
         """0: we are the client, 1: the server."""
         self.now = 0.0
         """The time of the input that is being worked on, seconds."""
-        self.work = 0
-        """Frames and attachments that were worked on in this turn; see Flow.wake_up."""
         self.events: list[Event] = []
         self.effects: list[Effect] = []
         self.outgoing = SendStreams(config, self.effects, sending)
-        self.ack_due: deque[tuple[float, ReceiverHalf | SenderHalf]] = deque()
+        self.ack_due: deque[tuple[float, OwesAck]] = deque()
         """Who owes an ack, or the first frame of a control stream; the delay is constant, so
         the order of arrival is the order of deadlines."""
-        self.closing: dict[ReceiverHalf, None] = {}
+        self.closing: dict[OwesClose, None] = {}
         """Patient receivers that have ended and not said so."""
-        self.close_due: list[tuple[float, ReceiverHalf]] = []
+        self.close_due: list[tuple[float, OwesClose]] = []
         """When they have to say so at the latest: one entry for the first of them."""
         # Of calls in quick succession, a few ends leave together: each is work for both sides that
         # the next question would wait for. Not so many that the peer lacks places for channels.
@@ -103,11 +129,11 @@ class ConnectionContext(ReceiveBudget):
         """So many leave with what is sent next."""
         self.closes_wait = config.timing.ack_delay * (1 - CLOSES_AGE)
         """Fewer do if the first of them is due within so many seconds."""
-        self.announce_due: deque[tuple[float, SenderHalf]] = deque()
+        self.announce_due: deque[tuple[float, OwesWord]] = deque()
         """Who owes a SENT_UNRELIABLE, in order."""
         self.receipt_due: deque[list[Any]] = deque()
         """Until when datagrams numbered below the last item are waited for (AQ-37)."""
-        self.stopped_due: deque[tuple[float, SenderHalf]] = deque()
+        self.stopped_due: deque[tuple[float, OwesWord]] = deque()
         """Senders of which the peer stopped a stream, and until when its receiver may be closed."""
         self.datagram_limit = 0
         """The largest datagram, bytes; 0: unreliable messages go by stream (AQ-R17)."""
@@ -126,17 +152,5 @@ class ConnectionContext(ReceiveBudget):
         """Unreliable messages of the peer that gave way to later ones."""
         self.rtt = 0.0
         """Smoothed round trip as the carrier last told it, seconds; 0.0 before the first."""
-        self.blocked: dict[SenderHalf, Mode] = {}
-        """Senders whose user waits for room, and for which mode."""
-
-    def wait_for_process(self) -> None:
-        """A receiver waits for room in the process's budget: it is told once there may be some."""
-        process = self.process
-        if self in process.waiting:
-            return
-        begins = not process.waiting
-        process.waiting[self] = None
-        if begins:
-            process.press()
-        elif self.wake is not None:
-            self.wake()  # another thread may have made room just before it could tell
+        self.blocked: dict[Any, Any] = {}
+        """Senders whose user waits for room, for which mode, and whether for ample room."""

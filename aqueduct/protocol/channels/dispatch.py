@@ -7,26 +7,30 @@ the connection turns them into a close.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
-from aqueduct._speedups.channels import codec
-from aqueduct._speedups.channels.message_batches import MessageBatch
-from aqueduct._speedups.channels.oneshot_frames import drained
+from aqueduct._speedups import channels as codec
+from aqueduct._speedups.channels.receiver import Received, ReceiveQueue
+from aqueduct._speedups.channels.recv_streams import (
+    HALF_ENDED,
+    POSTPONED,
+    RecvStream,
+    RecvStreams,
+)
 from aqueduct.errors import Busy, RemoteProtocolError, SequenceError
 from aqueduct.protocol.channels.context import ConnectionContext
 from aqueduct.protocol.channels.events import Writable
-from aqueduct.protocol.channels.oneshot import Oneshots
-from aqueduct.protocol.channels.receiver import Received, ReceiverHalf
-from aqueduct.protocol.channels.recv_streams import SMALL, Handlers, RecvStream, RecvStreams
+from aqueduct.protocol.channels.receiver import ReceiverHalf
 from aqueduct.protocol.channels.registry import Half, Registry
 from aqueduct.protocol.channels.sender import Mode, SenderHalf
-from aqueduct.protocol.channels.state import SenderState
+from aqueduct.protocol.channels.state import ReceiverState, SenderState
 
-__all__ = ["FrameDispatcher"]
+__all__ = ["FrameDispatcher", "Handlers"]
 
-_MESSAGES: Final = frozenset({codec.MessageFrame.TAG, codec.MessageHead.TAG})
-"""Frames that count by their bytes and attachments; see Flow.wake_up."""
+Handlers: TypeAlias = Mapping[int, Callable[[RecvStream, Any], None]]
+"""What frames do, by their tags."""
 
 SWEEP: Final = 1.0
 """Seconds, at most, between two looks for batches that come too slowly."""
@@ -39,21 +43,17 @@ class FrameDispatcher:
         self,
         shared: ConnectionContext,
         registry: Registry,
-        forget: Callable[[int], None],
         fail: Callable[[RemoteProtocolError], None],
         prelude: Handlers,
     ) -> None:
         self._shared = shared
         self._registry = registry
-        self._send_forget = forget
         self._fail = fail
         self.config = shared.config
-        self.incoming = RecvStreams(shared)
+        self._admission = shared.admission
+        self.incoming = RecvStreams(shared, open=ReceiverState.OPEN, ended=SenderState.ENDED)
         self.gate_open = False
         """Whether the peer's connection headers are in and accepted (AQ-R10)."""
-        self.version_checked = False
-        """Whether ACK_VERSION was sent, so that sequences may begin without VERSION (AQ-28)."""
-        self.oneshots = Oneshots(shared, registry, self.incoming.decoder())
         self._early: list[bytes] = []
         """Datagrams whose ROUTE_TO waits for the gate."""
         self._slow: dict[RecvStream, tuple[int, float]] = {}
@@ -64,16 +64,17 @@ class FrameDispatcher:
         """The bytes in use when a sweep found nothing under way; -1: none has."""
         self._sweep_interval = min(SWEEP, shared.config.timing.stall_deadline / 4)
         """Seconds from one sweep to the next."""
-        self._idle_places: dict[ReceiverHalf, float] = {}
+        self._idle_places: dict[ReceiveQueue, float] = {}
         """For each batch above a budget: its seconds since it was whole, while it is in use."""
-        self._most = shared.config.flow.wake_up
-        """Frames and attachments that are worked on in one turn."""
-        self._postponed: dict[RecvStream, None] = {}
+        self._ample = shared.config.flow.channel_high_water >> 1
+        # Many go one by one from the front, which a dict would look for from its beginning.
+        self._postponed: OrderedDict[RecvStream, None] = OrderedDict()
         """Streams that go on in the next turn: enough was worked on in this one."""
         self._paused: dict[RecvStream, None] = {}
         """Streams whose ROUTE_TO waits for the gate."""
         self._handlers: Handlers = {
             **prelude,
+            codec.AckVersion.TAG: self._on_ack_version,
             codec.MessageFrame.TAG: self._on_message,
             codec.MessageHead.TAG: self._on_head,
             codec.RouteTo.TAG: self._on_route,
@@ -105,37 +106,12 @@ class FrameDispatcher:
         """The next bytes of a stream. Raises RemoteProtocolError."""
         stream = self.incoming.streams.get(number)
         if stream is None:
-            if (
-                fin
-                and self.gate_open
-                and self.version_checked
-                and self._shared.work < self._most
-                and self.oneshots.read(data)
-            ):
-                return
             stream = self.incoming.opened(number, self._handlers)
             stream.decoder.pause_at_route = not self.gate_open
         elif stream.postponed:
             stream.decoder.feed(data)
             stream.fin = stream.fin or fin
             self.incoming.hold(stream)
-            return
-        elif (
-            isinstance(half := stream.half, ReceiverHalf)
-            and stream.handlers is self._handlers
-            and not (fin or stream.fin or stream.head)
-            and stream.partial < 0
-            and half.placement is None
-        ):
-            # Where calls may come.
-            found = self.oneshots.questions(half, stream.decoder, data)
-            if found is True:
-                self.incoming.credit(stream)
-                return
-            if isinstance(found, MessageBatch):
-                self.incoming.take_run(stream, half, found)
-                found = found.follows
-            self.read(stream, found)
             return
         if not stream.ignoring and len(data):
             stream.decoder.feed(data)
@@ -157,7 +133,7 @@ class FrameDispatcher:
         half: Half | None = None
         first = True
         while (frame := decoder.next()) is not None:
-            if first and not self.version_checked and frame.TAG != codec.Version.TAG:
+            if first and not self.incoming.version_checked and frame.TAG != codec.Version.TAG:
                 raise SequenceError("a datagram began without VERSION (AQ-28, AQ-R6)")
             first = False
             if isinstance(frame, codec.RouteTo):
@@ -171,7 +147,7 @@ class FrameDispatcher:
             else:
                 self._handlers[frame.TAG](self.incoming.outside(self._handlers), frame)
         if decoder.paused:
-            if first and not self.version_checked:
+            if first and not self.incoming.version_checked:
                 raise SequenceError("a datagram began without VERSION (AQ-28, AQ-R6)")
             self._keep_early(data)
             return
@@ -217,16 +193,14 @@ class FrameDispatcher:
 
     def drain(self) -> None:
         """The connection is over: messages that are here whole need no room any more."""
-        self._most = 1 << 62  # no other turn comes
+        self.incoming.most = 1 << 62  # no other turn comes
         self.read_on()
         for stream in tuple(self.incoming.streams.values()):
             while (head := stream.head) is not None and stream.decoder.buffered >= head.size:
-                half = stream.half
-                assert isinstance(half, ReceiverHalf)
-                half.wait_no_more(stream)
+                self._admission.wait_no_more(stream.queue, stream)
                 stream.head = None
-                half.admit_small(head.size + head.overhead)
-                self._admitted(stream, half, head)
+                stream.queue.charge(self._admission.cost(head.size + head.overhead), 1)
+                self._admitted(stream, head)
                 self.read(stream)
 
     def clear(self) -> None:
@@ -240,14 +214,10 @@ class FrameDispatcher:
 
     def close_receiver(self, half: ReceiverHalf, error: Any = None) -> None:
         """The application reads no more of this channel (AQ-43)."""
-        alive = half.error is None
-        dropped = half.close(error)
-        if alive:
-            self.half_ended(half)
-        self._drop(dropped)
+        self._drop(self._close(half, error))
 
     def release(self, half: Half) -> None:
-        """A half that nobody can use: its receiver is closed, its sender cancelled (AQ-R26)."""
+        """A half without a user: its receiver is closed, its sender cancelled (AQ-R26)."""
         self._drop(self._release(half))
 
     # Reading a sequence
@@ -255,14 +225,13 @@ class FrameDispatcher:
     @property
     def goes_on(self) -> bool:
         """Whether ``read_on`` is to be called once others had their turn."""
-        return self._shared.work >= max(1, self._most >> 3)
+        return self._shared.work >= max(1, self.incoming.most >> 3)
 
     def read_on(self) -> None:
         """Others had their turn: streams that were postponed are read. Raises as ``read``."""
         self._shared.work = 0
-        while self._postponed and self._shared.work < self._most:
-            stream = next(iter(self._postponed))
-            del self._postponed[stream]
+        while self._postponed and self._shared.work < self.incoming.most:
+            stream, _ = self._postponed.popitem(last=False)
             stream.postponed = False
             self.incoming.unhold(stream)
             self.read(stream)
@@ -272,76 +241,13 @@ class FrameDispatcher:
 
         The rest is postponed when enough was worked on in this turn.
         """
-        decoder = stream.decoder
-        shared = self._shared
-        while not stream.ignoring:
-            half = stream.half
-            if frame is not None:
-                pass
-            elif shared.work >= self._most:
-                stream.postponed = True
-                self._postponed[stream] = None
-                self.incoming.hold(stream)
-                return
-            elif isinstance(half, ReceiverHalf):
-                frame = self._next_for(stream, half)
-            elif half is not None and half.state is SenderState.ENDED:
-                self._abandon(stream, half)
+        while outcome := self.incoming.read(stream, frame):
+            if outcome == HALF_ENDED:
+                self._abandon(stream, stream.half)
+                frame = None
                 continue
-            else:
-                frame = decoder.next()
-            if frame is None:
-                if stream.partial < 0 and stream.half is not None and decoder.remaining:
-                    self.incoming.charge_small(stream)
-                if half is not None and not stream.fin:  # nearly always
-                    self.incoming.credit(stream)
-                    return
-                break
-            if not stream.begun:
-                stream.begun = True
-                if not self.version_checked and frame.TAG != codec.Version.TAG:
-                    raise SequenceError("a sequence began without VERSION (AQ-28)")
-            if frame.TAG not in _MESSAGES:
-                shared.work += 1
-            stream.handlers[frame.TAG](stream, frame)
-            frame = None
-            if stream.head is not None:
-                break
-            if (
-                half is not None
-                and drained(decoder)
-                and half.state is not SenderState.ENDED
-                and not (stream.fin or stream.ignoring)
-            ):  # nearly always: there is nothing to look for
-                self.incoming.credit(stream)
-                return
-        if stream.ignoring:
-            if stream.fin:
-                self.incoming.streams.pop(stream.number, None)
+            (self._postponed if outcome == POSTPONED else self._paused)[stream] = None
             return
-        if decoder.paused:
-            if not stream.begun and not self.version_checked:
-                raise SequenceError("a sequence began without VERSION (AQ-28)")
-            self._paused[stream] = None
-            self.incoming.hold(stream)
-            return
-        if stream.head is not None:
-            self.incoming.hold(stream)
-        elif stream.fin:
-            decoder.end()
-            self.incoming.ended(stream)
-            return
-        self.incoming.credit(stream)
-
-    def _next_for(self, stream: RecvStream, half: ReceiverHalf) -> Any:
-        """The next frame for a receiver, or None; the plain messages before it are delivered."""
-        read = self.incoming.read_plain
-        while stream.handlers is self._handlers and (run := read(stream, half)) is not None:
-            if not run.full:
-                return run.follows
-        unasked = half.placement is None and half.room >= 2 * SMALL
-        stream.decoder.auto_admit = SMALL if unasked else -1
-        return stream.decoder.next()
 
     def _abandon_streams(self, half: Half) -> None:
         if isinstance(half, ReceiverHalf):
@@ -363,6 +269,9 @@ class FrameDispatcher:
         stream.handlers = self._handlers_early_end
         stream.decoder.auto_admit = -1  # a message is not waited for
 
+    def _on_ack_version(self, stream: RecvStream, frame: codec.AckVersion) -> None:
+        self._shared.outgoing.version_acknowledged = True
+
     # Frames of a channel
 
     def _on_route(self, stream: RecvStream, frame: codec.RouteTo) -> None:
@@ -378,19 +287,19 @@ class FrameDispatcher:
             half.routed(stream)
 
     def _on_head(self, stream: RecvStream, frame: codec.MessageHead) -> None:
-        half = stream.half
-        assert isinstance(half, ReceiverHalf)
+        half: ReceiverHalf = stream.half
         half.check_number(frame.num)
-        if half.waiting or not half.admit_head(frame):
-            half.wait(stream, frame)
+        if half.queue.waiting or not self._admission.admit_head(half.queue, frame):
+            self._admission.wait(half.queue, stream, frame)
         else:
-            self._admitted(stream, half, frame)
+            self._admitted(stream, frame)
 
-    def _admitted(self, stream: RecvStream, half: ReceiverHalf, head: codec.MessageHead) -> None:
+    def _admitted(self, stream: RecvStream, head: codec.MessageHead) -> None:
         """Its payload may land: where the application wants it, or in fresh memory."""
+        half = stream.half
         stream.partial = head.size + head.overhead
         try:
-            target = half.place(head)
+            target = half.queue.place(head)
             if stream.ignoring:  # the hook closed its own receiver
                 return
             stream.decoder.admit(target)
@@ -400,31 +309,35 @@ class FrameDispatcher:
         self.incoming.grant_read_ahead(stream, head.size)
 
     def _on_message(self, stream: RecvStream, frame: codec.MessageFrame) -> None:
-        half = stream.half
-        assert isinstance(half, ReceiverHalf)
+        half: ReceiverHalf = stream.half
         size = frame.size + frame.overhead
+        charge = self._admission.cost(size)
         if stream.partial < 0:
             half.check_number(frame.num)
-            half.admit_small(size)
+            half.queue.charge(charge, 1)
         else:
-            half.recharge(stream.partial, size)
+            if stream.partial != size:
+                half.queue.charge(size - stream.partial)
             half.check_number(frame.num)  # two streams may have declared one number (AQ-R13)
         stream.partial = -1
         attachments = frame.attached and self._registry.attached(frame.attached)
-        half.message(Received.of(frame, attachments or (), half.cost(size)))
+        half.message(Received.of(frame, attachments or (), charge))
         if half.error is not None:
             self.half_ended(half)
 
     def _on_datagram_message(self, half: ReceiverHalf, frame: codec.MessageFrame) -> None:
         size = frame.size + frame.overhead
-        wanted = half.wants_datagram(frame.num, size)
-        if half.evicted:
-            evicted, half.evicted = half.evicted, ()
+        evicted: list[Received] = []
+        wanted = half.wants_datagram(frame.num, size, evicted)
+        if evicted:
+            self._shared.datagrams_evicted += len(evicted)
             self._drop(evicted)
         if not wanted:
             return
         attachments = frame.attached and self._registry.attached(frame.attached)
-        half.datagram(Received.of(frame, attachments or (), half.cost(size), reliable=False))
+        half.datagram(
+            Received.of(frame, attachments or (), self._admission.cost(size), reliable=False)
+        )
         if half.error is not None:
             self.half_ended(half)
 
@@ -434,36 +347,31 @@ class FrameDispatcher:
         self._abandon_streams(half)
 
     def _on_finish(self, stream: RecvStream, frame: codec.FinishSender) -> None:
-        half = stream.half
-        assert isinstance(half, ReceiverHalf)
+        half: ReceiverHalf = stream.half
         stream.handlers = self._handlers_after_finish
         half.finish(frame.sent_reliable)
         if half.error is not None:
             self.half_ended(half)
 
     def _on_cancel(self, stream: RecvStream, frame: codec.CancelSender) -> None:
-        half = stream.half
-        assert isinstance(half, ReceiverHalf)
+        half: ReceiverHalf = stream.half
         # What is dropped first, or its channels would look lost to the peer (AQ-R20, AQ-R26).
         self._drop(half.cancel())
         half.cancelled()
         self.half_ended(half)
 
     def _on_sent_unreliable(self, stream: RecvStream, frame: codec.SentUnreliable) -> None:
-        half = stream.half
-        assert isinstance(half, ReceiverHalf)
+        half: ReceiverHalf = stream.half
         half.announced(frame.count)
 
     def _on_ack_reliable(self, stream: RecvStream, frame: codec.AckReliable) -> None:
-        half = stream.half
-        assert isinstance(half, SenderHalf)
+        half: SenderHalf = stream.half
         self._registry.reached(half.acked(frame.block))
         if self._shared.blocked:
             self.unblock([half])
 
     def _on_ack_nack_unreliable(self, stream: RecvStream, frame: codec.AckNackUnreliable) -> None:
-        half = stream.half
-        assert isinstance(half, SenderHalf)
+        half: SenderHalf = stream.half
         if frame.channel != half.channel:
             raise SequenceError("ACK_NACK_UNRELIABLE names another channel than ROUTE_TO (AQ-R14)")
         reached, lost = half.ack_nacked(frame.block)
@@ -473,8 +381,7 @@ class FrameDispatcher:
             self.unblock([half])
 
     def _on_close_receiver(self, stream: RecvStream, frame: codec.CloseReceiver) -> None:
-        half = stream.half
-        assert isinstance(half, SenderHalf)
+        half: SenderHalf = stream.half
         lost = half.receiver_closed()
         self._registry.sender_closed(half)
         self._shared.blocked.pop(half, None)
@@ -512,7 +419,7 @@ class FrameDispatcher:
             channel = channels.pop()
             half = self._registry.known(channel)
             if half is None:
-                self._send_forget(channel)  # its own half ended before (AQ-R27.6)
+                self._registry.forget(channel)  # its own half ended before (AQ-R27.6)
                 continue
             links, dropped = self._registry.lose(half, tell_peer=True)
             self._abandon_streams(half)
@@ -533,8 +440,11 @@ class FrameDispatcher:
             if half.error is None and half.state.name == "OPEN":
                 half.cancel()
             return []
+        return self._close(half)
+
+    def _close(self, half: ReceiverHalf, error: Any = None) -> list[Received]:
         alive = half.error is None
-        dropped = half.close()
+        dropped = half.close(error)
         if alive:
             self.half_ended(half)
         return dropped
@@ -554,30 +464,32 @@ class FrameDispatcher:
                 continue
             shared.freed = False
             while shared.starved:
-                half = next(iter(shared.starved))
-                self._resume_one(half)
-                if half in shared.starved:
+                queue = next(iter(shared.starved))
+                self._resume_one(queue)
+                if queue in shared.starved:
                     break
             if shared.place is None:
-                awaited = next((half for half in shared.starved if half.awaited), None)
+                awaited = next(
+                    (queue for queue in shared.starved if self._admission.is_awaited(queue)), None
+                )
                 if awaited is not None:
                     self._resume_one(awaited)
         shared.freed = False
         if not shared.starved:
             shared.process.waiting.pop(shared, None)
 
-    def _resume_one(self, half: ReceiverHalf) -> None:
-        while half.waiting:
-            stream = next(iter(half.waiting))
+    def _resume_one(self, queue: ReceiveQueue) -> None:
+        while queue.waiting:
+            stream = next(iter(queue.waiting))
             head = stream.head
             assert head is not None
-            if not half.admit_head(head):
+            if not self._admission.admit_head(queue, head):
                 break
-            half.wait_no_more(stream)
+            self._admission.wait_no_more(queue, stream)
             stream.head = None
-            self._admitted(stream, half, head)
+            self._admitted(stream, head)
             self.read(stream)
-        half.queue_up()
+        self._admission.queue_up(queue)
 
     # Batches that come too slowly
 
@@ -606,9 +518,10 @@ class FrameDispatcher:
             half = stream.half
             if not isinstance(half, ReceiverHalf) or half.error is not None:
                 continue
-            if stream.head is not None or (stream.partial < 0 and not (half.pledged or half.owed)):
+            queue = half.queue
+            if stream.head is not None or not (stream.partial >= 0 or queue.pledged or queue.owed):
                 continue  # it waits itself, or nothing is missing
-            come = stream.decoder.reach(0)
+            come = stream.decoder.consumed
             since, waited = slow.get(stream, (come, 0.0))
             waited += passed
             if come - since >= rate * limit:
@@ -619,17 +532,17 @@ class FrameDispatcher:
                 self._slow[stream] = since, waited
         idle, self._idle_places = self._idle_places, {}
         for place in (self._shared.place, self._shared.process.place):
-            if isinstance(place, ReceiverHalf) and place._shared is self._shared:
+            if isinstance(place, ReceiveQueue) and place.budget is self._shared:
                 self._pass_on(place, idle.get(place, 0.0) + passed)
         if not (self._slow or self._idle_places):
             self._sweep_due, self._idle_at = None, self._shared.budget_used  # until that changes
 
-    def _pass_on(self, place: ReceiverHalf, idle: float) -> None:
+    def _pass_on(self, place: ReceiveQueue, idle: float) -> None:
         """A whole batch that is in use for too long loses its place above the budget.
 
         Its handler may itself wait for one of those that wait for the place.
         """
-        if place.pledged or place.owed or place.streams_land:
+        if place.growing:
             idle = 0.0
         if idle >= self.config.timing.stall_deadline:
             place.leave_place()
@@ -638,7 +551,7 @@ class FrameDispatcher:
 
     def _blocks_others(self, half: ReceiverHalf) -> bool:
         shared = self._shared
-        here = len(shared.starved) - (half in shared.starved)
+        here = len(shared.starved) - (half.queue in shared.starved)
         others = len(shared.process.waiting) - (shared in shared.process.waiting)
         return here > 0 or others > 0
 
@@ -668,18 +581,21 @@ class FrameDispatcher:
         woken for each message.
         """
         blocked = self._shared.blocked
-        half.waits_for_ample = ample and (half.waits_for_ample or half not in blocked)
+        before = blocked.get(half)
+        ample = ample and (before is None or before[1])
         if half.error is not None or half.has_room(mode):
             return False
-        blocked[half] = mode
+        blocked[half] = mode, ample
         return True
 
     def unblock(self, halves: Sequence[SenderHalf | None]) -> None:
         """Tells those of ``halves`` that wait for room and now have it."""
         blocked = self._shared.blocked
         for half in halves:
-            if half is None or half not in blocked or (half.waits_for_ample and not half.ample):
+            if half is None or half not in blocked:
                 continue
-            if half.has_room(blocked[half]):
+            mode, ample = blocked[half]
+            # Ample: so far below its own mark that several messages have room.
+            if half.has_room(mode) and (not ample or half.queued <= self._ample):
                 del blocked[half]
                 self._shared.events.append(Writable(half))

@@ -1,25 +1,21 @@
 """What a connection core wants done by its carrier: small tuples, applied in order by the pump.
 
-The first item says which; numbers are those of ``aqueduct.carriers.contract``.
+The first item says which:
+
+(WRITE, my stream, buffers, fin): the next number opens the stream.
+(RESET, my stream, code)
+(STOP, the peer's stream, code)
+(CREDIT, the peer's stream, limit in bytes from its start)
+(DATAGRAM, bytes)
+(CLOSE, code, reason)
 """
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
+
+from aqueduct._speedups.channels.events import CLOSE, CREDIT, DATAGRAM, RESET, STOP, WRITE
 
 __all__ = ["CLOSE", "CREDIT", "DATAGRAM", "RESET", "STOP", "WRITE", "Effect"]
-
-WRITE: Final = 0
-"""(WRITE, my stream, buffers, fin): the next number opens the stream."""
-RESET: Final = 1
-"""(RESET, my stream, code)"""
-STOP: Final = 2
-"""(STOP, the peer's stream, code)"""
-CREDIT: Final = 3
-"""(CREDIT, the peer's stream, limit in bytes from its start)"""
-DATAGRAM: Final = 4
-"""(DATAGRAM, bytes)"""
-CLOSE: Final = 5
-"""(CLOSE, code, reason)"""
 
 Effect: TypeAlias = tuple[Any, ...]

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from aqueduct._speedups.channels.frames import CREATOR, ONESHOT
+
 __all__ = [
     "CREATOR",
     "ENTRYPOINT",
-    "INDEX_LIMIT",
     "ONESHOT",
     "Counters",
     "creator",
@@ -23,12 +24,7 @@ __all__ = [
     "space",
 ]
 
-CREATOR: Final = 1
-"""The bit of an id that names its creator, for those who ask for every message."""
-ONESHOT: Final = 4
-"""The bit of a channel with one message in total, for the same."""
 ENTRYPOINT: Final = 0
-INDEX_LIMIT: Final = 1 << 61
 
 
 def make(creator_bit: int, sender_bit: int, is_oneshot: bool, number: int) -> int:

@@ -1,20 +1,15 @@
-"""The receiver half of a channel: numbers, queue, admission, acks and its ends (section 3.4).
+"""The receiver half of a channel: numbers, acks and its ends (section 3.4).
 
-A message is admitted once its head has passed the limits: its size plus an overhead is charged
-to the connection's budget, and to the process's, until the application gives it back. Above a
-budget one message goes on at a time, the oldest whose reader waits, so that nothing waits for ever
-for room that only its own arrival would make.
+Whether a message may come is decided by ``admission``; it waits in a ReceiveQueue.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Callable
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, cast
 
-from aqueduct._speedups.channels import codec
-from aqueduct._speedups.channels.message_batches import Received
-from aqueduct._speedups.channels.receiver import EMPTY, ReceiverBase
+from aqueduct._speedups import channels as codec
+from aqueduct._speedups.channels.receiver import EMPTY, Received, ReceiveQueue
+from aqueduct._speedups.channels.recv_streams import RecvStream
 from aqueduct._speedups.channels.tracker import ReceivedNumbers, UnreliableReceived
 from aqueduct.errors import (
     Cancelled,
@@ -26,36 +21,41 @@ from aqueduct.errors import (
 )
 from aqueduct.protocol.channels import ids
 from aqueduct.protocol.channels.context import ConnectionContext, HalfError
-from aqueduct.protocol.channels.events import Headers, Readable
-from aqueduct.protocol.channels.recv_streams import RecvStream
+from aqueduct.protocol.channels.events import Readable
 from aqueduct.protocol.channels.send_streams import SendStream
 from aqueduct.protocol.channels.state import RECEIVER, ReceiverInput, ReceiverState
 
-__all__ = ["Placement", "Received", "ReceiverHalf"]
+__all__ = ["Received", "ReceiverHalf"]
 
-# In place of what an idle channel does not need; they cannot be changed.
-NO_MESSAGES: Final = cast("deque[Received]", ())
+# In place of what an idle channel does not need; it cannot be changed.
 NO_STREAMS: Final = cast("dict[RecvStream, None]", EMPTY)
-NOBODY: Final = cast("OrderedDict[RecvStream, None]", EMPTY)
-
-Placement: TypeAlias = Callable[[Headers, int], Any]
-"""Given a message's headers and size in bytes: the writable buffer it is to land in, or None."""
-
-Announcement: TypeAlias = Callable[[Headers], tuple[int, int] | None]
-"""Given the headers of a message: where it begins in a batch that comes in several messages, and
-the bytes of that batch; None if it is not part of one."""
 
 
-class ReceiverHalf(ReceiverBase):
+class ReceiverHalf:
     """One receiver half. Made by the connection; its user takes messages, or closes."""
 
     is_sender: Final = False
 
     __slots__ = (
         "__weakref__",
+        "_control",
+        "_declared",
+        "_receipt",
         "_shared",
+        "ack_scheduled",
         "channel",
+        "error",
+        "given",
         "handle",
+        "nacked",
+        "numbers",
+        "oneshot",
+        "patient",
+        "queue",
+        "state",
+        "streams",
+        "streams_in",
+        "unreliable",
     )
 
     def __init__(
@@ -63,162 +63,34 @@ class ReceiverHalf(ReceiverBase):
     ) -> None:
         self._shared = shared
         self.channel = channel
+        self.queue = ReceiveQueue(shared, assured)
         self.state = ReceiverState.OPEN
+        self.error: HalfError | None = None
+        """What a read raises once the queue is empty; None while it lives."""
         self.given = given
         """Whether the application got the handle, or will with the message that carries it."""
-        self.assured = assured
-        """Whether one message finds room whatever the connection's budget: the application has
-        the handle, so it can make that room. What only waits for its handle has no such claim."""
         self.handle: Any = None
         self.numbers = ReceivedNumbers(shared.config.limits.received_ranges)
-        self._oneshot = bool(channel & ids.ONESHOT)
-        # Of ReceiverBase, where they begin empty:
-        # error: what a read raises once the queue is empty; None while it lives.
-        # waiting: streams whose next message was not admitted, in order.
-        # streams: the peer's streams that are routed here, in order.
-        # evicted: messages evicted by the last datagram, whose attachments are to be released.
-        # nacked: unreliable messages that did not come in time.
-        # patient: CLOSE_RECEIVER may leave with what is sent next, within the delay of acks,
-        # instead of causing a packet of its own (AQ-R33), once all has come.
-        # placement: a Placement; with a placement_key it is asked for messages with a header of
-        # this key alone.
-        # announce: an Announcement, asked for messages with that header.
-        # _unreliable: an UnreliableReceived; most channels never need it.
-        # _receipt: the last entry of ``ConnectionContext.receipt_due`` for this half, while it
-        # stands there.
-        # _declared: SENT_RELIABLE, once FINISH_SENDER told it.
-
-    # Admission
-
-    def admit(self, size: int) -> bool:
-        """Charges a message of ``size`` bytes, headers included, if it may come."""
-        charge = size + self._shared.config.flow.message_overhead
-        if self._outstanding and self._is_full(charge):
-            return False
-        if not (self.charge_within(charge) or self._goes_on_above(charge)):
-            return False
-        self._outstanding += 1
-        return True
-
-    def admit_head(self, head: codec.MessageHead) -> bool:
-        """Charges the message of a head if it may come; with a part of a batch all that follows.
-
-        So a batch that has begun finds room for all of its messages.
-        """
-        size = head.size + head.overhead
-        part = self._part(head)
-        if part is None:
-            return self.admit(size)
-        if 0 < head.size <= self.pledged:
-            self.pledged -= head.size
-            self._charge(self.cost(size) - head.size)
-            self._outstanding += 1
-            return True
-        offset, total = part
-        rest = 0 if self.pledged else max(0, total - offset - head.size)
-        if not offset:
-            if not self.admit(size + rest):
-                return False
-        else:  # the batch began before anybody could tell how large it is
-            charge = self.cost(size + rest)
-            if not (self.charge_within(charge) or self._goes_on_above(charge, begun=True)):
-                return False
-            self._outstanding += 1
-        self.pledged += rest
-        return True
-
-    def _part(self, head: codec.MessageHead) -> tuple[int, int] | None:
-        """Where in its batch a message begins, and the batch's size; None: it is no part of one."""
-        if self.announce is None or self.placement_key not in dict(head.headers):
-            return None
-        part: tuple[int, int] | None = self.announce(head.headers)
-        return part
-
-    def needs(self, head: codec.MessageHead) -> int:
-        """What the message of a head will be charged when it is admitted."""
-        offset, total = self._part(head) or (0, 0)
-        return self.cost(max(head.size, total - offset) + head.overhead)
-
-    @property
-    def awaited(self) -> bool:
-        """Whether the reader waits for the message whose head waits first."""
-        head = next(iter(self.waiting)).head if self.waiting else None
-        part = None if head is None else self._part(head)
-        return self._is_awaited(begun=part is not None and part[0] > 0)
-
-    def _is_awaited(self, begun: bool) -> bool:
-        """Whether the reader waits for the next message, whatever else is unread.
-
-        A reader that does not tell when it waits does so while nothing is there to be read. What
-        is there of a batch that has ``begun`` is of no use before the rest has come.
-        """
-        if not self.assured or (self._outstanding and not begun):
-            return False
-        return not self.told or (self.wanted and not self.held)
-
-    def _goes_on_above(self, charge: int, begun: bool = False) -> bool:
-        """Charges a message that may go on above a budget; whether it may.
-
-        One may at a time. A message that fits what the peer may send unasked takes no more memory
-        once it is admitted.
-        """
-        flow = self._shared.config.flow
-        if charge <= flow.initial_window and self.assured and not self._outstanding:
-            self._charge(charge)
-            return True
-        return self._is_awaited(begun) and self.charge_above(charge)
-
-    def admit_small(self, size: int) -> None:
-        """Charges a message that was admitted without asking (see ``room``)."""
-        self._charge(size + self._shared.config.flow.message_overhead)
-        self._outstanding += 1
-
-    def place(self, head: codec.MessageHead) -> Any:
-        """Where a message is to land; None: anywhere. Raises what the hook raises."""
-        if self.placement is None:
-            return None
-        if self.placement_key is not None and self.placement_key not in dict(head.headers):
-            return None
-        return self.placement(head.headers, head.size)
-
-    def wait(self, stream: RecvStream, head: codec.MessageHead) -> None:
-        """A message finds no room: its stream is read on when there is some."""
-        stream.head = head
-        if self.waiting is NOBODY:
-            self.waiting = OrderedDict()
-        self.waiting[stream] = None
-        self.queue_up()
-
-    def queue_up(self) -> None:
-        """Takes its place among those who wait for the budget, if that is what it waits for.
-
-        Room of its own is noticed by itself (``ConnectionContext.relieved``).
-        """
-        starved = self._shared.starved
-        first = next(iter(self.waiting), None)
-        head = first.head if first is not None else None
-        part = None if head is None else self._part(head)
-        begun = part is not None and part[0] > 0
-        if head is None or (self._outstanding and not begun and self._is_full(self.needs(head))):
-            starved.pop(self, None)
-        else:
-            starved.setdefault(self, None)
-            if not self._shared.fits_process(self.needs(head)):
-                self._shared.wait_for_process()
-
-    def handed_over(self) -> None:
-        """The application has the handle now."""
-        self.assured = True
-        if self.waiting:
-            self._shared.relieved[self] = None
-
-    @property
-    def streams_land(self) -> bool:
-        """Whether a message that was admitted is not whole yet."""
-        return any(stream.partial >= 0 for stream in self.streams)
+        self.unreliable: UnreliableReceived | None = None
+        """Most channels never need it."""
+        self.nacked = 0
+        """Unreliable messages that did not come in time."""
+        self.oneshot = bool(channel & ids.ONESHOT)
+        self.streams = NO_STREAMS
+        """The peer's streams that are routed here, in order."""
+        self.streams_in = 0
+        self.patient = False
+        """Whether CLOSE_RECEIVER may leave with what is sent next, within the delay of acks,
+        instead of causing a packet of its own (AQ-R33), once all has come."""
+        self.ack_scheduled = False
+        self._control: SendStream | None = None
+        self._declared = -1  # SENT_RELIABLE, once FINISH_SENDER told it
+        self._receipt: list[Any] | None = None
+        """The last entry of ``ConnectionContext.receipt_due`` for this half, while it is there."""
 
     def routed(self, stream: RecvStream) -> None:
         """One of the peer's streams is about this channel."""
+        stream.queue = self.queue
         if self.streams is NO_STREAMS:
             self.streams = {}
         self.streams[stream] = None
@@ -228,35 +100,7 @@ class ReceiverHalf(ReceiverBase):
         if stream in self.streams:
             del self.streams[stream]
             self.streams = self.streams or NO_STREAMS
-        if stream.partial >= 0:
-            self.give_up(stream.partial)
-            stream.partial = -1
-        if stream.head is not None:
-            stream.head = None
-            self.wait_no_more(stream)
-            if self.waiting:
-                self._shared.relieved[self] = None  # the next in line may need less
-            else:
-                self._shared.starved.pop(self, None)
-
-    def wait_no_more(self, stream: RecvStream) -> None:
-        """Its message is admitted, or will not come."""
-        del self.waiting[stream]
-        self.waiting = self.waiting or NOBODY
-
-    def give_up(self, size: int) -> None:
-        """A message that was admitted will never be whole: its stream was reset."""
-        self._charge(-(size + self._shared.config.flow.message_overhead))
-        self.settled(1)
-
-    def recharge(self, charged: int, size: int) -> None:
-        """A message that was charged with ``charged`` bytes has ``size``."""
-        if charged != size:
-            self._charge(size - charged)
-
-    def cost(self, size: int) -> int:
-        """What a message of this many payload bytes is charged."""
-        return size + self._shared.config.flow.message_overhead
+        self._shared.admission.left(self.queue, stream)
 
     # What the peer sends
 
@@ -269,7 +113,7 @@ class ReceiverHalf(ReceiverBase):
                 f"message {number} on {ids.describe(self.channel)} after a FINISH_SENDER "
                 f"that counts {self._declared} (AQ-R18)"
             )
-        if self._oneshot and self._unreliable is not None and self._unreliable.announced:
+        if self.oneshot and self.unreliable is not None and self.unreliable.announced:
             raise SequenceError("a oneshot channel carries its message twice (AQ-R28)")
         if number in self.numbers:
             raise SequenceError(
@@ -280,44 +124,42 @@ class ReceiverHalf(ReceiverBase):
         """A whole message, admitted before, in the order of its stream (AQ-R34)."""
         self.numbers.add(received.number)
         self._deliver(received)
-        if self._oneshot or (self._declared >= 0 and self._all_arrived):
+        if self.oneshot or (self._declared >= 0 and self._all_arrived):
             self._complete()
         else:
-            self._schedule_ack()
+            self.schedule_ack()
 
-    def wants_datagram(self, number: int, size: int) -> bool:
+    def wants_datagram(self, number: int, size: int, evicted: list[Received]) -> bool:
         """Whether an unreliable message is new and finds room; charges it if so.
 
         A full queue loses its oldest undelivered unreliable message (AQ-R31). What finds no
-        room even so counts as lost on the way.
+        room even so counts as lost on the way. What gave way is added to ``evicted``.
         """
-        if self._unreliable is None:
-            self._unreliable = UnreliableReceived(self._shared.config.limits.received_ranges)
-        if number == 2**64 - 1 or (self._oneshot and number):
+        admission, queue = self._shared.admission, self.queue
+        if self.unreliable is None:
+            self.unreliable = UnreliableReceived(self._shared.config.limits.received_ranges)
+        if number == 2**64 - 1 or (self.oneshot and number):
             raise SequenceError(
                 f"unreliable message {number} on {ids.describe(self.channel)} (AQ-R13, AQ-R28)"
             )
-        if self._oneshot and self._declared > 0:
+        if self.oneshot and self._declared > 0:
             raise SequenceError("a oneshot channel carries its message twice (AQ-R28)")
-        if number < self._unreliable.settled or number in self._unreliable:
+        if number < self.unreliable.settled or number in self.unreliable:
             return False  # networks may duplicate; what was nacked stays so (AQ-39, AQ-R13)
-        if self.waiting and not self._evict():
+        if queue.waiting and not queue.evict(evicted):
             return False  # a reliable message waits for this room
-        while not self.admit(size):
-            if not self._evict():
+        while not admission.admit(queue, size):
+            if not queue.evict(evicted):
                 return False
-        if self._unreliable.add(number):
+        if self.unreliable.add(number):
             return True
-        self.give_up(size)
+        admission.give_up(queue, size)
         return False
 
     def datagram(self, received: Received) -> None:
         """An unreliable message that ``wants_datagram`` accepted."""
-        if self._unreliable_queue is NO_MESSAGES:
-            self._unreliable_queue = deque()
-        self._unreliable_queue.append(received)
         self._deliver(received)
-        if self._oneshot:
+        if self.oneshot:
             self._complete()
 
     def announced(self, count: int) -> None:
@@ -326,28 +168,28 @@ class ReceiverHalf(ReceiverBase):
             raise SequenceError(
                 f"SENT_UNRELIABLE on {ids.describe(self.channel)} after FINISH_SENDER (AQ-R18)"
             )
-        if self._unreliable is None:
-            self._unreliable = UnreliableReceived(self._shared.config.limits.received_ranges)
-        upto = self._unreliable.announce(count)
-        if self._oneshot and upto > 1:
+        if self.unreliable is None:
+            self.unreliable = UnreliableReceived(self._shared.config.limits.received_ranges)
+        upto = self.unreliable.announce(count)
+        if self.oneshot and upto > 1:
             raise SequenceError(f"{upto} messages announced on a oneshot channel (AQ-R28)")
         if count:
             self._wait_for_datagrams(upto)
 
     def receipt_due(self, upto: int) -> None:
         """The deadline of these unreliable numbers has passed: ack or nack them (AQ-38)."""
-        if self.state is ReceiverState.CLOSED or self._unreliable is None:
+        if self.state is ReceiverState.CLOSED or self.unreliable is None:
             return
         if self._receipt is not None and self._receipt[2] <= upto:
             self._receipt = None
-        varints = self._unreliable.take_ack_nack(upto)
+        varints = self.unreliable.take_ack_nack(upto)
         if not varints:
             return
         missed = sum(varints[1::2])
         self.nacked += missed
         self._shared.datagrams_missed += missed
         self._write_control([codec.encode_ack_nack_unreliable(self.channel, varints)], fin=False)
-        if self._oneshot:
+        if self.oneshot:
             self._step(ReceiverInput.COMPLETE)
             self._close_now(MessageLost("the one message of this channel was lost on the way"))
         elif self._all_arrived:
@@ -355,13 +197,13 @@ class ReceiverHalf(ReceiverBase):
 
     def finish(self, count: int) -> None:
         """FINISH_SENDER (AQ-45)."""
-        announced = self._unreliable.announced if self._unreliable is not None else 0
-        if self._oneshot and count + announced > 1:
+        announced = self.unreliable.announced if self.unreliable is not None else 0
+        if self.oneshot and count + announced > 1:
             raise SequenceError(
                 f"FINISH_SENDER counts {count} on a oneshot channel, beside {announced} "
                 "announced unreliably (AQ-R28)"
             )
-        if self._oneshot and not count and not announced:
+        if self.oneshot and not count and not announced:
             # Nothing was announced: the sender ended unused (AQ-R28).
             self._step(ReceiverInput.CANCEL)
             self._close_now(Cancelled("the sender finished without sending its one message"))
@@ -382,12 +224,12 @@ class ReceiverHalf(ReceiverBase):
         When that is done, ``cancelled`` closes.
         """
         self._step(ReceiverInput.CANCEL)
-        dropped = self._drop_queue()
+        dropped = self.queue.drop()
         for received in dropped:
             if received.reliable:
                 self.numbers.withdraw(received.number)  # unacked, thus nacked by the close
-            elif self._unreliable is not None:
-                self._unreliable.withdraw(received.number)
+            elif self.unreliable is not None:
+                self.unreliable.withdraw(received.number)
         return dropped
 
     def cancelled(self) -> None:
@@ -398,7 +240,7 @@ class ReceiverHalf(ReceiverBase):
     def lost(self) -> list[Received]:
         """FORGET_CHANNEL or the cascade: returns what is dropped (AQ-R23)."""
         self._step(ReceiverInput.LOST)
-        dropped = self._drop_queue()
+        dropped = self.queue.drop()
         if self._control is not None:
             self._shared.outgoing.reset(self._control, 2)
         self._end(
@@ -415,7 +257,7 @@ class ReceiverHalf(ReceiverBase):
 
     def close(self, error: HalfError | None = None) -> list[Received]:
         """Closes; returns what is dropped undelivered. Everything received is acked (AQ-R22)."""
-        dropped = self._drop_queue()
+        dropped = self.queue.drop()
         if self.state is ReceiverState.CLOSED:
             return dropped
         self._step(ReceiverInput.CLOSE)
@@ -424,7 +266,7 @@ class ReceiverHalf(ReceiverBase):
 
     def ack_due(self) -> None:
         """Sends the acks that are owed, or ROUTE_TO alone for an implicit channel (AQ-R25)."""
-        self._ack_scheduled = False
+        self.ack_scheduled = False
         if self.state is ReceiverState.CLOSED:
             return
         ranges = self.numbers.take_ack()
@@ -464,41 +306,17 @@ class ReceiverHalf(ReceiverBase):
     def _all_arrived(self) -> bool:
         """Whether what FINISH_SENDER counts is in, and every datagram settled (AQ-45)."""
         return self.numbers.count == self._declared and (
-            self._unreliable is None or self._unreliable.all_settled
+            self.unreliable is None or self.unreliable.all_settled
         )
 
     def _deliver(self, received: Received) -> None:
-        first = self.queue is NO_MESSAGES
-        if first:
-            self.queue = deque()
-        self.queue.append(received)
-        if not self.told:
-            self.leave_place()  # it is whole: others may go on
-        if self.given and first:
+        if self.queue.push(received) and self.given:
             self._shared.events.append(Readable(self))
 
-    def _evict(self) -> bool:
-        if not self._unreliable_queue:
-            return False
-        oldest = self._unreliable_queue.popleft()
-        self._unreliable_queue = self._unreliable_queue or NO_MESSAGES
-        oldest.dropped = True
-        self.evictions += 1
-        self._shared.datagrams_evicted += 1
-        self._charge(-oldest.charge)
-        self.settled(1)
-        self.evicted = (*self.evicted, oldest)
-        oldest.payload = b""
-        self._dropped += 1
-        if self._dropped * 2 > len(self.queue):
-            live = [received for received in self.queue if not received.dropped]
-            self.queue = deque(live) if live else NO_MESSAGES
-            self._dropped = 0
-        return True
-
-    def _schedule_ack(self) -> None:
-        if not self._ack_scheduled:
-            self._ack_scheduled = True
+    def schedule_ack(self) -> None:
+        """An ack is owed, within the delay of acks."""
+        if not self.ack_scheduled:
+            self.ack_scheduled = True
             due = self._shared.now + self._shared.config.timing.ack_delay
             self._shared.ack_due.append((due, self))
 
@@ -524,8 +342,8 @@ class ReceiverHalf(ReceiverBase):
         ranges = self.numbers.take_ack()  # before CLOSE_RECEIVER, on the same stream (AQ-R22)
         if ranges:
             frames.append(codec.encode_ack_reliable(ranges))
-        if self._unreliable is not None:
-            varints = self._unreliable.take_last_acks()
+        if self.unreliable is not None:
+            varints = self.unreliable.take_last_acks()
             if varints:
                 frames.append(codec.encode_ack_nack_unreliable(self.channel, varints))
         frames.append(codec.CLOSE_RECEIVER)
@@ -537,26 +355,10 @@ class ReceiverHalf(ReceiverBase):
             frames = [codec.encode_route_to(self.channel), *frames]
         self._shared.outgoing.write(self._control, frames, fin=fin)
 
-    def _drop_queue(self) -> list[Received]:
-        dropped = [received for received in self.queue if not received.dropped]
-        self.queue = self._unreliable_queue = NO_MESSAGES
-        self._dropped = 0
-        for received in dropped:
-            self._charge(-received.charge)
-        if dropped:
-            self.settled(len(dropped))
-        return dropped
-
     def _end(self, error: HalfError) -> None:
         if self.error is None:
             self.error = error
-        if self.pledged:
-            self._charge(-self.pledged)  # the rest of a batch will not come
-            self.pledged = 0
-        self.settled(0)
+        self.queue.end()
         events, readable = self._shared.events, Readable(self)
         if self.given and (not events or events[-1] != readable):
             events.append(readable)
-
-    def _is_full(self, charge: int) -> bool:
-        return self.charged + charge > self._shared.config.flow.channel_receive_bytes

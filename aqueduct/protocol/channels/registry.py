@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from heapq import nsmallest
 from typing import TypeAlias
 
+from aqueduct._speedups import channels as codec
 from aqueduct.errors import ConnectionLost, LimitExceeded, LostInTransit, SequenceError
 from aqueduct.protocol.channels import ids
 from aqueduct.protocol.channels.context import ConnectionContext
 from aqueduct.protocol.channels.events import Headers
 from aqueduct.protocol.channels.receiver import Received, ReceiverHalf
+from aqueduct.protocol.channels.send_streams import SendStream
 from aqueduct.protocol.channels.sender import SenderHalf
 from aqueduct.protocol.channels.tombstones import Forgetting, Tombstones
 
@@ -36,12 +38,9 @@ class Attach:
 class Registry:
     """All channels of one side of one connection."""
 
-    def __init__(
-        self, shared: ConnectionContext, forgetting: Forgetting, forget: Callable[[int], None]
-    ) -> None:
+    def __init__(self, shared: ConnectionContext, forgetting: Forgetting) -> None:
         self._shared = shared
         self._forgetting = forgetting
-        self._forget = forget
         self._counters = ids.Counters(shared.side)
         self._live: dict[int, Half] = {}
         shared.outgoing.live = self._live
@@ -81,7 +80,7 @@ class Registry:
         if ids.creator(channel) == self._shared.side:
             if not self._counters.handed_out(channel):
                 raise SequenceError(f"{ids.describe(channel)} was never created here (AQ-R4)")
-            self._forget(channel)  # AQ-40
+            self.forget(channel)  # AQ-40
             return None
         if channel in self._destroyed:
             return None  # AQ-46
@@ -130,10 +129,20 @@ class Registry:
         if half.channel & ids.CREATOR == self._shared.side:
             self._forgetting.closed(half.channel, self._shared.now)
 
+    def write_closes(self) -> None:
+        """What patient receivers owe leaves now: all that came is acknowledged, and their close."""
+        shared = self._shared
+        for half in shared.closing:
+            half.write_close()
+            if half.channel & ids.CREATOR == shared.side:
+                self._forgetting.closed(half.channel, shared.now)
+        shared.closing.clear()
+        shared.close_due.clear()
+
     def sender_closed(self, half: SenderHalf) -> None:
         """CLOSE_RECEIVER came for it."""
         self._remove(half)
-        if not half.accessible and half.acked_links:
+        if not half.accessible and half.links is not None and half.links.acked:
             self._pending_tables[half.channel] = half
 
     def lose(self, half: Half, *, tell_peer: bool) -> tuple[list[int], list[Received]]:
@@ -143,10 +152,21 @@ class Registry:
         if ids.creator(half.channel) != self._shared.side:
             self._destroyed.add(half.channel)
         if tell_peer:
-            self._forget(half.channel)
+            self.forget(half.channel)
         if isinstance(half, SenderHalf):
             return half.lost(), []
         return [], half.lost()
+
+    def forget(self, channel: int) -> None:
+        """FORGET_CHANNEL goes out, now or when it may (AQ-R23, AQ-R24)."""
+        self.write_closes()
+        if self._forgetting.ask(channel, self._shared.now):
+            self.write_forget(channel)
+
+    def write_forget(self, channel: int) -> None:
+        """FORGET_CHANNEL goes out."""
+        frames = codec.encode_route_to(channel) + codec.FORGET_CHANNEL
+        self._shared.outgoing.write(SendStream(None, control=True), [frames], fin=True)
 
     def known(self, channel: int) -> Half | None:
         """The half, alive or ended while its tables still matter."""
@@ -159,7 +179,8 @@ class Registry:
             half = self._live.get(channel) or self._pending_tables.pop(channel, None)
             if isinstance(half, SenderHalf) and not half.accessible:
                 half.accessible = True
-                channels.extend(half.take_acked_links())
+                if half.links is not None:
+                    channels.extend(half.links.take_acked())
 
     def lowest(self, count: int) -> list[Half]:
         """At most ``count`` halves with state, by id."""
@@ -172,8 +193,8 @@ class Registry:
             channel
             for halves in (self._live, self._pending_tables)
             for half in halves.values()
-            if isinstance(half, SenderHalf)
-            for channel in half.carried()
+            if isinstance(half, SenderHalf) and half.links is not None
+            for channel in half.links.channels()
         }
 
     def disconnect(self, error: ConnectionLost, *, draining: bool) -> None:

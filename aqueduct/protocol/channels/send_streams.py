@@ -10,20 +10,23 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
+from aqueduct._speedups import channels as codec
 from aqueduct._speedups.base.accounts import Account
 from aqueduct._speedups.base.buffers import size_of
-from aqueduct._speedups.channels import codec
 from aqueduct._speedups.channels.sender import SendQueue, SendStream
 from aqueduct.config import Config
-from aqueduct.errors import LocalProtocolError
+from aqueduct.errors import LimitExceeded, LocalProtocolError
 from aqueduct.protocol.channels import effects, ids
 from aqueduct.protocol.channels.state import SenderState
 
 __all__ = ["SendStream", "SendStreams"]
 
-GUARDED_FROM = 4096
+STALLED_ALLOWANCE: Final = 4 << 20
+"""Bytes of control frames that may wait beyond the connection's high-water mark."""
+
+GUARDED_FROM: Final = 4096
 """Smaller buffers are copied into the frame when they are sent."""
 
 
@@ -34,11 +37,14 @@ class SendStreams(SendQueue):
         self, config: Config, effects_out: list[effects.Effect], sending: Account | None = None
     ) -> None:
         """``sending`` counts what all connections of the process have queued."""
-        super().__init__(effects_out, config.flow, config.limits, SenderState.OPEN, config.debug)
+        guard = _Guard if config.debug else None
+        super().__init__(effects_out, config.flow, config.limits, SenderState.OPEN, guard)
         if sending is not None:
             self.process = sending
             self.process_budget = config.flow.process_send_bytes
         self._held_back = 0
+        self._guarded = config.debug
+        self._high_water = config.flow.connection_high_water
         self._at_once = config.flow.wake_up
         self.goes_on = False
         """Whether more waiting streams are to be opened once others had their turn."""
@@ -112,6 +118,15 @@ class SendStreams(SendQueue):
         self.process = Account()
         self.queued = self._control_queued = self._held_back = 0
 
+    def check_stalled(self) -> None:
+        """Raises LimitExceeded if the peer lets too little of our acks and closes out."""
+        stalled = self.stalled_control
+        if stalled > self._high_water + STALLED_ALLOWANCE:
+            raise LimitExceeded(
+                f"the peer lets no acks and closes out; {stalled} bytes of them wait, "
+                f"Flow.connection_high_water allows {self._high_water}"
+            )
+
     @property
     def waiting(self) -> int:
         """Streams that wait above the transport."""
@@ -140,8 +155,8 @@ class SendStreams(SendQueue):
                 if self._begin(stream):
                     buffers.insert(0, codec.VERSION)
                     self._charge(stream, len(codec.VERSION))
-                if self._debug:
-                    self._guard(stream, buffers)
+                if self._guarded:
+                    self._watch(stream, buffers)
                 self._effects.append((effects.WRITE, stream.number, buffers, stream.fin))
                 if stream.half is not None:
                     stream.half.stream_opened()
@@ -153,11 +168,6 @@ class SendStreams(SendQueue):
         self._release(stream, stream.queued)
         if stream.half is not None:
             stream.half.stream_left(stream)
-
-    def _guard(self, stream: SendStream, buffers: Sequence[Any]) -> None:
-        if stream.guard is None:
-            stream.guard = _Guard()
-        stream.guard.add(buffers)
 
 
 class _Guard:

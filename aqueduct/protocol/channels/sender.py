@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from enum import Enum
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final
 
+from aqueduct._speedups import channels as codec
 from aqueduct._speedups.base.buffers import size_of
-from aqueduct._speedups.channels import codec
-from aqueduct._speedups.channels.oneshot_frames import encode_alone
-from aqueduct._speedups.channels.receiver import EMPTY
 from aqueduct._speedups.channels.sender import SenderBase, SendStream
 from aqueduct._speedups.channels.tracker import UnreliableSent
 from aqueduct.errors import (
@@ -23,22 +20,14 @@ from aqueduct.errors import (
 from aqueduct.protocol.channels import effects, ids
 from aqueduct.protocol.channels.context import ConnectionContext, HalfError
 from aqueduct.protocol.channels.events import Headers, SenderEnded, Writable
+from aqueduct.protocol.channels.links import SentLinks, UnorderedStreams, take_links
 from aqueduct.protocol.channels.state import SENDER, SenderInput, SenderState
 
 __all__ = ["Mode", "SenderHalf"]
 
 RESET_CANCELLED: Final = 1
 RESET_LOST: Final = 2
-
-
-Links: TypeAlias = dict[int, tuple[int, ...]]
-"""Message number -> channels attached to that message."""
-
-# In place of what an idle channel does not need; they cannot be changed.
-NO_LINKS: Final = cast(Links, EMPTY)
-NO_CHANNELS: Final = cast("list[int]", ())
-NO_STREAMS: Final = cast("dict[SendStream, None]", EMPTY)
-NONE_WAITING: Final = cast("deque[SendStream]", ())
+ONE_SENT: Final = codec.encode_finish_sender(1)
 
 
 class Mode(Enum):
@@ -69,7 +58,6 @@ class SenderHalf(SenderBase):
     ) -> None:
         self._shared = shared
         self.channel = channel
-        self._ledger = shared.outgoing
         self.state = SenderState.OPEN
         self.given = given
         """Whether the application got the handle, or will with the message that carries it."""
@@ -80,11 +68,8 @@ class SenderHalf(SenderBase):
         self.oneshot = bool(channel & ids.ONESHOT)
         """Whether the channel takes one message in all (AQ-R28)."""
         # Of SenderBase, where they begin empty:
-        # waits_for_ample: whether who waits for room waits for ``ample`` room.
-        # nacked: unreliable messages that were lost.
-        # links: by unacknowledged reliable number, what hangs on it (AQ-R27.2).
-        # unreliable_links: the same for unreliable numbers.
-        # acked_links: only while pending, channels attached to messages acked meanwhile.
+        # links: SentLinks, once a message had attachments.
+        # unordered: UnorderedStreams, once a message was UNORDERED.
         # streams_in: the peer's streams that are routed here: acks, and what it should not send.
         # _finish_waits: whether FINISH_SENDER is due once every message has its stream (AQ-34).
 
@@ -98,27 +83,22 @@ class SenderHalf(SenderBase):
         )
 
     @property
-    def ample(self) -> bool:
-        """Whether it is so far below its own mark that several messages have room."""
-        return self.queued <= self._shared.config.flow.channel_high_water >> 1
-
-    @property
     def full(self) -> bool:
         """Whether the hard limits are reached, above which nothing is queued without waiting."""
         return (
             self.queued >= self._shared.config.flow.channel_hard_limit
-            or self._unsettled >= self._shared.config.limits.unacknowledged
+            or self.unsettled >= self._shared.config.limits.unacknowledged
         )
 
     @property
     def settled(self) -> bool:
         """Whether everything sent was acknowledged, or nacked if it went unreliably."""
-        return self._unsettled == 0
+        return self.unsettled == 0
 
     @property
     def sent(self) -> int:
         """Messages ever sent."""
-        return self._numbers.next + (self._unreliable.next if self._unreliable else 0)
+        return self._numbers.next + (self.unreliable.next if self.unreliable else 0)
 
     def check_sendable(self) -> None:
         """Raises how the channel ended, or LocalProtocolError after finish or cancel."""
@@ -146,40 +126,35 @@ class SenderHalf(SenderBase):
             sent = self._send_datagram(payload, headers, attachments)
             if sent is not None:
                 return sent
-        if self.oneshot:
-            # The whole life of the channel in one sequence (AQ-R28).
-            frame, size = encode_alone(self.channel, payload, headers, attachments)
-        else:
-            frame = codec.encode_message(self._numbers.next, payload, headers, attachments)
-            size = size_of(frame)
-        if size > self._shared.config.limits.frame_bytes:
-            raise self._too_large(size)
+        frame = codec.encode_message(self._numbers.next, payload, headers, attachments)
+        size = size_of(frame)
+        outgoing = self._shared.outgoing
+        outgoing.check_size(size)
         number = self._numbers.take()
         if attachments:
-            if self.links is NO_LINKS:
-                self.links = {}
-            self.links[number] = tuple([channel for channel, _ in attachments])
+            if self.links is None:
+                self.links = SentLinks()
+            self.links.reliable[number] = tuple([channel for channel, _ in attachments])
         if self.oneshot:
-            self.state = SenderState.FINISHED
+            # The whole life of the channel in one sequence (AQ-R28).
+            self._step(SenderInput.FINISH)
             stream = self._message_stream = SendStream(self, False)
-            self._shared.outgoing.write(stream, frame, True)
+            route = codec.encode_route_to(self.channel)
+            outgoing.write(stream, [route, *frame, ONE_SENT], True)
         elif mode is Mode.ORDERED:
             if self._message_stream is None:
                 self._message_stream = SendStream(self, control=False)
-                self._shared.outgoing.write(
-                    self._message_stream, [codec.encode_route_to(self.channel), *frame]
-                )
+                outgoing.write(self._message_stream, [codec.encode_route_to(self.channel), *frame])
             else:
-                self._shared.outgoing.append(self._message_stream, frame, size)
+                outgoing.append(self._message_stream, frame, size)
         else:
             frame.insert(0, codec.encode_route_to(self.channel))
-            self._write_alone(frame, at_once=bool(attachments))
+            if self.unordered is None:
+                self.unordered = UnorderedStreams(outgoing)
+            most = self._shared.config.flow.unordered_streams
+            stream = SendStream(self, control=False)
+            self.unordered.write(stream, frame, most, at_once=bool(attachments))
         return number
-
-    def _post(self, payload: Any, headers: Headers) -> int:
-        """``post`` where there is no stream yet, or no use in it."""
-        self.check_sendable()
-        return self.send(payload, headers, (), Mode.ORDERED)
 
     def finish(self) -> None:
         """Queues FINISH_SENDER behind everything sent (AQ-34)."""
@@ -189,16 +164,6 @@ class SenderHalf(SenderBase):
         self.announce()  # before FINISH_SENDER, on the same stream (AQ-R17)
         self._finish_waits = True
         self.stream_opened()
-
-    def _write_finish(self) -> None:
-        frame = codec.encode_finish_sender(self._numbers.next)
-        stream = self._message_stream
-        if stream is not None and not stream.dead and self._control is None:
-            self._shared.outgoing.write(stream, [frame], fin=True)  # AQ-R18
-            return
-        if stream is not None and not stream.dead:
-            self._shared.outgoing.write(stream, [], fin=True)
-        self._write_control([frame], fin=True)
 
     def cancel(self) -> None:
         """CANCEL_SENDER on the control stream; message streams are reset (AQ-35)."""
@@ -214,27 +179,30 @@ class SenderHalf(SenderBase):
 
     def acked(self, ranges: bytes) -> list[int]:
         """ACK_RELIABLE. Returns channels that became accessible by it (AQ-R27.3)."""
-        reached = _take_links(self.links, self._numbers.ack(ranges, bool(self.links)))
-        self.links = self.links or NO_LINKS
-        return self._reached(reached)
+        links: SentLinks | None = self.links
+        if links is None:
+            self._numbers.ack(ranges, False)
+            return []
+        reached = take_links(links.reliable, self._numbers.ack(ranges, bool(links.reliable)))
+        return links.reached(reached, self.accessible)
 
     def ack_nacked(self, ranges: bytes) -> tuple[list[int], list[int]]:
         """ACK_NACK_UNRELIABLE. Returns (channels now accessible, channels lost) (AQ-R27.4)."""
-        if self._unreliable is None:
+        if self.unreliable is None:
             raise SequenceError("ACK_NACK_UNRELIABLE for datagrams that were never sent (AQ-R15)")
-        told = bool(self.unreliable_links)
-        acked, nacked, missed = self._unreliable.ack_nack(ranges, told)
-        self.nacked += missed
+        links = self.links
+        told = links is not None and bool(links.unreliable)
+        acked, nacked, missed = self.unreliable.ack_nack(ranges, told)
         self._shared.datagrams_nacked += missed
-        lost = _take_links(self.unreliable_links, nacked)
-        reached = _take_links(self.unreliable_links, acked)
-        self.unreliable_links = self.unreliable_links or NO_LINKS
-        return self._reached(reached), lost
+        if links is None:
+            return [], []
+        lost = take_links(links.unreliable, nacked)
+        return links.reached(take_links(links.unreliable, acked), self.accessible), lost
 
     def receiver_closed(self) -> list[int]:
         """CLOSE_RECEIVER: the rest is nacked (AQ-R19). Returns channels lost by it."""
         success = self.state is SenderState.FINISHED and self.settled
-        lost = self._take_all_links()
+        lost = self.links.take_unsettled() if self.links is not None else []
         self._step(SenderInput.CLOSE_RECEIVED)
         self._reset_messages(RESET_CANCELLED)
         if self._control is not None:
@@ -242,15 +210,12 @@ class SenderHalf(SenderBase):
         self._end(None if success else ReceiverClosed("the peer closed the receiver"))
         return lost
 
-    def taken(self) -> None:
-        """``acked`` and ``receiver_closed`` of a oneshot channel where nothing hangs on either."""
-        self._numbers.ack_range(0, 1)
-        self._step(SenderInput.CLOSE_RECEIVED)
-        self._end(None)
-
     def lost(self) -> list[int]:
         """FORGET_CHANNEL, or the cascade: everything attached is lost too (AQ-R27.5)."""
-        links = [*self._take_all_links(), *self.take_acked_links()]
+        links: list[int] = []
+        if self.links is not None:
+            links += self.links.take_unsettled()
+            links += self.links.take_acked()
         if self.state is SenderState.ENDED:
             return links  # ended while pending, and its tables stayed (AQ-R27.7)
         self._step(SenderInput.LOST)
@@ -267,24 +232,8 @@ class SenderHalf(SenderBase):
         self._step(SenderInput.DISCONNECTED)
         if not draining:
             self.queued = 0
-            self._unordered_waiting = NONE_WAITING
+            self.unordered = None
         self._end(error)
-
-    def carried(self) -> list[int]:
-        """Channels attached to messages here whose standing is not final (AQ-R27.2)."""
-        tables = (*self.links.values(), *self.unreliable_links.values(), self.acked_links)
-        return [channel for channels in tables for channel in channels]
-
-    def take_acked_links(self) -> list[int]:
-        """What was acked while this one was pending: it shares what becomes of it."""
-        taken, self.acked_links = self.acked_links, NO_CHANNELS
-        return taken
-
-    def stopped(self) -> None:
-        """The peer stopped a stream of this half: its receiver is to be closed soon."""
-        if self.error is None:
-            shared = self._shared
-            shared.stopped_due.append((shared.now + shared.config.timing.progress_deadline, self))
 
     def stop_due(self) -> None:
         """It was not: nothing that was sent will be acknowledged, and nothing more be sent."""
@@ -304,36 +253,28 @@ class SenderHalf(SenderBase):
 
     # What the streams say
 
-    def left_by(self, stream: object) -> None:
-        """One of the peer's streams says no more here; nothing is held for it."""
-
     def stream_left(self, stream: SendStream) -> None:
         """A stream of ours is through, or dead: the next unordered message may go."""
-        if stream in self._unordered_open:
-            del self._unordered_open[stream]
-            while (
-                self._unordered_waiting
-                and len(self._unordered_open) < self._shared.config.flow.unordered_streams
-            ):
-                waiting = self._unordered_waiting.popleft()
-                self._unordered_open[waiting] = None
-                self._shared.outgoing.let_go(waiting)
-            self._unordered_waiting = self._unordered_waiting or NONE_WAITING
-            self._unordered_open = self._unordered_open or NO_STREAMS
+        if self.unordered is not None:
+            self.unordered.left(stream, self._shared.config.flow.unordered_streams)
             if self._finish_waits:
                 self.stream_opened()
 
     def stream_opened(self) -> None:
         """A message that waited has its stream: FINISH_SENDER may be due (AQ-34)."""
-        if not self._finish_waits or self._unordered_waiting:
+        if not self._finish_waits or (self.unordered is not None and self.unordered.unopened):
             return
-        stream = self._message_stream
+        stream, outgoing = self._message_stream, self._shared.outgoing
         if self._control is not None and stream is not None and stream.unopened:
             return  # FINISH_SENDER would go by another stream
-        if any(stream.unopened for stream in self._unordered_open):
-            return
         self._finish_waits = False
-        self._write_finish()
+        frame = codec.encode_finish_sender(self._numbers.next)
+        if stream is not None and not stream.dead and self._control is None:
+            outgoing.write(stream, [frame], fin=True)  # AQ-R18
+            return
+        if stream is not None and not stream.dead:
+            outgoing.write(stream, [], fin=True)
+        self._write_control([frame], fin=True)
 
     def ack_due(self) -> None:
         """An implicitly created half opens its control stream with ROUTE_TO alone (AQ-R25)."""
@@ -342,24 +283,18 @@ class SenderHalf(SenderBase):
 
     def announce(self) -> None:
         """SENT_UNRELIABLE for what it is owed for (AQ-33)."""
-        if self._unreliable is None or self.state not in (SenderState.OPEN, SenderState.FINISHED):
+        if self.unreliable is None or self.state not in (SenderState.OPEN, SenderState.FINISHED):
             return
-        count = self._unreliable.take_announcement()
+        count = self.unreliable.take_announcement()
         if count:
             self._write_control([codec.encode_sent_unreliable(count)], fin=False)
 
     # Within
 
-    def _too_large(self, size: int) -> LocalProtocolError:
-        limit = self._shared.config.limits.frame_bytes
-        return LocalProtocolError(
-            f"a message of {size} bytes is above Limits.frame_bytes ({limit}); "
-            "send it in pieces, or raise the limit on both sides"
-        )
-
     @property
-    def _unsettled(self) -> int:
-        unreliable = self._unreliable
+    def unsettled(self) -> int:
+        """Messages neither acknowledged nor nacked."""
+        unreliable = self.unreliable
         return self._numbers.unacked + (unreliable.unsettled if unreliable is not None else 0)
 
     def _send_datagram(
@@ -367,22 +302,22 @@ class SenderHalf(SenderBase):
     ) -> int | None:
         """The message's number, or None when it does not fit a datagram (AQ-R17)."""
         shared = self._shared
-        unreliable = self._unreliable or UnreliableSent()
+        unreliable = self.unreliable or UnreliableSent()
         frame = codec.encode_message(unreliable.next, payload, headers, attachments)
         frame.insert(0, codec.encode_route_to(self.channel))
         if not shared.outgoing.version_acknowledged:
             frame.insert(0, codec.VERSION)  # counts towards the size (AQ-R6)
         if size_of(frame) > shared.datagram_limit:
             return None
-        self._unreliable = unreliable
+        self.unreliable = unreliable
         if not unreliable.unannounced:
             due = shared.now + shared.config.timing.sent_unreliable_delay
             shared.announce_due.append((due, self))
         number = unreliable.take()
         if attachments:
-            if self.unreliable_links is NO_LINKS:
-                self.unreliable_links = {}
-            self.unreliable_links[number] = tuple(channel for channel, _ in attachments)
+            if self.links is None:
+                self.links = SentLinks()
+            self.links.unreliable[number] = tuple(channel for channel, _ in attachments)
         if shared.datagram_room > 0:
             shared.datagram_room -= 1
             shared.datagrams_told += 1
@@ -391,29 +326,9 @@ class SenderHalf(SenderBase):
             shared.datagrams_dropped += 1  # as the transport would (AQ-R17)
         if self.oneshot:
             self.announce()
-            self.state = SenderState.FINISHED
+            self._step(SenderInput.FINISH)
             self._write_control([codec.encode_finish_sender(0)], fin=True)  # AQ-R28
         return number
-
-    def _reached(self, channels: list[int]) -> list[int]:
-        """Channels of acked messages: accessible now, or once this one is (AQ-R27.3)."""
-        if self.accessible:
-            return channels
-        if channels:
-            if self.acked_links is NO_CHANNELS:
-                self.acked_links = []
-            self.acked_links.extend(channels)
-        return []
-
-    def _take_all_links(self) -> list[int]:
-        links = [
-            channel
-            for table in (self.links, self.unreliable_links)
-            for channels in table.values()
-            for channel in channels
-        ]
-        self.links = self.unreliable_links = NO_LINKS
-        return links
 
     def _step(self, what: SenderInput) -> SenderState:
         following = SENDER[self.state, what]
@@ -434,50 +349,13 @@ class SenderHalf(SenderBase):
     def _write_control(self, buffers: list[Any], *, fin: bool) -> None:
         if self._control is None:
             self._control = SendStream(None, control=True)
-            self._control.speaker = self  # who ends if the peer stops it
+            self._control.speaker = self  # the channel ends if the peer stops it
             buffers = [codec.encode_route_to(self.channel), *buffers]
         self._shared.outgoing.write(self._control, buffers, fin=fin)
 
-    def _write_alone(self, buffers: list[Any], *, at_once: bool) -> None:
-        """A sequence with one message on a stream of its own; ``at_once``: before its turn.
-
-        What carries channels goes before anything that is sent on them, or they could take every
-        stream and wait for it for ever.
-        """
-        stream = SendStream(self, control=False)
-        full = len(self._unordered_open) >= self._shared.config.flow.unordered_streams
-        if full and not at_once:
-            self._shared.outgoing.hold_back(stream, buffers)
-            if self._unordered_waiting is NONE_WAITING:
-                self._unordered_waiting = deque()
-            self._unordered_waiting.append(stream)
-            return
-        if self._unordered_open is NO_STREAMS:
-            self._unordered_open = {}  # not a set: effects keep an order
-        self._unordered_open[stream] = None
-        self._shared.outgoing.write(stream, buffers, fin=True)
-
     def _reset_messages(self, code: int) -> None:
-        waiting, self._unordered_waiting = self._unordered_waiting, NONE_WAITING
         self._finish_waits = False
-        for stream in waiting:
-            self._shared.outgoing.reset(stream, code)
-        for stream in tuple(self._unordered_open):
-            self._shared.outgoing.reset(stream, code)
+        if self.unordered is not None:
+            self.unordered.reset(code)
         if self._message_stream is not None:
             self._shared.outgoing.reset(self._message_stream, code)
-
-
-def _take_links(links: Links, ranges: Sequence[tuple[int, int]]) -> list[int]:
-    """Removes the entries of the numbers in ``ranges`` and returns their channels."""
-    taken: list[int] = []
-    if not links:
-        return taken
-    for start, stop in ranges:
-        if stop - start < len(links):
-            numbers = [number for number in range(start, stop) if number in links]
-        else:
-            numbers = [number for number in links if start <= number < stop]
-        for number in numbers:
-            taken.extend(links.pop(number))
-    return taken

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+from aqueduct._speedups.channels.recv_streams import RecvStreams
+from aqueduct.config import Flow
 from aqueduct.protocol.channels import ids
 from aqueduct.protocol.channels.context import ConnectionContext
 from aqueduct.protocol.channels.receiver import ReceiverHalf
-from aqueduct.protocol.channels.recv_streams import RecvStreams
 from aqueduct.protocol.channels.registry import Registry
 from aqueduct.protocol.channels.sender import SenderHalf
 
-__all__ = ["ChannelView", "CoreView", "ReceiverView", "SenderView", "core_view", "view_of"]
+__all__ = [
+    "ChannelView",
+    "CoreView",
+    "HalfView",
+    "ReceiverView",
+    "SenderView",
+    "core_view",
+    "view_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
-class SenderView:
-    """A channel that this side sends on."""
+class HalfView:
+    """What both halves of a channel show."""
 
     id: int
     creator: str
@@ -25,13 +34,19 @@ class SenderView:
     index: int
     oneshot: bool
     half: str
-    """"sender"."""
+    """"sender" or "receiver"."""
     state: str
-    """"open", "finished" or "cancelled"."""
+    """"open", "finished" or "cancelled"; of a receiver "open" or "finishing"."""
     standing: str
     """"accessible" or "pending" (AQ-R27)."""
     held: bool
     """Whether the application has the handle; the other channels wait for theirs."""
+
+
+@dataclass(frozen=True, slots=True)
+class SenderView(HalfView):
+    """A channel that this side sends on."""
+
     queued_bytes: int
     """Sent and not gone from the carrier."""
     room_bytes: int
@@ -49,19 +64,9 @@ class SenderView:
 
 
 @dataclass(frozen=True, slots=True)
-class ReceiverView:
+class ReceiverView(HalfView):
     """A channel that this side receives on."""
 
-    id: int
-    creator: str
-    index: int
-    oneshot: bool
-    half: str
-    """"receiver"."""
-    state: str
-    """"open" or "finishing"."""
-    standing: str
-    held: bool
     queued_bytes: int
     """Charged to the budget: messages that arrive or wait to be taken, with their overhead."""
     queued_messages: int
@@ -138,7 +143,7 @@ def core_view(
     pending = registry.pending() if halves else set()
     return CoreView(
         channel_count=len(registry),
-        channels=tuple(view_of(half, pending) for half in halves),
+        channels=tuple(view_of(half, pending, shared.config.flow) for half in halves),
         streams_in=len(incoming.streams),
         streams_held=incoming.held,
         streams_out=shared.outgoing.open,
@@ -161,50 +166,41 @@ def core_view(
     )
 
 
-def view_of(half: SenderHalf | ReceiverHalf, pending: set[int]) -> ChannelView:
+def view_of(half: SenderHalf | ReceiverHalf, pending: set[int], flow: Flow) -> ChannelView:
     """One channel; ``pending`` are those whose fate is open."""
     channel = half.channel
-    creator = ("client", "server")[ids.creator(channel)]
-    standing = "pending" if channel in pending else "accessible"
-    state = half.state.name.lower()
-    index, oneshot = ids.index(channel), ids.oneshot(channel)
+    both: dict[str, Any] = {
+        "id": channel,
+        "creator": ("client", "server")[ids.creator(channel)],
+        "index": ids.index(channel),
+        "oneshot": ids.oneshot(channel),
+        "half": "sender" if isinstance(half, SenderHalf) else "receiver",
+        "state": half.state.name.lower(),
+        "standing": "pending" if channel in pending else "accessible",
+        "held": half.given,
+    }
     if isinstance(half, SenderHalf):
-        flow = half._shared.config.flow
         return SenderView(
-            id=channel,
-            creator=creator,
-            index=index,
-            oneshot=oneshot,
-            half="sender",
-            state=state,
-            standing=standing,
-            held=half.given,
+            **both,
             queued_bytes=half.queued,
             room_bytes=max(0, flow.channel_high_water - half.queued),
             sent=half.sent,
-            unsettled=half._unsettled,
-            nacked=half.nacked,
-            links=len(half.carried()),
-            streams_waiting=len(half._unordered_waiting),
+            unsettled=half.unsettled,
+            nacked=half.unreliable.nacked if half.unreliable is not None else 0,
+            links=len(half.links.channels()) if half.links is not None else 0,
+            streams_waiting=len(half.unordered.waiting) if half.unordered is not None else 0,
         )
-    unreliable = half._unreliable
+    unreliable = half.unreliable
     return ReceiverView(
-        id=channel,
-        creator=creator,
-        index=index,
-        oneshot=oneshot,
-        half="receiver",
-        state=state,
-        standing=standing,
-        held=half.given,
-        queued_bytes=half.charged,
-        queued_messages=len(half.queue) - half._dropped,
+        **both,
+        queued_bytes=half.queue.charged,
+        queued_messages=len(half.queue),
         received=half.numbers.count,
         holes=max(0, len(half.numbers.ranges) - 1),
         announced=unreliable.announced if unreliable is not None else 0,
         nacked=half.nacked,
-        evicted=half.evictions,
+        evicted=half.queue.evictions,
         streams=len(half.streams),
-        streams_waiting=len(half.waiting),
+        streams_waiting=len(half.queue.waiting),
         credit_bytes=sum(s.limit - s.decoder.consumed for s in half.streams if not s.fin),
     )

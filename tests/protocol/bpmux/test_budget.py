@@ -119,8 +119,8 @@ def test_a_peer_that_keeps_within_its_credit_is_bounded(seed: int) -> None:
             if not sink.ending:
                 left.mux.end(sink)
         elif choice < 0.85 and waiting:
-            purse, charged, size = waiting.pop(rng.randrange(len(waiting)))
-            right.mux.consumed(purse, charged, size)
+            payer, charged, size = waiting.pop(rng.randrange(len(waiting)))
+            right.mux.consumed(payer, charged, size)
         elif choice < 0.9 and right.mux.count(STREAM_IN):
             entity = rng.choice(list(right.mux._state.maps[STREAM_IN].values()))
             if entity not in readers:

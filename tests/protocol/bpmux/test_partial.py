@@ -113,8 +113,8 @@ def test_an_opening_payload_in_pieces_is_all_on_the_top_level(tag: str, place: i
     lone.receive(tag + "2002eeff")
     assert top.credit_in == 94
     assert lone.delivered()[-1][2:] == ("payload", bytes.fromhex("aabbccddeeff"))
-    purses = {event[3] for event in lone.of(events.PAYLOAD)}
-    assert purses == {top}
+    payers = {event[3] for event in lone.of(events.PAYLOAD)}
+    assert payers == {top}
     # After it, the type is as it always was.
     known = {"d0": "which is known", "50": "has credit for 0"}.get(tag, "after its opening")
     fails(lone, tag + "2001aa", known)

@@ -171,9 +171,9 @@ class Person:
                     log = self.own(half)
                     log.other, theirs.user.other = theirs.user, log
             elif kind == events.PAYLOAD:
-                _, _, data, whole, purse, charged = event
+                _, _, data, whole, payer, charged = event
                 entity.user.heard += data
-                self.debts.append((purse, charged))
+                self.debts.append((payer, charged))
                 if whole and entity.place == REQ_OUT:
                     entity.user.dropped = True  # the rest of a request that is answered
                     self.over(entity)
@@ -229,8 +229,8 @@ def settle(left: Person, right: Person) -> None:
     """Everybody finishes what is begun, gives credit, and ends what is open."""
     for _ in range(400):
         for speaker, hearer in ((left, right), (right, left)):
-            for purse, charged in speaker.debts:
-                speaker.mux.consumed(purse, charged)
+            for payer, charged in speaker.debts:
+                speaker.mux.consumed(payer, charged)
             speaker.debts.clear()
             for entity in list(speaker.alive):
                 log: Log = entity.user

@@ -575,3 +575,12 @@ def test_the_opening_chunk_of_a_duplex_acts_on_one_half() -> None:
     lone.receive("420500")
     assert lone.of(events.ENDED)[1][0] is stream
     assert lone.answer() == "a105"
+
+
+@pytest.mark.requirement("BP-5")
+def test_the_top_level_has_two_halves_of_its_own() -> None:
+    mux = Lone().mux
+    assert mux.top_sink is mux.find(SINK_OUT, 0)
+    assert mux.top_stream is mux.find(STREAM_OUT, 0)
+    assert mux.top_sink is not mux.top_stream
+    assert (mux.top_sink.place, mux.top_stream.place) == (SINK_OUT, STREAM_OUT)

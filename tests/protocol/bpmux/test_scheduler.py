@@ -63,7 +63,7 @@ def test_a_small_message_waits_for_what_was_taken_alone(limit: int) -> None:
         first, *rest = taken(lone, limit)
         assert (first.identifier, first.payload) == (sparse.identifier, b"now")
         assert all(chunk.identifier != sparse.identifier for chunk in rest)
-        while sparse.lane:  # it comes to be idle again
+        while sparse.queue:  # it comes to be idle again
             lone.take(CHUNK)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from aqueduct._speedups.channels import codec
+from aqueduct._speedups import channels as codec
 from aqueduct.config import DEFAULT, Config
 from aqueduct.protocol.channels.connection import ChannelConnection
 from aqueduct.protocol.channels.receiver import ReceiverHalf

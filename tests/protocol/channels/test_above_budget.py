@@ -42,9 +42,9 @@ def announced(headers: Any) -> tuple[int, int] | None:
 
 def reader(half: ReceiverHalf) -> ReceiverHalf:
     """Who reads it keeps what it takes, and tells when it waits."""
-    half.keeps = half.told = True
-    half.placement, half.placement_key = (lambda headers, size: None), KEY
-    half.announce = announced
+    half.queue.keeps = half.queue.told = True
+    half.queue.placement, half.queue.placement_key = (lambda headers, size: None), KEY
+    half.queue.announce = announced
     return half
 
 
@@ -59,7 +59,7 @@ def test_one_at_a_time_goes_on_above_the_budget_until_it_is_whole() -> None:
     )
     stream = partial(pair.client, first.channel, 0, 60_000)
     pair.run()
-    assert pair.server.core.budget.place is one
+    assert pair.server.core.budget.place is one.queue
     pair.client.send(second, bytes(60_000))
     pair.client.send(third, bytes(60_000))
     pair.run()
@@ -80,17 +80,17 @@ def test_what_nobody_waits_for_does_not_go_on_above_the_budget() -> None:
     pair.run()
     assert waiting(pair) == 3 and pair.server.core.budget.place is None
     last = pairs[2][1]
-    last.want(True, "reader")
+    last.queue.want(True, "reader")
     pair.server.core.use_room(pair.now)
     pair.run()
     assert [len(half.queue) for _, half in pairs] == [0, 0, 1]
-    assert pair.server.core.budget.place is last
-    last.want(False)
-    pairs[0][1].want(True, "another")
+    assert pair.server.core.budget.place is last.queue
+    last.queue.want(False)
+    pairs[0][1].queue.want(True, "another")
     pair.server.core.use_room(pair.now)
     pair.run()
     assert waiting(pair) == 2  # its reader has not given it back
-    pairs[1][1].want(True, "reader")  # it will not, before it has this one
+    pairs[1][1].queue.want(True, "reader")  # it will not, before it has this one
     pair.server.core.use_room(pair.now)
     pair.run()
     assert waiting(pair) == 1
@@ -102,7 +102,7 @@ def test_a_batch_that_has_begun_finds_room_for_all_of_its_messages() -> None:
     reader(half)
     pair.client.send(sender, bytes(10_000), headers=((KEY, b"0/40000"),))
     pair.run()
-    assert half.pledged == 30_000 and budget_used(pair) > 40_000
+    assert half.queue.pledged == 30_000 and budget_used(pair) > 40_000
     pair.client.send(other, bytes(4000))
     pair.client.send(other, bytes(20_000))
     pair.run()
@@ -110,10 +110,10 @@ def test_a_batch_that_has_begun_finds_room_for_all_of_its_messages() -> None:
     for offset in (10_000, 20_000, 30_000):
         pair.client.send(sender, bytes(10_000), headers=((KEY, b"%d/40000" % offset),))
     pair.run()
-    assert half.pledged == 0 and len(half.queue) == 4
+    assert half.queue.pledged == 0 and len(half.queue) == 4
     while pair.server.take(half) is not None:
         pass
-    half.lease(b"the batch").give_back()
+    half.queue.lease(b"the batch").give_back()
     pair.server.core.use_room(pair.now)
     pair.run()
     assert len(theirs.queue) == 2
@@ -128,7 +128,7 @@ def test_the_rest_of_a_batch_that_will_not_come_returns(end: str) -> None:
     pair.client.send(sender, bytes(10_000), headers=((KEY, b"0/40000"),))
     pair.run()
     assert pair.server.take(half) is not None
-    assert half.owed > 10_000 and account.used == budget_used(pair) > 40_000
+    assert half.queue.owed > 10_000 and account.used == budget_used(pair) > 40_000
     if end == "cancelled":
         pair.client.cancel(sender)
     elif end == "closed":
@@ -136,8 +136,8 @@ def test_the_rest_of_a_batch_that_will_not_come_returns(end: str) -> None:
     else:
         pair.server.core.close(1, "gone")
     pair.run()
-    assert half.pledged == 0
-    half.let_go()
+    assert half.queue.pledged == 0
+    half.queue.let_go()
     assert account.used == 0
     if end != "lost":
         assert budget_used(pair) == 0
@@ -186,16 +186,16 @@ def test_others_of_the_process_that_wait_count_as_those_of_the_connection() -> N
 def test_a_whole_batch_that_is_not_given_back_leaves_its_place_in_the_end() -> None:
     pair = Pair(narrow())
     (first, one), (second, other) = (open_channel(pair, keep_sender=True) for _ in range(2))
-    reader(one).want(True, "one")
+    reader(one).queue.want(True, "one")
     reader(other)
     pair.client.send(first, bytes(60_000))
     pair.run()
     assert pair.server.take(one) is not None
-    lease = one.lease(b"")
-    one.want(False)
-    assert pair.server.core.budget.place is one
+    lease = one.queue.lease(b"")
+    one.queue.want(False)
+    assert pair.server.core.budget.place is one.queue
     pair.client.send(second, bytes(60_000))
-    other.want(True, "other")
+    other.queue.want(True, "other")
     pair.run()
     pair.advance(3.0)
     assert waiting(pair) == 1

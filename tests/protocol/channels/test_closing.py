@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from aqueduct._speedups.channels import codec
+from aqueduct._speedups import channels as codec
 from aqueduct.config import DEFAULT, Config, Flow
 from aqueduct.errors import ConnectionLost, Finished, ReceiverClosed
 from aqueduct.protocol.channels import effects
@@ -111,7 +111,7 @@ def test_what_arrived_before_the_end_needs_no_room_to_be_read(placed: bool) -> N
     pair = Pair(dataclasses.replace(DEFAULT, flow=flow))
     sender, receiver = open_channel(pair, keep_sender=True)
     if placed:
-        receiver.placement = lambda headers, size: bytearray(size)
+        receiver.queue.placement = lambda headers, size: bytearray(size)
     payloads = [bytes([index]) * 3000 for index in range(15)]
     for payload in payloads:
         pair.client.send(sender, payload)

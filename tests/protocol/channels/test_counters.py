@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aqueduct._speedups.channels import codec
+from aqueduct._speedups import channels as codec
 from aqueduct.errors import SequenceError
 from aqueduct.protocol.channels.receiver import ReceiverHalf
 from tests.protocol.channels.peer import Peer, message, route

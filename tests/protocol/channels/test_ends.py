@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aqueduct._speedups.channels import codec
+from aqueduct._speedups import channels as codec
 from aqueduct.errors import Cancelled, Finished, LostInTransit, ReceiverClosed
 from aqueduct.protocol.channels import effects
 from aqueduct.protocol.channels.receiver import ReceiverHalf

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aqueduct._speedups.channels import codec
+from aqueduct._speedups import channels as codec
 from aqueduct.config import DEFAULT, Flow
 from aqueduct.errors import Finished, LocalProtocolError, SequenceError
 from aqueduct.protocol.channels.connection import ChannelConnection
@@ -68,7 +68,7 @@ def test_an_inlet_and_feeding_say_the_same(
         fed.receive_stream(9, bytes(piece), False, 200.0)
         bring(landed, piece, data)
         # Not the budget: how far a stream is let run ahead depends on when it was last looked at.
-        assert entry(landed).charged == entry(fed).charged
+        assert entry(landed).queue.charged == entry(fed).queue.charged
         if data.draw(st.booleans()):
             assert taken(landed, 200.0) == taken(fed, 200.0)
     fed.receive_stream(9, b"", True, 200.0)
@@ -105,7 +105,7 @@ def test_an_inlet_stops_where_there_is_no_room_and_the_rest_waits() -> None:
     with pytest.raises(LocalProtocolError, match="the inlet is stopped"):
         inlet.feed(b"x")
     core.inlet_done(9, 200.0)
-    assert entry(core).charged <= 250 * KiB
+    assert entry(core).queue.charged <= 250 * KiB
     assert core.inlet(9) is None  # a message waits
     first = core.receive(entry(core), 200.0)
     assert first is not None and len(first.payload) == size
@@ -169,6 +169,17 @@ def test_a_payload_that_waits_for_room_has_no_memory() -> None:
     assert taken(core, 200.0) == [(1, bytes(size))]
 
 
+def test_a_large_payload_that_came_behind_another_in_one_piece_is_delivered_at_once() -> None:
+    """No memory is put off for it: nothing may follow that would have it landed."""
+    core = server()
+    core.receive_stream(9, PREFIX, False, 200.0)
+    inlet = core.inlet(9)
+    assert inlet is not None
+    inlet.feed(message(0, b"x") + message(1, bytes(300 * KiB)))
+    core.inlet_done(9, 200.0)
+    assert [number for number, _ in taken(core, 200.0)] == [0, 1]
+
+
 def test_an_inlet_is_idle_while_a_part_of_a_payload_landed_and_nothing_else() -> None:
     """Its owner has no credit to give for it, so it need not be asked."""
     size, window = 300 * KiB, 100 * KiB
@@ -212,7 +223,7 @@ def test_what_the_peer_does_wrong_is_found_when_the_inlet_is_done() -> None:
     core.inlet_done(9, 200.0)  # the connection is over: nothing counts any more
 
 
-def test_a_carrier_that_lies_is_told() -> None:
+def test_a_carrier_that_reports_a_wrong_size_is_an_error() -> None:
     core = server()
     core.receive_stream(9, PREFIX + message(0, bytes(100_000))[:60], False, 200.0)
     inlet = core.inlet(9)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aqueduct._speedups.channels import codec
+from aqueduct._speedups import channels as codec
 from aqueduct.config import DEFAULT
 from aqueduct.errors import (
     Cancelled,
@@ -178,7 +178,7 @@ def test_cancel_drops_what_was_not_taken() -> None:
     assert isinstance(receiver.error, Cancelled)
     assert isinstance(sender.error, Cancelled)
     assert pair.client.core.channels == pair.server.core.channels == 1
-    assert receiver.charged == 0
+    assert receiver.queue.charged == 0
 
 
 @pytest.mark.requirement("AQ-43")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from aqueduct import errors
-from aqueduct._speedups.channels import codec
+from aqueduct._speedups import channels as codec
 from aqueduct.config import DEFAULT, Config, Flow, Limits, Timing
 from aqueduct.errors import Cancelled, ConfigError, Finished, LocalProtocolError
 from aqueduct.protocol.channels.receiver import ReceiverHalf
@@ -262,14 +262,14 @@ def full() -> tuple[Peer, ReceiverHalf]:
 @requirement("AQ-R31")
 def test_a_full_queue_stops_each_stream_before_its_next_message() -> None:
     peer, half = full()
-    assert half.charged <= 20_000
-    assert len(half.queue) == 2 and len(half.waiting) == 2
+    assert half.queue.charged <= 20_000
+    assert len(half.queue) == 2 and len(half.queue.waiting) == 2
     # Not more than their windows beyond what was admitted is let in.
     received = sum(len(raw) for raw in peer.other.raw.values())
     assert received <= 20_000 + 2 * 4096 + 200
     numbers = []
     while (taken := peer.other.take(half)) is not None:
-        assert half.charged <= 20_000
+        assert half.queue.charged <= 20_000
         numbers.append(taken.number)
         peer.pair.run()
     assert sorted(numbers) == [0, 1, 2, 3, 10, 11, 12, 13]
@@ -283,7 +283,7 @@ def test_a_full_queue_holds_no_control_frame_back(where: str) -> None:
     if where == "another stream":
         peer.say(route(8), codec.CANCEL_SENDER)
         assert isinstance(half.error, Cancelled)
-        assert half.charged == 0 and peer.core.channels == 1
+        assert half.queue.charged == 0 and peer.core.channels == 1
     else:
         peer.say(route(16), codec.encode_finish_sender(0))
         peer.say(ENTRY, message(1, b"", (), [(16, ())]), fin=False)

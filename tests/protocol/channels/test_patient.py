@@ -68,7 +68,7 @@ def test_a_few_leave_together() -> None:
     assert [peer.told(channel) for channel in channels] == [CLOSED] * CLOSES
 
 
-def test_where_channels_are_few_none_waits_for_company() -> None:
+def test_where_channels_are_few_no_close_waits_for_others() -> None:
     limits = dataclasses.replace(DEFAULT.limits, channels=100)
     peer, _ = patient(dataclasses.replace(DEFAULT, limits=limits))
     _speak(peer, THIRD)

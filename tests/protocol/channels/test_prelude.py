@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aqueduct._speedups.channels import codec
+from aqueduct._speedups import channels as codec
 from aqueduct.config import DEFAULT, Flow, Limits
 from aqueduct.errors import LocalProtocolError
 from aqueduct.protocol.channels import effects

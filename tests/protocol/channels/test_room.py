@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from aqueduct._speedups.channels import codec
+from aqueduct._speedups import channels as codec
 from aqueduct.config import DEFAULT, Config, Flow, Limits
 from aqueduct.errors import Finished
 from aqueduct.protocol.channels.events import Writable
@@ -56,7 +56,7 @@ def test_a_reset_message_makes_room_for_the_next_of_its_channel() -> None:
     pair.run()
     pair.client.inject(codec.encode_route_to(0), message(1, bytes(50_000)))
     pair.run()
-    assert pair.server.core.held_streams + len(pair.receiver.waiting) > 0
+    assert pair.server.core.held_streams + len(pair.receiver.queue.waiting) > 0
     give_up(pair.client, big)
     pair.run()
     # The application took nothing and had nothing to take.
@@ -112,7 +112,7 @@ def test_a_channel_that_ends_while_it_waits_leaves_the_queue() -> None:
     pair.server.take_all(last)
     assert pair.server.core.snapshot()["starved_receivers"] == 0
     assert pair.server.core.held_streams == 0
-    assert last.charged == budget_used(pair) == 0
+    assert last.queue.charged == budget_used(pair) == 0
 
 
 @pytest.mark.requirement("AQ-R31")
@@ -395,19 +395,19 @@ def test_small_messages_count_while_they_land() -> None:
     pair = Pair(small_room(channel=50_000))
     streams = [partial(pair.client, 0, number, 10_000) for number in range(20)]
     pair.run()
-    assert budget_used(pair) == pair.receiver.charged <= 50_000
+    assert budget_used(pair) == pair.receiver.queue.charged <= 50_000
     for stream in streams:
         rest = message(0, bytes(10_000))[5_000:]
         pair.client.core._shared.outgoing.write(stream, [rest], fin=True)
     pair.run()
-    assert 10_000 < pair.receiver.charged <= 50_000
+    assert 10_000 < pair.receiver.queue.charged <= 50_000
     numbers = set()
     for _ in streams:
         taken = pair.server.take(pair.receiver)
         assert taken is not None and len(taken.payload) == 10_000
         numbers.add(taken.number)
         pair.run()
-        assert pair.receiver.charged <= 50_000
+        assert pair.receiver.queue.charged <= 50_000
     assert numbers == set(range(20))
     assert budget_used(pair) == 0
 
@@ -447,14 +447,14 @@ def test_a_full_queue_stops_the_reading_of_its_channel(size: int) -> None:
         pair.client.send(pair.sender, index.to_bytes(size, "big"))
     pair.run()
     cost = size + 100
-    assert 50_000 - 2 * cost < pair.receiver.charged <= 50_000
-    assert budget_used(pair) - pair.receiver.charged in range(50_001)  # beside read-ahead
+    assert 50_000 - 2 * cost < pair.receiver.queue.charged <= 50_000
+    assert budget_used(pair) - pair.receiver.queue.charged in range(50_001)  # beside read-ahead
     taken = []
     while (received := pair.server.take(pair.receiver)) is not None:
         taken.append(int.from_bytes(received.payload, "big"))
         pair.run()
     assert taken == list(range(count))
-    assert pair.receiver.charged == 0
+    assert pair.receiver.queue.charged == 0
 
 
 @pytest.mark.requirement("AQ-R31")
@@ -463,7 +463,7 @@ def test_small_messages_that_come_at_once_stop_at_a_full_queue() -> None:
     pair = Pair(small_room(budget=1_000_000, channel=50_000))
     data = codec.encode_route_to(0) + b"".join(message(n, bytes(10)) for n in range(2000))
     pair.server.core.receive_stream(10_000, codec.VERSION + data, False, pair.now)
-    assert 0 < pair.receiver.charged <= 50_000
+    assert 0 < pair.receiver.queue.charged <= 50_000
     taken = 0
     while pair.server.core.receive(pair.receiver, pair.now) is not None:
         taken += 1

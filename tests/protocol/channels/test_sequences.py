@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aqueduct._speedups.channels import codec
+from aqueduct._speedups import channels as codec
 from aqueduct.protocol.channels.events import Readable
 from aqueduct.protocol.channels.receiver import ReceiverHalf
 from aqueduct.protocol.channels.registry import Attach

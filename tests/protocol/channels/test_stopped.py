@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aqueduct._speedups.channels import codec
+from aqueduct._speedups import channels as codec
 from aqueduct.config import DEFAULT
 from aqueduct.errors import ReceiverClosed
 from aqueduct.protocol.channels.events import SenderEnded, Writable

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from aqueduct._speedups.channels import codec
+from aqueduct._speedups import channels as codec
 from aqueduct.config import DEFAULT, Limits
 from aqueduct.errors import Cancelled, ConnectionLost, Finished, LostInTransit, ReceiverClosed
 from aqueduct.protocol.channels.receiver import ReceiverHalf

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from aqueduct._speedups.channels import codec
+from aqueduct._speedups import channels as codec
 from aqueduct.config import DEFAULT, Calls, Config, Flow, Limits
-from aqueduct.protocol.channels.connection import STALLED_ALLOWANCE
 from aqueduct.protocol.channels.registry import Attach
+from aqueduct.protocol.channels.send_streams import STALLED_ALLOWANCE
 from aqueduct.protocol.channels.sender import Mode, SenderHalf
 from tests.protocol.channels.attacker import ENTRY, Attacker, cost_of, message
 
@@ -493,7 +493,7 @@ def late_datagrams(attacker: Attacker, n: int) -> None:
     for number in range(n):
         attacker.datagram(ENTRY, message(number, bytes(1000)))
         attacker.datagram(ENTRY, message(number, bytes(1000)))
-    assert attacker.receiver.charged <= SMALL.flow.channel_receive_bytes
+    assert attacker.receiver.queue.charged <= SMALL.flow.channel_receive_bytes
 
 
 @trick("datagrams with holes", "AQ-R31", size=600, memory=BASE + 2 * MiB)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aqueduct._speedups.channels import codec
+from aqueduct._speedups import channels as codec
 from aqueduct.config import DEFAULT, Flow
 from aqueduct.errors import ConnectionLost
 from tests.protocol.channels.attacker import ENTRY, Attacker, message

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from aqueduct._speedups.channels import codec
+from aqueduct._speedups import channels as codec
 from aqueduct.config import DEFAULT, Flow, Limits
 from aqueduct.errors import Finished, LocalProtocolError, LostInTransit, MessageLost
 from aqueduct.protocol.channels import effects
@@ -129,11 +129,11 @@ def test_a_full_queue_loses_its_oldest_unreliable_message() -> None:
     for index in range(30):
         pair.client.send(sender, b"%04d" % index + bytes(996), mode=Mode.UNRELIABLE)
     pair.run()
-    assert receiver.charged <= 10_000
+    assert receiver.queue.charged <= 10_000
     taken = [bytes(m.payload) for m in pair.server.take_all(receiver)]
     assert taken[0] == bytes(3000)
     assert [int(p[:4]) for p in taken[1:]] == list(range(30 - len(taken) + 1, 30))
-    assert receiver.charged == 0
+    assert receiver.queue.charged == 0
     pair.advance(2)
     assert sender.settled  # evicted ones were received: acked, and their attachments released
     assert isinstance(inner.half, SenderHalf) and inner.half.error is not None
