@@ -382,7 +382,7 @@ async def test_a_service_is_killed_and_restarted(
         address = place.dialled(running.address)
         async with talk(address) as talking:
             worker = await who(talking.client)
-            # Both die at one moment: a worker whose supervisor is gone drains, a lost one is replaced.
+            # Both die at one moment: a worker without supervisor drains, a lost one is replaced.
             running.process.send_signal(signal.SIGSTOP)
             os.kill(worker, signal.SIGKILL)
             running.process.kill()
