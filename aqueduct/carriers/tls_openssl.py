@@ -24,11 +24,18 @@ from aqueduct.carriers.certificates import (
     ServerTls,
     certificates_of,
     chain_of,
-    identity_of,
 )
 from aqueduct.carriers.contract import Buffer, PeerIdentity
 from aqueduct.carriers.foreign import Missing, require
-from aqueduct.carriers.verify import Flaw, TlsError, Whose, ascii_name, ip_of, weakness
+from aqueduct.carriers.verify import (
+    Flaw,
+    TlsError,
+    Whose,
+    ascii_name,
+    identity_read,
+    ip_of,
+    weakness,
+)
 from aqueduct.errors import ConfigError
 
 try:
@@ -268,6 +275,8 @@ class Tls:
         self.first = b""
         """The first bytes that the peer sent."""
         self.complete = False
+        self.identity: PeerIdentity | None = None
+        """Who the peer's certificate says it is, once the handshake is complete."""
         connection = self._connection = SSL.Connection(context)
         if not server and server_name and ip_of(server_name) is None:
             connection.set_tlsext_host_name(ascii_name(server_name).encode())
@@ -303,6 +312,7 @@ class Tls:
         while not self.complete:
             try:
                 self._connection.do_handshake()
+                self.identity = identity_read(self._certificate)
                 self.complete = True
             except SSL.WantReadError:
                 if not self._fill():
@@ -312,6 +322,9 @@ class Tls:
             except SSL.Error as error:
                 raise TlsError(_reason(error), self._verdict.flaw) from None
         return self.pending()
+
+    def _certificate(self) -> x509.Certificate | None:
+        return self._connection.get_peer_certificate(as_cryptography=True)
 
     def pending(self) -> bytes:
         """What the library wants to say: parts of the handshake, an alert."""
@@ -326,12 +339,6 @@ class Tls:
     def protocol(self) -> str | None:
         """The protocol that both sides want."""
         return self._connection.get_alpn_proto_negotiated().decode() or None
-
-    @property
-    def identity(self) -> PeerIdentity | None:
-        """Who the peer's certificate says it is."""
-        found = self._connection.get_peer_certificate(as_cryptography=True)
-        return None if found is None else identity_of(found)
 
     @property
     def cipher(self) -> str:

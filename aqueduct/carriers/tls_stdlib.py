@@ -36,10 +36,17 @@ from aqueduct.carriers.certificates import (
     ServerTls,
     certificates_of,
     chain_of,
-    identity_of,
 )
 from aqueduct.carriers.contract import Buffer, PeerIdentity
-from aqueduct.carriers.verify import Flaw, TlsError, Whose, ascii_name, ip_of, weakness
+from aqueduct.carriers.verify import (
+    Flaw,
+    TlsError,
+    Whose,
+    ascii_name,
+    identity_read,
+    ip_of,
+    weakness,
+)
 from aqueduct.errors import ConfigError
 
 __all__ = ["Context", "PlainTls", "PlainTrust", "client_context", "server_context"]
@@ -138,6 +145,8 @@ class PlainTls:
         self.first = b""
         """The first bytes that the peer sent."""
         self.complete = False
+        self.identity: PeerIdentity | None = None
+        """Who the peer's certificate says it is, once the handshake is complete."""
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         name = None if server or not server_name else ascii_name(server_name)
         self._object = context.wrap_bio(
@@ -154,6 +163,7 @@ class PlainTls:
         while not self.complete:
             try:
                 self._object.do_handshake()
+                self.identity = identity_read(self._certificate)
                 self.complete = True
             except ssl.SSLWantReadError:
                 if not self._fill():
@@ -167,6 +177,10 @@ class PlainTls:
                 raise TlsError(_reason(error)) from None
         return self.pending()
 
+    def _certificate(self) -> x509.Certificate | None:
+        found = self._object.getpeercert(binary_form=True)
+        return None if found is None else x509.load_der_x509_certificate(found)
+
     def pending(self) -> bytes:
         """What the library wants to say: parts of the handshake, an alert."""
         return self._outgoing.read()
@@ -175,12 +189,6 @@ class PlainTls:
     def protocol(self) -> str | None:
         """The protocol that both sides want."""
         return self._object.selected_alpn_protocol()
-
-    @property
-    def identity(self) -> PeerIdentity | None:
-        """Who the peer's certificate says it is."""
-        found = self._object.getpeercert(binary_form=True)
-        return None if found is None else identity_of(x509.load_der_x509_certificate(found))
 
     @property
     def cipher(self) -> str:

@@ -11,7 +11,7 @@ Its verdict differs from that of ``ssl`` in three points:
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -20,10 +20,11 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import dsa, ec, rsa
 
 from aqueduct.carriers.certificates import identity_of
+from aqueduct.carriers.contract import PeerIdentity
 from aqueduct.errors import ConfigError
 from aqueduct.escaping import escape
 
-__all__ = ["Flaw", "TlsError", "Whose", "ascii_name", "ip_of", "weakness"]
+__all__ = ["Flaw", "TlsError", "Whose", "ascii_name", "identity_read", "ip_of", "weakness"]
 
 Whose = Literal["server", "client"]
 
@@ -134,6 +135,19 @@ class TlsError(OSError):
         super().__init__(reason)
         self.reason = reason
         self.flaw = flaw
+
+
+def identity_read(read: Callable[[], x509.Certificate | None]) -> PeerIdentity | None:
+    """Who the peer's certificate says it is, with ``read`` to get at it.
+
+    Raises TlsError if it cannot be read: OpenSSL takes some that ``cryptography`` refuses, which
+    raises errors of many classes for it.
+    """
+    try:
+        found = read()
+        return None if found is None else identity_of(found)
+    except Exception as error:
+        raise TlsError(f"the peer's certificate cannot be read: {error}") from error
 
 
 def ascii_name(name: str) -> str:
