@@ -208,3 +208,26 @@ async def test_bytes_that_are_no_tls_end_it() -> None:
         assert await received(ends.other[0]) == b""
         async with asyncio.timeout(PATIENCE):
             await ends.over.wait()
+
+
+async def test_a_relay_whose_client_takes_nothing_ends_when_its_link_has_left_it() -> None:
+    async with relaying(linger=0.1) as ends:
+        ends.client[0]._transport.pause_reading()  # type: ignore[attr-defined]
+        ends.other[1].write(data_of(6, 4 * MiB))
+        await until(lambda: any(ends.held()))
+        ends.other[1].transport.abort()
+        async with asyncio.timeout(PATIENCE):
+            await ends.over.wait()
+
+
+async def test_a_fault_ends_a_relay_and_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    def short_of_memory(room: memoryview) -> int:
+        raise MemoryError
+
+    async with relaying() as ends:
+        ends.relay._inward._read = short_of_memory
+        ends.client[1].write(b"something")
+        assert await received(ends.other[0]) == b""
+        async with asyncio.timeout(PATIENCE):
+            await ends.over.wait()
+    assert caplog.text.count("was cut by a fault") == 1

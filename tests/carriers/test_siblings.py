@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import json
 import os
+import resource
 import socket
 import struct
 from collections.abc import AsyncIterator, Callable
@@ -26,6 +27,7 @@ from aqueduct.address import Address
 from aqueduct.carriers.contract import Bound, Siblings
 from aqueduct.carriers.stream import StreamListener, bind
 from aqueduct.carriers.stream.link import opening
+from aqueduct.carriers.stream.siblings import _received
 from aqueduct.config import Config, Relink, Resume
 from aqueduct.errors import ConfigError, ConnectionLost
 from aqueduct.protocol.relink.handshake import ConnectorHandshake, encode_reply
@@ -211,6 +213,47 @@ async def test_a_sibling_that_does_not_answer_is_tried_again(tmp_path: Path) -> 
         door._accept_more()
         assert await call == batch(2)
         assert running.seen[0] == [1, 2]
+
+
+@both
+async def test_an_attempt_that_its_client_has_given_up_takes_no_link(
+    tmp_path: Path, scheme: str
+) -> None:
+    """It comes late to the process of the link, which its client has reached otherwise."""
+    config = Config(relink=Relink(handshake_deadline=0.5))
+    async with crew(tmp_path, scheme) as running, client_of(running, config) as client:
+        running.reach(1)
+        door = running.listener(0)._door
+        assert door is not None
+        door._rest()  # what comes waits in the kernel
+        running.proxy.cut()
+        await until(lambda: running.proxy.connections >= 3)
+        running.reach(0)
+        await until(lambda: link_of(client)["state"] == "up")
+        connections = running.proxy.connections
+        door._accept_more()
+        await until(lambda: not door._arriving)
+        await until(lambda: running.relays() == [0, 0, 0])
+        assert await client.call("once", batch(1)) == batch(1)
+        assert link_of(client)["resumes"] == 1
+        assert running.proxy.connections == connections
+
+
+async def test_a_process_without_descriptors_says_so() -> None:
+    there, here = socket.socketpair(socket.AF_UNIX)
+    here.setblocking(False)
+    used, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with there, here, socket.socket() as given:
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [given.fileno()]))
+        there.sendmsg([bytes(8)], [rights])
+        free = os.open(os.devnull, os.O_RDONLY)
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+        try:
+            with pytest.raises(OSError, match="no file descriptor left"):
+                await _received(here, [])
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (used, hard))
 
 
 async def test_a_client_comes_again_while_all_relays_are_taken(tmp_path: Path) -> None:

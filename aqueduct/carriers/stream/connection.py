@@ -516,7 +516,10 @@ class StreamCarrier:
         except RemoteProtocolError as error:
             agreement, refused = None, str(error)
         greeting, door.output = door.output, b""
-        if door.distant is not None:
+        if (agreement or door.distant) and self.transport.out.left:
+            agreement, greeting = None, b""
+            refused = "the client has not taken what it was sent before: it may try again"
+        elif door.distant is not None:
             found = self._host.distant(
                 self, door.distant, self._sock, self._tls, greeted=not greeting
             )

@@ -23,7 +23,7 @@ from aqueduct.carriers.stream.connection import StreamCarrier
 from aqueduct.carriers.stream.link import CarrierLink, LinkConnection, RelayedBy
 from aqueduct.carriers.stream.link import opening as wanted_opening
 from aqueduct.carriers.stream.siblings import Handed, SiblingDoor
-from aqueduct.carriers.stream.sockets import tune, why
+from aqueduct.carriers.stream.sockets import gone, tune, why
 from aqueduct.carriers.stream.tls import ALPN, LINK_ALPN
 from aqueduct.carriers.tls_library import Context, Tls, server_context
 from aqueduct.config import Config
@@ -299,6 +299,8 @@ class StreamListener:
         door, links = self._door, self._links
         assert door is not None
         assert links is not None
+        if tls is not None and door.full:
+            return self._not_handed("Resume.relays is the limit")
         try:
             to = door.reach(link.number)
         except OSError as error:
@@ -309,9 +311,6 @@ class StreamListener:
         handed = Handed(
             self._address.scheme, fingerprint, carrier.local, carrier.peer, greeted=greeted
         )
-        if tls is not None and door.full:
-            to.close()
-            return self._not_handed("Resume.relays is the limit")
         self._leave(carrier)
         carrier.vanish()
         logger.debug("%s is handed to worker %d, which has its link", carrier.peer, link.number)
@@ -333,6 +332,9 @@ class StreamListener:
 
     def _taken(self, handed: Handed, data: bytes, sock: socket.socket) -> None:
         """A sibling has handed over a connection whose link is here, or was."""
+        if gone(sock):  # its client has dialled again meanwhile: the newer connection stays
+            sock.close()
+            return
         proof = handed.scheme, handed.fingerprint
         handshake = ListenerHandshake(partial(self._choose, proof=proof))
         skip = len(encode_hello()) if handed.greeted else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -10,9 +11,11 @@ from typing import Final
 from aqueduct.carriers.contract import Buffer
 from aqueduct.carriers.stream.sockets import scratch
 from aqueduct.carriers.tls_library import Tls
-from aqueduct.carriers.verify import TlsError
+from aqueduct.escaping import logger_of
 
 __all__ = ["Relay"]
+
+logger = logger_of("aqueduct.carriers.stream")
 
 _PIECES: Final = 64  # buffers in one call of the kernel
 
@@ -22,8 +25,9 @@ class Relay:
 
     ``first`` is written to ``other`` before anything else. Both sockets belong to the relay, which
     closes them and calls ``over`` when one of them fails, or both have ended. When one has ended,
-    the other one has ``linger`` seconds. Nothing more is read while what was read has not left: at
-    most 64 KiB each way are held here. ``turn`` bytes are read before others have their turn.
+    the rest has ``linger`` seconds, also if the client takes nothing meanwhile. Nothing more is
+    read while what was read has not left: at most 64 KiB each way are held here. ``turn`` bytes
+    are read before others have their turn.
     """
 
     def __init__(
@@ -40,6 +44,7 @@ class Relay:
         self._loop = asyncio.get_running_loop()
         self._linger = linger
         self._over = over
+        self._closing = False
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
         records = tls.records
@@ -52,12 +57,34 @@ class Relay:
         self._inward.begin([first])
         self._outward.begin([])
 
+    def ending(self) -> None:
+        """One source has ended: what is left has some time."""
+        if not self._closing:
+            self._closing = True
+            self._wait(self.close)
+
     def ended(self) -> None:
         """One way has come to its end."""
         if self._inward.over and self._outward.over:
             self.close()
-        elif self._timer is None and not self._closed:
-            self._timer = self._loop.call_later(self._linger, self.close)
+
+    def blocked(self) -> None:
+        """One target takes nothing: no event tells then that the source has gone."""
+        if self._timer is None and not self._closed:
+            self._wait(self._look)
+
+    def _wait(self, then: Callable[[], None]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(self._linger, then)
+
+    def _look(self) -> None:
+        self._timer = None
+        ways = [way for way in (self._inward, self._outward) if way.blocked]
+        if any(_hung_up(way.source) for way in ways):
+            self.ending()
+        elif ways:
+            self._wait(self._look)
 
     def close(self) -> None:
         """Ends it now."""
@@ -88,6 +115,8 @@ class _Way:
     ) -> None:
         self.source = source
         self.over = False
+        self.blocked = False
+        """Whether the target takes nothing now."""
         self._relay = relay
         self._target = target
         self._read = read
@@ -138,7 +167,11 @@ class _Way:
                 budget -= size
         except BlockingIOError:
             return
-        except (OSError, TlsError):
+        except OSError:  # TlsError is one
+            self._relay.close()
+            return
+        except Exception:  # memory may be short: what was taken from the records would be missing
+            logger.exception("a relayed connection was cut by a fault")
             self._relay.close()
             return
         self._again = self._loop.call_soon(self._readable)
@@ -155,8 +188,10 @@ class _Way:
             return True
         # The memory is for all relays of the thread.
         self._waiting = [memoryview(bytes(piece)) for piece in left]
+        self.blocked = True
         self._loop.remove_reader(self.source.fileno())
         self._loop.add_writer(self._target.fileno(), self._writable)
+        self._relay.blocked()
         return False
 
     def _write(self, left: list[memoryview]) -> None:
@@ -179,6 +214,7 @@ class _Way:
             return
         if self._waiting:
             return
+        self.blocked = False
         self._loop.remove_writer(self._target.fileno())
         if self._ending:
             self._shut()
@@ -189,6 +225,7 @@ class _Way:
     def _end(self) -> None:
         """The source has ended: so does the target, once it has everything."""
         self._ending = True
+        self._relay.ending()
         self._loop.remove_reader(self.source.fileno())
         if self._send([self._last()]):
             self._shut()
@@ -201,3 +238,10 @@ class _Way:
             self._relay.close()
             return
         self._relay.ended()
+
+
+def _hung_up(sock: socket.socket) -> bool:
+    """Whether its peer has closed it. Bytes that nobody has read yet hide that from reading."""
+    poll = select.poll()
+    poll.register(sock, 0)
+    return bool(poll.poll(0))

@@ -17,12 +17,13 @@ import struct
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Final
 
 from aqueduct.carriers.contract import Siblings
 from aqueduct.carriers.stream.binding import SocketFile
 from aqueduct.carriers.stream.relay import Relay
-from aqueduct.carriers.stream.sockets import readable, tune, why
+from aqueduct.carriers.stream.sockets import limit_silence, readable, tune, why
 from aqueduct.carriers.tls_library import Tls
 from aqueduct.config import Config
 from aqueduct.errors import ConfigError, RemoteProtocolError
@@ -162,6 +163,7 @@ class SiblingDoor:
         self, to: socket.socket, handed: Handed, data: bytes, sock: socket.socket, tls: Tls
     ) -> None:
         """Has the bytes of a connection over TLS pass through here."""
+        limit_silence(sock, self._config.relink.ack_deadline)
         relay = Relay(
             sock,
             tls,
@@ -199,7 +201,7 @@ class SiblingDoor:
                 own_socket(sock)
                 task = self._loop.create_task(self._arrive(sock))
                 self._arriving.add(task)
-                task.add_done_callback(self._arrived)
+                task.add_done_callback(partial(self._arrived, sock))
         except (BlockingIOError, ConnectionAbortedError):
             return
         except OSError as error:
@@ -207,7 +209,9 @@ class SiblingDoor:
             self._loop.call_later(_PAUSE, self._accept_more)
         self._rest()
 
-    def _arrived(self, task: asyncio.Task[None]) -> None:
+    def _arrived(self, sock: socket.socket, task: asyncio.Task[None]) -> None:
+        if task.cancelled():  # maybe before its first step
+            sock.close()
         self._arriving.discard(task)
         self._accept_more()
 
@@ -219,13 +223,12 @@ class SiblingDoor:
                 handed, data = await _received(sock, passed)
             if handed.relayed == bool(passed):
                 raise ValueError("a socket came where none should, or none did")
-            taken, passed = (passed[0] if passed else sock), passed[1:]
-            if taken is not sock:
-                sock.close()
+            taken, *more = [*passed, sock]
+            for each in more:
+                each.close()
             self._take(handed, data, taken)
         except BaseException as error:
-            sock.close()
-            for each in passed:
+            for each in (sock, *passed):
                 each.close()
             if not isinstance(error, (OSError, ValueError, TypeError, RemoteProtocolError)):
                 raise
@@ -254,7 +257,7 @@ async def _exactly(sock: socket.socket, size: int, passed: list[socket.socket]) 
     got = bytearray()
     while len(got) < size:
         try:
-            data, rights, _, _ = sock.recvmsg(
+            data, rights, flags, _ = sock.recvmsg(
                 size - len(got), socket.CMSG_SPACE(_FDS.itemsize), _CLOEXEC
             )
         except BlockingIOError:
@@ -263,6 +266,8 @@ async def _exactly(sock: socket.socket, size: int, passed: list[socket.socket]) 
         for level, kind, found in rights:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 passed += map(_adopted, memoryview(found).cast("i"))
+        if flags & socket.MSG_CTRUNC:
+            raise OSError("this process has no file descriptor left for it")
         if not data:
             raise ValueError("it ended too soon")
         got += data

@@ -24,6 +24,7 @@ __all__ = [
     "check_path",
     "credentials_of",
     "ends_of",
+    "gone",
     "limit_silence",
     "on_loopback",
     "readable",
@@ -106,6 +107,16 @@ def limit_silence(sock: socket.socket, seconds: float) -> None:
         # The peer may have gone meanwhile, and some systems refuse the option: reading tells.
         with suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, _USER_TIMEOUT, milliseconds)
+
+
+def gone(sock: socket.socket) -> bool:
+    """Whether the peer has closed the connection, with nothing left to read before that."""
+    try:
+        return not sock.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 async def readable(sock: socket.socket) -> None:
