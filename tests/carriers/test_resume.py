@@ -7,19 +7,24 @@ import itertools
 import logging
 import random
 import socket
+import ssl
 import struct
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 import aqueduct
+from aqueduct.carriers.certificates import dev_certificate
+from aqueduct.carriers.stream import dialling
 from aqueduct.carriers.stream.link import opening
+from aqueduct.carriers.stream.tls import ALPN, LINK_ALPN
 from aqueduct.config import Config, Relink, Timing
 from aqueduct.endpoint import Connection
 from aqueduct.errors import ConnectFailed, ConnectionLost
-from aqueduct.protocol.relink.handshake import ConnectorHandshake
+from aqueduct.protocol.relink.handshake import ConnectorHandshake, Opening
 from aqueduct.service.server import RunningService
 from tests.support.proxy import CuttingProxy, Way
 
@@ -295,6 +300,90 @@ async def test_a_server_that_was_away_is_asked_for_a_link_again() -> None:
         proxy.refuse = False
         async with await aqueduct.Client.connect(proxy.address) as client:
             assert link_of(client)["state"] == "up"
+
+
+async def test_a_connection_that_ends_before_a_hello_makes_no_client_plain(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A proxy that is rolled, and a worker that ends, close connections just so."""
+    async with serving(service_of(), "tcp") as running, CuttingProxy(running.addresses[0]) as proxy:
+        proxy.refusals = 1
+        async with await aqueduct.Client.connect(proxy.address) as client:
+            assert link_of(client)["state"] == "up"
+    assert "cannot resume" not in caplog.text
+
+
+def unreadable_certificate() -> bytes:
+    """A PEM of a key, and of a certificate that OpenSSL takes and ``cryptography`` refuses."""
+    shown = dev_certificate()
+    assert isinstance(shown.certificate, bytes)
+    assert isinstance(shown.key, bytes)
+    der = bytearray(ssl.PEM_cert_to_DER_cert(shown.certificate.decode()))
+    version = der.index(b"\xa0\x03\x02\x01\x02") + 4
+    der[version] = 3  # version 4, which there is not
+    return shown.key + ssl.DER_cert_to_PEM_cert(bytes(der)).encode()
+
+
+@asynccontextmanager
+async def unreadable_server(folder: Path) -> AsyncIterator[str]:
+    """The address of a server over TLS with such a certificate."""
+    path = folder / "shown.pem"
+    path.write_bytes(unreadable_certificate())
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(path)
+    context.set_alpn_protocols([ALPN, LINK_ALPN])
+    server = await asyncio.start_server(hold_on, "127.0.0.1", 0, ssl=context)
+    async with server:
+        yield f"aqueduct+tls://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def hold_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        await reader.read()
+    writer.close()
+
+
+@pytest.mark.parametrize("query", ["?verify=off", "?verify=off&resume=60s"])
+async def test_a_certificate_that_cannot_be_read_is_said_to_be(tmp_path: Path, query: str) -> None:
+    async with unreadable_server(tmp_path) as address:
+        with pytest.raises(ConnectFailed, match="the peer's certificate cannot be read"):
+            await aqueduct.Client.connect(address + query)
+
+
+async def test_a_redial_that_meets_such_a_certificate_is_made_again(tmp_path: Path) -> None:
+    async with (
+        serving(service_of(), "tls") as running,
+        unreadable_server(tmp_path) as unreadable,
+        CuttingProxy(running.addresses[0]) as proxy,
+    ):
+        async with await aqueduct.Client.connect(proxy.address) as client:
+            proxy.lead_to(unreadable)
+            proxy.cut()
+            call = asyncio.ensure_future(client.call("once", batch(1)))
+            async with asyncio.timeout(30):
+                while proxy.connections < 3:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+                proxy.lead_to(running.addresses[0])
+                assert await call == batch(1)
+
+
+async def test_a_fault_in_a_redial_ends_that_attempt_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(service_of(), "tcp") as running, CuttingProxy(running.addresses[0]) as proxy:
+        async with await aqueduct.Client.connect(proxy.address) as client:
+            faults = iter([RuntimeError("can't start new thread")])
+
+            def faulty(epoch: int, link: int) -> Opening:
+                for fault in faults:
+                    raise fault
+                return opening(epoch, link)
+
+            monkeypatch.setattr(dialling, "opening", faulty)
+            proxy.cut()
+            async with asyncio.timeout(30):
+                assert await client.call("once", batch(1)) == batch(1)
+    assert caplog.text.count("a fault while dialling") == 1
 
 
 async def test_a_client_over_tls_knows_whose_certificate_it_is() -> None:

@@ -39,7 +39,8 @@ class CuttingProxy:
     ``passed`` counts bytes of each way, over all connections. ``cut_at`` cuts every connection
     when a way has passed so many; ``cut`` does it now. While ``silent`` has a way, its bytes are
     dropped, and no connection is closed; a connection that has lost some stays silent that way, as
-    one that a NAT has forgotten. ``refuse`` closes each new connection. ``source`` is the address
+    one that a NAT has forgotten. ``refuse`` closes each new connection, ``refusals`` says how many
+    of the next ones. ``source`` is the address
     that the service sees new connections come from. Also for Unix sockets.
     """
 
@@ -48,6 +49,7 @@ class CuttingProxy:
         self.passed: dict[Way, int] = {"up": 0, "down": 0}
         self.silent: set[Way] = set()
         self.refuse = False
+        self.refusals = 0
         self.source: str | None = None
         self.connections = 0
         self._limits: dict[Way, int] = {}
@@ -110,7 +112,8 @@ class CuttingProxy:
         self._address = Address.parse(address)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self.refuse:
+        if self.refuse or self.refusals:
+            self.refusals -= not self.refuse
             writer.transport.abort()
             return
         try:

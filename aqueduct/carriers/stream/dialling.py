@@ -40,7 +40,14 @@ Dial = Callable[[Address, Config, float], Awaitable[socket.socket]]
 
 
 class NoLinks(Exception):
-    """The server was reached, and does not speak Relink."""
+    """The server was reached, and does not speak Relink.
+
+    ``silent``: it has ended the connection without a word, which may have other reasons.
+    """
+
+    def __init__(self, reason: str, *, silent: bool) -> None:
+        super().__init__(reason)
+        self.silent = silent
 
 
 class LinkDialler:
@@ -92,13 +99,43 @@ class LinkDialler:
         if known_plain and not self.resume.required:
             sock = await self._dial(self._address, self._config, deadline)
             return sock, None, None
-        sock = await self._dial(self._address, self._config, deadline)
+        tls: Tls | None
+        agreement: LinkAgreement | None
         try:
-            tls, agreement = await self._open(sock, 0, 0, deadline)
+            sock, tls, agreement = await self._ask(deadline)
         except NoLinks as error:
-            sock.close()
             tls, agreement = None, None
             reason = str(error)
+        else:
+            if agreement is not None:
+                return sock, tls, agreement
+            reason = "it speaks Aqueduct, but not Relink"
+        if self.resume.required:
+            if tls is not None:
+                sock.close()
+            raise self._failure(
+                f"the server cannot resume ({reason}), and resume=require asks for it"
+            )
+        self._plain = reason
+        if tls is None:
+            sock = await self._dial(self._address, self._config, deadline)
+        return sock, tls, None
+
+    async def _ask(
+        self, deadline: float, *, again: bool = True
+    ) -> tuple[socket.socket, Tls | None, LinkAgreement | None]:
+        """Asks a server for a new link; None for the link: TLS has agreed on none.
+
+        A connection that ends without a word is tried ``again``: a proxy or a listener that ends
+        closes connections just so, and says nothing of links. Raises NoLinks, ConnectFailed.
+        """
+        sock = await self._dial(self._address, self._config, deadline)
+        try:
+            return sock, *await self._open(sock, 0, 0, deadline)
+        except NoLinks as error:
+            sock.close()
+            if not again or not error.silent:
+                raise
         except (OSError, RemoteProtocolError, TlsError) as error:
             sock.close()
             if isinstance(error, ConnectionLost):
@@ -108,19 +145,7 @@ class LinkDialler:
         except BaseException:
             sock.close()
             raise
-        else:
-            if agreement is not None:
-                return sock, tls, agreement
-            reason = "it speaks Aqueduct, but not Relink"
-        if self.resume.required:
-            sock.close()
-            raise self._failure(
-                f"the server cannot resume ({reason}), and resume=require asks for it"
-            )
-        self._plain = reason
-        if tls is None:
-            sock = await self._dial(self._address, self._config, deadline)
-        return sock, tls, None
+        return await self._ask(deadline, again=False)
 
     def established(self) -> None:
         """The connection works. If it is plain, that is remembered, and said once."""
@@ -130,6 +155,8 @@ class LinkDialler:
         if not reason or _plain_until.get(address, 0.0) > loop.time():
             return
         seconds = self._config.resume.plain_for
+        for each in [each for each, end in _plain_until.items() if end <= loop.time()]:
+            del _plain_until[each]
         _plain_until[address] = loop.time() + seconds
         logger.warning(
             "%s: the server cannot resume connections (%s); its connections are plain for the next "
@@ -188,6 +215,9 @@ class LinkDialler:
                 reason = error.reason or str(error)
             except (OSError, TimeoutError, NoLinks, RemoteProtocolError, TlsError) as error:
                 reason = str(error) or type(error).__name__
+            except Exception as error:  # of the library: calls must not wait for ever by it
+                reason = f"a fault while dialling: {type(error).__name__}: {error}"
+                logger.exception("%s: a fault while dialling", self._address)
             except BaseException:
                 _close(sock)
                 raise
@@ -257,7 +287,7 @@ class LinkDialler:
                 if not data:
                     break
                 if not heard and tls is None and data[0]:
-                    raise NoLinks(f"its first bytes are {bytes(data[:8])!r}")
+                    raise NoLinks(f"its first bytes are {bytes(data[:8])!r}", silent=False)
                 heard = True
                 agreement = handshake.receive_data(data)
                 if agreement is not None:
@@ -265,10 +295,10 @@ class LinkDialler:
         except OSError as error:
             if heard or tls is not None:
                 raise
-            raise NoLinks(why(error)) from error
+            raise NoLinks(why(error), silent=True) from error
         if heard or tls is not None:
             raise self._failure("the server closed the connection in the handshake of a link")
-        raise NoLinks("it closed the connection at the hello of a link")
+        raise NoLinks("it closed the connection at the hello of a link", silent=True)
 
     def _failure(self, reason: str) -> ConnectFailed:
         return ConnectFailed(f"{self._address}: {reason}", reason=reason)
