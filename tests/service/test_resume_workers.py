@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 from aqueduct.client.client import Client
+from aqueduct.config import Config, Relink
 from aqueduct.errors import ConfigError, ConnectionLost
 from aqueduct.service import supervisor
 from tests.service.test_workers import NUMBERS, WAIT, Crew, crew, gone, numbers, one_of_each, who
@@ -149,7 +150,10 @@ async def test_links_over_four_workers_of_which_one_is_killed(
         (directory,) = directories(folder)
         assert directory.stat().st_mode & 0o777 == 0o700
         async with CuttingProxy(running.address) as proxy, AsyncExitStack() as stack:
-            clients = await asyncio.gather(*(Client.connect(proxy.address) for _ in range(count)))
+            # On a busy machine an attempt may take long: it is none to be made again.
+            config = Config(relink=Relink(handshake_deadline=WAIT, ack_deadline=WAIT))
+            dials = (Client.connect(proxy.address, config=config) for _ in range(count))
+            clients = await asyncio.gather(*dials)
             for client in clients:
                 stack.push_async_callback(client.close)
             pids = await asyncio.gather(*map(who, clients))
