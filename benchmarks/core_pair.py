@@ -89,6 +89,9 @@ class Side:
     def written(self, stream: int, size: int) -> bool:
         return self.core.written(stream, size)
 
+    def kept(self, size: int) -> None:
+        self.core.outgoing.keep(size)
+
     def ponged(self) -> None:
         pass
 

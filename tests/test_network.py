@@ -65,6 +65,9 @@ class Recorder:
         self.written_sizes[stream] = self.written_sizes.get(stream, 0) + size
         return True
 
+    def kept(self, size: int) -> None:
+        pass
+
     def ponged(self) -> None:
         self.said.append("pong")
 

@@ -109,9 +109,14 @@ class CarrierUser(Protocol):
 
         Returns whether the user has something to do about it: only then ``end_of_input`` has to
         follow. Over QUIC bytes have left when the peer has acknowledged them: until then they may
-        be needed again. With a link they have left once. They are kept to be sent again until they
-        are acknowledged, up to Resume.window. Bytes dropped by a reset, a stop or a lost connection
-        are not reported.
+        be needed again. With a link they have left once, and are ``kept`` from then on. Bytes
+        dropped by a reset, a stop or a lost connection are not reported.
+        """
+
+    def kept(self, size: int) -> None:
+        """``size`` more bytes that have left are kept for another connection; below 0: fewer.
+
+        A link keeps them until its peer has acknowledged them, up to Resume.window.
         """
 
     def ponged(self) -> None:

@@ -9,7 +9,7 @@ import random
 import socket
 import ssl
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from aqueduct.carriers.stream.link import opening
 from aqueduct.carriers.stream.tls import ALPN, LINK_ALPN
 from aqueduct.config import Config, Relink, Timing
 from aqueduct.endpoint import Connection
+from aqueduct.endpoint.accounts import process
 from aqueduct.errors import ConnectFailed, ConnectionLost
 from aqueduct.protocol.relink.handshake import ConnectorHandshake, Opening
 from aqueduct.service.server import RunningService
@@ -384,6 +385,39 @@ async def test_a_fault_in_a_redial_ends_that_attempt_alone(
             async with asyncio.timeout(30):
                 assert await client.call("once", batch(1)) == batch(1)
     assert caplog.text.count("a fault while dialling") == 1
+
+
+@pytest.mark.parametrize("end", ["resumed", "lost"])
+async def test_what_a_link_keeps_counts_for_the_process_until_it_is_acknowledged(end: str) -> None:
+    sending, seen = process().sending, list[int]()
+    async with (
+        serving(service_of(seen), "tcp") as running,
+        CuttingProxy(running.addresses[0]) as proxy,
+    ):
+        address = proxy.address.replace("60s", "60s" if end == "resumed" else "300ms")
+        async with await aqueduct.Client.connect(address) as client:
+            await until(lambda: not sending.used)
+            proxy.silent = {"down"}
+            call = asyncio.ensure_future(client.call("once", batch(1, 5000)))
+            await until(lambda: seen == [1])  # all of it has left, and no acknowledgement came
+            await until(lambda: sending.used >= 80_000)  # the service keeps its answer, too
+            assert sending.used <= 90_000
+            proxy.silent = set()
+            proxy.refuse = end == "lost"
+            proxy.cut()
+            if end == "lost":
+                with pytest.raises(ConnectionLost):
+                    await call
+            else:
+                assert await call == batch(1, 5000)
+                await until(lambda: not sending.used)
+    await until(lambda: not sending.used)
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not true():  # noqa: ASYNC110  # of what no event tells
+            await asyncio.sleep(0.01)
 
 
 async def test_a_client_over_tls_knows_whose_certificate_it_is() -> None:

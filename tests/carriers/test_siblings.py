@@ -14,7 +14,7 @@ import os
 import resource
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +32,7 @@ from aqueduct.config import Config, Relink, Resume
 from aqueduct.errors import ConfigError, ConnectionLost
 from aqueduct.protocol.relink.handshake import ConnectorHandshake, encode_reply
 from aqueduct.service.server import RunningService
-from tests.carriers.test_resume import SCHEMA, batch, link_of, service_of
+from tests.carriers.test_resume import SCHEMA, batch, link_of, service_of, until
 from tests.support.proxy import CuttingProxy
 
 EPOCH = 1_700_000_000_000_000
@@ -107,12 +107,6 @@ async def client_of(running: Crew, config: Config | None = None) -> AsyncIterato
         yield client
     finally:
         await client.close()
-
-
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not true():  # noqa: ASYNC110  # of what no event tells
-            await asyncio.sleep(0.01)
 
 
 @both

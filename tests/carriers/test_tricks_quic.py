@@ -76,6 +76,9 @@ class Bare:
     def written(self, stream: int, size: int) -> bool:
         return False
 
+    def kept(self, size: int) -> None:
+        pass
+
     def ponged(self) -> None:
         pass
 

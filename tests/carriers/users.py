@@ -41,6 +41,7 @@ class Recorder:
         self.resets: dict[int, int] = {}
         self.stops: dict[int, int] = {}
         self.datagrams: list[bytes] = []
+        self.kept_bytes = 0
         self.written_by: dict[int, int] = {}
         self.openings = 0
         self.rooms = 0
@@ -109,6 +110,10 @@ class Recorder:
         self.written_by[stream] = self.written_by.get(stream, 0) + size
         self._changed.set()  # a flush may report it, without a burst
         return True
+
+    def kept(self, size: int) -> None:
+        self._alive()
+        self.kept_bytes += size
 
     def ponged(self) -> None:
         self._alive()

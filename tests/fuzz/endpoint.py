@@ -101,6 +101,9 @@ class Endpoint:
     def written(self, stream: int, size: int) -> bool:
         return self.core.written(stream, size)
 
+    def kept(self, size: int) -> None:
+        self.core.outgoing.keep(size)
+
     def ponged(self) -> None:
         pass
 

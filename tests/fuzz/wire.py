@@ -152,6 +152,9 @@ class Hostile:
     def written(self, stream: int, size: int) -> bool:
         return False
 
+    def kept(self, size: int) -> None:
+        pass
+
     def ponged(self) -> None:
         pass
 

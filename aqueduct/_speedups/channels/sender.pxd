@@ -28,7 +28,7 @@ cdef class SendQueue:
     cdef readonly uint64_t charged
     cdef public Account process     # what all connections have queued
     cdef public int64_t process_budget
-    cdef readonly int64_t retained  # bytes that left of batches that have not left whole
+    cdef readonly int64_t retained  # bytes that left, and are kept
     cdef public bint fell
     cdef public Py_ssize_t _control_queued
     cdef Py_ssize_t _mark           # of the connection, bytes

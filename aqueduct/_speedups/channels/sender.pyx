@@ -63,7 +63,7 @@ cdef class SendQueue:
 
     ``queued`` counts them, and ``process`` those of all connections, which may be
     ``process_budget``, with what is ``retained``: bytes that left of batches that have not left
-    whole. ``charged`` counts all that ever were; ``_control_queued`` those that no half pays for.
+    whole, and what a link keeps. ``charged`` counts all that ever were; ``_control_queued`` those that no half pays for.
     ``fell``: whether ``queued`` fell below the connection's mark since somebody looked.
     ``_left`` are the channels of streams that have left whole, of at most ``2 * _left_kept``
     streams. ``live`` has the channels that live.
@@ -94,6 +94,11 @@ cdef class SendQueue:
 
     def __dealloc__(self):
         self.process.used -= self.queued + self.retained
+
+    def keep(self, int64_t size):
+        """The carrier keeps ``size`` more bytes that have left; below 0: fewer."""
+        self.retained += size
+        self.process.charge(size)
 
     def written(self, number, Py_ssize_t size):
         """``size`` bytes of a stream left. Returns the half that paid for them.

@@ -9,6 +9,7 @@ cdef class Pump:
     cdef readonly bint flushing
     cdef public object on_pong
     cdef readonly object written
+    cdef readonly object kept
     cdef object _on_event
     cdef object _on_closed
     cdef object _loop

@@ -37,15 +37,16 @@ cdef class Pump:
     """Drives one core over one carrier on the running event loop (it is the CarrierUser).
 
     ``last_input``: loop time of the last bytes from the peer, seconds. ``flushing``: a flush is
-    under way; what is called was called by one. ``on_pong`` is called
-    when the peer's transport has answered; ``written``: see CarrierUser. ``stepping``: what is
-    being done ends with the steps of those who are ``_woken``.
+    under way; what is called was called by one. ``on_pong`` is called when the peer's transport has
+    answered; ``written``, ``kept``: see CarrierUser. ``stepping``: what is being done ends with the
+    steps of those who are ``_woken``.
     """
 
     def __init__(self, core not None, carrier not None, on_event not None, on_closed not None):
         self.core = core
         self.carrier = carrier
         self.written = core.written
+        self.kept = core.outgoing.keep
         self._on_event = on_event
         self._on_closed = on_closed
         self._events = core.events

@@ -315,6 +315,14 @@ class BpmuxStreams:
             self.reported = True
             user.datagram_room_changed()
 
+    def kept(self, size: int) -> bool:
+        """A link keeps so many more bytes that have left; whether the user was there to hear it."""
+        user = self.user
+        if self.over or not self.begun or user is None:
+            return False
+        user.kept(size)
+        return True
+
     # what has arrived
 
     def take_events(self) -> None:

@@ -134,6 +134,8 @@ class CarrierLink:
         self._due = inf
         """When the timer looks; a look that comes early does no harm."""
         self._heard = 0.0
+        self._told = 0
+        """Bytes kept for the peer, as the account of the process has them."""
 
     def snapshot(self) -> dict[str, object]:
         """What operators see: state, seconds without a connection, resumes, bytes held."""
@@ -163,6 +165,7 @@ class CarrierLink:
         self._tunnel = tunnel
         if agreement.left:
             tunnel.feed(agreement.left)
+        self._account()
         self._schedule()
         return tunnel
 
@@ -201,6 +204,7 @@ class CarrierLink:
         """The tunnel has read a packet that is no message. Raises RemoteProtocolError."""
         self.core.take_packet(decoder, self._time())
         self.core.events_received()
+        self._account()
         self._schedule()
 
     def begin_message(self, decoder: PacketDecoder) -> int:
@@ -223,6 +227,7 @@ class CarrierLink:
         """The tunnel sends these bytes as a message."""
         now = self._time()
         self.core.keep(_CHANNEL, parts, size, now)
+        self._account()
         if self._due > now + self._settings.ack_deadline / 4:
             self._schedule()
 
@@ -242,6 +247,11 @@ class CarrierLink:
         return buffers
 
     # Within
+
+    def _account(self) -> None:
+        kept = self.core.kept_bytes
+        if kept != self._told and self._owner.streams.kept(kept - self._told):
+            self._told = kept
 
     def _schedule(self) -> None:
         due = self.core.next_deadline()

@@ -268,6 +268,11 @@ class Link:
         return self._outgoing.held_bytes + self._incoming.held
 
     @property
+    def kept_bytes(self) -> int:
+        """Bytes of messages that were sent and are not consumed."""
+        return self._outgoing.held_bytes
+
+    @property
     def shut_down(self) -> bool:
         """This side has said that it is done: if the peer has dropped the link, it has ended."""
         return self._shutdown_out
