@@ -172,8 +172,9 @@ class Flow:
     """The same for all connections of a process. 0: a quarter of the memory of the machine, or of
     the process's control group. While others wait, one connection holds at most half of it."""
     process_send_budget: Bytes = 0
-    """Bytes to be sent that all connections of a process hold, until they have left. 0: a quarter
-    of the memory, as above. ``connection_high_water`` is the same for one connection.
+    """Bytes to be sent that all connections of a process hold, until they have left, and what their
+    links keep (``Resume.window``). 0: a quarter of the memory, as above. ``connection_high_water``
+    is the same for one connection, without its link.
 
     It bounds what services answer, and large batches (256 KiB and more) that clients pull from the
     input of their calls. While it is full, a call waits before it pulls a large batch, or its first
