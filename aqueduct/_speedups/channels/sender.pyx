@@ -63,7 +63,8 @@ cdef class SendQueue:
 
     ``queued`` counts them, and ``process`` those of all connections, which may be
     ``process_budget``, with what is ``retained``: bytes that left of batches that have not left
-    whole, and what a link keeps. ``charged`` counts all that ever were; ``_control_queued`` those that no half pays for.
+    whole, and what a link keeps. ``charged`` counts all that ever were; ``_control_queued`` those
+    that no half pays for.
     ``fell``: whether ``queued`` fell below the connection's mark since somebody looked.
     ``_left`` are the channels of streams that have left whole, of at most ``2 * _left_kept``
     streams. ``live`` has the channels that live.
