@@ -398,7 +398,9 @@ class RelinkConnection:
             if closed is not None:
                 closed.ended()
         elif kind == events.RESULT:
-            self._face.open[event[1]].resulted(event[2], committed=event[3])
+            sender = self._face.open.get(event[1])
+            if sender is not None:
+                sender.resulted(event[2], committed=event[3])
         elif kind in (events.WRITABLE, events.CLOSED):
             if kind == events.CLOSED:
                 self._face.open.pop(event[1], None)

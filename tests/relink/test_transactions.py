@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -152,6 +153,57 @@ async def test_a_transaction_above_the_window_is_refused_not_waited_for(tmp_path
         for batch in got:
             await batch.committed()
         assert await within(other.result)
+
+
+@pytest.mark.requirement("RL-17")
+@pytest.mark.parametrize("kind", ["commit", "rollback", "error"])
+async def test_who_waits_to_send_when_the_block_is_left_sends_nothing(
+    kind: str, tmp_path: Path
+) -> None:
+    """What a task sends later would be committed with the next transaction."""
+    async with joined("tcp", tmp_path, brisk(window_bytes=1000), transactions="connector") as pair:
+        out = pair.client.channel(1)
+        before = await commit(out, bytes(900))
+        with suppress(KeyError):
+            async with out.transaction() as left:
+                late = asyncio.create_task(left.send(b"late".ljust(400)))
+                await asyncio.sleep(0)
+                assert not late.done()
+                if kind == "rollback":
+                    left.rollback()
+                elif kind == "error":
+                    raise KeyError
+        with pytest.raises(LocalProtocolError, match="was not sent"):
+            await within(late)
+        assert await left.result is (kind == "commit")  # of nothing
+        found = await first(pair.server)
+        await (await within(found.receive_batch())).committed()
+        assert await within(before.result)
+        after = await commit(out, b"after")
+        batch = await within(found.receive_batch())
+        assert texts(batch) == [b"after"]
+        await batch.committed()
+        assert await within(after.result)
+        assert pair.client.snapshot().unacknowledged == 0
+
+
+async def test_a_result_that_no_transaction_waits_for_is_no_error(tmp_path: Path) -> None:
+    async with joined("tcp", tmp_path, transactions="connector") as pair:
+        pair.client.link.send(1, b"by the core")
+        pair.client.link.commit(1)
+        pair.client.advance()
+        found = await first(pair.server)
+        await (await within(found.receive_batch())).committed()
+        await eventually(lambda: not pair.client.link.unresolved())
+        out = pair.client.channel(1)
+        sent = await commit(out, b"x")
+        pair.client.link.send(1, b"by the core")
+        pair.client.link.commit(1)
+        for _ in range(2):
+            await (await within(found.receive_batch())).committed()
+        assert await within(sent.result)
+        await eventually(lambda: not pair.client.link.unresolved())
+        assert pair.client.state == "up"
 
 
 @pytest.mark.requirement("RL-R12")
