@@ -109,8 +109,14 @@ class RelinkConnection:
             opening.listener_transactions if connector else opening.connector_transactions
         )
         """Whether the peer's channels use transactions."""
+        self._one_channel = not (
+            opening.listener_id_size if connector else opening.connector_id_size
+        )
+        """Whether the peer has one channel alone, which its shutdown ends."""
         self._incoming: dict[int, RelinkIncoming] = {}
         self._arrived: deque[RelinkIncoming] = deque()
+        self._unannounced = 0
+        """Channels of the peer that the application has not heard of: they have nothing for it."""
         self._timer: asyncio.TimerHandle | None = None
         self._resume_by: asyncio.TimerHandle | None = None
         self._gone: asyncio.Future[None] = self._loop.create_future()
@@ -177,7 +183,7 @@ class RelinkConnection:
         face = self._face
         async with asyncio.timeout(timeout):  # type: ignore[arg-type]  # as ``checked`` read it
             await face.changes.until(
-                lambda: self._arrived or face.error is not None or self._peer_done
+                lambda: self._arrived or face.error is not None or self._no_more_channels()
             )
         if self._arrived:
             return self._arrived.popleft()
@@ -397,6 +403,9 @@ class RelinkConnection:
             closed = self._incoming.pop(event[1], None)
             if closed is not None:
                 closed.ended()
+                if not closed.announced:
+                    self._unannounced -= 1
+                    self._face.changes.wake()
         elif kind == events.RESULT:
             sender = self._face.open.get(event[1])
             if sender is not None:
@@ -411,8 +420,9 @@ class RelinkConnection:
             self._now_up()
         elif kind == events.SHUTDOWN:
             self._peer_done = True
-            for incoming in self._incoming.values():
-                incoming.ended()  # with ids of no bytes nothing else ends the one channel
+            if self._one_channel:
+                for incoming in self._incoming.values():
+                    incoming.ended()  # nothing else does; channels with ids end by their close
             self._face.changes.wake()
         elif kind == events.SILENT:
             self._cut(event[1])
@@ -428,14 +438,20 @@ class RelinkConnection:
         if found is None:
             found = RelinkIncoming(self._face, identifier, transactional=self._transactional)
             self._incoming[identifier] = found
+            self._unannounced += 1
         return found
 
     def _announce(self, channel: RelinkIncoming) -> None:
         """Gives the channel to the application once there is something for it."""
         if channel.waiting and not channel.announced:
             channel.announced = True
+            self._unannounced -= 1
             self._arrived.append(channel)
             self._face.changes.wake()
+
+    def _no_more_channels(self) -> bool:
+        """Whether the application hears of no more channels: a shutdown leaves the open ones."""
+        return self._peer_done and (self._one_channel or not self._unannounced)
 
     def _now_up(self) -> None:
         self._up, self._down_since = True, None
