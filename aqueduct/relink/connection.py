@@ -200,15 +200,18 @@ class RelinkConnection:
     async def close(self, *, timeout: Duration | None = None) -> None:
         """Closes all channels of this side and then the link, which ends when both sides have.
 
-        It waits for at most ``timeout`` (seconds; None: Timing.close_linger). Then the link is
-        given up. Raises LinkLost if the peer may not have consumed, or answered, something.
-        Closing again waits for the first close.
+        Batches that were not taken, and those that still come, are uncommitted. It waits for at
+        most ``timeout`` (seconds; None: Timing.close_linger). Then the link is given up. Raises
+        LinkLost if the peer may not have consumed, or answered, something. Closing again waits for
+        the first close.
         """
         face = self._face
         if face.error is None:
             face.closing = True
             for channel in tuple(face.channels.values()):
                 channel.changed()
+            for incoming in self._with_batches():
+                incoming.refuse()
             self.link.shutdown()
             self.advance()
             linger = self.config.timing.close_linger if timeout is None else timeout
@@ -236,6 +239,7 @@ class RelinkConnection:
         if kind is None:
             await self.close()
         else:
+            self.give_up_batches()
             self.abandon("this side gave it up")
             await self.wait_closed()
 
@@ -336,7 +340,7 @@ class RelinkConnection:
 
     def give_up_batches(self) -> None:
         """The application has failed: batches that it has not answered are uncommitted."""
-        for channel in tuple(self._incoming.values()):
+        for channel in self._with_batches():
             channel.give_up()
         self.advance()
 
@@ -440,6 +444,10 @@ class RelinkConnection:
             self._incoming[identifier] = found
             self._unannounced += 1
         return found
+
+    def _with_batches(self) -> tuple[RelinkIncoming, ...]:
+        """The channels of the peer that may have batches without an answer."""
+        return *self._incoming.values(), *self._face.unanswered
 
     def _announce(self, channel: RelinkIncoming) -> None:
         """Gives the channel to the application once there is something for it."""

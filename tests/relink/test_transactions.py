@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import gc
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from aqueduct import relink
 from aqueduct.errors import Ended, LinkLost, LocalProtocolError
+from aqueduct.protocol.relink.handshake import Opening
 from tests.carriers.proxy import End, Fate, Proxy
 from tests.relink.pairs import BRISK, FAMILIES, brisk, eventually, joined, within
+from tests.relink.peers import ScriptedPeer, general, message, operation, packets
 
 
 def texts(batch: relink.RelinkBatch) -> list[bytes]:
@@ -303,3 +306,76 @@ async def test_a_handler_that_fails_answers_what_it_took(tmp_path: Path) -> None
         with pytest.raises(LinkLost) as caught:
             await within(client.accept())
         assert caught.value.unconfirmed == {}
+
+
+@pytest.mark.parametrize("closed", [False, True])
+async def test_a_handler_that_returns_leaves_no_batch_without_an_answer(
+    closed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not those that wait, and none that come after; also if the peer has closed the channel."""
+    came = asyncio.Event()
+
+    async def handler(connection: relink.RelinkConnection) -> None:
+        found = await first(connection)
+        async with await found.receive_batch():
+            await came.wait()
+        await asyncio.sleep(0)
+
+    address = "aqueduct+tcp://127.0.0.1:0"
+    config = brisk(unconfirmed_results=3)
+    server = await relink.serve(handler, address, transactions="connector", config=config)
+    async with server:
+        peer = await ScriptedPeer.connect(server.address)
+        await peer.greet(replace(Opening("", 4, 4), connector_transactions=True))
+        commit_one = message(b"x") + operation(packets.COMMIT)
+        peer.say(commit_one * 3, operation(packets.CLOSE) if closed else b"")
+        await eventually(lambda: any(link.link.held_bytes for link in server.links))
+        assert (await peer.packet()).type == packets.RECEIVED
+        (link,) = server.links
+        came.set()
+        found = [await peer.packet() for _ in range(2)]
+        assert [each.type for each in found] == [packets.COMMITTED, packets.UNCOMMITTED]
+        assert [each.sequence for each in found] == [0, 2]
+        if closed:
+            assert (await peer.packet()).type == packets.CLOSED
+        assert (await peer.packet()).type == packets.SHUTDOWN
+        if closed:
+            peer.say(general(packets.SHUTDOWN))
+            await within(link.wait_closed())
+        else:
+            # The peer has read none of these results: a fourth one is not kept for it.
+            peer.say(commit_one * 2)
+            while (await peer.packet()).type != packets.UNCOMMITTED:
+                pass
+            assert link.state == "up"
+            assert "Fatal error" not in caplog.text
+        assert not isinstance(link.error, LinkLost)
+        peer.close()
+        link.abandon("the test is over")
+
+
+async def test_a_batch_that_came_after_the_close_is_uncommitted(tmp_path: Path) -> None:
+    async with joined("tcp", tmp_path, transactions="connector") as pair:
+        out = pair.client.channel(1)
+        sent = [await commit(out, b"%d" % number) for number in range(3)]
+        found = await first(pair.server)
+        taken = await within(found.receive_batch())
+        closing = asyncio.create_task(pair.server.close())
+        await asyncio.sleep(0)
+        late = await commit(out, b"late")
+        await taken.committed()
+        results = [await within(each.result) for each in (*sent, late)]
+        assert results == [True, False, False, False]
+        await within(pair.client.close())
+        await within(closing)
+
+
+async def test_a_block_that_fails_answers_what_it_took(tmp_path: Path) -> None:
+    async with joined("tcp", tmp_path, transactions="connector") as pair:
+        sent = await commit(pair.client.channel(1), b"x")
+        with pytest.raises(KeyError):
+            async with pair.server as server:
+                taken = await (await first(server)).receive_batch()
+                raise KeyError
+        assert taken.answer is False
+        assert await within(sent.result) is False
