@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from collections import deque
@@ -32,6 +33,14 @@ log = logger_of(__name__)
 
 _NAMED: Final = 8
 """So many channels are named in the text of LinkLost."""
+_WHERE_TO_LOOK: Final = {
+    "restarted": "The process that had link {} has ended, as by a restart; its log may say why",
+    "dropped": (
+        "Its log says why, under link {}. Common causes: its handler has failed or returned, there "
+        "was no connection for its Relink.keep, or one of its limits was exceeded"
+    ),
+}
+"""The protocol has no word for the reason, so a listener cannot give it."""
 
 
 class RelinkOwner(Protocol):
@@ -300,7 +309,7 @@ class RelinkConnection:
             self._over(ConnectionLost(f"{self.peer} has closed the link", code=0, remote=True))
         else:
             why = "restarted" if error.restarted else "dropped"
-            self.lose(why, str(error), remote=True)
+            self.lose(why, f"{error}. {_WHERE_TO_LOOK[why].format(self.name)}", remote=True)
 
     def lose(self, why: str, reason: str, *, remote: bool = False) -> None:
         """The link is lost; ``why`` as in LinkLost."""
@@ -336,6 +345,7 @@ class RelinkConnection:
     def abandon(self, reason: str) -> None:
         """This side ends the link at once. What is unknown is in ``error``."""
         if self.error is None:
+            self._log_end(reason)
             self.lose("closed", reason)
 
     def give_up_batches(self) -> None:
@@ -503,10 +513,16 @@ class RelinkConnection:
         """Ends the link without the peer's consent; in order if the peer lacks nothing."""
         if self.error is not None:
             return
+        self._log_end(reason)
         if self.link.unresolved():
             self.lose("closed", reason)
         else:
             self._over(ConnectionLost("this side closed the link", code=0))
+
+    def _log_end(self, reason: str) -> None:
+        """Says why this side ends the link: the peer is told to look here."""
+        level = logging.WARNING if self.link.held_bytes else logging.INFO
+        log.log(level, "link %s with %s is ended by this side: %s", self.name, self.peer, reason)
 
     def _over(self, error: ConnectionLost) -> None:
         """Tells every handle, and lets the connection go."""
