@@ -25,7 +25,7 @@ class RelinkChannel:
     transactions for this side, messages are sent in ``transaction``.
     """
 
-    __slots__ = ("__weakref__", "_face", "_open", "_turn", "_waiters", "identifier")
+    __slots__ = ("__weakref__", "_face", "_open", "_opener", "_turn", "_waiters", "identifier")
 
     def __init__(self, face: LinkFace, identifier: int) -> None:
         self.identifier = identifier
@@ -34,6 +34,8 @@ class RelinkChannel:
         self._turn = asyncio.Lock()
         self._open: deque[RelinkTransaction] = deque()
         """Committed transactions whose result is not known, in order."""
+        self._opener: asyncio.Task[Any] | None = None
+        """Who is in a transaction now."""
 
     @checked()
     async def send(self, *parts: Bytes, timeout: Duration | None = None) -> int:
@@ -65,16 +67,31 @@ class RelinkChannel:
     async def close(self, *, timeout: Duration | None = None) -> None:
         """Closes the channel, and waits until the peer has consumed or answered everything.
 
-        Raises LinkLost, and TimeoutError after ``timeout``: then it is closed later.
+        Raises LinkLost, LocalProtocolError within a transaction of this task, and TimeoutError
+        after ``timeout`` (seconds; None: Timing.progress_deadline). Its text says whether the
+        channel is closed later, or stays open as other tasks were sending or in a transaction.
         """
         face, link = self._face, self._face.link
         face.usable()
-        async with face.deadline(timeout), self._turn:
-            link.close(self.identifier)
-            face.advance()
-            await self._waiters.until(
-                lambda: face.error is not None or self.identifier not in face.open
+        if self._opener is not None and self._opener is asyncio.current_task():
+            raise LocalProtocolError(
+                f"{self!r} is closed once its transaction has ended: leave its block before"
             )
+        begun = False
+        try:
+            async with face.deadline(timeout), self._turn:
+                begun = True
+                link.close(self.identifier)
+                face.advance()
+                await self._waiters.until(
+                    lambda: face.error is not None or self.identifier not in face.open
+                )
+        except TimeoutError:
+            raise TimeoutError(
+                f"{self!r} is closing: the peer has not done with everything yet"
+                if begun
+                else f"{self!r} stays open: other tasks were sending or in a transaction"
+            ) from None
         if self.identifier in face.open:
             face.usable()
 
@@ -198,6 +215,7 @@ class RelinkTransaction:
             self._channel._turn.release()
             raise
         self.ended = False
+        self._channel._opener = asyncio.current_task()
         return self
 
     async def __aexit__(self, kind: object, *rest: object) -> None:
@@ -275,6 +293,7 @@ class RelinkTransaction:
     def _end(self, *, commit: bool) -> None:
         channel = self._channel
         self.ended = True
+        channel._opener = None
         channel._turn.release()
         self._waiters.wake()  # tasks that wait to send: it is too late for their messages
         if not self._count:

@@ -134,6 +134,31 @@ async def test_transactions_of_a_channel_take_turns(tmp_path: Path) -> None:
             await found.receive()
 
 
+async def test_a_close_within_a_transaction_is_refused_or_did_not_begin(tmp_path: Path) -> None:
+    async with joined("tcp", tmp_path, transactions="connector") as pair:
+        out = pair.client.channel(1)
+        async with out.transaction() as one:
+            await one.send(b"1")
+            with pytest.raises(LocalProtocolError, match="leave its block before"):
+                await out.close()
+            with pytest.raises(TimeoutError, match="stays open"):
+                await asyncio.create_task(out.close(timeout=0.01))
+        async with out.transaction() as two:
+            await two.send(b"2")
+        with pytest.raises(TimeoutError, match="is closing"):
+            await out.close(timeout=0.01)
+        with pytest.raises(LocalProtocolError, match="is closing"):
+            await commit(out, b"3")
+        found = await first(pair.server)
+        for text in (b"1", b"2"):
+            async with await within(found.receive_batch()) as batch:
+                assert texts(batch) == [text]
+        assert await within(one.result)
+        assert await within(two.result)
+        await eventually(lambda: not pair.client.open_channels)  # the close has gone on
+        assert await commit(out, b"3") is not None
+
+
 async def test_a_transaction_above_the_window_is_refused_not_waited_for(tmp_path: Path) -> None:
     config = brisk(window_bytes=1000, window_messages=3)
     async with joined("tcp", tmp_path, config, transactions="connector") as pair:
