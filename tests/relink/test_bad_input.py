@@ -374,6 +374,26 @@ async def test_a_peer_that_never_acknowledges_fills_a_window_and_no_more() -> No
         client.abandon("the test is over")
 
 
+@pytest.mark.requirement("RL-R17")
+async def test_a_peer_that_answers_pings_and_never_acknowledges_is_given_up() -> None:
+    async with ScriptedListener() as listener:
+        config = brisk(ack_deadline=0.2)
+        connecting = asyncio.create_task(relink.connect(listener.address, config=config))
+        peer = await listener.accept()
+        await peer.welcome(7, 1)
+        client = await within(connecting)
+        await client.channel(1).send(b"x")
+        assert (await peer.packet()).data == b"x"
+        with pytest.raises(EOFError):
+            await within(peer.packet())
+        assert "the peer has read messages and acknowledged none for" in client.cut_by
+        again = await listener.accept()
+        await again.welcome(7)
+        again.say(RESUME)
+        assert [(await again.packet()).data for _ in range(2)] == [b"", b"x"]
+        client.abandon("the test is over")
+
+
 async def test_a_redial_goes_on_through_listeners_that_fail(tmp_path: Path) -> None:
     async with ScriptedListener() as listener:
         connecting = asyncio.create_task(relink.connect(listener.address, config=BRISK))
