@@ -389,7 +389,7 @@ class Relink:
     """So many received bytes are acknowledged at once."""
     ack_deadline: Seconds = 5.0
     """A connection on which something is unacknowledged, and which moves no byte for this long, is
-    given up (RL-R17)."""
+    given up. So is one whose peer has read messages and acknowledges none for so long (RL-R17)."""
     ping_interval: Seconds = 15.0
     """Silence after which a ping is sent (RL-R17)."""
     silence: Seconds = 45.0

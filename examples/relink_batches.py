@@ -9,11 +9,12 @@ both programs live. If one of them ends, the other is told what is unknown.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import sys
 
 from aqueduct import relink
-from aqueduct.errors import LinkLost
+from aqueduct.errors import AqueductError, LinkLost
 
 ORDERS = 1
 """The channel of this example."""
@@ -54,22 +55,44 @@ async def producer(connection: relink.RelinkConnection, count: int) -> None:
     await channel.close()
 
 
-async def main(role: str, address: str, count: str = "10") -> None:
-    """Plays one of the two at this address."""
-    if role == "produce":
-        async with await relink.connect(address, transactions="connector") as connection:
-            await producer(connection, int(count))
-        print("the link was resumed", connection.snapshot().resumes, "times")
-    else:
-        async with await relink.serve(consumer, address, transactions="connector") as server:
-            print("listening at", server, flush=True)
-            await asyncio.Event().wait()
+async def produce(address: str, count: int) -> None:
+    """Opens a link to the consumer, and commits so many batches."""
+    async with await relink.connect(address, transactions="connector") as connection:
+        await producer(connection, count)
+    print("the link was resumed", connection.snapshot().resumes, "times")
+
+
+async def consume(address: str) -> None:
+    """Waits for producers at this address."""
+    async with await relink.serve(consumer, address, transactions="connector") as server:
+        print("listening at", server, flush=True)
+        await asyncio.Event().wait()
+
+
+def _count(text: str) -> int:
+    """A number of batches, 1 or more."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of batches: say 1 or more")
+    return int(text)
+
+
+def main() -> None:
+    """Plays one of the two."""
+    parser = argparse.ArgumentParser(description="Commits batches over a link, or consumes them.")
+    parser.add_argument("role", choices=("consume", "produce"), help="which of the two programs")
+    parser.add_argument("address", help="where the consumer listens: aqueduct+tcp://HOST:PORT")
+    parser.add_argument("count", nargs="?", type=_count, default=10, help="batches to produce (10)")
+    given = parser.parse_args()
+    run = consume(given.address) if given.role == "consume" else produce(given.address, given.count)
+    try:
+        asyncio.run(run)
+    except LinkLost as error:
+        sys.exit(f"the consumer is lost: {error}")
+    except AqueductError as error:
+        sys.exit(str(error))
+    except KeyboardInterrupt:
+        pass
 
 
 if __name__ == "__main__":
-    try:
-        asyncio.run(main(*sys.argv[1:]))
-    except LinkLost as error:
-        sys.exit(f"the consumer is lost: {error}")
-    except KeyboardInterrupt:
-        pass
+    main()

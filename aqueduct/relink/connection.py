@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from collections import deque
@@ -32,6 +33,14 @@ log = logger_of(__name__)
 
 _NAMED: Final = 8
 """So many channels are named in the text of LinkLost."""
+_WHERE_TO_LOOK: Final = {
+    "restarted": "The process that had link {} has ended, as by a restart; its log may say why",
+    "dropped": (
+        "Its log says why, under link {}. Common causes: its handler has failed or returned, there "
+        "was no connection for its Relink.keep, or one of its limits was exceeded"
+    ),
+}
+"""The protocol has no word for the reason, so a listener cannot give it."""
 
 
 class RelinkOwner(Protocol):
@@ -109,8 +118,14 @@ class RelinkConnection:
             opening.listener_transactions if connector else opening.connector_transactions
         )
         """Whether the peer's channels use transactions."""
+        self._one_channel = not (
+            opening.listener_id_size if connector else opening.connector_id_size
+        )
+        """Whether the peer has one channel alone, which its shutdown ends."""
         self._incoming: dict[int, RelinkIncoming] = {}
         self._arrived: deque[RelinkIncoming] = deque()
+        self._unannounced = 0
+        """Channels of the peer that the application has not heard of: they have nothing for it."""
         self._timer: asyncio.TimerHandle | None = None
         self._resume_by: asyncio.TimerHandle | None = None
         self._gone: asyncio.Future[None] = self._loop.create_future()
@@ -177,7 +192,7 @@ class RelinkConnection:
         face = self._face
         async with asyncio.timeout(timeout):  # type: ignore[arg-type]  # as ``checked`` read it
             await face.changes.until(
-                lambda: self._arrived or face.error is not None or self._peer_done
+                lambda: self._arrived or face.error is not None or self._no_more_channels()
             )
         if self._arrived:
             return self._arrived.popleft()
@@ -194,15 +209,18 @@ class RelinkConnection:
     async def close(self, *, timeout: Duration | None = None) -> None:
         """Closes all channels of this side and then the link, which ends when both sides have.
 
-        It waits for at most ``timeout`` (seconds; None: Timing.close_linger). Then the link is
-        given up. Raises LinkLost if the peer may not have consumed, or answered, something.
-        Closing again waits for the first close.
+        Batches that were not taken, and those that still come, are uncommitted. It waits for at
+        most ``timeout`` (seconds; None: Timing.close_linger). Then the link is given up. Raises
+        LinkLost if the peer may not have consumed, or answered, something. Closing again waits for
+        the first close.
         """
         face = self._face
         if face.error is None:
             face.closing = True
             for channel in tuple(face.channels.values()):
                 channel.changed()
+            for incoming in self._with_batches():
+                incoming.refuse()
             self.link.shutdown()
             self.advance()
             linger = self.config.timing.close_linger if timeout is None else timeout
@@ -230,6 +248,7 @@ class RelinkConnection:
         if kind is None:
             await self.close()
         else:
+            self.give_up_batches()
             self.abandon("this side gave it up")
             await self.wait_closed()
 
@@ -290,7 +309,7 @@ class RelinkConnection:
             self._over(ConnectionLost(f"{self.peer} has closed the link", code=0, remote=True))
         else:
             why = "restarted" if error.restarted else "dropped"
-            self.lose(why, str(error), remote=True)
+            self.lose(why, f"{error}. {_WHERE_TO_LOOK[why].format(self.name)}", remote=True)
 
     def lose(self, why: str, reason: str, *, remote: bool = False) -> None:
         """The link is lost; ``why`` as in LinkLost."""
@@ -326,11 +345,12 @@ class RelinkConnection:
     def abandon(self, reason: str) -> None:
         """This side ends the link at once. What is unknown is in ``error``."""
         if self.error is None:
+            self._log_end(reason)
             self.lose("closed", reason)
 
     def give_up_batches(self) -> None:
         """The application has failed: batches that it has not answered are uncommitted."""
-        for channel in tuple(self._incoming.values()):
+        for channel in self._with_batches():
             channel.give_up()
         self.advance()
 
@@ -397,8 +417,13 @@ class RelinkConnection:
             closed = self._incoming.pop(event[1], None)
             if closed is not None:
                 closed.ended()
+                if not closed.announced:
+                    self._unannounced -= 1
+                    self._face.changes.wake()
         elif kind == events.RESULT:
-            self._face.open[event[1]].resulted(event[2], committed=event[3])
+            sender = self._face.open.get(event[1])
+            if sender is not None:
+                sender.resulted(event[2], committed=event[3])
         elif kind in (events.WRITABLE, events.CLOSED):
             if kind == events.CLOSED:
                 self._face.open.pop(event[1], None)
@@ -409,8 +434,9 @@ class RelinkConnection:
             self._now_up()
         elif kind == events.SHUTDOWN:
             self._peer_done = True
-            for incoming in self._incoming.values():
-                incoming.ended()  # with ids of no bytes nothing else ends the one channel
+            if self._one_channel:
+                for incoming in self._incoming.values():
+                    incoming.ended()  # nothing else does; channels with ids end by their close
             self._face.changes.wake()
         elif kind == events.SILENT:
             self._cut(event[1])
@@ -426,14 +452,24 @@ class RelinkConnection:
         if found is None:
             found = RelinkIncoming(self._face, identifier, transactional=self._transactional)
             self._incoming[identifier] = found
+            self._unannounced += 1
         return found
+
+    def _with_batches(self) -> tuple[RelinkIncoming, ...]:
+        """The channels of the peer that may have batches without an answer."""
+        return *self._incoming.values(), *self._face.unanswered
 
     def _announce(self, channel: RelinkIncoming) -> None:
         """Gives the channel to the application once there is something for it."""
         if channel.waiting and not channel.announced:
             channel.announced = True
+            self._unannounced -= 1
             self._arrived.append(channel)
             self._face.changes.wake()
+
+    def _no_more_channels(self) -> bool:
+        """Whether the application hears of no more channels: a shutdown leaves the open ones."""
+        return self._peer_done and (self._one_channel or not self._unannounced)
 
     def _now_up(self) -> None:
         self._up, self._down_since = True, None
@@ -477,10 +513,16 @@ class RelinkConnection:
         """Ends the link without the peer's consent; in order if the peer lacks nothing."""
         if self.error is not None:
             return
+        self._log_end(reason)
         if self.link.unresolved():
             self.lose("closed", reason)
         else:
             self._over(ConnectionLost("this side closed the link", code=0))
+
+    def _log_end(self, reason: str) -> None:
+        """Says why this side ends the link: the peer is told to look here."""
+        level = logging.WARNING if self.link.held_bytes else logging.INFO
+        log.log(level, "link %s with %s is ended by this side: %s", self.name, self.peer, reason)
 
     def _over(self, error: ConnectionLost) -> None:
         """Tells every handle, and lets the connection go."""

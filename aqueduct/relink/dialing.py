@@ -261,7 +261,9 @@ class _Dialer:
                     await self._done
         except BaseException as error:
             if self._done.done() and not self._done.cancelled() and not self._done.exception():
-                raise  # this task was cancelled when the connection had the link already
+                if isinstance(error, TimeoutError):
+                    return  # the deadline came with the answer: the connection has the link
+                raise  # this task was cancelled then
             self._done.cancel()
             transport.abort()
             if sock is not None and transport.extra("socket") is None:

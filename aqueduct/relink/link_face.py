@@ -46,6 +46,8 @@ class LinkFace:
         """Those of this side that somebody has."""
         self.open: dict[int, Any] = {}
         """Those that have sent something since they were closed last."""
+        self.unanswered: set[Any] = set()
+        """Channels of the peer that it has closed, and whose batches are not all answered."""
         self.changes = Waiters()
         """Woken when the link goes up or down, or is over."""
         self._loop = asyncio.get_running_loop()

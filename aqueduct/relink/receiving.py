@@ -164,23 +164,37 @@ class RelinkIncoming:
         if commit:
             answer = _Answer(last)
             self._answers.append(answer)
+            if self._face.closing:
+                self._refuse(answer)
+                return
             self._came.append((answer, tuple(found)))
             self._waiters.wake()
 
     def ended(self) -> None:
         """The peer has closed it."""
         self._closed = True
+        if self._answers:
+            self._face.unanswered.add(self)
         self._waiters.wake()
 
     def changed(self) -> None:
         """The link is over."""
         self._waiters.wake()
 
+    def refuse(self) -> None:
+        """The application takes no more: batches that it has not taken are uncommitted."""
+        if self._held is not None:
+            waiting = tuple(self._came)
+            self._came.clear()
+            for answer, _ in waiting:
+                self._refuse(answer)
+
     def give_up(self) -> None:
         """The application has failed: what it has not answered is not committed."""
+        self.refuse()
         for answer in tuple(self._answers):
             if answer.committed is None:
-                self._answer(answer, committed=False)
+                self._refuse(answer)
 
     # Within
 
@@ -197,6 +211,11 @@ class RelinkIncoming:
             raise raised(error)
         raise Ended(f"the peer has closed channel {self.identifier}")
 
+    def _refuse(self, answer: _Answer) -> None:
+        """Nobody works on this batch. A peer that reads no results is not told."""
+        with suppress(LocalProtocolError):
+            self._answer(answer, committed=False)
+
     def _answer(self, answer: _Answer, *, committed: bool) -> None:
         """Tells the results as far as they are known in order."""
         answer.committed = committed
@@ -206,6 +225,8 @@ class RelinkIncoming:
         while answers and answers[0].committed is not None:
             link.complete(self.identifier, answers[0].last, committed=answers[0].committed)
             answers.popleft()
+        if not answers:
+            self._face.unanswered.discard(self)
         self._face.advance_soon()
 
     def _answer_late(self, answer: _Answer) -> None:

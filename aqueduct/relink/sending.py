@@ -25,7 +25,7 @@ class RelinkChannel:
     transactions for this side, messages are sent in ``transaction``.
     """
 
-    __slots__ = ("__weakref__", "_face", "_open", "_turn", "_waiters", "identifier")
+    __slots__ = ("__weakref__", "_face", "_open", "_opener", "_turn", "_waiters", "identifier")
 
     def __init__(self, face: LinkFace, identifier: int) -> None:
         self.identifier = identifier
@@ -34,6 +34,8 @@ class RelinkChannel:
         self._turn = asyncio.Lock()
         self._open: deque[RelinkTransaction] = deque()
         """Committed transactions whose result is not known, in order."""
+        self._opener: asyncio.Task[Any] | None = None
+        """Who is in a transaction now."""
 
     @checked()
     async def send(self, *parts: Bytes, timeout: Duration | None = None) -> int:
@@ -65,16 +67,31 @@ class RelinkChannel:
     async def close(self, *, timeout: Duration | None = None) -> None:
         """Closes the channel, and waits until the peer has consumed or answered everything.
 
-        Raises LinkLost, and TimeoutError after ``timeout``: then it is closed later.
+        Raises LinkLost, LocalProtocolError within a transaction of this task, and TimeoutError
+        after ``timeout`` (seconds; None: Timing.progress_deadline). Its text says whether the
+        channel is closed later, or stays open as other tasks were sending or in a transaction.
         """
         face, link = self._face, self._face.link
         face.usable()
-        async with face.deadline(timeout), self._turn:
-            link.close(self.identifier)
-            face.advance()
-            await self._waiters.until(
-                lambda: face.error is not None or self.identifier not in face.open
+        if self._opener is not None and self._opener is asyncio.current_task():
+            raise LocalProtocolError(
+                f"{self!r} is closed once its transaction has ended: leave its block before"
             )
+        begun = False
+        try:
+            async with face.deadline(timeout), self._turn:
+                begun = True
+                link.close(self.identifier)
+                face.advance()
+                await self._waiters.until(
+                    lambda: face.error is not None or self.identifier not in face.open
+                )
+        except TimeoutError:
+            raise TimeoutError(
+                f"{self!r} is closing: the peer has not done with everything yet"
+                if begun
+                else f"{self!r} stays open: other tasks were sending or in a transaction"
+            ) from None
         if self.identifier in face.open:
             face.usable()
 
@@ -89,15 +106,19 @@ class RelinkChannel:
 
     def resulted(self, numbers: Sequence[int], *, committed: bool) -> None:
         """The results of these messages, in order."""
-        for _ in numbers:
-            if self._open[0].resulted(committed=committed):
-                self._open.popleft()
+        waiting = self._open
+        for number in numbers:
+            # Whoever commits by the core has no transaction here.
+            if waiting and waiting[0].resulted(number, committed=committed):
+                waiting.popleft()
         self._waiters.wake()
 
     # Within
 
-    async def _send(self, parts: Sequence[Bytes]) -> int:
-        """The same, in turn and with a deadline."""
+    async def _send(
+        self, parts: Sequence[Bytes], transaction: RelinkTransaction | None = None
+    ) -> int:
+        """The same, in turn and with a deadline. ``transaction``: it must be open to the end."""
         face = self._face
         link, settings = face.link, face.config.relink
         flat = tuple(map(_flat, parts))
@@ -109,9 +130,16 @@ class RelinkChannel:
             )
         await face.give_way()
         await self._waiters.until(
-            lambda: face.error is not None or face.closing or link.writable(self.identifier, size)
+            lambda: (
+                face.error is not None
+                or face.closing
+                or (transaction is not None and transaction.ended)
+                or link.writable(self.identifier, size)
+            )
         )
         face.sendable()
+        if transaction is not None:
+            transaction.require_open()
         (number,) = link.send(self.identifier, flat)
         face.open[self.identifier] = self
         face.grown(size)
@@ -150,12 +178,12 @@ class RelinkTransaction:
     __slots__ = (
         "_bytes",
         "_channel",
-        "_ended",
+        "_count",
         "_good",
-        "_left",
         "_timeout",
         "_waiters",
         "committed",
+        "ended",
         "last",
     )
 
@@ -167,11 +195,12 @@ class RelinkTransaction:
         self._channel = channel
         self._timeout = timeout
         self._bytes = 0
-        self._left = 0
-        """How many of its messages have no result."""
+        self._count = 0
+        """How many messages it has."""
         self._good = True
         """Whether those that have one were committed."""
-        self._ended = True
+        self.ended = True
+        """Whether it takes no messages: its block is not entered, or left."""
         self._waiters = channel._waiters
 
     async def __aenter__(self) -> Self:
@@ -185,23 +214,23 @@ class RelinkTransaction:
         except BaseException:
             self._channel._turn.release()
             raise
-        self._ended = False
+        self.ended = False
+        self._channel._opener = asyncio.current_task()
         return self
 
     async def __aexit__(self, kind: object, *rest: object) -> None:
-        if not self._ended:
+        if not self.ended:
             self._end(commit=kind is None)
 
     @checked()
     async def send(self, *parts: Bytes, timeout: Duration | None = None) -> int:
         """As ``RelinkChannel.send``. A transaction above the window raises LocalProtocolError."""
         channel = self._channel
-        if self._ended:
-            raise LocalProtocolError("a transaction takes messages within its block only")
+        self.require_open()
         settings = channel._face.config.relink
         size = sum(memoryview(part).nbytes for part in parts)
-        if self._left and (
-            self._bytes + size > settings.window_bytes or self._left >= settings.window_messages
+        if self._count and (
+            self._bytes + size > settings.window_bytes or self._count >= settings.window_messages
         ):
             raise LocalProtocolError(
                 f"a transaction of more than {settings.window_bytes} bytes or "
@@ -209,15 +238,15 @@ class RelinkTransaction:
                 "(Relink.window_bytes, Relink.window_messages)"
             )
         async with channel._face.deadline(timeout):
-            number = await channel._send(parts)
+            number = await channel._send(parts, self)
         self.last = number
-        self._left += 1
+        self._count += 1
         self._bytes += size
         return number
 
     def rollback(self) -> None:
         """Lets the peer ignore the messages; the block may be left then."""
-        if not self._ended:
+        if not self.ended:
             self._end(commit=False)
 
     @property
@@ -231,7 +260,7 @@ class RelinkTransaction:
         Raises LinkLost if that is unknown, TimeoutError after ``timeout`` (seconds; None:
         Timing.progress_deadline), and LocalProtocolError within the block.
         """
-        if not self._ended:
+        if not self.ended:
             raise LocalProtocolError("a transaction has a result once its block is left")
         face = self._channel._face
         async with face.deadline(timeout):
@@ -241,11 +270,20 @@ class RelinkTransaction:
             raise raised(face.error)
         return self.committed
 
-    def resulted(self, *, committed: bool) -> bool:
-        """The next of its messages has its result; whether all have."""
+    # What the channel asks and tells
+
+    def require_open(self) -> None:
+        """Raises LocalProtocolError if it takes no messages."""
+        if self.ended:
+            raise LocalProtocolError(
+                f"a transaction of {self._channel!r} takes messages within its block only; this "
+                "one was not sent"
+            )
+
+    def resulted(self, number: int, *, committed: bool) -> bool:
+        """This message has its result; whether all of the transaction have."""
         self._good = self._good and committed
-        self._left -= 1
-        if self._left:
+        if number < self.last:
             return False
         self.committed = self._good
         return True
@@ -254,9 +292,11 @@ class RelinkTransaction:
 
     def _end(self, *, commit: bool) -> None:
         channel = self._channel
-        self._ended = True
+        self.ended = True
+        channel._opener = None
         channel._turn.release()
-        if not self._left:
+        self._waiters.wake()  # tasks that wait to send: it is too late for their messages
+        if not self._count:
             self.committed = commit  # of nothing
             return
         if not commit or channel._face.closing or channel._face.error is not None:

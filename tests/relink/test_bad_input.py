@@ -116,6 +116,33 @@ async def test_a_listener_that_says_nothing_is_given_up_in_time() -> None:
             await relink.connect(listener.address, config=config)
 
 
+async def test_an_answer_that_comes_with_the_deadline_is_an_answer() -> None:
+    """The loop was busy, and finds both at once."""
+    async with ScriptedListener() as listener:
+        config = brisk(handshake_deadline=0.3)
+        connecting = asyncio.create_task(relink.connect(listener.address, config=config))
+        peer = await listener.accept()
+        answered = asyncio.get_running_loop().time()
+        await peer.welcome(7, 1)
+        _be_busy_until(answered + 0.4)
+        client = await within(connecting)
+        assert client.state == "up"
+        peer.close()
+        again = await listener.accept()
+        await again.welcome(7)
+        _be_busy_until(asyncio.get_running_loop().time() + 0.4)
+        await eventually(lambda: client.attached)
+        again.say(RESUME)
+        await eventually(lambda: client.state == "up")
+        assert client.link.resumes == 1
+        client.abandon("the test is over")
+
+
+def _be_busy_until(when: float) -> None:
+    """Keeps the event loop from running."""
+    time.sleep(max(0.0, when - asyncio.get_running_loop().time()))
+
+
 async def test_a_listener_that_cuts_after_each_resume_is_not_dialled_without_a_pause() -> None:
     async with ScriptedListener() as listener:
         connecting = asyncio.create_task(relink.connect(listener.address, config=brisk(resumes=20)))
@@ -344,6 +371,26 @@ async def test_a_peer_that_never_acknowledges_fills_a_window_and_no_more() -> No
         await again.welcome(7)
         again.say(RESUME)
         assert [len((await again.packet()).data) for _ in range(11)] == [0, *[100] * 10]
+        client.abandon("the test is over")
+
+
+@pytest.mark.requirement("RL-R17")
+async def test_a_peer_that_answers_pings_and_never_acknowledges_is_given_up() -> None:
+    async with ScriptedListener() as listener:
+        config = brisk(ack_deadline=0.2)
+        connecting = asyncio.create_task(relink.connect(listener.address, config=config))
+        peer = await listener.accept()
+        await peer.welcome(7, 1)
+        client = await within(connecting)
+        await client.channel(1).send(b"x")
+        assert (await peer.packet()).data == b"x"
+        with pytest.raises(EOFError):
+            await within(peer.packet())
+        assert "the peer has read messages and acknowledged none for" in client.cut_by
+        again = await listener.accept()
+        await again.welcome(7)
+        again.say(RESUME)
+        assert [(await again.packet()).data for _ in range(2)] == [b"", b"x"]
         client.abandon("the test is over")
 
 

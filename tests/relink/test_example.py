@@ -67,3 +67,24 @@ async def test_a_producer_and_a_consumer_that_are_cut(family: str, tmp_path: Pat
         proxy.close()
         consumer.terminate()
         await within(consumer.communicate())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        ((), 2, "the following arguments are required: role, address"),
+        (("producer", "aqueduct+tcp://127.0.0.1:1"), 2, "choose from 'consume', 'produce'"),
+        (("produce", "aqueduct+tcp://127.0.0.1:1", "0"), 2, "say 1 or more"),
+        (("produce", "aqueduct+tcp://127.0.0.1:1", "some"), 2, "say 1 or more"),
+        (("produce", "aqueduct+tcp://127.0.0.1:1"), 1, "refused"),
+        (("consume", "http://127.0.0.1"), 1, "unknown scheme 'http'"),
+    ],
+    ids=["nothing", "role", "zero", "word", "nobody there", "scheme"],
+)
+async def test_arguments_that_cannot_be(arguments: tuple[str, ...], code: int, text: str) -> None:
+    program = await start(*arguments)
+    _, complained = await within(program.communicate())
+    last = complained.decode().splitlines()[-1]
+    assert program.returncode == code
+    assert text in last.replace("consume, produce", "'consume', 'produce'")  # as of Python 3.12
+    assert b"Traceback" not in complained

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -265,3 +266,28 @@ async def test_what_is_too_large_is_refused_at_once(tmp_path: Path) -> None:
         with pytest.raises(LocalProtocolError, match="contiguous"):
             await out.send(memoryview(b"abcdef")[::2])
         assert await out.send(bytes(1000)) == 0
+
+
+async def test_whose_link_was_ended_is_told_where_the_reason_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The other side knows the reason, and the protocol has no word for it."""
+
+    async def handler(connection: relink.RelinkConnection) -> None:
+        channel = await connection.accept()
+        assert channel is not None
+        if plain(await channel.receive()) == [b"abandon"]:
+            connection.abandon("it is not wanted")
+
+    config = replace(BRISK, timing=replace(BRISK.timing, close_linger=0.1))
+    async with await relink.serve(handler, "aqueduct+tcp://127.0.0.1:0", config=config) as server:
+        reasons = {b"never consumed": "within 0.1 s of the close", b"abandon": "it is not wanted"}
+        for text, reason in reasons.items():
+            client = await relink.connect(server.address, config=config)
+            await client.channel(1).send(text)
+            with pytest.raises(LinkLost, match="Its log says why") as caught:
+                await within(client.wait_closed())
+                await client.channel(1).send(b"more")
+            assert f"under link {client.name}. Common causes: " in str(caught.value)
+            (said,) = [line for line in caplog.messages if reason in line]
+            assert said.startswith(f"link {client.name} with ")

@@ -228,3 +228,62 @@ async def test_a_listener_that_has_lost_the_link_and_makes_no_new_one() -> None:
         error = await lost(client)
         assert isinstance(error, LinkLost)
         assert (error.why, error.unconsumed) == ("dropped", {1: [0]})
+
+
+@pytest.mark.requirement("RL-21")
+async def test_a_shutdown_leaves_the_channels_that_are_open() -> None:
+    got: list[bytes] = []
+    ended = asyncio.Event()
+
+    async def handler(connection: relink.RelinkConnection) -> None:
+        async for channel in connection.incoming():
+            async for found in channel:
+                got.extend(map(bytes, found.parts))
+        ended.set()
+
+    async with await relink.serve(handler, "aqueduct+tcp://127.0.0.1:0", config=BRISK) as server:
+        peer = await ScriptedPeer.connect(server.address)
+        await peer.greet(NEW)
+        peer.say(message(b"one"), SHUTDOWN)
+        await eventually(lambda: got)
+        peer.say(message(b"two"))
+        await eventually(lambda: len(got) == 2 or ended.is_set())
+        assert not ended.is_set()
+        peer.say(operation(packets.CLOSE))
+        await within(ended.wait())
+        assert got == [b"one", b"two"]
+        peer.close()
+
+
+@pytest.mark.requirement("RL-21")
+@pytest.mark.parametrize("committed", [True, False])
+async def test_a_channel_is_heard_of_though_its_commit_follows_the_shutdown(
+    committed: bool,
+) -> None:
+    got: list[bytes] = []
+    ended = asyncio.Event()
+
+    async def handler(connection: relink.RelinkConnection) -> None:
+        async for channel in connection.incoming():
+            async for batch in channel.transactions():
+                async with batch:
+                    got.extend(bytes(found.parts[0]) for found in batch.messages)
+        ended.set()
+
+    address = "aqueduct+tcp://127.0.0.1:0"
+    server = await relink.serve(handler, address, transactions="connector", config=BRISK)
+    async with server:
+        peer = await ScriptedPeer.connect(server.address)
+        await peer.greet(replace(NEW, connector_transactions=True))
+        peer.say(message(b"one"), SHUTDOWN)
+        assert (await peer.packet()).type == packets.RECEIVED
+        assert not ended.is_set()
+        if committed:
+            peer.say(operation(packets.COMMIT))
+            assert (await peer.packet()).type == packets.COMMITTED
+        peer.say(operation(packets.CLOSE))  # without a commit this rolls the message back
+        while (await peer.packet()).type != packets.CLOSED:
+            pass
+        await within(ended.wait())
+        assert got == ([b"one"] if committed else [])
+        peer.close()

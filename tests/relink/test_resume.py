@@ -269,6 +269,7 @@ async def test_a_service_that_was_restarted_has_lost_the_link(tmp_path: Path) ->
         with pytest.raises(LinkLost, match="another instance") as caught:
             await within(_lost(client))
         assert caught.value.why == "restarted"
+        assert f"The process that had link {client.name} has ended" in str(caught.value)
         assert 2 in caught.value.unconsumed
         with pytest.raises(LinkLost):
             await client.channel(1).send(b"late")

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from aqueduct import relink
 from aqueduct.errors import Ended, LinkLost, LocalProtocolError
+from aqueduct.protocol.relink.handshake import Opening
 from tests.carriers.proxy import End, Fate, Proxy
 from tests.relink.pairs import BRISK, FAMILIES, brisk, eventually, joined, within
+from tests.relink.peers import ScriptedPeer, general, message, operation, packets
 
 
 def texts(batch: relink.RelinkBatch) -> list[bytes]:
@@ -130,6 +134,31 @@ async def test_transactions_of_a_channel_take_turns(tmp_path: Path) -> None:
             await found.receive()
 
 
+async def test_a_close_within_a_transaction_is_refused_or_did_not_begin(tmp_path: Path) -> None:
+    async with joined("tcp", tmp_path, transactions="connector") as pair:
+        out = pair.client.channel(1)
+        async with out.transaction() as one:
+            await one.send(b"1")
+            with pytest.raises(LocalProtocolError, match="leave its block before"):
+                await out.close()
+            with pytest.raises(TimeoutError, match="stays open"):
+                await asyncio.create_task(out.close(timeout=0.01))
+        async with out.transaction() as two:
+            await two.send(b"2")
+        with pytest.raises(TimeoutError, match="is closing"):
+            await out.close(timeout=0.01)
+        with pytest.raises(LocalProtocolError, match="is closing"):
+            await commit(out, b"3")
+        found = await first(pair.server)
+        for text in (b"1", b"2"):
+            async with await within(found.receive_batch()) as batch:
+                assert texts(batch) == [text]
+        assert await within(one.result)
+        assert await within(two.result)
+        await eventually(lambda: not pair.client.open_channels)  # the close has gone on
+        assert await commit(out, b"3") is not None
+
+
 async def test_a_transaction_above_the_window_is_refused_not_waited_for(tmp_path: Path) -> None:
     config = brisk(window_bytes=1000, window_messages=3)
     async with joined("tcp", tmp_path, config, transactions="connector") as pair:
@@ -152,6 +181,57 @@ async def test_a_transaction_above_the_window_is_refused_not_waited_for(tmp_path
         for batch in got:
             await batch.committed()
         assert await within(other.result)
+
+
+@pytest.mark.requirement("RL-17")
+@pytest.mark.parametrize("kind", ["commit", "rollback", "error"])
+async def test_who_waits_to_send_when_the_block_is_left_sends_nothing(
+    kind: str, tmp_path: Path
+) -> None:
+    """What a task sends later would be committed with the next transaction."""
+    async with joined("tcp", tmp_path, brisk(window_bytes=1000), transactions="connector") as pair:
+        out = pair.client.channel(1)
+        before = await commit(out, bytes(900))
+        with suppress(KeyError):
+            async with out.transaction() as left:
+                late = asyncio.create_task(left.send(b"late".ljust(400)))
+                await asyncio.sleep(0)
+                assert not late.done()
+                if kind == "rollback":
+                    left.rollback()
+                elif kind == "error":
+                    raise KeyError
+        with pytest.raises(LocalProtocolError, match="was not sent"):
+            await within(late)
+        assert await left.result is (kind == "commit")  # of nothing
+        found = await first(pair.server)
+        await (await within(found.receive_batch())).committed()
+        assert await within(before.result)
+        after = await commit(out, b"after")
+        batch = await within(found.receive_batch())
+        assert texts(batch) == [b"after"]
+        await batch.committed()
+        assert await within(after.result)
+        assert pair.client.snapshot().unacknowledged == 0
+
+
+async def test_a_result_that_no_transaction_waits_for_is_no_error(tmp_path: Path) -> None:
+    async with joined("tcp", tmp_path, transactions="connector") as pair:
+        pair.client.link.send(1, b"by the core")
+        pair.client.link.commit(1)
+        pair.client.advance()
+        found = await first(pair.server)
+        await (await within(found.receive_batch())).committed()
+        await eventually(lambda: not pair.client.link.unresolved())
+        out = pair.client.channel(1)
+        sent = await commit(out, b"x")
+        pair.client.link.send(1, b"by the core")
+        pair.client.link.commit(1)
+        for _ in range(2):
+            await (await within(found.receive_batch())).committed()
+        assert await within(sent.result)
+        await eventually(lambda: not pair.client.link.unresolved())
+        assert pair.client.state == "up"
 
 
 @pytest.mark.requirement("RL-R12")
@@ -251,3 +331,76 @@ async def test_a_handler_that_fails_answers_what_it_took(tmp_path: Path) -> None
         with pytest.raises(LinkLost) as caught:
             await within(client.accept())
         assert caught.value.unconfirmed == {}
+
+
+@pytest.mark.parametrize("closed", [False, True])
+async def test_a_handler_that_returns_leaves_no_batch_without_an_answer(
+    closed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not those that wait, and none that come after; also if the peer has closed the channel."""
+    came = asyncio.Event()
+
+    async def handler(connection: relink.RelinkConnection) -> None:
+        found = await first(connection)
+        async with await found.receive_batch():
+            await came.wait()
+        await asyncio.sleep(0)
+
+    address = "aqueduct+tcp://127.0.0.1:0"
+    config = brisk(unconfirmed_results=3)
+    server = await relink.serve(handler, address, transactions="connector", config=config)
+    async with server:
+        peer = await ScriptedPeer.connect(server.address)
+        await peer.greet(replace(Opening("", 4, 4), connector_transactions=True))
+        commit_one = message(b"x") + operation(packets.COMMIT)
+        peer.say(commit_one * 3, operation(packets.CLOSE) if closed else b"")
+        await eventually(lambda: any(link.link.held_bytes for link in server.links))
+        assert (await peer.packet()).type == packets.RECEIVED
+        (link,) = server.links
+        came.set()
+        found = [await peer.packet() for _ in range(2)]
+        assert [each.type for each in found] == [packets.COMMITTED, packets.UNCOMMITTED]
+        assert [each.sequence for each in found] == [0, 2]
+        if closed:
+            assert (await peer.packet()).type == packets.CLOSED
+        assert (await peer.packet()).type == packets.SHUTDOWN
+        if closed:
+            peer.say(general(packets.SHUTDOWN))
+            await within(link.wait_closed())
+        else:
+            # The peer has read none of these results: a fourth one is not kept for it.
+            peer.say(commit_one * 2)
+            while (await peer.packet()).type != packets.UNCOMMITTED:
+                pass
+            assert link.state == "up"
+            assert "Fatal error" not in caplog.text
+        assert not isinstance(link.error, LinkLost)
+        peer.close()
+        link.abandon("the test is over")
+
+
+async def test_a_batch_that_came_after_the_close_is_uncommitted(tmp_path: Path) -> None:
+    async with joined("tcp", tmp_path, transactions="connector") as pair:
+        out = pair.client.channel(1)
+        sent = [await commit(out, b"%d" % number) for number in range(3)]
+        found = await first(pair.server)
+        taken = await within(found.receive_batch())
+        closing = asyncio.create_task(pair.server.close())
+        await asyncio.sleep(0)
+        late = await commit(out, b"late")
+        await taken.committed()
+        results = [await within(each.result) for each in (*sent, late)]
+        assert results == [True, False, False, False]
+        await within(pair.client.close())
+        await within(closing)
+
+
+async def test_a_block_that_fails_answers_what_it_took(tmp_path: Path) -> None:
+    async with joined("tcp", tmp_path, transactions="connector") as pair:
+        sent = await commit(pair.client.channel(1), b"x")
+        with pytest.raises(KeyError):
+            async with pair.server as server:
+                taken = await (await first(server)).receive_batch()
+                raise KeyError
+        assert taken.answer is False
+        assert await within(sent.result) is False

@@ -212,7 +212,7 @@ class Link:
                 continue
             if self.full:
                 break  # nothing is read, so nothing is known
-            why = self._liveness.judge(now, self._unanswered)
+            why = self._liveness.judge(now, self._unanswered, waiting=self._waiting)
             if why:
                 self._events.append((events.SILENT, why))
             elif why is not None:
@@ -245,7 +245,10 @@ class Link:
             self._acknowledger.tell_all()
         pongs, self._liveness.pongs = self._liveness.pongs, 0
         self._outbox.urgent.extend([packets.encode_general(packets.PONG)] * pongs)
+        waited = self._outbox.unacknowledged
         taken = self._outbox.take(limit, now)
+        if not waited and self._outbox.unacknowledged:
+            self._liveness.acknowledged(self._now)
         self._sign = self._now
         self._finish()
         return taken
@@ -255,6 +258,7 @@ class Link:
         self._now = max(self._now, now)
         if self._unanswered is not None:
             self._outbox.asked = self._now
+        self._liveness.moved = self._now
 
     @property
     def full(self) -> bool:
@@ -395,6 +399,8 @@ class Link:
 
     def keep(self, channel: int, parts: list[Any], size: int, now: float) -> None:
         """A message of one part, which lies in these buffers, leaves now."""
+        if not self._outbox.unacknowledged:
+            self._liveness.acknowledged(now)
         self._outgoing.keep(channel, tuple(parts), size)
         if self._outbox.asked is None:
             self._outbox.asked = now
@@ -413,11 +419,16 @@ class Link:
             return self._liveness.last_in
         return outbox.asked
 
+    @property
+    def _waiting(self) -> bool:
+        """Whether messages that have left on this connection are not acknowledged."""
+        return self._outbox.unacknowledged > 0 and self.state is LinkState.UP
+
     def _life_deadline(self) -> float:
         """When a sign of life is due, or the peer's may be missed."""
         due = self._sign_due()
         if not self.full:
-            due = min(due, self._liveness.next_deadline(self._unanswered))
+            due = min(due, self._liveness.next_deadline(self._unanswered, waiting=self._waiting))
         return due
 
     def _sign_due(self) -> float:
@@ -432,6 +443,7 @@ class Link:
         """The time in which nothing was read is no silence of the peer."""
         if full and not self.full:
             self._liveness.last_in = self._now
+            self._liveness.moved = self._now
 
     def _change(self, given: LinkInput) -> None:
         after = LINK.get((self.state, given))
@@ -498,11 +510,14 @@ class Link:
         operation = kind in (packets.CHANNEL_OP, packets.SEQUENCE_OP)
         if operation and self.state is not LinkState.UP:
             raise SequenceError("an operation before the resume (RL-R11)")
+        waited = self._outbox.unacknowledged
         for identifier in decoder.channels:
             if operation:
                 self._incoming.take_operation(identifier, decoder.type, sequence, now)
             else:
                 self._outgoing.take_acknowledgement(identifier, decoder.type, sequence)
+        if self._outbox.unacknowledged < waited:
+            self._liveness.acknowledged(now)
         self._finish()
 
     def _take_general(self, kind: int) -> None:
@@ -515,7 +530,7 @@ class Link:
                     "the limit"
                 )
         elif kind == packets.PONG:
-            answered = liveness.take_pong(self._now)
+            answered = liveness.take_pong(self._now, waiting=self._waiting)
             if answered is not None:
                 self._events.append((events.PONG, answered[0]))
                 if answered[1]:

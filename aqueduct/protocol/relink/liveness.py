@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 from aqueduct.config import Relink as Settings
@@ -17,26 +18,47 @@ class Liveness:
     """
 
     def __init__(self, settings: Settings, now: float) -> None:
-        self.last_in = now
+        self.last_in = self.moved = now
         self.pongs = 0
         self.silent = False
         self._settings = settings
         # When each ping left, and whether its answer confirms results.
         self._pings: deque[tuple[float, bool]] = deque()
+        self._early_pings = 0
+        """Of those: they left before ``moved``, so their answers say nothing about messages."""
+        self._read_at: float | None = None
+        """When it was known that the peer has read messages; None: it is not."""
+        self._ignored = False
+        """Whether the peer has read messages and does not acknowledge them."""
+
+    def acknowledged(self, now: float) -> None:
+        """Messages were acknowledged, or begin to wait for that."""
+        self.moved = now
+        self._early_pings = len(self._pings)
+        self._read_at = None
 
     def ping(self, now: float, *, confirms: bool = False) -> None:
         """A ping leaves."""
         self._pings.append((now, confirms))
 
-    def take_pong(self, now: float) -> tuple[float, bool] | None:
-        """Seconds since its ping, and whether it confirms results; None: nobody asked."""
+    def take_pong(self, now: float, *, waiting: bool) -> tuple[float, bool] | None:
+        """Seconds since its ping, and whether it confirms results; None: nobody asked.
+
+        ``waiting``: messages that have left are not acknowledged.
+        """
         if not self._pings:
             return None
         asked, confirms = self._pings.popleft()
+        if self._early_pings:
+            self._early_pings -= 1
+        elif waiting and self._read_at is None:
+            self._read_at = now
+        elif waiting and asked >= self._ask_again():
+            self._ignored = True
         return now - asked, confirms
 
-    def next_deadline(self, unanswered: float | None) -> float:
-        """When ``judge`` is due.
+    def next_deadline(self, unanswered: float | None, *, waiting: bool) -> float:
+        """When ``judge`` is due. ``waiting`` as for ``take_pong``.
 
         ``unanswered``: since when an answer of the peer is missing; None: none is.
         """
@@ -45,17 +67,40 @@ class Liveness:
         if unanswered is not None:
             moved = max(self.last_in, unanswered)
             due = min(due, moved + settings.ack_deadline * (1.0 if self._pings else 0.5))
+        if waiting:
+            due = min(due, self._probe_due())
         return due
 
-    def judge(self, now: float, unanswered: float | None) -> str | None:
+    def judge(self, now: float, unanswered: float | None, *, waiting: bool) -> str | None:
         """Why the connection is given up; empty: a ping is due; None: neither."""
         settings = self._settings
         if now >= self.last_in + settings.silence:
             self.silent = True
             return f"no byte came for {now - self.last_in:.1f} s"
+        if waiting and self._ignored:
+            self.silent = True
+            return f"the peer has read messages and acknowledged none for {now - self.moved:.1f} s"
         if unanswered is not None:
             moved = max(self.last_in, unanswered)
             if now >= moved + settings.ack_deadline:
                 self.silent = True
                 return f"nothing was acknowledged for {now - moved:.1f} s"
         return "" if not self._pings else None
+
+    # Within
+
+    def _probe_due(self) -> float:
+        """When messages have waited so long for an acknowledgement that the peer is asked."""
+        if self._ignored:
+            return self.moved
+        if self._pings:
+            return math.inf
+        if self._read_at is None:
+            return self.moved + self._settings.ack_deadline / 2
+        return self._ask_again()
+
+    def _ask_again(self) -> float:
+        """When a peer that has read messages must have acknowledged them."""
+        assert self._read_at is not None
+        deadline = self._settings.ack_deadline
+        return max(self.moved + deadline, self._read_at + deadline / 2)

@@ -51,6 +51,82 @@ def test_a_commit_without_any_answer_is_missed_as_a_message_is() -> None:
 
 
 @pytest.mark.requirement("RL-R17")
+def test_who_answers_pings_and_acknowledges_no_message_is_given_up() -> None:
+    alone = Lone(settings=QUICK)
+    alone.link.send(1, b"x")
+    alone.take(10)
+    assert alone.link.next_deadline() == 12
+    alone.link.handle_deadline(12)
+    assert alone.take_all(12) == PING
+    alone.receive(PONG, now=13)  # it has read the message
+    assert alone.link.next_deadline() == 15
+    alone.link.handle_deadline(15)
+    assert alone.take_all(15) == PING
+    assert alone.of(events.SILENT) == []
+    alone.receive(PONG, now=16)
+    due = alone.link.next_deadline()
+    assert due is not None
+    assert due <= 16
+    alone.link.handle_deadline(16)
+    text = "the peer has read messages and acknowledged none for 6.0 s"
+    assert alone.of(events.SILENT) == [(text,)]
+    assert alone.link.next_deadline() is None
+
+
+@pytest.mark.requirement("RL-R17")
+def test_each_acknowledgement_gives_the_next_one_its_time() -> None:
+    alone = Lone(settings=QUICK)
+    for _ in range(40):
+        alone.link.send(1, b"x")
+    alone.take(0)
+    for number in range(30):
+        now = 3.0 * number
+        alone.link.handle_deadline(now + 2)
+        alone.receive(PONG * alone.take_all(now + 2).count(PING), now=now + 2.5)
+        alone.receive(acknowledgement(packets.RECEIVED, number), now=now + 3)
+    assert alone.of(events.SILENT) == []
+    # A ping that left before the last acknowledgement says nothing of what is read since.
+    alone.link.ping(90)
+    alone.receive(acknowledgement(packets.RECEIVED, 39), now=91)
+    alone.link.send(1, b"y")
+    alone.take(91)
+    alone.receive(PONG, now=92)
+    assert alone.link.next_deadline() == 93
+    alone.receive(acknowledgement(packets.RECEIVED, 40), now=93)
+    assert alone.link.next_deadline() == 93 + QUICK.ping_interval
+
+
+@pytest.mark.requirement("RL-R17")
+def test_any_byte_is_life_while_a_message_may_be_on_its_way() -> None:
+    """The ping waits behind it, and so the receiver says nop."""
+    alone = Lone(settings=QUICK)
+    alone.link.send(1, b"x")
+    asked = [alone.take_all(0)]
+    for second in range(1, 100):
+        alone.receive(NOP, now=second)
+        alone.link.handle_deadline(second)
+        asked.append(alone.take_all(second))
+    assert [data for data in asked[1:] if data] == [PING]
+    assert alone.of(events.SILENT) == []
+    alone.receive(PONG, now=100)
+    assert alone.link.next_deadline() == 102
+
+
+@pytest.mark.requirement("RL-R17")
+def test_a_peer_that_has_not_resumed_yet_ignores_no_message() -> None:
+    alone = Lone(settings=QUICK)
+    alone.link.send(1, b"x")
+    alone.take(0)
+    alone.link.disconnected()
+    alone.link.connected(0.0, resumed=True)
+    alone.take_all(0)
+    for second in range(1, 12):
+        alone.link.handle_deadline(second)
+        alone.receive(PONG * alone.take_all(second).count(PING), now=second)
+    assert alone.of(events.SILENT) == []
+
+
+@pytest.mark.requirement("RL-R17")
 def test_a_large_message_that_takes_long_to_leave_is_no_silence() -> None:
     alone = Lone(settings=QUICK)
     alone.link.send(1, bytes(1 << 20))
