@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from aqueduct.arguments import Duration, checked
 from aqueduct.errors import LocalProtocolError
+from aqueduct.protocol.relink.cost import message_cost
 from aqueduct.relink.link_face import LinkFace
 from aqueduct.relink.waiting import Waiters, raised
 
@@ -109,12 +110,16 @@ class RelinkChannel:
             )
         await face.give_way()
         await self._waiters.until(
-            lambda: face.error is not None or face.closing or link.writable(self.identifier, size)
+            lambda: (
+                face.error is not None
+                or face.closing
+                or link.writable(self.identifier, size, len(flat))
+            )
         )
         face.sendable()
         (number,) = link.send(self.identifier, flat)
         face.open[self.identifier] = self
-        face.grown(size)
+        face.grown(message_cost(size, len(flat)))
         face.advance_soon()
         return number
 
@@ -143,13 +148,14 @@ def _flat(part: Bytes) -> Bytes:
 class RelinkTransaction:
     """Messages of one channel that are committed together; see ``RelinkChannel.transaction``.
 
-    A transaction fits the window (Relink.window_bytes, Relink.window_messages). The peer may take
-    several that were committed one after the other at once, and answers each.
+    It has at most Relink.window_messages messages, which cost at most Relink.window_bytes together:
+    each costs its bytes, 128, and 64 for each part. One message alone may cost more. The peer may
+    take several that were committed one after the other at once, and answers each.
     """
 
     __slots__ = (
-        "_bytes",
         "_channel",
+        "_cost",
         "_ended",
         "_good",
         "_left",
@@ -166,7 +172,7 @@ class RelinkTransaction:
         """The number of its last message."""
         self._channel = channel
         self._timeout = timeout
-        self._bytes = 0
+        self._cost = 0
         self._left = 0
         """How many of its messages have no result."""
         self._good = True
@@ -199,20 +205,22 @@ class RelinkTransaction:
         if self._ended:
             raise LocalProtocolError("a transaction takes messages within its block only")
         settings = channel._face.config.relink
-        size = sum(memoryview(part).nbytes for part in parts)
+        cost = message_cost(sum(memoryview(part).nbytes for part in parts), len(parts))
         if self._left and (
-            self._bytes + size > settings.window_bytes or self._left >= settings.window_messages
+            self._cost + cost > settings.window_bytes or self._left >= settings.window_messages
         ):
             raise LocalProtocolError(
-                f"a transaction of more than {settings.window_bytes} bytes or "
-                f"{settings.window_messages} messages can never be committed "
-                "(Relink.window_bytes, Relink.window_messages)"
+                f"a transaction of {self._left + 1} messages that count for {self._cost + cost} "
+                "bytes can never be committed; commit some of them before. The limits are "
+                f"{settings.window_messages} messages (Relink.window_messages) and "
+                f"{settings.window_bytes} bytes (Relink.window_bytes), of which each message takes "
+                "its bytes, 128, and 64 for each part"
             )
         async with channel._face.deadline(timeout):
             number = await channel._send(parts)
         self.last = number
         self._left += 1
-        self._bytes += size
+        self._cost += cost
         return number
 
     def rollback(self) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from aqueduct._speedups.relink import packets
 from aqueduct._speedups.relink.packets import PacketDecoder
 from aqueduct.config import Relink as Settings
@@ -11,15 +9,12 @@ from aqueduct.errors import LimitExceeded, LocalProtocolError, SequenceError
 from aqueduct.protocol.relink import events
 from aqueduct.protocol.relink.acknowledging import Acknowledger
 from aqueduct.protocol.relink.assembly import Assembly
+from aqueduct.protocol.relink.cost import message_cost
 from aqueduct.protocol.relink.receiving import PartialMessage, ReceiveChannel
 from aqueduct.protocol.relink.sending import SEQUENCE_MASK
 from aqueduct.protocol.relink.state import ChannelState, ReceivingInput
 
 __all__ = ["Incoming"]
-
-_MESSAGE_COST: Final = 128
-_PART_COST: Final = 64
-"""Bytes that count beside those of a message and of each of its parts: empty ones need memory."""
 
 
 class Incoming:
@@ -136,18 +131,18 @@ class Incoming:
     def take_whole(self, decoder: PacketDecoder, now: float) -> None:
         """A message is whole."""
         parts = None if self.assembly is None else self.assembly.finish(decoder.sizes)
-        size = sum(decoder.sizes) + _MESSAGE_COST + _PART_COST * len(decoder.sizes)
+        cost = message_cost(sum(decoder.sizes), len(decoder.sizes))
         for identifier in decoder.channels:
             channel = self.channels[identifier]
             held, undecided = channel.held, channel.undecided
-            number, dropped = channel.take_message(size)
+            number, dropped = channel.take_message(cost)
             self.held += channel.held - held
             self.undecided += channel.undecided - undecided
             self._acknowledger.add(channel, now)
             if not dropped:
                 self._events.append((events.MESSAGE, identifier, number, parts))
         most = self._settings.receive_bytes
-        if self.undecided > most and self.undecided > size * len(decoder.channels):
+        if self.undecided > most and self.undecided > cost * len(decoder.channels):
             raise LimitExceeded(
                 f"{self.undecided} bytes came and were neither committed nor rolled back; "
                 f"Relink.receive_bytes is {most}"

@@ -17,6 +17,7 @@ from aqueduct.errors import (
 )
 from aqueduct.protocol.relink import events
 from aqueduct.protocol.relink.acknowledging import Acknowledger
+from aqueduct.protocol.relink.cost import message_cost
 from aqueduct.protocol.relink.handshake import Opening
 from aqueduct.protocol.relink.incoming import Incoming
 from aqueduct.protocol.relink.liveness import Liveness
@@ -290,9 +291,12 @@ class Link:
 
     # Commands
 
-    def writable(self, channel: int, size: int = 1) -> bool:
-        """Whether the window of a channel has room for ``size`` bytes. If not, WRITABLE follows."""
-        return self._outgoing.writable(channel, size)
+    def writable(self, channel: int, size: int = 1, parts: int = 1) -> bool:
+        """Whether there is room for ``size`` bytes in so many parts. If not, WRITABLE follows.
+
+        A message counts for more than its bytes; see ``message_cost``.
+        """
+        return self._outgoing.writable(channel, message_cost(size, parts))
 
     def send(self, channel: int | Sequence[int], parts: Buffer | Iterable[Buffer]) -> list[int]:
         """Sends a message of these parts, to one channel or to several; returns its numbers there.

@@ -11,6 +11,7 @@ from aqueduct._speedups.relink import packets
 from aqueduct.config import Relink as Settings
 from aqueduct.errors import LocalProtocolError, SequenceError
 from aqueduct.protocol.relink import events
+from aqueduct.protocol.relink.cost import message_cost
 from aqueduct.protocol.relink.outbox import Outbox, OutMessage
 from aqueduct.protocol.relink.sending import SEQUENCE_MASK, Buffers, SendChannel, SentMessage
 from aqueduct.protocol.relink.state import ChannelState, SendingInput
@@ -43,7 +44,7 @@ class Outgoing:
         self._outbox = outbox
         self._start = start
         self._undecided = 0
-        """Bytes of messages that are neither committed nor rolled back, of all channels."""
+        """What messages cost that are neither committed nor rolled back, of all channels."""
         self._waiting: set[int] = set()
         """Channels that were refused room because of those."""
         self._named: set[int] = set()
@@ -51,10 +52,10 @@ class Outgoing:
 
     # What the application does
 
-    def writable(self, channel: int, size: int) -> bool:
+    def writable(self, channel: int, cost: int) -> bool:
         """Whether the window of a channel has room; if not, WRITABLE follows."""
         settings = self._settings
-        if self._undecided and self._undecided + size > settings.window_bytes:
+        if self._undecided and self._undecided + cost > settings.window_bytes:
             # The receiver can do nothing with them: it may not be filled by them alone.
             self._waiting.add(channel)
             return False
@@ -63,7 +64,7 @@ class Outgoing:
             return True
         room = (
             found.filling < settings.window_messages
-            and found.outstanding_bytes + size <= settings.window_bytes
+            and found.outstanding_cost + cost <= settings.window_bytes
         )
         found.blocked = found.blocked or not room
         return room
@@ -71,8 +72,9 @@ class Outgoing:
     def send(self, targets: Sequence[int], parts: Buffers) -> list[int]:
         """As ``Link.send``."""
         size = size_of(list(parts))
+        cost = message_cost(size, len(parts))
         for target in targets:
-            self._require_room(target, size)
+            self._require_room(target, cost)
         sent = []
         for target in targets:
             found = self.channels.get(target) or self._open(target)
@@ -80,7 +82,7 @@ class Outgoing:
             message = SentMessage(parts, size)
             sent.append((found, found.add(message)))
             if self._transactional:
-                self._undecided += size
+                self._undecided += cost
         if self.flowing and sent:
             one = message if len(sent) == 1 else SentMessage(parts, size)
             self._outbox.queue.append(OutMessage(one, sent))
@@ -183,7 +185,7 @@ class Outgoing:
         self._settle(channel)
         if channel.blocked:
             channel.blocked = False
-            if self.writable(identifier, 1):
+            if self.writable(identifier, message_cost(0, 0)):
                 self._events.append((events.WRITABLE, identifier))
 
     # Questions
@@ -200,8 +202,8 @@ class Outgoing:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that are kept for the peer."""
-        return sum(channel.outstanding_bytes for channel in self.channels.values())
+        """What messages cost that are kept for the peer."""
+        return sum(channel.outstanding_cost for channel in self.channels.values())
 
     # Within
 
@@ -211,7 +213,7 @@ class Outgoing:
         self._closed.pop(channel, None)
         return found
 
-    def _require_room(self, channel: int, size: int) -> None:
+    def _require_room(self, channel: int, cost: int) -> None:
         if not 0 <= channel < 1 << 8 * self._id_size:
             raise LocalProtocolError(
                 f"channel {channel} does not fit an id of {self._id_size} bytes"
@@ -224,16 +226,16 @@ class Outgoing:
                 )
         elif not found.change(SendingInput.SEND):
             raise LocalProtocolError(f"channel {channel} is closing: wait until it is closed")
-        if not self.writable(channel, size):
+        if not self.writable(channel, cost):
             raise LocalProtocolError(
-                f"channel {channel} has no room for {size} bytes: wait until it is writable "
-                "(Relink.window_bytes, Relink.window_messages)"
+                f"channel {channel} has no room for a message that counts for {cost} bytes: wait "
+                "until it is writable (Relink.window_bytes, Relink.window_messages)"
             )
 
     def _decide(self, channel: SendChannel, last: int, *, commit: bool) -> None:
-        undecided = channel.undecided_bytes
+        undecided = channel.undecided_cost
         channel.decide(last, commit=commit)
-        self._undecided += channel.undecided_bytes - undecided
+        self._undecided += channel.undecided_cost - undecided
         if self.flowing:
             self._outbox.queue.append(self._decision(channel, last, commit=commit))
         for waiting in self._waiting:

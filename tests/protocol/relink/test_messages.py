@@ -75,7 +75,7 @@ def test_a_message_to_several_channels_leaves_once() -> None:
 @pytest.mark.requirement("RL-16")
 @pytest.mark.requirement("RL-R10")
 def test_a_window_that_is_full_refuses_and_says_when_there_is_room() -> None:
-    pair = LinkPair(settings=Settings(window_messages=2, window_bytes=100))
+    pair = LinkPair(settings=Settings(window_messages=2, window_bytes=100 + 2 * COST))
     left = pair.left.link
     left.send(1, bytes(10))
     left.send(1, bytes(10))

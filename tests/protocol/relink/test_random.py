@@ -79,7 +79,7 @@ class Application:
         if flows and flows[-1].closing and not flows[-1].closed:
             return
         sizes = [chance.choice((0, 1, 7, 8, 300, 5000)) for _ in range(chance.randrange(4))]
-        if not self.link.writable(channel, sum(sizes)):
+        if not self.link.writable(channel, sum(sizes), len(sizes)):
             return
         if not flows or flows[-1].closed:
             flows.append(Outflow())

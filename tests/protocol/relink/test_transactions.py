@@ -8,6 +8,7 @@ from aqueduct._speedups.relink import packets
 from aqueduct.config import Relink as Settings
 from aqueduct.errors import LocalProtocolError
 from aqueduct.protocol.relink import events
+from aqueduct.protocol.relink.cost import EMPTY_COST, message_cost
 from aqueduct.protocol.relink.handshake import Opening
 from tests.protocol.relink.pair import LinkPair, Lone
 
@@ -53,9 +54,9 @@ def test_a_rollback_drops_the_content_at_once() -> None:
     left = pair.left.link
     left.send(1, bytes(1000))
     left.send(1, b"kept")
-    assert left.held_bytes == 1004
+    assert left.held_bytes == message_cost(1000, 1) + message_cost(4, 1)
     left.rollback(1, 0)
-    assert left.held_bytes == 4
+    assert left.held_bytes == EMPTY_COST + message_cost(4, 1)
     left.commit(1)
     wire = pair.left.take_all()
     assert len(wire) < 100  # the message has no parts any more
