@@ -374,10 +374,16 @@ class Relink:
     window_messages: Count = 65_536
     """Messages of one channel that the receiver has not consumed. Above this, sending waits."""
     window_bytes: Bytes = 64 * MiB
-    """Bytes of those messages; a message alone may be larger."""
-    receive_bytes: Bytes = 64 * MiB
-    """Received bytes of one link that the application has not consumed. Above this nothing more is
-    read from the connection."""
+    """What messages of all channels of a link cost that the receiver has not consumed or answered:
+    their bytes, 128 for each, and 64 for each part. Above this, sending waits. A channel of which
+    nothing waits at the receiver may send its next message up to twice this, and a message alone
+    may be larger. Transactions that are not committed yet have at most this together, and the
+    oldest of them has it for itself."""
+    receive_bytes: Bytes = 144 * MiB
+    """What received messages of one link cost that the application has not consumed. Above this
+    nothing more is read from the connection. While this side waits for an acknowledgement it reads
+    up to twice this. Less than twice the peer's window_bytes and a message can make both sides wait
+    for each other. So much may also come of transactions that are not committed yet."""
     unconfirmed_results: Count = 65_536
     """Runs of equal results, committed or not, that the sender of a channel may not know yet."""
     unanswered_pings: Count = 1024

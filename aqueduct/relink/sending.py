@@ -40,10 +40,11 @@ class RelinkChannel:
     async def send(self, *parts: Bytes, timeout: Duration | None = None) -> int:
         """Sends a message of these parts; returns its number on this channel, from 0.
 
-        It waits while the peer has not consumed Relink.window_bytes or Relink.window_messages,
-        for at most ``timeout`` (seconds; None: Timing.progress_deadline). The parts are kept by
-        reference until the peer has received them. While there is no connection messages wait to
-        be sent. Raises LinkLost, TimeoutError (then nothing is sent), and LocalProtocolError.
+        It waits while the peer has not consumed Relink.window_bytes of all channels together, or
+        Relink.window_messages of this one, for at most ``timeout`` (seconds; None:
+        Timing.progress_deadline). The parts are kept by reference until the peer has received
+        them. While there is no connection messages wait to be sent. Raises LinkLost, TimeoutError
+        (then nothing is sent), and LocalProtocolError.
         """
         if self._face.link.transactional:
             raise LocalProtocolError(

@@ -193,7 +193,9 @@ class Incoming:
         found.consume(last + 1)
         self.held += found.held - held
         if self.connected:
-            self._acknowledger.add(found, now)
+            # While other channels fill the sender's window, it waits for this to send the next one.
+            waited_for = found.settled and 4 * self.held >= self._settings.receive_bytes
+            self._acknowledger.add(found, now, at_once=waited_for)
             self._answer_close(found)
 
     def complete(self, channel: int, last: int, now: float, *, committed: bool) -> None:

@@ -59,8 +59,9 @@ class Link:
     **Receiving.** Messages come whole. Their large parts are AlignedBuffers: ``room`` and
     ``landed`` let a carrier read straight to there. With ``pieces`` they come as their bytes come.
     If the application holds more than ``Relink.receive_bytes``, the link is ``full``: read nothing
-    until it is not. What the peer has not decided about counts by itself. What is consumed or
-    decided is acknowledged without being asked.
+    until it is not. Twice that counts while this side waits for something that the peer is to
+    consume or to answer: what it says of that is read then. What the peer has not decided about
+    counts by itself. What is consumed or decided is acknowledged without being asked.
 
     **Failure.** A violation by the peer ends the link: FAILED is the last event, ``error`` what it
     was, and what is received or commanded after it is without effect.
@@ -260,13 +261,15 @@ class Link:
     @property
     def full(self) -> bool:
         """The application holds more than ``Relink.receive_bytes``: receive no more for now."""
-        incoming = self._incoming
-        return incoming.held - incoming.undecided >= self.settings.receive_bytes
+        incoming, most = self._incoming, self.settings.receive_bytes
+        if self._outgoing.waits:
+            most *= 2
+        return incoming.held - incoming.undecided >= most
 
     @property
     def held_bytes(self) -> int:
         """Bytes that this link keeps: sent and not consumed, received and not consumed."""
-        return self._outgoing.held_bytes + self._incoming.held
+        return self._outgoing.outstanding + self._incoming.held
 
     @property
     def shut_down(self) -> bool:
@@ -310,7 +313,10 @@ class Link:
         if isinstance(parts, (bytes, bytearray, memoryview)):
             parts = (parts,)
         targets = (channel,) if isinstance(channel, int) else channel
-        return self._outgoing.send(targets, tuple(parts))
+        full = self.full
+        numbers = self._outgoing.send(targets, tuple(parts))
+        self._read_again(full)
+        return numbers
 
     def commit(self, channel: int, last: int | None = None) -> None:
         """Asks the receiver to process the messages up to number ``last``; None: all sent."""
@@ -326,7 +332,9 @@ class Link:
         Of a transactional one, undecided messages are rolled back, and results awaited (RL-R15).
         CLOSED follows. A channel that is not open is not closed.
         """
+        full = self.full
         self._outgoing.close(channel)
+        self._read_again(full)
 
     def shutdown(self) -> None:
         """This side opens no more channels, and closes all. ENDED follows the peer's shutdown."""
@@ -376,6 +384,7 @@ class Link:
             self._begin(connected=False)
         if forget:
             self._outgoing.channels.clear()
+            self._outgoing.outstanding = 0
             self._incoming.channels.clear()
 
     # For a carrier that moves one channel's messages itself, each of one part
@@ -391,6 +400,7 @@ class Link:
     def take_packet(self, decoder: PacketDecoder, now: float) -> None:
         """The decoder has another packet. Raises RemoteProtocolError, which ``fail`` is told."""
         self._take_packet(decoder, self.heard(now))
+        self._outgoing.tell_writable()
 
     def keep(self, channel: int, parts: list[Any], size: int, now: float) -> None:
         """A message of one part, which lies in these buffers, leaves now."""
@@ -485,6 +495,7 @@ class Link:
                 self._take_packet(decoder, self._now)
                 if self.decoder is not decoder:
                     return  # the link has ended
+        self._outgoing.tell_writable()
         if incoming.assembly is not None and decoder.in_payload:
             incoming.assembly.reach(decoder)
 

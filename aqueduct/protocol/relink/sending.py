@@ -69,8 +69,6 @@ class SendChannel:
         """Of the messages that fill the window."""
         self.undecided_cost = 0
         """Of the messages that are neither committed nor rolled back; 0 on plain channels."""
-        self.blocked = False
-        """Whether the application has been told that there is no room."""
         self._messages: deque[SentMessage] = deque()
         self._first = start
         # Runs of decisions whose results are not known: the number behind each, and whether it

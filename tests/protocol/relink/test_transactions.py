@@ -20,8 +20,8 @@ def operation(kind: int, sequence: int | None = None) -> bytes:
     return packets.encode_packet(form, kind, (1,), 1, sequence=sequence)
 
 
-def message(*parts: bytes) -> bytes:
-    head = packets.encode_message_head((1,), 1, [len(part) for part in parts])
+def message(*parts: bytes, channel: int = 1) -> bytes:
+    head = packets.encode_message_head((channel,), 1, [len(part) for part in parts])
     return head + b"".join(part + bytes(-len(part) % 8) for part in parts)
 
 
