@@ -38,6 +38,8 @@ class Incoming:
         self.channels: dict[int, ReceiveChannel] = {}
         self.held = 0
         self.undecided = 0
+        self._unsettled = 0
+        """Channels of which the application has not finished all that came."""
         self.closed_to_new = False
         self.connected = False
         self.assembly: Assembly | None = None
@@ -134,10 +136,9 @@ class Incoming:
         cost = message_cost(sum(decoder.sizes), len(decoder.sizes))
         for identifier in decoder.channels:
             channel = self.channels[identifier]
-            held, undecided = channel.held, channel.undecided
+            before = _counts_of(channel)
             number, dropped = channel.take_message(cost)
-            self.held += channel.held - held
-            self.undecided += channel.undecided - undecided
+            self._count(channel, before)
             self._acknowledger.add(channel, now)
             if not dropped:
                 self._events.append((events.MESSAGE, identifier, number, parts))
@@ -189,9 +190,9 @@ class Incoming:
         found = self._require(channel, last)
         if found is None or found.transactional:
             return
-        held = found.held
+        before = _counts_of(found)
         found.consume(last + 1)
-        self.held += found.held - held
+        self._count(found, before)
         if self.connected:
             # While other channels fill the sender's window, it waits for this to send the next one.
             waited_for = found.settled and 4 * self.held >= self._settings.receive_bytes
@@ -208,12 +209,12 @@ class Incoming:
                 f"channel {channel}: the peer has not read {found.kept_results} results; "
                 "Relink.unconfirmed_results is the limit"
             )
-        held = found.held
+        before = _counts_of(found)
         if not found.add_result(last, committed=committed):
             raise LocalProtocolError(
                 f"channel {channel}: message {last} has a result, or was not committed (RL-R9)"
             )
-        self.held += found.held - held
+        self._count(found, before)
         if self.connected:
             self._acknowledger.add(found, now, at_once=True)  # the sender waits for it
             self._answer_close(found)
@@ -221,7 +222,7 @@ class Incoming:
     @property
     def drained(self) -> bool:
         """Whether the application has done with all that came."""
-        return all(channel.settled for channel in self.channels.values())
+        return not self._unsettled
 
     # Within
 
@@ -249,13 +250,19 @@ class Incoming:
     def _take_decision(
         self, channel: ReceiveChannel, sequence: int | None, *, commit: bool
     ) -> None:
-        held, undecided = channel.held, channel.undecided
+        before = _counts_of(channel)
         found = channel.on_decision(sequence, commit=commit)
-        self.held += channel.held - held
-        self.undecided += channel.undecided - undecided
+        self._count(channel, before)
         if found is not None:
             kind = events.COMMIT if commit else events.ROLLBACK
             self._events.append((kind, channel.identifier, *found))
+
+    def _count(self, channel: ReceiveChannel, before: tuple[int, int, bool]) -> None:
+        """Brings the sums in step with a channel, of which ``before`` was counted."""
+        held, undecided, settled = before
+        self.held += channel.held - held
+        self.undecided += channel.undecided - undecided
+        self._unsettled += settled - channel.settled
 
     def _answer_close(self, channel: ReceiveChannel) -> None:
         """Says closed once the application has done with all that came before (RL-R15).
@@ -278,3 +285,8 @@ class Incoming:
                 f"channel {channel}: message {last} has not come; {found.received} have"
             )
         return found
+
+
+def _counts_of(channel: ReceiveChannel) -> tuple[int, int, bool]:
+    """What is counted of a channel."""
+    return channel.held, channel.undecided, channel.settled

@@ -401,6 +401,7 @@ class Link:
         """The decoder has another packet. Raises RemoteProtocolError, which ``fail`` is told."""
         self._take_packet(decoder, self.heard(now))
         self._outgoing.tell_writable()
+        self._finish()
 
     def keep(self, channel: int, parts: list[Any], size: int, now: float) -> None:
         """A message of one part, which lies in these buffers, leaves now."""
@@ -495,9 +496,11 @@ class Link:
                 self._take_packet(decoder, self._now)
                 if self.decoder is not decoder:
                     return  # the link has ended
-        self._outgoing.tell_writable()
         if incoming.assembly is not None and decoder.in_payload:
             incoming.assembly.reach(decoder)
+        # Once for all packets: a peer can send many in a few bytes.
+        self._outgoing.tell_writable()
+        self._finish()
 
     def _take_packet(self, decoder: PacketDecoder, now: float) -> None:
         kind = decoder.format
@@ -513,7 +516,6 @@ class Link:
                 self._incoming.take_operation(identifier, decoder.type, sequence, now)
             else:
                 self._outgoing.take_acknowledgement(identifier, decoder.type, sequence)
-        self._finish()
 
     def _take_general(self, kind: int) -> None:
         liveness = self._liveness
@@ -537,7 +539,6 @@ class Link:
         elif kind == packets.SHUTDOWN and not self._incoming.closed_to_new:
             self._incoming.closed_to_new = True
             self._events.append((events.SHUTDOWN,))
-            self._finish()
 
     def _finish(self) -> None:
         """Says shutdown once all of this side is done, and ends once both sides have (RL-R16)."""

@@ -220,7 +220,7 @@ class Outgoing:
         """
         if self._id_size:
             return not self.channels
-        return not any(channel.outstanding() for channel in self.channels.values())
+        return all(channel.finished for channel in self.channels.values())
 
     @property
     def waits(self) -> bool:

@@ -195,6 +195,13 @@ class SendChannel:
             return False
         return not any(commit for _, commit in self._decisions)
 
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is ``outstanding``."""
+        if not self.transactional:
+            return self.consumed == self.next
+        return self.decided == self.next and next(self._committed(self.resulted), None) is None
+
     def outstanding(self) -> list[int]:
         """The numbers that the peer may still consume or has still to answer."""
         if not self.transactional:
