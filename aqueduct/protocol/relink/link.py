@@ -367,11 +367,7 @@ class Link:
         full = self.full
         self._incoming.complete(channel, last, self._now, committed=committed)
         self._read_again(full)
-        if self.decoder is not None and self._acknowledger.begin_confirming(
-            self._incoming.channels.values()
-        ):
-            self._liveness.ping(self._now, confirms=True)
-            self._outbox.urgent.append(packets.encode_general(packets.PING))
+        self._ask_for_results()
         self._finish()
 
     def lose(self, *, forget: bool = False) -> None:
@@ -449,6 +445,12 @@ class Link:
             raise SequenceError(f"{given.name} on a link that is {self.state.name} (RL-R11)")
         self.state = after
 
+    def _ask_for_results(self) -> None:
+        """Asks whether the peer has read results that are kept for it, once they are many."""
+        if self.state is LinkState.UP and self._acknowledger.begin_confirming():
+            self._liveness.ping(self._now, confirms=True)
+            self._outbox.urgent.append(packets.encode_general(packets.PING))
+
     def _begin(self, *, connected: bool) -> None:
         """Lets go of what belongs to one connection."""
         self.decoder = None
@@ -471,6 +473,7 @@ class Link:
     def _flow(self, *, resumed: bool) -> None:
         """Messages may flow from now on."""
         self._events.append((events.UP, resumed))
+        self._ask_for_results()
         self._outgoing.flow()
         if self._shutdown_out:
             self._outbox.queue.append(packets.encode_general(packets.SHUTDOWN))
@@ -532,6 +535,7 @@ class Link:
                 self._events.append((events.PONG, answered[0]))
                 if answered[1]:
                     self._acknowledger.confirm()
+                    self._ask_for_results()
         elif kind == packets.RESUME:
             self._change(LinkInput.RESUME)
             self._outgoing.take_resume()

@@ -161,6 +161,33 @@ def test_results_are_kept_until_a_ping_says_that_they_were_read() -> None:
     assert len(pair.left.of(events.RESULT)) == 1000
 
 
+@pytest.mark.requirement("RL-R10")
+def test_results_of_several_channels_are_asked_about_in_turn() -> None:
+    """Also those that were many while another channel was asked about, or without a connection."""
+    pair = LinkPair(BOTH, Settings(unconfirmed_results=300))
+    left, right = pair.left.link, pair.right.link
+    for channel in (1, 2, 3):
+        for number in range(600):
+            left.send(channel, b"a")
+            left.commit(channel, number)
+    pair.move(0)
+    incoming = right._incoming.channels
+    for channel in (1, 2):
+        for number in range(300):
+            right.complete(channel, number, committed=number % 2 == 0)
+    pair.settle()
+    assert [incoming[channel].kept_results for channel in (1, 2)] == [0, 0]
+    pair.cut()
+    for number in range(300):
+        right.complete(3, number, committed=number % 2 == 0)
+    pair.connect()
+    pair.settle()
+    assert incoming[3].kept_results == 0
+    right.complete(3, 300, committed=True)
+    pair.settle()
+    assert len(pair.left.of(events.RESULT)) == 901
+
+
 def test_results_that_nobody_reads_have_a_limit() -> None:
     alone = Lone(BOTH, Settings(unconfirmed_results=300))
     for _ in range(301):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -54,3 +55,16 @@ def test_packets_to_a_link_that_shuts_down_look_at_no_other_channels(
     alone.link.handle_deadline(1.0)
     alone.take_all(1.0)
     assert alone.of("ended") == [()]
+
+
+def test_an_answered_batch_looks_at_no_other_channels(looked_at: Counter[str]) -> None:
+    alone = Lone(replace(WIDE, listener_transactions=True))
+    commits = [
+        packets.encode_packet(packets.CHANNEL_OP, packets.COMMIT, (channel,), 4)
+        for channel in range(CHANNELS)
+    ]
+    alone.receive(*map(message, range(CHANNELS)), *commits)
+    looked_at.clear()
+    for channel in range(100):
+        alone.link.complete(channel, 0, committed=True)
+    assert looked_at["kept_results"] <= 500
