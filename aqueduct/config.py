@@ -369,8 +369,9 @@ class Relink:
     """Parts of one received message."""
     targets: Count = 1024
     """Channels that one received packet addresses."""
-    channels: Count = 65_536
-    """Channels of one link in each direction; a peer that opens more is cut off."""
+    channels: Count = 4096
+    """Channels of one link in each direction; a peer that opens more is cut off. Each that is open
+    counts for 4 KiB of what the link keeps."""
     window_messages: Count = 65_536
     """Messages of one channel that the receiver has not consumed. Above this, sending waits."""
     window_bytes: Bytes = 64 * MiB

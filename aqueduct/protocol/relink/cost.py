@@ -1,11 +1,13 @@
-"""What a message costs, at its sender and at its receiver alike."""
+"""What messages and channels cost, at their sender and at their receiver alike."""
 
 from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["EMPTY_COST", "message_cost"]
+__all__ = ["CHANNEL_COST", "EMPTY_COST", "message_cost"]
 
+CHANNEL_COST: Final = 4096
+"""Of a channel that is open, whatever it carries: about what its objects take."""
 _MESSAGE: Final = 128
 _PART: Final = 64
 EMPTY_COST: Final = _MESSAGE

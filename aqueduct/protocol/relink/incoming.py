@@ -64,6 +64,11 @@ class Incoming:
             for channel in self.channels.values():
                 channel.partial = None
 
+    @property
+    def coming(self) -> int:
+        """What the message costs that is not whole yet."""
+        return 0 if self.assembly is None else self.assembly.cost
+
     def tell_for_resume(self) -> None:
         """Acknowledges everything that has come, on any connection (RL-R11)."""
         for channel in self.channels.values():

@@ -17,7 +17,7 @@ from aqueduct.errors import (
 )
 from aqueduct.protocol.relink import events
 from aqueduct.protocol.relink.acknowledging import Acknowledger
-from aqueduct.protocol.relink.cost import message_cost
+from aqueduct.protocol.relink.cost import CHANNEL_COST, message_cost
 from aqueduct.protocol.relink.handshake import Opening
 from aqueduct.protocol.relink.incoming import Incoming
 from aqueduct.protocol.relink.liveness import Liveness
@@ -190,7 +190,9 @@ class Link:
         """When ``handle_deadline`` is due."""
         if self.decoder is None or self._liveness.silent:
             return None
-        due = self._life_deadline()
+        due = self._sign_due()
+        if not self.full:
+            due = min(due, self._liveness.next_deadline(self._unanswered))
         acknowledger = self._acknowledger
         if acknowledger.since is not None and not acknowledger.due:
             due = min(due, acknowledger.since + self.settings.ack_delay)
@@ -268,8 +270,13 @@ class Link:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that this link keeps: sent and not consumed, received and not consumed."""
-        return self._outgoing.outstanding + self._incoming.held
+        """What this link keeps, as ``cost`` counts it.
+
+        That is messages until they are consumed, also the one that is coming, and open channels.
+        """
+        incoming, outgoing = self._incoming, self._outgoing
+        channels = len(incoming.channels) + len(outgoing.channels)
+        return outgoing.outstanding + incoming.held + incoming.coming + CHANNEL_COST * channels
 
     @property
     def shut_down(self) -> bool:
@@ -418,13 +425,6 @@ class Link:
         if outbox.asked is None and outbox.unacknowledged:
             return self._liveness.last_in
         return outbox.asked
-
-    def _life_deadline(self) -> float:
-        """When a sign of life is due, or the peer's may be missed."""
-        due = self._sign_due()
-        if not self.full:
-            due = min(due, self._liveness.next_deadline(self._unanswered))
-        return due
 
     def _sign_due(self) -> float:
         """When the peer is to be shown that this side lives, though it has nothing to say."""

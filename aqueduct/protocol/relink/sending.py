@@ -58,6 +58,24 @@ class SendChannel:
     on any connection; nothing beyond can be acknowledged.
     """
 
+    __slots__ = (
+        "_decisions",
+        "_first",
+        "_messages",
+        "consumed",
+        "decided",
+        "identifier",
+        "next",
+        "outstanding_cost",
+        "received",
+        "resulted",
+        "sent",
+        "start",
+        "state",
+        "transactional",
+        "undecided_cost",
+    )
+
     def __init__(self, identifier: int, *, transactional: bool, start: int = 0) -> None:
         self.identifier = identifier
         self.transactional = transactional

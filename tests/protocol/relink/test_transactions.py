@@ -8,7 +8,7 @@ from aqueduct._speedups.relink import packets
 from aqueduct.config import Relink as Settings
 from aqueduct.errors import LocalProtocolError
 from aqueduct.protocol.relink import events
-from aqueduct.protocol.relink.cost import EMPTY_COST, message_cost
+from aqueduct.protocol.relink.cost import CHANNEL_COST, EMPTY_COST, message_cost
 from aqueduct.protocol.relink.handshake import Opening
 from tests.protocol.relink.pair import LinkPair, Lone
 
@@ -54,9 +54,9 @@ def test_a_rollback_drops_the_content_at_once() -> None:
     left = pair.left.link
     left.send(1, bytes(1000))
     left.send(1, b"kept")
-    assert left.held_bytes == message_cost(1000, 1) + message_cost(4, 1)
+    assert left.held_bytes == CHANNEL_COST + message_cost(1000, 1) + message_cost(4, 1)
     left.rollback(1, 0)
-    assert left.held_bytes == EMPTY_COST + message_cost(4, 1)
+    assert left.held_bytes == CHANNEL_COST + EMPTY_COST + message_cost(4, 1)
     left.commit(1)
     wire = pair.left.take_all()
     assert len(wire) < 100  # the message has no parts any more
@@ -64,7 +64,7 @@ def test_a_rollback_drops_the_content_at_once() -> None:
     assert pair.right.of(events.ROLLBACK) == [(1, 0, 0)]
     assert pair.right.of(events.COMMIT) == [(1, 1, 1)]
     pair.right.link.complete(1, 1, committed=True)
-    assert pair.right.link.held_bytes == 0
+    assert pair.right.link.held_bytes == CHANNEL_COST
     pair.settle()
     assert pair.left.of(events.RESULT) == [(1, [1], True)]
 
