@@ -111,5 +111,6 @@ async def test_transactions_of_many_channels_at_once_are_all_committed(tmp_path:
                     assert len(batch.messages) == 9
 
         consuming = asyncio.create_task(consume())
-        assert all(await within(asyncio.gather(*map(commit, range(5)))))
+        results = await within(asyncio.gather(*map(commit, range(5))))
+        assert results == [True] * 5
         await within(consuming)

@@ -344,13 +344,18 @@ class Link:
         self._read_again(full)
 
     def shutdown(self) -> None:
-        """This side opens no more channels, and closes all. ENDED follows the peer's shutdown."""
+        """This side opens no more channels, and closes all. ENDED follows the peer's shutdown.
+
+        What is undecided is rolled back.
+        """
         if self._shutdown_asked or self.state is LinkState.ENDED:
             return
         self._shutdown_asked = True
         if self.id_size:
             for channel in tuple(self._outgoing.channels):
                 self._outgoing.close(channel)
+        else:
+            self._outgoing.drop_undecided()  # its one channel is not closed (RL-R16)
         self._finish()
 
     def ping(self, now: float) -> None:

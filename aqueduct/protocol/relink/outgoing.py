@@ -138,9 +138,13 @@ class Outgoing:
         if found is None or not found.change(SendingInput.CLOSE):
             return
         self._closing += 1
-        if found.transactional and found.decided < found.next:
-            self._decide(found, found.next - 1, commit=False)
+        self._drop_undecided(found)
         self._settle(found)
+
+    def drop_undecided(self) -> None:
+        """Rolls back what is neither committed nor rolled back."""
+        for channel in self.channels.values():
+            self._drop_undecided(channel)
 
     # What the peer and the connection do
 
@@ -281,6 +285,10 @@ class Outgoing:
             self._outbox.queue.append(self._decision(channel, last, commit=commit))
         self._room_changed = True
         self.tell_writable()
+
+    def _drop_undecided(self, channel: SendChannel) -> None:
+        if channel.transactional and channel.decided < channel.next:
+            self._decide(channel, channel.next - 1, commit=False)
 
     def _decision(self, channel: SendChannel, last: int, *, commit: bool) -> bytes:
         return packets.encode_packet(

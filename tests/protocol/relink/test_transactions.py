@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from aqueduct._speedups.relink import packets
@@ -196,3 +198,29 @@ def test_results_that_nobody_reads_have_a_limit() -> None:
         alone.link.complete(1, number, committed=number % 2 == 0)
     with pytest.raises(LocalProtocolError, match="unconfirmed_results"):
         alone.link.complete(1, 300, committed=True)
+
+
+@pytest.mark.requirement("RL-R15")
+@pytest.mark.requirement("RL-R16")
+@pytest.mark.parametrize("cut", [False, True], ids=["connected", "cut"])
+@pytest.mark.parametrize("id_size", [0, 4])
+def test_a_shutdown_rolls_back_what_is_undecided(id_size: int, cut: bool) -> None:
+    pair = LinkPair(replace(BOTH, connector_id_size=id_size, listener_id_size=id_size))
+    left, right = pair.left.link, pair.right.link
+    left.send(0, b"committed")
+    left.commit(0)
+    left.send(0, b"undecided")
+    pair.settle()
+    left.send(0, b"never leaves")
+    if cut:
+        pair.cut()
+    left.shutdown()
+    right.shutdown()
+    if cut:
+        pair.connect()
+    pair.settle()
+    assert pair.right.of(events.ROLLBACK) == [(0, 1, 2)]
+    right.complete(0, 0, committed=True)
+    pair.settle()
+    assert pair.left.of(events.RESULT) == [(0, [0], True)]
+    assert pair.left.of(events.ENDED) == pair.right.of(events.ENDED) == [()]
