@@ -138,7 +138,8 @@ class Limits:
     to 4 calls that have just been answered count until they are said to be closed, 25 ms later at
     most."""
     connections: Count = 16_384
-    """Connections of a process, of all its services and clients together."""
+    """Connections of a process, of all its services and clients together. A listener of
+    aqueduct.relink counts its links by themselves."""
     unacknowledged: Count = 1 << 20
     """Unacknowledged messages of one sender; above it, sending waits."""
     received_ranges: Count = 65_536
@@ -408,6 +409,9 @@ class Relink:
     """Links of one listener without a connection; the oldest goes first (RL-R18)."""
     kept_bytes: Bytes = 256 * MiB
     """Bytes that those links hold."""
+    links_bytes: Bytes = 0
+    """Bytes that all links of one listener hold, with a connection or without one. Above this the
+    link that holds most is dropped. 0: a quarter of the memory, as Flow.process_receive_budget."""
     unknown_links: Count = 100
     """Unknown links that are answered in a second; others are closed without an answer."""
     resumes: Count = 100
@@ -419,7 +423,7 @@ class Relink:
     """The longest delay between two attempts."""
 
     def __post_init__(self) -> None:
-        check_fields(self, zero_allowed=("ack_delay", "keep"))
+        check_fields(self, zero_allowed=("ack_delay", "keep", "links_bytes"))
         if self.ping_interval >= self.silence:
             raise ConfigError(
                 f"Relink.ping_interval ({self.ping_interval!r} s) must be below Relink.silence "
@@ -430,6 +434,11 @@ class Relink:
                 f"Relink.redial_first ({self.redial_first!r} s) must not be above "
                 f"Relink.redial_most ({self.redial_most!r} s)"
             )
+
+    @property
+    def all_links_bytes(self) -> int:
+        """``links_bytes``, or what it is by default on this machine."""
+        return self.links_bytes or quarter_of_memory()
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,6 @@ class RelinkChannel:
         face.sendable()
         (number,) = link.send(self.identifier, flat)
         face.open[self.identifier] = self
-        face.grown(message_cost(size, len(flat)))
         face.advance_soon()
         return number
 
