@@ -138,7 +138,8 @@ class Limits:
     to 4 calls that have just been answered count until they are said to be closed, 25 ms later at
     most."""
     connections: Count = 16_384
-    """Connections of a process, of all its services and clients together."""
+    """Connections of a process, of all its services and clients together. A listener of
+    aqueduct.relink counts its links by themselves."""
     unacknowledged: Count = 1 << 20
     """Unacknowledged messages of one sender; above it, sending waits."""
     received_ranges: Count = 65_536
@@ -370,15 +371,22 @@ class Relink:
     """Parts of one received message."""
     targets: Count = 1024
     """Channels that one received packet addresses."""
-    channels: Count = 65_536
-    """Channels of one link in each direction; a peer that opens more is cut off."""
+    channels: Count = 4096
+    """Channels of one link in each direction; a peer that opens more is cut off. Each that is open
+    counts for 4 KiB of what the link keeps."""
     window_messages: Count = 65_536
     """Messages of one channel that the receiver has not consumed. Above this, sending waits."""
     window_bytes: Bytes = 64 * MiB
-    """Bytes of those messages; a message alone may be larger."""
-    receive_bytes: Bytes = 64 * MiB
-    """Received bytes of one link that the application has not consumed. Above this nothing more is
-    read from the connection."""
+    """What messages of all channels of a link cost that the receiver has not consumed or answered:
+    their bytes, 128 for each, and 64 for each part. Above this, sending waits. A channel of which
+    nothing waits at the receiver may send its next message up to twice this, and a message alone
+    may be larger. Transactions that are not committed yet have at most this together, and the
+    oldest of them has it for itself."""
+    receive_bytes: Bytes = 144 * MiB
+    """What received messages of one link cost that the application has not consumed. Above this
+    nothing more is read from the connection. While this side waits for an acknowledgement it reads
+    up to twice this. Less than twice the peer's window_bytes and a message can make both sides wait
+    for each other. So much may also come of transactions that are not committed yet."""
     unconfirmed_results: Count = 65_536
     """Runs of equal results, committed or not, that the sender of a channel may not know yet."""
     unanswered_pings: Count = 1024
@@ -402,6 +410,9 @@ class Relink:
     """Links of one listener without a connection; the oldest goes first (RL-R18)."""
     kept_bytes: Bytes = 256 * MiB
     """Bytes that those links hold."""
+    links_bytes: Bytes = 0
+    """Bytes that all links of one listener hold, with a connection or without one. Above this the
+    link that holds most is dropped. 0: a quarter of the memory, as Flow.process_receive_budget."""
     unknown_links: Count = 100
     """Unknown links that are answered in a second; others are closed without an answer."""
     resumes: Count = 100
@@ -413,7 +424,7 @@ class Relink:
     """The longest delay between two attempts."""
 
     def __post_init__(self) -> None:
-        check_fields(self, zero_allowed=("ack_delay", "keep"))
+        check_fields(self, zero_allowed=("ack_delay", "keep", "links_bytes"))
         if self.ping_interval >= self.silence:
             raise ConfigError(
                 f"Relink.ping_interval ({self.ping_interval!r} s) must be below Relink.silence "
@@ -424,6 +435,11 @@ class Relink:
                 f"Relink.redial_first ({self.redial_first!r} s) must not be above "
                 f"Relink.redial_most ({self.redial_most!r} s)"
             )
+
+    @property
+    def all_links_bytes(self) -> int:
+        """``links_bytes``, or what it is by default on this machine."""
+        return self.links_bytes or quarter_of_memory()
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ class RelinkOwner(Protocol):
         """The link has no connection."""
 
     def grown(self, connection: RelinkConnection, size: int) -> None:
-        """The link keeps ``size`` bytes more."""
+        """The link keeps ``size`` bytes more; less if that is negative."""
 
     def over(self, connection: RelinkConnection) -> None:
         """The link is over; see ``RelinkConnection.error``."""
@@ -103,9 +103,9 @@ class RelinkConnection:
         self.link = Link(agreement.opening, config.relink, connector=connector)
         """The core; see aqueduct.protocol.relink."""
         self._owner = owner
-        self._face = LinkFace(
-            self.link, config, self.name, self.advance, lambda size: owner.grown(self, size)
-        )
+        self.counted_bytes = 0
+        """What the link keeps, as the owner was told last."""
+        self._face = LinkFace(self.link, config, self.name, self.advance)
         self._loop = asyncio.get_running_loop()
         self._transport: LinkTransport | None = None
         self._down_since: tuple[float, float] | None = None
@@ -374,12 +374,20 @@ class RelinkConnection:
             self._transport.flush()
             if not self._dispatch():
                 break
+        self._count()
         if self.error is None:
             if self._transport is not None:
                 self._transport.hold(self.link.full)
             self._arm()
 
     # Within
+
+    def _count(self) -> None:
+        """Tells the owner what the link keeps. It may drop this link, or another one."""
+        grown = self.link.held_bytes - self.counted_bytes
+        if grown and self.error is None:
+            self.counted_bytes += grown
+            self._owner.grown(self, grown)
 
     def _arm(self) -> None:
         due, timer = self.link.next_deadline(), self._timer
@@ -507,7 +515,9 @@ class RelinkConnection:
     def _tell_down(self) -> None:
         log.info("link %s with %s is cut: %s", self.name, self.peer, self.cut_by)
         self._face.changes.wake()
-        self._owner.down(self)
+        self._count()
+        if self.error is None:
+            self._owner.down(self)
 
     def _end_here(self, reason: str) -> None:
         """Ends the link without the peer's consent; in order if the peer lacks nothing."""

@@ -139,7 +139,7 @@ class _Dialer:
             self._redialling = self._loop.create_task(self._redial(connection))
 
     def grown(self, connection: RelinkConnection, size: int) -> None:
-        """More waits to be sent."""
+        """Another amount is kept. What this side sends has the window for a limit."""
 
     def over(self, connection: RelinkConnection) -> None:
         """The link needs no connection any more."""

@@ -21,7 +21,7 @@ _IN_A_ROW: Final = 64
 class LinkFace:
     """The core of a link, as channels use it.
 
-    ``advance`` lets leave what may, and is the connection's. ``grown`` hears of bytes that wait.
+    ``advance`` lets leave what may, and is the connection's.
     """
 
     def __init__(
@@ -30,7 +30,6 @@ class LinkFace:
         config: Config,
         name: str,
         advance: Callable[[], None],
-        grown: Callable[[int], None],
     ) -> None:
         self.link = link
         self.config = config
@@ -41,7 +40,6 @@ class LinkFace:
         self.closing = False
         """Whether this side closes the link: then nothing more is sent."""
         self.advance = advance
-        self.grown = grown
         self.channels: WeakValueDictionary[int, Any] = WeakValueDictionary()
         """Those of this side that somebody has."""
         self.open: dict[int, Any] = {}

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from aqueduct.arguments import Duration, checked
 from aqueduct.errors import ConnectionLost, Ended, LocalProtocolError
@@ -14,6 +14,9 @@ from aqueduct.relink.link_face import LinkFace
 from aqueduct.relink.waiting import Waiters, raised
 
 __all__ = ["RelinkBatch", "RelinkIncoming", "RelinkMessage"]
+
+_NEVER: Final[deque[Any]] = deque(maxlen=0)
+"""Of plain channels: they have no answers, and a deque takes 760 bytes."""
 
 
 class RelinkMessage:
@@ -74,7 +77,7 @@ class RelinkIncoming:
         """Messages, or pairs of an answer and messages, that nobody has taken."""
         self._held: deque[RelinkMessage] | None = deque() if transactional else None
         """Messages that are neither committed nor rolled back; None: a plain channel."""
-        self._answers: deque[_Answer] = deque()
+        self._answers: deque[_Answer] = deque() if transactional else _NEVER
         """To commits, in order: a result is about all commits before it (RL-R8)."""
         self._last: RelinkMessage | None = None
         """What was taken last and is not consumed."""

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from aqueduct.arguments import Duration, checked
 from aqueduct.errors import LocalProtocolError
+from aqueduct.protocol.relink.cost import message_cost
 from aqueduct.relink.link_face import LinkFace
 from aqueduct.relink.waiting import Waiters, raised
 
@@ -41,10 +42,11 @@ class RelinkChannel:
     async def send(self, *parts: Bytes, timeout: Duration | None = None) -> int:
         """Sends a message of these parts; returns its number on this channel, from 0.
 
-        It waits while the peer has not consumed Relink.window_bytes or Relink.window_messages,
-        for at most ``timeout`` (seconds; None: Timing.progress_deadline). The parts are kept by
-        reference until the peer has received them. While there is no connection messages wait to
-        be sent. Raises LinkLost, TimeoutError (then nothing is sent), and LocalProtocolError.
+        It waits while the peer has not consumed Relink.window_bytes of all channels together, or
+        Relink.window_messages of this one, for at most ``timeout`` (seconds; None:
+        Timing.progress_deadline). The parts are kept by reference until the peer has received
+        them. While there is no connection messages wait to be sent. Raises LinkLost, TimeoutError
+        (then nothing is sent), and LocalProtocolError.
         """
         if self._face.link.transactional:
             raise LocalProtocolError(
@@ -134,7 +136,7 @@ class RelinkChannel:
                 face.error is not None
                 or face.closing
                 or (transaction is not None and transaction.ended)
-                or link.writable(self.identifier, size)
+                or link.writable(self.identifier, size, len(flat))
             )
         )
         face.sendable()
@@ -142,7 +144,6 @@ class RelinkChannel:
             transaction.require_open()
         (number,) = link.send(self.identifier, flat)
         face.open[self.identifier] = self
-        face.grown(size)
         face.advance_soon()
         return number
 
@@ -171,13 +172,14 @@ def _flat(part: Bytes) -> Bytes:
 class RelinkTransaction:
     """Messages of one channel that are committed together; see ``RelinkChannel.transaction``.
 
-    A transaction fits the window (Relink.window_bytes, Relink.window_messages). The peer may take
-    several that were committed one after the other at once, and answers each.
+    It has at most Relink.window_messages messages, which cost at most Relink.window_bytes together:
+    each costs its bytes, 128, and 64 for each part. One message alone may cost more. The peer may
+    take several that were committed one after the other at once, and answers each.
     """
 
     __slots__ = (
-        "_bytes",
         "_channel",
+        "_cost",
         "_count",
         "_good",
         "_timeout",
@@ -194,7 +196,7 @@ class RelinkTransaction:
         """The number of its last message."""
         self._channel = channel
         self._timeout = timeout
-        self._bytes = 0
+        self._cost = 0
         self._count = 0
         """How many messages it has."""
         self._good = True
@@ -228,20 +230,22 @@ class RelinkTransaction:
         channel = self._channel
         self.require_open()
         settings = channel._face.config.relink
-        size = sum(memoryview(part).nbytes for part in parts)
+        cost = message_cost(sum(memoryview(part).nbytes for part in parts), len(parts))
         if self._count and (
-            self._bytes + size > settings.window_bytes or self._count >= settings.window_messages
+            self._cost + cost > settings.window_bytes or self._count >= settings.window_messages
         ):
             raise LocalProtocolError(
-                f"a transaction of more than {settings.window_bytes} bytes or "
-                f"{settings.window_messages} messages can never be committed "
-                "(Relink.window_bytes, Relink.window_messages)"
+                f"a transaction of {self._count + 1} messages that count for {self._cost + cost} "
+                "bytes can never be committed; commit some of them before. The limits are "
+                f"{settings.window_messages} messages (Relink.window_messages) and "
+                f"{settings.window_bytes} bytes (Relink.window_bytes), of which each message takes "
+                "its bytes, 128, and 64 for each part"
             )
         async with channel._face.deadline(timeout):
             number = await channel._send(parts, self)
         self.last = number
         self._count += 1
-        self._bytes += size
+        self._cost += cost
         return number
 
     def rollback(self) -> None:

@@ -7,6 +7,7 @@ import hashlib
 import socket
 import ssl
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable
 from contextlib import suppress
 from typing import Final, TypeAlias
@@ -80,6 +81,12 @@ class RelinkServer(AsyncClosing):
             time.time_ns() // 1000, config.relink, self._dropped
         )
         self._known: dict[RelinkConnection, KnownLink[RelinkConnection]] = {}
+        self._held_bytes = 0
+        """What all links hold."""
+        self._most_bytes = config.relink.all_links_bytes
+        self._origins: dict[RelinkConnection, Hashable] = {}
+        self._by_origin: Counter[Hashable] = Counter()
+        """Where links began, and how many from there live."""
         self._places: Places[LinkTransport] = Places(
             config.byte_stream.half_open, config.timing.handshake_silence
         )
@@ -148,42 +155,66 @@ class RelinkServer(AsyncClosing):
         """The link waits for its connector, as long as there is room for it."""
         known = self._known.get(connection)
         if known is not None:
-            self._table.disconnected(known, connection.link.held_bytes, self._loop.time())
+            self._table.disconnected(known, connection.counted_bytes, self._loop.time())
             self._look()
 
     def grown(self, connection: RelinkConnection, size: int) -> None:
-        """The link keeps more."""
+        """The link keeps more, or less."""
         known = self._known.get(connection)
-        if known is not None and known.expires is not None:
-            self._table.grown(known, size)
+        if known is None:
+            return
+        self._held_bytes += size
+        self._table.grown(known, size)
+        while size > 0 and self._held_bytes > self._most_bytes:
+            largest = max(self._known, key=lambda link: link.counted_bytes)
+            why = (
+                f"it held {largest.counted_bytes} bytes of the {self._held_bytes} that all links "
+                "hold; Relink.links_bytes is the limit"
+            )
+            self._dropped(self._known[largest], why)
 
     def over(self, connection: RelinkConnection) -> None:
         """The link has ended."""
         known = self._known.pop(connection, None)
         if known is not None:
+            self._held_bytes -= connection.counted_bytes
             self._table.remove(known)
             arrival = self._resuming.get(known)
             if arrival is not None:
                 arrival.give_up()
         self.links.discard(connection)
+        origin = self._origins.pop(connection, None)
+        if origin is not None:
+            self._by_origin[origin] -= 1
+            if not self._by_origin[origin]:
+                del self._by_origin[origin]
 
     # What arrivals ask
 
     def choose(
-        self, opening: Opening, proof: Hashable
+        self, opening: Opening, proof: Hashable, origin: Hashable
     ) -> tuple[ChosenLink | RefusedLink | DistantLink, KnownLink[RelinkConnection] | None]:
         """Which link answers an opening."""
         wrong = self._disagreement(opening)
         if wrong or self._closed:
             return RefusedLink(self._table.epoch, False, wrong or "the server closes"), None
-        return self._table.choose(opening, proof, self._loop.time())
+        chosen, known = self._table.choose(opening, proof, self._loop.time())
+        if isinstance(chosen, ChosenLink) and known is None:
+            crowded = self._crowded(origin)
+            if crowded:
+                return RefusedLink(self._table.epoch, True, crowded), None
+        return chosen, known
 
-    def begin(self, transport: LinkTransport, agreement: LinkAgreement, proof: Hashable) -> None:
+    def begin(
+        self, transport: LinkTransport, agreement: LinkAgreement, proof: Hashable, origin: Hashable
+    ) -> None:
         """A new link."""
         connection = RelinkConnection(agreement, self.config, self, connector=False)
         known = self._table.add(agreement.link, agreement.opening, proof, connection)
         self._known[connection] = known
         self.links.add(connection)
+        self._origins[connection] = origin
+        self._by_origin[origin] += 1
         connection.attach(transport, agreement)
         task = self._loop.create_task(self._run(connection))
         self._tasks.add(task)
@@ -230,6 +261,16 @@ class RelinkServer(AsyncClosing):
             return f"it wants ids of {sizes[0]} and {sizes[1]} bytes, not of {self._id_size}"
         return ""
 
+    def _crowded(self, origin: Hashable) -> str:
+        """Why there can be no further link from there; empty: there can."""
+        limits = self.config.limits
+        if len(self.links) >= limits.connections:
+            return f"there are {limits.connections} links, the limit (Limits.connections)"
+        most = limits.connections_address
+        if most is not None and self._by_origin[origin] >= most:
+            return f"{most} links from this address are the limit (Limits.connections_address)"
+        return ""
+
     async def _accept(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         listens(sock)
@@ -249,8 +290,7 @@ class RelinkServer(AsyncClosing):
                 peer.close()  # it is dead already
                 continue
             self._arrivals[arrival.transport] = arrival
-            origin = origin_of(arrival.transport.peer, credentials_of(peer))
-            self._places.add(arrival.transport, origin, self._loop.time())
+            self._places.add(arrival.transport, arrival.origin, self._loop.time())
             arrival.begin(self._context)
 
     async def _make_room(self) -> None:
@@ -316,6 +356,8 @@ class _Arrival:
         if peer and ":" in peer[0]:
             name = f"[{peer[0]}]:{peer[1]}"
         self.transport = LinkTransport(server.config, self, ListenerHandshake(self._choose), name)
+        self.origin = origin_of(name, credentials_of(sock))
+        """What counts as one address."""
         deadline = server.config.relink.handshake_deadline
         self._timer = loop.call_later(deadline, self.give_up)
         self._loop = loop
@@ -366,7 +408,7 @@ class _Arrival:
             self._server.resume(self, self.known)
         else:
             self._end()
-            self._server.begin(transport, agreement, self._proof)
+            self._server.begin(transport, agreement, self._proof, self.origin)
 
     def failed(self, transport: LinkTransport, error: Exception | None) -> None:
         """It was refused, or has ended."""
@@ -377,7 +419,7 @@ class _Arrival:
     # Within
 
     def _choose(self, opening: Opening) -> ChosenLink | RefusedLink | DistantLink:
-        chosen, self.known = self._server.choose(opening, self._proof)
+        chosen, self.known = self._server.choose(opening, self._proof, self.origin)
         return chosen
 
     def _resume_late(self) -> None:

@@ -29,11 +29,12 @@ class Waiters:
     __slots__ = ("_futures",)
 
     def __init__(self) -> None:
-        self._futures: set[asyncio.Future[None]] = set()
+        self._futures: set[asyncio.Future[None]] | None = None
+        """None: nobody has waited. There are many of these, and an empty set takes memory."""
 
     def wake(self) -> None:
         """Something has changed."""
-        for future in self._futures:
+        for future in self._futures or ():
             if not future.done():
                 future.set_result(None)
 
@@ -41,6 +42,8 @@ class Waiters:
         """Waits until this is so. The caller has a deadline."""
         while not condition():
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            if self._futures is None:
+                self._futures = set()
             self._futures.add(future)
             try:
                 await future

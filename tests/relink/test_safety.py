@@ -163,6 +163,33 @@ async def test_a_transaction_in_a_link_that_closes_is_not_committed(tmp_path: Pa
         assert pair.server.error.code == 0
 
 
+@pytest.mark.requirement("RL-R16")
+@pytest.mark.parametrize("id_size", [0, 4])
+async def test_a_link_closes_while_a_transaction_is_open(id_size: int) -> None:
+    batches = []
+
+    async def consume(connection: relink.RelinkConnection) -> None:
+        async for channel in connection.incoming():
+            batches.extend([batch async for batch in channel.transactions()])
+
+    address = "aqueduct+tcp://127.0.0.1:0"
+    server = await relink.serve(consume, address, transactions="connector", config=BRISK)
+    async with server:
+        client = await relink.connect(
+            server.address, transactions="connector", id_size=id_size, config=BRISK
+        )
+        transaction = client.channel(0).transaction()
+        await transaction.__aenter__()
+        await transaction.send(b"x")
+        await within(client.close())
+        assert client.error is not None
+        assert client.error.code == 0
+        with pytest.raises(ConnectionLost):
+            await transaction.__aexit__(None)
+        assert transaction.committed is False
+    assert batches == []
+
+
 async def test_connecting_that_is_cancelled_leaves_no_link(tmp_path: Path) -> None:
     async with ScriptedListener() as listener:
         connecting = asyncio.create_task(relink.connect(listener.address, config=BRISK))

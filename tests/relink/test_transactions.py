@@ -12,6 +12,7 @@ import pytest
 
 from aqueduct import relink
 from aqueduct.errors import Ended, LinkLost, LocalProtocolError
+from aqueduct.protocol.relink.cost import message_cost
 from aqueduct.protocol.relink.handshake import Opening
 from tests.carriers.proxy import End, Fate, Proxy
 from tests.relink.pairs import BRISK, FAMILIES, brisk, eventually, joined, within
@@ -163,13 +164,17 @@ async def test_a_transaction_above_the_window_is_refused_not_waited_for(tmp_path
     config = brisk(window_bytes=1000, window_messages=3)
     async with joined("tcp", tmp_path, config, transactions="connector") as pair:
         out = pair.client.channel(1)
-        for sizes in ((600, 401), (1, 1, 1, 1)):
+        for sizes in ((500, 500), (600, 17), (1, 1, 1, 1)):
             with pytest.raises(LocalProtocolError, match="can never be committed"):
                 async with out.transaction() as transaction:
                     for size in sizes:
                         await transaction.send(bytes(size))
+        with pytest.raises(LocalProtocolError, match="3 messages that count for 1152 bytes"):
+            async with out.transaction() as transaction:
+                for _ in range(3):
+                    await transaction.send(b"", b"", b"", b"")
         async with pair.client.channel(2).transaction() as other:
-            await other.send(bytes(900))
+            await other.send(bytes(700))
             with pytest.raises(TimeoutError):  # both together are above the window
                 async with out.transaction() as transaction:
                     await transaction.send(bytes(200), timeout=0.05)
@@ -177,7 +182,7 @@ async def test_a_transaction_above_the_window_is_refused_not_waited_for(tmp_path
             await asyncio.sleep(0)
         await within(waiting)
         got = [await within((await first(pair.server)).receive_batch()) for _ in range(2)]
-        assert sorted(len(texts(batch)[0]) for batch in got) == [200, 900]
+        assert sorted(len(texts(batch)[0]) for batch in got) == [200, 700]
         for batch in got:
             await batch.committed()
         assert await within(other.result)
@@ -232,6 +237,18 @@ async def test_a_result_that_no_transaction_waits_for_is_no_error(tmp_path: Path
         assert await within(sent.result)
         await eventually(lambda: not pair.client.link.unresolved())
         assert pair.client.state == "up"
+
+
+async def test_the_largest_transaction_of_many_small_messages_is_committed(tmp_path: Path) -> None:
+    config = brisk(window_bytes=1 << 20, receive_bytes=1 << 20)
+    count = (1 << 20) // message_cost(10, 1)
+    async with joined("tcp", tmp_path, config, transactions="connector") as pair:
+        sent = await commit(pair.client.channel(1), *[bytes(10)] * count)
+        async with await within((await first(pair.server)).receive_batch()) as batch:
+            assert len(batch.messages) == count
+        assert await within(sent.result)
+        with pytest.raises(LocalProtocolError, match="can never be committed"):
+            await commit(pair.client.channel(1), *[bytes(10)] * (count + 1))
 
 
 @pytest.mark.requirement("RL-R12")

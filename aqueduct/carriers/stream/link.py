@@ -249,7 +249,7 @@ class CarrierLink:
     # Within
 
     def _account(self) -> None:
-        kept = self.core.kept_bytes
+        kept = self.core.outgoing.outstanding
         if kept != self._told and self._owner.streams.kept(kept - self._told):
             self._told = kept
 

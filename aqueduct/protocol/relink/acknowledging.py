@@ -11,6 +11,7 @@ from aqueduct.errors import LimitExceeded
 from aqueduct.protocol.relink.outbox import Outbox
 from aqueduct.protocol.relink.receiving import ReceiveChannel
 from aqueduct.protocol.relink.sending import SEQUENCE_MASK
+from aqueduct.protocol.relink.state import ChannelState
 
 __all__ = ["Acknowledger"]
 
@@ -34,6 +35,8 @@ class Acknowledger:
         self._id_size = id_size
         self._outbox = outbox
         self._waiting: dict[int, ReceiveChannel] = {}
+        self._many_results: dict[int, ReceiveChannel] = {}
+        """Channels that keep results for which a ping is worth while."""
         self._confirming: list[ReceiveChannel] = []
 
     def begin(self, channels: Iterable[ReceiveChannel]) -> None:
@@ -43,10 +46,12 @@ class Acknowledger:
         self._confirming.clear()
         for channel in channels:
             channel.begin_connection()
+            self._note_results(channel)
 
     def add(self, channel: ReceiveChannel, now: float, *, at_once: bool = False) -> None:
         """A channel has something to tell, at once or within ``Relink.ack_delay``."""
         self._waiting[channel.identifier] = channel
+        self._note_results(channel)
         if self.since is None:
             self.since = now
         if (
@@ -89,6 +94,7 @@ class Acknowledger:
     def tell_closed(self, identifier: int) -> None:
         """Queues the answer to a close. LimitExceeded: the peer reads none of them."""
         self._waiting.pop(identifier, None)
+        self._many_results.pop(identifier, None)
         waiting, limit = len(self._outbox.urgent), self._settings.unanswered_pings
         if waiting > limit + self._settings.channels:
             raise LimitExceeded(
@@ -99,22 +105,27 @@ class Acknowledger:
             packets.encode_packet(packets.CHANNEL_ACK, packets.CLOSED, (identifier,), self._id_size)
         )
 
-    def begin_confirming(self, channels: Iterable[ReceiveChannel]) -> bool:
+    def begin_confirming(self) -> bool:
         """Whether a ping is to ask now if the sender has read results. They are told before it."""
-        found = [channel for channel in channels if channel.kept_results >= _CONFIRMED_FROM]
-        if not found or self._confirming:
+        if not self._many_results or self._confirming:
             return False
-        for channel in found:
+        self._confirming = list(self._many_results.values())
+        self._many_results.clear()
+        for channel in self._confirming:
             self.tell(channel)
             channel.confirming = channel.kept_results
-        self._confirming = found
         return True
 
     def confirm(self) -> None:
         """The ping was answered: those results need not be kept."""
         for channel in self._confirming:
             channel.confirm_results()
+            self._note_results(channel)
         self._confirming.clear()
+
+    def _note_results(self, channel: ReceiveChannel) -> None:
+        if channel.kept_results >= _CONFIRMED_FROM and channel.state is not ChannelState.GONE:
+            self._many_results[channel.identifier] = channel
 
     def _acknowledge(self, channel: ReceiveChannel, kind: int, last: int) -> None:
         self._outbox.urgent.append(

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from aqueduct._speedups.base.buffers import AlignedBuffer
 from aqueduct._speedups.relink.packets import PacketDecoder
+from aqueduct.protocol.relink.cost import message_cost
 
 __all__ = ["Assembly"]
 
@@ -24,6 +25,13 @@ class Assembly:
         self._pieces: list[Any] = []
         self._target: memoryview | None = None
         self._landed = 0
+        self._came = 0
+        """Bytes that came of the message."""
+
+    @property
+    def cost(self) -> int:
+        """What it costs so far; 0: nothing came of it."""
+        return message_cost(self._came, len(self._parts)) if self._came else 0
 
     def room(self) -> memoryview | None:
         """Where the next bytes of a large part go; None: there is no such part."""
@@ -32,12 +40,14 @@ class Assembly:
     def landed(self, size: int) -> None:
         """``size`` bytes were written to ``room``."""
         self._landed += size
+        self._came += size
 
     def keep(self, decoder: PacketDecoder) -> None:
         """Takes the piece that the decoder has."""
         self.reach(decoder)
         data = decoder.data
         assert data is not None
+        self._came += len(data)
         if self._target is None:
             self._pieces.append(data)
             return
@@ -52,7 +62,7 @@ class Assembly:
         """The parts of a message that is whole."""
         self._begin_parts(sizes)
         self._end_part()
-        parts, self._parts = self._parts, []
+        parts, self._parts, self._came = self._parts, [], 0
         return parts
 
     def _begin_parts(self, sizes: tuple[int, ...]) -> None:

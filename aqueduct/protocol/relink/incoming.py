@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from aqueduct._speedups.relink import packets
 from aqueduct._speedups.relink.packets import PacketDecoder
 from aqueduct.config import Relink as Settings
@@ -11,15 +9,12 @@ from aqueduct.errors import LimitExceeded, LocalProtocolError, SequenceError
 from aqueduct.protocol.relink import events
 from aqueduct.protocol.relink.acknowledging import Acknowledger
 from aqueduct.protocol.relink.assembly import Assembly
+from aqueduct.protocol.relink.cost import message_cost
 from aqueduct.protocol.relink.receiving import PartialMessage, ReceiveChannel
 from aqueduct.protocol.relink.sending import SEQUENCE_MASK
 from aqueduct.protocol.relink.state import ChannelState, ReceivingInput
 
 __all__ = ["Incoming"]
-
-_MESSAGE_COST: Final = 128
-_PART_COST: Final = 64
-"""Bytes that count beside those of a message and of each of its parts: empty ones need memory."""
 
 
 class Incoming:
@@ -43,6 +38,8 @@ class Incoming:
         self.channels: dict[int, ReceiveChannel] = {}
         self.held = 0
         self.undecided = 0
+        self._unsettled = 0
+        """Channels of which the application has not finished all that came."""
         self.closed_to_new = False
         self.connected = False
         self.assembly: Assembly | None = None
@@ -66,6 +63,11 @@ class Incoming:
         if not self._pieces:
             for channel in self.channels.values():
                 channel.partial = None
+
+    @property
+    def coming(self) -> int:
+        """What the message costs that is not whole yet."""
+        return 0 if self.assembly is None else self.assembly.cost
 
     def tell_for_resume(self) -> None:
         """Acknowledges everything that has come, on any connection (RL-R11)."""
@@ -136,18 +138,17 @@ class Incoming:
     def take_whole(self, decoder: PacketDecoder, now: float) -> None:
         """A message is whole."""
         parts = None if self.assembly is None else self.assembly.finish(decoder.sizes)
-        size = sum(decoder.sizes) + _MESSAGE_COST + _PART_COST * len(decoder.sizes)
+        cost = message_cost(sum(decoder.sizes), len(decoder.sizes))
         for identifier in decoder.channels:
             channel = self.channels[identifier]
-            held, undecided = channel.held, channel.undecided
-            number, dropped = channel.take_message(size)
-            self.held += channel.held - held
-            self.undecided += channel.undecided - undecided
+            before = _counts_of(channel)
+            number, dropped = channel.take_message(cost)
+            self._count(channel, before)
             self._acknowledger.add(channel, now)
             if not dropped:
                 self._events.append((events.MESSAGE, identifier, number, parts))
         most = self._settings.receive_bytes
-        if self.undecided > most and self.undecided > size * len(decoder.channels):
+        if self.undecided > most and self.undecided > cost * len(decoder.channels):
             raise LimitExceeded(
                 f"{self.undecided} bytes came and were neither committed nor rolled back; "
                 f"Relink.receive_bytes is {most}"
@@ -194,11 +195,13 @@ class Incoming:
         found = self._require(channel, last)
         if found is None or found.transactional:
             return
-        held = found.held
+        before = _counts_of(found)
         found.consume(last + 1)
-        self.held += found.held - held
+        self._count(found, before)
         if self.connected:
-            self._acknowledger.add(found, now)
+            # While other channels fill the sender's window, it waits for this to send the next one.
+            waited_for = found.settled and 4 * self.held >= self._settings.receive_bytes
+            self._acknowledger.add(found, now, at_once=waited_for)
             self._answer_close(found)
 
     def complete(self, channel: int, last: int, now: float, *, committed: bool) -> None:
@@ -211,12 +214,12 @@ class Incoming:
                 f"channel {channel}: the peer has not read {found.kept_results} results; "
                 "Relink.unconfirmed_results is the limit"
             )
-        held = found.held
+        before = _counts_of(found)
         if not found.add_result(last, committed=committed):
             raise LocalProtocolError(
                 f"channel {channel}: message {last} has a result, or was not committed (RL-R9)"
             )
-        self.held += found.held - held
+        self._count(found, before)
         if self.connected:
             self._acknowledger.add(found, now, at_once=True)  # the sender waits for it
             self._answer_close(found)
@@ -224,7 +227,7 @@ class Incoming:
     @property
     def drained(self) -> bool:
         """Whether the application has done with all that came."""
-        return all(channel.settled for channel in self.channels.values())
+        return not self._unsettled
 
     # Within
 
@@ -252,13 +255,19 @@ class Incoming:
     def _take_decision(
         self, channel: ReceiveChannel, sequence: int | None, *, commit: bool
     ) -> None:
-        held, undecided = channel.held, channel.undecided
+        before = _counts_of(channel)
         found = channel.on_decision(sequence, commit=commit)
-        self.held += channel.held - held
-        self.undecided += channel.undecided - undecided
+        self._count(channel, before)
         if found is not None:
             kind = events.COMMIT if commit else events.ROLLBACK
             self._events.append((kind, channel.identifier, *found))
+
+    def _count(self, channel: ReceiveChannel, before: tuple[int, int, bool]) -> None:
+        """Brings the sums in step with a channel, of which ``before`` was counted."""
+        held, undecided, settled = before
+        self.held += channel.held - held
+        self.undecided += channel.undecided - undecided
+        self._unsettled += settled - channel.settled
 
     def _answer_close(self, channel: ReceiveChannel) -> None:
         """Says closed once the application has done with all that came before (RL-R15).
@@ -281,3 +290,8 @@ class Incoming:
                 f"channel {channel}: message {last} has not come; {found.received} have"
             )
         return found
+
+
+def _counts_of(channel: ReceiveChannel) -> tuple[int, int, bool]:
+    """What is counted of a channel."""
+    return channel.held, channel.undecided, channel.settled

@@ -17,6 +17,7 @@ from aqueduct.errors import (
 )
 from aqueduct.protocol.relink import events
 from aqueduct.protocol.relink.acknowledging import Acknowledger
+from aqueduct.protocol.relink.cost import CHANNEL_COST, message_cost
 from aqueduct.protocol.relink.handshake import Opening
 from aqueduct.protocol.relink.incoming import Incoming
 from aqueduct.protocol.relink.liveness import Liveness
@@ -58,8 +59,9 @@ class Link:
     **Receiving.** Messages come whole. Their large parts are AlignedBuffers: ``room`` and
     ``landed`` let a carrier read straight to there. With ``pieces`` they come as their bytes come.
     If the application holds more than ``Relink.receive_bytes``, the link is ``full``: read nothing
-    until it is not. What the peer has not decided about counts by itself. What is consumed or
-    decided is acknowledged without being asked.
+    until it is not. Twice that counts while this side waits for something that the peer is to
+    consume or to answer: what it says of that is read then. What the peer has not decided about
+    counts by itself. What is consumed or decided is acknowledged without being asked.
 
     **Failure.** A violation by the peer ends the link: FAILED is the last event, ``error`` what it
     was, and what is received or commanded after it is without effect.
@@ -96,7 +98,7 @@ class Link:
         self._events: list[events.Event] = []
         self._outbox = Outbox(mine)
         self._acknowledger = Acknowledger(settings, theirs, self._outbox)
-        self._outgoing = Outgoing(
+        self.outgoing = Outgoing(
             settings,
             mine,
             transactional=own,
@@ -112,7 +114,9 @@ class Link:
             acknowledger=self._acknowledger,
             start=start,
         )
-        self._shutdown_asked = self._shutdown_out = False
+        self._shutdown_asked = False
+        self.shut_down = False
+        """This side has said that it is done: if the peer has dropped the link, it has ended."""
         self._now = 0.0
         self._liveness = Liveness(settings, 0.0)
         self._sign = 0.0
@@ -188,7 +192,9 @@ class Link:
         """When ``handle_deadline`` is due."""
         if self.decoder is None or self._liveness.silent:
             return None
-        due = self._life_deadline()
+        due = self._sign_due()
+        if not self.full:
+            due = min(due, self._liveness.next_deadline(self._unanswered, waiting=self._waiting))
         acknowledger = self._acknowledger
         if acknowledger.since is not None and not acknowledger.due:
             due = min(due, acknowledger.since + self.settings.ack_delay)
@@ -263,23 +269,20 @@ class Link:
     @property
     def full(self) -> bool:
         """The application holds more than ``Relink.receive_bytes``: receive no more for now."""
-        incoming = self._incoming
-        return incoming.held - incoming.undecided >= self.settings.receive_bytes
+        incoming, most = self._incoming, self.settings.receive_bytes
+        if self.outgoing.waits:
+            most *= 2
+        return incoming.held - incoming.undecided >= most
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that this link keeps: sent and not consumed, received and not consumed."""
-        return self._outgoing.held_bytes + self._incoming.held
+        """What this link keeps, as ``cost`` counts it.
 
-    @property
-    def kept_bytes(self) -> int:
-        """Bytes of messages that were sent and are not consumed."""
-        return self._outgoing.held_bytes
-
-    @property
-    def shut_down(self) -> bool:
-        """This side has said that it is done: if the peer has dropped the link, it has ended."""
-        return self._shutdown_out
+        That is messages until they are consumed, also the one that is coming, and open channels.
+        """
+        incoming, outgoing = self._incoming, self.outgoing
+        channels = len(incoming.channels) + len(outgoing.channels)
+        return outgoing.outstanding + incoming.held + incoming.coming + CHANNEL_COST * channels
 
     @property
     def unacknowledged(self) -> int:
@@ -293,15 +296,18 @@ class Link:
         """
         return {
             identifier: (outstanding, channel.unconfirmed())
-            for identifier, channel in self._outgoing.channels.items()
+            for identifier, channel in self.outgoing.channels.items()
             if (outstanding := channel.outstanding())
         }
 
     # Commands
 
-    def writable(self, channel: int, size: int = 1) -> bool:
-        """Whether the window of a channel has room for ``size`` bytes. If not, WRITABLE follows."""
-        return self._outgoing.writable(channel, size)
+    def writable(self, channel: int, size: int = 1, parts: int = 1) -> bool:
+        """Whether there is room for ``size`` bytes in so many parts. If not, WRITABLE follows.
+
+        A message counts for more than its bytes; see ``message_cost``.
+        """
+        return self.outgoing.writable(channel, message_cost(size, parts))
 
     def send(self, channel: int | Sequence[int], parts: Buffer | Iterable[Buffer]) -> list[int]:
         """Sends a message of these parts, to one channel or to several; returns its numbers there.
@@ -315,15 +321,18 @@ class Link:
         if isinstance(parts, (bytes, bytearray, memoryview)):
             parts = (parts,)
         targets = (channel,) if isinstance(channel, int) else channel
-        return self._outgoing.send(targets, tuple(parts))
+        full = self.full
+        numbers = self.outgoing.send(targets, tuple(parts))
+        self._read_again(full)
+        return numbers
 
     def commit(self, channel: int, last: int | None = None) -> None:
         """Asks the receiver to process the messages up to number ``last``; None: all sent."""
-        self._outgoing.decide(channel, last, commit=True)
+        self.outgoing.decide(channel, last, commit=True)
 
     def rollback(self, channel: int, last: int | None = None) -> None:
         """Asks the receiver to ignore them."""
-        self._outgoing.decide(channel, last, commit=False)
+        self.outgoing.decide(channel, last, commit=False)
 
     def close(self, channel: int) -> None:
         """Closes a channel of this side once its messages are received.
@@ -331,16 +340,23 @@ class Link:
         Of a transactional one, undecided messages are rolled back, and results awaited (RL-R15).
         CLOSED follows. A channel that is not open is not closed.
         """
-        self._outgoing.close(channel)
+        full = self.full
+        self.outgoing.close(channel)
+        self._read_again(full)
 
     def shutdown(self) -> None:
-        """This side opens no more channels, and closes all. ENDED follows the peer's shutdown."""
+        """This side opens no more channels, and closes all. ENDED follows the peer's shutdown.
+
+        What is undecided is rolled back.
+        """
         if self._shutdown_asked or self.state is LinkState.ENDED:
             return
         self._shutdown_asked = True
         if self.id_size:
-            for channel in tuple(self._outgoing.channels):
-                self._outgoing.close(channel)
+            for channel in tuple(self.outgoing.channels):
+                self.outgoing.close(channel)
+        else:
+            self.outgoing.drop_undecided()  # its one channel is not closed (RL-R16)
         self._finish()
 
     def ping(self, now: float) -> None:
@@ -364,11 +380,7 @@ class Link:
         full = self.full
         self._incoming.complete(channel, last, self._now, committed=committed)
         self._read_again(full)
-        if self.decoder is not None and self._acknowledger.begin_confirming(
-            self._incoming.channels.values()
-        ):
-            self._liveness.ping(self._now, confirms=True)
-            self._outbox.urgent.append(packets.encode_general(packets.PING))
+        self._ask_for_results()
         self._finish()
 
     def lose(self, *, forget: bool = False) -> None:
@@ -380,7 +392,8 @@ class Link:
             self._change(LinkInput.END)
             self._begin(connected=False)
         if forget:
-            self._outgoing.channels.clear()
+            self.outgoing.channels.clear()
+            self.outgoing.outstanding = 0
             self._incoming.channels.clear()
 
     # For a carrier that moves one channel's messages itself, each of one part
@@ -396,12 +409,14 @@ class Link:
     def take_packet(self, decoder: PacketDecoder, now: float) -> None:
         """The decoder has another packet. Raises RemoteProtocolError, which ``fail`` is told."""
         self._take_packet(decoder, self.heard(now))
+        self.outgoing.tell_writable()
+        self._finish()
 
     def keep(self, channel: int, parts: list[Any], size: int, now: float) -> None:
         """A message of one part, which lies in these buffers, leaves now."""
         if not self._outbox.unacknowledged:
             self._liveness.acknowledged(now)
-        self._outgoing.keep(channel, tuple(parts), size)
+        self.outgoing.keep(channel, tuple(parts), size)
         if self._outbox.asked is None:
             self._outbox.asked = now
 
@@ -424,13 +439,6 @@ class Link:
         """Whether messages that have left on this connection are not acknowledged."""
         return self._outbox.unacknowledged > 0 and self.state is LinkState.UP
 
-    def _life_deadline(self) -> float:
-        """When a sign of life is due, or the peer's may be missed."""
-        due = self._sign_due()
-        if not self.full:
-            due = min(due, self._liveness.next_deadline(self._unanswered, waiting=self._waiting))
-        return due
-
     def _sign_due(self) -> float:
         """When the peer is to be shown that this side lives, though it has nothing to say."""
         decoder = self.decoder
@@ -451,13 +459,19 @@ class Link:
             raise SequenceError(f"{given.name} on a link that is {self.state.name} (RL-R11)")
         self.state = after
 
+    def _ask_for_results(self) -> None:
+        """Asks whether the peer has read results that are kept for it, once they are many."""
+        if self.state is LinkState.UP and self._acknowledger.begin_confirming():
+            self._liveness.ping(self._now, confirms=True)
+            self._outbox.urgent.append(packets.encode_general(packets.PING))
+
     def _begin(self, *, connected: bool) -> None:
         """Lets go of what belongs to one connection."""
         self.decoder = None
         self._liveness = Liveness(self.settings, self._now)
         self._sign = self._now
         self._outbox.clear()
-        self._outgoing.stop()
+        self.outgoing.stop()
         self._incoming.begin(connected=connected)
         self._acknowledger.begin(self._incoming.channels.values())
 
@@ -473,8 +487,9 @@ class Link:
     def _flow(self, *, resumed: bool) -> None:
         """Messages may flow from now on."""
         self._events.append((events.UP, resumed))
-        self._outgoing.flow()
-        if self._shutdown_out:
+        self._ask_for_results()
+        self.outgoing.flow()
+        if self.shut_down:
             self._outbox.queue.append(packets.encode_general(packets.SHUTDOWN))
         self._finish()
 
@@ -500,6 +515,9 @@ class Link:
                     return  # the link has ended
         if incoming.assembly is not None and decoder.in_payload:
             incoming.assembly.reach(decoder)
+        # Once for all packets: a peer can send many in a few bytes.
+        self.outgoing.tell_writable()
+        self._finish()
 
     def _take_packet(self, decoder: PacketDecoder, now: float) -> None:
         kind = decoder.format
@@ -515,10 +533,9 @@ class Link:
             if operation:
                 self._incoming.take_operation(identifier, decoder.type, sequence, now)
             else:
-                self._outgoing.take_acknowledgement(identifier, decoder.type, sequence)
+                self.outgoing.take_acknowledgement(identifier, decoder.type, sequence)
         if self._outbox.unacknowledged < waited:
             self._liveness.acknowledged(now)
-        self._finish()
 
     def _take_general(self, kind: int) -> None:
         liveness = self._liveness
@@ -535,24 +552,24 @@ class Link:
                 self._events.append((events.PONG, answered[0]))
                 if answered[1]:
                     self._acknowledger.confirm()
+                    self._ask_for_results()
         elif kind == packets.RESUME:
             self._change(LinkInput.RESUME)
-            self._outgoing.take_resume()
+            self.outgoing.take_resume()
             self._flow(resumed=True)
         elif kind == packets.SHUTDOWN and not self._incoming.closed_to_new:
             self._incoming.closed_to_new = True
             self._events.append((events.SHUTDOWN,))
-            self._finish()
 
     def _finish(self) -> None:
         """Says shutdown once all of this side is done, and ends once both sides have (RL-R16)."""
         if not self._shutdown_asked or self.state is LinkState.ENDED:
             return
         up = self.state is LinkState.UP
-        if not self._shutdown_out:
-            if not self._outgoing.drained:
+        if not self.shut_down:
+            if not self.outgoing.drained:
                 return
-            self._shutdown_out = True
+            self.shut_down = True
             if up:
                 self._outbox.queue.append(packets.encode_general(packets.SHUTDOWN))
         if up and self._incoming.closed_to_new and self._incoming.drained and self.idle:

@@ -11,6 +11,7 @@ from aqueduct._speedups.relink import packets
 from aqueduct.config import Relink as Settings
 from aqueduct.errors import LocalProtocolError, SequenceError
 from aqueduct.protocol.relink import events
+from aqueduct.protocol.relink.cost import message_cost
 from aqueduct.protocol.relink.outbox import Outbox, OutMessage
 from aqueduct.protocol.relink.sending import SEQUENCE_MASK, Buffers, SendChannel, SentMessage
 from aqueduct.protocol.relink.state import ChannelState, SendingInput
@@ -22,7 +23,17 @@ _REMEMBERED: Final = 1024
 
 
 class Outgoing:
-    """All channels of this side. ``flowing``: the link is up, so what is said may leave now."""
+    """All channels of this side. ``flowing``: the link is up, so what is said may leave now.
+
+    **The window** counts what all channels have sent and the peer has not consumed or answered. A
+    channel of which the peer has nothing to do may send its next message above it, up to two
+    windows. So a reader of one channel gets on, whatever lies on the others, and a receiver with
+    room for two windows and a message never stops to read.
+
+    **Undecided messages** of all transactions fit one window, as no receiver can do anything with
+    them. The transaction that is open for longest has a window for itself: two that wait for each
+    other's room would wait for ever.
+    """
 
     def __init__(
         self,
@@ -42,45 +53,56 @@ class Outgoing:
         self._events = reported
         self._outbox = outbox
         self._start = start
-        self._undecided = 0
-        """Bytes of messages that are neither committed nor rolled back, of all channels."""
-        self._waiting: set[int] = set()
-        """Channels that were refused room because of those."""
+        self.outstanding = 0
+        """What messages cost that fill the window, of all channels."""
+        self._undecided: dict[int, None] = {}
+        """Channels with messages that are neither committed nor rolled back, the longest first."""
+        self._undecided_cost = 0
+        """Of all those messages."""
+        self._closing = 0
+        """Channels whose close is not answered."""
+        self._waiting: dict[int, int] = {}
+        """Channels that were refused room, and what for."""
+        self._room_changed = False
+        """Whether some of those may have it now."""
         self._named: set[int] = set()
         self._closed: OrderedDict[int, None] = OrderedDict()
 
     # What the application does
 
-    def writable(self, channel: int, size: int) -> bool:
-        """Whether the window of a channel has room; if not, WRITABLE follows."""
-        settings = self._settings
-        if self._undecided and self._undecided + size > settings.window_bytes:
-            # The receiver can do nothing with them: it may not be filled by them alone.
-            self._waiting.add(channel)
-            return False
-        found = self.channels.get(channel)
-        if found is None or not found.filling:
-            return True
-        room = (
-            found.filling < settings.window_messages
-            and found.outstanding_bytes + size <= settings.window_bytes
-        )
-        found.blocked = found.blocked or not room
+    def writable(self, channel: int, cost: int) -> bool:
+        """Whether the window has room for a message of a channel; if not, WRITABLE follows."""
+        room = self._has_room(channel, cost)
+        if not room:
+            self._waiting[channel] = cost
         return room
+
+    def tell_writable(self) -> None:
+        """Says WRITABLE of channels that have the room now that they were refused."""
+        if not self._room_changed:
+            return
+        self._room_changed = False
+        found = [each for each, cost in self._waiting.items() if self._has_room(each, cost)]
+        for channel in found:
+            del self._waiting[channel]
+            self._events.append((events.WRITABLE, channel))
 
     def send(self, targets: Sequence[int], parts: Buffers) -> list[int]:
         """As ``Link.send``."""
         size = size_of(list(parts))
+        cost = message_cost(size, len(parts))
         for target in targets:
-            self._require_room(target, size)
+            self._require_room(target, cost, len(targets))
         sent = []
         for target in targets:
             found = self.channels.get(target) or self._open(target)
             # Each has its own: one may receive it, or roll it back, before the others.
             message = SentMessage(parts, size)
             sent.append((found, found.add(message)))
+            self.outstanding += cost
             if self._transactional:
-                self._undecided += size
+                self._undecided[target] = None
+                self._undecided_cost += cost
         if self.flowing and sent:
             one = message if len(sent) == 1 else SentMessage(parts, size)
             self._outbox.queue.append(OutMessage(one, sent))
@@ -89,7 +111,9 @@ class Outgoing:
     def keep(self, channel: int, parts: Buffers, size: int) -> None:
         """A message of one part leaves by somebody else, who has asked whether it may."""
         found = self.channels.get(channel) or self._open(channel)
-        found.sent = found.add(SentMessage(parts, size, one_part=True)) + 1
+        message = SentMessage(parts, size, one_part=True)
+        found.sent = found.add(message) + 1
+        self.outstanding += message.cost
         self._outbox.unacknowledged += 1
 
     def decide(self, channel: int, last: int | None, *, commit: bool) -> None:
@@ -113,9 +137,14 @@ class Outgoing:
         found = self.channels.get(channel)
         if found is None or not found.change(SendingInput.CLOSE):
             return
-        if found.transactional and found.decided < found.next:
-            self._decide(found, found.next - 1, commit=False)
+        self._closing += 1
+        self._drop_undecided(found)
         self._settle(found)
+
+    def drop_undecided(self) -> None:
+        """Rolls back what is neither committed nor rolled back."""
+        for channel in self.channels.values():
+            self._drop_undecided(channel)
 
     # What the peer and the connection do
 
@@ -169,6 +198,7 @@ class Outgoing:
             self._close_done(channel)
             return
         unreceived = max(channel.sent - channel.received, 0)
+        outstanding, filling = channel.outstanding_cost, channel.filling
         if kind == packets.RECEIVED:
             if not channel.on_received(sequence) and not self.flowing:
                 _check_backwards(channel, sequence)
@@ -180,11 +210,9 @@ class Outgoing:
                 committed = kind == packets.COMMITTED
                 self._events.append((events.RESULT, identifier, numbers, committed))
         self._outbox.unacknowledged -= unreceived - max(channel.sent - channel.received, 0)
+        self.outstanding += channel.outstanding_cost - outstanding
+        self._room_changed = self._room_changed or channel.filling < filling
         self._settle(channel)
-        if channel.blocked:
-            channel.blocked = False
-            if self.writable(identifier, 1):
-                self._events.append((events.WRITABLE, identifier))
 
     # Questions
 
@@ -196,14 +224,30 @@ class Outgoing:
         """
         if self._id_size:
             return not self.channels
-        return not any(channel.outstanding() for channel in self.channels.values())
+        return all(channel.finished for channel in self.channels.values())
 
     @property
-    def held_bytes(self) -> int:
-        """Bytes that are kept for the peer."""
-        return sum(channel.outstanding_bytes for channel in self.channels.values())
+    def waits(self) -> bool:
+        """Whether the peer has still to consume, to answer or to close something."""
+        return self.outstanding > self._undecided_cost or self._closing > 0
 
     # Within
+
+    def _has_room(self, channel: int, cost: int) -> bool:
+        window, found = self._settings.window_bytes, self.channels.get(channel)
+        if found is not None and found.filling >= self._settings.window_messages:
+            return False
+        outstanding, undecided = 0, 0
+        if found is not None:
+            outstanding, undecided = found.outstanding_cost, found.undecided_cost
+        if self._undecided_cost and self._undecided_cost + cost > window:
+            longest = next(iter(self._undecided))
+            if channel != longest or undecided + cost > window:
+                return False
+        if self.outstanding + cost <= window:
+            return True
+        idle = outstanding == undecided  # the peer has nothing to do of this channel
+        return idle and (self.outstanding <= window or self.outstanding + cost <= 2 * window)
 
     def _open(self, channel: int) -> SendChannel:
         found = SendChannel(channel, transactional=self._transactional, start=self._start)
@@ -211,7 +255,7 @@ class Outgoing:
         self._closed.pop(channel, None)
         return found
 
-    def _require_room(self, channel: int, size: int) -> None:
+    def _require_room(self, channel: int, cost: int, targets: int) -> None:
         if not 0 <= channel < 1 << 8 * self._id_size:
             raise LocalProtocolError(
                 f"channel {channel} does not fit an id of {self._id_size} bytes"
@@ -224,21 +268,27 @@ class Outgoing:
                 )
         elif not found.change(SendingInput.SEND):
             raise LocalProtocolError(f"channel {channel} is closing: wait until it is closed")
-        if not self.writable(channel, size):
+        if not self.writable(channel, cost * targets):
             raise LocalProtocolError(
-                f"channel {channel} has no room for {size} bytes: wait until it is writable "
-                "(Relink.window_bytes, Relink.window_messages)"
+                f"channel {channel} has no room for a message that counts for {cost} bytes: wait "
+                "until it is writable (Relink.window_bytes, Relink.window_messages)"
             )
 
     def _decide(self, channel: SendChannel, last: int, *, commit: bool) -> None:
-        undecided = channel.undecided_bytes
+        outstanding, undecided = channel.outstanding_cost, channel.undecided_cost
         channel.decide(last, commit=commit)
-        self._undecided += channel.undecided_bytes - undecided
+        self.outstanding += channel.outstanding_cost - outstanding
+        self._undecided_cost += channel.undecided_cost - undecided
+        if not channel.undecided_cost:
+            del self._undecided[channel.identifier]
         if self.flowing:
             self._outbox.queue.append(self._decision(channel, last, commit=commit))
-        for waiting in self._waiting:
-            self._events.append((events.WRITABLE, waiting))
-        self._waiting.clear()
+        self._room_changed = True
+        self.tell_writable()
+
+    def _drop_undecided(self, channel: SendChannel) -> None:
+        if channel.transactional and channel.decided < channel.next:
+            self._decide(channel, channel.next - 1, commit=False)
 
     def _decision(self, channel: SendChannel, last: int, *, commit: bool) -> bytes:
         return packets.encode_packet(
@@ -266,6 +316,9 @@ class Outgoing:
     def _close_done(self, channel: SendChannel) -> None:
         channel.change(SendingInput.CLOSED)
         del self.channels[channel.identifier]
+        self.outstanding -= channel.outstanding_cost
+        self._closing -= 1
+        self._room_changed = True
         self._closed[channel.identifier] = None
         if len(self._closed) > _REMEMBERED:
             self._closed.popitem(last=False)

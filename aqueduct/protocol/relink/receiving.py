@@ -9,12 +9,17 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import Any, Final
 
 from aqueduct.errors import SequenceError
+from aqueduct.protocol.relink.cost import EMPTY_COST
 from aqueduct.protocol.relink.sending import target_of
 from aqueduct.protocol.relink.state import RECEIVING, ChannelState, ReceivingInput
 
 __all__ = ["PartialMessage", "ReceiveChannel"]
+
+_NEVER: Final[deque[Any]] = deque(maxlen=0)
+"""Of plain channels: they have no decisions, and a deque takes 760 bytes."""
 
 
 @dataclass(slots=True)
@@ -29,9 +34,32 @@ class ReceiveChannel:
     """The cursors of one channel, each the number of the next message that it may pass.
 
     ``received``, ``consumed``, ``decided`` (commit and rollback together) and ``resulted``
-    (committed and uncommitted together). ``held``: bytes that came and are not consumed.
+    (committed and uncommitted together). ``held``: what messages cost that are not consumed.
     ``partial``: what has come of the next message; it outlives a connection.
     """
+
+    __slots__ = (
+        "_costs",
+        "_decisions",
+        "_results",
+        "_told_results",
+        "close_came",
+        "confirming",
+        "consumed",
+        "decided",
+        "held",
+        "identifier",
+        "partial",
+        "received",
+        "resulted",
+        "start",
+        "state",
+        "told_consumed",
+        "told_received",
+        "transactional",
+        "undecided",
+        "untold_bytes",
+    )
 
     def __init__(self, identifier: int, *, transactional: bool, start: int = 0) -> None:
         self.identifier = identifier
@@ -49,15 +77,14 @@ class ReceiveChannel:
         self.close_came = False
         """Whether the close came on this connection: else it comes again, and is answered then."""
         self.partial: PartialMessage | None = None
-        self.sizes: deque[int] = deque()
-        """Bytes of each message that is received and not consumed."""
-        self._undecided_sizes: deque[int] = deque()
+        self._costs: deque[int] = deque()
+        """Of each message that is received and not consumed."""
         # Runs of decisions: the number behind each, and whether it is a commit. Results follow
         # for the commits, in order.
-        self._decisions: deque[tuple[int, bool]] = deque()
+        self._decisions: deque[tuple[int, bool]] = deque() if transactional else _NEVER
         # Runs of results: the number of the last message of each, and whether it was committed.
         # They are kept until the sender is known to have read them.
-        self._results: deque[tuple[int, bool]] = deque()
+        self._results: deque[tuple[int, bool]] = deque() if transactional else _NEVER
         self._told_results = 0  # of those, on this connection
         self.confirming = 0
         """Of the kept results so many were told before the ping that is under way."""
@@ -75,18 +102,18 @@ class ReceiveChannel:
         self.state = after
         return True
 
-    def take_message(self, size: int) -> tuple[int, bool]:
+    def take_message(self, cost: int) -> tuple[int, bool]:
         """A message is whole: its number, and whether it was rolled back before it came."""
         number = self.received
         self.received += 1
-        self.untold_bytes += size
+        self.untold_bytes += cost
         dropped = number < self.decided
-        size = 0 if dropped else size
-        self.sizes.append(size)
-        self.held += size
-        if self.transactional and not dropped:
-            self._undecided_sizes.append(size)
-            self.undecided += size
+        if dropped:
+            cost = EMPTY_COST
+        elif self.transactional:
+            self.undecided += cost
+        self._costs.append(cost)
+        self.held += cost
         self.partial = None
         self._pass_dropped()
         return number, dropped
@@ -119,8 +146,14 @@ class ReceiveChannel:
             decisions.pop()
         decisions.append((last + 1, commit))
         self.decided = last + 1
-        for _ in range(first, min(self.decided, self.received)):
-            self.undecided -= self._undecided_sizes.popleft()
+        for number in range(first, min(self.decided, self.received)):
+            at = number - self.consumed
+            cost = self._costs[at]
+            self.undecided -= cost
+            if not commit:
+                # The sender counts no more for it, and so its window has room at once.
+                self._costs[at] = EMPTY_COST
+                self.held -= cost - EMPTY_COST
         self._pass_dropped()
         return first, last
 
@@ -129,7 +162,7 @@ class ReceiveChannel:
     def consume(self, end: int) -> None:
         """Everything before ``end`` is consumed."""
         while self.consumed < end:
-            self.held -= self.sizes.popleft()
+            self.held -= self._costs.popleft()
             self.consumed += 1
 
     def add_result(self, last: int, *, committed: bool) -> list[int]:

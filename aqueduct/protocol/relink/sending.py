@@ -12,6 +12,7 @@ from itertools import takewhile
 from typing import Final, TypeAlias
 
 from aqueduct.errors import SequenceError
+from aqueduct.protocol.relink.cost import EMPTY_COST, message_cost
 from aqueduct.protocol.relink.state import SENDING, ChannelState, SendingInput
 
 __all__ = ["SEQUENCE_MASK", "Buffers", "SendChannel", "SentMessage", "target_of"]
@@ -34,17 +35,18 @@ def target_of(sequence: int, cursor: int) -> int | None:
 
 
 class SentMessage:
-    """A message until it is received: its parts, by reference, and their bytes.
+    """A message until it is received: its parts, by reference, their bytes, and what it costs.
 
     ``one_part``: the buffers are one part.
     """
 
-    __slots__ = ("one_part", "parts", "size")
+    __slots__ = ("cost", "one_part", "parts", "size")
 
     def __init__(self, parts: Buffers, size: int, *, one_part: bool = False) -> None:
         self.parts: Buffers = parts
         self.size = size
         self.one_part = one_part
+        self.cost = message_cost(size, 1 if one_part else len(parts))
 
 
 class SendChannel:
@@ -56,6 +58,24 @@ class SendChannel:
     on any connection; nothing beyond can be acknowledged.
     """
 
+    __slots__ = (
+        "_decisions",
+        "_first",
+        "_messages",
+        "consumed",
+        "decided",
+        "identifier",
+        "next",
+        "outstanding_cost",
+        "received",
+        "resulted",
+        "sent",
+        "start",
+        "state",
+        "transactional",
+        "undecided_cost",
+    )
+
     def __init__(self, identifier: int, *, transactional: bool, start: int = 0) -> None:
         self.identifier = identifier
         self.transactional = transactional
@@ -63,12 +83,10 @@ class SendChannel:
         self.next = self.sent = start
         self.received = self.consumed = self.decided = self.resulted = start
         self.start = start
-        self.outstanding_bytes = 0
-        """Bytes of the messages that fill the window."""
-        self.undecided_bytes = 0
-        """Bytes of the messages that are neither committed nor rolled back; 0 on plain channels."""
-        self.blocked = False
-        """Whether the application has been told that there is no room."""
+        self.outstanding_cost = 0
+        """Of the messages that fill the window."""
+        self.undecided_cost = 0
+        """Of the messages that are neither committed nor rolled back; 0 on plain channels."""
         self._messages: deque[SentMessage] = deque()
         self._first = start
         # Runs of decisions whose results are not known: the number behind each, and whether it
@@ -91,9 +109,9 @@ class SendChannel:
     def add(self, message: SentMessage) -> int:
         """Takes a message; returns its number."""
         self._messages.append(message)
-        self.outstanding_bytes += message.size
+        self.outstanding_cost += message.cost
         if self.transactional:
-            self.undecided_bytes += message.size
+            self.undecided_cost += message.cost
         self.next += 1
         return self.next - 1
 
@@ -103,7 +121,7 @@ class SendChannel:
         Commits stay apart: what was committed as one comes as one, also if it is said again.
         """
         for number in range(self.decided, last + 1):
-            self.undecided_bytes -= self._messages[number - self._first].size
+            self.undecided_cost -= self._messages[number - self._first].cost
             if not commit:
                 self._forget(number)
         decisions = self._decisions
@@ -195,6 +213,13 @@ class SendChannel:
             return False
         return not any(commit for _, commit in self._decisions)
 
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is ``outstanding``."""
+        if not self.transactional:
+            return self.consumed == self.next
+        return self.decided == self.next and next(self._committed(self.resulted), None) is None
+
     def outstanding(self) -> list[int]:
         """The numbers that the peer may still consume or has still to answer."""
         if not self.transactional:
@@ -240,8 +265,8 @@ class SendChannel:
     def _forget(self, number: int) -> None:
         """The content of a message that is rolled back: it is sent again without parts (RL-R9)."""
         message = self._messages[number - self._first]
-        self.outstanding_bytes -= message.size
-        message.parts, message.size = (), 0
+        self.outstanding_cost -= message.cost - EMPTY_COST
+        message.parts, message.size, message.cost = (), 0, EMPTY_COST
 
     def _trim(self) -> None:
         """Lets messages go from the front that fill the window no more."""
@@ -252,5 +277,5 @@ class SendChannel:
         else:
             end = self.consumed
         while self._first < end:
-            self.outstanding_bytes -= messages.popleft().size
+            self.outstanding_cost -= messages.popleft().cost
             self._first += 1

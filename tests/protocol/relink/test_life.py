@@ -8,6 +8,7 @@ from aqueduct._speedups.relink import packets
 from aqueduct.config import Relink as Settings
 from aqueduct.errors import LocalProtocolError
 from aqueduct.protocol.relink import events
+from aqueduct.protocol.relink.cost import CHANNEL_COST
 from tests.protocol.relink.pair import LinkPair, Lone
 from tests.protocol.relink.test_resume import acknowledgement
 from tests.protocol.relink.test_transactions import BOTH, message, operation
@@ -185,7 +186,7 @@ def test_empty_messages_fill_a_receiver_too() -> None:
     alone.receive(message())
     assert alone.link.full
     alone.link.consume(1, 999)
-    assert alone.link.held_bytes == 0
+    assert alone.link.held_bytes == CHANNEL_COST
 
 
 @pytest.mark.requirement("RL-17")
@@ -208,6 +209,7 @@ def test_a_sender_leaves_no_more_undecided_than_one_window_over_all_channels() -
     pair = LinkPair(BOTH, Settings(window_bytes=10_000))
     left = pair.left.link
     left.send(1, bytes(6000))
+    assert left.writable(3, 3000)
     left.send(2, bytes(3000))
     assert not left.writable(3, 2000)
     with pytest.raises(LocalProtocolError, match="window_bytes"):
@@ -219,6 +221,47 @@ def test_a_sender_leaves_no_more_undecided_than_one_window_over_all_channels() -
     left.commit(3)
     pair.settle()
     assert pair.right.of(events.COMMIT) == [(1, 0, 0), (3, 0, 0)]
+
+
+@pytest.mark.requirement("RL-R10")
+@pytest.mark.parametrize("parts", [(), (b"",), (b"x",) * 9, (bytes(5000),)], ids=len)
+def test_what_fits_the_window_fits_a_receiver_of_the_same_size(parts: tuple[bytes, ...]) -> None:
+    """Both count alike, so a transaction that the sender allows never ends the link."""
+    pair = LinkPair(BOTH, Settings(window_bytes=10_000, receive_bytes=10_000))
+    left, count = pair.left.link, 0
+    while left.writable(1, sum(map(len, parts)), len(parts)):
+        left.send(1, parts)
+        count += 1
+    with pytest.raises(LocalProtocolError, match=r"counts for \d+ bytes: wait until"):
+        left.send(1, parts)
+    pair.settle()
+    assert left.held_bytes == pair.right.link.held_bytes > CHANNEL_COST + 10_000 - 5200
+    left.commit(1)
+    pair.settle()
+    assert pair.right.of(events.COMMIT) == [(1, 0, count - 1)]
+    pair.right.link.complete(1, count - 1, committed=True)
+    pair.settle()
+    assert left.writable(1, 9000)
+
+
+@pytest.mark.requirement("RL-R9")
+def test_what_is_rolled_back_counts_no_more_at_both_sides() -> None:
+    pair = LinkPair(BOTH, Settings(window_bytes=10_000))
+    left, right = pair.left.link, pair.right.link
+    left.send(1, b"waits for its result")
+    left.commit(1)
+    for _ in range(10):
+        left.send(1, bytes(8000))
+        pair.settle()
+        left.rollback(1)
+        pair.settle()
+    left.send(1, bytes(4000))
+    left.rollback(1)  # before it comes
+    pair.settle()
+    assert left.held_bytes == right.held_bytes < 4000 + CHANNEL_COST
+    right.complete(1, 0, committed=True)
+    pair.settle()
+    assert left.held_bytes == right.held_bytes == CHANNEL_COST
 
 
 @pytest.mark.requirement("RL-R11")
@@ -234,3 +277,29 @@ def test_commits_that_a_cut_swallowed_come_again_one_by_one() -> None:
     resume = packets.encode_general(packets.RESUME)
     alone.receive(acknowledgement(packets.RECEIVED, 2), resume, now=1.0)
     assert alone.take_all(1.0) == b"".join(operation(packets.COMMIT, number) for number in range(3))
+
+
+@pytest.mark.requirement("RL-R10")
+def test_open_channels_and_what_has_come_of_a_message_are_held() -> None:
+    pair = LinkPair()
+    left, right = pair.left.link, pair.right.link
+    for channel in range(10):
+        left.send(channel, b"x")
+    pair.settle()
+    for channel in range(10):
+        right.consume(channel, 0)
+    pair.settle()
+    assert left.held_bytes == right.held_bytes == 10 * CHANNEL_COST
+    left.send(0, [b"small", bytes(10_000)])
+    pair.move(0, 5000)
+    coming = right.held_bytes - 10 * CHANNEL_COST
+    assert 4500 < coming < 5500
+    pair.cut()
+    assert right.held_bytes == 10 * CHANNEL_COST
+    pair.connect()
+    pair.settle()
+    right.consume(0, 1)
+    for channel in range(10):
+        left.close(channel)
+    pair.settle()
+    assert left.held_bytes == right.held_bytes == 0

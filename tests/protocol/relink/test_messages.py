@@ -9,6 +9,7 @@ from aqueduct._speedups.relink import packets
 from aqueduct.config import Relink as Settings
 from aqueduct.errors import LocalProtocolError
 from aqueduct.protocol.relink import events
+from aqueduct.protocol.relink.cost import CHANNEL_COST
 from aqueduct.protocol.relink.handshake import Opening
 from tests.protocol.relink.pair import LinkPair, Lone
 
@@ -75,7 +76,7 @@ def test_a_message_to_several_channels_leaves_once() -> None:
 @pytest.mark.requirement("RL-16")
 @pytest.mark.requirement("RL-R10")
 def test_a_window_that_is_full_refuses_and_says_when_there_is_room() -> None:
-    pair = LinkPair(settings=Settings(window_messages=2, window_bytes=100))
+    pair = LinkPair(settings=Settings(window_messages=2, window_bytes=100 + 2 * COST))
     left = pair.left.link
     left.send(1, bytes(10))
     left.send(1, bytes(10))
@@ -111,7 +112,7 @@ def test_a_link_is_full_until_the_application_has_consumed() -> None:
     assert pair.right.link.full
     pair.right.link.consume(1, 0)
     assert not pair.right.link.full
-    assert pair.right.link.held_bytes == 6000 + COST
+    assert pair.right.link.held_bytes == 6000 + COST + CHANNEL_COST
 
 
 @pytest.mark.requirement("RL-10")
@@ -126,7 +127,7 @@ def test_ids_have_the_size_that_was_agreed_on(size: int) -> None:
     assert pair.right.messages == {highest: [(b"x",)]}
     pair.right.link.consume(highest, 0)
     pair.settle()
-    assert pair.left.link.held_bytes == 1 + COST  # what it received
+    assert pair.left.link.held_bytes == 1 + COST + 2 * CHANNEL_COST  # what it received
     with pytest.raises(LocalProtocolError, match="does not fit an id"):
         pair.left.link.send(highest + 1, b"x")
 

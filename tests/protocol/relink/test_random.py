@@ -10,7 +10,10 @@ import pytest
 
 from aqueduct.config import Relink as Settings
 from aqueduct.protocol.relink import events
+from aqueduct.protocol.relink.cost import CHANNEL_COST
 from aqueduct.protocol.relink.handshake import Opening
+from aqueduct.protocol.relink.link import Link
+from aqueduct.protocol.relink.state import ChannelState
 from tests.protocol.relink.pair import LinkPair, Side, plain_parts
 
 SETTINGS = Settings(window_messages=8, window_bytes=30_000, ack_bytes=3000, ack_delay=0.05)
@@ -79,7 +82,7 @@ class Application:
         if flows and flows[-1].closing and not flows[-1].closed:
             return
         sizes = [chance.choice((0, 1, 7, 8, 300, 5000)) for _ in range(chance.randrange(4))]
-        if not self.link.writable(channel, sum(sizes)):
+        if not self.link.writable(channel, sum(sizes), len(sizes)):
             return
         if not flows or flows[-1].closed:
             flows.append(Outflow())
@@ -124,6 +127,7 @@ class Application:
     def hear(self) -> None:
         """Takes the events since the last time."""
         self.side.drain()
+        check_sums(self.link)
         new, self._heard = self.side.events[self._heard :], len(self.side.events)
         for kind, *rest in new:
             if kind == events.RESULT:
@@ -196,7 +200,24 @@ def play(chance: random.Random, *, transactional: bool, steps: int = STEPS) -> N
                 check(out, into)
         assert not sender.link.unacknowledged
         if not transactional:
-            assert sender.link.held_bytes == 0
+            link = sender.link
+            channels = len(link._incoming.channels) + len(link.outgoing.channels)
+            assert link.held_bytes == CHANNEL_COST * channels
+
+
+def check_sums(link: Link) -> None:
+    """What is kept for a whole link is in step with its channels."""
+    incoming, outgoing = link._incoming, link.outgoing
+    came, sent = incoming.channels.values(), outgoing.channels.values()
+    assert incoming.held == sum(channel.held for channel in came)
+    assert incoming.undecided == sum(channel.undecided for channel in came)
+    assert incoming.drained == all(channel.settled for channel in came)
+    assert outgoing.outstanding == sum(channel.outstanding_cost for channel in sent)
+    undecided = {channel.identifier: channel.undecided_cost for channel in sent}
+    assert set(outgoing._undecided) == {each for each, cost in undecided.items() if cost}
+    assert outgoing._undecided_cost == sum(undecided.values())
+    assert outgoing._closing == sum(channel.state is not ChannelState.OPEN for channel in sent)
+    assert all(channel.finished == (not channel.outstanding()) for channel in sent)
 
 
 def check(out: Outflow, into: Inflow) -> None:

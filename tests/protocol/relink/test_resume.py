@@ -7,6 +7,7 @@ import pytest
 from aqueduct._speedups.relink import packets
 from aqueduct.config import Relink as Settings
 from aqueduct.protocol.relink import events
+from aqueduct.protocol.relink.cost import CHANNEL_COST
 from aqueduct.protocol.relink.handshake import Opening
 from aqueduct.protocol.relink.state import LinkState
 from tests.protocol.relink.pair import LinkPair, Lone
@@ -218,7 +219,7 @@ def test_results_and_consumption_wait_for_the_next_connection() -> None:
     pair.right.link.consume(1, 0)
     pair.connect()
     pair.settle()
-    assert pair.left.link.held_bytes == 0
+    assert pair.left.link.held_bytes == CHANNEL_COST
 
 
 @pytest.mark.requirement("RL-R8")

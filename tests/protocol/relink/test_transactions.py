@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from aqueduct._speedups.relink import packets
 from aqueduct.config import Relink as Settings
 from aqueduct.errors import LocalProtocolError
 from aqueduct.protocol.relink import events
+from aqueduct.protocol.relink.cost import CHANNEL_COST, EMPTY_COST, message_cost
 from aqueduct.protocol.relink.handshake import Opening
 from tests.protocol.relink.pair import LinkPair, Lone
 
@@ -19,8 +22,8 @@ def operation(kind: int, sequence: int | None = None) -> bytes:
     return packets.encode_packet(form, kind, (1,), 1, sequence=sequence)
 
 
-def message(*parts: bytes) -> bytes:
-    head = packets.encode_message_head((1,), 1, [len(part) for part in parts])
+def message(*parts: bytes, channel: int = 1) -> bytes:
+    head = packets.encode_message_head((channel,), 1, [len(part) for part in parts])
     return head + b"".join(part + bytes(-len(part) % 8) for part in parts)
 
 
@@ -53,9 +56,9 @@ def test_a_rollback_drops_the_content_at_once() -> None:
     left = pair.left.link
     left.send(1, bytes(1000))
     left.send(1, b"kept")
-    assert left.held_bytes == 1004
+    assert left.held_bytes == CHANNEL_COST + message_cost(1000, 1) + message_cost(4, 1)
     left.rollback(1, 0)
-    assert left.held_bytes == 4
+    assert left.held_bytes == CHANNEL_COST + EMPTY_COST + message_cost(4, 1)
     left.commit(1)
     wire = pair.left.take_all()
     assert len(wire) < 100  # the message has no parts any more
@@ -63,7 +66,7 @@ def test_a_rollback_drops_the_content_at_once() -> None:
     assert pair.right.of(events.ROLLBACK) == [(1, 0, 0)]
     assert pair.right.of(events.COMMIT) == [(1, 1, 1)]
     pair.right.link.complete(1, 1, committed=True)
-    assert pair.right.link.held_bytes == 0
+    assert pair.right.link.held_bytes == CHANNEL_COST
     pair.settle()
     assert pair.left.of(events.RESULT) == [(1, [1], True)]
 
@@ -160,6 +163,33 @@ def test_results_are_kept_until_a_ping_says_that_they_were_read() -> None:
     assert len(pair.left.of(events.RESULT)) == 1000
 
 
+@pytest.mark.requirement("RL-R10")
+def test_results_of_several_channels_are_asked_about_in_turn() -> None:
+    """Also those that were many while another channel was asked about, or without a connection."""
+    pair = LinkPair(BOTH, Settings(unconfirmed_results=300))
+    left, right = pair.left.link, pair.right.link
+    for channel in (1, 2, 3):
+        for number in range(600):
+            left.send(channel, b"a")
+            left.commit(channel, number)
+    pair.move(0)
+    incoming = right._incoming.channels
+    for channel in (1, 2):
+        for number in range(300):
+            right.complete(channel, number, committed=number % 2 == 0)
+    pair.settle()
+    assert [incoming[channel].kept_results for channel in (1, 2)] == [0, 0]
+    pair.cut()
+    for number in range(300):
+        right.complete(3, number, committed=number % 2 == 0)
+    pair.connect()
+    pair.settle()
+    assert incoming[3].kept_results == 0
+    right.complete(3, 300, committed=True)
+    pair.settle()
+    assert len(pair.left.of(events.RESULT)) == 901
+
+
 def test_results_that_nobody_reads_have_a_limit() -> None:
     alone = Lone(BOTH, Settings(unconfirmed_results=300))
     for _ in range(301):
@@ -168,3 +198,29 @@ def test_results_that_nobody_reads_have_a_limit() -> None:
         alone.link.complete(1, number, committed=number % 2 == 0)
     with pytest.raises(LocalProtocolError, match="unconfirmed_results"):
         alone.link.complete(1, 300, committed=True)
+
+
+@pytest.mark.requirement("RL-R15")
+@pytest.mark.requirement("RL-R16")
+@pytest.mark.parametrize("cut", [False, True], ids=["connected", "cut"])
+@pytest.mark.parametrize("id_size", [0, 4])
+def test_a_shutdown_rolls_back_what_is_undecided(id_size: int, cut: bool) -> None:
+    pair = LinkPair(replace(BOTH, connector_id_size=id_size, listener_id_size=id_size))
+    left, right = pair.left.link, pair.right.link
+    left.send(0, b"committed")
+    left.commit(0)
+    left.send(0, b"undecided")
+    pair.settle()
+    left.send(0, b"never leaves")
+    if cut:
+        pair.cut()
+    left.shutdown()
+    right.shutdown()
+    if cut:
+        pair.connect()
+    pair.settle()
+    assert pair.right.of(events.ROLLBACK) == [(0, 1, 2)]
+    right.complete(0, 0, committed=True)
+    pair.settle()
+    assert pair.left.of(events.RESULT) == [(0, [0], True)]
+    assert pair.left.of(events.ENDED) == pair.right.of(events.ENDED) == [()]
