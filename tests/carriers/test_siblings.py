@@ -320,6 +320,8 @@ async def test_a_sibling_that_is_drained_alone_lets_its_relays_go(tmp_path: Path
         running.reach(1)
         running.proxy.cut()
         await until(lambda: running.relays() == [0, 1, 0])
+        # The relay begins before its client hears of it.
+        await until(lambda: link_of(client)["resumes"] == 1)
         running.reach(2)
         await running.services[1].close(drain=PATIENCE, alone=True)
         assert await client.call("once", batch(1)) == batch(1)
