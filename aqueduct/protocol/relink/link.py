@@ -194,7 +194,7 @@ class Link:
             return None
         due = self._sign_due()
         if not self.full:
-            due = min(due, self._liveness.next_deadline(self._unanswered, waiting=self._waiting))
+            due = min(due, self._liveness.next_deadline(self._unanswered))
         acknowledger = self._acknowledger
         if acknowledger.since is not None and not acknowledger.due:
             due = min(due, acknowledger.since + self.settings.ack_delay)
@@ -218,7 +218,7 @@ class Link:
                 continue
             if self.full:
                 break  # nothing is read, so nothing is known
-            why = self._liveness.judge(now, self._unanswered, waiting=self._waiting)
+            why = self._liveness.judge(now, self._unanswered)
             if why:
                 self._events.append((events.SILENT, why))
             elif why is not None:
@@ -254,7 +254,7 @@ class Link:
         waited = self._outbox.unacknowledged
         taken = self._outbox.take(limit, now)
         if not waited and self._outbox.unacknowledged:
-            self._liveness.acknowledged(self._now)
+            self._liveness.acknowledged(self._now, self._outbox.unacknowledged)
         self._sign = self._now
         self._finish()
         return taken
@@ -415,7 +415,7 @@ class Link:
     def keep(self, channel: int, parts: list[Any], size: int, now: float) -> None:
         """A message of one part, which lies in these buffers, leaves now."""
         if not self._outbox.unacknowledged:
-            self._liveness.acknowledged(now)
+            self._liveness.acknowledged(now, 1)
         self.outgoing.keep(channel, tuple(parts), size)
         if self._outbox.asked is None:
             self._outbox.asked = now
@@ -433,11 +433,6 @@ class Link:
         if outbox.asked is None and outbox.unacknowledged:
             return self._liveness.last_in
         return outbox.asked
-
-    @property
-    def _waiting(self) -> bool:
-        """Whether messages that have left on this connection are not acknowledged."""
-        return self._outbox.unacknowledged > 0 and self.state is LinkState.UP
 
     def _sign_due(self) -> float:
         """When the peer is to be shown that this side lives, though it has nothing to say."""
@@ -534,8 +529,8 @@ class Link:
                 self._incoming.take_operation(identifier, decoder.type, sequence, now)
             else:
                 self.outgoing.take_acknowledgement(identifier, decoder.type, sequence)
-        if self._outbox.unacknowledged < waited:
-            self._liveness.acknowledged(now)
+        if self._outbox.unacknowledged < waited and self.state is LinkState.UP:
+            self._liveness.acknowledged(now, self._outbox.unacknowledged)
 
     def _take_general(self, kind: int) -> None:
         liveness = self._liveness
@@ -547,7 +542,7 @@ class Link:
                     "the limit"
                 )
         elif kind == packets.PONG:
-            answered = liveness.take_pong(self._now, waiting=self._waiting)
+            answered = liveness.take_pong(self._now)
             if answered is not None:
                 self._events.append((events.PONG, answered[0]))
                 if answered[1]:

@@ -24,6 +24,8 @@ class Liveness:
         self._settings = settings
         # When each ping left, and whether its answer confirms results.
         self._pings: deque[tuple[float, bool]] = deque()
+        self._waiting = False
+        """Whether messages that have left on this connection are not acknowledged."""
         self._early_pings = 0
         """Of those: they left before ``moved``, so their answers say nothing about messages."""
         self._read_at: float | None = None
@@ -31,34 +33,32 @@ class Liveness:
         self._ignored = False
         """Whether the peer has read messages and does not acknowledge them."""
 
-    def acknowledged(self, now: float) -> None:
-        """Messages were acknowledged, or begin to wait for that."""
+    def acknowledged(self, now: float, waiting: int) -> None:
+        """Messages were acknowledged, or begin to wait for that: so many wait now."""
         self.moved = now
+        self._waiting = waiting > 0
         self._early_pings = len(self._pings)
-        self._read_at = None
+        self._read_at, self._ignored = None, False
 
     def ping(self, now: float, *, confirms: bool = False) -> None:
         """A ping leaves."""
         self._pings.append((now, confirms))
 
-    def take_pong(self, now: float, *, waiting: bool) -> tuple[float, bool] | None:
-        """Seconds since its ping, and whether it confirms results; None: nobody asked.
-
-        ``waiting``: messages that have left are not acknowledged.
-        """
+    def take_pong(self, now: float) -> tuple[float, bool] | None:
+        """Seconds since its ping, and whether it confirms results; None: nobody asked."""
         if not self._pings:
             return None
         asked, confirms = self._pings.popleft()
         if self._early_pings:
             self._early_pings -= 1
-        elif waiting and self._read_at is None:
+        elif self._waiting and self._read_at is None:
             self._read_at = now
-        elif waiting and asked >= self._ask_again():
+        elif self._waiting and asked >= self._ask_again():
             self._ignored = True
         return now - asked, confirms
 
-    def next_deadline(self, unanswered: float | None, *, waiting: bool) -> float:
-        """When ``judge`` is due. ``waiting`` as for ``take_pong``.
+    def next_deadline(self, unanswered: float | None) -> float:
+        """When ``judge`` is due.
 
         ``unanswered``: since when an answer of the peer is missing; None: none is.
         """
@@ -67,17 +67,17 @@ class Liveness:
         if unanswered is not None:
             moved = max(self.last_in, unanswered)
             due = min(due, moved + settings.ack_deadline * (1.0 if self._pings else 0.5))
-        if waiting:
+        if self._waiting:
             due = min(due, self._probe_due())
         return due
 
-    def judge(self, now: float, unanswered: float | None, *, waiting: bool) -> str | None:
+    def judge(self, now: float, unanswered: float | None) -> str | None:
         """Why the connection is given up; empty: a ping is due; None: neither."""
         settings = self._settings
         if now >= self.last_in + settings.silence:
             self.silent = True
             return f"no byte came for {now - self.last_in:.1f} s"
-        if waiting and self._ignored:
+        if self._waiting and self._ignored:
             self.silent = True
             return f"the peer has read messages and acknowledged none for {now - self.moved:.1f} s"
         if unanswered is not None:

@@ -75,6 +75,22 @@ def test_who_answers_pings_and_acknowledges_no_message_is_given_up() -> None:
 
 
 @pytest.mark.requirement("RL-R17")
+def test_an_acknowledgement_right_behind_the_answer_counts() -> None:
+    alone = Lone(settings=QUICK)
+    alone.link.send(1, b"x")
+    alone.link.send(1, b"y")
+    alone.take(0)
+    for now in (2, 4):
+        alone.link.handle_deadline(now)
+        assert alone.take_all(now) == PING
+        alone.receive(PONG, now=now)
+    alone.receive(acknowledgement(packets.RECEIVED, 0), now=4)
+    alone.link.handle_deadline(5)
+    assert alone.of(events.SILENT) == []
+    assert alone.link.next_deadline() == 6
+
+
+@pytest.mark.requirement("RL-R17")
 def test_each_acknowledgement_gives_the_next_one_its_time() -> None:
     alone = Lone(settings=QUICK)
     for _ in range(40):
