@@ -371,6 +371,8 @@ class Relink:
     """Parts of one received message."""
     targets: Count = 1024
     """Channels that one received packet addresses."""
+    targets_without_id: Count = 8
+    """The same where ids take no bytes: a packet of 8 bytes would cause work without an end."""
     channels: Count = 4096
     """Channels of one link in each direction; a peer that opens more is cut off. Each that is open
     counts for 4 KiB of what the link keeps."""

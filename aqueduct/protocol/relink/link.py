@@ -503,6 +503,7 @@ class Link:
             elif step == PacketStep.DONE:
                 incoming.take_whole(decoder, self._now)
             elif decoder.format == packets.MESSAGE:
+                _check_targets(decoder, self._peer_id_size, self.settings)
                 incoming.begin_message(decoder, resuming=self.state is LinkState.RESUMING)
             else:
                 self._take_packet(decoder, self._now)
@@ -523,6 +524,8 @@ class Link:
         operation = kind in (packets.CHANNEL_OP, packets.SEQUENCE_OP)
         if operation and self.state is not LinkState.UP:
             raise SequenceError("an operation before the resume (RL-R11)")
+        # Formats of acknowledgements are odd, and name channels of this side (RL-10).
+        _check_targets(decoder, self.id_size if kind & 1 else self._peer_id_size, self.settings)
         waited = self._outbox.unacknowledged
         for identifier in decoder.channels:
             if operation:
@@ -571,3 +574,13 @@ class Link:
             self._change(LinkInput.END)
             self.decoder = None
             self._events.append((events.ENDED,))
+
+
+def _check_targets(decoder: PacketDecoder, id_size: int, settings: Settings) -> None:
+    """Raises LimitExceeded for a packet that names more channels than its bytes account for."""
+    targets, most = len(decoder.channels), settings.targets_without_id
+    if not id_size and targets > most:
+        raise LimitExceeded(
+            f"a packet for {targets} targets whose ids take no bytes; Relink.targets_without_id is "
+            f"{most}"
+        )

@@ -68,3 +68,27 @@ def test_an_answered_batch_looks_at_no_other_channels(looked_at: Counter[str]) -
     for channel in range(100):
         alone.link.complete(channel, 0, committed=True)
     assert looked_at["kept_results"] <= 500
+
+
+@pytest.mark.requirement("RL-R6")
+@pytest.mark.parametrize("kind", ["message", "operation", "acknowledgement"])
+def test_a_packet_without_ids_has_few_targets(kind: str) -> None:
+    """Eight bytes with a thousand targets would be a thousand messages, or decisions."""
+
+    def packet(targets: int) -> bytes:
+        channels = (0,) * targets
+        if kind == "message":
+            return packets.encode_message_head(channels, 0, (), multicast=True)
+        format, type = packets.CHANNEL_OP, packets.ROLLBACK
+        if kind == "acknowledgement":
+            format, type = packets.CHANNEL_ACK, packets.RECEIVED
+        return packets.encode_packet(format, type, channels, 0, multicast=True)
+
+    both = {"connector_transactions": True, "listener_transactions": True}
+    alone = Lone(Opening("test", connector_id_size=0, listener_id_size=0, **both))
+    for _ in range(8):
+        alone.link.send(0, b"x")
+    alone.take_all()
+    alone.receive(packets.encode_message_head((0,), 0, ()), packet(8))
+    assert alone.link.error is None
+    assert "a packet for 9 targets whose ids take no bytes" in alone.fails(packet(9))
