@@ -55,7 +55,8 @@ logger = logger_of("aqueduct.carriers.stream")
 _A_LOOK: Final = 0.05  # seconds for the loop to read what is there
 _TAKE: Final = 256 << 10  # bytes taken from the core at once, at most
 _LINK_TAKE: Final = 1 << 20
-"""The same for a message of a link, behind which nothing more can be offered."""
+"""The same for a message of a link, behind which nothing more can be offered. Not over TLS: the C
+library would ask the system anew each time for so much memory of records."""
 _OFFERED: Final = 3
 """Chunks that TCP is offered in the same call, if they are next in any case. With one more, or with
 none, a sink of 1 MiB batches is slower."""
@@ -182,6 +183,7 @@ class StreamCarrier:
         sock, settings = self._sock, self._config.byte_stream
         # A Unix socket would hold more than its buffer: it cannot say how much is unsent.
         plain = self._records is None and not self._unix
+        most = _TAKE if self.link is None or self._tls is not None else _LINK_TAKE
         return StreamTransport(
             self,
             self.streams,
@@ -192,7 +194,7 @@ class StreamCarrier:
             ahead=self._ahead,
             turn=settings.wake_up,
             chunks=self._config.bpmux.wake_up,
-            take_of=lambda: take_of(sock, _TAKE if self.link is None else _LINK_TAKE),
+            take_of=lambda: take_of(sock, most),
             offered=_OFFERED if plain else 0,
         )
 
