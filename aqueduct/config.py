@@ -409,7 +409,8 @@ class Relink:
     keep: Seconds = 60.0
     """A link without a connection is dropped after this long (RL-R16)."""
     kept_links: Count = 10_000
-    """Links of one listener without a connection; the oldest goes first (RL-R18)."""
+    """Links without a connection, of all listeners of an event loop, as a service has one for all
+    its addresses; the oldest goes first (RL-R18)."""
     kept_bytes: Bytes = 256 * MiB
     """Bytes that those links hold."""
     links_bytes: Bytes = 0

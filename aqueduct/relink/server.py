@@ -34,7 +34,7 @@ from aqueduct.protocol.relink.handshake import (
     Opening,
     RefusedLink,
 )
-from aqueduct.protocol.relink.link_table import KnownLink, LinkTable
+from aqueduct.protocol.relink.link_table import KeptLinks, KnownLink, LinkTable
 from aqueduct.relink.connection import RelinkConnection
 from aqueduct.relink.dialing import ALPN, TLS, parse
 from aqueduct.relink.transport import LinkTransport, prepare
@@ -77,8 +77,9 @@ class RelinkServer(AsyncClosing):
         self._bound = bound
         self._opening = opening
         self._id_size = id_size
+        loop = asyncio.get_running_loop()
         self._table: LinkTable[RelinkConnection] = LinkTable(
-            time.time_ns() // 1000, config.relink, self._dropped
+            time.time_ns() // 1000, config.relink, self._dropped, together=KeptLinks.of(loop)
         )
         self._known: dict[RelinkConnection, KnownLink[RelinkConnection]] = {}
         self._held_bytes = 0
@@ -96,7 +97,7 @@ class RelinkServer(AsyncClosing):
         self._watch: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop
         self._accepting = [self._loop.create_task(self._accept(sock)) for sock in bound.sockets]
         own(self)
 

@@ -414,6 +414,27 @@ async def test_what_a_link_keeps_counts_for_the_process_until_it_is_acknowledged
     await until(lambda: not sending.used)
 
 
+async def test_links_of_all_addresses_without_a_connection_are_bounded_together() -> None:
+    config = Config(relink=Relink(kept_links=1))
+    places = ["aqueduct+tcp://127.0.0.1:0?resume=60s"] * 2
+    async with (
+        service_of(config=config).serving(*places, drain=0) as running,
+        CuttingProxy(running.addresses[0]) as first,
+        CuttingProxy(running.addresses[1]) as second,
+        await aqueduct.Client.connect(first.address) as one,
+        await aqueduct.Client.connect(second.address) as other,
+    ):
+        for proxy in (first, second):
+            proxy.refuse = True
+            proxy.cut()
+            await until(lambda: any(each.carrier.suspended for each in running.connections))
+        await until(lambda: len(running.connections) == 1)
+        first.refuse = second.refuse = False
+        with pytest.raises(ConnectionLost, match="dropped the link"):
+            await one.call("once", batch(1))
+        assert await other.call("once", batch(2)) == batch(2)
+
+
 async def until(true: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
         while not true():  # noqa: ASYNC110  # of what no event tells

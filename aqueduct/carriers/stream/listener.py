@@ -38,7 +38,7 @@ from aqueduct.protocol.relink.handshake import (
     RefusedLink,
     encode_hello,
 )
-from aqueduct.protocol.relink.link_table import KnownLink, LinkPlace, LinkTable
+from aqueduct.protocol.relink.link_table import KeptLinks, KnownLink, LinkPlace, LinkTable
 
 __all__ = ["StreamListener", "listen"]
 
@@ -141,7 +141,10 @@ class StreamListener:
                 self._door = SiblingDoor(siblings, config, self._taken, self._finish_if_idle)
                 epoch = siblings.epoch
                 place = LinkPlace(siblings.number, len(siblings.paths))
-            self._links = LinkTable(epoch, settings, self._link_dropped, place=place)
+            together = KeptLinks.of(self._loop)
+            self._links = LinkTable(
+                epoch, settings, self._link_dropped, place=place, together=together
+            )
         for sock in self._sockets:
             own_socket(sock)
             listens(sock)

@@ -7,7 +7,9 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Final, Generic, TypeVar
+from functools import partial
+from typing import Any, Final, Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 from aqueduct.config import Relink as Settings
 from aqueduct.protocol.relink.handshake import (
@@ -17,7 +19,7 @@ from aqueduct.protocol.relink.handshake import (
     RefusedLink,
 )
 
-__all__ = ["KnownLink", "LinkPlace", "LinkTable", "link_name"]
+__all__ = ["KeptLinks", "KnownLink", "LinkPlace", "LinkTable", "link_name"]
 
 T = TypeVar("T")
 _LINK_BITS: Final = 63
@@ -81,10 +83,54 @@ class KnownLink(Generic[T]):
         self.name = link_name(self.identifier)
 
 
+class KeptLinks:
+    """Links without a connection, of all tables that share it: they are bounded together (RL-R18).
+
+    The one that has had none for longest goes first.
+    """
+
+    def __init__(self) -> None:
+        self._links: OrderedDict[KnownLink[Any], Callable[[str], None]] = OrderedDict()
+        self._bytes = 0
+
+    @staticmethod
+    def of(loop: object) -> KeptLinks:
+        """What all listeners of an event loop share: only its thread may drop their links."""
+        return _shared.setdefault(loop, KeptLinks())
+
+    def add(self, known: KnownLink[Any], drop: Callable[[str], None]) -> None:
+        """A link has lost its connection. ``drop(why)`` is called when it has to go."""
+        self._links[known] = drop
+        self._bytes += known.held_bytes
+
+    def remove(self, known: KnownLink[Any]) -> None:
+        """It has a connection again, or has ended."""
+        del self._links[known]
+        self._bytes -= known.held_bytes
+
+    def grown(self, known: KnownLink[Any], size: int) -> None:
+        """It holds ``size`` bytes more."""
+        known.held_bytes += size
+        self._bytes += size
+
+    def bound(self, settings: Settings) -> None:
+        """Drops the oldest ones while there are too many, or they hold too much."""
+        while len(self._links) > settings.kept_links:
+            self._drop_oldest("Relink.kept_links is the limit")
+        while self._bytes > settings.kept_bytes:
+            self._drop_oldest("Relink.kept_bytes is the limit")
+
+    def _drop_oldest(self, why: str) -> None:
+        next(iter(self._links.values()))(why)
+
+
+_shared: WeakKeyDictionary[Any, KeptLinks] = WeakKeyDictionary()
+
+
 class LinkTable(Generic[T]):
     """All links of a listener. ``now`` is in seconds, of any steady clock.
 
-    Links without a connection are bounded in number, bytes and time, and the oldest goes first
+    Links without a connection are bounded in number and bytes by ``together``, and here in time
     (RL-R18). Those that went are told to ``dropped``, with the reason.
     """
 
@@ -95,6 +141,7 @@ class LinkTable(Generic[T]):
         dropped: Callable[[KnownLink[T], str], None],
         random: Callable[[int], int] = secrets.randbelow,
         place: LinkPlace = LinkPlace(),
+        together: KeptLinks | None = None,
     ) -> None:
         """``epoch``: microseconds since 1970, when the listener began (RL-6)."""
         self.epoch = epoch
@@ -104,7 +151,7 @@ class LinkTable(Generic[T]):
         self._place = place
         self._links: dict[int, KnownLink[T]] = {}
         self._kept: OrderedDict[int, KnownLink[T]] = OrderedDict()
-        self._kept_bytes = 0
+        self._together = together or KeptLinks()
         self._unknown = 0.0
         self._unknown_since = 0.0
 
@@ -158,21 +205,20 @@ class LinkTable(Generic[T]):
         self.connected(known)
         known.expires, known.held_bytes = now + self._settings.keep, held_bytes
         self._kept[known.identifier] = known
-        self._kept_bytes += held_bytes
-        self._bound()
+        self._together.add(known, partial(self._drop, known))
+        self._together.bound(self._settings)
 
     def connected(self, known: KnownLink[T]) -> None:
         """A link has a connection again."""
         if self._kept.pop(known.identifier, None) is not None:
-            self._kept_bytes -= known.held_bytes
+            self._together.remove(known)
         known.expires, known.held_bytes = None, 0
 
     def grown(self, known: KnownLink[T], size: int) -> None:
         """A link that may have no connection holds ``size`` bytes more. Others may have to go."""
         if known.expires is not None:
-            known.held_bytes += size
-            self._kept_bytes += size
-            self._bound()
+            self._together.grown(known, size)
+            self._together.bound(self._settings)
 
     def resume_delay(self, known: KnownLink[T], channels: int, now: float) -> float:
         """Seconds to wait before a link with so many channels is resumed, as that costs work.
@@ -200,17 +246,10 @@ class LinkTable(Generic[T]):
     def handle_deadline(self, now: float) -> None:
         """Drops the links that waited for too long."""
         while (due := self.next_deadline()) is not None and due <= now:
-            self._drop_oldest(f"it had no connection for {self._settings.keep:g} s (Relink.keep)")
+            why = f"it had no connection for {self._settings.keep:g} s (Relink.keep)"
+            self._drop(next(iter(self._kept.values())), why)
 
-    def _bound(self) -> None:
-        settings = self._settings
-        while len(self._kept) > settings.kept_links:
-            self._drop_oldest("Relink.kept_links is the limit")
-        while self._kept_bytes > settings.kept_bytes:
-            self._drop_oldest("Relink.kept_bytes is the limit")
-
-    def _drop_oldest(self, why: str) -> None:
-        known = next(iter(self._kept.values()))
+    def _drop(self, known: KnownLink[T], why: str) -> None:
         self.remove(known)
         self._dropped(known, why)
 

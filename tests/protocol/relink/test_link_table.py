@@ -9,7 +9,13 @@ import pytest
 
 from aqueduct.config import Relink as Settings
 from aqueduct.protocol.relink.handshake import ChosenLink, DistantLink, Opening, RefusedLink
-from aqueduct.protocol.relink.link_table import KnownLink, LinkPlace, LinkTable, link_name
+from aqueduct.protocol.relink.link_table import (
+    KeptLinks,
+    KnownLink,
+    LinkPlace,
+    LinkTable,
+    link_name,
+)
 
 EPOCH = 1_000_000
 NEW = Opening("test")
@@ -19,13 +25,16 @@ ALONE = LinkPlace()
 class Listening:
     """A table, and what it dropped."""
 
-    def __init__(self, place: LinkPlace = ALONE, **settings: float) -> None:
+    def __init__(
+        self, place: LinkPlace = ALONE, together: KeptLinks | None = None, **settings: float
+    ) -> None:
         self.dropped: list[tuple[str, str]] = []
         self.table: LinkTable[str] = LinkTable(
             EPOCH,
             Settings(**settings),  # type: ignore[arg-type]
             lambda known, why: self.dropped.append((known.owner, why)),
             place=place,
+            together=together,
         )
 
     def add(self, owner: str, proof: str = "tcp") -> KnownLink[str]:
@@ -137,6 +146,21 @@ def test_the_oldest_goes_first_where_they_hold_too_much() -> None:
     assert listening.dropped == []
     listening.table.disconnected(three, 101, 0.0)
     assert [owner for owner, _ in listening.dropped] == ["one", "two", "three"]
+
+
+@pytest.mark.requirement("RL-R18")
+def test_listeners_that_share_a_process_are_bounded_together() -> None:
+    together = KeptLinks()
+    first, second = (Listening(together=together, kept_links=2, kept_bytes=100) for _ in range(2))
+    one, two = first.add("one"), second.add("two")
+    first.table.disconnected(one, 60, 0.0)
+    second.table.disconnected(two, 40, 0.0)
+    second.table.grown(two, 1)
+    assert (first.dropped, second.dropped) == ([("one", "Relink.kept_bytes is the limit")], [])
+    for name in ("three", "four"):
+        first.table.disconnected(first.add(name), 0, 0.0)
+    assert second.dropped == [("two", "Relink.kept_links is the limit")]
+    assert (first.table.kept, second.table.kept) == (2, 0)
 
 
 def test_a_link_that_has_ended_is_unknown() -> None:
