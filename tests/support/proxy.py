@@ -94,10 +94,7 @@ class CuttingProxy:
 
     def cut(self) -> int:
         """Cuts all connections; returns how many."""
-        pairs, self._pairs = self._pairs, set()
-        for pair in pairs:
-            pair.abort()
-        return len(pairs)
+        return self._abort(frozenset(self._pairs))
 
     def cut_at(self, way: Way, more: int) -> None:
         """Cuts them once ``more`` bytes have passed from now on."""
@@ -154,14 +151,22 @@ class CuttingProxy:
                     await writer.drain()
                 if cut:
                     del self._limits[way]
+                    doomed = frozenset(self._pairs)  # and none that comes meanwhile
                     await self._flushed(writer)
-                    self.cut()
+                    self._abort(doomed)
         except (ConnectionError, OSError):
             pass
         finally:
             if pair in self._pairs:
                 self._pairs.discard(pair)
                 pair.abort()
+
+    def _abort(self, pairs: frozenset[_Pair]) -> int:
+        found = self._pairs & pairs
+        self._pairs -= found
+        for pair in found:
+            pair.abort()
+        return len(found)
 
     async def _flushed(self, writer: asyncio.StreamWriter) -> None:
         """What was written before a cut is delivered: an abort would drop it."""
