@@ -200,14 +200,15 @@ async def test_a_conversation_is_cut_at_some_bytes(scheme: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("again", [None, 1, 8, 64])
+@pytest.mark.parametrize("way", ["up", "down"])
 @pytest.mark.parametrize("scheme", ["tcp", "tls"])
-async def test_a_conversation_is_cut_at_every_byte(scheme: str) -> None:
+async def test_a_conversation_is_cut_at_every_byte(
+    scheme: str, way: Way, again: int | None
+) -> None:
     sizes = await measured(scheme)
     step = 1 if scheme == "tcp" else 16
-    for again in (None, 1, 8, 64):
-        for way in ("up", "down"):
-            offsets = range(0, sizes[way], step)
-            await cut_everywhere(scheme, [(way, at, again) for at in offsets])
+    await cut_everywhere(scheme, [(way, at, again) for at in range(0, sizes[way], step)])
 
 
 async def test_a_service_that_has_restarted_is_said_to() -> None:
