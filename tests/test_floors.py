@@ -27,7 +27,7 @@ FLOORS: tuple[dict[str, str], ...] = (
         f"aqueduct._speedups.{name}": ""
         for name in ("channels", "bpmux", "relink", "reactivesocket")
     },
-    {f"aqueduct.protocol.{name}": "" for name in ("channels", "bpmux", "relink")},
+    {f"aqueduct.protocol.{name}": "" for name in ("channels", "bpmux", "relink", "reactivesocket")},
     {
         f"aqueduct.{name}": ""
         for name in ("carriers.contract", "carriers.clock", "carriers.foreign", "dissect")

@@ -17,6 +17,7 @@ cdef class ReactiveFrameDecoder:
     cdef bint _framed
     cdef bint _waiting          # a message is fed and not read
     cdef uint64_t _limit
+    cdef str _setting           # the name of that limit
     cdef object _error
     cdef object _landing        # bytes or an AlignedBuffer, where the payload of a frame lands
     cdef uint8_t *_place        # of the next byte there

@@ -186,9 +186,15 @@ cdef class ReactiveFrameDecoder:
     def __cinit__(self, *, bint framed=True, frame_bytes=0x7FFFFFFF):
         self._pos = self._end = self._start = &EMPTY
         self._framed = framed
+        self._setting = "frame_bytes"
         self._need = LENGTH_SIZE
         self.data = b""
         to_number(frame_bytes, LENGTH_MAX, "the limit of a frame", &self._limit)
+
+    def allow(self, frame_bytes, str setting):
+        """Bounds the frames that follow, by this setting of ``aqueduct.config.ReactiveSocket``."""
+        to_number(frame_bytes, LENGTH_MAX, "the limit of a frame", &self._limit)
+        self._setting = setting
 
     def feed(self, data):
         """Takes the next bytes, by reference: they must not change while views of them live."""
@@ -230,6 +236,11 @@ cdef class ReactiveFrameDecoder:
     def consumed(self):
         """How many bytes of what was fed last are consumed."""
         return self._pos - self._start
+
+    @property
+    def coming(self):
+        """How many bytes of memory are taken for data that is not whole."""
+        return 0 if self._landing is None else memoryview(self._landing).nbytes
 
     # For the other compiled modules.
 
@@ -319,7 +330,7 @@ cdef class ReactiveFrameDecoder:
         if length - base > self._limit:
             self._fail(LimitExceeded(
                 f"a frame of {length - base} bytes is above {self._limit} "
-                "(ReactiveSocket.frame_bytes)"
+                f"(ReactiveSocket.{self._setting})"
             ))
         if size < <uint64_t> base + WORD_SIZE:
             self._need = base + WORD_SIZE
@@ -332,7 +343,7 @@ cdef class ReactiveFrameDecoder:
             self._fail(FrameError("a frame of type 0, which is reserved (RS-2)"))
         if not flags & IGNORE_FLAG and not is_known(type):
             self._fail(FrameError(
-                f"a frame of type {type:#x}, which is not known and may not be ignored (RS-2)"
+                f"a frame of type {type:#x}, which is not known and may not be ignored (RS-R12)"
             ))
         head = base + head_size(type)
         if self._framed and length < <uint64_t> head:

@@ -207,13 +207,22 @@ def test_large_data_is_a_view_of_what_came_or_lands_in_place() -> None:
     assert not decoder.next()
     assert bytes_copied() == before
     room = decoder.room()
-    assert room is not None and len(room) == len(payload) == decoder.missing
+    assert room is not None and len(room) == len(payload) == decoder.missing == decoder.coming
     room[:] = payload
     decoder.landed(len(payload))
     assert decoder.next()
     assert isinstance(decoder.data, AlignedBuffer) and bytes(decoder.data) == payload
     assert bytes_copied() == before
     assert decoder.room() is None
+    assert decoder.coming == 0
+
+
+def test_another_limit_is_named_by_its_setting() -> None:
+    decoder = ReactiveFrameDecoder()
+    decoder.allow(12, "setup_bytes")
+    decoder.feed(encode(Frame(CODES["SETUP"], data=b"x")))
+    with pytest.raises(LimitExceeded, match=r"13 bytes is above 12 \(ReactiveSocket.setup_bytes"):
+        decoder.next()
 
 
 def test_nothing_lands_that_is_not_expected() -> None:
