@@ -224,12 +224,16 @@ class ReactiveConnection:
 
     def accept(self) -> None:
         """At the server: its SETUP is taken. Nothing is said (RS-12)."""
-        if self.client or self.state in (ReactiveState.NEW, ReactiveState.ENDED):
+        if self.state is ReactiveState.ENDED:
+            return  # by what came behind the SETUP
+        if self.client or self.state is ReactiveState.NEW:
             raise LocalProtocolError("there is no SETUP to accept")
         self._change(ReactiveInput.ACCEPT)
 
     def reject(self, text: str) -> None:
         """At the server: its SETUP is not taken. Let the ERROR out, then close (RS-12)."""
+        if self.state is ReactiveState.ENDED:
+            return
         if self.client or self.state is not ReactiveState.OFFERED:
             raise LocalProtocolError("there is no SETUP to reject")
         self._end(None)

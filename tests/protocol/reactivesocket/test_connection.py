@@ -95,6 +95,16 @@ def test_accept_and_reject_are_for_servers_that_were_asked() -> None:
             lone.core.reject("no")
 
 
+def test_a_connection_may_end_right_behind_its_setup() -> None:
+    """The application has not heard of it yet when it answers the SETUP."""
+    for answer in (ReactiveConnection.accept, lambda core: core.reject("no")):
+        lone = Lone(begun=False)
+        lone.receive(frame("SETUP") + frame("RESPONSE", 0))
+        answer(lone.core)
+        (sent,) = lone.sent()
+        assert sent.data.startswith(b"INVALID: a RESPONSE frame on stream 0")
+
+
 @pytest.mark.requirement("RS-R12")
 @pytest.mark.parametrize("first", [frame("REQUEST_RESPONSE", 1), frame("CANCEL", 1), response(1)])
 def test_a_first_frame_that_is_no_setup(first: bytes) -> None:
