@@ -162,6 +162,7 @@ class ReactiveConnection:
 
     def events_received(self) -> list[events.Event]:
         """What happened since the last call, in order; see ``events``."""
+        self._tell_writable()  # a cancel may have made room
         found = self._events[:]
         self._events.clear()
         return found
@@ -355,7 +356,7 @@ class ReactiveConnection:
             self._change(ReactiveInput.SETUP)
             self._decoder.allow(self.settings.frame_bytes, "frame_bytes")
             self._events.append((events.SETUP, bytes(decoder.data)))
-        elif self._setup_required and decoder.type != frames.ERROR:
+        elif self._setup_required and (decoder.type != frames.ERROR or decoder.stream):
             name = frames.TYPE_NAMES.get(decoder.type, f"{decoder.type:#x}")
             raise SequenceError(f"the first frame is {name} and no SETUP (RS-12)")
         else:
@@ -376,7 +377,7 @@ class ReactiveConnection:
             self._responder.take_cancel(stream)
         elif kind == frames.ERROR and stream:
             self._accepted()
-            self._requester.take_error(stream, decoder.data)
+            self._held += self._requester.take_error(stream, decoder.data)
         elif kind == frames.ERROR:
             rejected = self.client and self.state is ReactiveState.OFFERED
             name = events.REJECTED if rejected else events.PEER_FAILED

@@ -51,7 +51,7 @@ ITEM: Final = "item"
 COMPLETED: Final = "completed"
 """(COMPLETED, stream): nothing follows."""
 ERROR: Final = "error"
-"""(ERROR, stream, data): the responder failed; any bytes, most often text (RS-R13)."""
+"""(ERROR, stream, data, cost): the responder failed; any bytes, most often text (RS-R13)."""
 BROKEN: Final = "broken"
 """(BROKEN, stream, error): the responder broke the protocol on this stream. It is cancelled."""
 

@@ -197,13 +197,16 @@ class ReactiveRequester:
             found.change(RequesterInput.ITEM)
         return cost
 
-    def take_error(self, stream: int, data: Any) -> None:
-        """An ERROR has come."""
+    def take_error(self, stream: int, data: Any) -> int:
+        """An ERROR has come; returns what it costs."""
         found = self.streams.get(stream)
-        if found is not None:
-            self._end(stream, found, RequesterInput.ERROR)
-            self._outbox.drop(found.queue)
-            self._events.append((events.ERROR, stream, bytes(data)))
+        if found is None:
+            return 0  # RS-R11
+        self._end(stream, found, RequesterInput.ERROR)
+        self._outbox.drop(found.queue)
+        cost = size_of(data) + FRAME_COST
+        self._events.append((events.ERROR, stream, bytes(data), cost))
+        return cost
 
     def clear(self) -> None:
         """The connection has ended."""

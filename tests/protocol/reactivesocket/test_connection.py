@@ -106,7 +106,9 @@ def test_a_connection_may_end_right_behind_its_setup() -> None:
 
 
 @pytest.mark.requirement("RS-R12")
-@pytest.mark.parametrize("first", [frame("REQUEST_RESPONSE", 1), frame("CANCEL", 1), response(1)])
+@pytest.mark.parametrize(
+    "first", [frame("REQUEST_RESPONSE", 1), frame("CANCEL", 1), response(1), frame("ERROR", 1)]
+)
 def test_a_first_frame_that_is_no_setup(first: bytes) -> None:
     lone = Lone(begun=False)
     assert "and no SETUP (RS-12)" in lone.fails(first)
@@ -178,6 +180,7 @@ def test_an_error_has_any_bytes() -> None:
         events.ERROR,
         stream,
         b"\xff\x00",
+        258,
     )
     assert reasons.decode_reason(b"\xff") == ("", "\ufffd")
     assert reasons.decode_reason(b"OOPS: x") == ("", "OOPS: x")
@@ -369,7 +372,9 @@ def test_what_waits_to_leave_is_bounded() -> None:
     assert len(lone.sent()) == 1
     assert lone.drain() == [(events.WRITABLE,)]
     assert lone.core.writable
-    assert lone.core.complete(1)
+    assert lone.core.item(1, bytes(1000))
+    assert not lone.core.writable
+    assert lone.receive(frame("CANCEL", 1)) == [(events.CANCELLED, 1), (events.WRITABLE,)]
 
 
 def test_demand_and_requests_without_end_cost_little() -> None:

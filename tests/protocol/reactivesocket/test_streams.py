@@ -94,7 +94,8 @@ def test_a_request_for_one_response_ends_by_error_and_by_cancel() -> None:
     assert pair.client.core.cancel(second)
     assert not pair.client.core.cancel(second)
     pair.move()
-    assert (events.ERROR, first, b"APPLICATION_ERROR: no such thing") in pair.client.heard
+    data = b"APPLICATION_ERROR: no such thing"
+    assert (events.ERROR, first, data, 256 + len(data)) in pair.client.heard
     assert pair.server.heard[-1] == (events.CANCELLED, second)
     assert not pair.server.core.complete(second, b"late")
     assert not pair.server.core.fail_stream(first, "again")
