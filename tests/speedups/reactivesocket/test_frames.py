@@ -114,6 +114,10 @@ def head_of(frame: Frame, *, framed: bool = True) -> bytes:
 @pytest.mark.requirement("RS-R1")
 @pytest.mark.requirement("RS-R2")
 @pytest.mark.requirement("RS-R3")
+@pytest.mark.requirement("RS-7")
+@pytest.mark.requirement("RS-9")
+@pytest.mark.requirement("RS-11")
+@pytest.mark.requirement("RS-R4")
 @vectors("valid")
 def test_valid_vectors(vector: dict[str, Any]) -> None:
     """Whole, byte by byte where there is a length, and written again."""
@@ -244,6 +248,7 @@ def test_a_decoder_is_fed_once_it_has_said_all() -> None:
             decoder.feed(b"x")
 
 
+@pytest.mark.requirement("RS-2")
 @pytest.mark.parametrize(
     ("data", "kind", "says"),
     [
@@ -266,7 +271,9 @@ def test_what_is_wrong_is_said_as_early_as_it_is_known(
             use()
 
 
+@pytest.mark.requirement("RS-3")
 @pytest.mark.requirement("RS-4")
+@pytest.mark.requirement("RS-5")
 @pytest.mark.requirement("RS-7")
 @pytest.mark.requirement("RS-8")
 @pytest.mark.requirement("RS-9")
