@@ -140,7 +140,9 @@ def _parser() -> argparse.ArgumentParser:
     ping.set_defaults(run=_ping, usage=ping)
 
     dissection = commands.add_parser("wire", help="wire bytes to frames and back")
-    dissection.add_argument("protocol", metavar="PROTOCOL", nargs="?", help="aq, bpmux or relink")
+    dissection.add_argument(
+        "protocol", metavar="PROTOCOL", nargs="?", help="aq, bpmux, relink or reactivesocket"
+    )
     dissection.add_argument(
         "hex", metavar="HEX", nargs="?", help="the bytes, or - for standard input"
     )
@@ -156,6 +158,11 @@ def _parser() -> argparse.ArgumentParser:
         help="client or server; of relink connector or listener",
     )
     dissection.add_argument("--carrier", metavar="CARRIER", help="stream (the default) or datagram")
+    dissection.add_argument(
+        "--framing",
+        metavar="FRAMING",
+        help="of reactivesocket: tcp (the default), or message for one frame without its length",
+    )
     dissection.add_argument(
         "--what",
         metavar="WHAT",
@@ -370,6 +377,7 @@ def _wire(args: argparse.Namespace) -> int:
     given = {
         "from": args.sender,
         "carrier": args.carrier,
+        "framing": args.framing,
         "what": args.what,
         "connector_id_size": connector,
         "listener_id_size": listener,

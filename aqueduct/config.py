@@ -27,6 +27,7 @@ __all__ = [
     "Flow",
     "Limits",
     "Quic",
+    "ReactiveSocket",
     "Relink",
     "Resume",
     "Sinks",
@@ -446,6 +447,45 @@ class Relink:
 
 
 @dataclass(frozen=True, slots=True)
+class ReactiveSocket:
+    """ReactiveSocket, requests that are answered as items are asked for."""
+
+    frame_bytes: Bytes = 16 * MiB
+    """The largest frame that is received or sent, without its length. A larger item is sent in
+    fragments, which peers of the draft's time cannot put together (RS-R8)."""
+    item_bytes: Bytes = 64 * MiB
+    """The largest item, put together from its fragments; a larger one is cancelled (RS-R8)."""
+    fragments: Count = 65_536
+    """Fragments of one item."""
+    fragments_bytes: Bytes = 128 * MiB
+    """What fragments of all items of a connection cost that are not whole: their bytes, and 256
+    for each. The stream whose fragment is above this is cancelled."""
+    setup_bytes: Bytes = 64 * KiB
+    """The data of a SETUP; a server closes for a larger one."""
+    streams: Count = 16_384
+    """Streams of one connection that are open, of each requester. More requests of the peer are
+    answered with ERROR. Each stream counts for 1 KiB of what the connection holds."""
+    receive_bytes: Bytes = 64 * MiB
+    """What received requests and items of one connection cost that the application has not done
+    with: their bytes, and 256 for each. Above this nothing more is read from the connection."""
+    send_bytes: Bytes = 64 * MiB
+    """What frames cost that wait to leave: their bytes, and 256 for each. Above this requests and
+    items are refused; one may be larger alone."""
+    unsent_answers: Count = 1024
+    """Errors and cancels that the peer has caused and that wait to leave; a peer that causes more
+    does not read."""
+    first_demand: Seconds = 30.0
+    """A request for 0 items ends with an ERROR when no REQUEST_N came for so long (RS-R6)."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not 256 <= self.frame_bytes <= GiB:
+            raise ConfigError(
+                f"ReactiveSocket.frame_bytes is {self.frame_bytes!r}; it must be 256 to {GiB} bytes"
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class Resume:
     """Links under calls: what ``resume`` of an address brings, with Relink beneath it."""
 
@@ -649,6 +689,7 @@ class Config:
     quic: Quic = field(default_factory=Quic)
     bpmux: Bpmux = field(default_factory=Bpmux)
     relink: Relink = field(default_factory=Relink)
+    reactivesocket: ReactiveSocket = field(default_factory=ReactiveSocket)
     resume: Resume = field(default_factory=Resume)
     byte_stream: ByteStream = field(default_factory=ByteStream)
     calls: Calls = field(default_factory=Calls)

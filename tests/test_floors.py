@@ -23,8 +23,11 @@ FLOORS: tuple[dict[str, str], ...] = (
     },
     {"aqueduct._speedups": "", "aqueduct._speedups.base": ""},
     {"aqueduct._speedups.io": ""},
-    {f"aqueduct._speedups.{name}": "" for name in ("channels", "bpmux", "relink")},
-    {f"aqueduct.protocol.{name}": "" for name in ("channels", "bpmux", "relink")},
+    {
+        f"aqueduct._speedups.{name}": ""
+        for name in ("channels", "bpmux", "relink", "reactivesocket")
+    },
+    {f"aqueduct.protocol.{name}": "" for name in ("channels", "bpmux", "relink", "reactivesocket")},
     {
         f"aqueduct.{name}": ""
         for name in ("carriers.contract", "carriers.clock", "carriers.foreign", "dissect")

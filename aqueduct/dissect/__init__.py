@@ -15,7 +15,8 @@ channel shows the bits of its id, and is taken by its id, by its bits, or by bot
 decode with ``"meaning": true`` is also told what the last acknowledging frame says. A scenario is
 played on a real connection core against a scripted peer: ``loss`` has its steps (AQ-R27), and
 ``sessions`` those of bpmux; ``bad_sessions`` are the ones that an error must answer.
-``acknowledgements`` are about the messages of one channel of Relink.
+``acknowledgements`` are about the messages of one channel of Relink, ``responses`` about those to
+one request of ReactiveSocket.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from aqueduct.dissect import (
     bpmux_scenarios,
     channel_scenarios,
     channels,
+    reactivesocket,
+    reactivesocket_scenarios,
     relink,
     relink_scenarios,
 )
@@ -62,13 +65,15 @@ class Context(Protocol):
 PROTOCOLS: Final[Mapping[str, Callable[[Any], Sequence[Context]]]] = {
     "aq": channels.contexts,
     "bpmux": bpmux.contexts,
+    "reactivesocket": reactivesocket.contexts,
     "relink": relink.contexts,
 }
 """What ``protocol`` may name, and how a request's context is read: as all that it leaves open."""
 
-SCENARIOS: Final[Mapping[str, Mapping[str, Callable[[Any], dict[str, Any]]]]] = {
+SCENARIOS: Final[Mapping[str, Mapping[str, Callable[[Any], Any]]]] = {
     "aq": {"loss": channel_scenarios.play},
     "bpmux": {"sessions": bpmux_scenarios.play, "bad_sessions": bpmux_scenarios.play},
+    "reactivesocket": {"responses": reactivesocket_scenarios.play},
     "relink": {"acknowledgements": relink_scenarios.play},
 }
 """What ``list`` may name, for each protocol: from a case to its result."""

@@ -28,6 +28,7 @@ CORE: Final = (
     "aqueduct/protocol/channels/",
     "aqueduct/protocol/bpmux/",
     "aqueduct/protocol/relink/",
+    "aqueduct/protocol/reactivesocket/",
     "aqueduct/_speedups/",
 )
 FIELDS: Final = {"name", "requirement", "file", "within", "old", "new", "breaks"}
