@@ -17,7 +17,14 @@ from pathlib import Path
 import pyarrow as pa
 
 import aqueduct
+from aqueduct._speedups.reactivesocket.reactive_frames import (
+    COMPLETE,
+    RESPONSE,
+    ReactiveFrameDecoder,
+    encode_head,
+)
 
+READ = 64 << 10
 TIME_LIMIT = 120.0  # seconds, for each address
 ROWS = pa.schema(
     [
@@ -116,6 +123,30 @@ def blocking(address: str) -> None:
             same(list(client.exchange("echo", [SMALL] * 3, schema=ROWS)), [SMALL] * 3)
 
 
+def frames() -> None:
+    """Frames of ReactiveSocket, as they come in reads of 64 KiB."""
+    for size, count in ((200, 4000), (20_000, 400)):
+        sent = b"".join(
+            encode_head(RESPONSE, 2 * n + 1, size, flags=COMPLETE) + bytes(size)
+            for n in range(count)
+        )
+        decoder, found, at = ReactiveFrameDecoder(), 0, 0
+        while at < len(sent):
+            room = decoder.room()
+            if room is None:
+                decoder.feed(sent[at : at + READ])
+                at += READ
+            else:
+                part = sent[at : at + len(room)]
+                room[: len(part)] = part
+                decoder.landed(len(part))
+                at += len(part)
+            while decoder.next():
+                found += len(decoder.data) == size
+        if found != count:
+            raise SystemExit(f"{found} frames of {count} came whole")
+
+
 def main() -> None:
     """Starts the service and calls it at each of its addresses."""
     with tempfile.TemporaryDirectory() as folder:
@@ -133,6 +164,7 @@ def main() -> None:
                 process.stdin.close()
         if process.returncode:
             sys.exit(f"the service of the training ended with {process.returncode}")
+    frames()
 
 
 if __name__ == "__main__":
