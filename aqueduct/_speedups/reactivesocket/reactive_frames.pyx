@@ -416,7 +416,10 @@ cdef class ReactiveFrameDecoder:
         raise error
 
 
+# These compare numbers, which raises nothing: so no caller has to ask for an error.
+
 cdef inline bint is_known(int type) noexcept:
+    """Whether the protocol names this type (RS-2)."""
     return (
         type == SETUP_TYPE
         or REQUEST_RESPONSE_TYPE <= type <= CANCEL_TYPE
@@ -439,6 +442,7 @@ cdef inline bint fits(int type, uint64_t stream) noexcept:
 
 
 cdef inline int head_size(int type) noexcept:
+    """Bytes of a frame before its data, without the length."""
     if type == EXT_TYPE:
         return EXT_SIZE
     if type == REQUEST_STREAM_TYPE or type == REQUEST_SUB_TYPE or type == REQUEST_N_TYPE:
