@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,8 @@ def modules(page: Path) -> set[str]:
     return found - {"_rust"}  # on the way to ``_openssl``
 
 
-def names_of_ours() -> set[str]:
+@cache
+def names_of_ours() -> frozenset[str]:
     """All private names that the library itself defines."""
     ours: set[str] = set()
     for page in PAGES:
@@ -65,7 +67,7 @@ def names_of_ours() -> set[str]:
                     ours.add(node.attr)
                 case ast.Constant(value=str(text)) if text.isidentifier():
                     ours.add(text)  # of __slots__
-    return ours
+    return frozenset(ours)
 
 
 def attributes(page: Path) -> set[str]:
