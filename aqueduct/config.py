@@ -467,7 +467,8 @@ class ReactiveSocket:
     answered with ERROR. Each stream counts for 1 KiB of what the connection holds."""
     receive_bytes: Bytes = 64 * MiB
     """What received requests and items of one connection cost that the application has not done
-    with: their bytes, and 256 for each. Above this nothing more is read from the connection."""
+    with: their bytes, and 256 for each. Above this nothing more is read from the connection. If
+    one of its streams waits to be asked for items, further requests are rejected instead."""
     send_bytes: Bytes = 64 * MiB
     """What frames cost that wait to leave: their bytes, and 256 for each. Above this requests and
     items are refused; one may be larger alone."""

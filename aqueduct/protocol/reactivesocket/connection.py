@@ -193,8 +193,12 @@ class ReactiveConnection:
 
     @property
     def full(self) -> bool:
-        """The application holds more than ``ReactiveSocket.receive_bytes``: receive no more."""
-        return self._held >= self.settings.receive_bytes
+        """The application holds ``ReactiveSocket.receive_bytes`` or more: receive no more.
+
+        Not while a stream of the peer waits for REQUEST_N. What holds the memory may be done with
+        it only after that has come. Requests are rejected meanwhile.
+        """
+        return self._held >= self.settings.receive_bytes and not self._responder.unasked_streams
 
     @property
     def held_bytes(self) -> int:
@@ -372,7 +376,9 @@ class ReactiveConnection:
             self._responder.take_more(stream, decoder.n)
         elif kind in _REQUESTS:
             self._accepted()
-            self._held += self._responder.take_request(kind, stream, decoder.n, decoder.data, now)
+            self._held += self._responder.take_request(
+                kind, stream, decoder.n, decoder.data, now, crowded=self._crowded()
+            )
         elif kind == frames.CANCEL:
             self._responder.take_cancel(stream)
         elif kind == frames.ERROR and stream:
@@ -388,6 +394,9 @@ class ReactiveConnection:
 
     def _take_extension(self, decoder: ReactiveFrameDecoder) -> None:
         if decoder.extended_type in self._extensions:
+            crowded = self._crowded()
+            if crowded:  # nothing answers an extension, so its sender would not hear of it
+                raise LimitExceeded(f"an extension of type {decoder.extended_type:#x}: {crowded}")
             cost = size_of(decoder.data) + FRAME_COST
             self._held += cost
             self._events.append((events.EXTENSION, decoder.extended_type, decoder.data, cost))
@@ -402,6 +411,16 @@ class ReactiveConnection:
         if self.client and self.state is ReactiveState.OFFERED:
             self._change(ReactiveInput.ACCEPT)
             self._events.append((events.ACCEPTED,))
+
+    def _crowded(self) -> str:
+        """Why a further request is rejected; empty: it is not."""
+        most = self.settings.receive_bytes
+        if self._held < most:
+            return ""
+        return (
+            f"{self._held} bytes of earlier requests and items are at work, and {most} are the "
+            "limit (ReactiveSocket.receive_bytes); ask again later"
+        )
 
     def _check_answers(self) -> None:
         most = self.settings.unsent_answers

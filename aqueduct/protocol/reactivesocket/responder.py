@@ -45,16 +45,27 @@ class ReactiveResponder:
         self._outbox = outbox
         self._events = reported
         self.streams: dict[int, RespondingStream] = {}
+        self.unasked_streams = 0
+        """Streams on which nothing may be sent until the peer asks for it."""
         self._unasked: OrderedDict[int, float] = OrderedDict()
         """Streams that were requested for 0 items and not asked since, with when that is too long.
         All wait as long, so the first is due first."""
 
     # What comes
 
-    def take_request(self, kind: int, stream: int, items: int, data: Any, now: float) -> int:
-        """A request has come; returns what it costs, 0 if it is not reported."""
+    def take_request(
+        self, kind: int, stream: int, items: int, data: Any, now: float, *, crowded: str
+    ) -> int:
+        """A request has come; returns what it costs, 0 if it is not reported.
+
+        ``crowded``: why there is no room for it; empty: there is.
+        """
         if stream in self.streams:
             return 0  # RS-R11
+        if crowded:
+            if kind != frames.REQUEST_FNF:
+                self.answer(stream, reasons.REJECTED, crowded)
+            return 0
         if kind == frames.REQUEST_RESPONSE:
             items = 1
         try:
@@ -73,6 +84,7 @@ class ReactiveResponder:
                 return 0
             self.streams[stream] = RespondingStream(kind, items, FrameQueue(stream))
             if not items:
+                self.unasked_streams += 1
                 self._unasked[stream] = now + self._settings.first_demand
         cost = size_of(data) + FRAME_COST
         self._events.append((events.REQUEST, stream, kind, items, data, cost))
@@ -93,6 +105,7 @@ class ReactiveResponder:
         found.demand.add(items)
         self._unasked.pop(stream, None)
         if waited:
+            self.unasked_streams -= 1
             self._events.append((events.DEMAND, stream))
 
     def take_cancel(self, stream: int) -> None:
@@ -175,6 +188,7 @@ class ReactiveResponder:
     def clear(self) -> None:
         """The connection has ended."""
         self.streams.clear()
+        self.unasked_streams = 0
         self._unasked.clear()
 
     def _error(self, stream: int, word: str, text: str) -> tuple[list[Any], int]:
@@ -197,6 +211,8 @@ class ReactiveResponder:
             )
         if not found.demand.take():
             raise LocalProtocolError(f"stream {stream} was not asked for an item: wait for DEMAND")
+        if not found.demand.items:
+            self.unasked_streams += 1
         return list(self._outbox.fragments(parts))
 
     def _send(self, found: RespondingStream, cut: Sequence[list[Any]], *, complete: bool) -> None:
@@ -220,4 +236,6 @@ class ReactiveResponder:
     def _end(self, stream: int, found: RespondingStream, given: ResponderInput) -> None:
         found.change(given)
         del self.streams[stream]
+        if not found.demand.items:
+            self.unasked_streams -= 1
         self._unasked.pop(stream, None)

@@ -356,6 +356,50 @@ def test_a_connection_is_full_until_what_came_is_released() -> None:
         lone.core.release(1)
 
 
+def test_a_full_connection_reads_on_while_a_stream_waits_to_be_asked() -> None:
+    lone = Lone(limited(receive_bytes=1000))
+    lone.receive(frame("REQUEST_STREAM", 1, bytes(800), n=1))
+    assert lone.core.full
+    assert lone.core.item(1, b"x")  # the stream is not done with its data, and wants a REQUEST_N
+    assert not lone.core.full
+    lone.sent()
+    assert lone.receive(frame("REQUEST_RESPONSE", 3), frame("REQUEST_FNF", 5)) == []
+    (rejected,) = lone.sent()
+    assert rejected.stream == 3
+    assert rejected.data.startswith(b"REJECTED: 1056 bytes of earlier requests and items are at")
+    assert lone.receive(frame("REQUEST_N", 1, n=1)) == [(events.DEMAND, 1)]
+    assert lone.core.full
+    assert lone.core.complete(1, b"y")
+    assert lone.core.full  # a stream that has ended waits for nothing
+    lone.core.release(1056)
+    assert len(lone.receive(frame("REQUEST_RESPONSE", 7))) == 1
+
+
+def test_extensions_that_the_application_does_not_take_end_the_connection() -> None:
+    lone = Lone(limited(receive_bytes=1000), extensions={7})
+    lone.receive(frame("REQUEST_STREAM", 1, n=0))
+    known = encode(Frame(0xFFFF, extended_type=7, data=bytes(800)))
+    lone.receive(known)
+    assert lone.core.error is None
+    assert "an extension of type 0x7: 1312 bytes of earlier requests" in lone.fails(known)
+
+
+@pytest.mark.parametrize("end", ["cancel", "error", "complete", "connection"])
+def test_a_stream_that_ends_does_not_wait_to_be_asked(end: str) -> None:
+    lone = Lone(limited(receive_bytes=1000))
+    lone.receive(frame("REQUEST_STREAM", 1, bytes(800), n=0), frame("REQUEST_STREAM", 3, n=1))
+    assert not lone.core.full
+    if end == "cancel":
+        lone.receive(frame("CANCEL", 1))
+    elif end == "error":
+        lone.core.fail_stream(1, "no")
+    elif end == "complete":
+        lone.core.complete(1)
+    else:
+        lone.core.receive_eof()
+    assert lone.core.full
+
+
 def test_what_waits_to_leave_is_bounded() -> None:
     lone = Lone(limited(send_bytes=1000))
     lone.receive(frame("REQUEST_STREAM", 1, n=9))
