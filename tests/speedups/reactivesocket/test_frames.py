@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 from hypothesis import given
@@ -22,6 +23,7 @@ VECTORS: dict[str, Any] = json.loads(
 CODES = {name: code for code, name in TYPES.items()}
 HIGHEST = (1 << 64) - 1
 LIMIT = 60
+Piece: TypeAlias = bytes | memoryview
 
 
 def vectors(kind: str) -> Any:
@@ -43,7 +45,7 @@ def frame_of(decoder: ReactiveFrameDecoder) -> Frame:
     )
 
 
-def read_into(read: list[Frame], decoder: ReactiveFrameDecoder, pieces: list[bytes]) -> None:
+def read_into(read: list[Frame], decoder: ReactiveFrameDecoder, pieces: Sequence[Piece]) -> None:
     """The frames that are whole after these pieces, some of which are read to their place."""
     for piece in pieces:
         room = decoder.room()
@@ -59,7 +61,7 @@ def read_into(read: list[Frame], decoder: ReactiveFrameDecoder, pieces: list[byt
             read.append(frame_of(decoder))
 
 
-def read(data: bytes, pieces: list[bytes], **how: Any) -> tuple[list[Frame], str]:
+def read(data: bytes, pieces: Sequence[Piece], **how: Any) -> tuple[list[Frame], str]:
     found: list[Frame] = []
     decoder = ReactiveFrameDecoder(**how)
     try:
