@@ -39,6 +39,7 @@ FLOORS: tuple[dict[str, str], ...] = (
     {"aqueduct.carriers.tls_openssl": "", "aqueduct.carriers.tls_stdlib": ""},
     {"aqueduct.carriers.tls_library": ""},
     {f"aqueduct.carriers.{name}": "" for name in ("memory", "quic", "stream")},
+    {"aqueduct.carriers.transports": ""},
     {"aqueduct.endpoint": "", "aqueduct.bpmux": "", "aqueduct.relink": ""},
     {"aqueduct._speedups.arrow": ""},
     {"aqueduct.arrow": ""},
