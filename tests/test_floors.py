@@ -41,6 +41,7 @@ FLOORS: tuple[dict[str, str], ...] = (
     {f"aqueduct.carriers.{name}": "" for name in ("memory", "quic", "stream")},
     {"aqueduct.carriers.transports": ""},
     {"aqueduct.endpoint": "", "aqueduct.bpmux": "", "aqueduct.relink": ""},
+    {"aqueduct.reactivesocket": ""},
     {"aqueduct._speedups.arrow": ""},
     {"aqueduct.arrow": ""},
     {"aqueduct._speedups.calls": ""},
