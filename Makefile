@@ -35,7 +35,7 @@ requirements: setup ## each requirement of docs/protocols with its tests
 sabotage: setup ## the core made wrong, a line at a time: tests must notice; ONLY='AQ-33' for one
 	ci/env python -m tests.sabotage $(addprefix --only ,$(ONLY))
 
-fuzz: setup     ## look for faults with atheris; SECONDS=60, TARGET: codec wire operations bpmux relink arrow
+fuzz: setup     ## atheris, SECONDS=60; TARGET: codec wire operations bpmux relink reactivesocket arrow
 	ci/fuzz.sh run $(or $(SECONDS),60) $(TARGET)
 
 lint: setup     ## ruff, mypy, cython-lint, and the stubs against the compiled modules
@@ -59,6 +59,7 @@ bench: profiled ## modules, core, transfers (table and plot in benchmarks), memo
 	ci/env python -m benchmarks.loopback --json benchmarks/results/loopback.json
 	ci/env python -m benchmarks.publish benchmarks/results/loopback.json
 	ci/env python -m benchmarks.relayed --json benchmarks/results/relayed.json
+	ci/env python -m benchmarks.reactivesocket --json benchmarks/results/reactivesocket.json
 	ci/env python -m benchmarks.backpressure --json benchmarks/results/backpressure.json
 	ci/env python -m benchmarks.memory_budget --only sink,source,clients,threads \
 		--json benchmarks/results/memory_budget.json

@@ -55,6 +55,11 @@ UNITS: Final = {
     "channel_cpu_us": "CPU us a channel",
     "channel_core_us": "without the collector",
     "job_s": "s, the whole job",
+    "requests_s": "requests/s",
+    "request_cpu_us": "CPU us a request, both sides",
+    "item_us": "us an item",
+    "stream_kib": "KiB a stream, both sides",
+    "ahead_mib": "MiB given and not read",
     "redial_ms": "ms from the redial to the next batch",
     "redial_trips": "round trips from the redial to the next batch",
     "up_s": "s until all links are up",
@@ -65,7 +70,7 @@ UNITS: Final = {
 MORE_IS_BETTER: Final = frozenset(
     {
         "mib_s", "encoded_s", "decoded_s", "encoded_headers_s", "decoded_headers_s", "ops_s",
-        "messages_s", "messages_cpu_s", "channels_s",
+        "messages_s", "messages_cpu_s", "channels_s", "requests_s",
     }
 )  # fmt: skip
 

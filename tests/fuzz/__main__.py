@@ -30,13 +30,14 @@ ROOT: Final = Path(__file__).parents[2]
 HERE: Final = Path(__file__).parent
 BUILD: Final = ROOT / "build" / "fuzz"
 
-TARGETS: Final = ("codec", "wire", "operations", "bpmux", "relink", "arrow")
+TARGETS: Final = ("codec", "wire", "operations", "bpmux", "relink", "reactivesocket", "arrow")
 FLOORS: Final = {
     "codec": 1000,
     "wire": 1200,
     "operations": 800,
     "bpmux": 450,
     "relink": 415,
+    "reactivesocket": 415,
     "arrow": 250,
 }
 """Compiled edges: two thirds of what the corpus alone takes. Fewer, and it was not the target."""
@@ -51,6 +52,7 @@ MODULES: Final = {
     ),
     "bpmux": ("buffers", "chunks", "entities"),
     "relink": ("buffers", "packets"),
+    "reactivesocket": ("buffers", "reactive_frames"),
 }
 """The compiled modules that a target must get into."""
 
@@ -60,6 +62,7 @@ LENGTHS: Final = {
     "operations": 160,
     "bpmux": 400,
     "relink": 400,
+    "reactivesocket": 400,
     "arrow": 600,
 }
 """The longest input, bytes: longer ones are slower and say no more."""

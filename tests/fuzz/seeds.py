@@ -16,7 +16,10 @@ from tests.arrow.test_hostile import mutated
 from tests.fuzz import arrow, wire
 from tests.reference import bpmux as bpmux_model
 from tests.reference import codec as model
+from tests.reference import reactivesocket as reactive_model
 from tests.reference import relink as relink_model
+from tests.speedups.reactivesocket.test_frames import VECTORS as REACTIVE_VECTORS
+from tests.speedups.reactivesocket.test_frames import is_framed
 from tests.speedups.relink.test_packets import VECTORS as RELINK_VECTORS
 from tests.speedups.relink.test_packets import id_sizes
 from tests.speedups.strategies import VECTORS
@@ -337,6 +340,53 @@ def relink_packet(rng: random.Random, sender: int, receiver: int) -> bytes:
     return relink_model.encode(packet, id_size)
 
 
+def reactivesocket_seeds() -> Iterator[bytes]:
+    """The vectors to the codec and to a core, in several pieces; frames at random; two peers."""
+    plans = (b"\x00", b"\x14" + bytes(20), b"\x14" + b"\x85" * 20, b"\x0a" + b"\x43\xc2" * 5)
+    known = [
+        (is_framed(vector), bytes.fromhex(vector["hex"]))
+        for vector in (*REACTIVE_VECTORS["valid"], *REACTIVE_VECTORS["invalid"])
+    ]
+    known += [(True, response_frames(case["frames"])) for case in REACTIVE_VECTORS["responses"]]
+    for plan in plans:
+        for framed, data in known:
+            for limit in range(2):
+                yield bytes([(framed | limit << 1) << 2]) + plan + data
+            if framed:
+                for role in (2, 7, 6):
+                    yield bytes([2 | role << 2]) + plan + data
+    rng = random.Random(4)
+    for _ in range(3 * RANDOM_SEEDS):
+        data = b"".join(reactive_frame(rng) for _ in range(rng.randrange(1, 9)))
+        yield bytes([2 | rng.randrange(8) << 2]) + rng.choice(plans) + data[:300]
+    for what, seed in enumerate(random_seeds(60)()):
+        how = 1 | (what & 1) << 2 if what & 2 else 2 | (8 | what >> 2 & 7) << 2
+        yield bytes([how]) + rng.choice(plans) + seed
+    yield from (b"\x03" + seed for seed in random_seeds(160)())
+
+
+def response_frames(cases: list[tuple[bool, bool, bool, str]]) -> bytes:
+    """The frames of a scenario, on the second stream that the target requests."""
+    return b"".join(
+        reactive_model.encode(
+            reactive_model.Frame(
+                0x20, 3, begin << 6 | end << 5 | complete << 4, data=bytes.fromhex(data)
+            )
+        )
+        for begin, end, complete, data in cases
+    )
+
+
+def reactive_frame(rng: random.Random) -> bytes:
+    """A frame for one of the streams that the target opens, or a new one."""
+    kind = rng.choice((*reactive_model.TYPES, 0x20, 0x20, 0x20, 0x30))
+    stream = 0 if kind == 1 else rng.choice((1, 2, 3, 4, 5, 6, 9, 11))
+    flags = rng.choice((0x60, 0x40, 0x20, 0, 0x30, 0x70)) if kind == 0x20 else 0x80
+    size = 0 if kind in (0x15, 0x16) else rng.randrange(9)
+    frame = reactive_model.Frame(kind, stream, flags, rng.randrange(5), 7, bytes(size))
+    return reactive_model.encode(frame)
+
+
 def arrow_seeds() -> Iterator[bytes]:
     """Sound batches of every schema, as both writers write them, then with a fault or two."""
     chance = random.Random(1)
@@ -360,6 +410,7 @@ SEEDS: Final[dict[str, Callable[[], Iterator[bytes]]]] = {
     "bpmux": bpmux_seeds,
     "codec": codec_seeds,
     "operations": random_seeds(90),
+    "reactivesocket": reactivesocket_seeds,
     "relink": relink_seeds,
     "wire": wire_seeds,
 }

@@ -18,7 +18,7 @@ from tests.fuzz.source import EDGES, Source
 from tests.speedups.strategies import as_tuple
 
 HERE = Path(__file__).parent
-TARGETS = ("arrow", "bpmux", "codec", "operations", "relink", "wire")
+TARGETS = ("arrow", "bpmux", "codec", "operations", "reactivesocket", "relink", "wire")
 
 
 def target(name: str) -> Callable[[bytes], None]:

@@ -50,6 +50,19 @@ cdef inline const uint8_t *memory_of(object item, Py_ssize_t *size) noexcept:
     size[0] = PyMemoryView_GET_BUFFER(item).len
     return <const uint8_t *> PyMemoryView_GET_BUFFER(item).buf
 
+cdef inline object bounds_of(object data, const uint8_t **start, const uint8_t **end):
+    """What a decoder is fed, as bytes or a memoryview of bytes, and where those are."""
+    cdef Py_buffer *info
+    if PyBytes_CheckExact(data):
+        start[0] = <const uint8_t *> PyBytes_AS_STRING(data)
+        end[0] = start[0] + PyBytes_GET_SIZE(data)
+        return data
+    data = byte_view(data)
+    info = PyMemoryView_GET_BUFFER(data)
+    start[0] = <const uint8_t *> info.buf
+    end[0] = start[0] + info.len
+    return data
+
 cdef enum:
     # Shorter pieces of a payload are copied: a view would keep all bytes of a read alive.
     VIEW_FROM = 4096

@@ -6,17 +6,11 @@ may not be parted. The decoder knows the grammar of chunks; what they do to whom
 """
 
 cimport cython
-from cpython.bytes cimport (
-    PyBytes_AS_STRING,
-    PyBytes_CheckExact,
-    PyBytes_FromStringAndSize,
-    PyBytes_GET_SIZE,
-)
-from cpython.memoryview cimport PyMemoryView_GET_BUFFER
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memcpy
 
-from aqueduct._speedups.base.buffers cimport byte_view, piece_of
+from aqueduct._speedups.base.buffers cimport bounds_of, piece_of
 from aqueduct._speedups.base.varint cimport to_number
 from aqueduct._speedups.bpmux.varu64 cimport (
     VARU64_MAX,
@@ -197,21 +191,12 @@ cdef class ChunkDecoder:
     # For the other compiled modules.
 
     cdef int push(self, object data) except -1:
-        cdef Py_buffer *info
         if self._error is not None:
             raise self._error
         if self._pos != self._end:
             raise LocalProtocolError("feed before what was fed is consumed")
-        if PyBytes_CheckExact(data):
-            self._start = <const uint8_t *> PyBytes_AS_STRING(data)
-            self._end = self._start + PyBytes_GET_SIZE(data)
-        else:
-            data = byte_view(data)
-            info = PyMemoryView_GET_BUFFER(data)
-            self._start = <const uint8_t *> info.buf
-            self._end = self._start + info.len
+        self._fed = bounds_of(data, &self._start, &self._end)
         self._pos = self._start
-        self._fed = data
         return 0
 
     cdef int step(self) except -1:

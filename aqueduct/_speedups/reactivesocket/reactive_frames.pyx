@@ -6,19 +6,13 @@ grammar of frames; which of them may come when is not its affair.
 """
 
 cimport cython
-from cpython.bytes cimport (
-    PyBytes_AS_STRING,
-    PyBytes_CheckExact,
-    PyBytes_FromStringAndSize,
-    PyBytes_GET_SIZE,
-)
-from cpython.memoryview cimport PyMemoryView_GET_BUFFER
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memcpy
 
 from aqueduct._speedups.base.buffers cimport (
     AlignedBuffer,
-    byte_view,
+    bounds_of,
     copy_bytes,
     new_aligned,
     piece_of,
@@ -108,6 +102,7 @@ cdef enum:
     NUMBERED_SIZE = 20    # with a number of items
     LENGTH_MIN = 12       # the smallest frame, EXT, with its length (RS-R14)
     LANDING_FROM = 4096   # bytes of a payload from which a carrier may read to its place
+    SHARE = 4             # a view is of a fourth of what was fed, or more: it keeps all of that
 
 
 def encode_head(int type, stream, size, *, int flags=0, n=None, bint framed=True):
@@ -173,10 +168,10 @@ cdef class ReactiveFrameDecoder:
     - ``extended_type`` of EXT; else 0
     - ``data``, one buffer
 
-    Data that was fed as a whole is a view of what was fed, below 4096 bytes a copy. Else it lands
-    in memory that is taken when the head is whole; ``room`` and ``landed`` let a carrier read
-    straight to there. ``missing`` bytes of it are yet to come. ``frames`` counts those that were
-    whole.
+    Data that was fed as a whole is a view of what was fed. Below 4096 bytes it is a copy, and below
+    a fourth of what was fed: who keeps a view keeps all of that. Other data lands in memory that is
+    taken when the head is whole; ``room`` and ``landed`` let a carrier read straight to there.
+    ``missing`` bytes of it are yet to come. ``frames`` counts those that were whole.
 
     Raises FrameError for bytes that are no frame, VersionError for another version, and
     LimitExceeded as soon as a frame is announced as larger than is allowed. After an error every
@@ -245,21 +240,12 @@ cdef class ReactiveFrameDecoder:
     # For the other compiled modules.
 
     cdef int push(self, object data) except -1:
-        cdef Py_buffer *info
         if self._error is not None:
             raise self._error
         if self._pos != self._end or self._waiting:
             raise LocalProtocolError("feed before what was fed is consumed")
-        if PyBytes_CheckExact(data):
-            self._start = <const uint8_t *> PyBytes_AS_STRING(data)
-            self._end = self._start + PyBytes_GET_SIZE(data)
-        else:
-            data = byte_view(data)
-            info = PyMemoryView_GET_BUFFER(data)
-            self._start = <const uint8_t *> info.buf
-            self._end = self._start + info.len
+        self._fed = bounds_of(data, &self._start, &self._end)
         self._pos = self._start
-        self._fed = data
         self._waiting = not self._framed
         return 0
 
@@ -383,7 +369,12 @@ cdef class ReactiveFrameDecoder:
             self.data = b""
             return True
         if <uint64_t> (self._end - self._pos) >= size:
-            self.data = piece_of(self._fed, self._pos - self._start, <Py_ssize_t> size)
+            if size >= LANDING_FROM and size < <uint64_t> (self._end - self._start) // SHARE:
+                buffer = new_aligned(<Py_ssize_t> size)
+                copy_bytes(buffer.data, self._pos, <Py_ssize_t> size)
+                self.data = buffer
+            else:
+                self.data = piece_of(self._fed, self._pos - self._start, <Py_ssize_t> size)
             self._pos += size
             self.missing = 0
             return True

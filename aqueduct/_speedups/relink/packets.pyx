@@ -6,20 +6,14 @@ decoder knows the grammar of packets; what they do to which message is not its a
 """
 
 cimport cython
-from cpython.bytes cimport (
-    PyBytes_AS_STRING,
-    PyBytes_CheckExact,
-    PyBytes_FromStringAndSize,
-    PyBytes_GET_SIZE,
-)
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
-from cpython.memoryview cimport PyMemoryView_GET_BUFFER
 from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.string cimport memcpy, memset
 
-from aqueduct._speedups.base.buffers cimport byte_view, piece_of
+from aqueduct._speedups.base.buffers cimport bounds_of, piece_of
 from aqueduct._speedups.base.varint cimport to_number
 
 from aqueduct.errors import FrameError, LimitExceeded, LocalProtocolError
@@ -310,21 +304,12 @@ cdef class PacketDecoder:
     # For the other compiled modules.
 
     cdef int push(self, object data) except -1:
-        cdef Py_buffer *info
         if self._error is not None:
             raise self._error
         if self._pos != self._end:
             raise LocalProtocolError("feed before what was fed is consumed")
-        if PyBytes_CheckExact(data):
-            self._start = <const uint8_t *> PyBytes_AS_STRING(data)
-            self._end = self._start + PyBytes_GET_SIZE(data)
-        else:
-            data = byte_view(data)
-            info = PyMemoryView_GET_BUFFER(data)
-            self._start = <const uint8_t *> info.buf
-            self._end = self._start + info.len
+        self._fed = bounds_of(data, &self._start, &self._end)
         self._pos = self._start
-        self._fed = data
         return 0
 
     cdef int step(self) except -1:

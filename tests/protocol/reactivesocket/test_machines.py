@@ -26,7 +26,7 @@ SETTINGS = Settings(frame_bytes=256, first_demand=5.0)
 SIDES = st.integers(0, 1)
 CHOICES = st.integers(0, 1 << 16)
 ENDS = (events.COMPLETED, events.ERROR)
-DATA = st.sampled_from([b"", b"x", bytes(243), bytes(range(250)), b"y" * 700])
+ITEMS = (b"", b"x", bytes(243), bytes(range(250)), b"y" * 700)
 
 
 class Asked:
@@ -141,7 +141,7 @@ class TwoPeers(RuleBasedStateMachine):
             assert one.core.cancel(stream) is not bool(ended)
             asked.cancelled = asked.cancelled or not ended
 
-    @rule(side=SIDES, choice=CHOICES, data=DATA)
+    @rule(side=SIDES, choice=CHOICES, data=st.sampled_from(ITEMS))
     def item(self, side: int, choice: int, data: bytes) -> None:
         one = self.sides[side]
         stream = self.open_of(one.core.responding, choice)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -83,6 +84,28 @@ class Ear:
         return self.heard, answer, self.core.held_bytes
 
 
+def compare(data: bytes, cuts: Iterable[tuple[int, bool]], **how: bool) -> None:
+    """However bytes are cut, and wherever they land, the same is heard, answered and kept.
+
+    A cut is a number of bytes, and whether they are read to their place.
+    """
+    at_once, cut = Ear(**how), Ear(**how)
+    at_once.core.receive_data(data, 0.0)
+    at_once.listen()
+    for size, lands in (*cuts, (len(data), False)):
+        room = cut.core.room() if lands else None
+        part = data[:size] if room is None else data[: min(size, len(room))]
+        if room is None:
+            cut.core.receive_data(memoryview(part) if lands else part, 0.0)
+        else:
+            room[: len(part)] = part
+            cut.core.landed(len(part), 0.0)
+        cut.listen()
+        data = data[len(part) :]
+    assert not data or cut.core.error is not None
+    assert cut.end() == at_once.end()
+
+
 @pytest.mark.requirement("RS-R12")
 @given(
     st.fixed_dictionaries({name: st.booleans() for name in ("client", "begun", "left")}),
@@ -93,19 +116,4 @@ class Ear:
 def test_any_bytes_in_any_pieces(
     how: dict[str, bool], sent: list[Frame], more: bytes, cuts: list[tuple[int, bool]]
 ) -> None:
-    data = b"".join(map(encode, sent)) + more
-    at_once, cut = Ear(**how), Ear(**how)
-    at_once.core.receive_data(data, 0.0)
-    at_once.listen()
-    for size, lands in [*cuts, (len(data), False)]:
-        room = cut.core.room() if lands else None
-        part = data[:size] if room is None else data[: min(size, len(room))]
-        if room is None:
-            cut.core.receive_data(part, 0.0)
-        else:
-            room[: len(part)] = part
-            cut.core.landed(len(part), 0.0)
-        cut.listen()
-        data = data[len(part) :]
-    assert not data or cut.core.error is not None
-    assert cut.end() == at_once.end()
+    compare(b"".join(map(encode, sent)) + more, cuts, **how)

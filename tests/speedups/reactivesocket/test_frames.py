@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 from hypothesis import given
@@ -22,6 +23,7 @@ VECTORS: dict[str, Any] = json.loads(
 CODES = {name: code for code, name in TYPES.items()}
 HIGHEST = (1 << 64) - 1
 LIMIT = 60
+Piece: TypeAlias = bytes | memoryview
 
 
 def vectors(kind: str) -> Any:
@@ -43,7 +45,7 @@ def frame_of(decoder: ReactiveFrameDecoder) -> Frame:
     )
 
 
-def read_into(read: list[Frame], decoder: ReactiveFrameDecoder, pieces: list[bytes]) -> None:
+def read_into(read: list[Frame], decoder: ReactiveFrameDecoder, pieces: Sequence[Piece]) -> None:
     """The frames that are whole after these pieces, some of which are read to their place."""
     for piece in pieces:
         room = decoder.room()
@@ -59,7 +61,7 @@ def read_into(read: list[Frame], decoder: ReactiveFrameDecoder, pieces: list[byt
             read.append(frame_of(decoder))
 
 
-def read(data: bytes, pieces: list[bytes], **how: Any) -> tuple[list[Frame], str]:
+def read(data: bytes, pieces: Sequence[Piece], **how: Any) -> tuple[list[Frame], str]:
     found: list[Frame] = []
     decoder = ReactiveFrameDecoder(**how)
     try:
@@ -219,6 +221,21 @@ def test_large_data_is_a_view_of_what_came_or_lands_in_place() -> None:
     assert bytes_copied() == before
     assert decoder.room() is None
     assert decoder.coming == 0
+
+
+@pytest.mark.parametrize(("size", "kept"), [(4096, 0), (65_535, 0), (65_536, 1)])
+def test_data_keeps_no_more_than_four_times_its_size(size: int, kept: int) -> None:
+    """Who holds a small request does not hold all that came in the same read."""
+    read = AlignedBuffer(1 << 18)
+    frame = Frame(CODES["REQUEST_FNF"], 5, data=b"x" * size)
+    memoryview(read)[:] = encode(frame).ljust(read.size, b"\x00")
+    decoder = ReactiveFrameDecoder()
+    decoder.feed(memoryview(read))
+    assert decoder.next()
+    data = decoder.data
+    assert bytes(data) == frame.data
+    del decoder
+    assert read.exports == kept
 
 
 def test_another_limit_is_named_by_its_setting() -> None:
