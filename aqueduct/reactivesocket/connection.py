@@ -585,9 +585,7 @@ class ReactiveSocketConnection:
         if self._deciding is not None and self._deciding is not asyncio.current_task(self._loop):
             self._deciding.cancel()
         transport = self._transport
-        if transport is None:
-            self._is_gone()
-        else:
+        if transport is not None:
             transport.finish(drain=True)
         self.core.receive_eof()
         requests, awaited_ones = tuple(face.responding.values()), tuple(face.requested.values())
@@ -602,7 +600,10 @@ class ReactiveSocketConnection:
         face.count_over()
         self._changes.wake()
         self._owner.over(self)
+        if transport is None:
+            self._is_gone()
 
     def _is_gone(self) -> None:
         if not self._gone.done():
             self._gone.set_result(None)
+            self._owner.released(self)

@@ -126,3 +126,6 @@ class _Attempt:
             if not isinstance(error, ConnectFailed):
                 error = ConnectFailed(f"{connection.peer}: {error}", reason=str(error))
             self.opened.set_exception(error)
+
+    def released(self, connection: ReactiveSocketConnection) -> None:
+        """Its transport is gone."""

@@ -198,7 +198,7 @@ class Peer:
         self.close()
 
     def close(self) -> None:
-        self.writer.close()
+        self.writer.transport.abort()
 
 
 @asynccontextmanager
