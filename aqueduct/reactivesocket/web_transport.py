@@ -261,7 +261,7 @@ class WebTransport(FrameTransport):
         if now - heard >= 3 * every:
             text = f"{self.peer} was silent for {3 * every:g} s, and answers no pings"
             self._user.fail(ConnectionLost(f"{text} (ReactiveSocket.ping)", reason="silence"))
-            self.abort()
+            self.cut()
             return
         if now - heard >= every and self.free and self._ws.close_sent is None:
             self._ws.send_ping(b"")

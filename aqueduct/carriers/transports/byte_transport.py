@@ -188,6 +188,11 @@ class ByteTransport(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def cut(self) -> None:
+        """Ends it now; ``lost`` follows."""
+        if self._transport is not None:
+            self._transport.abort()
+
     def extra(self, name: str) -> Any:
         """What asyncio knows of the connection: ``socket``, ``ssl_object``."""
         return None if self._transport is None else self._transport.get_extra_info(name)
