@@ -16,6 +16,7 @@ from aqueduct._speedups.reactivesocket import reactive_frames as frames
 from aqueduct.arguments import Duration, Size, checked
 from aqueduct.carriers.contract import PeerCredentials, PeerIdentity
 from aqueduct.carriers.stream.sockets import credentials_of
+from aqueduct.carriers.transports.byte_transport import ByteTransport
 from aqueduct.carriers.transports.waiting import Waiters
 from aqueduct.carriers.verify import TlsError, identity_read
 from aqueduct.config import Config
@@ -35,7 +36,6 @@ from aqueduct.reactivesocket.requesting import (
     error_of,
 )
 from aqueduct.reactivesocket.responding import ReactiveRequest, Responder
-from aqueduct.reactivesocket.transport import FrameTransport
 
 __all__ = ["ReactiveSnapshot", "ReactiveSocketConnection"]
 
@@ -98,7 +98,7 @@ class ReactiveSocketConnection:
         self._responder = responder
         self._face = ReactiveFace(core, config, self.advance)
         self._loop = asyncio.get_running_loop()
-        self._transport: FrameTransport | None = None
+        self._transport: ByteTransport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._early: dict[int, events.Event] | None = None if core.client else {}
         """Requests that came before the SETUP was accepted, by their stream; None: it was. Those
@@ -233,7 +233,7 @@ class ReactiveSocketConnection:
 
     # What the owner does
 
-    def carry(self, transport: FrameTransport) -> None:
+    def carry(self, transport: ByteTransport) -> None:
         """This is its transport."""
         self._transport = transport
 
@@ -548,6 +548,9 @@ class ReactiveSocketConnection:
             request.task = task
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+            if inspect.iscoroutine(answering):
+                # It was never begun if the task was cancelled before its first step.
+                task.add_done_callback(lambda _: answering.close())
 
     async def _answer(self, answering: Awaitable[None], request: ReactiveRequest) -> None:
         try:

@@ -16,6 +16,7 @@ from aqueduct.carriers.certificates import ServerTls
 from aqueduct.carriers.contract import Bound
 from aqueduct.carriers.stream.binding import bind
 from aqueduct.carriers.transports.accepting import Accepting, Arriving, name_of_socket
+from aqueduct.carriers.transports.byte_transport import ByteTransport
 from aqueduct.closing import AsyncClosing
 from aqueduct.config import DEFAULT, Config
 from aqueduct.endpoint.accounts import process
@@ -202,7 +203,7 @@ class _Arrival(Arriving):
         """Whether its SETUP was."""
         self._connection = ReactiveSocketConnection(core, config, self, server.responder, peer=name)
         if server.address.web:
-            transport: FrameTransport = WebTransport(
+            transport: ByteTransport = WebTransport(
                 config,
                 self._connection,
                 server.address,
