@@ -280,6 +280,17 @@ class ReactiveSocketConnection:
                 raise ConnectionLost(f"{self.peer}: {error}", reason=str(error)) from error
         self._owner.made(self)
 
+    def opened(self) -> None:
+        """Frames may flow."""
+        self._owner.opened(self)
+        self.advance()
+
+    def fail(self, error: ConnectionLost) -> None:
+        """The transport is of no use."""
+        if not self.core.client:
+            log.info("%s", error)
+        self._over(error)
+
     def advance(self) -> None:
         """Dispatches what happened, sends what may leave, and sets the timer."""
         face, transport = self._face, self._transport
@@ -308,9 +319,10 @@ class ReactiveSocketConnection:
             return
         if more or face.unsettled:
             face.advance_soon()  # others have a turn before
-        face.memory.count(
-            self.core.received_bytes + face.lent, self.core.queued_bytes + face.unsent
-        )
+        received = self.core.received_bytes + face.lent
+        if transport is not None:
+            received += transport.coming
+        face.memory.count(received, self.core.queued_bytes + face.unsent)
         if face.closing:
             self._changes.wake()
         self._hold()
@@ -453,7 +465,8 @@ class ReactiveSocketConnection:
         elif kind in (events.REJECTED, events.PEER_FAILED):
             self._refused(kind, event[1])
         elif kind == events.ENDED:
-            text = f"the peer {self.peer} closed the connection"
+            said = "" if self._transport is None else self._transport.said
+            text = f"the peer {self.peer} closed the connection" + (said and f": {said}")
             self._over(ConnectionLost(text, code=0, remote=True))
         elif kind == events.FAILED:
             log.warning("%s broke ReactiveSocket: %s", self.peer, event[1])
@@ -535,6 +548,9 @@ class ReactiveSocketConnection:
             request.task = task
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+            if inspect.iscoroutine(answering):
+                # It was never begun if the task was cancelled before its first step.
+                task.add_done_callback(lambda _: answering.close())
 
     async def _answer(self, answering: Awaitable[None], request: ReactiveRequest) -> None:
         try:
@@ -585,9 +601,7 @@ class ReactiveSocketConnection:
         if self._deciding is not None and self._deciding is not asyncio.current_task(self._loop):
             self._deciding.cancel()
         transport = self._transport
-        if transport is None:
-            self._is_gone()
-        else:
+        if transport is not None:
             transport.finish(drain=True)
         self.core.receive_eof()
         requests, awaited_ones = tuple(face.responding.values()), tuple(face.requested.values())
@@ -602,7 +616,10 @@ class ReactiveSocketConnection:
         face.count_over()
         self._changes.wake()
         self._owner.over(self)
+        if transport is None:
+            self._is_gone()
 
     def _is_gone(self) -> None:
         if not self._gone.done():
             self._gone.set_result(None)
+            self._owner.released(self)

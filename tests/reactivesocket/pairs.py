@@ -33,6 +33,7 @@ __all__ = [
     "brisk",
     "eventually",
     "frame",
+    "frames",
     "joined",
     "scripted",
     "serving",
@@ -40,7 +41,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-FAMILIES = ("tcp", "unix", "tls")
+FAMILIES = ("tcp", "unix", "tls", "ws", "wss")
 TLS = dev_certificate()
 DEADLINE = 30.0
 
@@ -198,7 +199,7 @@ class Peer:
         self.close()
 
     def close(self) -> None:
-        self.writer.close()
+        self.writer.transport.abort()
 
 
 @asynccontextmanager
