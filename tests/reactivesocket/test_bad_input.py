@@ -328,7 +328,7 @@ async def test_requests_that_are_never_done_with_hold_up_the_peer_and_then_are_r
     async with serving(config=config, responder=requests.append) as server:
         peer = await Peer.connect(server, SETUP)
         for stream in range(1, 41, 2):
-            peer.say(frame(frames.REQUEST_STREAM, stream, bytes(10_000), n=0))
+            peer.say(frame(frames.REQUEST_STREAM, stream, bytes(10_000), n=9))
         await eventually(lambda: requests)
         (connection,) = server.connections
         await eventually(lambda: not connection.snapshot().reading)
@@ -337,7 +337,7 @@ async def test_requests_that_are_never_done_with_hold_up_the_peer_and_then_are_r
         assert "ReactiveSocket.receive_bytes" in await peer.error(39)
         assert connection.snapshot().reading
         peer.say(frame(frames.REQUEST_N, 1, n=1))
-        await eventually(lambda: requests[0].demand == 1)
+        await eventually(lambda: requests[0].demand == 10)
         assert len(requests) == accepted
         for each in requests:
             each.release()
