@@ -364,11 +364,11 @@ class ReactiveSocketConnection:
     def _hold(self) -> None:
         """Reads nothing while too much that came is in use."""
         transport, now = self._transport, self._loop.time()
-        full = self.core.full
+        core, memory = self.core, self._face.memory
+        full = core.full or not memory.may_read(core.whole_bytes, now)
         if not full:
             self._refusing = False
-        busy = self._face.crowded or (full and not self._refusing)
-        if busy or not self._face.memory.may_read(now):
+        if self._face.crowded or (full and not self._refusing):
             if self._held_since is None:
                 self._held_since = now
                 if transport is not None:
@@ -415,9 +415,8 @@ class ReactiveSocketConnection:
             return
         if held is not None and now >= held + timing.stall_deadline:
             # What waits may need what the peer says next, as its demand, or an answer.
-            self._held_since, self._refusing = None, self.core.full
-            if self._transport is not None:
-                self._transport.hold(False)
+            self._held_since = now
+            self._refusing = self.core.whole_bytes > 0
         self.core.handle_deadline(now)
         self.advance()
 
@@ -508,11 +507,10 @@ class ReactiveSocketConnection:
         request = ReactiveRequest(self._face, self, stream, kind, data, cost)
         if kind != frames.REQUEST_FNF:
             self._face.responding[stream] = request
-        if self._refusing and self.core.full:
-            most = self.config.reactivesocket.receive_bytes
+        if self._refusing:
             request.fail(
-                f"requests of this connection hold {most} bytes, and none is done with "
-                "(ReactiveSocket.receive_bytes)",
+                "requests that are not done with hold all memory that there is for them "
+                "(ReactiveSocket.receive_bytes, Flow.process_receive_budget)",
                 reasons.REJECTED,
             )
         elif self._face.closing:

@@ -89,14 +89,19 @@ class ReactiveSocketServer(AsyncClosing):
         """Connections without a SETUP: ByteStream.half_open at most."""
         return self.accepting.handshakes
 
+    async def stop(self) -> None:
+        """Accepts no more. Connections go on."""
+        if not self._closed:
+            self._closed = True
+            await self.accepting.close()
+
     async def close(self) -> None:
         """Accepts no more, closes every connection, and waits for the end of ``on_connection``.
 
         A task that does not end within Timing.close_linger after it was cancelled is named in the
         log.
         """
-        self._closed = True
-        await self.accepting.close()
+        await self.stop()
         closing = [connection.close() for connection in tuple(self.connections)]
         try:
             for found in await asyncio.gather(*closing, return_exceptions=True):
