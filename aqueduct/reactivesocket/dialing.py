@@ -12,6 +12,7 @@ from aqueduct.carriers.certificates import ClientTls
 from aqueduct.carriers.stream.sockets import check_path
 from aqueduct.carriers.transports.dialing import Dialing
 from aqueduct.config import DEFAULT, Config
+from aqueduct.endpoint.accounts import process
 from aqueduct.errors import ConfigError, ConnectFailed
 from aqueduct.forks import own_loop
 from aqueduct.protocol.reactivesocket.connection import ReactiveConnection
@@ -47,6 +48,12 @@ async def connect(
     found = parse(address)
     if origin is not None and not found.web:
         raise ConfigError(f"{found}: origin is for {REACTIVE}ws:// and {REACTIVE}wss:// alone")
+    most = config.limits.connections
+    if process().connections >= most:
+        raise ConnectFailed(
+            f"{found}: the process has {most} connections open, which is the limit "
+            "(Limits.connections)"
+        )
     loop = asyncio.get_running_loop()
     own_loop(loop)
     silence = config.timing.progress_deadline
@@ -96,10 +103,13 @@ class _Attempt:
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.opened.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._dialing = dialing
+        self._counted = False
 
     def made(self, connection: ReactiveSocketConnection) -> None:
         """The transport is there, within TLS if that was asked for."""
         self._dialing.check(self.transport)
+        process().opened()
+        self._counted = True
         if not self.opened.done():
             self.opened.set_result(None)
 
@@ -109,8 +119,13 @@ class _Attempt:
 
     def over(self, connection: ReactiveSocketConnection) -> None:
         """The connection is over."""
+        if self._counted:
+            process().closed()
         if not self.opened.done():
             error = connection.error
             if not isinstance(error, ConnectFailed):
                 error = ConnectFailed(f"{connection.peer}: {error}", reason=str(error))
             self.opened.set_exception(error)
+
+    def released(self, connection: ReactiveSocketConnection) -> None:
+        """Its transport is gone."""

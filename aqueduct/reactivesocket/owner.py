@@ -18,3 +18,6 @@ class ReactiveOwner(Protocol):
 
     def over(self, connection: Any) -> None:
         """It is over; see its ``error``."""
+
+    def released(self, connection: Any) -> None:
+        """Its transport is gone."""

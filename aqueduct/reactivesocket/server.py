@@ -55,6 +55,8 @@ class ReactiveSocketServer(AsyncClosing):
         self.config = config
         self.connections: set[ReactiveSocketConnection] = set()
         """Those whose SETUP was taken, and that live."""
+        self.ending: set[ReactiveSocketConnection] = set()
+        """Those that are over, and whose transport is not gone."""
         self.responder = responder
         self.setup_required = setup_required
         self.origins = tuple(origins)
@@ -102,6 +104,9 @@ class ReactiveSocketServer(AsyncClosing):
             tasks = self._tasks - {asyncio.current_task()}
             for task in tasks:
                 task.cancel()
+            for connection in tuple(self.ending):
+                connection.abandon("the server closes")
+            await asyncio.sleep(0)  # asyncio lets go of sockets a step later
         if tasks:
             _, left = await asyncio.wait(tasks, timeout=self.config.timing.close_linger)
             for task in left:
@@ -137,14 +142,18 @@ class ReactiveSocketServer(AsyncClosing):
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def end(self, connection: ReactiveSocketConnection, origin: Hashable) -> None:
+    def end(self, connection: ReactiveSocketConnection) -> None:
         """It is over."""
-        if connection in self.connections:
-            self.connections.discard(connection)
-            process().closed()
-            self._by_origin[origin] -= 1
-            if not self._by_origin[origin]:
-                del self._by_origin[origin]
+        self.connections.discard(connection)
+        self.ending.add(connection)
+
+    def released(self, connection: ReactiveSocketConnection, origin: Hashable) -> None:
+        """Its socket is gone. Until then it counts: the peer has a part in how long that takes."""
+        self.ending.discard(connection)
+        process().closed()
+        self._by_origin[origin] -= 1
+        if not self._by_origin[origin]:
+            del self._by_origin[origin]
 
     # Within
 
@@ -185,6 +194,8 @@ class _Arrival(Arriving):
         )
         name = name_of_socket(sock)
         self._server = server
+        self._taken = False
+        """Whether its SETUP was."""
         self._connection = ReactiveSocketConnection(core, config, self, server.responder, peer=name)
         transport = FrameTransport(config, self._connection, name)
         self._connection.carry(transport)
@@ -203,15 +214,22 @@ class _Arrival(Arriving):
     async def offered(self, connection: ReactiveSocketConnection) -> str | None:
         """Its SETUP is there."""
         why = await self._server.look_at(connection, self.origin)
-        self.settle()
-        if why is None:
+        if why is None and not connection.closed:
+            self._taken = True
+            self.settle()
             self._server.begin(connection, self.origin)
         return why
 
     def over(self, connection: ReactiveSocketConnection) -> None:
-        """It is over."""
+        """It is over. If its SETUP was not taken, it keeps its place until its socket is gone."""
+        if self._taken:
+            self._server.end(connection)
+
+    def released(self, connection: ReactiveSocketConnection) -> None:
+        """Its transport is gone."""
         self.settle()
-        self._server.end(connection, self.origin)
+        if self._taken:
+            self._server.released(connection, self.origin)
 
 
 @checked(
