@@ -16,7 +16,6 @@ from aqueduct._speedups.reactivesocket import reactive_frames as frames
 from aqueduct.arguments import Duration, Size, checked
 from aqueduct.carriers.contract import PeerCredentials, PeerIdentity
 from aqueduct.carriers.stream.sockets import credentials_of
-from aqueduct.carriers.transports.byte_transport import ByteTransport
 from aqueduct.carriers.transports.waiting import Waiters
 from aqueduct.carriers.verify import TlsError, identity_read
 from aqueduct.config import Config
@@ -36,6 +35,7 @@ from aqueduct.reactivesocket.requesting import (
     error_of,
 )
 from aqueduct.reactivesocket.responding import ReactiveRequest, Responder
+from aqueduct.reactivesocket.transport import FrameTransport
 
 __all__ = ["ReactiveSnapshot", "ReactiveSocketConnection"]
 
@@ -98,7 +98,7 @@ class ReactiveSocketConnection:
         self._responder = responder
         self._face = ReactiveFace(core, config, self.advance)
         self._loop = asyncio.get_running_loop()
-        self._transport: ByteTransport | None = None
+        self._transport: FrameTransport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._early: dict[int, events.Event] | None = None if core.client else {}
         """Requests that came before the SETUP was accepted, by their stream; None: it was. Those
@@ -233,7 +233,7 @@ class ReactiveSocketConnection:
 
     # What the owner does
 
-    def carry(self, transport: ByteTransport) -> None:
+    def carry(self, transport: FrameTransport) -> None:
         """This is its transport."""
         self._transport = transport
 
@@ -280,6 +280,17 @@ class ReactiveSocketConnection:
                 raise ConnectionLost(f"{self.peer}: {error}", reason=str(error)) from error
         self._owner.made(self)
 
+    def opened(self) -> None:
+        """Frames may flow."""
+        self._owner.opened(self)
+        self.advance()
+
+    def fail(self, error: ConnectionLost) -> None:
+        """The transport is of no use."""
+        if not self.core.client:
+            log.info("%s", error)
+        self._over(error)
+
     def advance(self) -> None:
         """Dispatches what happened, sends what may leave, and sets the timer."""
         face, transport = self._face, self._transport
@@ -308,9 +319,10 @@ class ReactiveSocketConnection:
             return
         if more or face.unsettled:
             face.advance_soon()  # others have a turn before
-        face.memory.count(
-            self.core.received_bytes + face.lent, self.core.queued_bytes + face.unsent
-        )
+        received = self.core.received_bytes + face.lent
+        if transport is not None:
+            received += transport.coming
+        face.memory.count(received, self.core.queued_bytes + face.unsent)
         if face.closing:
             self._changes.wake()
         self._hold()
@@ -453,7 +465,8 @@ class ReactiveSocketConnection:
         elif kind in (events.REJECTED, events.PEER_FAILED):
             self._refused(kind, event[1])
         elif kind == events.ENDED:
-            text = f"the peer {self.peer} closed the connection"
+            said = "" if self._transport is None else self._transport.said
+            text = f"the peer {self.peer} closed the connection" + (said and f": {said}")
             self._over(ConnectionLost(text, code=0, remote=True))
         elif kind == events.FAILED:
             log.warning("%s broke ReactiveSocket: %s", self.peer, event[1])

@@ -19,6 +19,7 @@ from aqueduct.protocol.reactivesocket.connection import ReactiveConnection
 from aqueduct.reactivesocket.connection import ReactiveSocketConnection
 from aqueduct.reactivesocket.responding import Responder
 from aqueduct.reactivesocket.transport import FrameTransport
+from aqueduct.reactivesocket.web_transport import WebTransport, require_websockets
 
 __all__ = ["ALPN", "connect", "parse"]
 
@@ -56,14 +57,23 @@ async def connect(
         )
     loop = asyncio.get_running_loop()
     own_loop(loop)
-    silence = config.timing.progress_deadline
-    dialing = Dialing(found, config, tls, ALPN, encrypted=TLS, silence=silence)
-    core = ReactiveConnection(config.reactivesocket, client=True, setup=bytes(setup))
+    silence = 2 * config.timing.progress_deadline  # the connection itself looks before
+    alpn, encrypted = ("http/1.1", f"{REACTIVE}wss") if found.web else (ALPN, TLS)
+    dialing = Dialing(found, config, tls, alpn, encrypted=encrypted, silence=silence)
+    core = ReactiveConnection(
+        config.reactivesocket, client=True, setup=bytes(setup), framed=not found.web
+    )
     attempt = _Attempt(dialing)
     connection = ReactiveSocketConnection(
         core, config, attempt, responder, setup=bytes(setup), peer=str(found)
     )
-    attempt.transport = transport = FrameTransport(config, connection, str(found))
+    if found.web:
+        transport: FrameTransport = WebTransport(
+            config, connection, found, str(found), client=True, origin=origin
+        )
+    else:
+        transport = FrameTransport(config, connection, str(found))
+    attempt.transport = transport
     connection.carry(transport)
     deadline = loop.time() + config.timing.connect_timeout
     sock: socket.socket | None = None
@@ -71,7 +81,7 @@ async def connect(
         async with asyncio.timeout_at(deadline):
             sock = await dialing.reach(deadline)
             await dialing.begin(transport, sock)
-            await attempt.opened
+            await attempt.done
     except BaseException as error:
         connection.abandon("it was given up")
         if sock is not None and transport.extra("socket") is None:
@@ -92,6 +102,8 @@ def parse(address: Address | str) -> Address:
         raise ConfigError(f"{found}: ReactiveSocket is spoken at {known} alone")
     if found.unix:
         check_path(found)
+    if found.web:
+        require_websockets(found)
     return found
 
 
@@ -100,8 +112,8 @@ class _Attempt:
 
     def __init__(self, dialing: Dialing) -> None:
         self.transport: FrameTransport
-        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.opened.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.done.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._dialing = dialing
         self._counted = False
 
@@ -110,8 +122,11 @@ class _Attempt:
         self._dialing.check(self.transport)
         process().opened()
         self._counted = True
-        if not self.opened.done():
-            self.opened.set_result(None)
+
+    def opened(self, connection: ReactiveSocketConnection) -> None:
+        """Frames may flow."""
+        if not self.done.done():
+            self.done.set_result(None)
 
     async def offered(self, connection: ReactiveSocketConnection) -> str | None:
         """Of a server."""
@@ -121,11 +136,11 @@ class _Attempt:
         """The connection is over."""
         if self._counted:
             process().closed()
-        if not self.opened.done():
+        if not self.done.done():
             error = connection.error
             if not isinstance(error, ConnectFailed):
                 error = ConnectFailed(f"{connection.peer}: {error}", reason=str(error))
-            self.opened.set_exception(error)
+            self.done.set_exception(error)
 
     def released(self, connection: ReactiveSocketConnection) -> None:
         """Its transport is gone."""

@@ -27,6 +27,7 @@ from aqueduct.reactivesocket.connection import ReactiveSocketConnection
 from aqueduct.reactivesocket.dialing import ALPN, TLS, parse
 from aqueduct.reactivesocket.responding import Responder
 from aqueduct.reactivesocket.transport import FrameTransport
+from aqueduct.reactivesocket.web_transport import WebTransport
 
 __all__ = ["AuthorizeSetup", "OnConnection", "ReactiveSocketServer", "serve"]
 
@@ -73,7 +74,7 @@ class ReactiveSocketServer(AsyncClosing):
             lambda sock: _Arrival(self, sock),
             "http/1.1" if bound.address.web else ALPN,
             patience=config.timing.connect_timeout,
-            silence=config.timing.progress_deadline,
+            silence=2 * config.timing.progress_deadline,  # the connection itself looks before
         )
         self.address = self.accepting.address
         """What clients connect to, with the real port."""
@@ -190,14 +191,27 @@ class _Arrival(Arriving):
     def __init__(self, server: ReactiveSocketServer, sock: socket.socket) -> None:
         config = server.config
         core = ReactiveConnection(
-            config.reactivesocket, client=False, setup_required=server.setup_required
+            config.reactivesocket,
+            client=False,
+            setup_required=server.setup_required,
+            framed=not server.address.web,
         )
         name = name_of_socket(sock)
         self._server = server
         self._taken = False
         """Whether its SETUP was."""
         self._connection = ReactiveSocketConnection(core, config, self, server.responder, peer=name)
-        transport = FrameTransport(config, self._connection, name)
+        if server.address.web:
+            transport: FrameTransport = WebTransport(
+                config,
+                self._connection,
+                server.address,
+                name,
+                client=False,
+                origins=server.origins,
+            )
+        else:
+            transport = FrameTransport(config, self._connection, name)
         self._connection.carry(transport)
         super().__init__(server.accepting, sock, transport)
 
@@ -210,6 +224,9 @@ class _Arrival(Arriving):
 
     def made(self, connection: ReactiveSocketConnection) -> None:
         """Its transport is there."""
+
+    def opened(self, connection: ReactiveSocketConnection) -> None:
+        """Frames may flow."""
 
     async def offered(self, connection: ReactiveSocketConnection) -> str | None:
         """Its SETUP is there."""

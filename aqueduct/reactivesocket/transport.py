@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 from aqueduct.carriers.stream.tls import spoken
 from aqueduct.carriers.transports.byte_transport import ByteTransport
 from aqueduct.config import Config
-from aqueduct.errors import AqueductError, FrameError
+from aqueduct.errors import AqueductError, ConnectionLost, FrameError
 from aqueduct.protocol.reactivesocket.connection import ReactiveConnection
 
 __all__ = ["FrameTransport", "FrameUser"]
@@ -25,11 +25,17 @@ class FrameUser(Protocol):
     def made(self) -> None:
         """The transport is there. Raises AqueductError if it is not wanted."""
 
+    def opened(self) -> None:
+        """Frames may flow."""
+
     def advance(self) -> None:
         """The core has got bytes."""
 
     def drained(self) -> None:
         """More may leave."""
+
+    def fail(self, error: ConnectionLost) -> None:
+        """The transport is of no use."""
 
     def gone(self, error: Exception | None) -> None:
         """The transport has ended; None: it was closed."""
@@ -51,7 +57,16 @@ class FrameTransport(ByteTransport):
             self.abort()
             self._user.gone(error)
         else:
-            self._user.advance()
+            self.begin()
+
+    def begin(self) -> None:
+        """TLS is there, if it is to be."""
+        self._user.opened()
+
+    @property
+    def coming(self) -> int:
+        """Bytes that came and that the core does not have yet."""
+        return 0
 
     def room(self) -> memoryview | None:
         """Where the next bytes go."""

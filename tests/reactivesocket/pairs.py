@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-FAMILIES = ("tcp", "unix", "tls")
+FAMILIES = ("tcp", "unix", "tls", "ws", "wss")
 TLS = dev_certificate()
 DEADLINE = 30.0
 
