@@ -1,4 +1,5 @@
-from typing import Final, final
+from collections.abc import Iterable
+from typing import Any, Final, final
 
 from _typeshed import ReadableBuffer
 
@@ -22,7 +23,9 @@ __all__ = [
     "SETUP",
     "TYPE_NAMES",
     "ReactiveFrameDecoder",
+    "buffers_of",
     "encode_extension_head",
+    "encode_frame",
     "encode_head",
 ]
 
@@ -55,6 +58,16 @@ def encode_head(
     n: int | None = None,
     framed: bool = True,
 ) -> bytes: ...
+def encode_frame(
+    type: int,
+    stream: int,
+    parts: list[Any],
+    *,
+    flags: int = 0,
+    n: int | None = None,
+    framed: bool = True,
+) -> tuple[list[Any], int]: ...
+def buffers_of(data: ReadableBuffer | Iterable[ReadableBuffer]) -> list[Any]: ...
 def encode_extension_head(
     extended_type: int, size: int, *, ignore: bool = False, framed: bool = True
 ) -> bytes: ...

@@ -6,14 +6,23 @@ grammar of frames; which of them may come when is not its affair.
 """
 
 cimport cython
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.buffer cimport PyObject_CheckBuffer
+from cpython.bytes cimport (
+    PyBytes_AS_STRING,
+    PyBytes_CheckExact,
+    PyBytes_FromStringAndSize,
+    PyBytes_GET_SIZE,
+)
+from cpython.memoryview cimport PyMemoryView_Check
 from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memcpy
 
 from aqueduct._speedups.base.buffers cimport (
     AlignedBuffer,
     bounds_of,
+    byte_view,
     copy_bytes,
+    memory_of,
     new_aligned,
     piece_of,
 )
@@ -39,7 +48,9 @@ __all__ = [
     "SETUP",
     "TYPE_NAMES",
     "ReactiveFrameDecoder",
+    "buffers_of",
     "encode_extension_head",
+    "encode_frame",
     "encode_head",
 ]
 
@@ -112,30 +123,52 @@ def encode_head(int type, stream, size, *, int flags=0, n=None, bint framed=True
     comes first. A type that is not known needs IGNORE. LocalProtocolError for what has no such
     bytes.
     """
-    cdef uint64_t identifier = 0, number = 0, length = 0
-    cdef int head = head_size(type)
-    cdef uint8_t[HEAD_MOST] out
-    cdef uint8_t *at = out
-    cdef str name = name_of(type)
-    if not 0 < type < EXT_TYPE:
-        raise LocalProtocolError(f"a frame of type {type:#x} has no header of this form (RS-2)")
-    to_number(stream, HIGHEST, "a stream id", &identifier)
+    cdef uint64_t length = 0
     to_number(size, LENGTH_MAX, "the size of the data", &length)
-    if not fits(type, identifier):
-        raise LocalProtocolError(f"{name} does not belong on stream {identifier} (RS-3)")
-    if flags & ~flags_of(type) or not (is_known(type) or flags):
-        raise LocalProtocolError(f"flags {flags:#x} do not belong to {name} (RS-R2)")
-    if (head == NUMBERED_SIZE) != (n is not None):
-        raise LocalProtocolError(f"{name} has {'no' if n is not None else 'a'} number of items")
-    if n is not None:
-        to_number(n, HIGHEST, "a number of items", &number)
-    if is_exact(type) and length:
-        raise LocalProtocolError(f"{name} has no data (RS-R14)")
-    at = head_store(at, type, flags, head + length, framed)
-    at = network_store(at, identifier, 8)
-    if head == NUMBERED_SIZE:
-        at = network_store(at, number, 8)
-    return PyBytes_FromStringAndSize(<char *> out, at - out)
+    return head_bytes(type, stream, length, flags, n, framed)
+
+
+def encode_frame(int type, stream, list parts not None, *, int flags=0, n=None, bint framed=True):
+    """A frame with this data: its buffers, the head first, and the bytes of all of them.
+
+    ``parts`` are as ``buffers_of`` gives them. The rest is as in ``encode_head``.
+    """
+    cdef Py_ssize_t size = 0, part = 0
+    cdef object each
+    cdef bytes head
+    for each in parts:
+        if not PyBytes_CheckExact(each) and not PyMemoryView_Check(each):
+            raise TypeError("a part is neither bytes nor a memoryview: see buffers_of")
+        memory_of(each, &part)
+        size += part
+    if <uint64_t> size > LENGTH_MAX:
+        raise LocalProtocolError(f"a frame of {size} bytes; 2^31 - 1 are the most (RS-1)")
+    head = head_bytes(type, stream, <uint64_t> size, flags, n, framed)
+    return [head, *parts], PyBytes_GET_SIZE(head) + size
+
+
+def buffers_of(data):
+    """The buffers of what is one, or several: bytes and memoryviews of bytes, no empty ones.
+
+    LocalProtocolError for one that is not contiguous.
+    """
+    cdef Py_ssize_t size = 0
+    cdef list out = []
+    cdef object part
+    if PyBytes_CheckExact(data):
+        return [data] if PyBytes_GET_SIZE(data) else out
+    for part in (data,) if PyObject_CheckBuffer(data) else data:
+        if not PyBytes_CheckExact(part):
+            try:
+                part = byte_view(part)
+            except BufferError:
+                raise LocalProtocolError(
+                    "a buffer is not contiguous; make a contiguous copy of it"
+                ) from None
+        memory_of(part, &size)
+        if size:
+            out.append(part)
+    return out
 
 
 def encode_extension_head(extended_type, size, *, bint ignore=False, bint framed=True):
@@ -405,6 +438,33 @@ cdef class ReactiveFrameDecoder:
         self._error = error
         self._fed = self._landing = None
         raise error
+
+
+cdef bytes head_bytes(int type, object stream, uint64_t length, int flags, object n, bint framed):
+    """What ``encode_head`` gives, for data of ``length`` bytes."""
+    cdef uint64_t identifier = 0, number = 0
+    cdef int head = head_size(type)
+    cdef uint8_t[HEAD_MOST] out
+    cdef uint8_t *at = out
+    cdef str name = name_of(type)
+    if not 0 < type < EXT_TYPE:
+        raise LocalProtocolError(f"a frame of type {type:#x} has no header of this form (RS-2)")
+    to_number(stream, HIGHEST, "a stream id", &identifier)
+    if not fits(type, identifier):
+        raise LocalProtocolError(f"{name} does not belong on stream {identifier} (RS-3)")
+    if flags & ~flags_of(type) or not (is_known(type) or flags):
+        raise LocalProtocolError(f"flags {flags:#x} do not belong to {name} (RS-R2)")
+    if (head == NUMBERED_SIZE) != (n is not None):
+        raise LocalProtocolError(f"{name} has {'no' if n is not None else 'a'} number of items")
+    if n is not None:
+        to_number(n, HIGHEST, "a number of items", &number)
+    if is_exact(type) and length:
+        raise LocalProtocolError(f"{name} has no data (RS-R14)")
+    at = head_store(at, type, flags, head + length, framed)
+    at = network_store(at, identifier, 8)
+    if head == NUMBERED_SIZE:
+        at = network_store(at, number, 8)
+    return PyBytes_FromStringAndSize(<char *> out, at - out)
 
 
 # These compare numbers, which raises nothing: so no caller has to ask for an error.

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from aqueduct._speedups.reactivesocket import reactive_frames as frames
-from aqueduct._speedups.reactivesocket.reactive_frames import ReactiveFrameDecoder
+from aqueduct._speedups.reactivesocket.reactive_frames import ReactiveFrameDecoder, buffers_of
 from aqueduct.config import ReactiveSocket as Settings
 from aqueduct.errors import (
     FrameError,
@@ -22,7 +22,6 @@ from aqueduct.protocol.reactivesocket.outbox import (
     FrameQueue,
     OutFrame,
     ReactiveOutbox,
-    buffers_of,
 )
 from aqueduct.protocol.reactivesocket.requester import ReactiveRequester
 from aqueduct.protocol.reactivesocket.responder import ReactiveResponder
@@ -379,7 +378,8 @@ class ReactiveConnection:
                 self._take_first(decoder, now)
             else:
                 self._take_frame(decoder, now)
-            self._check_answers()
+            if self._outbox.answers > self.settings.unsent_answers:
+                self._check_answers()
 
     def _take_first(self, decoder: ReactiveFrameDecoder, now: float) -> None:
         """The first frame at a server."""

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 from aqueduct._speedups.reactivesocket import reactive_frames as frames
-from aqueduct.errors import LocalProtocolError
-from aqueduct.protocol.reactivesocket.cost import FRAME_COST, size_of
+from aqueduct.protocol.reactivesocket.cost import FRAME_COST
 from aqueduct.protocol.reactivesocket.demand import UNBOUNDED
 
-__all__ = ["Buffer", "FrameQueue", "OutFrame", "ReactiveOutbox", "buffers_of"]
+__all__ = ["Buffer", "FrameQueue", "OutFrame", "ReactiveOutbox"]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 OutFrame: TypeAlias = tuple[list[Any], int]
@@ -64,9 +63,7 @@ class ReactiveOutbox:
         self, kind: int, stream: int, parts: list[Any], *, flags: int = 0, n: int | None = None
     ) -> OutFrame:
         """A frame with this data, which is kept by reference."""
-        size = sum(map(size_of, parts))
-        head = frames.encode_head(kind, stream, size, flags=flags, n=n, framed=self._framed)
-        return [head, *parts], len(head) + size
+        return frames.encode_frame(kind, stream, parts, flags=flags, n=n, framed=self._framed)
 
     def urge(self, frame: OutFrame, *, answer: bool = False) -> None:
         """A frame leaves before those of streams."""
@@ -126,7 +123,7 @@ class ReactiveOutbox:
         here: list[Any] = []
         room = self.data_most
         for part in parts:
-            view = memoryview(part).cast("B")
+            view = memoryview(part)
             while len(view) > room:
                 if room:
                     here.append(view[:room])
@@ -136,12 +133,3 @@ class ReactiveOutbox:
                 here.append(view)
                 room -= len(view)
         yield here
-
-
-def buffers_of(data: Buffer | Iterable[Buffer]) -> list[Any]:
-    """The buffers of what is one, or several, without empty ones."""
-    given = [data] if isinstance(data, (bytes, bytearray, memoryview)) else list(data)
-    for each in given:
-        if not memoryview(each).c_contiguous:
-            raise LocalProtocolError("a buffer is not contiguous; make a contiguous copy of it")
-    return [each for each in given if size_of(each)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from aqueduct._speedups.base.buffers import size_of as size_of_all
 from aqueduct._speedups.reactivesocket import reactive_frames as frames
 from aqueduct.config import ReactiveSocket as Settings
 from aqueduct.errors import (
@@ -128,7 +129,7 @@ class ReactiveRequester:
             )
         if self._next > _HIGHEST:
             raise LocalProtocolError("no stream id is left; open another connection")
-        size = sum(map(size_of, parts))
+        size = size_of_all(parts)
         most = self._outbox.data_most - (0 if items is None else 8)
         if size > most:
             raise LocalProtocolError(
@@ -177,7 +178,8 @@ class ReactiveRequester:
         before = found.cost
         try:
             item, complete = found.take(flags, data, self._settings)
-            self._count(found.cost - before)
+            if found.cost != before:
+                self._count(found.cost - before)
         except RemoteProtocolError as error:
             self.fragments_cost -= before
             found.forget()
@@ -185,7 +187,7 @@ class ReactiveRequester:
             return 0
         cost = 0
         if item is not None:
-            cost = sum(map(size_of, item)) + FRAME_COST * max(len(item), 1)
+            cost = size_of_all(item) + FRAME_COST * max(len(item), 1)
             self._events.append((events.ITEM, stream, item, cost))
             if found.kind == frames.REQUEST_RESPONSE:
                 complete = True  # RS-R9

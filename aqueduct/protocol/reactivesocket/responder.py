@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
+from aqueduct._speedups.base.buffers import size_of as size_of_all
 from aqueduct._speedups.reactivesocket import reactive_frames as frames
 from aqueduct.config import ReactiveSocket as Settings
 from aqueduct.errors import LocalProtocolError, RemoteProtocolError, SequenceError
@@ -198,7 +199,7 @@ class ReactiveResponder:
     def _cut(self, stream: int, found: RespondingStream, parts: list[Any]) -> list[list[Any]]:
         """An item as fragments; its demand counts. LocalProtocolError: it may not be sent."""
         settings = self._settings
-        size = sum(map(size_of, parts))
+        size = size_of_all(parts)
         if size > settings.item_bytes:
             raise LocalProtocolError(
                 f"an item of {size} bytes is above {settings.item_bytes} "
@@ -213,6 +214,8 @@ class ReactiveResponder:
             raise LocalProtocolError(f"stream {stream} was not asked for an item: wait for DEMAND")
         if not found.demand.items:
             self.unasked_streams += 1
+        if size <= self._outbox.data_most:
+            return [parts]
         return list(self._outbox.fragments(parts))
 
     def _send(self, found: RespondingStream, cut: Sequence[list[Any]], *, complete: bool) -> None:

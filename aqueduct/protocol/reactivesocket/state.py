@@ -5,7 +5,7 @@ Nothing here knows bytes or which side we are. None: that may not happen there.
 
 from __future__ import annotations
 
-from enum import Enum, auto
+from enum import IntEnum, auto
 from typing import Final
 
 __all__ = [
@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 
-class ReactiveState(Enum):
+class ReactiveState(IntEnum):
     """A connection."""
 
     NEW = auto()
@@ -33,7 +33,7 @@ class ReactiveState(Enum):
     """Nothing follows but what waits to leave."""
 
 
-class ReactiveInput(Enum):
+class ReactiveInput(IntEnum):
     """What can happen to a connection."""
 
     SETUP = auto()
@@ -66,7 +66,7 @@ CONNECTION: Final[dict[tuple[ReactiveState, ReactiveInput], ReactiveState | None
 }
 
 
-class RequesterState(Enum):
+class RequesterState(IntEnum):
     """A stream at its requester."""
 
     CLOSED = auto()
@@ -74,7 +74,7 @@ class RequesterState(Enum):
     REQUESTED = auto()
 
 
-class RequesterInput(Enum):
+class RequesterInput(IntEnum):
     """What can happen to a stream at its requester."""
 
     REQUEST = auto()
@@ -104,7 +104,7 @@ REQUESTER: Final[dict[tuple[RequesterState, RequesterInput], RequesterState | No
 }
 
 
-class ResponderState(Enum):
+class ResponderState(IntEnum):
     """A stream at its responder."""
 
     CLOSED = auto()
@@ -112,7 +112,7 @@ class ResponderState(Enum):
     RESPONDING = auto()
 
 
-class ResponderInput(Enum):
+class ResponderInput(IntEnum):
     """What can happen to a stream at its responder."""
 
     REQUEST = auto()

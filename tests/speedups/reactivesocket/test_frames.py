@@ -322,6 +322,23 @@ def test_what_has_no_bytes_is_refused(frame: Frame, says: str) -> None:
         head_of(frame)
 
 
+def test_a_frame_keeps_the_buffers_of_its_data() -> None:
+    parts = codec.buffers_of([b"ab", b"", memoryview(b"cd"), bytearray(b"e"), AlignedBuffer(0)])
+    assert [bytes(part) for part in parts] == [b"ab", b"cd", b"e"]
+    (head, *kept), size = codec.encode_frame(CODES["RESPONSE"], 3, parts, flags=codec.BEGIN)
+    assert head == codec.encode_head(CODES["RESPONSE"], 3, 5, flags=codec.BEGIN)
+    assert all(one is other for one, other in zip(kept, parts, strict=True))
+    assert size == len(head) + 5
+    assert codec.buffers_of(b"") == [] == codec.buffers_of(())
+    assert codec.buffers_of(memoryview(b"abcd").cast("H")) == [b"abcd"]
+    with pytest.raises(LocalProtocolError, match="is not contiguous"):
+        codec.buffers_of(memoryview(b"abcd")[::2])
+    with pytest.raises(TypeError):
+        codec.buffers_of([3])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="neither bytes nor a memoryview"):
+        codec.encode_frame(CODES["RESPONSE"], 3, [AlignedBuffer(2)])
+
+
 def test_a_number_of_items_belongs_to_three_types() -> None:
     with pytest.raises(LocalProtocolError, match="CANCEL has no number of items"):
         codec.encode_head(codec.CANCEL, 1, 0, n=1)
