@@ -105,8 +105,6 @@ def test_a_close_of_an_unknown_channel_is_answered() -> None:
     assert alone.take_all() == CLOSED
 
 
-@pytest.mark.requirement("RL-21")
-@pytest.mark.requirement("RL-R16")
 def test_more_closes_than_answers_that_are_read() -> None:
     alone = Lone(settings=Settings(unanswered_pings=10, channels=5))
     alone.receive(15 * CLOSE)
@@ -114,6 +112,8 @@ def test_more_closes_than_answers_that_are_read() -> None:
     assert "Relink.unanswered_pings" in alone.fails(20 * CLOSE)
 
 
+@pytest.mark.requirement("RL-21")
+@pytest.mark.requirement("RL-R16")
 def test_a_new_channel_after_the_shutdown() -> None:
     alone = Lone()
     alone.receive(message(b"x"), packets.encode_general(packets.SHUTDOWN), message(b"y"))
