@@ -107,6 +107,7 @@ class ReactiveSocketConnection:
         """How often streams of the peer are cancelled by events that are still to be told."""
         self._deciding: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._rejected = False
         self._stuck_since: float | None = None
         """When the peer began to take nothing of what waits to leave; None: it takes all."""
         self._held_since: float | None = None
@@ -254,6 +255,7 @@ class ReactiveSocketConnection:
 
     def rejected(self, text: str) -> None:
         """At a server: the SETUP is not taken. The client is told, and the connection ends."""
+        self._rejected = True
         if self.core.state is ReactiveState.OFFERED:
             self.core.reject(text)
         reason = f"the SETUP of {self.peer} is rejected: {text}"
@@ -319,10 +321,11 @@ class ReactiveSocketConnection:
             return
         if more or face.unsettled:
             face.advance_soon()  # others have a turn before
-        received = self.core.received_bytes + face.lent
+        queued = self.core.queued_bytes
+        received = self.core.held_bytes - queued + face.lent
         if transport is not None:
             received += transport.coming
-        face.memory.count(received, self.core.queued_bytes + face.unsent)
+        face.memory.count(received, queued + face.unsent)
         if face.closing:
             self._changes.wake()
         self._hold()
@@ -600,7 +603,8 @@ class ReactiveSocketConnection:
             self._deciding.cancel()
         transport = self._transport
         if transport is not None:
-            transport.finish(drain=True)
+            # In TLS there is no half of a close: the peer closes when it has read the ERROR.
+            transport.finish(drain=True, last=self.core.error is not None or self._rejected)
         self.core.receive_eof()
         requests, awaited_ones = tuple(face.responding.values()), tuple(face.requested.values())
         face.requested.clear()
