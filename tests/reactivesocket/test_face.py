@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from array import array
 from pathlib import Path
 
 import pytest
 
+from aqueduct.address import Address
+from aqueduct.carriers.stream.binding import bind
 from aqueduct.endpoint.accounts import process
 from aqueduct.errors import (
     ConfigError,
@@ -27,8 +30,12 @@ from aqueduct.reactivesocket import (
 from tests.reactivesocket.pairs import (
     BRISK,
     FAMILIES,
+    Peer,
+    answering,
     brisk,
     eventually,
+    frame,
+    frames,
     joined,
     serving,
     within,
@@ -157,6 +164,30 @@ async def test_a_task_that_answers_is_cancelled_with_its_request() -> None:
         with pytest.raises(ConnectionLost):
             await asking
         await eventually(lambda: len(ended) == 2)
+
+
+async def test_a_responder_is_closed_that_never_began() -> None:
+    """A request and its cancel come together: nothing warns of a coroutine nobody awaited."""
+    began: list[bytes] = []
+
+    async def responder(request: ReactiveRequest) -> None:
+        began.append(bytes(request.data))
+        if request.kind == "request":
+            request.complete(b"x")
+
+    async with serving(responder=responder) as server:
+        peer = await Peer.connect(server, frame(frames.SETUP))
+        peer.say(frame(frames.REQUEST_RESPONSE, 1, b"first") + frame(frames.REQUEST_N, 9, n=1))
+        assert (await peer.read())[3] == b"x"
+        (connection,) = server.connections
+        connection.core.receive_data(frame(frames.REQUEST_RESPONSE, 3, b"second"), 0.0)
+        connection.advance()
+        connection.core.receive_data(frame(frames.CANCEL, 3), 0.0)
+        connection.advance()
+        await asyncio.sleep(0)
+        peer.close()
+    gc.collect()
+    assert began == [b"first"]
 
 
 @pytest.mark.parametrize("way", ["break", "aclose", "cancel", "drop"])
@@ -443,3 +474,25 @@ async def test_who_is_at_the_other_end_of_a_unix_socket(tmp_path: Path) -> None:
         for side in (pair.client, pair.server):
             assert side.peer_credentials is not None
         assert not (await pair.client.request(b"echo ")).data
+
+
+async def test_data_are_buffers_of_any_shape() -> None:
+    numbers = array("i", range(2000))
+    table = memoryview(bytes(range(24))).cast("B", (4, 6))
+    async with joined() as pair:
+        for sent in (numbers, memoryview(numbers), [numbers], (b"", numbers, bytearray(3)), table):
+            parts = sent if isinstance(sent, list | tuple) else [sent]
+            found = await within(pair.client.request([b"echo ", *parts]))
+            assert bytes(found.data) == b"".join(bytes(memoryview(part)) for part in parts)
+        with pytest.raises(LocalProtocolError, match="not contiguous"):
+            await pair.client.request(memoryview(bytes(10))[::2])
+
+
+async def test_it_listens_where_others_have_bound() -> None:
+    (bound,) = await bind(Address.parse("reactivesocket+tcp://127.0.0.1:0"))
+    async with (
+        await serve(None, bound, responder=answering, config=BRISK) as server,
+        await connect(server.address) as client,
+    ):
+        assert server.address == bound.address
+        assert (await within(client.request(b"echo x"))).data == b"x"
