@@ -254,7 +254,7 @@ class _StatusOf:
 
 
 class _DataLease:
-    """The data of a request, which count in memory until the batch in them is done with."""
+    """The data of a request, which count in memory until its call ends."""
 
     __slots__ = ("give_back",)
 
@@ -296,7 +296,7 @@ class ReactiveCall(ServerCall):
         *,
         leased: bool,
     ) -> None:
-        """``leased``: the data count until the batch in them is done with."""
+        """``leased``: the data count until the call ends."""
         self.answers = answers = ReactiveSender(request, caller.config)
         super().__init__(
             host,
@@ -333,7 +333,7 @@ class ReactiveCall(ServerCall):
                 f"handler {handler.name!r} is no function of one batch, so it may answer often: "
                 "ask it by REQUEST_STREAM"
             )
-        elif kind != head.kind:
+        elif kind != head.kind or (asked == SUBSCRIBE and kind != SOURCE):
             article = "an" if kind == EXCHANGE else "a"
             came = "with" if self.single else "without"
             text = (

@@ -28,7 +28,7 @@ from aqueduct.rpc.reactive_calls import (
     encode_error,
     one_batch,
 )
-from aqueduct.rpc.request import Kind
+from aqueduct.rpc.request import CallHead, Kind
 from aqueduct.rpc.status import Status
 from aqueduct.service.call import ServerCall
 from aqueduct.service.call_connection import CallConnection
@@ -72,6 +72,9 @@ class GatewayHost(ReactiveHost, Protocol):
     """The service, as its gateway uses it."""
 
     config: Config
+
+    def table_of(self, head: CallHead) -> CallHead:
+        """The same call, or where it names a table the one of its rows."""
 
     def place(self, dispatcher: CallDispatcher, handler: str) -> int:
         """The number of a call for which there is room. Raises Refused and Busy."""
@@ -194,6 +197,8 @@ class _ReactiveDispatcher:
                     )
                 if not leased:
                     payload = bytes(payload)  # where Arrow reads it in place
+            if request.kind == "stream":
+                head = host.table_of(head)
             number = host.place(self, head.handler)
         except CallError as error:
             host.refused(self.connection.peer, error)

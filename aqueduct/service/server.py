@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import copy_context
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -39,6 +40,7 @@ from aqueduct.rpc.head_cache import HeadCache
 from aqueduct.rpc.keys import ALIVE, BODY
 from aqueduct.rpc.request import PLACES, CallHead, check_attachments
 from aqueduct.rpc.status import CANCELLED, OK, Status
+from aqueduct.rpc.table_scan import ROWS
 from aqueduct.rpc.threads import Job, ThreadPool, provide
 from aqueduct.rpc.unary import room_of
 from aqueduct.service.async_runner import (
@@ -421,6 +423,13 @@ class RunningService:
             self._number += 1
             return self._number
         raise Busy(text, peer=peer, handler=handler)
+
+    def table_of(self, head: CallHead) -> CallHead:
+        """See ReactiveHost."""
+        rows = ROWS + head.handler
+        if head.handler in self._handlers or rows not in self._handlers:
+            return head
+        return replace(head, handler=rows)
 
     # What running calls ask
 
