@@ -361,14 +361,11 @@ class RunningService:
         self.calls.add(running)
         self._starter.start(running)
 
-    def refused(self, peer: str, error: CallError) -> None:
-        """A call that never began is counted."""
+    def refused(self, peer: str, error: CallError, *, unanswered: bool = False) -> None:
+        """A call that never began is counted. ``unanswered``: nobody is told."""
         self._counted["refused"] += 1
+        self._counted["unreported"] += unanswered
         log.info("%s: a call was refused: %s", peer, error)
-
-    def unreported(self) -> None:
-        """See ReactiveHost."""
-        self._counted["unreported"] += 1
 
     def opened(self, dispatcher: CallDispatcher) -> None:
         """A connection is there."""
@@ -425,7 +422,7 @@ class RunningService:
         raise Busy(text, peer=peer, handler=handler)
 
     def table_of(self, head: CallHead) -> CallHead:
-        """See ReactiveHost."""
+        """See GatewayHost."""
         rows = ROWS + head.handler
         if head.handler in self._handlers or rows not in self._handlers:
             return head
@@ -519,6 +516,7 @@ class RunningService:
         return len(self.calls) == 1
 
     def _count_end(self, running: ServerCall, status: Status, error: BaseException | None) -> None:
+        self._counted["unreported"] += running.unanswered
         if status.code == CANCELLED or isinstance(error, ConnectionLost):
             self._counted["cancelled"] += 1
         elif not running.accepted:

@@ -179,3 +179,31 @@ async def test_a_client_may_take_its_time_and_a_handler_may_not():
         peer.say(frame(frames.REQUEST_N, 3, n=1))
         text = await peer.error(3)
         assert "deadline-exceeded: handler 'quiet' neither took nor yielded a batch" in text
+
+
+async def test_who_reads_no_answer_is_given_up():
+    settings = config(
+        flow={"connection_high_water": 64 << 10}, reactivesocket={"unsent_answers": 50}
+    )
+    service = aqueduct.Service("small", config=settings)
+
+    @service.handler("echo", input=WORDS)
+    async def echo(batch):
+        return batch
+
+    other = words("x" * 3000)
+    async with service.serving(TCP, drain=0) as running, by_hand(running) as peer:
+        peer.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        request, wrong = asked("echo", other), asked("nothing", other)
+        stream = 1
+        with pytest.raises(ConnectionError):
+            while stream < 200_000:
+                for data in (request, wrong):
+                    peer.say(frame(frames.REQUEST_RESPONSE, stream, data))
+                    stream += 2
+                await within(peer.writer.drain())
+        await until(lambda: not running.connections)
+        await until(lambda: not running.calls)
+        async with by_hand(running) as again:
+            again.say(frame(frames.REQUEST_RESPONSE, 1, request))
+            assert rows_of((await again.read())[3]) == [["x" * 3000]]
