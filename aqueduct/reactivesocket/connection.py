@@ -17,6 +17,7 @@ from aqueduct.arguments import Duration, Size, checked
 from aqueduct.carriers.contract import PeerCredentials, PeerIdentity
 from aqueduct.carriers.stream.sockets import credentials_of
 from aqueduct.carriers.transports.byte_transport import ByteTransport
+from aqueduct.carriers.transports.reasons import reason_of
 from aqueduct.carriers.transports.waiting import Waiters
 from aqueduct.carriers.verify import TlsError, identity_read
 from aqueduct.config import Config
@@ -345,6 +346,12 @@ class ReactiveSocketConnection:
                 self.core.receive_eof()
                 self._dispatch()
             why = "the peer closed the connection" if error is None else str(error)
+            if isinstance(error, OSError):
+                why = reason_of(error, server=not self.core.client)
+            transport = self._transport
+            silent = transport is not None and transport.heard_at is None
+            if silent and self.core.client and self.peer_identity is not None:
+                why += "; it has said nothing within TLS: perhaps it demands another certificate"
             text = f"the connection with {self.peer} is over: {why}"
             self._over(ConnectionLost(text, reason=why, remote=True))
         self._is_gone()

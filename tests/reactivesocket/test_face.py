@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 from array import array
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from aqueduct.address import Address
+from aqueduct.carriers.certificates import ClientTls
 from aqueduct.carriers.stream.binding import bind
 from aqueduct.endpoint.accounts import process
 from aqueduct.errors import (
@@ -27,6 +29,7 @@ from aqueduct.reactivesocket import (
     connect,
     serve,
 )
+from tests.carriers.certificates import Authority
 from tests.reactivesocket.pairs import (
     BRISK,
     FAMILIES,
@@ -496,3 +499,35 @@ async def test_it_listens_where_others_have_bound() -> None:
     ):
         assert server.address == bound.address
         assert (await within(client.request(b"echo x"))).data == b"x"
+
+
+@pytest.mark.parametrize(("scheme", "plain"), [("tls", "tcp"), ("wss", "ws")])
+async def test_a_server_may_demand_certificates_of_clients(scheme: str, plain: str) -> None:
+    us, them = Authority("us"), Authority("them")
+    tls = replace(us.server("localhost", "127.0.0.1"), client_ca=them.pem)
+    seen: list[str] = []
+
+    def authorize(connection: ReactiveSocketConnection) -> None:
+        assert connection.peer_identity is not None
+        seen.append(connection.peer_identity.subject)
+
+    server = await serve(
+        None,
+        f"reactivesocket+{scheme}://127.0.0.1:0",
+        responder=answering,
+        authorize_setup=authorize,
+        tls=tls,
+        config=BRISK,
+    )
+    async with server:
+        async with await connect(server.address, tls=them.client("one", ca=us.pem)) as client:
+            assert (await within(client.request(b"echo x"))).data == b"x"
+        assert seen == ["CN=one"]
+        without = ClientTls(ca=us.pem)
+        with pytest.raises(ConnectionLost, match="perhaps it demands another certificate"):
+            async with await connect(server.address, tls=without) as client:
+                await within(client.request(b"echo x"))
+        with pytest.raises(ConnectFailed, match="certificate"):
+            await connect(server.address, tls=them.client("one", ca=them.pem))
+        with pytest.raises(ConfigError, match=r"there is no TLS here; use reactivesocket\+"):
+            await connect(f"reactivesocket+{plain}://127.0.0.1:1", tls=without)
