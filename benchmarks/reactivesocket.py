@@ -38,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from aqueduct._speedups.reactivesocket import reactive_frames as frames
 from aqueduct.client.client import Client as AqueductClient
+from aqueduct.config import Calls, Config
 from aqueduct.reactivesocket import (
     ReactiveRequest,
     ReactiveSocketConnection,
@@ -64,6 +65,7 @@ TABLE: Final = (
     "mib_s",
     "cpu_gib",
     "item_us",
+    "item_cpu_us",
     "stream_kib",
     "server_growth_mib",
     "ahead_mib",
@@ -150,7 +152,10 @@ class Produced:
 
 def service_of(told: Told) -> Service:
     """The handlers, which a gateway and bpmux have in common."""
-    service = Service("reactive")
+    many = Calls(
+        max_calls_process=told.streams + IN_FLIGHT, max_calls_connection=told.streams + IN_FLIGHT
+    )
+    service = Service("reactive", config=Config(calls=many))
     size = told.size - told.size % 8
     batch = pa.record_batch({"n": range(size // 8)}, schema=PLAIN)
 
@@ -424,6 +429,8 @@ def measure(told: Told) -> dict[str, Any]:
         row["cpu_gib"] = cpu / (nbytes / (1 << 30))
     else:
         row["item_us"] = seconds / client["items"] * 1e6
+        # The server's has the opening of all streams in it, each with an item.
+        row["item_cpu_us"] = cpu / (client["items"] + told.streams) * 1e6
         grown = server["growth"] + client["opened"]
         row["stream_kib"] = grown / told.streams / KiB
     return row

@@ -58,6 +58,7 @@ UNITS: Final = {
     "requests_s": "requests/s",
     "request_cpu_us": "CPU us a request, both sides",
     "item_us": "us an item",
+    "item_cpu_us": "CPU us an item, both sides",
     "stream_kib": "KiB a stream, both sides",
     "ahead_mib": "MiB given and not read",
     "redial_ms": "ms from the redial to the next batch",

@@ -17,6 +17,7 @@ from aqueduct.arguments import Duration, Size, checked
 from aqueduct.carriers.contract import PeerCredentials, PeerIdentity
 from aqueduct.carriers.stream.sockets import credentials_of
 from aqueduct.carriers.transports.byte_transport import ByteTransport
+from aqueduct.carriers.transports.reasons import reason_of
 from aqueduct.carriers.transports.waiting import Waiters
 from aqueduct.carriers.verify import TlsError, identity_read
 from aqueduct.config import Config
@@ -107,6 +108,7 @@ class ReactiveSocketConnection:
         """How often streams of the peer are cancelled by events that are still to be told."""
         self._deciding: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._rejected = False
         self._stuck_since: float | None = None
         """When the peer began to take nothing of what waits to leave; None: it takes all."""
         self._held_since: float | None = None
@@ -254,6 +256,7 @@ class ReactiveSocketConnection:
 
     def rejected(self, text: str) -> None:
         """At a server: the SETUP is not taken. The client is told, and the connection ends."""
+        self._rejected = True
         if self.core.state is ReactiveState.OFFERED:
             self.core.reject(text)
         reason = f"the SETUP of {self.peer} is rejected: {text}"
@@ -319,10 +322,11 @@ class ReactiveSocketConnection:
             return
         if more or face.unsettled:
             face.advance_soon()  # others have a turn before
-        received = self.core.received_bytes + face.lent
+        queued = self.core.queued_bytes
+        received = self.core.held_bytes - queued + face.lent
         if transport is not None:
             received += transport.coming
-        face.memory.count(received, self.core.queued_bytes + face.unsent)
+        face.memory.count(received, queued + face.unsent)
         if face.closing:
             self._changes.wake()
         self._hold()
@@ -342,6 +346,12 @@ class ReactiveSocketConnection:
                 self.core.receive_eof()
                 self._dispatch()
             why = "the peer closed the connection" if error is None else str(error)
+            if isinstance(error, OSError):
+                why = reason_of(error, server=not self.core.client)
+            transport = self._transport
+            silent = transport is not None and transport.heard_at is None
+            if silent and self.core.client and self.peer_identity is not None:
+                why += "; it has said nothing within TLS: perhaps it demands another certificate"
             text = f"the connection with {self.peer} is over: {why}"
             self._over(ConnectionLost(text, reason=why, remote=True))
         self._is_gone()
@@ -600,7 +610,8 @@ class ReactiveSocketConnection:
             self._deciding.cancel()
         transport = self._transport
         if transport is not None:
-            transport.finish(drain=True)
+            # In TLS there is no half of a close: the peer closes when it has read the ERROR.
+            transport.finish(drain=True, last=self.core.error is not None or self._rejected)
         self.core.receive_eof()
         requests, awaited_ones = tuple(face.responding.values()), tuple(face.requested.values())
         face.requested.clear()

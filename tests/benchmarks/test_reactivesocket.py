@@ -10,12 +10,7 @@ from benchmarks import processes, reactivesocket, results
 
 pytestmark = pytest.mark.checkout
 
-MEASURED = [
-    (case, each)
-    for case in reactivesocket.PLAN
-    for each in case.contestants
-    if each.kind != "gateway"
-]
+MEASURED = [(case, each) for case in reactivesocket.PLAN for each in case.contestants]
 
 
 @pytest.mark.parametrize(("case", "contestant"), MEASURED, ids=lambda each: each.name)
