@@ -257,8 +257,7 @@ class ReactiveSocketConnection:
     def rejected(self, text: str) -> None:
         """At a server: the SETUP is not taken. The client is told, and the connection ends."""
         self._rejected = True
-        if self.core.state is ReactiveState.OFFERED:
-            self.core.reject(text)
+        self.core.reject(text)
         reason = f"the SETUP of {self.peer} is rejected: {text}"
         log.info("%s", reason)
         self._over(ConnectionLost(reason))
