@@ -104,6 +104,8 @@ class ReactiveSocketConnection:
         self._early: dict[int, events.Event] | None = None if core.client else {}
         """Requests that came before the SETUP was accepted, by their stream; None: it was. Those
         that want no answer have numbers below zero."""
+        self._fired = 0
+        """How many of the latter came."""
         self._doomed: Counter[int] = Counter()
         """How often streams of the peer are cancelled by events that are still to be told."""
         self._deciding: asyncio.Task[None] | None = None
@@ -257,8 +259,7 @@ class ReactiveSocketConnection:
     def rejected(self, text: str) -> None:
         """At a server: the SETUP is not taken. The client is told, and the connection ends."""
         self._rejected = True
-        if self.core.state is ReactiveState.OFFERED:
-            self.core.reject(text)
+        self.core.reject(text)
         reason = f"the SETUP of {self.peer} is rejected: {text}"
         log.info("%s", reason)
         self._over(ConnectionLost(reason))
@@ -426,7 +427,7 @@ class ReactiveSocketConnection:
         if held is not None and now >= held + timing.stall_deadline:
             # What waits may need what the peer says next, as its demand, or an answer.
             self._held_since = now
-            self._refusing = self.core.whole_bytes > 0
+            self._refusing = self._early is None and self.core.whole_bytes > 0
         self.core.handle_deadline(now)
         self.advance()
 
@@ -505,8 +506,9 @@ class ReactiveSocketConnection:
             if self._deciding is None and self.core.state is ReactiveState.OPEN:
                 self._decide()  # a client without a SETUP
             if self._early is not None:
-                fired = event[2] == frames.REQUEST_FNF
-                self._early[-1 - len(self._early) if fired else event[1]] = event
+                self._fired += event[2] == frames.REQUEST_FNF
+                key = -self._fired if event[2] == frames.REQUEST_FNF else event[1]
+                self._early[key] = event
                 return
         _, stream, kind, _, data, cost = event
         if kind != frames.REQUEST_FNF and (
@@ -563,6 +565,9 @@ class ReactiveSocketConnection:
     async def _answer(self, answering: Awaitable[None], request: ReactiveRequest) -> None:
         try:
             await answering
+        except asyncio.CancelledError:
+            request.fail("the responder was cancelled", reasons.CANCELED)
+            raise
         except Exception as error:
             if not request.ended:
                 log.exception("the responder failed at %r", request)
