@@ -7,17 +7,23 @@
 | ``aqueduct+tcp://host:port`` | TCP, without encryption |
 | ``aqueduct+unix:///path`` | a Unix socket |
 | ``memory://name`` | inside one process, for tests |
+| ``reactivesocket+tcp://host:port`` | ReactiveSocket over TCP, without encryption |
+| ``reactivesocket+tls://host:port`` | ReactiveSocket over TLS |
+| ``reactivesocket+unix:///path`` | ReactiveSocket over a Unix socket |
+| ``reactivesocket+ws://host:port/path`` | ReactiveSocket over a WebSocket, without encryption |
+| ``reactivesocket+wss://host:port/path`` | ReactiveSocket over a WebSocket within TLS |
 
-Options of ``aqueduct://`` and ``aqueduct+tls://``: ``verify=off`` (no certificate check),
+Options of ``aqueduct://`` and of addresses with TLS: ``verify=off`` (no certificate check),
 ``fingerprint=sha256:HEX`` (pin the server's certificate), ``ca=FILE``, ``server_name=NAME``. Of
-``aqueduct://`` alone: ``datagram_size=BYTES``, such as 1200 or 8k. Of ``aqueduct+unix://``:
+``aqueduct://`` alone: ``datagram_size=BYTES``, such as 1200 or 8k. Of Unix sockets:
 ``mode=OCTAL``, the rights of the socket file that a listener makes.
 
 Of ``aqueduct+tls://`` and ``aqueduct+tcp://``: ``resume=DURATION``, such as ``60s``: a connection
 that breaks is made again, and its calls go on, if that succeeds within so long. ``resume=require``
 is the same for 60 s, and a peer that cannot do it is an error; ``resume=require,5min`` has both.
 
-Of all of them: ``compression=lz4`` or ``zstd``, which clients ask for in their calls.
+Of those with ``aqueduct`` and ``memory``: ``compression=lz4`` or ``zstd``, which clients ask for in
+their calls.
 
 What is no plain letter in a name, a path or an option is written as in any URL: ``%20``.
 """
@@ -36,19 +42,30 @@ from aqueduct.arguments import Kind, checked, duration, size, whole
 from aqueduct.config import COMPRESSIONS
 from aqueduct.errors import ConfigError
 
-__all__ = ["DEFAULT_PORT", "Address", "Resumption"]
+__all__ = ["DEFAULT_PORT", "REACTIVE_PORT", "Address", "Resumption"]
 
 DEFAULT_PORT: Final = 4433
 UNIX: Final = "aqueduct+unix"
+REACTIVE_PORT: Final = 7878
+REACTIVE: Final = "reactivesocket+"
+"""How the schemes of ReactiveSocket begin."""
 _COMPRESSION: Final = frozenset({"compression"})
-_CERTIFICATE: Final = _COMPRESSION | frozenset({"verify", "fingerprint", "ca", "server_name"})
+_TLS: Final = frozenset({"verify", "fingerprint", "ca", "server_name"})
+_CERTIFICATE: Final = _COMPRESSION | _TLS
 _OPTIONS: Final = {
     "aqueduct": _CERTIFICATE | {"datagram_size"},
     "aqueduct+tls": _CERTIFICATE | {"resume"},
     "aqueduct+tcp": _COMPRESSION | {"resume"},
     UNIX: _COMPRESSION | {"mode"},
     "memory": _COMPRESSION,
+    f"{REACTIVE}tcp": frozenset(),
+    f"{REACTIVE}tls": _TLS,
+    f"{REACTIVE}unix": frozenset({"mode"}),
+    f"{REACTIVE}ws": frozenset(),
+    f"{REACTIVE}wss": _TLS,
 }
+_WEB: Final = (f"{REACTIVE}ws", f"{REACTIVE}wss")
+_IN_A_PATH: Final = "/%:@!$&'()*+,;=~"  # beside letters, digits and _.-
 _FINGERPRINT: Final = re.compile(r"sha256:[0-9a-f]{64}\Z")
 _MODE: Final = re.compile(r"0?[0-7]{3}\Z")
 
@@ -75,7 +92,7 @@ class Address:
     """0 for a Unix socket."""
     options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     path: str = ""
-    """The file of a Unix socket; else empty."""
+    """The file of a Unix socket, or the path of a WebSocket as it is written; else empty."""
 
     @classmethod
     @checked()
@@ -108,30 +125,52 @@ class Address:
                 raise ConfigError(f"{text!r}: option {name!r} is given twice")
             options[name] = value
         _check_options(text, options)
-        if scheme == UNIX:
-            return cls(scheme, "", 0, MappingProxyType(options), _path_of(text, parts))
+        if scheme.endswith("+unix"):
+            path = _path_of(text, parts, scheme)
+            return cls(scheme, "", 0, MappingProxyType(options), path)
         if not parts.hostname:
             raise ConfigError(f"{text!r} names no host")
-        if parts.path not in ("", "/") or parts.fragment or parts.username is not None:
-            raise ConfigError(f"{text!r}: only a host, a port and options are understood here")
+        web = scheme in _WEB
+        deep = not web and parts.path not in ("", "/")
+        if deep or parts.fragment or parts.username is not None:
+            known = "a host, a port, a path and options" if web else "a host, a port and options"
+            raise ConfigError(f"{text!r}: only {known} are understood here")
+        usual = REACTIVE_PORT if scheme.startswith(REACTIVE) else DEFAULT_PORT
         return cls(
             scheme=scheme,
             host=unquote(parts.hostname),
-            port=DEFAULT_PORT if port is None else port,
+            port=usual if port is None else port,
             options=MappingProxyType(options),
+            path=quote(parts.path or "/", safe=_IN_A_PATH) if web else "",
         )
 
     def __str__(self) -> str:
         query = "&".join(f"{k}={quote(v, safe=':/')}" for k, v in self.options.items())
-        if self.scheme == UNIX:
+        if self.unix:
             where = quote(os.fsencode(self.path), safe="/:@+,=~")
         else:
             host = quote(self.host, safe=":*")
             where = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+            where += self.path if self.path != "/" else ""
         return f"{self.scheme}://{where}" + (f"?{query}" if query else "")
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return Address.parse, (str(self),)  # the options proxy does not pickle
+
+    @property
+    def unix(self) -> bool:
+        """Whether it is the file of a Unix socket."""
+        return self.scheme.endswith("+unix")
+
+    @property
+    def reactive(self) -> bool:
+        """Whether ReactiveSocket is spoken there: see aqueduct.reactivesocket."""
+        return self.scheme.startswith(REACTIVE)
+
+    @property
+    def web(self) -> bool:
+        """Whether it is that of a WebSocket."""
+        return self.scheme in _WEB
 
     @property
     def certified(self) -> bool:
@@ -149,18 +188,18 @@ class Address:
         return Address(self.scheme, self.host, port, self.options, self.path)
 
 
-def _path_of(text: str, parts: SplitResult) -> str:
+def _path_of(text: str, parts: SplitResult, scheme: str) -> str:
     """The file of a Unix socket."""
     if parts.netloc:
         raise ConfigError(
-            f"{text!r}: a Unix socket has a path and no host: write {UNIX}:///PATH with three "
-            f"slashes, for example {UNIX}:///run/aqueduct.sock"
+            f"{text!r}: a Unix socket has a path and no host: write {scheme}:///PATH with three "
+            f"slashes, for example {scheme}:///run/aqueduct.sock"
         )
     if parts.fragment:
         raise ConfigError(f"{text!r}: write %23 for a # in a path")
     path = os.fsdecode(unquote_to_bytes(parts.path))
     if path.endswith("/") or not path:
-        raise ConfigError(f"{text!r} names no file; for example {UNIX}:///run/aqueduct.sock")
+        raise ConfigError(f"{text!r} names no file; for example {scheme}:///run/aqueduct.sock")
     if "\0" in path:
         raise ConfigError(f"{text!r}: a path holds no zero byte")
     return path

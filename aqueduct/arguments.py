@@ -389,6 +389,17 @@ def _listening(given: Any) -> Any:
     return an_instance("aqueduct.address.Address", "aqueduct.carriers.contract.Bound")(given)
 
 
+def _listening_once(given: Any) -> Any:
+    """An address, or what was bound before."""
+    if isinstance(given, str):
+        return given
+    return an_instance("aqueduct.address.Address", "aqueduct.carriers.contract.Bound")(given)
+
+
+def _callable_or_none(given: Any) -> Any:
+    return None if given is None else _callable(given)
+
+
 def _place(given: Any) -> Any:
     if isinstance(given, tuple | list):
         host, port = given
@@ -451,6 +462,7 @@ ARGUMENTS: Final[Mapping[str, Kind]] = MappingProxyType(
         "address": Kind(_ADDRESSES, _address),
         "text": Kind(_ADDRESSES, any_text),
         "addresses": Kind(f"{_ADDRESSES}, or a list of them", _listening),
+        "listening": Kind(f"{_ADDRESSES}, or what was bound", _listening_once),
         "place": Kind(
             "(host, port) with a port from 0 to 65535, or the path of a Unix socket", _place
         ),
@@ -473,6 +485,11 @@ ARGUMENTS: Final[Mapping[str, Kind]] = MappingProxyType(
         "keep_alive": KINDS["flag"],
         "on_connection": KINDS["function"],
         "on_headers": KINDS["function"],
+        "on_connection_or_none": Kind("a function, or None", _callable_or_none),
+        "responder": KINDS["function"],
+        "setup": Kind("bytes, or another contiguous buffer", _buffer),
+        "origin": Kind("an origin, such as https://example.org", text),
+        "origins": Kind("origins such as https://example.org, as a list", _texts),
         "timeout": KINDS["duration or zero"],
         "window": KINDS["size"],
         "payload": Kind("bytes, or another contiguous buffer", _buffer),

@@ -17,6 +17,7 @@
     |-- ConnectionLost (also ConnectionError)   the connection is gone; .code and .reason say why
     |   |-- ConnectFailed         it never came up: refused, unreachable, not Aqueduct, certificate
     |   `-- LinkLost              a link of Relink is lost; .unconsumed and .unconfirmed
+    |-- ReactiveError         the peer answered a request of ReactiveSocket with an ERROR
     |-- Ended                 the peer ended a bpmux request, sink or stream, or a channel of Relink
     |-- ChannelError                        the end of one channel, sticky on its handle
     |   |-- Finished              everything was delivered and the sender finished
@@ -67,6 +68,7 @@ __all__ = [
     "LocalProtocolError",
     "LostInTransit",
     "MessageLost",
+    "ReactiveError",
     "ReceiverClosed",
     "Refused",
     "RemoteProtocolError",
@@ -222,11 +224,25 @@ class LinkLost(ConnectionLost):
         self.unconfirmed: Mapping[int, Sequence[int]] = unconfirmed or {}
 
 
+class ReactiveError(AqueductError):
+    """The peer answered a request of ``aqueduct.reactivesocket`` with an ERROR.
+
+    ``data`` is what it said, any bytes. ``word`` and ``text`` are what that is by RS-R13; the word
+    is empty if the peer uses none of those known here.
+    """
+
+    def __init__(self, message: str, *, word: str = "", text: str = "", data: bytes = b"") -> None:
+        super().__init__(message)
+        self.word = word
+        self.text = text
+        self.data = data
+
+
 class Ended(AqueductError):
     """The peer ended a request, a sink or a stream of ``aqueduct.bpmux``.
 
     ``payload`` is what it said with that. A channel of ``aqueduct.relink`` that the peer has closed
-    ends so too, without a payload.
+    ends so too, without a payload, and a request of ReactiveSocket that the peer has cancelled.
     """
 
     def __init__(self, message: str, payload: bytes = b"") -> None:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aqueduct.address import DEFAULT_PORT, Address
+from aqueduct import connect, serve
+from aqueduct.address import DEFAULT_PORT, REACTIVE_PORT, Address
 from aqueduct.errors import ConfigError
 
 PIN = "sha256:" + "0a" * 32
@@ -42,6 +43,33 @@ PIN = "sha256:" + "0a" * 32
         ),
         ("aqueduct+unix:///t%FF", "aqueduct+unix", "", 0, os.fsdecode(b"/t\xff"), {}),
         ("memory://name", "memory", "name", DEFAULT_PORT, "", {}),
+        ("reactivesocket+tcp://h", "reactivesocket+tcp", "h", REACTIVE_PORT, "", {}),
+        (
+            f"reactivesocket+tls://h:9/?ca=/x&fingerprint={PIN}",
+            "reactivesocket+tls",
+            "h",
+            9,
+            "",
+            {"ca": "/x", "fingerprint": PIN},
+        ),
+        (
+            "reactivesocket+unix:///run/a%20b?mode=0666",
+            "reactivesocket+unix",
+            "",
+            0,
+            "/run/a b",
+            {"mode": "0666"},
+        ),
+        ("reactivesocket+ws://h", "reactivesocket+ws", "h", REACTIVE_PORT, "/", {}),
+        ("reactivesocket+ws://h:1/a b", "reactivesocket+ws", "h", 1, "/a%20b", {}),
+        (
+            "reactivesocket+wss://[::1]:443/live/%C3%BC?verify=off",
+            "reactivesocket+wss",
+            "::1",
+            443,
+            "/live/%C3%BC",
+            {"verify": "off"},
+        ),
     ],
 )
 def test_what_is_understood(
@@ -73,6 +101,11 @@ def test_what_is_understood(
         ("aqueduct://h?datagram_size=5min", "datagram_size is '5min'"),
         ("aqueduct://h?datagram_size=\u00b3", "datagram_size is"),
         ("aqueduct+tcp://h/path", "only a host, a port and options"),
+        ("reactivesocket+tcp://h/path", "only a host, a port and options"),
+        ("reactivesocket+ws://h/path#there", "only a host, a port, a path and options"),
+        ("reactivesocket+tcp://h?verify=off", "unknown option 'verify'; known here: none"),
+        ("reactivesocket+unix://h", "write reactivesocket+unix:///PATH with three slashes"),
+        ("reactivesocket://h", "reactivesocket+tcp://, reactivesocket+tls://"),
         ("aqueduct+tcp://me@h", "only a host, a port and options"),
         ("aqueduct+tcp://h?verify=off", "unknown option 'verify'; known here: compression"),
         (
@@ -122,3 +155,13 @@ def test_a_size_in_an_address_has_units() -> None:
 def test_what_is_no_text_is_no_address(given: object) -> None:
     with pytest.raises(ConfigError, match=r"text is .*; it must be an address such as aqueduct://"):
         Address.parse(given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "tls", "ws", "wss", "unix"])
+async def test_reactivesocket_has_an_interface_of_its_own(scheme: str) -> None:
+    where = "/x" if scheme == "unix" else "h:1"
+    text = "ReactiveSocket has requests and no message channels; aqueduct.reactivesocket has"
+    with pytest.raises(ConfigError, match=text):
+        await connect(f"reactivesocket+{scheme}://{where}")
+    with pytest.raises(ConfigError, match=text):
+        await serve(lambda connection: None, f"reactivesocket+{scheme}://{where}")

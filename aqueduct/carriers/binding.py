@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar, cast
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from aqueduct.address import UNIX, Address
+from aqueduct.address import Address
 from aqueduct.errors import ConfigError, ConnectFailed
 from aqueduct.escaping import logger_of
 from aqueduct.forks import own_socket
@@ -166,8 +166,8 @@ def _accepts(sock: socket.socket, address: Address) -> bool:
         return False
     name = sock.getsockname()
     if sock.family == socket.AF_UNIX:
-        return address.scheme == UNIX and _same_file(os.fsdecode(name), address.path)
-    if address.scheme == UNIX or name[1] != address.port:
+        return address.unix and _same_file(os.fsdecode(name), address.path)
+    if address.unix or name[1] != address.port:
         return False
     try:
         found = socket.getaddrinfo(address.host, address.port, type=kind)

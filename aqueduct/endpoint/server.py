@@ -46,6 +46,7 @@ async def connect(
     server refuses the headers.
     """
     target = address if isinstance(address, Address) else Address.parse(address)
+    _refuse_reactive(target)
     codec.encode_connection_headers(headers)
     text = _crowded(config)
     if text:
@@ -290,6 +291,7 @@ async def serve(
         for given in addresses:
             bound = given if isinstance(given, Bound) else None
             address = _address(given)
+            _refuse_reactive(address)
             sockets = None if bound is None else bound.sockets
             siblings = None if bound is None else bound.siblings
             listener: Listener
@@ -321,6 +323,15 @@ def _crowded(config: Config) -> str:
     if process().connections < limit:
         return ""
     return f"the process has {limit} connections open, which is the limit (Limits.connections)"
+
+
+def _refuse_reactive(address: Address) -> None:
+    """Raises ConfigError for an address of ReactiveSocket, which has no message channels."""
+    if address.reactive:
+        raise ConfigError(
+            f"{address}: ReactiveSocket has requests and no message channels; "
+            "aqueduct.reactivesocket has connect and serve for it"
+        )
 
 
 def _address(given: str | Address | Bound) -> Address:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol, Self
 
 from aqueduct.arguments import Duration, checked
+from aqueduct.carriers.transports.waiting import raised
 from aqueduct.config import Config
 from aqueduct.errors import ConnectionLost, LinkLost, LinkUnknown, LocalProtocolError
 from aqueduct.escaping import logger_of
@@ -25,7 +26,6 @@ from aqueduct.relink.link_face import LinkFace
 from aqueduct.relink.receiving import RelinkIncoming
 from aqueduct.relink.sending import RelinkChannel
 from aqueduct.relink.transport import LinkTransport
-from aqueduct.relink.waiting import raised
 
 __all__ = ["RelinkConnection", "RelinkOwner", "RelinkSnapshot"]
 

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import os
 import random
 import socket
-import ssl
 from dataclasses import replace
 from typing import Final
 
 from aqueduct.address import UNIX, Address
 from aqueduct.arguments import checked
-from aqueduct.carriers.certificates import ClientTls, client_tls
-from aqueduct.carriers.stream.connect import dial
-from aqueduct.carriers.stream.sockets import check_path, why
-from aqueduct.carriers.stream.tls import explain
-from aqueduct.carriers.tls_stdlib import client_context
-from aqueduct.carriers.verify import Flaw, TlsError, ascii_name
+from aqueduct.carriers.certificates import ClientTls
+from aqueduct.carriers.stream.sockets import check_path
+from aqueduct.carriers.transports.dialing import Dialing
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import (
     AqueductError,
@@ -28,10 +22,10 @@ from aqueduct.errors import (
     RemoteProtocolError,
 )
 from aqueduct.escaping import logger_of
-from aqueduct.forks import own_loop, own_socket
+from aqueduct.forks import own_loop
 from aqueduct.protocol.relink.handshake import ConnectorHandshake, LinkAgreement, Opening
 from aqueduct.relink.connection import RelinkConnection
-from aqueduct.relink.transport import LinkTransport, prepare
+from aqueduct.relink.transport import LinkTransport
 
 __all__ = ["ALPN", "TLS", "connect", "parse"]
 
@@ -40,7 +34,6 @@ log = logger_of(__name__)
 TLS: Final = "aqueduct+tls"
 ALPN: Final = "aqueduct-relink"
 SCHEMES: Final = (TLS, "aqueduct+tcp", UNIX)
-_FULL_PAUSE: Final = 0.01  # seconds between two looks at a Unix socket with a full backlog
 
 
 @checked()
@@ -81,7 +74,7 @@ def parse(address: Address | str) -> Address:
     if found.scheme not in SCHEMES:
         known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
         raise ConfigError(f"{found}: links of Relink run over {known} alone")
-    if found.scheme == UNIX:
+    if found.unix:
         check_path(found)
     return found
 
@@ -95,15 +88,8 @@ class _Dialer:
         self._address = address
         self._opening = opening
         self._config = config
-        self._tls: ClientTls | None = None
-        self._context: ssl.SSLContext | None = None
-        self._server_name = ""
-        if address.scheme == TLS:
-            self._tls = wanted = client_tls(address, tls)
-            self._server_name = ascii_name(wanted.server_name or address.host)
-            self._context = client_context(wanted, self._server_name, ALPN)
-        elif tls is not None:
-            raise ConfigError(f"{address}: there is no TLS here; use aqueduct+tls://")
+        silence = config.relink.silence
+        self._dialing = Dialing(address, config, tls, ALPN, encrypted=TLS, silence=silence)
         self._connection: RelinkConnection | None = None
         self._redialling: asyncio.Task[None] | None = None
         self._failures = 0
@@ -151,15 +137,7 @@ class _Dialer:
 
     def made(self, transport: LinkTransport) -> bytes:
         """A connection is there: it is looked at, and greeted."""
-        wanted = None if self._tls is None else self._tls.fingerprint
-        if wanted is not None:
-            shown = transport.extra("ssl_object").getpeercert(binary_form=True)
-            found = f"sha256:{hashlib.sha256(shown or b'').hexdigest()}"
-            if found != wanted:
-                raise ConnectFailed(
-                    f"{self._address}: the server's certificate is {found}, not {wanted}; if the "
-                    "server has a new certificate, pin that one with ?fingerprint="
-                )
+        self._dialing.check(transport)
         return self._handshake.first_flight
 
     def agreed(self, transport: LinkTransport, agreement: LinkAgreement) -> None:
@@ -243,21 +221,12 @@ class _Dialer:
         sock: socket.socket | None = None
         try:
             async with asyncio.timeout_at(deadline):
-                if address.scheme == UNIX:
-                    sock = await _dial_unix(address)
-                else:
-                    sock = await dial(address, config, deadline)
-                prepare(sock, config)
+                sock = await self._dialing.reach(deadline)
                 if loop.time() + handshake_deadline < deadline:
                     deadline = loop.time() + handshake_deadline
                     how_long = f"{handshake_deadline:g} s (Relink.handshake_deadline)"
                 async with asyncio.timeout_at(deadline):
-                    await loop.create_connection(
-                        lambda: transport,
-                        sock=sock,
-                        ssl=self._context,
-                        server_hostname=None if self._context is None else self._server_name,
-                    )
+                    await self._dialing.begin(transport, sock)
                     await self._done
         except BaseException as error:
             if self._done.done() and not self._done.cancelled() and not self._done.exception():
@@ -268,41 +237,7 @@ class _Dialer:
             transport.abort()
             if sock is not None and transport.extra("socket") is None:
                 sock.close()
-            if isinstance(error, TimeoutError):
-                text = f"{address}: no answer within {how_long}"
-                raise ConnectFailed(text, reason="no answer") from None
-            if isinstance(error, AqueductError):
+            failure = self._dialing.failure(error, how_long)
+            if failure is error:
                 raise
-            if isinstance(error, OSError):
-                reason = self._reason(error)
-                raise ConnectFailed(f"{address}: {reason}", reason=reason) from error
-            raise
-
-    def _reason(self, error: OSError) -> str:
-        if isinstance(error, ssl.SSLError):
-            flaw = None
-            if isinstance(error, ssl.SSLCertVerificationError):
-                flaw = Flaw(error.verify_code, 0, reason=error.verify_message)
-            text = (error.reason or str(error)).replace("_", " ").lower()
-            return explain(TlsError(text, flaw), b"", self._server_name, server=False)
-        if self._address.scheme == UNIX:
-            return f"{self._address.path!r}: {why(error)}"
-        return why(error)
-
-
-async def _dial_unix(address: Address) -> socket.socket:
-    """A socket connected to the path. Raises OSError. The caller has a deadline."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    own_socket(sock)
-    try:
-        sock.setblocking(False)
-        while True:
-            try:
-                sock.connect(os.fspath(address.path))
-                return sock
-            except BlockingIOError:
-                # Its backlog is full. No readiness tells when there is room (connect(2), EAGAIN).
-                await asyncio.sleep(_FULL_PAUSE)
-    except BaseException:
-        sock.close()
-        raise
+            raise failure from (None if isinstance(error, TimeoutError) else error)

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
+from aqueduct.carriers.transports.waiting import Waiters, raised
 from aqueduct.config import Config
 from aqueduct.errors import ConnectionLost
 from aqueduct.protocol.relink.link import Link
-from aqueduct.relink.waiting import Waiters, raised
 
 __all__ = ["LinkFace"]
 

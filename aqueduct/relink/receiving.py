@@ -9,9 +9,9 @@ from contextlib import suppress
 from typing import Any, Final, Self
 
 from aqueduct.arguments import Duration, checked
+from aqueduct.carriers.transports.waiting import Waiters, raised
 from aqueduct.errors import ConnectionLost, Ended, LocalProtocolError
 from aqueduct.relink.link_face import LinkFace
-from aqueduct.relink.waiting import Waiters, raised
 
 __all__ = ["RelinkBatch", "RelinkIncoming", "RelinkMessage"]
 

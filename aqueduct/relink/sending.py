@@ -8,10 +8,10 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, Self
 
 from aqueduct.arguments import Duration, checked
+from aqueduct.carriers.transports.waiting import Waiters, raised
 from aqueduct.errors import LocalProtocolError
 from aqueduct.protocol.relink.cost import message_cost
 from aqueduct.relink.link_face import LinkFace
-from aqueduct.relink.waiting import Waiters, raised
 
 __all__ = ["Bytes", "RelinkChannel", "RelinkTransaction"]
 

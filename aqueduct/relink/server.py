@@ -5,27 +5,24 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import socket
-import ssl
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable
 from contextlib import suppress
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from aqueduct.address import Address
 from aqueduct.arguments import checked
-from aqueduct.carriers.binding import listens
 from aqueduct.carriers.certificates import ServerTls
 from aqueduct.carriers.contract import Bound
-from aqueduct.carriers.places import Places, origin_of
 from aqueduct.carriers.stream.binding import bind
 from aqueduct.carriers.stream.sockets import credentials_of
-from aqueduct.carriers.tls_stdlib import server_context
+from aqueduct.carriers.transports.accepting import Accepting, Arriving, name_of_socket
 from aqueduct.closing import AsyncClosing
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import ConfigError, ConnectionLost
 from aqueduct.escaping import logger_of
-from aqueduct.forks import own, own_loop, own_socket, sever
+from aqueduct.forks import own, own_loop
 from aqueduct.protocol.relink.handshake import (
     ChosenLink,
     DistantLink,
@@ -37,15 +34,13 @@ from aqueduct.protocol.relink.handshake import (
 from aqueduct.protocol.relink.link_table import KeptLinks, KnownLink, LinkTable
 from aqueduct.relink.connection import RelinkConnection
 from aqueduct.relink.dialing import ALPN, TLS, parse
-from aqueduct.relink.transport import LinkTransport, prepare
+from aqueduct.relink.transport import LinkTransport
 
 __all__ = ["LinkHandler", "RelinkServer", "serve"]
 
 log = logger_of(__name__)
 
 LinkHandler: TypeAlias = Callable[[RelinkConnection], Awaitable[None]]
-_NO_DESCRIPTOR_PAUSE: Final = 0.1
-"""Seconds until a connection is accepted again after the system refused one."""
 
 
 class RelinkServer(AsyncClosing):
@@ -62,19 +57,9 @@ class RelinkServer(AsyncClosing):
     ) -> None:
         """``opening`` has what connectors must want; ``id_size`` of ids in it, None: any."""
         self.config = config
-        self.address = bound.address
-        """What clients connect to, with the real port."""
-        self._context: ssl.SSLContext | None = None
-        if tls is not None:
-            self._context = server_context(tls, ALPN)
-            if tls.development:
-                options = {**bound.address.options, "fingerprint": tls.fingerprint}
-                found = bound.address
-                self.address = Address(found.scheme, found.host, found.port, options)
         self.links: set[RelinkConnection] = set()
         """Those that live, with a connection or without one."""
         self._handler = handler
-        self._bound = bound
         self._opening = opening
         self._id_size = id_size
         loop = asyncio.get_running_loop()
@@ -88,17 +73,23 @@ class RelinkServer(AsyncClosing):
         self._origins: dict[RelinkConnection, Hashable] = {}
         self._by_origin: Counter[Hashable] = Counter()
         """Where links began, and how many from there live."""
-        self._places: Places[LinkTransport] = Places(
-            config.byte_stream.half_open, config.timing.handshake_silence
-        )
-        self._arrivals: dict[LinkTransport, _Arrival] = {}
         self._resuming: dict[KnownLink[RelinkConnection], _Arrival] = {}
         """Connections whose link is resumed a little later."""
         self._watch: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         self._loop = loop
-        self._accepting = [self._loop.create_task(self._accept(sock)) for sock in bound.sockets]
+        self.accepting = Accepting(
+            bound,
+            config,
+            tls,
+            lambda sock: _Arrival(self, sock),
+            ALPN,
+            patience=config.relink.handshake_deadline,
+            silence=config.relink.silence,
+        )
+        self.address = self.accepting.address
+        """What clients connect to, with the real port."""
         own(self)
 
     def __str__(self) -> str:
@@ -107,7 +98,7 @@ class RelinkServer(AsyncClosing):
     @property
     def handshakes(self) -> int:
         """Connections whose handshake is not complete: ByteStream.half_open at most."""
-        return len(self._places)
+        return self.accepting.handshakes
 
     async def close(self) -> None:
         """Accepts no more, closes every link, and waits for the handlers' end.
@@ -116,15 +107,7 @@ class RelinkServer(AsyncClosing):
         that does not end within that time after it was cancelled is named in the log.
         """
         self._closed = True
-        for accepting in self._accepting:
-            accepting.cancel()
-        await asyncio.gather(*self._accepting, return_exceptions=True)
-        for arrival in tuple(self._arrivals.values()):
-            arrival.give_up()
-        for sock in self._bound.sockets:
-            sock.close()
-        if self._bound.release is not None:
-            self._bound.release()
+        await self.accepting.close()
         closing = [link.close() for link in tuple(self.links)]
         try:
             for found in await asyncio.gather(*closing, return_exceptions=True):
@@ -145,7 +128,7 @@ class RelinkServer(AsyncClosing):
 
     def left_behind(self) -> None:
         """In a forked child: the parent listens."""
-        sever([sock.fileno() for sock in self._bound.sockets])
+        self.accepting.left_behind()
 
     # RelinkOwner
 
@@ -242,8 +225,6 @@ class RelinkServer(AsyncClosing):
 
     def gone(self, arrival: _Arrival) -> None:
         """An arrival has become the connection of a link, or nothing."""
-        self._places.discard(arrival.transport)
-        self._arrivals.pop(arrival.transport, None)
         if arrival.known is not None and self._resuming.get(arrival.known) is arrival:
             del self._resuming[arrival.known]
 
@@ -271,37 +252,6 @@ class RelinkServer(AsyncClosing):
         if most is not None and self._by_origin[origin] >= most:
             return f"{most} links from this address are the limit (Limits.connections_address)"
         return ""
-
-    async def _accept(self, sock: socket.socket) -> None:
-        sock.setblocking(False)
-        listens(sock)
-        while True:
-            await self._make_room()
-            try:
-                peer, _ = await self._loop.sock_accept(sock)
-            except OSError as error:
-                log.warning("%s: a connection cannot be accepted: %s", self, error.strerror)
-                await asyncio.sleep(_NO_DESCRIPTOR_PAUSE)
-                continue
-            own_socket(peer)
-            try:
-                prepare(peer, self.config)
-                arrival = _Arrival(self, peer)
-            except OSError:
-                peer.close()  # it is dead already
-                continue
-            self._arrivals[arrival.transport] = arrival
-            self._places.add(arrival.transport, arrival.origin, self._loop.time())
-            arrival.begin(self._context)
-
-    async def _make_room(self) -> None:
-        """Waits until one more handshake may begin. Silent peers lose their places for it."""
-        while self._places.full:
-            silent = self._places.candidate(self._loop.time())
-            if silent is None:
-                await asyncio.sleep(self._places.pause(self._loop.time()))
-            else:
-                self._arrivals[silent].give_up()
 
     def _dropped(self, known: KnownLink[RelinkConnection], why: str) -> None:
         log.warning("link %s with %s is dropped: %s", known.name, known.owner.peer, why)
@@ -340,42 +290,20 @@ class RelinkServer(AsyncClosing):
         connection.abandon("the handler failed")
 
 
-class _Arrival:
+class _Arrival(Arriving):
     """A connection that came, until it has a link. The Shaker of its transport."""
 
     def __init__(self, server: RelinkServer, sock: socket.socket) -> None:
         self.known: KnownLink[RelinkConnection] | None = None
         """The link that it resumes; None: a new one, or not known yet."""
         self._server = server
-        self._sock = sock
         self._proof: Hashable = None
         self._agreement: LinkAgreement | None = None
         self._ended = False
-        loop = asyncio.get_running_loop()
-        peer = sock.getpeername() if sock.family != socket.AF_UNIX else ""
-        name = f"{peer[0]}:{peer[1]}" if peer else "a process of this machine"
-        if peer and ":" in peer[0]:
-            name = f"[{peer[0]}]:{peer[1]}"
-        self.transport = LinkTransport(server.config, self, ListenerHandshake(self._choose), name)
-        self.origin = origin_of(name, credentials_of(sock))
-        """What counts as one address."""
-        deadline = server.config.relink.handshake_deadline
-        self._timer = loop.call_later(deadline, self.give_up)
-        self._loop = loop
-
-    def begin(self, context: ssl.SSLContext | None) -> None:
-        """Makes the transport; over TLS that takes a handshake of its own."""
-        transport = self.transport
-        task = self._loop.create_task(
-            self._loop.connect_accepted_socket(lambda: transport, self._sock, ssl=context)
-        )
-        transport.connecting = task
-        task.add_done_callback(self._connected)
-
-    def give_up(self) -> None:
-        """Ends the connection: it took too long, or others need its place."""
-        self._end()
-        self.transport.abort()
+        handshake, name = ListenerHandshake(self._choose), name_of_socket(sock)
+        transport = LinkTransport(server.config, self, handshake, name)
+        super().__init__(server.accepting, sock, transport)
+        self.link_transport = transport
 
     def wait(self, seconds: float) -> None:
         """Resumes the link after a time."""
@@ -384,8 +312,8 @@ class _Arrival:
     def attach(self, connection: RelinkConnection) -> None:
         """Has the connection carry a link."""
         assert self._agreement is not None
-        self._end()
-        connection.attach(self.transport, self._agreement)
+        self.settle()
+        connection.attach(self.link_transport, self._agreement)
 
     # Shaker
 
@@ -397,7 +325,7 @@ class _Arrival:
             found = transport.extra("ssl_object").getpeercert(binary_form=True)
             shown = hashlib.sha256(found).digest() if found else None
         else:
-            credentials = credentials_of(self._sock)
+            credentials = credentials_of(self.sock)
             shown = None if credentials is None else credentials.uid
         self._proof = scheme, shown
         return b""
@@ -408,14 +336,20 @@ class _Arrival:
         if self.known is not None:
             self._server.resume(self, self.known)
         else:
-            self._end()
+            self.settle()
             self._server.begin(transport, agreement, self._proof, self.origin)
 
     def failed(self, transport: LinkTransport, error: Exception | None) -> None:
         """It was refused, or has ended."""
         if error is not None:
             log.info("%s gets no link: %s", transport.peer, error)
-        self._end()
+        self.settle()
+
+    def settle(self) -> None:
+        """It needs no place any more."""
+        self._ended = True
+        super().settle()
+        self._server.gone(self)
 
     # Within
 
@@ -426,19 +360,6 @@ class _Arrival:
     def _resume_late(self) -> None:
         if self.known is not None and not self._ended:
             self._server.resumed(self, self.known)
-
-    def _end(self) -> None:
-        self._ended = True
-        self._timer.cancel()
-        self._server.gone(self)
-
-    def _connected(self, task: asyncio.Task[object]) -> None:
-        self.transport.connecting = None
-        if task.cancelled():
-            self._sock.close()
-        elif (error := task.exception()) is not None:
-            log.info("%s: no connection: %s", self.transport.peer, error)
-            self._end()
 
 
 @checked(handler="on_connection", tls="server_tls")

@@ -8,7 +8,7 @@ import socket
 import stat
 from typing import Final
 
-from aqueduct.address import UNIX, Address
+from aqueduct.address import Address
 from aqueduct.carriers.binding import bind_ports, host_port, is_loopback
 from aqueduct.carriers.contract import Bound
 from aqueduct.carriers.stream.sockets import check_path
@@ -22,6 +22,12 @@ __all__ = ["SocketFile", "bind"]
 logger = logger_of("aqueduct.carriers.stream")
 
 _MODE: Final = "0600"
+_PLAIN: Final = {
+    "aqueduct+tcp": "aqueduct+tls:// or aqueduct://",
+    "reactivesocket+tcp": "reactivesocket+tls://",
+    "reactivesocket+ws": "reactivesocket+wss://",
+}
+"""Schemes without encryption, and what has it."""
 
 
 class SocketFile:
@@ -59,7 +65,7 @@ async def bind(
     Port 0 takes a free one. Raises ConfigError: the name does not resolve, the port or the path is
     taken, or this user may not have it.
     """
-    if address.scheme == UNIX:
+    if address.unix:
         first = [_bind_unix(address, backlog)]
         release = SocketFile(address.path).remove
     else:
@@ -79,12 +85,13 @@ def _twin(sock: socket.socket) -> socket.socket:
 
 def _warn_if_exposed(address: Address, sockets: list[socket.socket]) -> None:
     exposed = [sock.getsockname() for sock in sockets if not is_loopback(sock.getsockname())]
-    if exposed and address.scheme == "aqueduct+tcp":
+    if exposed and address.scheme in _PLAIN:
         logger.warning(
             "%s: others between %s and its clients can read and change the bytes, for TCP "
-            "alone is not encrypted; aqueduct+tls:// and aqueduct:// are",
+            "alone is not encrypted; %s is",
             address,
             ", ".join(map(host_port, exposed)),
+            _PLAIN[address.scheme],
         )
 
 

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Iterable
 from typing import Final
 
-from aqueduct.address import UNIX, Address
+from aqueduct.address import Address
 from aqueduct.carriers.binding import SocketAddress, host_port, targets_of
 from aqueduct.carriers.certificates import ClientTls, client_tls
 from aqueduct.carriers.stream.connection import StreamCarrier
@@ -69,7 +69,7 @@ async def connect(address: Address, config: Config, tls: ClientTls | None = None
             address, config, dial, tls=wanted, context=context, secured=attempt.check
         )
         sock, opened, agreement = await attempt.dialler.begin(deadline)
-    elif address.scheme == UNIX:
+    elif address.unix:
         sock = await _dial_unix(address, config, deadline)
     else:
         sock = await dial(address, config, deadline)

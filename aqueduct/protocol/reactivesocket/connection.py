@@ -17,7 +17,13 @@ from aqueduct.errors import (
 )
 from aqueduct.protocol.reactivesocket import events, reasons
 from aqueduct.protocol.reactivesocket.cost import FRAME_COST, STREAM_COST, size_of
-from aqueduct.protocol.reactivesocket.outbox import Buffer, OutFrame, ReactiveOutbox, buffers_of
+from aqueduct.protocol.reactivesocket.outbox import (
+    Buffer,
+    FrameQueue,
+    OutFrame,
+    ReactiveOutbox,
+    buffers_of,
+)
 from aqueduct.protocol.reactivesocket.requester import ReactiveRequester
 from aqueduct.protocol.reactivesocket.responder import ReactiveResponder
 from aqueduct.protocol.reactivesocket.state import CONNECTION, ReactiveInput, ReactiveState
@@ -200,8 +206,25 @@ class ReactiveConnection:
     def held_bytes(self) -> int:
         """What this connection keeps: what came, what waits to leave, and open streams."""
         streams = len(self._requester.streams) + len(self._responder.streams)
-        came = self._held + self._requester.fragments_cost + self._decoder.coming
-        return came + self._outbox.cost + STREAM_COST * streams
+        return self.received_bytes + self.queued_bytes + STREAM_COST * streams
+
+    @property
+    def received_bytes(self) -> int:
+        """What came, to the last byte, and is not released."""
+        return self._held + self._requester.fragments_cost + self._decoder.coming
+
+    @property
+    def queued_bytes(self) -> int:
+        """What frames cost that wait to leave."""
+        return self._outbox.cost
+
+    def queue_of(self, stream: int) -> FrameQueue | None:
+        """What waits to leave of a stream of the peer; it is kept to the end. None: it has ended.
+
+        Its ``cost`` is 0 once all has left.
+        """
+        found = self._responder.streams.get(stream)
+        return None if found is None else found.queue
 
     @property
     def writable(self) -> bool:

@@ -1,4 +1,4 @@
-"""How tasks wait for what a link brings, and copies of errors that are kept."""
+"""How tasks wait for what a connection brings, and copies of errors that are kept."""
 
 from __future__ import annotations
 

@@ -1,0 +1,223 @@
+"""What the handles of a connection have in common: the core, and what waits on it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final, Protocol
+
+from aqueduct.carriers.transports.waiting import raised
+from aqueduct.config import Config
+from aqueduct.errors import ConnectionLost
+from aqueduct.protocol.reactivesocket.connection import ReactiveConnection
+from aqueduct.protocol.reactivesocket.outbox import FrameQueue
+from aqueduct.reactivesocket.memory import ReactiveMemory
+
+__all__ = ["ReactiveFace", "Responding"]
+
+_IN_A_ROW: Final = 64
+"""So many items are taken without a pause; then other tasks have a turn."""
+
+
+class Responding(Protocol):
+    """A request of the peer that waits for room."""
+
+    queue: FrameQueue
+
+    def changed(self) -> None:
+        """There may be room."""
+
+
+class ReactiveFace:
+    """The core of a connection, as requests of both sides use it.
+
+    ``advance`` lets leave what may, and is the connection's.
+    """
+
+    def __init__(
+        self, core: ReactiveConnection, config: Config, advance: Callable[[], None]
+    ) -> None:
+        self.core = core
+        self.config = config
+        self.error: ConnectionLost | None = None
+        """Why the connection is over, once it is."""
+        self.closing = False
+        """Whether this side closes the connection: then nothing new is requested."""
+        self.requested: dict[int, Any] = {}
+        """Streams of this side, by what is told of them."""
+        self.responding: dict[int, Any] = {}
+        """Requests of the peer that have not ended."""
+        self.unsent = 0
+        """Bytes that have left the core and not the process."""
+        self.lent = 0
+        """Bytes of items that the application has, beside what the core counts."""
+        self.in_hand = 0
+        """Bytes of requests of the peer that the application has. The core counts them, too."""
+        self._advance_now = advance
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self.memory = ReactiveMemory(config, self.advance_late)
+        self._soon: asyncio.Handle | None = None
+        self._late = False
+        self._returned: deque[int] = deque()
+        """What items cost that were freed. Any thread adds to this, and to those below."""
+        self._released: deque[int] = deque()
+        """The same of requests of the peer, which the core counts."""
+        self._dropped: deque[Any] = deque()
+        """Streams of this side that nobody reads any more."""
+        self._blocked: OrderedDict[Responding, None] = OrderedDict()
+        """Requests of the peer that wait for room of the connection."""
+        self._full: set[Responding] = set()
+        """Those that have as much to leave as one may."""
+        self._senders: deque[asyncio.Future[None]] = deque()
+        """Requests of this side that wait for room."""
+        self._in_a_row = 0
+
+    def usable(self) -> None:
+        """Raises why the connection is over, if it is."""
+        if self.error is not None:
+            raise raised(self.error)
+
+    def deadline(self, timeout: Any) -> asyncio.Timeout:
+        """Of one wait; None: Timing.progress_deadline."""
+        return asyncio.timeout(self.config.timing.progress_deadline if timeout is None else timeout)
+
+    def advance_soon(self) -> None:
+        """As ``advance``, once the tasks that can run have run: their frames leave together."""
+        if self._soon is None and self.error is None:
+            self._soon = self._loop.call_soon(self._advance)
+
+    def advance_late(self) -> None:
+        """As ``advance_soon``, from any thread."""
+        if threading.get_ident() == self._thread:
+            self.advance_soon()
+        elif not self._late:
+            self._late = True
+            with suppress(RuntimeError):  # of a loop that has ended
+                self._loop.call_soon_threadsafe(self._advance)
+
+    def stop(self) -> None:
+        """The connection is over: nobody waits any more."""
+        if self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
+        while self._senders:
+            self._wake_sender()
+        blocked = (*self._blocked, *self._full)
+        self._blocked.clear()
+        self._full.clear()
+        for request in blocked:
+            request.changed()
+
+    async def give_way(self) -> None:
+        """Lets other tasks run after several items without a wait."""
+        self._in_a_row += 1
+        if self._in_a_row >= _IN_A_ROW:
+            self._in_a_row = 0
+            await asyncio.sleep(0)
+
+    # What came, in the application's hands
+
+    def lend(self, cost: int) -> None:
+        """An item goes to the application: it no longer keeps the connection from reading."""
+        self.core.release(cost)
+        self.lent += cost
+
+    def give_back(self, cost: int) -> None:
+        """An item of the application is done with. In any thread."""
+        self._returned.append(cost)
+        self.advance_late()
+
+    def give_back_request(self, cost: int) -> None:
+        """The data of a request of the peer are done with. In any thread."""
+        self._released.append(cost)
+        self.advance_late()
+
+    def drop(self, arriving: Any) -> None:
+        """Nobody reads this stream of this side any more. In any thread."""
+        self._dropped.append(arriving)
+        self.advance_late()
+
+    def settle(self) -> None:
+        """Does what was left to do by other threads."""
+        while self._returned:
+            self.lent -= self._returned.popleft()
+        while self._released:
+            cost = self._released.popleft()
+            self.core.release(cost)
+            self.in_hand -= cost
+        while self._dropped:
+            found = self._dropped.popleft()
+            found.forget()
+            if self.requested.pop(found.stream, None) is not None:
+                self.core.cancel(found.stream)
+
+    # Room for what is to leave
+
+    def has_room(self) -> bool:
+        """Whether the connection, and the process, have room for more that waits to leave."""
+        waiting = self.core.queued_bytes + self.unsent
+        return (
+            self.core.writable
+            and waiting < self.config.flow.connection_high_water
+            and self.memory.may_send()
+        )
+
+    def has_room_for(self, request: Responding) -> bool:
+        """The same for one request of the peer, which is told if there is none."""
+        if request.queue.cost >= self.config.flow.channel_high_water:
+            self._full.add(request)
+            return False
+        if not self.has_room():
+            self._blocked[request] = None
+            return False
+        return True
+
+    def forget(self, request: Responding) -> None:
+        """It waits no more."""
+        self._blocked.pop(request, None)
+        self._full.discard(request)
+
+    async def wait_room(self) -> None:
+        """Waits until a request may be sent. The caller has a deadline."""
+        while self.error is None and not self.has_room():
+            sender = self._loop.create_future()
+            self._senders.append(sender)
+            try:
+                await sender
+            except BaseException:
+                if not sender.cancelled() and self._senders:
+                    self._wake_sender()  # this one was to send and does not
+                raise
+        self.usable()
+
+    def tell_room(self) -> None:
+        """Something has left: whoever waits goes on, in turn, as long as there is room."""
+        if self._full:
+            most = self.config.flow.channel_high_water
+            for request in [each for each in self._full if each.queue.cost < most]:
+                self._full.discard(request)
+                request.changed()
+        for _ in range(len(self._blocked)):
+            if not self._blocked or not self.has_room():
+                break
+            request, _ = self._blocked.popitem(last=False)
+            request.changed()
+        for _ in range(min(len(self._senders), _IN_A_ROW)):
+            if not self.has_room():
+                break
+            self._wake_sender()
+
+    # Within
+
+    def _wake_sender(self) -> None:
+        sender = self._senders.popleft()
+        if not sender.done():
+            sender.set_result(None)
+
+    def _advance(self) -> None:
+        self._soon, self._late = None, False
+        self._advance_now()
