@@ -474,6 +474,9 @@ class ReactiveSocket:
     unsent_answers: Count = 1024
     """Errors and cancels that the peer has caused and that wait to leave; a peer that causes more
     does not read."""
+    json_values: Count = 1_000_000
+    """Values, names and brackets of a request in JSON, about as many objects of Python. They are
+    counted before any is made; a request with more is refused."""
     first_demand: Seconds = 30.0
     """A request for 0 items ends with an ERROR when no REQUEST_N came for so long (RS-R6)."""
 

@@ -1,0 +1,303 @@
+"""Batches as JSON rows and back: each type by its rule, and what does not fit named."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+from hypothesis import assume, given
+
+from aqueduct.arrow.json_rows import decode_rows, encode_rows, fits_json
+from aqueduct.errors import BadCall, BatchTooLarge, LocalProtocolError
+from tests.arrow.strategies import streams
+
+NS = pa.timestamp("ns")
+UTC = datetime.UTC
+UNION = pa.dense_union([pa.field("i", pa.int32()), pa.field("s", pa.string())])
+
+
+def of(kind, values, *, nullable=True):
+    schema = pa.schema([pa.field("a", kind, nullable=nullable)])
+    return pa.RecordBatch.from_arrays([pa.array(values, kind)], schema=schema)
+
+
+def read(kind, text, *, nullable=True):
+    schema = pa.schema([pa.field("a", kind, nullable=nullable)])
+    return decode_rows(text.encode(), schema).column(0)
+
+
+RULES = [
+    (pa.bool_(), [True, False, None], "[true,false,null]"),
+    (pa.int8(), [-128, 127], "[-128,127]"),
+    (pa.uint32(), [4294967295], "[4294967295]"),
+    (pa.int64(), [-(2**63), None], '["-9223372036854775808",null]'),
+    (pa.uint64(), [2**64 - 1], '["18446744073709551615"]'),
+    (pa.float32(), [0.1, 1e20], "[0.1,1e+20]"),
+    (pa.float64(), [1.5, -0.0], "[1.5,-0.0]"),
+    (pa.float64(), [float("inf"), float("-inf")], '["Infinity","-Infinity"]'),
+    (pa.decimal128(5, 2), [Decimal("1.50"), None], '["1.50",null]'),
+    (pa.string(), ['a"\\\n\x01é漢', ""], '["a\\"\\\\\\n\\u0001é漢",""]'),
+    (pa.large_string(), ["plain"], '["plain"]'),
+    (pa.string_view(), ["plain"], '["plain"]'),
+    (pa.binary(), [b"\xff\x00", b""], '["/wA=",""]'),
+    (pa.binary(2), [b"ab"], '["YWI="]'),
+    (pa.date32(), [datetime.date(1, 1, 1), datetime.date(9999, 12, 31)],
+     '["0001-01-01","9999-12-31"]'),
+    (pa.date64(), [datetime.date(2026, 1, 31)], '["2026-01-31"]'),
+    (pa.time32("s"), [datetime.time(23, 59, 59)], '["23:59:59"]'),
+    (pa.time64("us"), [datetime.time(1, 2, 3, 4)], '["01:02:03.000004"]'),
+    (pa.timestamp("s"), [datetime.datetime(2026, 1, 31, 1, 2, 3)], '["2026-01-31T01:02:03Z"]'),
+    (pa.timestamp("us", "Europe/Berlin"), [datetime.datetime(2026, 1, 31, 1, 2, 3, 4, UTC)],
+     '["2026-01-31T01:02:03.000004Z"]'),
+    (pa.duration("ms"), [1500, -60_000, 0], '["PT1.5S","-PT60S","PT0S"]'),
+    (pa.month_day_nano_interval(), [pa.MonthDayNano([1, -2, 3])],
+     '[{"months":1,"days":-2,"nanoseconds":"3"}]'),
+    (pa.list_(pa.int32()), [[1, None], [], None], "[[1,null],[],null]"),
+    (pa.list_(pa.int64(), 2), [[1, 2], None], '[["1","2"],null]'),
+    (pa.struct({"x": pa.int32(), "y": pa.string()}), [{"x": 1, "y": None}, None],
+     '[{"x":1,"y":null},null]'),
+    (pa.map_(pa.string(), pa.int32()), [[("k", 1), ("k", 2)], [], None],
+     '[[["k",1],["k",2]],[],null]'),
+    (pa.dictionary(pa.int8(), pa.string()), ["a", "b", None, "a"], '["a","b",null,"a"]'),
+    (pa.null(), [None], "[null]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "values", "text"), RULES, ids=[str(rule[0]) for rule in RULES])
+def test_each_type_has_its_rule(kind, values, text):
+    batch = of(kind, values)
+    rows = json.loads(encode_rows(batch))
+    assert rows == [{"a": value} for value in json.loads(text)]
+    assert encode_rows(batch).count(b"\n") == 0
+    again = decode_rows(encode_rows(batch), batch.schema)
+    again.validate(full=True)
+    assert again.equals(batch)
+
+
+def test_a_union_names_the_field_of_each_value():
+    kinds = pa.array([0, 1, 0], pa.int8())
+    starts = pa.array([0, 0, 1], pa.int32())
+    children = [pa.array([1, 2], pa.int32()), pa.array(["a"])]
+    array = pa.UnionArray.from_dense(kinds, starts, children, ["i", "s"])
+    batch = pa.RecordBatch.from_arrays([array], schema=pa.schema({"a": UNION}))
+    assert json.loads(encode_rows(batch)) == [{"a": {"i": 1}}, {"a": {"s": "a"}}, {"a": {"i": 2}}]
+    assert decode_rows(encode_rows(batch), batch.schema).to_pylist() == batch.to_pylist()
+    part = batch.slice(1, 2)
+    assert json.loads(encode_rows(part)) == [{"a": {"s": "a"}}, {"a": {"i": 2}}]
+
+
+def test_runs_are_as_their_values():
+    kind = pa.run_end_encoded(pa.int16(), pa.string())
+    array = pa.RunEndEncodedArray.from_arrays(pa.array([2, 5], pa.int16()), ["x", "y"], kind)
+    batch = pa.RecordBatch.from_arrays([array], names=["a"]).slice(1, 3)
+    assert json.loads(encode_rows(batch)) == [{"a": "x"}, {"a": "y"}, {"a": "y"}]
+    assert decode_rows(encode_rows(batch), batch.schema).to_pylist() == batch.to_pylist()
+
+
+def test_nan_is_null_and_comes_back_where_no_null_is_allowed():
+    batch = of(pa.float64(), [1.0, float("nan")], nullable=False)
+    assert encode_rows(batch) == b'[{"a":1},{"a":null}]'
+    back = decode_rows(encode_rows(batch), batch.schema).column(0)
+    assert str(back[1].as_py()) == "nan"
+    assert decode_rows(encode_rows(batch), of(pa.float64(), []).schema).column(0).null_count == 1
+
+
+@given(streams())
+def test_any_batch_comes_back(batches):
+    for batch in batches:
+        try:
+            fits_json(batch.schema)
+        except BadCall:
+            assume(False)
+        text = encode_rows(batch)
+        back = decode_rows(text, batch.schema)
+        back.validate(full=True)
+        assert back.schema.equals(batch.schema)
+        assert back.to_pylist() == batch.to_pylist()
+        assert encode_rows(back) == text
+
+
+def test_many_rows_are_made_in_parts_and_come_back_as_one_batch():
+    kind = pa.dictionary(pa.int16(), pa.string())
+    batch = pa.record_batch(
+        {"n": pa.array(range(10_000), pa.int64()), "d": pa.array(list("ab") * 5000).cast(kind)}
+    )
+    back = decode_rows(encode_rows(batch), batch.schema)
+    assert back.num_rows == 10_000
+    assert back.to_pylist() == batch.to_pylist()
+    text = b"[" + b'{"n":1,"d":"a"},' * 9999 + b'{"n":300,"d":"a"}]'
+    with pytest.raises(BadCall, match=r"row 9999, column 'n': 300 is out of the range of int8"):
+        decode_rows(text, batch.schema.set(0, pa.field("n", pa.int8())))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['[{"a":1},{"a":2}]', '{"a":1}\n{"a":2}\n', ' [ {"a":1} ,\n{"a":2}]\n', '{"a":1}\r\n{"a":2}'],
+)
+def test_rows_are_an_array_or_lines(text):
+    assert read(pa.int32(), text).to_pylist() == [1, 2]
+
+
+@pytest.mark.parametrize("text", ["", " \n", "[]", " [ ] "])
+def test_no_rows_are_a_batch_without_rows(text):
+    assert len(read(pa.int32(), text)) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[{}", "a comma or the end of the array is missing at character 3"),
+        ("[{} {}]", "a comma or the end of the array is missing at character 3"),
+        ("[{},", "the array does not end"),
+        ("[{}] x", "more follows the array at character 5"),
+        ("{} {}", "a new line is missing at character 2"),
+        ("{},{}", "a new line is missing at character 2"),
+        ("[", "the array does not end"),
+        ('[{"a":NaN}]', "NaN is no JSON; write it as a text"),
+        ('[{"a":}]', "Expecting value"),
+        ("[" * 100_000, "recursion"),
+        ("[1]", "row 0: an object is wanted, and 1 came"),
+        ('[{},[]]', "row 1: an object is wanted, and an array came"),
+        ('[{"A":1}]', "row 0: 'A' is none of the names; did you mean 'a'?"),
+    ],
+)  # fmt: skip
+def test_text_that_is_no_rows_is_refused(text, says):
+    with pytest.raises(BadCall, match=r"^the rows: ") as caught:
+        read(pa.int32(), text)
+    assert says in str(caught.value)
+
+
+def test_bytes_that_are_no_text_are_refused():
+    with pytest.raises(BadCall, match="not UTF-8"):
+        decode_rows(b"\xff", pa.schema({"a": pa.int8()}))
+
+
+UNFIT = [
+    (pa.bool_(), "1", "true or false is wanted, and 1 came"),
+    (pa.int8(), "300", "300 is out of the range of int8"),
+    (pa.int8(), "true", "a whole number is wanted, and true came"),
+    (pa.int8(), "1.5", "a whole number is wanted, and 1.5 came"),
+    (pa.int32(), '"1"', 'a whole number is wanted, and "1" came'),
+    (pa.int64(), '"1.5"', 'as text such as "12", is wanted'),
+    (pa.int64(), '"9223372036854775808"', "is out of the range of int64"),
+    (pa.uint64(), '"-1"', "-1 is out of the range of uint64"),
+    (pa.float64(), '"x"', "a number is wanted"),
+    (pa.float32(), "1e300", "1e+300 is out of the range of float"),
+    (pa.float16(), "1e300", "too large"),
+    (pa.float64(), "1" + "0" * 400, "too large"),
+    (pa.decimal128(5, 2), "1.5", "a decimal, as text"),
+    (pa.decimal128(5, 2), '"NaN"', "a decimal, as text"),
+    (pa.decimal128(5, 2), '"1.555"', "it does not fit decimal128(5, 2)"),
+    (pa.decimal128(5, 2), '"123456"', "it does not fit decimal128(5, 2)"),
+    (pa.string(), "1", "text is wanted, and 1 came"),
+    (pa.string(), '"\\ud800"', "surrogates"),
+    (pa.binary(), '"a"', "no base64"),
+    (pa.binary(2), '"YQ=="', "2"),
+    (pa.date32(), '"2026-02-30"', "day is out of range"),
+    (pa.date32(), "5", "a date, as text"),
+    (pa.time32("s"), '"24:00:00"', "no time of a day"),
+    (pa.time32("s"), '"01:00:00.5"', ".5 seconds does not fit the unit s"),
+    (pa.timestamp("s"), '"2026-01-31T00:00:00.5Z"', "does not fit the unit s"),
+    (pa.timestamp("s"), '"yesterday"', "a time, as text"),
+    (pa.timestamp("ns"), '"9999-01-01T00:00:00Z"', "out of the range of timestamp[ns]"),
+    (pa.duration("s"), '"1s"', "a duration, as text"),
+    (pa.month_day_nano_interval(), "{}", "an object of months, days and nanoseconds"),
+    (pa.month_day_nano_interval(), '{"months":1,"days":1,"nanoseconds":"x"}', "a whole number"),
+    (pa.list_(pa.int8()), "1", "an array is wanted, and 1 came"),
+    (pa.list_(pa.int8()), "[1,300]", "out of the range of int8"),
+    (pa.list_(pa.int8(), 2), "[1]", "2 values are wanted, and 1 came"),
+    (pa.struct({"x": pa.int8()}), '{"y":1}', "'y' is none of the names"),
+    (pa.struct([pa.field("x", pa.int8(), nullable=False)]), "{}", "'x' is null or missing"),
+    (pa.map_(pa.string(), pa.int8()), '[["k"]]', "a pair, [key, value], is wanted"),
+    (pa.map_(pa.string(), pa.int8()), "[[null,1]]", "null or missing"),
+    (UNION, '{"i":1,"s":"a"}', "an object with one name"),
+    (UNION, '{"x":1}', "'x' is none of the names"),
+    (pa.dictionary(pa.int8(), pa.int8()), '"a"', "a whole number is wanted"),
+    (pa.null(), "1", "null is wanted, and 1 came"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "says"), UNFIT, ids=[f"{each[0]} {each[1]:.20}" for each in UNFIT]
+)
+def test_what_does_not_fit_is_named_by_row_and_column(kind, value, says):
+    good = "null" if pa.types.is_null(kind) else _good(kind)
+    with pytest.raises(BadCall, match="row 2, column 'a': ") as caught:
+        read(
+            kind, f'[{{"a":{good}}},{{"a":{good}}},{{"a":{value}}},{{"a":{good}}},{{"a":{value}}}]'
+        )
+    assert says in str(caught.value)
+
+
+def _good(kind):
+    return '{"i":1}' if kind == UNION else "null"
+
+
+def test_a_null_where_none_is_allowed_is_named():
+    with pytest.raises(BadCall, match=r"row 1, column 'a': the field 'a' is null or missing"):
+        read(pa.int32(), '[{"a":1},{}]', nullable=False)
+
+
+def test_text_of_other_programs_is_read_too():
+    assert read(pa.int64(), '[{"a":5}]').to_pylist() == [5]
+    assert read(pa.decimal128(5, 2), '[{"a":5}]').to_pylist() == [Decimal("5.00")]
+    moment = '[{"a":"2026-01-31T02:00:00.500+02:00"}]'
+    assert read(pa.timestamp("ms"), moment)[0].as_py() == datetime.datetime(
+        2026, 1, 31, 0, 0, 0, 500_000
+    )
+    assert read(pa.timestamp("ms"), '[{"a":"2026-01-31"}]')[0].as_py() == datetime.datetime(
+        2026, 1, 31
+    )
+    assert (
+        read(pa.date64(), '[{"a":"2026-01-31T00:00:00.007Z"}]').cast(pa.int64())[0].as_py()
+        % 86_400_000
+        == 7
+    )
+
+
+def test_values_are_counted_before_they_are_read():
+    schema = pa.schema({"a": pa.list_(pa.int8())})
+    text = b'[{"a":[' + b"1," * 100 + b"1]}]"
+    assert decode_rows(text, schema, values=104).num_rows == 1
+    with pytest.raises(BatchTooLarge, match=r"about 104 values .* limit of 103 \(ReactiveSocket"):
+        decode_rows(text, schema, values=103)
+
+
+def test_the_error_says_where_and_of_whom():
+    with pytest.raises(BadCall, match=r"^the input of handler 'x': row 0: ") as caught:
+        decode_rows(b"[1]", pa.schema([]), where="the input of handler 'x'", peer="p", handler="x")
+    assert (caught.value.peer, caught.value.handler) == ("p", "x")
+
+
+def test_rows_without_columns_are_counted():
+    batch = decode_rows(b"[{},{}]", pa.schema([]))
+    assert batch.num_rows == 2
+    assert encode_rows(batch) == b"[{},{}]"
+
+
+def test_a_schema_with_names_twice_is_refused():
+    twice = pa.schema([("a", pa.int8()), ("a", pa.int8())])
+    with pytest.raises(BadCall, match="two columns have the name 'a'"):
+        decode_rows(b"[]", twice)
+    inner = pa.struct([("x", pa.int8()), ("x", pa.int8())])
+    batch = pa.RecordBatch.from_arrays([pa.nulls(1, inner)], names=["a"])
+    with pytest.raises(LocalProtocolError, match="two fields of column 'a' have the name 'x'"):
+        encode_rows(batch)
+
+
+def test_a_value_without_a_form_is_named_by_row_and_column():
+    batch = of(NS, [0, 1, None]).append_column(
+        "t", pa.array([0, 2**62, 0], pa.int64()).view(pa.timestamp("s"))
+    )
+    with pytest.raises(
+        LocalProtocolError, match=r"row 1, column 't': .* not in the years 1 to 9999"
+    ):
+        encode_rows(batch)
+    broken = pa.RecordBatch.from_arrays(
+        [pa.array([b"a", b"\xff"], pa.binary()).view(pa.string())], names=["s"]
+    )
+    with pytest.raises(LocalProtocolError, match=r"row 1, column 's': .*UTF8"):
+        encode_rows(broken)
