@@ -29,7 +29,7 @@ from spark_udfs.calls.pool import process_pool
 from spark_udfs.worker.metrics import TaskMetrics
 from spark_udfs.worker.task import NOWHERE
 from tests.spark.callees import NUMBERS, answers, batch, calling, check_squares, until, value_of
-from tests.spark.reactive_peer import Stranger, stranger, stream_of
+from tests.support.reactive_peer import Stranger, stranger, stream_of
 
 pytestmark = pytest.mark.spark
 
@@ -65,7 +65,12 @@ def test_several_are_under_way(peer):
     service, server = peer
     open_gate = gated(service, server)
     found = answers(calling(str(server.address), in_flight=5), map(batch, range(20)))
-    threading.Thread(target=lambda: (until(lambda: service.at_work == 5), open_gate())).start()
+
+    def go():
+        until(lambda: service.at_work == 5)
+        open_gate()
+
+    threading.Thread(target=go).start()
     check_squares(list(found), 20)
     assert service.most_at_work == 5
 

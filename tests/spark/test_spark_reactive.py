@@ -7,7 +7,7 @@ import pytest
 from aqueduct.errors import ConfigError
 from spark_udfs import exchange, exchange_pandas, send_files
 from tests.spark.callees import NUMBERS
-from tests.spark.reactive_peer import stranger
+from tests.support.reactive_peer import stranger
 
 pytestmark = pytest.mark.spark
 

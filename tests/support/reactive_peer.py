@@ -90,6 +90,9 @@ def stranger(address: str = "reactivesocket+tcp://127.0.0.1:0") -> Iterator[tupl
 
     async def end(server: Any) -> None:
         await server.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        if others:  # they have what was accepted as the server closed
+            await asyncio.wait(others, timeout=10)
         for _ in range(4):
             await asyncio.sleep(0)  # sockets that were given up are closed in turns to come
 
