@@ -479,6 +479,9 @@ class ReactiveSocket:
     counted before any is made; a request with more is refused."""
     first_demand: Seconds = 30.0
     """A request for 0 items ends with an ERROR when no REQUEST_N came for so long (RS-R6)."""
+    ping: Seconds = 15.0
+    """Silence after which a WebSocket is pinged. A peer that is silent for three times as long is
+    gone. The other carriers have no pings: there the kernel looks (ByteStream.keepalive)."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -70,6 +70,7 @@ OUTSIDERS = {
     "numpy": ("spark_udfs",),
     "pandas": ("spark_udfs",),
     "pyspark": ("spark_udfs",),
+    "websockets": ("aqueduct.reactivesocket",),
 }
 """Which rooms may use what comes from outside, beside pyarrow, which has a floor."""
 

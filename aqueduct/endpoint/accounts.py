@@ -11,11 +11,11 @@ import os
 import threading
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 from weakref import WeakSet
 
 from aqueduct._speedups.base.accounts import Account
 from aqueduct._speedups.channels.receiver import MemoryLease, ReceiveBudget
-from aqueduct._speedups.channels.sender import SendQueue
 from aqueduct.endpoint.pulling import LARGE, Pulls
 
 __all__ = [
@@ -23,9 +23,22 @@ __all__ = [
     "ProcessAccounts",
     "ReceivingAccount",
     "Reservation",
+    "SendLedger",
     "SendingAccount",
     "process",
 ]
+
+
+class SendLedger(Protocol):
+    """What waits to leave on one connection."""
+
+    @property
+    def queued(self) -> int:
+        """Its bytes."""
+
+    @property
+    def process_budget(self) -> int:
+        """What all connections of the process may have."""
 
 
 class Reservation:
@@ -52,7 +65,7 @@ class Reservation:
     def __init__(
         self,
         account: SendingAccount,
-        ledger: SendQueue,
+        ledger: SendLedger,
         queued: Callable[[], int],
         wake: Callable[[], object],
         ready: Callable[[], bool],
@@ -146,7 +159,7 @@ class SendingAccount(Account):
 
     def reservation(
         self,
-        ledger: SendQueue,
+        ledger: SendLedger,
         queued: Callable[[], int],
         wake: Callable[[], object],
         ready: Callable[[], bool] = lambda: True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+from collections import Counter
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -15,7 +16,6 @@ from aqueduct._speedups.reactivesocket import reactive_frames as frames
 from aqueduct.arguments import Duration, Size, checked
 from aqueduct.carriers.contract import PeerCredentials, PeerIdentity
 from aqueduct.carriers.stream.sockets import credentials_of
-from aqueduct.carriers.transports.byte_transport import ByteTransport
 from aqueduct.carriers.transports.waiting import Waiters
 from aqueduct.carriers.verify import TlsError, identity_read
 from aqueduct.config import Config
@@ -35,6 +35,7 @@ from aqueduct.reactivesocket.requesting import (
     error_of,
 )
 from aqueduct.reactivesocket.responding import ReactiveRequest, Responder
+from aqueduct.reactivesocket.transport import FrameTransport
 
 __all__ = ["ReactiveSnapshot", "ReactiveSocketConnection"]
 
@@ -97,15 +98,15 @@ class ReactiveSocketConnection:
         self._responder = responder
         self._face = ReactiveFace(core, config, self.advance)
         self._loop = asyncio.get_running_loop()
-        self._transport: ByteTransport | None = None
+        self._transport: FrameTransport | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._early: list[events.Event] | None = None
-        """Requests that came before the SETUP was accepted; None: it was."""
-        if not core.client:
-            self._early = []
+        self._early: dict[int, events.Event] | None = None if core.client else {}
+        """Requests that came before the SETUP was accepted, by their stream; None: it was. Those
+        that want no answer have numbers below zero."""
+        self._doomed: Counter[int] = Counter()
+        """How often streams of the peer are cancelled by events that are still to be told."""
         self._deciding: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._advancing = False
         self._stuck_since: float | None = None
         """When the peer began to take nothing of what waits to leave; None: it takes all."""
         self._held_since: float | None = None
@@ -180,8 +181,8 @@ class ReactiveSocketConnection:
             for request in tuple(face.responding.values()):
                 request.give_up(_CLOSED, reasons.CANCELED)
             error = ConnectionLost(_CLOSED, code=0)
-            for arriving in tuple(face.requested.values()):
-                arriving.end(error)
+            for awaited in tuple(face.requested.values()):
+                awaited.end(error)
             self.advance()
             try:
                 async with asyncio.timeout(self.config.timing.close_linger):
@@ -232,7 +233,7 @@ class ReactiveSocketConnection:
 
     # What the owner does
 
-    def carry(self, transport: ByteTransport) -> None:
+    def carry(self, transport: FrameTransport) -> None:
         """This is its transport."""
         self._transport = transport
 
@@ -246,8 +247,8 @@ class ReactiveSocketConnection:
     def accepted(self) -> None:
         """At a server: the SETUP is taken. Requests that came with it begin."""
         self.core.accept()
-        early, self._early = self._early or [], None
-        for event in early:
+        early, self._early = self._early or {}, None
+        for event in early.values():
             self._happened(event)
         self._face.advance_soon()
 
@@ -279,33 +280,49 @@ class ReactiveSocketConnection:
                 raise ConnectionLost(f"{self.peer}: {error}", reason=str(error)) from error
         self._owner.made(self)
 
+    def opened(self) -> None:
+        """Frames may flow."""
+        self._owner.opened(self)
+        self.advance()
+
+    def fail(self, error: ConnectionLost) -> None:
+        """The transport is of no use."""
+        if not self.core.client:
+            log.info("%s", error)
+        self._over(error)
+
     def advance(self) -> None:
         """Dispatches what happened, sends what may leave, and sets the timer."""
-        if self._advancing:
-            return
         face, transport = self._face, self._transport
-        self._advancing = True
+        if face.advancing:
+            return
+        face.advancing = True
+        more = False
         try:
             face.settle()
             self._dispatch()
             for _ in range(_ROUNDS):
                 if transport is None or face.error is not None:
                     break
+                face.settle()
                 transport.flush()
                 face.unsent = transport.unsent
-                face.tell_room()
+                more = face.tell_room()
                 if not self._dispatch() and (self.core.idle or not transport.free):
                     break
             else:
-                face.advance_soon()  # others have a turn before
+                more = True
         finally:
-            self._advancing = False
+            face.advancing = False
         if face.error is not None:
-            self._settle_ended()
+            face.count_over()
             return
-        face.memory.count(
-            self.core.received_bytes + face.lent, self.core.queued_bytes + face.unsent
-        )
+        if more or face.unsettled:
+            face.advance_soon()  # others have a turn before
+        received = self.core.received_bytes + face.lent
+        if transport is not None:
+            received += transport.coming
+        face.memory.count(received, self.core.queued_bytes + face.unsent)
         if face.closing:
             self._changes.wake()
         self._hold()
@@ -350,7 +367,8 @@ class ReactiveSocketConnection:
         full = self.core.full
         if not full:
             self._refusing = False
-        if (full and not self._refusing) or not self._face.memory.may_read(now):
+        busy = self._face.crowded or (full and not self._refusing)
+        if busy or not self._face.memory.may_read(now):
             if self._held_since is None:
                 self._held_since = now
                 if transport is not None:
@@ -407,6 +425,9 @@ class ReactiveSocketConnection:
         """Tells the handles what happened; whether something did."""
         found = self.core.events_received()
         for event in found:
+            if event[0] == events.CANCELLED:
+                self._doomed[event[1]] += 1
+        for event in found:
             if self._face.error is not None:
                 break
             self._happened(event)
@@ -416,9 +437,9 @@ class ReactiveSocketConnection:
         kind = event[0]
         face = self._face
         if kind == events.ITEM:
-            arriving = face.requested.get(event[1])
-            if arriving is not None:
-                arriving.item(event[2], event[3])
+            awaited = face.requested.get(event[1])
+            if awaited is not None:
+                awaited.item(event[2], event[3])
             else:
                 self.core.release(event[3])
         elif kind == events.REQUEST:
@@ -437,16 +458,15 @@ class ReactiveSocketConnection:
         elif kind == events.BROKEN:
             self._ended(event[1], event[2])
         elif kind in (events.CANCELLED, events.ABORTED):
-            request = face.responding.get(event[1])
-            if request is not None:
-                request.end()
+            self._cancelled(event)
         elif kind == events.SETUP:
             self.setup = event[1]
             self._decide()
         elif kind in (events.REJECTED, events.PEER_FAILED):
             self._refused(kind, event[1])
         elif kind == events.ENDED:
-            text = f"the peer {self.peer} closed the connection"
+            said = "" if self._transport is None else self._transport.said
+            text = f"the peer {self.peer} closed the connection" + (said and f": {said}")
             self._over(ConnectionLost(text, code=0, remote=True))
         elif kind == events.FAILED:
             log.warning("%s broke ReactiveSocket: %s", self.peer, event[1])
@@ -456,9 +476,9 @@ class ReactiveSocketConnection:
             self._over(error)
 
     def _ended(self, stream: int, error: AqueductError | None) -> None:
-        arriving = self._face.requested.pop(stream, None)
-        if arriving is not None:
-            arriving.end(error)
+        awaited = self._face.requested.pop(stream, None)
+        if awaited is not None:
+            awaited.end(error)
 
     def _refused(self, kind: str, data: bytes) -> None:
         """The peer ends the connection, or has not taken the SETUP."""
@@ -476,11 +496,14 @@ class ReactiveSocketConnection:
             if self._deciding is None and self.core.state is ReactiveState.OPEN:
                 self._decide()  # a client without a SETUP
             if self._early is not None:
-                self._early.append(event)
+                fired = event[2] == frames.REQUEST_FNF
+                self._early[-1 - len(self._early) if fired else event[1]] = event
                 return
         _, stream, kind, _, data, cost = event
-        if kind != frames.REQUEST_FNF and stream not in self.core.responding:
-            self.core.release(cost)  # it was cancelled meanwhile
+        if kind != frames.REQUEST_FNF and (
+            stream in self._doomed or stream not in self.core.responding
+        ):
+            self.core.release(cost)  # it was cancelled meanwhile; its id may be in use again
             return
         request = ReactiveRequest(self._face, self, stream, kind, data, cost)
         if kind != frames.REQUEST_FNF:
@@ -498,6 +521,20 @@ class ReactiveSocketConnection:
             request.fail("this side answers no requests", reasons.REJECTED)
         else:
             self._respond(self._responder, request)
+
+    def _cancelled(self, event: events.Event) -> None:
+        """A request of the peer has ended by what the peer did."""
+        kind, stream = event[0], event[1]
+        if kind == events.CANCELLED:
+            self._doomed[stream] -= 1
+            if not self._doomed[stream]:
+                del self._doomed[stream]
+        request = self._face.responding.get(stream)
+        if request is not None:
+            request.end()
+        early = self._early.pop(stream, None) if self._early else None
+        if early is not None:
+            self.core.release(early[-1])
 
     def _respond(self, responder: Responder, request: ReactiveRequest) -> None:
         try:
@@ -561,29 +598,25 @@ class ReactiveSocketConnection:
         if self._deciding is not None and self._deciding is not asyncio.current_task(self._loop):
             self._deciding.cancel()
         transport = self._transport
-        if transport is None:
-            self._is_gone()
-        else:
+        if transport is not None:
             transport.finish(drain=True)
         self.core.receive_eof()
-        requests, arrivings = tuple(face.responding.values()), tuple(face.requested.values())
+        requests, awaited_ones = tuple(face.responding.values()), tuple(face.requested.values())
         face.requested.clear()
         for request in requests:
             request.end()
-        for arriving in arrivings:
-            arriving.end(error)
-        self._early = []
+        for awaited in awaited_ones:
+            awaited.end(error)
+        self._early = {}
         face.stop()
-        self._settle_ended()
+        face.memory.end()
+        face.count_over()
         self._changes.wake()
         self._owner.over(self)
-
-    def _settle_ended(self) -> None:
-        """Counts what the application has yet."""
-        face = self._face
-        face.settle()
-        face.memory.count(face.lent + face.in_hand, 0)
+        if transport is None:
+            self._is_gone()
 
     def _is_gone(self) -> None:
         if not self._gone.done():
             self._gone.set_result(None)
+            self._owner.released(self)

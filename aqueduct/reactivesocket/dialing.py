@@ -12,12 +12,14 @@ from aqueduct.carriers.certificates import ClientTls
 from aqueduct.carriers.stream.sockets import check_path
 from aqueduct.carriers.transports.dialing import Dialing
 from aqueduct.config import DEFAULT, Config
+from aqueduct.endpoint.accounts import process
 from aqueduct.errors import ConfigError, ConnectFailed
 from aqueduct.forks import own_loop
 from aqueduct.protocol.reactivesocket.connection import ReactiveConnection
 from aqueduct.reactivesocket.connection import ReactiveSocketConnection
 from aqueduct.reactivesocket.responding import Responder
 from aqueduct.reactivesocket.transport import FrameTransport
+from aqueduct.reactivesocket.web_transport import WebTransport, require_websockets
 
 __all__ = ["ALPN", "connect", "parse"]
 
@@ -47,16 +49,31 @@ async def connect(
     found = parse(address)
     if origin is not None and not found.web:
         raise ConfigError(f"{found}: origin is for {REACTIVE}ws:// and {REACTIVE}wss:// alone")
+    most = config.limits.connections
+    if process().connections >= most:
+        raise ConnectFailed(
+            f"{found}: the process has {most} connections open, which is the limit "
+            "(Limits.connections)"
+        )
     loop = asyncio.get_running_loop()
     own_loop(loop)
-    silence = config.timing.progress_deadline
-    dialing = Dialing(found, config, tls, ALPN, encrypted=TLS, silence=silence)
-    core = ReactiveConnection(config.reactivesocket, client=True, setup=bytes(setup))
+    silence = 2 * config.timing.progress_deadline  # the connection itself looks before
+    alpn, encrypted = ("http/1.1", f"{REACTIVE}wss") if found.web else (ALPN, TLS)
+    dialing = Dialing(found, config, tls, alpn, encrypted=encrypted, silence=silence)
+    core = ReactiveConnection(
+        config.reactivesocket, client=True, setup=bytes(setup), framed=not found.web
+    )
     attempt = _Attempt(dialing)
     connection = ReactiveSocketConnection(
         core, config, attempt, responder, setup=bytes(setup), peer=str(found)
     )
-    attempt.transport = transport = FrameTransport(config, connection, str(found))
+    if found.web:
+        transport: FrameTransport = WebTransport(
+            config, connection, found, str(found), client=True, origin=origin
+        )
+    else:
+        transport = FrameTransport(config, connection, str(found))
+    attempt.transport = transport
     connection.carry(transport)
     deadline = loop.time() + config.timing.connect_timeout
     sock: socket.socket | None = None
@@ -64,7 +81,7 @@ async def connect(
         async with asyncio.timeout_at(deadline):
             sock = await dialing.reach(deadline)
             await dialing.begin(transport, sock)
-            await attempt.opened
+            await attempt.done
     except BaseException as error:
         connection.abandon("it was given up")
         if sock is not None and transport.extra("socket") is None:
@@ -85,6 +102,8 @@ def parse(address: Address | str) -> Address:
         raise ConfigError(f"{found}: ReactiveSocket is spoken at {known} alone")
     if found.unix:
         check_path(found)
+    if found.web:
+        require_websockets(found)
     return found
 
 
@@ -93,15 +112,21 @@ class _Attempt:
 
     def __init__(self, dialing: Dialing) -> None:
         self.transport: FrameTransport
-        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.opened.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.done.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._dialing = dialing
+        self._counted = False
 
     def made(self, connection: ReactiveSocketConnection) -> None:
         """The transport is there, within TLS if that was asked for."""
         self._dialing.check(self.transport)
-        if not self.opened.done():
-            self.opened.set_result(None)
+        process().opened()
+        self._counted = True
+
+    def opened(self, connection: ReactiveSocketConnection) -> None:
+        """Frames may flow."""
+        if not self.done.done():
+            self.done.set_result(None)
 
     async def offered(self, connection: ReactiveSocketConnection) -> str | None:
         """Of a server."""
@@ -109,8 +134,13 @@ class _Attempt:
 
     def over(self, connection: ReactiveSocketConnection) -> None:
         """The connection is over."""
-        if not self.opened.done():
+        if self._counted:
+            process().closed()
+        if not self.done.done():
             error = connection.error
             if not isinstance(error, ConnectFailed):
                 error = ConnectFailed(f"{connection.peer}: {error}", reason=str(error))
-            self.opened.set_exception(error)
+            self.done.set_exception(error)
+
+    def released(self, connection: ReactiveSocketConnection) -> None:
+        """Its transport is gone."""

@@ -18,6 +18,8 @@ from aqueduct.reactivesocket.memory import ReactiveMemory
 
 __all__ = ["ReactiveFace", "Responding"]
 
+_TURNS: Final = 16
+"""So many that wait for room go on at once. What they send says whether there is more room."""
 _IN_A_ROW: Final = 64
 """So many items are taken without a pause; then other tasks have a turn."""
 
@@ -44,6 +46,8 @@ class ReactiveFace:
         self.config = config
         self.error: ConnectionLost | None = None
         """Why the connection is over, once it is."""
+        self.advancing = False
+        """Whether ``advance`` is at work: it sends what is added meanwhile."""
         self.closing = False
         """Whether this side closes the connection: then nothing new is requested."""
         self.requested: dict[int, Any] = {}
@@ -70,6 +74,8 @@ class ReactiveFace:
         """Streams of this side that nobody reads any more."""
         self._blocked: OrderedDict[Responding, None] = OrderedDict()
         """Requests of the peer that wait for room of the connection."""
+        self._granted: set[Responding] = set()
+        """Those of them whose turn it is to send an item."""
         self._full: set[Responding] = set()
         """Those that have as much to leave as one may."""
         self._senders: deque[asyncio.Future[None]] = deque()
@@ -87,12 +93,14 @@ class ReactiveFace:
 
     def advance_soon(self) -> None:
         """As ``advance``, once the tasks that can run have run: their frames leave together."""
-        if self._soon is None and self.error is None:
+        if self._soon is None and self.error is None and not self.advancing:
             self._soon = self._loop.call_soon(self._advance)
 
     def advance_late(self) -> None:
-        """As ``advance_soon``, from any thread."""
-        if threading.get_ident() == self._thread:
+        """As ``advance_soon``, from any thread, and after the end."""
+        if self.error is not None:
+            self.count_over()
+        elif threading.get_ident() == self._thread:
             self.advance_soon()
         elif not self._late:
             self._late = True
@@ -108,6 +116,7 @@ class ReactiveFace:
             self._wake_sender()
         blocked = (*self._blocked, *self._full)
         self._blocked.clear()
+        self._granted.clear()
         self._full.clear()
         for request in blocked:
             request.changed()
@@ -141,6 +150,11 @@ class ReactiveFace:
         self._dropped.append(arriving)
         self.advance_late()
 
+    def count_over(self) -> None:
+        """The connection is over: what the application has is all that counts."""
+        self.settle()
+        self.memory.count(self.lent + self.in_hand, 0)
+
     def settle(self) -> None:
         """Does what was left to do by other threads."""
         while self._returned:
@@ -163,7 +177,7 @@ class ReactiveFace:
         return (
             self.core.writable
             and waiting < self.config.flow.connection_high_water
-            and self.memory.may_send()
+            and self.memory.may_send(waiting)
         )
 
     def has_room_for(self, request: Responding) -> bool:
@@ -172,14 +186,25 @@ class ReactiveFace:
             self._full.add(request)
             return False
         if not self.has_room():
-            self._blocked[request] = None
+            self._blocked.setdefault(request)
+            if request in self._granted:
+                self._blocked.move_to_end(request, last=False)
+            return False
+        if self._blocked and request not in self._granted:
+            self._blocked.setdefault(request)  # others were before it
             return False
         return True
+
+    def sent(self, request: Responding) -> None:
+        """It has sent an item: others that wait have their turn."""
+        self._granted.discard(request)
+        self.advance_soon()
 
     def forget(self, request: Responding) -> None:
         """It waits no more."""
         self._blocked.pop(request, None)
         self._full.discard(request)
+        self._granted.discard(request)
 
     async def wait_room(self) -> None:
         """Waits until a request may be sent. The caller has a deadline."""
@@ -194,22 +219,41 @@ class ReactiveFace:
                 raise
         self.usable()
 
-    def tell_room(self) -> None:
-        """Something has left: whoever waits goes on, in turn, as long as there is room."""
+    def tell_room(self) -> bool:
+        """Something has left: whoever waits goes on, in turn, as long as there is room.
+
+        True: others wait for what these make of it.
+        """
         if self._full:
             most = self.config.flow.channel_high_water
             for request in [each for each in self._full if each.queue.cost < most]:
                 self._full.discard(request)
-                request.changed()
-        for _ in range(len(self._blocked)):
+                self._blocked.setdefault(request)
+        for _ in range(min(len(self._blocked), _TURNS)):
             if not self._blocked or not self.has_room():
                 break
             request, _ = self._blocked.popitem(last=False)
+            self._granted.add(request)
             request.changed()
-        for _ in range(min(len(self._senders), _IN_A_ROW)):
+        for _ in range(min(len(self._senders), _TURNS)):
             if not self.has_room():
                 break
             self._wake_sender()
+        return bool(self._blocked or self._senders) and self.has_room()
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether ``settle`` has something to do."""
+        return bool(self._returned or self._released or self._dropped)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so much waits to leave that nothing more is read: it may add to that.
+
+        Senders that wait for room come to half of this. So two peers do not wait for each other.
+        """
+        waiting = self.core.queued_bytes + self.unsent
+        return waiting > 2 * self.config.flow.connection_high_water
 
     # Within
 

@@ -56,9 +56,10 @@ class ReactiveMemory:
         account.waiting[self] = None
         return False
 
-    def may_send(self) -> bool:
+    def may_send(self, queued: int) -> bool:
         """Whether more may be queued. A connection that has nothing queued always may."""
-        return not self.sending or self._sending_account.used < self._send_most
+        used = self._sending_account.used + queued - self.sending
+        return not queued or used < self._send_most
 
     def end(self) -> None:
         """The connection is over."""

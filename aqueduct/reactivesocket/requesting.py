@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import Any, Final, Self
 
 from aqueduct._speedups.reactivesocket import reactive_frames as frames
@@ -21,7 +20,7 @@ from aqueduct.protocol.reactivesocket.outbox import Buffer
 from aqueduct.protocol.reactivesocket.reasons import decode_reason
 from aqueduct.reactivesocket.face import ReactiveFace
 
-__all__ = ["Arriving", "Data", "ReactiveItem", "ReactiveStream", "ask", "error_of"]
+__all__ = ["AwaitedItems", "Data", "ReactiveItem", "ReactiveStream", "ask", "error_of"]
 
 Data = Buffer | Iterable[Buffer]
 _KINDS: Final = {frames.REQUEST_STREAM: "stream", frames.REQUEST_SUB: "subscription"}
@@ -75,7 +74,7 @@ def error_of(data: bytes, peer: str) -> ReactiveError:
     )
 
 
-class Arriving:
+class AwaitedItems:
     """What comes on one stream of this side, until somebody takes it."""
 
     __slots__ = ("came", "error", "face", "held", "over", "peer", "stream", "waiter")
@@ -139,21 +138,21 @@ class Arriving:
 async def ask(face: ReactiveFace, peer: str, data: Data) -> ReactiveItem:
     """The one item that answers a request. The caller has a deadline."""
     await face.wait_room()
-    arriving = Arriving(face, peer)
-    stream = arriving.stream = face.core.request(frames.REQUEST_RESPONSE, data)
-    face.requested[stream] = arriving
+    awaited = AwaitedItems(face, peer)
+    stream = awaited.stream = face.core.request(frames.REQUEST_RESPONSE, data)
+    face.requested[stream] = awaited
     face.advance_soon()
     try:
-        await arriving.wait()
-        if arriving.came:
-            return arriving.take()
+        await awaited.wait()
+        if awaited.came:
+            return awaited.take()
     finally:
         if face.requested.pop(stream, None) is not None:
             face.core.cancel(stream)
             face.advance_soon()
-        arriving.forget()
-    if arriving.error is not None:
-        raise raised(arriving.error)
+        awaited.forget()
+    if awaited.error is not None:
+        raise raised(awaited.error)
     return ReactiveItem([], 0, face)  # a completion without an item
 
 
@@ -169,8 +168,8 @@ class ReactiveStream:
 
     __slots__ = (
         "__weakref__",
-        "_arriving",
         "_asked",
+        "_awaited",
         "_data",
         "_face",
         "_kind",
@@ -194,7 +193,7 @@ class ReactiveStream:
         self._data: Data | None = data
         self._most = n
         self._most_bytes = most_bytes
-        self._arriving = Arriving(face, peer)
+        self._awaited = AwaitedItems(face, peer)
         self._asked = 0
         """Items that were asked for and not taken."""
         self._largest = 0
@@ -204,12 +203,12 @@ class ReactiveStream:
     @property
     def ended(self) -> bool:
         """Whether nothing more comes, beside what waits here."""
-        return self._arriving.over
+        return self._awaited.over
 
     @property
     def waiting(self) -> int:
         """Items that came and were not taken."""
-        return len(self._arriving.came)
+        return len(self._awaited.came)
 
     @checked()
     async def receive(self, *, timeout: Duration | None = None) -> ReactiveItem | None:
@@ -235,13 +234,13 @@ class ReactiveStream:
 
     def cancel(self) -> None:
         """Wants no more of it. Items that wait here are forgotten."""
-        arriving, face = self._arriving, self._face
+        awaited, face = self._awaited, self._face
         self._data = None
         if self._last is not None:
             self._last.release()
-        arriving.forget()
-        if face.requested.pop(arriving.stream, None) is not None:
-            face.core.cancel(arriving.stream)
+        awaited.forget()
+        if face.requested.pop(awaited.stream, None) is not None:
+            face.core.cancel(awaited.stream)
             face.advance_soon()
 
     async def aclose(self) -> None:
@@ -255,17 +254,17 @@ class ReactiveStream:
         self.cancel()
 
     def __del__(self) -> None:
-        arriving = self._arriving
-        if arriving.stream and not (arriving.over and not arriving.came):
-            self._face.drop(arriving)
+        awaited = self._awaited
+        if awaited.stream and not (awaited.over and not awaited.came):
+            self._face.drop(awaited)
 
     def __repr__(self) -> str:
-        return f"<ReactiveStream {self._arriving.stream}, a {_KINDS[self._kind]}>"
+        return f"<ReactiveStream {self._awaited.stream}, a {_KINDS[self._kind]}>"
 
     # Within
 
     async def _next(self) -> ReactiveItem | None:
-        face, arriving = self._face, self._arriving
+        face, awaited = self._face, self._awaited
         last, self._last = self._last, None
         if last is not None:
             last.release()
@@ -273,20 +272,20 @@ class ReactiveStream:
             async with face.deadline(None):
                 await face.wait_room()
             self._begin()
-        if arriving.came:
+        if awaited.came:
             await face.give_way()
-        elif not arriving.over:
+        elif not awaited.over:
             self._ask()
-        await arriving.wait()
-        if arriving.came:
-            self._largest = max(self._largest, arriving.came[0][1])
-            self._last = found = arriving.take()
+        await awaited.wait()
+        if awaited.came:
+            self._largest = max(self._largest, awaited.came[0][1])
+            self._last = found = awaited.take()
             self._asked -= 1
-            if not arriving.over:
+            if not awaited.over:
                 self._ask()
             return found
-        if arriving.error is not None:
-            raise raised(arriving.error)
+        if awaited.error is not None:
+            raise raised(awaited.error)
         return None
 
     def _begin(self) -> None:
@@ -297,9 +296,9 @@ class ReactiveStream:
         if face.closing:
             raise ConnectionLost("this side closes the connection", code=0)
         # How large items are is not known yet: the first one tells.
-        stream = self._arriving.stream = face.core.request(self._kind, data, n=1)
+        stream = self._awaited.stream = face.core.request(self._kind, data, n=1)
         self._asked = 1
-        face.requested[stream] = self._arriving
+        face.requested[stream] = self._awaited
         face.advance_soon()
 
     def _ask(self) -> None:
@@ -310,6 +309,5 @@ class ReactiveStream:
         more = most - self._asked
         if more > 0 and (2 * more >= most or not self._asked):
             self._asked += more
-            with suppress(LocalProtocolError):  # the connection has ended
-                self._face.core.request_n(self._arriving.stream, more)
+            self._face.core.request_n(self._awaited.stream, more)
             self._face.advance_soon()

@@ -99,9 +99,10 @@ class ReactiveRequest:
         They are kept until they have left, and must not change. LocalProtocolError if it was not
         asked for, or is too large.
         """
-        sent = not self.ended and self._face.core.item(self.stream, data)
-        self._face.advance_soon()
-        return sent
+        if self.ended or not self._face.core.item(self.stream, data):
+            return False
+        self._face.sent(self)  # type: ignore[arg-type]
+        return True
 
     async def send(self, data: Data) -> None:
         """Sends an item once it was asked for and there is room. That of a "request" ends it.

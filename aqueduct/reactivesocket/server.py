@@ -27,6 +27,7 @@ from aqueduct.reactivesocket.connection import ReactiveSocketConnection
 from aqueduct.reactivesocket.dialing import ALPN, TLS, parse
 from aqueduct.reactivesocket.responding import Responder
 from aqueduct.reactivesocket.transport import FrameTransport
+from aqueduct.reactivesocket.web_transport import WebTransport
 
 __all__ = ["AuthorizeSetup", "OnConnection", "ReactiveSocketServer", "serve"]
 
@@ -55,6 +56,8 @@ class ReactiveSocketServer(AsyncClosing):
         self.config = config
         self.connections: set[ReactiveSocketConnection] = set()
         """Those whose SETUP was taken, and that live."""
+        self.ending: set[ReactiveSocketConnection] = set()
+        """Those that are over, and whose transport is not gone."""
         self.responder = responder
         self.setup_required = setup_required
         self.origins = tuple(origins)
@@ -71,7 +74,7 @@ class ReactiveSocketServer(AsyncClosing):
             lambda sock: _Arrival(self, sock),
             "http/1.1" if bound.address.web else ALPN,
             patience=config.timing.connect_timeout,
-            silence=config.timing.progress_deadline,
+            silence=2 * config.timing.progress_deadline,  # the connection itself looks before
         )
         self.address = self.accepting.address
         """What clients connect to, with the real port."""
@@ -102,6 +105,9 @@ class ReactiveSocketServer(AsyncClosing):
             tasks = self._tasks - {asyncio.current_task()}
             for task in tasks:
                 task.cancel()
+            for connection in tuple(self.ending):
+                connection.abandon("the server closes")
+            await asyncio.sleep(0)  # asyncio lets go of sockets a step later
         if tasks:
             _, left = await asyncio.wait(tasks, timeout=self.config.timing.close_linger)
             for task in left:
@@ -137,14 +143,18 @@ class ReactiveSocketServer(AsyncClosing):
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def end(self, connection: ReactiveSocketConnection, origin: Hashable) -> None:
+    def end(self, connection: ReactiveSocketConnection) -> None:
         """It is over."""
-        if connection in self.connections:
-            self.connections.discard(connection)
-            process().closed()
-            self._by_origin[origin] -= 1
-            if not self._by_origin[origin]:
-                del self._by_origin[origin]
+        self.connections.discard(connection)
+        self.ending.add(connection)
+
+    def released(self, connection: ReactiveSocketConnection, origin: Hashable) -> None:
+        """Its socket is gone. Until then it counts: the peer has a part in how long that takes."""
+        self.ending.discard(connection)
+        process().closed()
+        self._by_origin[origin] -= 1
+        if not self._by_origin[origin]:
+            del self._by_origin[origin]
 
     # Within
 
@@ -181,12 +191,27 @@ class _Arrival(Arriving):
     def __init__(self, server: ReactiveSocketServer, sock: socket.socket) -> None:
         config = server.config
         core = ReactiveConnection(
-            config.reactivesocket, client=False, setup_required=server.setup_required
+            config.reactivesocket,
+            client=False,
+            setup_required=server.setup_required,
+            framed=not server.address.web,
         )
         name = name_of_socket(sock)
         self._server = server
+        self._taken = False
+        """Whether its SETUP was."""
         self._connection = ReactiveSocketConnection(core, config, self, server.responder, peer=name)
-        transport = FrameTransport(config, self._connection, name)
+        if server.address.web:
+            transport: FrameTransport = WebTransport(
+                config,
+                self._connection,
+                server.address,
+                name,
+                client=False,
+                origins=server.origins,
+            )
+        else:
+            transport = FrameTransport(config, self._connection, name)
         self._connection.carry(transport)
         super().__init__(server.accepting, sock, transport)
 
@@ -200,18 +225,28 @@ class _Arrival(Arriving):
     def made(self, connection: ReactiveSocketConnection) -> None:
         """Its transport is there."""
 
+    def opened(self, connection: ReactiveSocketConnection) -> None:
+        """Frames may flow."""
+
     async def offered(self, connection: ReactiveSocketConnection) -> str | None:
         """Its SETUP is there."""
         why = await self._server.look_at(connection, self.origin)
-        self.settle()
-        if why is None:
+        if why is None and not connection.closed:
+            self._taken = True
+            self.settle()
             self._server.begin(connection, self.origin)
         return why
 
     def over(self, connection: ReactiveSocketConnection) -> None:
-        """It is over."""
+        """It is over. If its SETUP was not taken, it keeps its place until its socket is gone."""
+        if self._taken:
+            self._server.end(connection)
+
+    def released(self, connection: ReactiveSocketConnection) -> None:
+        """Its transport is gone."""
         self.settle()
-        self._server.end(connection, self.origin)
+        if self._taken:
+            self._server.released(connection, self.origin)
 
 
 @checked(

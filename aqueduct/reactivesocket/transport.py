@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
+from aqueduct.carriers.stream.tls import spoken
 from aqueduct.carriers.transports.byte_transport import ByteTransport
 from aqueduct.config import Config
-from aqueduct.errors import AqueductError
+from aqueduct.errors import AqueductError, ConnectionLost, FrameError
 from aqueduct.protocol.reactivesocket.connection import ReactiveConnection
 
-__all__ = ["Carried", "FrameTransport"]
+__all__ = ["FrameTransport", "FrameUser"]
 
 
-class Carried(Protocol):
+_OTHERS: Final = ("it speaks TLS", "it speaks HTTP", "it speaks SSH")
+
+
+class FrameUser(Protocol):
     """A connection with its core."""
 
     core: ReactiveConnection
@@ -21,11 +25,17 @@ class Carried(Protocol):
     def made(self) -> None:
         """The transport is there. Raises AqueductError if it is not wanted."""
 
+    def opened(self) -> None:
+        """Frames may flow."""
+
     def advance(self) -> None:
         """The core has got bytes."""
 
     def drained(self) -> None:
         """More may leave."""
+
+    def fail(self, error: ConnectionLost) -> None:
+        """The transport is of no use."""
 
     def gone(self, error: Exception | None) -> None:
         """The transport has ended; None: it was closed."""
@@ -34,42 +44,58 @@ class Carried(Protocol):
 class FrameTransport(ByteTransport):
     """Frames with their length. Large data are read to where they stay."""
 
-    def __init__(self, config: Config, carried: Carried, peer: str = "") -> None:
+    def __init__(self, config: Config, user: FrameUser, peer: str = "") -> None:
         super().__init__(config, "reactivesocket", peer)
-        self._carried = carried
+        self._heard = False
+        self._user = user
 
     def made(self) -> None:
         """The connection is there."""
         try:
-            self._carried.made()
+            self._user.made()
         except AqueductError as error:
             self.abort()
-            self._carried.gone(error)
+            self._user.gone(error)
         else:
-            self._carried.advance()
+            self.begin()
+
+    def begin(self) -> None:
+        """TLS is there, if it is to be."""
+        self._user.opened()
+
+    @property
+    def coming(self) -> int:
+        """Bytes that came and that the core does not have yet."""
+        return 0
 
     def room(self) -> memoryview | None:
         """Where the next bytes go."""
-        return self._carried.core.room()
+        return self._user.core.room()
 
     def landed(self, size: int, now: float) -> None:
         """They were read there."""
-        self._carried.core.landed(size, now)
-        self._carried.advance()
+        self._user.core.landed(size, now)
+        self._user.advance()
 
     def received(self, data: bytes, now: float) -> None:
         """The next bytes."""
-        self._carried.core.receive_data(data, now)
-        self._carried.advance()
+        if not self._heard:
+            self._heard = True
+            other = spoken(data)
+            if other in _OTHERS:
+                text = f"this is ReactiveSocket, and the peer speaks something else: {other}"
+                self._user.core.refuse(FrameError(text))
+        self._user.core.receive_data(data, now)
+        self._user.advance()
 
     def take(self, limit: int) -> tuple[Iterable[Any], int]:
         """What is to leave next."""
-        return self._carried.core.take(limit)
+        return self._user.core.take(limit)
 
     def drained(self) -> None:
         """The kernel takes bytes again."""
-        self._carried.drained()
+        self._user.drained()
 
     def lost(self, error: Exception | None) -> None:
         """The connection is over."""
-        self._carried.gone(error)
+        self._user.gone(error)

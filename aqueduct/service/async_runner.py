@@ -52,7 +52,7 @@ async def drive_async_generator(running: ServerCall) -> None:
     handler, input, output = running.handler, running.input, running.output
     give, exchange = output.batches.give, handler.kind != SOURCE
     arguments = (AsyncBatches(running), running.call) if exchange else (running.call,)
-    generator = handler.invoke(*arguments)
+    generator = running.pace(handler.invoke(*arguments))
     came, spins, made = input.batches, 0, 0
     try:
         if output.expected:

@@ -15,7 +15,7 @@ from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoder
 from aqueduct.arrow.ipc import is_wide
 from aqueduct.arrow.schema import check, check_expected
-from aqueduct.endpoint import Connection, Receiver, Responder, Sender
+from aqueduct.endpoint import Receiver
 from aqueduct.errors import (
     AqueductError,
     CallError,
@@ -23,6 +23,7 @@ from aqueduct.errors import (
     ChannelError,
     ConnectionLost,
     Refused,
+    UnknownHandler,
 )
 from aqueduct.escaping import logger_of
 from aqueduct.rpc.deadline import ProgressTimer
@@ -37,6 +38,7 @@ from aqueduct.rpc.request import (
 )
 from aqueduct.rpc.status import CANCELLED, OK, Status
 from aqueduct.rpc.threads import apart
+from aqueduct.service.call_connection import AnswerSender, CallConnection
 from aqueduct.service.call_input import CallInput
 from aqueduct.service.call_output import CallOutput
 from aqueduct.service.call_watch import CallWatch
@@ -91,18 +93,19 @@ class ServerCall:
     def __init__(
         self,
         host: CallHost,
-        connection: Connection,
+        connection: CallConnection,
         head: CallHead,
         number: int,
         *,
-        status: Sender | Responder,
-        sender: Sender | None = None,
+        status: Any,
+        sender: AnswerSender | None = None,
         receiver: Receiver | None = None,
         payload: memoryview | None = None,
     ) -> None:
         """``receiver``: of the client's batches; ``payload``: the one that came with the call.
 
         ``sender``: of answers, or for a sink of settled marks; None: they go with the status.
+        ``status``: what sends that, a Sender or a Responder; see ``_tell``.
         """
         self.host = host
         self.connection = connection
@@ -112,6 +115,8 @@ class ServerCall:
         batches = InputReceiver()
         self.output = CallOutput(self.call, connection, batches, host.sizes, sender)
         self.input = CallInput(self.call, connection, batches, self.output, receiver, payload)
+        self.single = payload is not None
+        """Whether its one batch came with it."""
         self.accepted = False
         """Whether the client was told so."""
         self.observation: Observation | None = None
@@ -145,6 +150,21 @@ class ServerCall:
         self.output.post(b"".join(payload), (*batch_headers(number), said))
         self.input.batches.moved += 1
         return True
+
+    def check_kind(self, handler: Handler) -> None:
+        """Raises UnknownHandler if the call is none for this handler."""
+        if handler.kind != self.head.kind:
+            article = "an" if handler.kind == "exchange" else "a"
+            raise UnknownHandler(
+                f"handler {handler.name!r} is {article} {handler.kind}, and was called as "
+                f"{self.head.kind}: use client.{handler.kind}",
+                peer=self.call.peer,
+                handler=self.head.handler,
+            )
+
+    def pace(self, generator: Any) -> Any:
+        """``generator``, an async one, stepped as the client wants."""
+        return generator
 
     # From outside
 
@@ -306,7 +326,7 @@ class ServerCall:
             taken = self.input.batches.taken
             status = self._failure(error, taken - 1 if taken else None)
         alone = self.host.concluded(self, status, error)
-        if self.connection.core.error is not None:
+        if self.connection.closed:
             return
         try:
             self._tell(status, alone)

@@ -11,8 +11,7 @@ import pyarrow as pa
 
 from aqueduct._speedups.calls.batch_receiver import InputReceiver
 from aqueduct._speedups.channels.receiver import MemoryLease, ReceiveQueue
-from aqueduct.arrow.decode import Decoder
-from aqueduct.endpoint import Connection, Receiver
+from aqueduct.endpoint import Receiver
 from aqueduct.errors import (
     AqueductError,
     BadCall,
@@ -24,6 +23,7 @@ from aqueduct.errors import (
 from aqueduct.rpc.fragments import Assembler
 from aqueduct.rpc.keys import BATCH, FRAGMENT
 from aqueduct.rpc.unpacking import await_room, decode_later
+from aqueduct.service.call_connection import CallConnection
 from aqueduct.service.context import Call, no_memory
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class CallInput:
     def __init__(
         self,
         call: Call,
-        connection: Connection,
+        connection: CallConnection,
         batches: InputReceiver,
         output: CallOutput,
         receiver: Receiver | None = None,
@@ -63,9 +63,11 @@ class CallInput:
         """The error in the client's batches, whatever the handler makes of it."""
         self.waits_for_client = False
         """Whether the handler can do nothing: it wants a batch, or room for one."""
-        self.lease: MemoryLease | None = None
-        """What the batch that came with the call is charged, until it is taken."""
-        self.decoder: Decoder
+        self.lease: Any = None
+        """What the batch that came with the call is charged, until it is taken: a MemoryLease, or
+        another object with ``give_back``. None: nothing."""
+        self.decoder: Any
+        """A Decoder, or another object with its methods."""
         self._call = call
         self._connection = connection
         self._output = output
@@ -201,7 +203,7 @@ class CallInput:
 
     def slow(self, payload: Any) -> bool:
         """Whether ``decode`` may take milliseconds, or has to wait for room."""
-        return self.decoder.unpacks or self.decoder.slow(payload)
+        return bool(self.decoder.unpacks or self.decoder.slow(payload))
 
     def await_room(self, payload: Any, lease: MemoryLease | None) -> None:
         """Waits, in a thread, until there is room for what a payload unpacks to."""

@@ -11,8 +11,7 @@ import pyarrow as pa
 from aqueduct._speedups.calls.batch_outputs import OutputSender
 from aqueduct._speedups.calls.batch_receiver import InputReceiver
 from aqueduct.arrow.compression import compress
-from aqueduct.arrow.encode import Encoded, Encoder
-from aqueduct.endpoint import Connection, Sender
+from aqueduct.arrow.encode import Encoded
 from aqueduct.endpoint.accounts import LARGE, Reservation
 from aqueduct.errors import AqueductError, BatchTooLarge, HandlerFailed
 from aqueduct.escaping import logger_of
@@ -20,6 +19,7 @@ from aqueduct.rpc.deadline import ThreadWakeup
 from aqueduct.rpc.fragments import batch_headers, fragments
 from aqueduct.rpc.keys import BATCH, Headers
 from aqueduct.rpc.unary import ANSWERS_LIMIT
+from aqueduct.service.call_connection import AnswerSender, CallConnection
 from aqueduct.service.context import Call, no_memory
 
 __all__ = ["AnswerBuffer", "CallOutput"]
@@ -62,10 +62,10 @@ class CallOutput:
     def __init__(
         self,
         call: Call,
-        connection: Connection,
+        connection: CallConnection,
         inputs: InputReceiver,
         sizes: dict[str, int],
-        sender: Sender | None,
+        sender: AnswerSender | None,
     ) -> None:
         """``sizes``: bytes of large answers, by handler."""
         self.sender = sender
@@ -73,7 +73,8 @@ class CallOutput:
         self._inputs = inputs
         self.batches = OutputSender(inputs)
         """Sends and counts what leaves as nearly every answer does."""
-        self.encoder: Encoder
+        self.encoder: Any
+        """An Encoder, or another object with its methods."""
         self.compression = ""
         """What was agreed with the client."""
         self.as_completed = False
@@ -85,12 +86,17 @@ class CallOutput:
         self._call = call
         self._connection = connection
         self._sizes = sizes
+        self.credit: Callable[[], int] | None = None
+        """How many answers may have been made in all, for any thread; None: there is no bound."""
+        self.patient: Callable[[], bool] | None = None
+        """Whether the call may stand still now, for as long as it likes; None: never."""
         self.expected = 0
         """Bytes of an answer of the handler's last call, if those were large; else 0."""
         self._buffer: AnswerBuffer | None = None
         self._spill: Callable[[], None] | None = None
         self._limit = connection.config.calls.batch_limit
-        self._fragment = connection.config.calls.fragment_bytes
+        self.fragment_bytes = connection.config.calls.fragment_bytes
+        """Larger answers leave in several messages."""
         self._on_change: Callable[[], None] | None = None
         self._rooms: list[Reservation] = []  # that was asked for answers
         self._room: tuple[Reservation, ThreadWakeup] | None = None
@@ -105,12 +111,12 @@ class CallOutput:
         self.sender.post(payload, headers)
         self.use(self.sender)
 
-    def use(self, sender: Sender) -> None:
+    def use(self, sender: AnswerSender) -> None:
         """Answers go there from now on."""
         self.sender = sender
         sender.on_change = self._on_change
         if not self.compression:
-            most = min(self._fragment, self._limit)
+            most = min(self.fragment_bytes, self._limit)
             self.batches.leave_by(sender.row, BATCH, most, self._connection.pump.flush_soon)
 
     # Room
@@ -223,7 +229,7 @@ class CallOutput:
 
     def slow(self, batch: Any) -> bool:
         """Whether ``encode`` may take milliseconds: it then belongs in a thread."""
-        return self.encoder.slow(batch, self.compression)
+        return bool(self.encoder.slow(batch, self.compression))
 
     def send(self, encoded: Encoded, number: int) -> None:
         """Sends an answer to input batch ``number``, whether or not there is room."""
@@ -244,10 +250,10 @@ class CallOutput:
     def _post(self, encoded: Encoded, number: int) -> None:
         sender = self.sender
         assert sender is not None
-        if encoded.size <= self._fragment:
+        if encoded.size <= self.fragment_bytes:
             sender.post(encoded.buffers, ((BATCH, b"%d" % number),))
             return
-        for headers, payload in fragments(encoded, number, self._fragment):
+        for headers, payload in fragments(encoded, number, self.fragment_bytes):
             sender.post(payload, headers)
         if (row := sender.row) is not None:
             row.end_batch()

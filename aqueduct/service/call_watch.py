@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from aqueduct.endpoint import Connection
+from aqueduct.endpoint import accounts
 from aqueduct.errors import AqueductError, Busy, DeadlineExceeded
 from aqueduct.escaping import logger_of
 from aqueduct.rpc.deadline import ProgressTimer
+from aqueduct.service.call_connection import CallConnection
 
 if TYPE_CHECKING:
     from aqueduct.service.call_input import CallInput
@@ -44,7 +45,7 @@ class CallWatch:
         self,
         watches: ProgressTimer,
         call: Call,
-        connection: Connection,
+        connection: CallConnection,
         input: CallInput,
         output: CallOutput,
         abort: Callable[[AqueductError], None],
@@ -75,7 +76,8 @@ class CallWatch:
 
     def look(self, now: float, progress: float) -> None:
         """What ProgressTimer calls now and then: a call that stands still has an end."""
-        if self._connection.carrier.suspended:
+        patient = self._output.patient
+        if self._connection.carrier.suspended or (patient is not None and patient()):
             self._since = now
             return
         moved = self._progress()
@@ -109,7 +111,7 @@ class CallWatch:
         """Bytes that others gave back to the account where the call waits for room; 0: no wait."""
         if self._output.lacks_room:
             return self._connection.sending.returned
-        return self._connection.core.budget.process.returned if self._input.lacks_room else 0
+        return accounts.process().receiving.returned if self._input.lacks_room else 0
 
     def _too_late(self, seconds: float) -> None:
         name = self._call.handler

@@ -12,10 +12,10 @@ import pyarrow as pa
 
 from aqueduct.arguments import checked
 from aqueduct.carriers.contract import PeerCredentials, PeerIdentity
-from aqueduct.endpoint import Connection
 from aqueduct.errors import AqueductError, Busy
 from aqueduct.escaping import logger_of
 from aqueduct.rpc.request import CallHead, Kind, Partition
+from aqueduct.service.call_connection import CallConnection
 
 __all__ = ["Call", "cancel", "forget_callbacks", "no_memory"]
 
@@ -46,7 +46,7 @@ class Call:
         "schema",
     )
 
-    def __init__(self, connection: Connection, head: CallHead, number: int) -> None:
+    def __init__(self, connection: CallConnection, head: CallHead, number: int) -> None:
         # Most calls are asked for next to nothing: what they know is looked up when it is.
         self._head = head
         self._carrier = connection.carrier

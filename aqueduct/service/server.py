@@ -48,9 +48,18 @@ from aqueduct.service.async_runner import (
     drive_coroutine_sink,
 )
 from aqueduct.service.call import COUNTED, Run, ServerCall
+from aqueduct.service.call_connection import CallConnection
 from aqueduct.service.context import Call
 from aqueduct.service.eager_task import EagerTaskFactory
 from aqueduct.service.handlers import Handler, HandlerShape
+from aqueduct.service.reactive_gateway import (
+    CallDispatcher,
+    ReactiveGateway,
+    connection_of,
+    is_reactive,
+    snapshot_line,
+    snapshot_of,
+)
 from aqueduct.service.thread_runner import GeneratorRunner
 from aqueduct.service.unary import UnaryCall
 
@@ -67,7 +76,7 @@ _Opening: TypeAlias = tuple[CallHead, memoryview | None]
 
 Authorize: TypeAlias = Callable[[Call], Awaitable[bool | None] | bool | None]
 
-_ENDS: Final = ("failed", "cancelled", "refused")
+_ENDS: Final = ("failed", "cancelled", "refused", "unreported")
 COUNTERS: Final = (
     "calls",
     "open_calls",
@@ -114,11 +123,13 @@ class RunningService:
         """The server, while it is being closed."""
         self._pool = ThreadPool(f"aqueduct-{name}")
         provide(self.config.calls.threads_at_work)
-        self._connections: dict[Connection, set[ServerCall]] = {}
+        self._connections: dict[CallConnection, set[ServerCall]] = {}
+        self._gateway = ReactiveGateway(self)
         self._by_handler: Counter[str] = Counter()
         self._counted: Counter[str] = Counter()
         self._number = 0
         self._draining = False
+        self._closing = False
         self._idle = asyncio.Event()
         """Nothing more is waited for; looked at while the service drains."""
         self._handlers = handlers
@@ -136,12 +147,13 @@ class RunningService:
     @property
     def addresses(self) -> list[str]:
         """What clients connect to: real ports, and of a development certificate the fingerprint."""
-        return list(self._server.addresses) if self._server is not None else []
+        own = list(self._server.addresses) if self._server is not None else []
+        return own + self._gateway.addresses
 
     @property
-    def connections(self) -> list[Connection]:
-        """Those that are open now."""
-        return list(self._connections)
+    def connections(self) -> list[Any]:
+        """Those that are open now: a Connection, or a ReactiveSocketConnection."""
+        return [connection_of(each) for each in tuple(self._connections)]
 
     def counters(self) -> dict[str, int]:
         """What was counted since the start; may be called from any thread.
@@ -149,7 +161,8 @@ class RunningService:
         ``calls`` and ``connections`` are totals and ``open_calls`` and ``open_connections`` what
         is there now. ``resumes`` are cuts after which a connection went on. Of the calls,
         ``failed`` ended with an error, ``cancelled`` were abandoned by their clients, and
-        ``refused`` never began (busy, unknown, token, schema).
+        ``refused`` never began (busy, unknown, token, schema). ``unreported`` are those of them
+        whose client is not told, as they were fired (REQUEST_FNF).
         """
         open_calls = tuple(self.calls)
         resumes = sum(connection.carrier.resumes for connection in tuple(self._connections))
@@ -169,11 +182,23 @@ class RunningService:
                 found[name] += count
         return found
 
-    async def start(self, addresses: Sequence[str | Bound]) -> None:
-        """Begins to listen. Raises ConfigError for an address that cannot work or is taken."""
-        self._server = await serve(
-            self._serve_connection, addresses, config=self.config, tls=self._tls
-        )
+    async def start(self, addresses: Sequence[str | Bound], *, origins: Sequence[str] = ()) -> None:
+        """Begins to listen. Raises ConfigError for an address that cannot work or is taken.
+
+        ``origins``: of web pages that may connect by a WebSocket.
+        """
+        reactive = [each for each in addresses if is_reactive(each)]
+        others = [each for each in addresses if not is_reactive(each)]
+        if others or not reactive:
+            self._server = await serve(
+                self._serve_connection, others, config=self.config, tls=self._tls
+            )
+        try:
+            await self._gateway.start(reactive, origins, self._tls)
+        except BaseException:
+            if self._server is not None:
+                await self._server.close()
+            raise
 
     async def close(self, *, drain: float | None = None, alone: bool = False) -> None:
         """Takes no more calls, waits for those that are open, and ends, within ``drain`` seconds.
@@ -184,12 +209,15 @@ class RunningService:
         """
         self._draining = True
         server, self._server = self._server, None
-        if server is None:
+        if self._closing:
             return
-        self._ending = server
-        server.stop_listening()
-        if alone:
-            server.end_relays()
+        self._closing = True
+        if server is not None:
+            self._ending = server
+            server.stop_listening()
+            if alone:
+                server.end_relays()
+        await self._gateway.drain()
         whole = self.config.timing.drain_timeout if drain is None else drain
         closing = min(whole / 4, _CLOSING)
         seconds = whole - closing
@@ -199,7 +227,9 @@ class RunningService:
             self._refuse_open_calls(seconds)
             await self._wait_idle(closing / 2)
         relays = end - loop.time()
-        await server.close(reason="the service has ended", relays=relays)
+        await self._gateway.close()
+        if server is not None:
+            await server.close(reason="the service has ended", relays=relays)
         for running in tuple(self.calls):  # handlers that do not end
             running.task.cancel()
         self._pool.close()
@@ -214,7 +244,7 @@ class RunningService:
             seconds,
         )
         for connection in self._connections:
-            log.info("%s", connection.snapshot(channels=0))
+            log.info("%s", snapshot_line(connection))
         for running in tuple(self.calls):
             call = running.call
             text = f"the service {self.name!r} is ending"
@@ -260,7 +290,7 @@ class RunningService:
         return {
             "counters": self.counters(),
             "memory": self.memory(),
-            "connections": [connection.snapshot().to_dict() for connection in self._connections],
+            "connections": [snapshot_of(connection) for connection in tuple(self._connections)],
         }
 
     async def _wait_idle(self, seconds: float) -> bool:
@@ -274,17 +304,15 @@ class RunningService:
     # Connections and the messages on their entrypoints
 
     async def _serve_connection(self, connection: Connection) -> None:
-        self._counted["connections"] += 1
         dispatcher = _Dispatcher(self, connection)
-        self._connections[connection] = dispatcher.calls
+        self.opened(dispatcher)
         try:
             dispatcher.read()
             with suppress(AqueductError):
                 await connection.wait_closed()
         finally:
             connection.entrypoint.on_change = None
-            del self._connections[connection]
-            self._counted["resumes"] += connection.carrier.resumes
+            self.closed(dispatcher)
 
     def message(self, dispatcher: _Dispatcher, received: Received) -> None:
         """One message on the entrypoint of a connection."""
@@ -302,7 +330,6 @@ class RunningService:
         self, dispatcher: _Dispatcher, received: Received, decode: Callable[[], _Opening]
     ) -> ServerCall | None:
         """Begins the call that ``decode`` finds in a message; None: it was refused."""
-        calls = dispatcher.calls
         try:
             head, payload = decode()
             if payload is None:
@@ -315,19 +342,41 @@ class RunningService:
                         f"{len(received.attachments)} came",
                         peer=dispatcher.connection.peer,
                     )
-                number = self._admit(dispatcher, head.handler)
+                number = self.place(dispatcher, head.handler)
                 running = UnaryCall(self, dispatcher.connection, head, number, payload, replying)
                 if len(payload) >= _LEASED:
                     running.input.lease = dispatcher.queue.lease(received.payload)
         except CallError as error:
-            self._counted["refused"] += 1
-            log.info("%s: a call was refused: %s", dispatcher.connection.peer, error)
+            self.refused(dispatcher.connection.peer, error)
             _refuse(dispatcher.connection.message(received), error)
             return None
-        calls.add(running)
+        self.begin(dispatcher, running)
+        return running
+
+    def begin(self, dispatcher: CallDispatcher, running: ServerCall) -> None:
+        """A call that has its ``place`` begins."""
+        dispatcher.calls.add(running)
         self.calls.add(running)
         self._starter.start(running)
-        return running
+
+    def refused(self, peer: str, error: CallError) -> None:
+        """A call that never began is counted."""
+        self._counted["refused"] += 1
+        log.info("%s: a call was refused: %s", peer, error)
+
+    def unreported(self) -> None:
+        """See ReactiveHost."""
+        self._counted["unreported"] += 1
+
+    def opened(self, dispatcher: CallDispatcher) -> None:
+        """A connection is there."""
+        self._counted["connections"] += 1
+        self._connections[dispatcher.connection] = dispatcher.calls
+
+    def closed(self, dispatcher: CallDispatcher) -> None:
+        """A connection is over."""
+        if self._connections.pop(dispatcher.connection, None) is not None:
+            self._counted["resumes"] += dispatcher.connection.carrier.resumes
 
     def _begin(self, dispatcher: _Dispatcher, received: Received, head: CallHead) -> ServerCall:
         connection = dispatcher.connection
@@ -339,7 +388,7 @@ class RunningService:
         sends = to_server is not None and to_server.is_sender
         if sends or not (output.is_sender and status.is_sender):
             raise BadCall(f"the channels of a call of the kind {head.kind} point the wrong way")
-        number = self._admit(dispatcher, head.handler)
+        number = self.place(dispatcher, head.handler)
         handle: Callable[[Any], Any] = connection.handle  # its kind was just looked at
         return ServerCall(
             self,
@@ -351,7 +400,7 @@ class RunningService:
             status=handle(status),
         )
 
-    def _admit(self, dispatcher: _Dispatcher, handler: str) -> int:
+    def place(self, dispatcher: CallDispatcher, handler: str) -> int:
         """The number of a call for which there is room. Raises Refused and Busy."""
         limits, calls = self.config.calls, dispatcher.calls
         peer = dispatcher.connection.carrier.peer
@@ -379,7 +428,7 @@ class RunningService:
         """See CallHost."""
         if self._authorize is not None:
             await self._allow(running.call, self._authorize)
-        return self._find(running.head, running.call.peer)
+        return self._find(running)
 
     async def _allow(self, call: Call, decide: Authorize) -> None:
         """Raises Refused if the service does not want the call."""
@@ -403,8 +452,8 @@ class RunningService:
         if not allowed:
             raise Refused("the service does not allow the call", **names)
 
-    def _find(self, call: CallHead, peer: str) -> Handler:
-        handlers = self._handlers
+    def _find(self, running: ServerCall) -> Handler:
+        call, peer, handlers = running.head, running.call.peer, self._handlers
         handler = handlers.get(call.handler)
         names = {"peer": peer, "handler": call.handler}
         if handler is None:
@@ -414,13 +463,7 @@ class RunningService:
                 f"the service {self.name!r} has no handler {call.handler!r}; {hint}",
                 **names,
             )
-        if handler.kind != call.kind:
-            article = "an" if handler.kind == "exchange" else "a"
-            raise UnknownHandler(
-                f"handler {handler.name!r} is {article} {handler.kind}, and was called as "
-                f"{call.kind}: use client.{handler.kind}",
-                **names,
-            )
+        running.check_kind(handler)
         if handler.max_calls is not None and self._by_handler[handler.name] >= handler.max_calls:
             raise Busy(
                 f"handler {handler.name!r} has {handler.max_calls} calls open, which is its limit "
@@ -445,7 +488,7 @@ class RunningService:
             self._observe(running, self._telemetry)
         handler = running.handler
         shape = handler.shape
-        if shape is HandlerShape.COROUTINE and isinstance(running, UnaryCall):
+        if shape is HandlerShape.COROUTINE and running.single and handler.one_to_one:
             return drive_coroutine
         if shape is HandlerShape.ASYNC_GENERATOR:
             return drive_async_generator

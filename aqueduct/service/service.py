@@ -433,6 +433,7 @@ class Service:
         dev_certificate: bool = False,
         client_ca: File | None = None,
         tls: ServerTls | None = None,
+        origins: Sequence[str] = (),
         drain: Duration | None = None,
     ) -> AsyncIterator[RunningService]:
         """Serves at ``addresses`` for as long as the block runs, then drains and ends.
@@ -444,6 +445,9 @@ class Service:
           the certificates that clients must show, over TLS (a client's certificate cannot be had
           over QUIC). ``tls`` says the same in full.
           TCP without TLS, Unix sockets and memory have no use for them.
+        - ``origins``: of the web pages that may connect to addresses of
+          ``reactivesocket+ws://`` and ``reactivesocket+wss://``, such as
+          ``"https://app.example.com"``. Others get 403. Programs that are no browser name none.
         - ``drain``: seconds that the end may take, of which open calls get all but the last;
           None: Timing.drain_timeout. See ``RunningService.close``.
 
@@ -460,7 +464,7 @@ class Service:
                 places, certificate, key, key_password, dev_certificate, client_ca, tls
             ),
         )
-        await serving.start(places)
+        await serving.start(places, origins=origins)
         with self._lock:
             self._servings.append(serving)
         keepers = [asyncio.create_task(sink.keep()) for sink in self._sinks.values()]
@@ -486,6 +490,7 @@ class Service:
         dev_certificate: bool = False,
         client_ca: File | None = None,
         tls: ServerTls | None = None,
+        origins: Sequence[str] = (),
         drain: float | None = None,
     ) -> None:
         """Serves until SIGINT or SIGTERM, then drains and returns.
@@ -519,6 +524,7 @@ class Service:
                     dev_certificate=dev_certificate,
                     client_ca=client_ca,
                     tls=tls,
+                    origins=origins,
                 )
             )
         finally:
@@ -563,20 +569,20 @@ async def serve_until_signal(
     drain: float | None,
     deadline: ProcessDeadline,
     quiet: bool = False,
-    **certificates: Any,
+    **options: Any,
 ) -> int:
     """Serves until a signal, then drains; the exit status.
 
     0 after a drain, 1 when a second signal has cut calls. ``drain``: seconds; None:
     Timing.drain_timeout. ``deadline`` ends the process after them. ``quiet``: nothing is written
-    about the drain. For the certificates see ``Service.serving``.
+    about the drain. For the other options see ``Service.serving``.
     """
     first, second = asyncio.Event(), asyncio.Event()
     seconds = service.config.timing.drain_timeout if drain is None else drain
     with ServiceSignals(
         drain=first.set, force=second.set, seconds=seconds, deadline=deadline
     ) as signals:
-        async with service.serving(*addresses, drain=seconds, **certificates) as serving:
+        async with service.serving(*addresses, drain=seconds, **options) as serving:
             signals.look = lambda: tell(json.dumps(serving.state(), separators=(",", ":")))
             for address in serving.addresses:
                 say(address if quiet else f"listening on {address}")

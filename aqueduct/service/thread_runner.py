@@ -48,12 +48,14 @@ class GeneratorRunner:
         self._lease: MemoryLease | None = None  # of the thread: what the batch it has is charged
         # From the thread: (encoded, number, whether the accounts count it) in order.
         self._outbox: deque[tuple[Encoded, int, bool]] = deque()  # a source's have no number yet
-        self._given = 0  # bytes put into the outbox, of the thread
+        self._made = 0  # answers put into the outbox, of the thread, and their bytes
+        self._given = 0
         self._sent = 0  # and taken out of it, of the loop
         self._room: SimpleQueue[None] = SimpleQueue()
         self._blocked = False  # of the thread: it waits for room
         self._granted: SimpleQueue[None] = SimpleQueue()
         self._crowd = running.connection.core.outgoing
+        self._credit = running.output.credit
         self._mark = running.config.flow.connection_high_water
         self._account: Reservation | None = None  # of the thread: for answers that are large
         # The thread's last words.
@@ -200,6 +202,7 @@ class GeneratorRunner:
         account, size = self._account, encoded.size
         if account is not None:
             account.made(size)
+        self._made += 1
         self._given += size
         self._outbox.append((encoded, number, account is not None))
         del encoded, batch  # they belong to the outbox
@@ -234,8 +237,12 @@ class GeneratorRunner:
         self.running.call.check()
 
     def _has_room(self) -> bool:
+        if self._stopped:
+            return True
+        if self._credit is not None and self._made >= self._credit():
+            return False
         waiting = len(self._outbox)
-        if not waiting or self._stopped:
+        if not waiting:
             return True
         if self._crowd.queued >= self._mark:
             return False  # others wait to leave as well: one of each call is enough

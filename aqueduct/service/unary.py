@@ -32,6 +32,7 @@ class UnaryCall(ServerCall):
         status: Responder,
     ) -> None:
         super().__init__(host, connection, head, number, status=status, payload=payload)
+        self._channels = connection
         self._buffer = AnswerBuffer(host.room)
         self.output.keep(self._buffer, self._spill)
 
@@ -50,14 +51,14 @@ class UnaryCall(ServerCall):
             else:
                 headers, payload = status.encode()  # type: ignore[assignment]
             # What is left to do here can be done while the client reads it.
-            self.connection.reply(self._status, payload, headers, now=alone)
+            self._channels.reply(self._status, payload, headers, now=alone)
 
     def _spill(self) -> None:
         """From here on it is an exchange."""
         output, to_client = channel()
         status, last = channel(oneshot=True)
         headers, payload = Accepted(self.call.output_schema).encode()
-        oneshot = self.connection.sender(self._status)
+        oneshot = self._channels.sender(self._status)
         self._status = status
         status.on_change = self._status_changed
         self.output.use(output)

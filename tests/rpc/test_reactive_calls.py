@@ -191,7 +191,7 @@ def test_the_end_marker_is_cut_off_and_nothing_else():
     assert body.endswith(END)
     assert one_batch(memoryview(body)) == body
     assert one_batch(memoryview(body + END)) == body
-    assert one_batch(memoryview(END)) == b""
+    assert not len(one_batch(memoryview(END)))
 
 
 @given(st.binary(max_size=100))

@@ -50,11 +50,16 @@ class ByteTransport(asyncio.BufferedProtocol):
         """When the peer sent its last bytes, and completed a step of its handshake; None: never."""
         self.unsent = 0
         """Bytes that were taken and that asyncio does not have yet."""
+        self.held = False
+        """Whether nothing is read for now."""
+        self.said = ""
+        """Why the peer closes, if it says so."""
         self._transport: asyncio.Transport | None = None
         self._scratch = scratch(name)
         self._landing = False
         self._leaving: deque[Any] = deque()
         """Buffers that have not all left."""
+        self._answer = b""
         self._writable = True
         self._closed = False
         self._draining = False
@@ -83,6 +88,10 @@ class ByteTransport(asyncio.BufferedProtocol):
         """The buffers that are to leave next, of about ``limit`` bytes, and how many these are."""
         return (), 0
 
+    def farewell(self) -> bytes:
+        """What leaves last, before the connection is closed."""
+        return b""
+
     def drained(self) -> None:
         """The kernel takes bytes again."""
 
@@ -98,6 +107,10 @@ class ByteTransport(asyncio.BufferedProtocol):
             return
         while self._writable and not self._closed and not transport.is_closing():
             if not self._leaving:
+                if self._answer:
+                    data, self._answer = self._answer, b""
+                    transport.write(data)
+                    continue
                 buffers, size = self.take(_WRITE)
                 if not size:
                     return
@@ -107,6 +120,7 @@ class ByteTransport(asyncio.BufferedProtocol):
 
     def hold(self, held: bool) -> None:
         """Reads nothing while ``held``."""
+        self.held = held
         if self._transport is not None and not self._closed:
             if held:
                 self._transport.pause_reading()
@@ -129,6 +143,13 @@ class ByteTransport(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.write(data)
 
+    def answer(self, data: bytes) -> None:
+        """Sends this between what is taken. Of several that find no room the last one leaves."""
+        if self.free and not self._leaving:
+            self.write(data)
+        else:
+            self._answer = data
+
     def finish(self, *, drain: bool = False) -> None:
         """Closes it once everything has left, or after Timing.close_linger.
 
@@ -140,6 +161,7 @@ class ByteTransport(asyncio.BufferedProtocol):
             self.abort()
         elif not self._closed:
             self._leaving.extend(self.take(_WRITE)[0])
+            self._leaving.append(self.farewell())
             self._closed = True
             for buffer in self._leaving:
                 transport.write(buffer)
@@ -163,6 +185,11 @@ class ByteTransport(asyncio.BufferedProtocol):
         self.unsent = 0
         if self.connecting is not None:
             self.connecting.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def cut(self) -> None:
+        """Ends it now; ``lost`` follows."""
         if self._transport is not None:
             self._transport.abort()
 

@@ -326,6 +326,11 @@ class ReactiveConnection:
             raise LocalProtocolError(f"{cost} bytes released; {self._held} are held")
         self._held -= cost
 
+    def refuse(self, error: RemoteProtocolError) -> None:
+        """Who feeds this has found that the peer breaks the protocol: as for what is found here."""
+        if self.state is not ReactiveState.ENDED:
+            self._fail(error)
+
     # Within
 
     def _require_open(self) -> None:

@@ -1,0 +1,269 @@
+"""One connection of ReactiveSocket over a WebSocket: each frame is one binary message."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from aqueduct.address import Address
+from aqueduct.carriers.binding import host_port
+from aqueduct.config import Config
+from aqueduct.errors import (
+    ConfigError,
+    ConnectFailed,
+    ConnectionLost,
+    FrameError,
+    LimitExceeded,
+    RemoteProtocolError,
+)
+from aqueduct.escaping import escape
+from aqueduct.protocol.reactivesocket.state import ReactiveState
+from aqueduct.reactivesocket.transport import FrameTransport, FrameUser
+
+if TYPE_CHECKING:
+    from websockets.client import ClientProtocol
+    from websockets.server import ServerProtocol
+
+__all__ = ["WebTransport", "require_websockets"]
+
+_HEADER: Final = 12  # of a frame without its length
+_REASON: Final = 120  # bytes of the reason of a close; 123 are possible
+_NORMAL, _VIOLATION, _TOO_BIG = 1000, 1002, 1009
+
+
+def require_websockets(address: Address) -> None:
+    """Raises ConfigError where the library for WebSockets is not installed."""
+    try:
+        import websockets  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"{address}: WebSockets need the package websockets: "
+            "pip install 'aqueduct-arrow[websocket]'"
+        ) from error
+
+
+class WebTransport(FrameTransport):
+    """A WebSocket, on either side. The library ``websockets`` knows its protocol.
+
+    Pings leave while nothing comes, each ``ReactiveSocket.ping`` seconds. A peer that stays silent
+    for three times as long is gone.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        user: FrameUser,
+        address: Address,
+        peer: str = "",
+        *,
+        client: bool,
+        origins: Sequence[str] = (),
+        origin: str | None = None,
+    ) -> None:
+        """``origins`` may connect to a server; ``origin`` is what a client says of itself."""
+        from websockets.client import ClientProtocol
+        from websockets.server import ServerProtocol
+        from websockets.uri import parse_uri
+
+        super().__init__(config, user, peer)
+        self._address = address
+        self._settings = config.reactivesocket
+        self._open = False
+        self._parts: bytearray | None = None
+        """A message of which fragments have come; None: there is none."""
+        self._pinging: asyncio.TimerHandle | None = None
+        self._server: ServerProtocol | None = None
+        self._client: ClientProtocol | None = None
+        self._ws: Any
+        # Before its SETUP a peer is a stranger: it gets no memory for more.
+        stranger = self._settings.setup_bytes + _HEADER
+        if client:
+            kind = "wss" if address.certified else "ws"
+            where = host_port((address.host, address.port))
+            uri = parse_uri(f"{kind}://{where}{address.path}")
+            most = self._settings.frame_bytes
+            self._ws = self._client = ClientProtocol(uri, origin=origin, max_size=most)  # type: ignore[arg-type]
+        else:
+            allowed: list[Any] = [None, *origins]
+            self._ws = self._server = ServerProtocol(origins=allowed, max_size=stranger)
+
+    # ByteTransport
+
+    @property
+    def free(self) -> bool:
+        """Whether messages can leave at once."""
+        return self._open and super().free
+
+    @property
+    def coming(self) -> int:
+        """Bytes that came of a message that is not whole."""
+        return len(self._ws.reader.buffer) + len(self._parts or b"")
+
+    def begin(self) -> None:
+        """TLS is there, if it is to be: a client asks for the WebSocket."""
+        if self._client is not None:
+            self._client.send_request(self._client.connect())
+            self._say()
+
+    def room(self) -> memoryview | None:
+        """The library has memory of its own."""
+        return None
+
+    def received(self, data: bytes, now: float) -> None:
+        """The next bytes."""
+        ws = self._ws
+        if self._server is not None and self._user.core.state is not ReactiveState.NEW:
+            ws.max_message_size = self._settings.frame_bytes
+        ws.receive_data(data)
+        self._say()
+        for event in ws.events_received():
+            if self._open:
+                self._take_frame(event, now)
+            else:
+                self._shake(event)
+        if not self._open:
+            if ws.handshake_exc is not None:
+                self._refused(ws.handshake_exc)
+            return
+        if ws.parser_exc is not None:
+            self._user.core.refuse(self._error_of(ws.parser_exc))
+        self._user.advance()
+
+    def take(self, limit: int) -> tuple[Iterable[Any], int]:
+        """The messages that are to leave next."""
+        ws, found, size = self._ws, [], 0
+        while self._open and ws.close_sent is None and size < limit:
+            message = self._user.core.take_message()
+            if message is None:
+                break
+            buffers, _ = message
+            ws.send_binary(buffers[0] if len(buffers) == 1 else b"".join(buffers))
+            for each in ws.data_to_send():
+                found.append(each)
+                size += len(each)
+        return found, size
+
+    def farewell(self) -> bytes:
+        """The close of the WebSocket."""
+        ws = self._ws
+        if not self._open or ws.close_sent is not None:
+            return b""
+        error = self._user.core.error
+        code = _NORMAL
+        if error is not None:
+            code = _TOO_BIG if isinstance(error, LimitExceeded) else _VIOLATION
+        reason = escape(str(error or "")).encode()[:_REASON].decode(errors="ignore")
+        ws.send_close(code, reason)
+        return b"".join(ws.data_to_send())
+
+    def lost(self, error: Exception | None) -> None:
+        """The connection is over."""
+        if self._pinging is not None:
+            self._pinging.cancel()
+        if not self._open and error is None and self._client is not None:
+            text = "the server closed the connection in the handshake of the WebSocket"
+            error = ConnectFailed(f"{self._address}: {text}", reason=text)
+        super().lost(error)
+
+    def abort(self) -> None:
+        """Ends it now."""
+        if self._pinging is not None:
+            self._pinging.cancel()
+        super().abort()
+
+    # Within
+
+    def _say(self) -> None:
+        """Sends what the library has to say: of the handshake, pongs, a close.
+
+        Of pongs for which there is no room the last one alone leaves (RFC 6455, section 5.5.3).
+        """
+        data = b"".join(self._ws.data_to_send())
+        if not data:
+            return
+        if not self._open or self._ws.close_sent is not None:
+            self.write(data)
+        else:
+            self.answer(data)
+
+    def _shake(self, event: Any) -> None:
+        """The request of a client, or the response of a server."""
+        server = self._server
+        if server is not None:
+            if event.path.partition("?")[0] == self._address.path:
+                response = server.accept(event)
+            else:
+                text = f"nothing is served at {escape(event.path)} here\n"
+                response = server.reject(404, text)
+            server.send_response(response)
+            self._say()
+            if response.status_code != 101:
+                self._refused(server.handshake_exc or ValueError(response.reason_phrase))
+                return
+        elif self._ws.handshake_exc is not None:
+            return
+        self.stepped_at = self.heard_at
+        self._open = True
+        self._ping()
+        self._user.opened()
+
+    def _refused(self, error: Exception) -> None:
+        """The handshake has failed."""
+        why = str(error)
+        if self._client is not None:
+            response = getattr(error, "response", None)
+            if response is not None:
+                body = bytes(response.body or b"")[:200].decode(errors="replace").strip()
+                why = f"the server answers HTTP {response.status_code}"
+                if body:
+                    why += f": {escape(body)}"
+            failure: ConnectionLost = ConnectFailed(f"{self._address}: {why}", reason=why)
+        else:
+            failure = ConnectionLost(f"{self.peer} gets no WebSocket: {why}", reason=why)
+        self._user.fail(failure)
+
+    def _take_frame(self, frame: Any, now: float) -> None:
+        from websockets.frames import Opcode
+
+        core = self._user.core
+        if frame.opcode is Opcode.BINARY:
+            if frame.fin:
+                core.receive_data(frame.data, now)
+            else:
+                self._parts = bytearray(frame.data)
+        elif frame.opcode is Opcode.CONT and self._parts is not None:
+            self._parts += frame.data
+            if frame.fin:
+                whole, self._parts = bytes(self._parts), None
+                core.receive_data(whole, now)
+        elif frame.opcode is Opcode.TEXT:
+            core.refuse(FrameError("a text message: frames of ReactiveSocket are binary messages"))
+        elif frame.opcode is Opcode.CLOSE:
+            close = self._ws.close_rcvd
+            if close is not None and close.reason:
+                self.said = escape(close.reason)
+            core.receive_eof()
+
+    def _error_of(self, error: Exception) -> RemoteProtocolError:
+        """What the library did not take."""
+        from websockets.exceptions import PayloadTooBig
+
+        if isinstance(error, PayloadTooBig):
+            name = "frame_bytes" if self._user.core.state is ReactiveState.OPEN else "setup_bytes"
+            return LimitExceeded(f"a message is too large: {error} (ReactiveSocket.{name})")
+        return FrameError(f"the WebSocket is broken: {error}")
+
+    def _ping(self) -> None:
+        """Pings a peer that says nothing, and gives it up after a while."""
+        now, every = self._loop.time(), self._settings.ping
+        heard = now if self.held or self.heard_at is None else self.heard_at
+        if now - heard >= 3 * every:
+            text = f"{self.peer} was silent for {3 * every:g} s, and answers no pings"
+            self._user.fail(ConnectionLost(f"{text} (ReactiveSocket.ping)", reason="silence"))
+            self.cut()
+            return
+        if now - heard >= every and self.free and self._ws.close_sent is None:
+            self._ws.send_ping(b"")
+            self._say()
+        self._pinging = self._loop.call_later(every, self._ping)

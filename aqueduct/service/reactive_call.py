@@ -1,0 +1,453 @@
+"""A request of ReactiveSocket as a call: what it came on, where its answers go, how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
+
+from aqueduct._speedups.loop.waiter import Waiter
+from aqueduct.carriers.contract import PeerCredentials, PeerIdentity
+from aqueduct.config import Config
+from aqueduct.endpoint import Headers, accounts
+from aqueduct.endpoint.accounts import SendingAccount
+from aqueduct.errors import (
+    AqueductError,
+    BadCall,
+    BatchTooLarge,
+    Cancelled,
+    ConnectionLost,
+    HandlerFailed,
+    UnknownHandler,
+)
+from aqueduct.reactivesocket import ReactiveRequest, ReactiveSocketConnection
+from aqueduct.rpc.json_codecs import JsonDecoder, JsonEncoder
+from aqueduct.rpc.reactive_calls import JSON, encode_error
+from aqueduct.rpc.request import CallHead
+from aqueduct.rpc.sink_commit import ABORT, COMMIT, WRITE
+from aqueduct.rpc.status import OK, Status
+from aqueduct.rpc.unary import schema_prefix
+from aqueduct.service.call import CallHost, Run, ServerCall
+from aqueduct.service.handlers import EXCHANGE, SINK, SOURCE, Handler
+
+__all__ = ["ReactiveCall", "ReactiveCaller", "ReactiveHost"]
+
+REQUEST: Final = "request"
+FIRE: Final = "fire"
+STREAM: Final = "stream"
+SUBSCRIBE: Final = "subscribe"
+
+_ELSEWHERE: Final = "an address of aqueduct://, aqueduct+tls:// or aqueduct+tcp:// takes it"
+_FITS: Final[Mapping[str, str]] = {
+    EXCHANGE: "a batch that is to be answered by REQUEST_RESPONSE or REQUEST_STREAM",
+    SOURCE: "REQUEST_STREAM or REQUEST_SUB without a body",
+    SINK: "REQUEST_FNF; to hear how a sink ends, client.sink at an address of aqueduct+tcp://",
+}
+"""How each kind of handler is asked."""
+_ASKED: Final[Mapping[str, str]] = {
+    REQUEST: "REQUEST_RESPONSE",
+    FIRE: "REQUEST_FNF",
+    STREAM: "REQUEST_STREAM",
+    SUBSCRIBE: "REQUEST_SUB",
+}
+
+
+class ReactiveHost(CallHost, Protocol):
+    """What a request needs of the service that it runs in."""
+
+    def unreported(self) -> None:
+        """A request without an answer has failed, which nobody is told."""
+
+
+class ReactiveCaller:
+    """A connection of ReactiveSocket as calls need it; a CallConnection and its parts."""
+
+    suspended = False
+    resumes = 0
+    headers: Headers = ()
+
+    def __init__(self, connection: ReactiveSocketConnection, config: Config) -> None:
+        self.reactive = connection
+        self.config = config
+        self.peer = connection.peer
+        self.process_budget = config.flow.process_send_bytes
+        self.sending: SendingAccount = accounts.process().sending
+
+    @property
+    def peer_credentials(self) -> PeerCredentials | None:
+        """The process at the other end of a Unix socket."""
+        return self.reactive.peer_credentials
+
+    @property
+    def peer_identity(self) -> PeerIdentity | None:
+        """Whom the peer's certificate names."""
+        return self.reactive.peer_identity
+
+    @property
+    def carrier(self) -> ReactiveCaller:
+        """Itself: it knows who the peer is."""
+        return self
+
+    @property
+    def core(self) -> ReactiveCaller:
+        """Itself."""
+        return self
+
+    @property
+    def pump(self) -> ReactiveCaller:
+        """Itself."""
+        return self
+
+    @property
+    def outgoing(self) -> ReactiveCaller:
+        """Itself."""
+        return self
+
+    @property
+    def queued(self) -> int:
+        """Bytes that wait to leave."""
+        return self.reactive.core.queued_bytes
+
+    @property
+    def error(self) -> ConnectionLost | None:
+        """Why it is over, once it is."""
+        return self.reactive.error
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is over."""
+        return self.reactive.error is not None
+
+    def flush_soon(self) -> None:
+        """Items leave by themselves, as all below."""
+
+    def flush(self) -> None:
+        """See ``flush_soon``."""
+
+    def await_answer(self) -> None:
+        """See ``flush_soon``."""
+
+    def room_came(self) -> None:
+        """Nothing that came waits for room here."""
+
+
+class ReactiveSender:
+    """Sends the answers of one request as items. It has room where there is a credit and room."""
+
+    row = None
+
+    def __init__(self, request: ReactiveRequest, config: Config) -> None:
+        self.on_change: Callable[[], None] | None = None
+        self.on_end: Callable[[], None] | None = None
+        """Called when the requester has cancelled, or the connection is over."""
+        self.request = request
+        self.prefix = b""
+        """What comes before the first item: its schema."""
+        self.single = request.kind == REQUEST
+        """Whether there is one answer, which ends the request."""
+        self.held: list[Any] | None = None
+        """That answer."""
+        self.granted = request.demand if request.kind in (STREAM, SUBSCRIBE) else 1
+        """Items that were asked for, in all."""
+        self._posted = 0
+        self._most = config.reactivesocket.item_bytes
+        self._waiter: Waiter | None = None
+        if request.kind != FIRE:
+            request.on_change = self.changed
+
+    @property
+    def writable(self) -> bool:
+        """Whether there is a credit, and room on the connection."""
+        return self.request.writable
+
+    @property
+    def queued(self) -> int:
+        """Bytes that have not left."""
+        return 0 if self.request.ended else self.request.queued
+
+    @property
+    def error(self) -> AqueductError | None:
+        """Why nothing is sent any more."""
+        request = self.request
+        if not request.ended or request.kind == FIRE:
+            return None
+        return request.connection.error or Cancelled("the client cancelled the request")
+
+    def post(self, payload: Any, headers: Headers) -> None:
+        """Sends an answer, or keeps it as the last one. Raises what the handler is to be told."""
+        if self.request.ended:
+            return
+        parts = [payload] if isinstance(payload, bytes) else list(payload)
+        if self.prefix:
+            parts.insert(0, self.prefix)
+            self.prefix = b""
+        size = sum(memoryview(part).nbytes for part in parts)
+        if size > self._most:
+            raise BatchTooLarge(
+                f"an answer of {size} bytes is above the limit of {self._most} of an item "
+                f"(ReactiveSocket.item_bytes); yield fewer rows at a time, or {_ELSEWHERE}"
+            )
+        if self.single:
+            if self.held is not None:
+                raise HandlerFailed("the handler gave a second answer")
+            self.held = parts
+            return
+        self.request.send_nowait(parts)
+        self._posted += 1
+        self.granted = self._posted + self.request.demand
+
+    async def wait_writable(self, *, ample: bool = False) -> None:
+        """Returns once there is a credit and room. Raises ``error``."""
+        while not self.request.writable:
+            if (error := self.error) is not None:
+                raise error
+            self._waiter = Waiter(asyncio.get_running_loop())
+            await self._waiter
+
+    def notify_writable(self, *, ample: bool = False) -> None:
+        """Asks for one call of ``on_change`` once there is."""
+        if self.writable and self.on_change is not None:
+            asyncio.get_running_loop().call_soon(self.on_change)
+
+    def changed(self) -> None:
+        """A credit or room came, or the request has ended."""
+        self.granted = self._posted + self.request.demand
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None:
+            waiter.step_soon()
+        if self.request.ended and self.on_end is not None:
+            self.on_end()
+        if self.on_change is not None:
+            self.on_change()
+
+    def finish(self) -> None:
+        """The status of the call says so."""
+
+    async def wait_closed(self) -> None:
+        """What has not left is the connection's."""
+
+    def cancel(self) -> None:
+        """The connection gives up a peer that does not read."""
+
+
+class _StatusOf:
+    """The status channel of a call, as far as that is looked at: when it is of no use any more."""
+
+    __slots__ = ("_sender",)
+
+    def __init__(self, sender: ReactiveSender) -> None:
+        self._sender = sender
+
+    @property
+    def on_change(self) -> Callable[[], None] | None:
+        """Called when the requester has gone."""
+        return self._sender.on_end
+
+    @on_change.setter
+    def on_change(self, changed: Callable[[], None] | None) -> None:
+        self._sender.on_end = changed
+
+    @property
+    def error(self) -> AqueductError | None:
+        """Why nobody hears the status."""
+        return self._sender.error
+
+
+class _DataLease:
+    """The data of a request, which count in memory until the batch in them is done with."""
+
+    __slots__ = ("give_back",)
+
+    def __init__(self, request: ReactiveRequest) -> None:
+        self.give_back = request.release
+
+
+class _Paced:
+    """An async generator that is stepped only while there is a credit, and room."""
+
+    def __init__(self, generator: Any, running: ReactiveCall) -> None:
+        self._generator = generator
+        self._running = running
+
+    def __aiter__(self) -> _Paced:
+        return self
+
+    async def __anext__(self) -> Any:
+        if not self._running.answers.writable:
+            await self._running.wait_writable()
+        return await anext(self._generator)
+
+    async def aclose(self) -> None:
+        await self._generator.aclose()
+
+
+class ReactiveCall(ServerCall):
+    """One request. Its answers are items, its status the end of the stream."""
+
+    def __init__(
+        self,
+        host: ReactiveHost,
+        caller: ReactiveCaller,
+        head: CallHead,
+        number: int,
+        request: ReactiveRequest,
+        format: str,
+        payload: memoryview | None,
+        *,
+        leased: bool,
+    ) -> None:
+        """``leased``: the data count until the batch in them is done with."""
+        self.answers = answers = ReactiveSender(request, caller.config)
+        super().__init__(
+            host,
+            caller,
+            head,
+            number,
+            status=_StatusOf(answers),
+            sender=answers,
+            payload=payload,
+        )
+        self.request = request
+        self._reactive_host = host
+        self._json = format == JSON
+        if leased:
+            self.input.lease = _DataLease(request)
+        else:
+            request.release()
+        output = self.output
+        output.fragment_bytes = self.config.calls.batch_limit
+        if request.kind in (STREAM, SUBSCRIBE):
+            output.credit = self._credit
+            output.patient = self._is_patient
+
+    @property
+    def endless(self) -> bool:
+        """Whether only an ERROR or the client ends it."""
+        return self.request.kind == SUBSCRIBE
+
+    def check_kind(self, handler: Handler) -> None:
+        """Raises UnknownHandler that says how the handler is asked, or where."""
+        kind, head, asked = handler.kind, self.head, self.request.kind
+        if kind == EXCHANGE and asked == REQUEST and not handler.one_to_one:
+            text = (
+                f"handler {handler.name!r} is no function of one batch, so it may answer often: "
+                "ask it by REQUEST_STREAM"
+            )
+        elif kind != head.kind:
+            article = "an" if kind == EXCHANGE else "a"
+            came = "with" if self.single else "without"
+            text = (
+                f"handler {handler.name!r} is {article} {kind}, and was asked by {_ASKED[asked]} "
+                f"{came} a body: it takes {_FITS[kind]}"
+            )
+        elif handler.name.startswith((WRITE, COMMIT, ABORT)):
+            text = f"what writes exactly once cannot be asked so: {_ELSEWHERE}"
+        else:
+            # One answer ends the stream: no empty item has to follow it.
+            self.answers.single = self.answers.single or (asked == STREAM and handler.one_to_one)
+            if self._json and kind != SOURCE and handler.input is None:
+                raise BadCall(
+                    f"handler {handler.name!r} declares no input=, by which rows of JSON are read: "
+                    "declare it, or send Arrow",
+                    peer=self.call.peer,
+                    handler=head.handler,
+                )
+            return
+        raise UnknownHandler(text, peer=self.call.peer, handler=head.handler)
+
+    def pace(self, generator: Any) -> Any:
+        """See ServerCall."""
+        return _Paced(generator, self) if self.output.credit is not None else generator
+
+    async def wait_writable(self) -> None:
+        """Waits for a credit, and room, as the handler does."""
+        self.input.waits_for_client = True
+        try:
+            await self.answers.wait_writable()
+        finally:
+            self.input.waits_for_client = False
+
+    def ended(self) -> None:
+        """See ServerCall."""
+        super().ended()
+        self.request.on_change = None  # no cycle for the collector of garbage
+        self.output.credit = self.output.patient = None
+
+    # Within
+
+    def _credit(self) -> int:
+        return self.answers.granted
+
+    def _is_patient(self) -> bool:
+        """A subscription may be silent, and a client may take its time to ask for more."""
+        return self.endless or not self.request.demand
+
+    async def _open(self) -> Run:
+        run = await super()._open()
+        return run if self.request.kind == FIRE else _Asked(run)
+
+    def _check_input(self, handler: Handler) -> None:
+        if self._json:
+            self.call.schema = handler.input
+        else:
+            super()._check_input(handler)
+
+    def _make_codecs(self, handler: Handler) -> None:
+        if not self._json:
+            super()._make_codecs(handler)
+            return
+        call, where = self.call, f"handler {handler.name!r}"
+        names: dict[str, Any] = {"peer": call.peer, "handler": handler.name}
+        if call.schema is not None:
+            values = self.config.reactivesocket.json_values
+            self.input.decoder = JsonDecoder(
+                call.schema, values=values, where=f"the input of {where}", **names
+            )
+        if call.output_schema is not None:
+            self.output.encoder = JsonEncoder(
+                call.output_schema, where=f"the output of {where}", fault=handler.fault, **names
+            )
+
+    def _accept(self, handler: Handler) -> None:
+        """Nothing is said: the first item has the schema."""
+        schema = self.call.output_schema
+        if schema is not None and not self._json:
+            self.answers.prefix = schema_prefix(schema)
+        self.output.use(self.answers)
+
+    def _tell(self, status: Status, alone: bool) -> None:
+        request = self.request
+        if request.kind == FIRE:
+            if status.code != OK:
+                self._reactive_host.unreported()
+            return
+        if status.code != OK:
+            word, text = encode_error(status)
+            request.fail(text, word)
+        elif self.endless:
+            request.fail(
+                f"ended: handler {self.call.handler!r} has no more, and an ERROR is the one end of "
+                "a subscription (RS-17); REQUEST_STREAM tells the end without one"
+            )
+        else:
+            held, self.answers.held = self.answers.held, None
+            request.complete(held)
+
+
+class _Asked:
+    """A runner that begins once the client wants an answer, and ends when that can leave."""
+
+    __slots__ = ("_run",)
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    async def __call__(self, running: ServerCall) -> Mapping[str, int] | None:
+        assert isinstance(running, ReactiveCall)
+        answers = running.answers
+        if not answers.writable and running.output.credit is not None:
+            await running.wait_writable()
+        counters = await self._run(running)
+        if answers.held is not None and not answers.writable:
+            await running.wait_writable()
+        return counters

@@ -1,0 +1,323 @@
+"""WebSockets: the client and the server of another library, origins, pings, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import websockets
+from websockets.asyncio.client import connect as web_connect
+from websockets.asyncio.server import ServerConnection
+from websockets.asyncio.server import serve as web_serve
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from aqueduct._speedups.reactivesocket import reactive_frames as frames
+from aqueduct.endpoint.accounts import process
+from aqueduct.errors import ConfigError, ConnectFailed, ConnectionLost
+from aqueduct.reactivesocket import ReactiveSocketServer, connect, serve
+from tests.reactivesocket.pairs import BRISK, brisk, eventually, frame, joined, serving, within
+
+PAGE = "https://example.org"
+WHOLE = frames.BEGIN | frames.END
+
+
+def message(kind: int, stream: int = 0, data: bytes = b"", **rest: Any) -> bytes:
+    """A frame without its length."""
+    return frame(kind, stream, data, **rest)[4:]
+
+
+SETUP = message(frames.SETUP)
+
+
+def url(server: ReactiveSocketServer) -> str:
+    where = server.address
+    return f"ws://{where.host}:{where.port}{where.path}"
+
+
+async def answer(web: Any) -> tuple[int, int, bytes]:
+    """The next frame: type, stream, data."""
+    data = await within(web.recv())
+    assert isinstance(data, bytes)
+    return int.from_bytes(data[2:4], "big"), int.from_bytes(data[4:12], "big"), data[12:]
+
+
+async def test_a_client_of_another_library_asks() -> None:
+    async with serving("ws") as server, web_connect(url(server)) as web:
+        assert not web.protocol.extensions  # it offers to compress, and that is not taken
+        await web.send(SETUP)
+        await web.send(message(frames.REQUEST_RESPONSE, 1, b"echo hello"))
+        assert await answer(web) == (frames.RESPONSE, 1, b"hello")
+        await web.send(message(frames.REQUEST_STREAM, 3, b"count 5", n=2))
+        assert await answer(web) == (frames.RESPONSE, 3, b"0")
+        assert await answer(web) == (frames.RESPONSE, 3, b"1")
+        await web.send(message(frames.REQUEST_N, 3, n=10))
+        found = [await answer(web) for _ in range(4)]
+        assert [data for _, _, data in found] == [b"2", b"3", b"4", b""]
+
+
+async def test_our_client_asks_a_server_of_another_library() -> None:
+    async def play(web: ServerConnection) -> None:
+        assert await web.recv() == message(frames.SETUP, data=b"hi")
+        request = await web.recv()
+        assert request == message(frames.REQUEST_RESPONSE, 1, b"x")
+        # In fragments of a message, with a ping between them.
+        whole = message(frames.RESPONSE, 1, b"well", flags=WHOLE | frames.COMPLETE)
+        await (await web.ping())
+        await web.send([whole[:5], whole[5:13], whole[13:]])
+        await web.close(1000, "enough of it")
+
+    async with web_serve(play, "127.0.0.1", 0) as web:
+        port = next(iter(web.sockets)).getsockname()[1]
+        where = f"reactivesocket+ws://127.0.0.1:{port}/some/where"
+        async with await connect(where, setup=b"hi") as client:
+            assert (await within(client.request(b"x"))).data == b"well"
+            await within(client.wait_closed())
+            with pytest.raises(ConnectionLost, match="closed the connection: enough of it"):
+                await client.request(b"y")
+
+
+async def test_web_pages_connect_where_their_origin_is_known() -> None:
+    async with serving("ws", origins=[PAGE]) as server:
+        where = server.address
+        async with await connect(where, origin=PAGE) as client:
+            assert (await within(client.request(b"echo x"))).data == b"x"
+        async with await connect(where) as client:  # a program, which says no origin
+            assert (await within(client.request(b"echo x"))).data == b"x"
+        for origin in ("https://example.com", "null", PAGE + "/x"):
+            with pytest.raises(ConnectFailed, match=r"the server answers HTTP 403: .*Origin"):
+                await connect(where, origin=origin)
+            with pytest.raises(InvalidStatus, match="403"):
+                await web_connect(url(server), origin=origin)  # type: ignore[arg-type]
+        await eventually(lambda: not server.handshakes)
+    async with serving("ws") as server:
+        with pytest.raises(ConnectFailed, match="the server answers HTTP 403"):
+            await connect(server.address, origin=PAGE)
+        assert not server.connections
+
+
+async def test_only_its_path_is_served() -> None:
+    async with await serve(None, "reactivesocket+ws://127.0.0.1:0/live", config=BRISK) as server:
+        assert server.address.path == "/live"
+        async with await connect(server.address):
+            pass
+        other = f"reactivesocket+ws://127.0.0.1:{server.address.port}/else"
+        with pytest.raises(ConnectFailed, match="HTTP 404: nothing is served at /else here"):
+            await connect(other)
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"HTTP/1.1 426"),
+        (b"POST / HTTP/1.1\r\nHost: x\r\n\r\n", b"HTTP/1.1 4"),
+        (b"GET / HTTP/1.1\r\n" + b"x" * 100_000, b"HTTP/1.1 431"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", b""),
+        (bytes(100_000), b""),
+    ],
+)
+async def test_other_requests_get_an_answer_of_http(said: bytes, status: bytes) -> None:
+    async with serving("ws") as server:
+        reader, writer = await asyncio.open_connection(server.address.host, server.address.port)
+        writer.write(said)
+        assert (await within(reader.read())).startswith(status)
+        writer.transport.abort()
+        await eventually(lambda: not server.handshakes)
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "text"),
+    [
+        ("text", 1002, "a text message: frames of ReactiveSocket are binary messages"),
+        (b"short", 1002, "a frame of version 115"),
+        (message(0, 1), 1002, "type"),
+        (bytes(3000), 1009, "ReactiveSocket.frame_bytes"),
+        (message(frames.SETUP, 1), 1002, "SETUP"),
+    ],
+)
+async def test_a_violation_closes_with_its_reason(said: str | bytes, code: int, text: str) -> None:
+    async with (
+        serving("ws", config=brisk(frame_bytes=2048)) as server,
+        web_connect(url(server)) as web,
+    ):
+        await web.send(SETUP)
+        await eventually(lambda: server.connections)
+        (connection,) = server.connections
+        await web.send(said)
+        errors = []
+        with pytest.raises(ConnectionClosed) as found:
+            while True:
+                kind, stream, data = await answer(web)
+                assert (kind, stream) == (frames.ERROR, 0)
+                errors.append(data.decode())
+        assert found.value.rcvd is not None
+        assert found.value.rcvd.code == code
+        if code == 1002:
+            assert len(errors) == 1
+            assert errors[0].startswith("INVALID: ")
+            assert text in errors[0]
+            assert found.value.rcvd.reason[:40] in errors[0]
+        await within(connection.wait_closed())
+        assert text in str(connection.error)
+
+
+async def test_a_stranger_gets_little_memory() -> None:
+    before = process().receiving.used
+    async with serving("ws") as server:
+        for size in (70_000, 16 << 20):
+            writer = await hand_made(server)
+            writer.write(bytes((0x82, 0xFF)) + size.to_bytes(8, "big") + bytes(4))
+            with suppress(ConnectionError):
+                for _ in range(0, size, 1 << 16):
+                    writer.write(bytes(1 << 16))
+                    await writer.drain()
+            await eventually(lambda: not server.handshakes)
+            assert process().receiving.used == before
+            assert not server.connections
+            writer.transport.abort()
+
+
+async def test_fragments_of_messages() -> None:
+    async with serving("ws") as server, web_connect(url(server)) as web:
+        await web.send([SETUP[:1], SETUP[1:]])
+        whole = message(frames.REQUEST_RESPONSE, 1, b"echo " + b"x" * 3000)
+        await web.send([whole[at : at + 1] for at in range(len(whole))])
+        assert await answer(web) == (frames.RESPONSE, 1, b"x" * 3000)
+
+
+async def test_fragments_without_end_are_cut_off() -> None:
+    receiving = process().receiving
+    before = receiving.used
+
+    more = asyncio.Event()
+
+    async def endless() -> AsyncIterator[bytes]:
+        for number in range(1000):
+            if number == 90:
+                await more.wait()
+            yield bytes(1000)
+
+    async with (
+        serving("ws", config=brisk(frame_bytes=100_000)) as server,
+        web_connect(url(server)) as web,
+    ):
+        await web.send(SETUP)
+        await eventually(lambda: server.connections)
+        (connection,) = server.connections
+        sending = asyncio.ensure_future(web.send(endless()))
+        await eventually(lambda: receiving.used - before > 80_000)
+        more.set()
+        with suppress(ConnectionClosed):
+            await within(sending)
+        await within(connection.wait_closed())
+        assert "ReactiveSocket.frame_bytes" in str(connection.error)
+    assert receiving.used == before
+
+
+async def test_pings_both_ways() -> None:
+    """A silent client is pinged and answers; its own pings are answered."""
+    async with (
+        serving("ws", config=brisk(ping=0.1)) as server,
+        web_connect(url(server), ping_interval=None) as web,
+    ):
+        await web.send(SETUP)
+        await asyncio.sleep(0.6)
+        assert server.connections
+        await asyncio.wait_for(await web.ping(), 30)
+        await web.send(message(frames.REQUEST_RESPONSE, 1, b"echo x"))
+        assert (await answer(web))[2] == b"x"
+    config = brisk(ping=0.1)
+    async with joined("ws", config=config) as pair:
+        await asyncio.sleep(0.6)
+        assert not pair.client.closed
+        assert (await within(pair.client.request(b"echo x"))).data == b"x"
+
+
+async def hand_made(server: ReactiveSocketServer) -> asyncio.StreamWriter:
+    """A WebSocket that answers nothing by itself."""
+    reader, writer = await asyncio.open_connection(server.address.host, server.address.port)
+    key = base64.b64encode(os.urandom(16))
+    writer.write(
+        b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: " + key + b"\r\n\r\n"
+    )
+    assert (await within(reader.readuntil(b"\r\n\r\n"))).startswith(b"HTTP/1.1 101")
+    return writer
+
+
+async def silent(server: ReactiveSocketServer) -> asyncio.StreamWriter:
+    """The same, with its SETUP."""
+    writer = await hand_made(server)
+    writer.write(bytes((0x82, 0x80 | len(SETUP), 0, 0, 0, 0)) + SETUP)
+    await eventually(lambda: server.connections)
+    return writer
+
+
+async def test_a_peer_that_answers_no_pings_is_given_up() -> None:
+    async with serving("ws", config=brisk(ping=0.1)) as server:
+        writer = await silent(server)
+        (connection,) = server.connections
+        await within(connection.wait_closed())
+        assert "silent for 0.3 s, and answers no pings" in str(connection.error)
+        writer.transport.abort()
+
+
+async def test_a_flood_of_pings_costs_one_answer() -> None:
+    sending = process().sending
+    before = sending.used
+    config = brisk(timing={"progress_deadline": 0.5})
+    async with serving("ws", config=config) as server:
+        writer = await silent(server)
+        (connection,) = server.connections
+        ping = bytes((0x89, 0x80 | 100, 0, 0, 0, 0)) + bytes(100)
+        for _ in range(100):
+            writer.write(ping * 1000)
+            await asyncio.sleep(0)
+        for _ in range(10):
+            assert sending.used - before < 100_000
+            await asyncio.sleep(0.02)
+        writer.transport.abort()
+        await within(connection.wait_closed())
+
+
+async def test_a_setup_that_is_rejected() -> None:
+    async with (
+        serving("ws", authorize_setup=lambda connection: "no entry") as server,
+        web_connect(url(server)) as web,
+    ):
+        await web.send(SETUP)
+        assert await answer(web) == (frames.ERROR, 0, b"REJECTED_SETUP: no entry")
+        with pytest.raises(ConnectionClosed) as found:
+            await within(web.recv())
+        assert found.value.rcvd is not None
+        assert found.value.rcvd.code == 1000
+
+
+async def test_a_server_that_speaks_no_websocket() -> None:
+    async def bad(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"220 mail.example.org ESMTP\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(bad, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(ConnectFailed, match="did not receive a valid HTTP response"):
+            await connect(f"reactivesocket+ws://127.0.0.1:{port}")
+    async with serving("tcp") as plain:
+        with pytest.raises(ConnectFailed, match=r"in the handshake of the WebSocket|HTTP"):
+            await connect(f"reactivesocket+ws://127.0.0.1:{plain.address.port}")
+
+
+async def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "websockets", None)
+    text = r"WebSockets need the package websockets: pip install 'aqueduct-arrow\[websocket\]'"
+    with pytest.raises(ConfigError, match=text):
+        await connect("reactivesocket+ws://127.0.0.1:1")
+    with pytest.raises(ConfigError, match=text):
+        await serve(None, "reactivesocket+ws://127.0.0.1:0")
+    assert websockets
