@@ -16,6 +16,7 @@ from aqueduct._speedups.reactivesocket import reactive_frames as frames
 from aqueduct.arguments import Duration, Size, checked
 from aqueduct.carriers.contract import PeerCredentials, PeerIdentity
 from aqueduct.carriers.stream.sockets import credentials_of
+from aqueduct.carriers.transports.byte_transport import ByteTransport
 from aqueduct.carriers.transports.waiting import Waiters
 from aqueduct.carriers.verify import TlsError, identity_read
 from aqueduct.config import Config
@@ -35,7 +36,6 @@ from aqueduct.reactivesocket.requesting import (
     error_of,
 )
 from aqueduct.reactivesocket.responding import ReactiveRequest, Responder
-from aqueduct.reactivesocket.transport import FrameTransport
 
 __all__ = ["ReactiveSnapshot", "ReactiveSocketConnection"]
 
@@ -98,7 +98,7 @@ class ReactiveSocketConnection:
         self._responder = responder
         self._face = ReactiveFace(core, config, self.advance)
         self._loop = asyncio.get_running_loop()
-        self._transport: FrameTransport | None = None
+        self._transport: ByteTransport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._early: dict[int, events.Event] | None = None if core.client else {}
         """Requests that came before the SETUP was accepted, by their stream; None: it was. Those
@@ -233,7 +233,7 @@ class ReactiveSocketConnection:
 
     # What the owner does
 
-    def carry(self, transport: FrameTransport) -> None:
+    def carry(self, transport: ByteTransport) -> None:
         """This is its transport."""
         self._transport = transport
 
@@ -364,11 +364,11 @@ class ReactiveSocketConnection:
     def _hold(self) -> None:
         """Reads nothing while too much that came is in use."""
         transport, now = self._transport, self._loop.time()
-        full = self.core.full
+        core, memory = self.core, self._face.memory
+        full = core.full or not memory.may_read(core.whole_bytes, now)
         if not full:
             self._refusing = False
-        busy = self._face.crowded or (full and not self._refusing)
-        if busy or not self._face.memory.may_read(now):
+        if self._face.crowded or (full and not self._refusing):
             if self._held_since is None:
                 self._held_since = now
                 if transport is not None:
@@ -415,9 +415,8 @@ class ReactiveSocketConnection:
             return
         if held is not None and now >= held + timing.stall_deadline:
             # What waits may need what the peer says next, as its demand, or an answer.
-            self._held_since, self._refusing = None, self.core.full
-            if self._transport is not None:
-                self._transport.hold(False)
+            self._held_since = now
+            self._refusing = self.core.whole_bytes > 0
         self.core.handle_deadline(now)
         self.advance()
 
@@ -508,11 +507,10 @@ class ReactiveSocketConnection:
         request = ReactiveRequest(self._face, self, stream, kind, data, cost)
         if kind != frames.REQUEST_FNF:
             self._face.responding[stream] = request
-        if self._refusing and self.core.full:
-            most = self.config.reactivesocket.receive_bytes
+        if self._refusing:
             request.fail(
-                f"requests of this connection hold {most} bytes, and none is done with "
-                "(ReactiveSocket.receive_bytes)",
+                "requests that are not done with hold all memory that there is for them "
+                "(ReactiveSocket.receive_bytes, Flow.process_receive_budget)",
                 reasons.REJECTED,
             )
         elif self._face.closing:
@@ -548,6 +546,9 @@ class ReactiveSocketConnection:
             request.task = task
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+            if inspect.iscoroutine(answering):
+                # It was never begun if the task was cancelled before its first step.
+                task.add_done_callback(lambda _: answering.close())
 
     async def _answer(self, answering: Awaitable[None], request: ReactiveRequest) -> None:
         try:

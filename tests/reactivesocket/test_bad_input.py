@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from aqueduct._speedups.reactivesocket import reactive_frames as frames
 from aqueduct.config import Flow
 from aqueduct.endpoint.accounts import process
 from aqueduct.errors import ConnectFailed, ConnectionLost, SequenceError
@@ -22,6 +21,7 @@ from tests.reactivesocket.pairs import (
     brisk,
     eventually,
     frame,
+    frames,
     joined,
     scripted,
     serving,

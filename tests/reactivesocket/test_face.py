@@ -27,8 +27,11 @@ from aqueduct.reactivesocket import (
 from tests.reactivesocket.pairs import (
     BRISK,
     FAMILIES,
+    Peer,
     brisk,
     eventually,
+    frame,
+    frames,
     joined,
     serving,
     within,
@@ -157,6 +160,30 @@ async def test_a_task_that_answers_is_cancelled_with_its_request() -> None:
         with pytest.raises(ConnectionLost):
             await asking
         await eventually(lambda: len(ended) == 2)
+
+
+async def test_a_responder_is_closed_that_never_began() -> None:
+    """A request and its cancel come together: nothing warns of a coroutine nobody awaited."""
+    began: list[bytes] = []
+
+    async def responder(request: ReactiveRequest) -> None:
+        began.append(bytes(request.data))
+        if request.kind == "request":
+            request.complete(b"x")
+
+    async with serving(responder=responder) as server:
+        peer = await Peer.connect(server, frame(frames.SETUP))
+        peer.say(frame(frames.REQUEST_RESPONSE, 1, b"first") + frame(frames.REQUEST_N, 9, n=1))
+        assert (await peer.read())[3] == b"x"
+        (connection,) = server.connections
+        connection.core.receive_data(frame(frames.REQUEST_RESPONSE, 3, b"second"), 0.0)
+        connection.advance()
+        connection.core.receive_data(frame(frames.CANCEL, 3), 0.0)
+        connection.advance()
+        await asyncio.sleep(0)
+        peer.close()
+    gc.collect()
+    assert began == [b"first"]
 
 
 @pytest.mark.parametrize("way", ["break", "aclose", "cancel", "drop"])

@@ -88,6 +88,11 @@ class ByteTransport(asyncio.BufferedProtocol):
         """The buffers that are to leave next, of about ``limit`` bytes, and how many these are."""
         return (), 0
 
+    @property
+    def coming(self) -> int:
+        """Bytes that came and that are kept here, as what is missing has not come."""
+        return 0
+
     def farewell(self) -> bytes:
         """What leaves last, before the connection is closed."""
         return b""

@@ -214,6 +214,11 @@ class ReactiveConnection:
         return self._held + self._requester.fragments_cost + self._decoder.coming
 
     @property
+    def whole_bytes(self) -> int:
+        """What events brought that is not released."""
+        return self._held
+
+    @property
     def queued_bytes(self) -> int:
         """What frames cost that wait to leave."""
         return self._outbox.cost
