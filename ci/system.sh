@@ -6,6 +6,7 @@
 #   ci/system.sh java      the home of a Java >= 17
 #   ci/system.sh clang     a clang that compiles for a fuzzer
 #   ci/system.sh postgres  the folder with the programs of a PostgreSQL >= 13
+#   ci/system.sh chromium  a Chromium that runs without a window: CHROMIUM, or one on PATH
 #
 # What is missing is installed where that is possible (root on Debian), unless
 # AQUEDUCT_NO_INSTALL is set; else the error names the command to type.
@@ -107,6 +108,14 @@ find_postgres() {
     return 1
 }
 
+find_chromium() {
+    # Of some packages the program on PATH only says what to install: it has no version.
+    for program in ${CHROMIUM:-} chromium-headless-shell chromium chromium-browser google-chrome; do
+        "$program" --version 2>/dev/null | grep -q Chrom && command -v "$program" && return
+    done
+    return 1
+}
+
 case ${1:-} in
 python)
     if ! command -v "${CC:-cc}" >/dev/null; then
@@ -136,8 +145,14 @@ postgres)
         find_postgres || { say "still no PostgreSQL >= 13; set PG_BIN"; exit 1; }
     fi
     ;;
+chromium)
+    if ! find_chromium; then
+        install "no Chromium by CHROMIUM or on PATH" chromium-headless-shell
+        find_chromium || { say "still no Chromium; set CHROMIUM"; exit 1; }
+    fi
+    ;;
 *)
-    say "say 'python', 'java', 'clang' or 'postgres'"
+    say "say 'python', 'java', 'clang', 'postgres' or 'chromium'"
     exit 2
     ;;
 esac

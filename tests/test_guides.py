@@ -1,4 +1,4 @@
-"""The programs in ``docs/guides`` run as they stand, and print what the page says."""
+"""The programs in guides and cookbook run as they stand, and print what the page says."""
 
 from __future__ import annotations
 
@@ -11,9 +11,14 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PROGRAM = re.compile(r"```python\n# (\w+\.py)\n(.*?)```\n\n```\n(.*?)```", re.DOTALL)
+PAGES = [
+    page
+    for folder in ("guides", "cookbook")
+    for page in sorted((ROOT / "docs" / folder).glob("*.md"))
+]
 PROGRAMS = {
     f"{page.name}-{name}": (name, text, prints)
-    for page in sorted((ROOT / "docs" / "guides").glob("*.md"))
+    for page in PAGES
     for name, text, prints in PROGRAM.findall(page.read_text())
 }
 
@@ -39,6 +44,6 @@ def test_a_program_of_a_guide_prints_what_the_page_says(
 
 
 def test_every_named_program_of_a_guide_is_run() -> None:
-    pages = [page.read_text() for page in (ROOT / "docs" / "guides").glob("*.md")]
+    pages = [page.read_text() for page in PAGES]
     named = sum(len(re.findall(r"```python\n# \w+\.py\n", page)) for page in pages)
     assert named == len(PROGRAMS) >= 5

@@ -378,6 +378,32 @@ def test_without_postgres_the_error_says_what_to_type(tmp_path: Path, bare_path:
     assert re.search(r"Type: |Install it", answer.stderr)
 
 
+def chromium(program: Path, says: str) -> Path:
+    """A program that says of itself that it is this."""
+    program.write_text(f"#!/bin/sh\n{says}\n")
+    program.chmod(0o755)
+    return program
+
+
+def test_a_chromium_that_is_none_gives_way(tmp_path: Path, bare_path: Path) -> None:
+    """Ubuntu's program on the path says which snap to install."""
+    (bare_path / "grep").symlink_to("/bin/grep")
+    chromium(bare_path / "chromium", "echo 'type: snap install chromium'; exit 1")
+    found = chromium(bare_path / "chromium-browser", "echo Chromium 156.0.8078.108")
+    answer = ask("chromium", bare_path)
+    assert (answer.returncode, answer.stdout.strip()) == (0, str(found))
+    named = chromium(tmp_path / "browser", "echo Google Chrome 150.0")
+    answer = ask("chromium", bare_path, CHROMIUM=str(named))
+    assert (answer.returncode, answer.stdout.strip()) == (0, str(named))
+
+
+def test_without_chromium_the_error_says_what_to_type(bare_path: Path) -> None:
+    answer = ask("chromium", bare_path)
+    assert (answer.returncode, answer.stdout) == (1, "")
+    assert "no Chromium" in answer.stderr
+    assert re.search(r"Type: .*chromium-headless-shell|Install it", answer.stderr)
+
+
 def test_a_compiler_that_cannot_count_edges_gives_way(tmp_path: Path, bare_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()

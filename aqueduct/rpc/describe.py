@@ -7,6 +7,7 @@ service answers at all, over every carrier.
 from __future__ import annotations
 
 import base64
+import difflib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ from typing import Any, Final
 import pyarrow as pa
 
 from aqueduct.arrow.ipc import serialize_schema
-from aqueduct.errors import BadCall
+from aqueduct.arrow.schema import shorten
+from aqueduct.errors import BadCall, UnknownHandler
 from aqueduct.rpc import keys
 from aqueduct.rpc.documents import answer_of, schema_of, text_of
 from aqueduct.rpc.request import KINDS, Kind
@@ -93,6 +95,19 @@ class Description:
     """What it is for, in a line or two."""
     tables: tuple[TableDescription, ...] = ()
     sinks: tuple[SinkSummary, ...] = ()
+
+    def exchange(self, name: str) -> HandlerDescription:
+        """The exchange handler of this name. Raises UnknownHandler that names the near miss."""
+        handlers = {each.name: each for each in self.handlers if each.kind == "exchange"}
+        if name in handlers:
+            return handlers[name]
+        near = difflib.get_close_matches(name, handlers, n=1)
+        guess = f"did you mean {near[0]!r}? " if near else ""
+        raise UnknownHandler(
+            f"the service {self.service!r} has no handler {name!r} of the kind exchange; "
+            f"{guess}it has {shorten(', '.join(map(repr, handlers))) or 'none'}",
+            handler=name,
+        )
 
     def to_json(self) -> str:
         """The document; schemas are there for programs (base64 of IPC) and as text for people."""

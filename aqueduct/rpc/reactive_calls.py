@@ -381,11 +381,18 @@ def encode_error(status: Status) -> tuple[str, str]:
     return word, f"{status.code}: {status.message or status.code}"
 
 
-def decode_error(text: str, *, peer: str = "", handler: str = "") -> AqueductError:
-    """The error that the text of an ERROR is, behind its word."""
+def decode_error(
+    text: str, *, peer: str = "", handler: str = "", batch: int | None = None
+) -> AqueductError:
+    """The error that the text of an ERROR is, behind its word.
+
+    ``batch``: the number that the caller has for the batch of the request.
+    """
     code, colon, message = text.partition(":")
     known = colon and code and code.replace("-", "").isalpha() and code.islower()
     status = Status(code, message.strip()) if known else Status("error", text)
+    if batch is not None:
+        status = replace(status, batch=batch)
     error = status.to_exception(peer=peer, handler=handler)
     if error is None:
         return LocalProtocolError(f"{peer}: an ERROR says that all is well: {text}")

@@ -16,6 +16,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from aqueduct.client.reactive_exchange import ReactiveExchange
 from aqueduct.client.thread_call import Failed, News, ThreadCall
 from aqueduct.rpc.request import IDEMPOTENT, ONE_TO_ONE
 from spark_udfs.calls.pool import Peer, PoolLease, process_pool
@@ -68,7 +69,7 @@ class OpenCall:
 
     service: Endpoint
     lease: PoolLease
-    exchange: ThreadCall = field(init=False)
+    exchange: ThreadCall | ReactiveExchange = field(init=False)
     since: float = field(default_factory=time.monotonic)
     waiting: dict[int, UnansweredBatch] = field(default_factory=dict)
     """By their numbers in this call, the oldest first."""
@@ -202,7 +203,7 @@ class Addresses:
             head = {**calling.head(place), "deadline": deadline}
             if self._repeated:
                 head["attempt"] = f"{head['attempt'] or '0'}.{self._repeated}"
-            call.exchange = lease.client.exchange_call(
+            call.exchange = lease.caller.exchange_call(
                 calling.handler,
                 self.news,
                 call,

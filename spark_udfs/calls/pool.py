@@ -35,12 +35,14 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from aqueduct.address import Address
 from aqueduct.carriers.certificates import ClientTls
+from aqueduct.client.reactive_client import ReactiveTaskClient
 from aqueduct.client.task_client import TaskClient
 from aqueduct.client.unary import same_schema
 from aqueduct.client.unary_stub import UnaryStub
 from aqueduct.config import DEFAULT, Config
-from aqueduct.errors import AqueductError, Cancelled
+from aqueduct.errors import AqueductError, Cancelled, ConfigError
 from spark_udfs.worker.executor_socket import executor_socket, watch
 
 __all__ = ["IDLE", "CachedAccepted", "Peer", "Pool", "PoolLease", "process_pool"]
@@ -61,6 +63,11 @@ class Peer:
     tls: ClientTls | None = None
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     config: Config = DEFAULT
+
+    @property
+    def reactive(self) -> bool:
+        """Whether calls are requests of ReactiveSocket."""
+        return Address.parse(self.address).reactive
 
     @property
     def bare(self) -> str:
@@ -93,15 +100,31 @@ class PoolLease:
     """The right to use a connection, until ``release``."""
 
     def __init__(
-        self, pool: Pool, entry: _Entry, task: int | None, client: TaskClient, reconnected: bool
+        self,
+        pool: Pool,
+        entry: _Entry,
+        task: int | None,
+        caller: TaskClient | ReactiveTaskClient,
+        reconnected: bool,
     ) -> None:
         self._pool = pool
         self._entry = entry
         self._cancel: Callable[[], object] | None = None
         self.task = task
-        self.client = client
+        self.caller = caller
+        """The client, for exchanges of functions of one batch."""
         self.reconnected = reconnected
         """Whether the connection was made for this lease, and is not the first to its peer."""
+
+    @property
+    def client(self) -> TaskClient:
+        """The client, for calls of every kind. Raises ConfigError where there is only one kind."""
+        if isinstance(self.caller, TaskClient):
+            return self.caller
+        raise ConfigError(
+            f"{self.peer.bare} carries functions of one batch alone, by exchange() and its "
+            "relatives; an aqueduct:// or aqueduct+tls:// address of the service carries this"
+        )
 
     @property
     def peer(self) -> Peer:
@@ -143,8 +166,8 @@ class PoolLease:
         Tasks that share a connection count each resume once, whichever asks first.
         """
         with self._pool._lock:
-            told, self.client.told_resumes = self.client.told_resumes, self.client.resumes
-            return self.client.told_resumes - told
+            told, self.caller.told_resumes = self.caller.told_resumes, self.caller.resumes
+            return self.caller.told_resumes - told
 
     def release(self, *, close: bool = False) -> None:
         """Gives the lease back. Repeated calls are without effect.
@@ -348,30 +371,36 @@ class _Entry:
         self.used = 0.0
         """When it was released, or found to lead nowhere; of no account while it is leased."""
         self.connected = 0
-        self.client: TaskClient | None = None
+        self.client: TaskClient | ReactiveTaskClient | None = None
         self.connecting = threading.Lock()
         self.accepted: list[CachedAccepted] = []
 
-    def open_client(self) -> tuple[TaskClient, bool]:
+    def open_client(self) -> tuple[TaskClient | ReactiveTaskClient, bool]:
         """The connection, and whether it was made just now."""
         made = False
         if self.client is not None and not self._answers(self.client):
             self.close()
         if self.client is None:
             self.accepted = []
-            # An idle connection is the pool's to close; silence means that the worker is gone.
-            self.client = TaskClient(
-                self.peer.address,
-                config=self.peer.config,
-                tls=self.peer.tls,
-                headers=self.peer.headers,
-                keep_alive=False,
-            )
+            self.client = self._connect()
             self.connected += 1
             made = True
         return self.client, made
 
-    def _answers(self, client: TaskClient) -> bool:
+    def _connect(self) -> TaskClient | ReactiveTaskClient:
+        peer = self.peer
+        if peer.reactive:
+            return ReactiveTaskClient(peer.address, config=peer.config, tls=peer.tls)
+        # An idle connection is the pool's to close; silence means that the worker is gone.
+        return TaskClient(
+            peer.address,
+            config=peer.config,
+            tls=peer.tls,
+            headers=peer.headers,
+            keep_alive=False,
+        )
+
+    def _answers(self, client: TaskClient | ReactiveTaskClient) -> bool:
         """Whether a connection from an earlier task still leads anywhere.
 
         Its service may have been restarted meanwhile, which an idle connection cannot know.
@@ -380,6 +409,8 @@ class _Entry:
             return False
         if self.users > 1 or time.monotonic() - self.used < _TRUSTED:
             return True
+        if isinstance(client, ReactiveTaskClient):
+            return True  # it has no ping, and has heard of a connection that was closed
         try:
             client.ping(timeout=_CHECK)
         except AqueductError:

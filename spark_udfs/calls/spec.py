@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from aqueduct.carriers.certificates import ClientTls
 from aqueduct.config import DEFAULT, Config
-from aqueduct.errors import CallError
+from aqueduct.errors import CallError, ConfigError
 from aqueduct.rpc.request import Partition
 from spark_udfs.calls.pool import Peer
 from spark_udfs.tokens import fresh
@@ -89,9 +89,32 @@ class CallSpec:
         """Whether one call does, of which nothing is kept."""
         return (
             self.keeps_order
+            and not self.is_reactive
             and not self.retries
             and self.batch_deadline is None
             and self.on_error == "fail"
+        )
+
+    @functools.cached_property
+    def is_reactive(self) -> bool:
+        """Whether batches are requests of ReactiveSocket, so that none is told of another."""
+        return any(peer.reactive for peer in self.peers)
+
+    def check_reactive(self) -> None:
+        """Raises ConfigError for what ReactiveSocket does not carry, where that is asked for."""
+        if not self.is_reactive:
+            return
+        if self.compression not in (None, "none"):
+            raise self.not_carried(f"compression={self.compression!r}")
+        if self.connection_headers:
+            raise self.not_carried("connection_headers")
+
+    def not_carried(self, what: str) -> ConfigError:
+        """The error for what an address of ReactiveSocket among these does not carry."""
+        place = next(peer.bare for peer in self.peers if peer.reactive)
+        return ConfigError(
+            f"{what} has no place at {place}: ReactiveSocket carries batches for functions of one "
+            "batch, and no more; an aqueduct:// or aqueduct+tls:// address of the service does"
         )
 
     def peer(self, address: str) -> Peer:

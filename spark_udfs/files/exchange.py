@@ -146,8 +146,11 @@ def send_files(
     for name in options:
         if name not in known:
             raise unknown(name, sorted(known))
+    call = exchange(address, handler, **options)
+    if call.calling.is_reactive:
+        raise call.calling.not_carried("a sink of files")
     return FilesFunction(
-        exchange(address, handler, **options),
+        call,
         _reading(columns, on_failure, batch_bytes, read_ahead),
         _SinkWork(),
     )

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
-from aqueduct.arrow.schema import check, shorten
+from aqueduct.arrow.schema import check
+from aqueduct.client.reactive_client import ReactiveTaskClient
 from aqueduct.client.sync_client import SyncClient
-from aqueduct.errors import ConfigError, UnknownHandler
+from aqueduct.errors import ConfigError
 from aqueduct.rpc.describe import (
     DESCRIBE,
     DESCRIBE_SCHEMA,
@@ -112,6 +112,11 @@ def _answer(
             sent = Casting(wanted, sent, where=where).schema
     elif handler.input is not None:
         check(handler.input, sent, where=where, handler=calling.handler)
+    if handler.output is None and calling.is_reactive:
+        raise ConfigError(
+            f"what handler {calling.handler!r} answers with depends on what it is sent, and over "
+            "ReactiveSocket it cannot be asked without a batch: give schema="
+        )
     return handler.output or _ask(calling, None, lambda client: _opened(client, calling, sent))
 
 
@@ -133,17 +138,27 @@ def _opened(client: SyncClient, calling: CallSpec, sent: pa.Schema) -> pa.Schema
 
 def _described(calling: CallSpec, task: int | None) -> HandlerDescription:
     """What the service says of the handler. Raises UnknownHandler that names the near miss."""
-    description = _ask(calling, task, lambda client: _describe(client, calling))
-    handlers = {each.name: each for each in description.handlers if each.kind == "exchange"}
-    if calling.handler in handlers:
-        return handlers[calling.handler]
-    near = difflib.get_close_matches(calling.handler, handlers, n=1)
-    guess = f"did you mean {near[0]!r}? " if near else ""
-    raise UnknownHandler(
-        f"the service {description.service!r} has no handler {calling.handler!r} of the kind "
-        f"exchange; {guess}it has {shorten(', '.join(map(repr, handlers))) or 'none'}",
-        handler=calling.handler,
-    )
+    return _description(calling, task).exchange(calling.handler)
+
+
+def _description(calling: CallSpec, task: int | None) -> Description:
+    if not calling.is_reactive:
+        return _ask(calling, task, lambda client: _describe(client, calling))
+    lease = reach(calling, task=task)
+    try:
+        caller = lease.caller
+        if isinstance(caller, ReactiveTaskClient):
+            found = caller.describe(token=calling.fresh_token())
+        else:  # the first address that is there is none of ReactiveSocket
+            found = _describe(caller, calling)
+    finally:
+        lease.release()
+    if found is None:
+        raise ConfigError(
+            f"{lease.peer.bare} does not say what its handler {calling.handler!r} takes and "
+            "answers, as a service of Aqueduct does: give schema=, and input_schema= with cast"
+        )
+    return found
 
 
 def _describe(client: SyncClient, calling: CallSpec) -> Description:

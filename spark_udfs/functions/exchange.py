@@ -247,6 +247,7 @@ def exchange(
             name: values[name] for name in ("retries", "backoff", "backoff_limit") if name in values
         },
     )
+    calling.check_reactive()
     check_picklable(
         {
             **{entry.name: getattr(calling, entry.name) for entry in fields(calling)},

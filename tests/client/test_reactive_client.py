@@ -1,0 +1,224 @@
+"""The client of ReactiveSocket that drives a task: requests from a thread, news in a queue."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import queue
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from aqueduct.client.call import END, FailedBatch
+from aqueduct.client.reactive_client import ReactiveTaskClient
+from aqueduct.client.thread_call import NEWS, Failed
+from aqueduct.config import DEFAULT, Timing
+from aqueduct.errors import (
+    Cancelled,
+    ConfigError,
+    ConnectFailed,
+    ConnectionLost,
+    LocalProtocolError,
+    SchemaMismatch,
+)
+from aqueduct.rpc.request import FAILURES, ONE_TO_ONE
+from tests.support.calls import until_seen
+from tests.support.reactive_peer import stranger
+
+NUMBERS = pa.schema([("id", pa.int64())])
+
+
+def batch(*values: int) -> pa.RecordBatch:
+    return pa.record_batch({"id": values}, schema=NUMBERS)
+
+
+class Task:
+    """A thread with one exchange, and the queue of its news."""
+
+    def __init__(self, client: ReactiveTaskClient, **options: Any) -> None:
+        self.news: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
+        self.exchange = client.exchange_call(
+            "square", self.news, self, **{"schema": NUMBERS, **options}
+        )
+
+    def next(self) -> Any:
+        tag, found = self.news.get(timeout=20)
+        assert tag is self
+        return self.exchange.popped(found)
+
+    def accepted(self) -> None:
+        if not self.exchange.expect(acceptance=True):
+            assert self.next() is NEWS
+        assert self.exchange.accepted
+
+
+@pytest.fixture
+def peer():
+    with stranger() as (service, server):
+        yield service, server
+
+
+@pytest.fixture
+def client(peer):
+    made = ReactiveTaskClient(peer[1].address)
+    yield made
+    made.close()
+
+
+def test_batches_are_sent_and_answered(client):
+    task = Task(client, in_flight=2)
+    task.accepted()
+    exchange = task.exchange
+    assert exchange.capabilities == {ONE_TO_ONE, FAILURES}
+    assert exchange.room
+    assert [exchange.push(batch(2)), exchange.push(batch(3, 4))] == [0, 1]
+    assert not exchange.room and not exchange.expect(room=True)
+    found = dict([task.next(), task.next()])
+    assert {number: exchange.decode(answer) for number, answer in found.items()} == {
+        0: batch(4),
+        1: batch(9, 16),
+    }
+    assert all(len(answer) > 8 for answer in found.values())
+    assert exchange.room and exchange.settled == 2
+    assert exchange.sent_bytes > 24
+    exchange.finish()
+    assert task.next() is END
+
+
+def test_a_finish_waits_for_what_is_under_way(peer, client):
+    service, server = peer
+    service.gate = asyncio.Event()
+    task = Task(client)
+    task.accepted()
+    task.exchange.push(batch(2))
+    task.exchange.finish()
+    server.loop.call_soon_threadsafe(service.gate.set)
+    number, answer = task.next()
+    assert (number, task.exchange.decode(answer)) == (0, batch(4))
+    assert task.next() is END
+
+
+def test_what_came_counts_until_the_thread_asks_for_more(peer, client):
+    task = Task(client)
+    task.accepted()
+    big = batch(*range(100_000))
+    task.exchange.push(big)
+    _, answer = task.next()
+    assert client._connection.snapshot().held_bytes >= 800_000
+    task.exchange.decode(answer)
+    task.exchange.set_waiting(True)
+    client._thread.run(asyncio.sleep(0))
+    assert client._connection.snapshot().held_bytes < 100_000
+
+
+@pytest.mark.parametrize("reports", [True, False])
+def test_a_failure_of_a_batch(client, reports):
+    task = Task(client, report_failures=reports)
+    task.accepted()
+    task.exchange.push(batch(-1))
+    found = task.next()
+    if reports:
+        number, failed = found
+        assert number == 0 and type(failed) is FailedBatch
+    else:
+        failed = found
+        assert type(failed) is Failed
+    error = failed.error
+    assert "batch 0: no root of -1 here" in str(error)
+
+
+def test_what_cannot_be_sent_is_an_error_and_nothing_was_sent(peer, client):
+    task = Task(client)
+    task.accepted()
+    with pytest.raises(SchemaMismatch, match="no"):
+        task.exchange.push(pa.record_batch({"no": [1]}))
+    with pytest.raises(LocalProtocolError, match="cannot be the name of a handler"):
+        client.exchange_call("", queue.SimpleQueue(), None, schema=NUMBERS)
+    assert task.exchange.push(batch(1)) == 0
+    task.next()
+    assert len(peer[0].asked) == 1
+
+
+def test_an_abandoned_exchange_cancels_its_requests(peer, client):
+    service, server = peer
+    service.gate = asyncio.Event()
+    task, other = Task(client), Task(client)
+    task.accepted()
+    other.accepted()
+    for each in (task, other):
+        each.exchange.push(batch(1))
+    until_seen(lambda: service.at_work == 2)
+    task.exchange.abandon()
+    assert isinstance(task.next().error, Cancelled)
+    until_seen(lambda: service.at_work == 1)
+    server.loop.call_soon_threadsafe(service.gate.set)
+    assert other.next()[0] == 0
+
+
+def test_a_closed_client_fails_what_is_under_way(peer):
+    service, _ = peer
+    service.gate = asyncio.Event()
+    client = ReactiveTaskClient(peer[1].address)
+    task = Task(client)
+    task.accepted()
+    task.exchange.push(batch(1))
+    client.close()
+    assert isinstance(task.next().error, ConnectionLost)
+    assert client.closed
+    task.exchange.push(batch(1))
+    assert isinstance(task.next().error, ConnectionLost)
+    client.close()
+    with pytest.raises(LocalProtocolError, match="closed"):
+        Task(client)
+
+
+def test_a_service_that_is_none_of_aqueduct_has_no_description(client):
+    assert client.describe() is None
+    assert client.describe(token="any") is None
+
+
+def test_a_service_that_answers_nothing_has_none_either(peer):
+    _, server = peer
+
+    async def silent(request: Any) -> None:
+        await asyncio.Event().wait()
+
+    server.responder = silent
+    timing = Timing(connect_timeout=0.3)
+    client = ReactiveTaskClient(server.address, config=dataclasses.replace(DEFAULT, timing=timing))
+    assert client.describe() is None
+    client.close()
+
+
+def test_where_nobody_listens(peer):
+    _, server = peer
+    address = server.address
+    asyncio.run_coroutine_threadsafe(server.close(), server.loop).result(20)
+    with pytest.raises(ConnectFailed, match="refused"):
+        ReactiveTaskClient(address)
+    with pytest.raises(ConfigError):
+        ReactiveTaskClient("reactivesocket+tcp://")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
+def test_a_forked_child_is_told_that_the_client_is_its_parents(client):
+    task = Task(client)
+    task.accepted()
+    child = os.fork()
+    if not child:
+        try:
+            client.close()
+            code = 0 if client.closed else 1
+            try:
+                Task(client)
+                code = 2
+            except LocalProtocolError:
+                pass
+        except BaseException:  # noqa: BLE001  the parent hears the code
+            code = 3
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    task.exchange.push(batch(5))
+    assert task.exchange.decode(task.next()[1]) == batch(25)
