@@ -30,7 +30,7 @@ from aqueduct.rpc.unary import schema_prefix
 from aqueduct.service.call import CallHost, Run, ServerCall
 from aqueduct.service.handlers import EXCHANGE, SINK, SOURCE, Handler
 
-__all__ = ["ReactiveCall", "ReactiveCaller"]
+__all__ = ["ReactiveCall", "ReactiveCaller", "ReactiveSender"]
 
 REQUEST: Final = "request"
 FIRE: Final = "fire"

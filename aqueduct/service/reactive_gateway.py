@@ -35,6 +35,7 @@ from aqueduct.service.reactive_call import ReactiveCall, ReactiveCaller
 
 __all__ = [
     "CallDispatcher",
+    "GatewayHost",
     "ReactiveGateway",
     "connection_of",
     "is_reactive",
