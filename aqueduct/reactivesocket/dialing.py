@@ -10,6 +10,7 @@ from aqueduct.address import REACTIVE, Address
 from aqueduct.arguments import checked
 from aqueduct.carriers.certificates import ClientTls
 from aqueduct.carriers.stream.sockets import check_path
+from aqueduct.carriers.transports.byte_transport import ByteTransport
 from aqueduct.carriers.transports.dialing import Dialing
 from aqueduct.config import DEFAULT, Config
 from aqueduct.endpoint.accounts import process
@@ -68,7 +69,7 @@ async def connect(
         core, config, attempt, responder, setup=bytes(setup), peer=str(found)
     )
     if found.web:
-        transport: FrameTransport = WebTransport(
+        transport: ByteTransport = WebTransport(
             config, connection, found, str(found), client=True, origin=origin
         )
     else:
@@ -111,7 +112,7 @@ class _Attempt:
     """The owner of a client's connection."""
 
     def __init__(self, dialing: Dialing) -> None:
-        self.transport: FrameTransport
+        self.transport: ByteTransport
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.done.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._dialing = dialing

@@ -208,9 +208,14 @@ class ReactiveFace:
 
     async def wait_room(self) -> None:
         """Waits until a request may be sent. The caller has a deadline."""
-        while self.error is None and not self.has_room():
-            sender = self._loop.create_future()
-            self._senders.append(sender)
+        waited = False
+        while self.error is None and ((self._senders and not waited) or not self.has_room()):
+            sender: asyncio.Future[None] = self._loop.create_future()
+            if waited:
+                self._senders.appendleft(sender)  # it was its turn
+            else:
+                self._senders.append(sender)
+            waited = True
             try:
                 await sender
             except BaseException:

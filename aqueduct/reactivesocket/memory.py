@@ -15,8 +15,8 @@ __all__ = ["ReactiveMemory"]
 class ReactiveMemory:
     """The bytes of one connection in the accounts of the process.
 
-    Above ``Flow.process_receive_budget`` a connection reads nothing while it holds something. One
-    connection at a time goes on, so that what it has received in part becomes whole.
+    Above ``Flow.process_receive_budget`` a connection reads nothing while it has something that the
+    application is to take or to give back. Of those that have parts alone one at a time goes on.
     """
 
     _first: ClassVar[ReferenceType[ReactiveMemory] | None] = None
@@ -47,13 +47,21 @@ class ReactiveMemory:
         if not self.received:
             self._pass_on()
 
-    def may_read(self, now: float) -> bool:
-        """Whether more may be read; if not, ``wake`` is called. Look again after a while, too."""
+    def may_read(self, whole: int, now: float) -> bool:
+        """Whether more may be read; if not, ``wake`` is called. Look again after a while, too.
+
+        ``whole``: bytes that the application can take, or give back.
+        """
         account = self._receiving_account
-        if not self.received or account.used < self._receive_most or self._goes_on(now):
+        if not self.received or account.used < self._receive_most:
+            account.waiting.pop(self, None)
+            return True
+        if not whole and self._goes_on(now):
             account.waiting.pop(self, None)
             return True
         account.waiting[self] = None
+        if whole:
+            self._pass_on()
         return False
 
     def may_send(self, queued: int) -> bool:

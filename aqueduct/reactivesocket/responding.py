@@ -117,7 +117,10 @@ class ReactiveRequest:
             raise Ended(f"request {self.stream} has ended: the peer has cancelled it")
 
     def complete(self, data: Data | None = None) -> bool:
-        """Ends it, with a last item unless ``data`` is None. False: it had ended."""
+        """Ends it, with a last item unless ``data`` is None. False: it had ended.
+
+        LocalProtocolError for an item while it is not ``writable``; ``send`` waits for that.
+        """
         if self.ended or not self._face.core.complete(self.stream, data):
             return False
         self._finish()

@@ -16,6 +16,7 @@ from aqueduct.carriers.certificates import ServerTls
 from aqueduct.carriers.contract import Bound
 from aqueduct.carriers.stream.binding import bind
 from aqueduct.carriers.transports.accepting import Accepting, Arriving, name_of_socket
+from aqueduct.carriers.transports.byte_transport import ByteTransport
 from aqueduct.closing import AsyncClosing
 from aqueduct.config import DEFAULT, Config
 from aqueduct.endpoint.accounts import process
@@ -88,14 +89,19 @@ class ReactiveSocketServer(AsyncClosing):
         """Connections without a SETUP: ByteStream.half_open at most."""
         return self.accepting.handshakes
 
+    async def stop(self) -> None:
+        """Accepts no more. Connections go on."""
+        if not self._closed:
+            self._closed = True
+            await self.accepting.close()
+
     async def close(self) -> None:
         """Accepts no more, closes every connection, and waits for the end of ``on_connection``.
 
         A task that does not end within Timing.close_linger after it was cancelled is named in the
         log.
         """
-        self._closed = True
-        await self.accepting.close()
+        await self.stop()
         closing = [connection.close() for connection in tuple(self.connections)]
         try:
             for found in await asyncio.gather(*closing, return_exceptions=True):
@@ -202,7 +208,7 @@ class _Arrival(Arriving):
         """Whether its SETUP was."""
         self._connection = ReactiveSocketConnection(core, config, self, server.responder, peer=name)
         if server.address.web:
-            transport: FrameTransport = WebTransport(
+            transport: ByteTransport = WebTransport(
                 config,
                 self._connection,
                 server.address,

@@ -57,16 +57,7 @@ class FrameTransport(ByteTransport):
             self.abort()
             self._user.gone(error)
         else:
-            self.begin()
-
-    def begin(self) -> None:
-        """TLS is there, if it is to be."""
-        self._user.opened()
-
-    @property
-    def coming(self) -> int:
-        """Bytes that came and that the core does not have yet."""
-        return 0
+            self._user.opened()
 
     def room(self) -> memoryview | None:
         """Where the next bytes go."""

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aqueduct.address import Address
 from aqueduct.carriers.binding import host_port
+from aqueduct.carriers.transports.byte_transport import ByteTransport
 from aqueduct.config import Config
 from aqueduct.errors import (
+    AqueductError,
     ConfigError,
     ConnectFailed,
     ConnectionLost,
@@ -19,7 +21,7 @@ from aqueduct.errors import (
 )
 from aqueduct.escaping import escape
 from aqueduct.protocol.reactivesocket.state import ReactiveState
-from aqueduct.reactivesocket.transport import FrameTransport, FrameUser
+from aqueduct.reactivesocket.transport import FrameUser
 
 if TYPE_CHECKING:
     from websockets.client import ClientProtocol
@@ -43,7 +45,7 @@ def require_websockets(address: Address) -> None:
         ) from error
 
 
-class WebTransport(FrameTransport):
+class WebTransport(ByteTransport):
     """A WebSocket, on either side. The library ``websockets`` knows its protocol.
 
     Pings leave while nothing comes, each ``ReactiveSocket.ping`` seconds. A peer that stays silent
@@ -66,7 +68,8 @@ class WebTransport(FrameTransport):
         from websockets.server import ServerProtocol
         from websockets.uri import parse_uri
 
-        super().__init__(config, user, peer)
+        super().__init__(config, "reactivesocket", peer)
+        self._user = user
         self._address = address
         self._settings = config.reactivesocket
         self._open = False
@@ -100,15 +103,17 @@ class WebTransport(FrameTransport):
         """Bytes that came of a message that is not whole."""
         return len(self._ws.reader.buffer) + len(self._parts or b"")
 
-    def begin(self) -> None:
-        """TLS is there, if it is to be: a client asks for the WebSocket."""
+    def made(self) -> None:
+        """The connection is there: a client asks for the WebSocket."""
+        try:
+            self._user.made()
+        except AqueductError as error:
+            self.abort()
+            self._user.gone(error)
+            return
         if self._client is not None:
             self._client.send_request(self._client.connect())
             self._say()
-
-    def room(self) -> memoryview | None:
-        """The library has memory of its own."""
-        return None
 
     def received(self, data: bytes, now: float) -> None:
         """The next bytes."""
@@ -144,6 +149,10 @@ class WebTransport(FrameTransport):
                 size += len(each)
         return found, size
 
+    def drained(self) -> None:
+        """The kernel takes bytes again."""
+        self._user.drained()
+
     def farewell(self) -> bytes:
         """The close of the WebSocket."""
         ws = self._ws
@@ -163,8 +172,10 @@ class WebTransport(FrameTransport):
             self._pinging.cancel()
         if not self._open and error is None and self._client is not None:
             text = "the server closed the connection in the handshake of the WebSocket"
+            if self._address.certified and self.heard_at is None:
+                text += "; it has said nothing within TLS: perhaps it demands another certificate"
             error = ConnectFailed(f"{self._address}: {text}", reason=text)
-        super().lost(error)
+        self._user.gone(error)
 
     def abort(self) -> None:
         """Ends it now."""

@@ -33,6 +33,7 @@ __all__ = [
     "brisk",
     "eventually",
     "frame",
+    "frames",
     "joined",
     "scripted",
     "serving",

@@ -17,11 +17,19 @@ from websockets.asyncio.server import ServerConnection
 from websockets.asyncio.server import serve as web_serve
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from aqueduct._speedups.reactivesocket import reactive_frames as frames
 from aqueduct.endpoint.accounts import process
 from aqueduct.errors import ConfigError, ConnectFailed, ConnectionLost
 from aqueduct.reactivesocket import ReactiveSocketServer, connect, serve
-from tests.reactivesocket.pairs import BRISK, brisk, eventually, frame, joined, serving, within
+from tests.reactivesocket.pairs import (
+    BRISK,
+    brisk,
+    eventually,
+    frame,
+    frames,
+    joined,
+    serving,
+    within,
+)
 
 PAGE = "https://example.org"
 WHOLE = frames.BEGIN | frames.END

@@ -1,0 +1,211 @@
+"""Forks, the memory of the process, and what many open streams cost."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import sys
+from dataclasses import replace
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from aqueduct.config import Flow
+from aqueduct.endpoint.accounts import process
+from aqueduct.errors import ConnectionLost
+from aqueduct.reactivesocket import ReactiveRequest, ReactiveSocketConnection, connect
+from tests.reactivesocket.pairs import (
+    BRISK,
+    FAMILIES,
+    Peer,
+    brisk,
+    eventually,
+    frame,
+    frames,
+    joined,
+    serving,
+    within,
+)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_a_forked_child_has_nothing_of_its_parents_connections(
+    family: str, tmp_path: Any
+) -> None:
+    async with joined(family, tmp_path) as pair:
+        item = await within(pair.client.request(b"large 10000"))
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                error = pair.client.error
+                told = isinstance(error, ConnectionLost) and "connect after the fork" in str(error)
+                item.release()
+                kept = process().receiving.used
+                status = 0 if told and pair.server.closed and not kept else 2
+            finally:
+                os._exit(status)
+        _, status = os.waitpid(child, 0)  # noqa: ASYNC222  it does not run for long
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert (await within(pair.client.request(b"echo on"))).data == b"on"
+
+
+async def test_a_child_does_not_keep_connections_open() -> None:
+    async with joined() as pair:
+        child = os.fork()
+        if not child:
+            try:
+                signal.pause()
+            finally:
+                os._exit(0)
+        try:
+            await pair.client.close()
+            await within(pair.server.wait_closed())
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)  # noqa: ASYNC222  it is dead
+
+
+async def test_above_the_budget_of_the_process_one_connection_goes_on_at_a_time() -> None:
+    receiving = process().receiving
+    gc.collect()
+    before = receiving.used
+    flow = Flow(process_receive_budget=before + 300_000)
+    config = brisk(flow=flow, timing={"stall_deadline": 0.2})
+    requests: list[ReactiveRequest] = []
+    most = 0
+
+    async def taking(request: ReactiveRequest) -> None:
+        nonlocal most
+        requests.append(request)
+        most = max(most, receiving.used - before)
+        await asyncio.sleep(0.01)
+        await request.send(b"%d" % request.data.nbytes)
+
+    async with serving(config=config, responder=taking) as server:
+        clients = [await connect(server.address) for _ in range(5)]
+        answers = await within(
+            asyncio.gather(*(each.request(bytes(200_000)) for each in clients for _ in range(8)))
+        )
+        assert all(item.data == b"200000" for item in answers)
+        assert len(requests) == 40
+        assert most < 1_500_000  # of the 8,000,000 that came: one request of each connection
+        requests.clear()
+        for each in clients:
+            await each.close()
+    answers.clear()
+    gc.collect()
+    assert receiving.used == before
+    assert not receiving.waiting
+
+
+async def test_a_peer_that_stops_within_a_frame_keeps_no_others_waiting() -> None:
+    gc.collect()
+    before = process().receiving.used
+    flow = Flow(process_receive_budget=before + 100_000)
+    config = brisk(flow=flow, timing={"stall_deadline": 0.2})
+    async with serving(config=config) as server:
+        slow = []
+        for _ in range(3):
+            peer = await Peer.connect(server, frame(frames.SETUP))
+            peer.say(frame(frames.REQUEST_RESPONSE, 1, b"echo " + bytes(200_000))[:150_000])
+            slow.append(peer)
+        await eventually(lambda: process().receiving.used - before > 100_000)
+        async with await connect(server.address) as client:
+            found = await within(client.request(b"echo " + bytes(200_000)))
+            assert len(found.data) == 200_000
+        for peer in slow:
+            peer.close()
+
+
+async def test_above_the_budget_for_sending_each_connection_sends_a_little() -> None:
+    gc.collect()
+    before = process().sending.used
+    flow = Flow(process_send_budget=before + 1_000_000)
+    async with serving(config=brisk(flow=flow)) as server:
+        peers = []
+        for _ in range(8):
+            peer = await Peer.connect(server, frame(frames.SETUP))
+            peer.say(frame(frames.REQUEST_SUB, 1, b"ever 100000", n=(1 << 63) - 1))
+            peers.append(peer)
+        await eventually(lambda: process().sending.used - before > 1_000_000)
+        await asyncio.sleep(0.1)
+        assert process().sending.used - before < 2_000_000
+        for peer in peers:
+            for _ in range(30):
+                assert len((await peer.read())[3]) == 100_000
+            peer.close()
+    await eventually(lambda: process().sending.used == before)
+
+
+async def steps_of(connection: ReactiveSocketConnection) -> int:
+    """How many functions of the library a request calls."""
+    found = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal found
+        if event == "call" and "aqueduct" in frame.f_code.co_filename:
+            found += 1
+
+    for _ in range(3):
+        await connection.request(b"echo x")
+    sys.setprofile(count)
+    try:
+        for _ in range(10):
+            await connection.request(b"echo x")
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+async def test_what_a_request_costs_does_not_grow_with_open_streams() -> None:
+    async with joined() as pair:
+        streams = [pair.client.subscribe(b"count 3", n=1)]
+        await streams[0].receive()
+        few = await steps_of(pair.client)
+        streams += [pair.client.subscribe(b"count 3", n=1) for _ in range(10_000)]
+        await within(asyncio.gather(*(stream.receive() for stream in streams[1:])))
+        assert pair.server.snapshot().responding == 10_001
+        many = await steps_of(pair.client)
+        assert many <= few + 50
+        for stream in streams:
+            stream.cancel()
+        await eventually(lambda: not pair.server.snapshot().responding)
+
+
+async def test_a_server_that_stops_keeps_its_connections() -> None:
+    async with serving() as server, await connect(server.address) as client:
+        await within(client.request(b"echo x"))
+        await server.stop()
+        with pytest.raises(ConnectionLost):
+            await connect(server.address, config=BRISK)
+        assert (await within(client.request(b"echo y"))).data == b"y"
+
+
+async def test_requests_wait_for_room_in_turn() -> None:
+    config = replace(BRISK, flow=Flow(connection_high_water=100_000))
+    async with joined(config=config) as pair:
+        items = await within(
+            asyncio.gather(*(pair.client.request(b"echo " + bytes(30_000)) for _ in range(200)))
+        )
+        assert all(len(item.data) == 30_000 for item in items)
+        fired = [pair.client.fire(bytes(50_000)) for _ in range(50)]
+        await within(asyncio.gather(*fired))
+
+
+async def test_both_sides_send_all_they_can_and_neither_waits_for_ever() -> None:
+    config = replace(BRISK, flow=Flow(channel_high_water=100_000, connection_high_water=200_000))
+    async with joined(config=config) as pair:
+
+        async def take(side: ReactiveSocketConnection) -> None:
+            count = 0
+            async for item in side.subscribe(b"ever 60000", n=64):
+                assert len(item.data) == 60_000
+                count += 1
+                if count == 300:
+                    break
+
+        await within(asyncio.gather(*(take(side) for side in (pair.client, pair.server) * 4)))
