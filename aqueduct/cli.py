@@ -79,7 +79,16 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         required=True,
         help="aqueduct://HOST:PORT, aqueduct+tls://HOST:PORT, aqueduct+tcp://HOST:PORT (port 0: "
-        "any free one) or aqueduct+unix:///PATH; may be repeated",
+        "any free one) or aqueduct+unix:///PATH; for clients of ReactiveSocket reactivesocket+tcp, "
+        "+tls, +ws, +wss or +unix; may be repeated",
+    )
+    serve.add_argument(
+        "--origin",
+        metavar="ORIGIN",
+        action="append",
+        default=[],
+        help="of web pages that may connect to reactivesocket+ws:// and +wss://, such as "
+        "https://app.example.com; may be repeated (by default no page may)",
     )
     serve.add_argument("--certificate", metavar="FILE", help="certificate chain, PEM")
     serve.add_argument("--key", metavar="FILE", help="its private key, PEM")
@@ -251,6 +260,7 @@ def _serve(args: argparse.Namespace) -> int:
             key_password=args.key_password,
             dev_certificate=args.dev_certificate,
             client_ca=args.client_ca,
+            origins=args.origin,
         )
     )
 
@@ -273,6 +283,7 @@ def _serve_by_workers(args: argparse.Namespace) -> int:
         tls=tls,
         restarts=Restarts(limit=args.restarts, start=args.start_timeout),
         drain=args.drain,
+        origins=args.origin,
     )
     return asyncio.run(workers.run())
 

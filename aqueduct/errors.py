@@ -227,8 +227,8 @@ class LinkLost(ConnectionLost):
 class ReactiveError(AqueductError):
     """The peer answered a request of ``aqueduct.reactivesocket`` with an ERROR.
 
-    ``data`` is what it said, any bytes. ``word`` and ``text`` are what that is by RS-R13; the word
-    is empty if the peer uses none of those known here.
+    ``data`` is what it said, any bytes, up to 64 KiB. ``word`` and ``text`` are what that is by
+    RS-R13; the word is empty if the peer uses none of those known here.
     """
 
     def __init__(self, message: str, *, word: str = "", text: str = "", data: bytes = b"") -> None:

@@ -5,6 +5,7 @@ may request and answer. Data are bytes. See docs/guides/reactivesocket.md and
 ``examples/reactive_peers.py``.
 """
 
+from aqueduct.errors import ReactiveError
 from aqueduct.reactivesocket.connection import ReactiveSnapshot, ReactiveSocketConnection
 from aqueduct.reactivesocket.dialing import connect
 from aqueduct.reactivesocket.requesting import ReactiveItem, ReactiveStream
@@ -12,6 +13,7 @@ from aqueduct.reactivesocket.responding import ReactiveRequest, Responder
 from aqueduct.reactivesocket.server import ReactiveSocketServer, serve
 
 __all__ = [
+    "ReactiveError",
     "ReactiveItem",
     "ReactiveRequest",
     "ReactiveSnapshot",

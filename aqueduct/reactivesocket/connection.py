@@ -17,6 +17,7 @@ from aqueduct.arguments import Duration, Size, checked
 from aqueduct.carriers.contract import PeerCredentials, PeerIdentity
 from aqueduct.carriers.stream.sockets import credentials_of
 from aqueduct.carriers.transports.byte_transport import ByteTransport
+from aqueduct.carriers.transports.reasons import reason_of
 from aqueduct.carriers.transports.waiting import Waiters
 from aqueduct.carriers.verify import TlsError, identity_read
 from aqueduct.config import Config
@@ -103,10 +104,13 @@ class ReactiveSocketConnection:
         self._early: dict[int, events.Event] | None = None if core.client else {}
         """Requests that came before the SETUP was accepted, by their stream; None: it was. Those
         that want no answer have numbers below zero."""
+        self._fired = 0
+        """How many of the latter came."""
         self._doomed: Counter[int] = Counter()
         """How often streams of the peer are cancelled by events that are still to be told."""
         self._deciding: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._rejected = False
         self._stuck_since: float | None = None
         """When the peer began to take nothing of what waits to leave; None: it takes all."""
         self._held_since: float | None = None
@@ -254,8 +258,8 @@ class ReactiveSocketConnection:
 
     def rejected(self, text: str) -> None:
         """At a server: the SETUP is not taken. The client is told, and the connection ends."""
-        if self.core.state is ReactiveState.OFFERED:
-            self.core.reject(text)
+        self._rejected = True
+        self.core.reject(text)
         reason = f"the SETUP of {self.peer} is rejected: {text}"
         log.info("%s", reason)
         self._over(ConnectionLost(reason))
@@ -319,10 +323,11 @@ class ReactiveSocketConnection:
             return
         if more or face.unsettled:
             face.advance_soon()  # others have a turn before
-        received = self.core.received_bytes + face.lent
+        queued = self.core.queued_bytes
+        received = self.core.held_bytes - queued + face.lent
         if transport is not None:
             received += transport.coming
-        face.memory.count(received, self.core.queued_bytes + face.unsent)
+        face.memory.count(received, queued + face.unsent)
         if face.closing:
             self._changes.wake()
         self._hold()
@@ -342,6 +347,12 @@ class ReactiveSocketConnection:
                 self.core.receive_eof()
                 self._dispatch()
             why = "the peer closed the connection" if error is None else str(error)
+            if isinstance(error, OSError):
+                why = reason_of(error, server=not self.core.client)
+            transport = self._transport
+            silent = transport is not None and transport.heard_at is None
+            if silent and self.core.client and self.peer_identity is not None:
+                why += "; it has said nothing within TLS: perhaps it demands another certificate"
             text = f"the connection with {self.peer} is over: {why}"
             self._over(ConnectionLost(text, reason=why, remote=True))
         self._is_gone()
@@ -416,7 +427,7 @@ class ReactiveSocketConnection:
         if held is not None and now >= held + timing.stall_deadline:
             # What waits may need what the peer says next, as its demand, or an answer.
             self._held_since = now
-            self._refusing = self.core.whole_bytes > 0
+            self._refusing = self._early is None and self.core.whole_bytes > 0
         self.core.handle_deadline(now)
         self.advance()
 
@@ -495,8 +506,9 @@ class ReactiveSocketConnection:
             if self._deciding is None and self.core.state is ReactiveState.OPEN:
                 self._decide()  # a client without a SETUP
             if self._early is not None:
-                fired = event[2] == frames.REQUEST_FNF
-                self._early[-1 - len(self._early) if fired else event[1]] = event
+                self._fired += event[2] == frames.REQUEST_FNF
+                key = -self._fired if event[2] == frames.REQUEST_FNF else event[1]
+                self._early[key] = event
                 return
         _, stream, kind, _, data, cost = event
         if kind != frames.REQUEST_FNF and (
@@ -553,6 +565,9 @@ class ReactiveSocketConnection:
     async def _answer(self, answering: Awaitable[None], request: ReactiveRequest) -> None:
         try:
             await answering
+        except asyncio.CancelledError:
+            request.fail("the responder was cancelled", reasons.CANCELED)
+            raise
         except Exception as error:
             if not request.ended:
                 log.exception("the responder failed at %r", request)
@@ -600,7 +615,8 @@ class ReactiveSocketConnection:
             self._deciding.cancel()
         transport = self._transport
         if transport is not None:
-            transport.finish(drain=True)
+            # In TLS there is no half of a close: the peer closes when it has read the ERROR.
+            transport.finish(drain=True, last=self.core.error is not None or self._rejected)
         self.core.receive_eof()
         requests, awaited_ones = tuple(face.responding.values()), tuple(face.requested.values())
         face.requested.clear()

@@ -23,6 +23,8 @@ from aqueduct.reactivesocket.face import ReactiveFace
 __all__ = ["AwaitedItems", "Data", "ReactiveItem", "ReactiveStream", "ask", "error_of"]
 
 Data = Buffer | Iterable[Buffer]
+_ERROR_MOST: Final = 64 << 10
+"""Bytes of an ERROR that are kept: it is a text for people."""
 _KINDS: Final = {frames.REQUEST_STREAM: "stream", frames.REQUEST_SUB: "subscription"}
 
 
@@ -65,6 +67,7 @@ class ReactiveItem:
 
 def error_of(data: bytes, peer: str) -> ReactiveError:
     """What an ERROR of the peer is raised as."""
+    data = data[:_ERROR_MOST]
     word, text = decode_reason(data)
     return ReactiveError(
         f"{peer} answers with an error: {word + ': ' if word else ''}{text or '(without a text)'}",

@@ -172,6 +172,8 @@ class WebTransport(ByteTransport):
             self._pinging.cancel()
         if not self._open and error is None and self._client is not None:
             text = "the server closed the connection in the handshake of the WebSocket"
+            if self._address.certified and self.heard_at is None:
+                text += "; it has said nothing within TLS: perhaps it demands another certificate"
             error = ConnectFailed(f"{self._address}: {text}", reason=text)
         self._user.gone(error)
 

@@ -29,6 +29,7 @@ __all__ = [
     "QUESTION",
     "READ",
     "READING",
+    "ROWS",
     "VERSION",
     "Ask",
     "Limit",
@@ -46,6 +47,8 @@ PLAN: Final = "aqueduct.table.plan."
 """What the name of the planning handler begins with; the table's name follows."""
 READ: Final = "aqueduct.table.read."
 """The same for the handler that reads a split."""
+ROWS: Final = "aqueduct.table.rows."
+"""The same for the source of all rows, split by split, of which clients of ReactiveSocket ask."""
 READING: Final = "aqueduct-read"
 """The key of a ``ScanRead`` in the metadata of the call that reads a split."""
 NAME_LIMIT: Final = 200

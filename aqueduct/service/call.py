@@ -117,6 +117,8 @@ class ServerCall:
         self.input = CallInput(self.call, connection, batches, self.output, receiver, payload)
         self.single = payload is not None
         """Whether its one batch came with it."""
+        self.unanswered = False
+        """Whether nobody is told how it ends."""
         self.accepted = False
         """Whether the client was told so."""
         self.observation: Observation | None = None

@@ -64,8 +64,8 @@ class CallInput:
         self.waits_for_client = False
         """Whether the handler can do nothing: it wants a batch, or room for one."""
         self.lease: Any = None
-        """What the batch that came with the call is charged, until it is taken: a MemoryLease, or
-        another object with ``give_back``. None: nothing."""
+        """What the batch that came with the call is charged: a MemoryLease until it is taken, or
+        another object with ``give_back`` until the call ends. None: nothing."""
         self.decoder: Any
         """A Decoder, or another object with its methods."""
         self._call = call
@@ -175,7 +175,8 @@ class CallInput:
         """The one batch, once."""
         payload, self._payload = self._payload, None
         self.over = True
-        self.batches.lease, self.lease = self.lease, None
+        if isinstance(self.lease, MemoryLease):
+            self.batches.lease, self.lease = self.lease, None
         if payload is None:
             return None
         if len(payload) > self._limit:

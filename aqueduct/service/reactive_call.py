@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from aqueduct._speedups.loop.waiter import Waiter
 from aqueduct.carriers.contract import PeerCredentials, PeerIdentity
@@ -30,7 +30,7 @@ from aqueduct.rpc.unary import schema_prefix
 from aqueduct.service.call import CallHost, Run, ServerCall
 from aqueduct.service.handlers import EXCHANGE, SINK, SOURCE, Handler
 
-__all__ = ["ReactiveCall", "ReactiveCaller", "ReactiveHost"]
+__all__ = ["ReactiveCall", "ReactiveCaller", "ReactiveSender"]
 
 REQUEST: Final = "request"
 FIRE: Final = "fire"
@@ -52,13 +52,6 @@ _ASKED: Final[Mapping[str, str]] = {
 }
 
 
-class ReactiveHost(CallHost, Protocol):
-    """What a request needs of the service that it runs in."""
-
-    def unreported(self) -> None:
-        """A request without an answer has failed, which nobody is told."""
-
-
 class ReactiveCaller:
     """A connection of ReactiveSocket as calls need it; a CallConnection and its parts."""
 
@@ -70,6 +63,8 @@ class ReactiveCaller:
         self.reactive = connection
         self.config = config
         self.peer = connection.peer
+        self._unread = 0
+        """Streams that were ended while there was no room."""
         self.process_budget = config.flow.process_send_bytes
         self.sending: SendingAccount = accounts.process().sending
 
@@ -117,6 +112,30 @@ class ReactiveCaller:
     def closed(self) -> bool:
         """Whether it is over."""
         return self.reactive.error is not None
+
+    def fail(self, request: ReactiveRequest, status: Status) -> None:
+        """Ends a request with an ERROR."""
+        if self.ends(request):
+            word, text = encode_error(status)
+            request.fail(text, word)
+
+    def ends(self, request: ReactiveRequest) -> bool:
+        """Whether a frame may leave for which there need be no room, as it ends a stream.
+
+        Not when the peer has caused many of them and reads none: then the connection is given up.
+        """
+        if self.queued < self.config.flow.connection_high_water:
+            self._unread = 0
+            return True
+        self._unread += 1
+        most = self.config.reactivesocket.unsent_answers
+        if self._unread <= most:
+            return True
+        self.reactive.abandon(
+            f"{self.queued} bytes wait to leave, and {most} answers more: the peer does not read "
+            "(ReactiveSocket.unsent_answers)"
+        )
+        return False
 
     def flush_soon(self) -> None:
         """Items leave by themselves, as all below."""
@@ -254,7 +273,7 @@ class _StatusOf:
 
 
 class _DataLease:
-    """The data of a request, which count in memory until the batch in them is done with."""
+    """The data of a request, which count in memory until its call ends."""
 
     __slots__ = ("give_back",)
 
@@ -286,7 +305,7 @@ class ReactiveCall(ServerCall):
 
     def __init__(
         self,
-        host: ReactiveHost,
+        host: CallHost,
         caller: ReactiveCaller,
         head: CallHead,
         number: int,
@@ -296,7 +315,7 @@ class ReactiveCall(ServerCall):
         *,
         leased: bool,
     ) -> None:
-        """``leased``: the data count until the batch in them is done with."""
+        """``leased``: the data count until the call ends."""
         self.answers = answers = ReactiveSender(request, caller.config)
         super().__init__(
             host,
@@ -308,7 +327,8 @@ class ReactiveCall(ServerCall):
             payload=payload,
         )
         self.request = request
-        self._reactive_host = host
+        self._caller = caller
+        self.unanswered = request.kind == FIRE
         self._json = format == JSON
         if leased:
             self.input.lease = _DataLease(request)
@@ -333,7 +353,7 @@ class ReactiveCall(ServerCall):
                 f"handler {handler.name!r} is no function of one batch, so it may answer often: "
                 "ask it by REQUEST_STREAM"
             )
-        elif kind != head.kind:
+        elif kind != head.kind or (asked == SUBSCRIBE and kind != SOURCE):
             article = "an" if kind == EXCHANGE else "a"
             came = "with" if self.single else "without"
             text = (
@@ -418,12 +438,9 @@ class ReactiveCall(ServerCall):
     def _tell(self, status: Status, alone: bool) -> None:
         request = self.request
         if request.kind == FIRE:
-            if status.code != OK:
-                self._reactive_host.unreported()
             return
         if status.code != OK:
-            word, text = encode_error(status)
-            request.fail(text, word)
+            self._caller.fail(request, status)
         elif self.endless:
             request.fail(
                 f"ended: handler {self.call.handler!r} has no more, and an ERROR is the one end of "
@@ -431,7 +448,8 @@ class ReactiveCall(ServerCall):
             )
         else:
             held, self.answers.held = self.answers.held, None
-            request.complete(held)
+            if held is not None or self._caller.ends(request):
+                request.complete(held)
 
 
 class _Asked:

@@ -25,17 +25,17 @@ from aqueduct.rpc.reactive_calls import (
     ARROW,
     ReactiveDefaults,
     ReactiveRequests,
-    encode_error,
     one_batch,
 )
-from aqueduct.rpc.request import Kind
+from aqueduct.rpc.request import CallHead, Kind
 from aqueduct.rpc.status import Status
-from aqueduct.service.call import ServerCall
+from aqueduct.service.call import CallHost, ServerCall
 from aqueduct.service.call_connection import CallConnection
-from aqueduct.service.reactive_call import ReactiveCall, ReactiveCaller, ReactiveHost
+from aqueduct.service.reactive_call import ReactiveCall, ReactiveCaller
 
 __all__ = [
     "CallDispatcher",
+    "GatewayHost",
     "ReactiveGateway",
     "connection_of",
     "is_reactive",
@@ -68,10 +68,13 @@ class CallDispatcher(Protocol):
         """Those of its calls that are open."""
 
 
-class GatewayHost(ReactiveHost, Protocol):
+class GatewayHost(CallHost, Protocol):
     """The service, as its gateway uses it."""
 
     config: Config
+
+    def table_of(self, head: CallHead) -> CallHead:
+        """The same call, or where it names a table the one of its rows."""
 
     def place(self, dispatcher: CallDispatcher, handler: str) -> int:
         """The number of a call for which there is room. Raises Refused and Busy."""
@@ -79,8 +82,8 @@ class GatewayHost(ReactiveHost, Protocol):
     def begin(self, dispatcher: CallDispatcher, running: ServerCall) -> None:
         """A call that has its ``place`` begins."""
 
-    def refused(self, peer: str, error: CallError) -> None:
-        """A call that never began is counted."""
+    def refused(self, peer: str, error: CallError, *, unanswered: bool = False) -> None:
+        """A call that never began is counted. ``unanswered``: nobody is told."""
 
     def opened(self, dispatcher: CallDispatcher) -> None:
         """A connection is there."""
@@ -194,14 +197,14 @@ class _ReactiveDispatcher:
                     )
                 if not leased:
                     payload = bytes(payload)  # where Arrow reads it in place
+            if request.kind == "stream":
+                head = host.table_of(head)
             number = host.place(self, head.handler)
         except CallError as error:
-            host.refused(self.connection.peer, error)
-            if request.kind == "fire":
-                host.unreported()
-            else:
-                word, text = encode_error(Status.from_exception(error))
-                request.fail(text, word)
+            unanswered = request.kind == "fire"
+            host.refused(self.connection.peer, error, unanswered=unanswered)
+            if not unanswered:
+                self.connection.fail(request, Status.from_exception(error))
             request.release()
             return
         running = ReactiveCall(

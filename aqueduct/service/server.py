@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import copy_context
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -39,6 +40,7 @@ from aqueduct.rpc.head_cache import HeadCache
 from aqueduct.rpc.keys import ALIVE, BODY
 from aqueduct.rpc.request import PLACES, CallHead, check_attachments
 from aqueduct.rpc.status import CANCELLED, OK, Status
+from aqueduct.rpc.table_scan import ROWS
 from aqueduct.rpc.threads import Job, ThreadPool, provide
 from aqueduct.rpc.unary import room_of
 from aqueduct.service.async_runner import (
@@ -359,14 +361,11 @@ class RunningService:
         self.calls.add(running)
         self._starter.start(running)
 
-    def refused(self, peer: str, error: CallError) -> None:
-        """A call that never began is counted."""
+    def refused(self, peer: str, error: CallError, *, unanswered: bool = False) -> None:
+        """A call that never began is counted. ``unanswered``: nobody is told."""
         self._counted["refused"] += 1
+        self._counted["unreported"] += unanswered
         log.info("%s: a call was refused: %s", peer, error)
-
-    def unreported(self) -> None:
-        """See ReactiveHost."""
-        self._counted["unreported"] += 1
 
     def opened(self, dispatcher: CallDispatcher) -> None:
         """A connection is there."""
@@ -421,6 +420,13 @@ class RunningService:
             self._number += 1
             return self._number
         raise Busy(text, peer=peer, handler=handler)
+
+    def table_of(self, head: CallHead) -> CallHead:
+        """See GatewayHost."""
+        rows = ROWS + head.handler
+        if head.handler in self._handlers or rows not in self._handlers:
+            return head
+        return replace(head, handler=rows)
 
     # What running calls ask
 
@@ -510,6 +516,7 @@ class RunningService:
         return len(self.calls) == 1
 
     def _count_end(self, running: ServerCall, status: Status, error: BaseException | None) -> None:
+        self._counted["unreported"] += running.unanswered
         if status.code == CANCELLED or isinstance(error, ConnectionLost):
             self._counted["cancelled"] += 1
         elif not running.accepted:

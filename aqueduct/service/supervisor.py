@@ -92,14 +92,19 @@ class Supervisor:
         tls: ServerTls | None,
         restarts: Restarts | None = None,
         drain: float | None = None,
+        origins: Sequence[str] = (),
     ) -> None:
-        """``drain``: seconds that the end may take; None: what the service's settings say."""
+        """``drain``: seconds that the end may take; None: what the service's settings say.
+
+        ``origins``: see ``Service.serving``.
+        """
         self._service = service
         self._addresses = addresses
         self._count = count
         self._tls = tls
         self._restarts = restarts or Restarts()
         self._drain = drain
+        self._origins = list(origins)
         self._deadline = ProcessDeadline(self._kill)
         self._deaths: deque[float] = deque()
         self._places: list[list[Bound]] = []
@@ -172,6 +177,7 @@ class Supervisor:
             "epoch": self._epoch,
             "tls": tls_to_json(self._tls),
             "drain": self._drain,
+            "origins": self._origins,
         }
 
     def _siblings(self, place: int, address: Address) -> list[str]:

@@ -58,6 +58,7 @@ from aqueduct.rpc.table_scan import (
     QUESTION,
     READ,
     READING,
+    ROWS,
     Limit,
     Offset,
     ScanPlan,
@@ -266,6 +267,13 @@ class Table:
         leaving = functools.partial(_leaving, self.name, output, kept, _columns_of(request.filters))
         return reading.split, request, leaving
 
+    def whole(self, call: Call) -> tuple[Request, Callable[[Any], list[Any]]]:
+        """The request for all rows, and what makes of a yielded batch those that leave."""
+        output = call.output_schema
+        assert output is not None
+        request = self._request(self.whole_schema(call), output, (), None, call)
+        return request, functools.partial(_leaving, self.name, output, None, frozenset())
+
     def _request(
         self,
         whole: pa.Schema,
@@ -291,7 +299,7 @@ def make_table(
     limits: Tables,
     max_calls: int | None,
     description: str,
-) -> tuple[Table, tuple[Handler, Handler]]:
+) -> tuple[Table, tuple[Handler, ...]]:
     """Checks what a user registers, and makes its handlers. Raises ConfigError.
 
     ``declared`` is a generator function, or an object with the methods of a table.
@@ -361,7 +369,16 @@ def make_table(
         description=f"Reads a split of {where}.",
         **common,
     )
-    return table, (plan, read)
+    rows = make_handler(
+        functools.partial(_rows_on_loop if loop or on_loop else _rows, table),
+        name=ROWS + name,
+        kind=SOURCE,
+        input=None,
+        output=table.output,
+        description=f"Reads all splits of {where}.",
+        **common,
+    )
+    return table, (plan, read, rows)
 
 
 class _Long(functools.partial[Any]):
@@ -448,6 +465,48 @@ def _leaving(
     if batch.schema.names == names or not set(names) <= set(batch.schema.names):
         return batches  # in the second case the error says which column is missing
     return [each.select(names) for each in batches]
+
+
+def _rows(table: Table, call: Call) -> Iterator[pa.RecordBatch]:
+    steps, found = table.steps(ScanRequest("plan"), call), None
+    while True:
+        try:
+            step = steps.send(found)
+        except StopIteration as end:
+            plan: ScanPlan = end.value
+            break
+        found = step()
+    request, leaving = table.whole(call)
+    for split in plan.splits:
+        for batch in table.methods["read"](split, request):
+            yield from leaving(batch)
+
+
+async def _rows_on_loop(table: Table, call: Call) -> AsyncIterator[pa.RecordBatch]:
+    steps, found = table.steps(ScanRequest("plan"), call), None
+    while True:
+        try:
+            step = steps.send(found)
+        except StopIteration as end:
+            plan: ScanPlan = end.value
+            break
+        found = step()
+        if inspect.isawaitable(found):
+            found = await found
+    request, leaving = table.whole(call)
+    for split in plan.splits:
+        batches = table.methods["read"](split, request)
+        if hasattr(batches, "__anext__"):
+            try:
+                async for batch in batches:
+                    for each in leaving(batch):
+                        yield each
+            finally:
+                await batches.aclose()
+        else:
+            while (batch := await apart(next, batches, None)) is not None:
+                for each in leaving(batch):
+                    yield each
 
 
 # What is looked at when a table is registered

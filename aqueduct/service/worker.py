@@ -82,8 +82,8 @@ class _Worker:
         listener.start()
         try:
             service = load_service(self._name)
-            tls, drain = tls_from_json(job["tls"]), job["drain"]
-            return asyncio.run(self._serve(service, places, tls, drain))
+            tls, drain, origins = tls_from_json(job["tls"]), job["drain"], job["origins"]
+            return asyncio.run(self._serve(service, places, tls, drain, origins))
         except Exception as error:
             if os.environ.get("AQUEDUCT_DEBUG") == "1":
                 raise
@@ -96,6 +96,7 @@ class _Worker:
         places: list[Bound],
         tls: ServerTls | None,
         drain: float | None,
+        origins: list[str],
     ) -> int:
         self._loop = asyncio.get_running_loop()
         self._seconds = service.config.timing.drain_timeout if drain is None else drain
@@ -107,7 +108,8 @@ class _Worker:
             numbers=(signal.SIGTERM,),
         )
         with signals:
-            async with service.serving(*places, tls=tls, drain=self._seconds) as running:
+            serving = service.serving(*places, tls=tls, drain=self._seconds, origins=origins)
+            async with serving as running:
                 self._running = running
                 signals.look = self._look
                 ready = {"addresses": running.addresses, "drain": self._seconds}

@@ -12,8 +12,13 @@ import pytest
 
 from aqueduct.config import Flow
 from aqueduct.endpoint.accounts import process
-from aqueduct.errors import ConnectFailed, ConnectionLost, SequenceError
-from aqueduct.reactivesocket import ReactiveRequest, ReactiveSocketServer, connect
+from aqueduct.errors import ConnectFailed, ConnectionLost, ReactiveError, SequenceError
+from aqueduct.reactivesocket import (
+    ReactiveRequest,
+    ReactiveSocketConnection,
+    ReactiveSocketServer,
+    connect,
+)
 from tests.reactivesocket.pairs import (
     BRISK,
     Peer,
@@ -406,3 +411,50 @@ async def test_a_client_in_tls_by_another_library(tmp_path: Path) -> None:
         peer.say(frame(0, 1))
         assert (await peer.error()).startswith("INVALID: ")
         peer.close()
+
+
+async def test_who_still_sends_in_tls_reads_the_error_first(tmp_path: Path) -> None:
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    async with serving("tls", tmp_path) as server:
+        where = server.address
+        for _ in range(5):
+            peer = Peer(*await asyncio.open_connection(where.host, where.port, ssl=context))
+            peer.say(frame(frames.SETUP, 0, bytes(4 << 20)))
+            assert "ReactiveSocket.setup_bytes" in await peer.error()
+            peer.close()
+        await eventually(lambda: not server.handshakes)
+
+
+async def test_an_error_of_many_bytes_is_kept_in_part() -> None:
+    async def play(peer: Peer) -> None:
+        await peer.read()
+        await peer.read()
+        peer.say(frame(frames.ERROR, 1, b"INVALID: " + b"x" * (1 << 20)))
+
+    async with scripted(play) as where, await connect(where) as client:
+        with pytest.raises(ReactiveError) as found:
+            await within(client.request(b"x"))
+        assert found.value.word == "INVALID"
+        assert len(found.value.data) == 64 << 10
+
+
+async def test_clients_without_a_setup_where_they_may() -> None:
+    seen: list[bytes] = []
+
+    def authorize(connection: ReactiveSocketConnection) -> str | None:
+        seen.append(connection.setup)
+        return None if len(seen) < 3 else "come later"
+
+    async with serving(setup_required=False, authorize_setup=authorize) as server:
+        peer = await Peer.connect(server, frame(frames.REQUEST_RESPONSE, 1, b"echo x"))
+        assert (await peer.read())[3] == b"x"
+        assert seen == [b""]
+        peer.close()
+        async with await connect(server.address, setup=b"hi") as client:
+            assert (await within(client.request(b"echo x"))).data == b"x"
+        assert seen == [b"", b"hi"]
+        peer = await Peer.connect(server, frame(frames.REQUEST_RESPONSE, 1, b"echo x"))
+        assert await peer.error() == "REJECTED_SETUP: come later"
+        await peer.end()

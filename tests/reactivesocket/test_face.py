@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from array import array
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from aqueduct.address import Address
+from aqueduct.carriers.certificates import ClientTls
+from aqueduct.carriers.stream.binding import bind
 from aqueduct.endpoint.accounts import process
 from aqueduct.errors import (
     ConfigError,
@@ -24,10 +29,12 @@ from aqueduct.reactivesocket import (
     connect,
     serve,
 )
+from tests.carriers.certificates import Authority
 from tests.reactivesocket.pairs import (
     BRISK,
     FAMILIES,
     Peer,
+    answering,
     brisk,
     eventually,
     frame,
@@ -356,6 +363,37 @@ async def test_requests_before_the_setup_is_taken_wait() -> None:
         assert (await within(second)).data == b"b"
 
 
+async def test_what_comes_before_the_setup_is_taken_is_told_once_and_in_order() -> None:
+    decided: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+    came: list[bytes] = []
+
+    async def authorize(connection: ReactiveSocketConnection) -> bool:
+        return await decided
+
+    def responder(request: ReactiveRequest) -> None:
+        came.append(bytes(request.data))
+
+    async with serving(authorize_setup=authorize, responder=responder) as server:
+        peer = await Peer.connect(server, frame(frames.SETUP))
+        peer.say(frame(frames.REQUEST_RESPONSE, 1, b"a") + frame(frames.REQUEST_FNF, 3, b"b"))
+        peer.say(frame(frames.REQUEST_FNF, 5, b"c") + frame(frames.CANCEL, 1))
+        peer.say(frame(frames.REQUEST_FNF, 7, b"d") + frame(frames.REQUEST_RESPONSE, 1, b"e"))
+        await asyncio.sleep(0.05)
+        assert not came
+        decided.set_result(True)
+        await eventually(lambda: came == [b"b", b"c", b"d", b"e"])
+        peer.close()
+
+
+async def test_a_responder_that_is_cancelled_by_others_answers() -> None:
+    async def responder(request: ReactiveRequest) -> None:
+        raise asyncio.CancelledError
+
+    async with joined(responder=responder) as pair:
+        with pytest.raises(ReactiveError, match="CANCELED: the responder was cancelled"):
+            await pair.client.request(b"x")
+
+
 async def test_close_ends_both_sides_and_tells_them() -> None:
     async with joined() as pair:
         asking = asyncio.ensure_future(pair.client.request(b"wait"))
@@ -470,3 +508,57 @@ async def test_who_is_at_the_other_end_of_a_unix_socket(tmp_path: Path) -> None:
         for side in (pair.client, pair.server):
             assert side.peer_credentials is not None
         assert not (await pair.client.request(b"echo ")).data
+
+
+async def test_data_are_buffers_of_any_shape() -> None:
+    numbers = array("i", range(2000))
+    table = memoryview(bytes(range(24))).cast("B", (4, 6))
+    async with joined() as pair:
+        for sent in (numbers, memoryview(numbers), [numbers], (b"", numbers, bytearray(3)), table):
+            parts = sent if isinstance(sent, list | tuple) else [sent]
+            found = await within(pair.client.request([b"echo ", *parts]))
+            assert bytes(found.data) == b"".join(bytes(memoryview(part)) for part in parts)
+        with pytest.raises(LocalProtocolError, match="not contiguous"):
+            await pair.client.request(memoryview(bytes(10))[::2])
+
+
+async def test_it_listens_where_others_have_bound() -> None:
+    (bound,) = await bind(Address.parse("reactivesocket+tcp://127.0.0.1:0"))
+    async with (
+        await serve(None, bound, responder=answering, config=BRISK) as server,
+        await connect(server.address) as client,
+    ):
+        assert server.address == bound.address
+        assert (await within(client.request(b"echo x"))).data == b"x"
+
+
+@pytest.mark.parametrize(("scheme", "plain"), [("tls", "tcp"), ("wss", "ws")])
+async def test_a_server_may_demand_certificates_of_clients(scheme: str, plain: str) -> None:
+    us, them = Authority("us"), Authority("them")
+    tls = replace(us.server("localhost", "127.0.0.1"), client_ca=them.pem)
+    seen: list[str] = []
+
+    def authorize(connection: ReactiveSocketConnection) -> None:
+        assert connection.peer_identity is not None
+        seen.append(connection.peer_identity.subject)
+
+    server = await serve(
+        None,
+        f"reactivesocket+{scheme}://127.0.0.1:0",
+        responder=answering,
+        authorize_setup=authorize,
+        tls=tls,
+        config=BRISK,
+    )
+    async with server:
+        async with await connect(server.address, tls=them.client("one", ca=us.pem)) as client:
+            assert (await within(client.request(b"echo x"))).data == b"x"
+        assert seen == ["CN=one"]
+        without = ClientTls(ca=us.pem)
+        with pytest.raises(ConnectionLost, match="perhaps it demands another certificate"):
+            async with await connect(server.address, tls=without) as client:
+                await within(client.request(b"echo x"))
+        with pytest.raises(ConnectFailed, match="certificate"):
+            await connect(server.address, tls=them.client("one", ca=them.pem))
+        with pytest.raises(ConfigError, match=r"there is no TLS here; use reactivesocket\+"):
+            await connect(f"reactivesocket+{plain}://127.0.0.1:1", tls=without)

@@ -17,11 +17,14 @@ import pyarrow as pa
 import pytest
 
 import aqueduct
+from aqueduct import reactivesocket
 from aqueduct.client.client import Client
 from aqueduct.config import Config, Timing
-from aqueduct.errors import AqueductError, ConfigError
+from aqueduct.errors import AqueductError, ConfigError, ConnectFailed
+from aqueduct.rpc.reactive_calls import ReactiveItems
 from aqueduct.service.supervisor import Restarts
 from aqueduct.service.worker import tls_from_json, tls_to_json
+from tests.service.reactive_clients import asked
 from tests.test_cli import COMMAND, environment
 
 NUMBERS = pa.schema([pa.field("number", pa.int64(), nullable=False)])
@@ -436,3 +439,21 @@ def test_certificates_keep_their_form_on_the_way_to_a_worker():
     assert (found.certificate, found.key, found.client_ca) == ("a.pem", "b.pem", b"pem")
     assert found.key_password == "x"
     assert tls_from_json(tls_to_json(None)) is None
+
+
+async def test_workers_answer_clients_of_reactivesocket(folder: Path):
+    addresses = ["--listen", "reactivesocket+tcp://127.0.0.1:0"]
+    addresses += ["--listen", "reactivesocket+ws://127.0.0.1:0", "--origin", "https://a.example"]
+    with crew(folder, *addresses) as running:
+        assert running.process.stdout is not None
+        tcp = running.address
+        web = running.process.stdout.readline().removeprefix("listening on ").strip()
+        for address, origin in ((tcp, None), (web, "https://a.example")):
+            async with await reactivesocket.connect(address, origin=origin) as client:
+                async with client.stream(asked("who"), n=4) as stream:
+                    found = [ReactiveItems().read(item.data) async for item in stream]
+                assert alive(found[0]["number"][0].as_py())
+        with pytest.raises(ConnectFailed, match="403"):
+            await reactivesocket.connect(web, origin="https://b.example")
+        running.process.send_signal(signal.SIGTERM)
+        assert await running.ended() == 0

@@ -16,6 +16,7 @@ from aqueduct.carriers.places import Places, origin_of
 from aqueduct.carriers.stream.sockets import credentials_of
 from aqueduct.carriers.tls_stdlib import server_context
 from aqueduct.carriers.transports.byte_transport import ByteTransport, prepare
+from aqueduct.carriers.transports.reasons import reason_of
 from aqueduct.config import Config
 from aqueduct.escaping import logger_of
 from aqueduct.forks import own_socket, sever
@@ -78,7 +79,8 @@ class Arriving:
         if task.cancelled():
             self.sock.close()
         elif (error := task.exception()) is not None:
-            log.info("%s: no connection: %s", self.transport.peer, error)
+            why = reason_of(error, server=True) if isinstance(error, OSError) else error
+            log.info("%s: no connection: %s", self.transport.peer, why)
             self.settle()
 
 

@@ -155,11 +155,12 @@ class ByteTransport(asyncio.BufferedProtocol):
         else:
             self._answer = data
 
-    def finish(self, *, drain: bool = False) -> None:
+    def finish(self, *, drain: bool = False, last: bool = False) -> None:
         """Closes it once everything has left, or after Timing.close_linger.
 
         ``drain``: what the peer still sends is read and forgotten. Otherwise the kernel would tell
-        the peer of a reset, at which it may not read what was said last.
+        the peer of a reset, at which it may not read what was said last. ``last``: what was said
+        has the peer close the connection, so it is waited for where one half cannot be closed.
         """
         transport = self._transport
         if transport is None:
@@ -177,6 +178,9 @@ class ByteTransport(asyncio.BufferedProtocol):
             elif drain and transport.can_write_eof():
                 self._draining = True
                 transport.write_eof()
+                transport.resume_reading()
+            elif drain and last:
+                self._draining = True
                 transport.resume_reading()
             else:
                 transport.close()

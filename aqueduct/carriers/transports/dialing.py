@@ -12,11 +12,10 @@ from typing import Final
 from aqueduct.address import Address
 from aqueduct.carriers.certificates import ClientTls, client_tls
 from aqueduct.carriers.stream.connect import dial
-from aqueduct.carriers.stream.sockets import why
-from aqueduct.carriers.stream.tls import explain
 from aqueduct.carriers.tls_stdlib import client_context
 from aqueduct.carriers.transports.byte_transport import ByteTransport, prepare
-from aqueduct.carriers.verify import Flaw, TlsError, ascii_name
+from aqueduct.carriers.transports.reasons import reason_of
+from aqueduct.carriers.verify import ascii_name
 from aqueduct.config import Config
 from aqueduct.errors import AqueductError, ConfigError, ConnectFailed
 from aqueduct.forks import own_socket
@@ -103,15 +102,8 @@ class Dialing:
         return error
 
     def _reason(self, error: OSError) -> str:
-        if isinstance(error, ssl.SSLError):
-            flaw = None
-            if isinstance(error, ssl.SSLCertVerificationError):
-                flaw = Flaw(error.verify_code, 0, reason=error.verify_message)
-            text = (error.reason or str(error)).replace("_", " ").lower()
-            return explain(TlsError(text, flaw), b"", self._server_name, server=False)
-        if self.address.unix:
-            return f"{self.address.path!r}: {why(error)}"
-        return why(error)
+        reason = reason_of(error, self._server_name)
+        return f"{self.address.path!r}: {reason}" if self.address.unix else reason
 
 
 async def _dial_unix(address: Address) -> socket.socket:

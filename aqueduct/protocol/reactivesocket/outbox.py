@@ -139,9 +139,21 @@ class ReactiveOutbox:
 
 
 def buffers_of(data: Buffer | Iterable[Buffer]) -> list[Any]:
-    """The buffers of what is one, or several, without empty ones."""
-    given = [data] if isinstance(data, (bytes, bytearray, memoryview)) else list(data)
+    """The bytes of what is one buffer, or several, without empty ones."""
+    if type(data) is bytes:
+        return [data] if data else []
+    try:
+        given: list[Any] = [memoryview(data)]  # type: ignore[arg-type]
+    except TypeError:
+        several: Iterable[Any] = data
+        given = [each if type(each) is bytes else memoryview(each) for each in several]
+    found = []
     for each in given:
-        if not memoryview(each).c_contiguous:
-            raise LocalProtocolError("a buffer is not contiguous; make a contiguous copy of it")
-    return [each for each in given if size_of(each)]
+        if type(each) is not bytes:
+            if not each.c_contiguous:
+                raise LocalProtocolError("a buffer is not contiguous; make a contiguous copy of it")
+            if each.format != "B" or each.ndim != 1:
+                each = each.cast("B") if each.nbytes else b""
+        if len(each):
+            found.append(each)
+    return found

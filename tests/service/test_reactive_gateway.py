@@ -1,0 +1,509 @@
+"""Requests of ReactiveSocket answered by handlers: each interaction, and what cannot be mapped."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+
+import pyarrow as pa
+import pytest
+
+import aqueduct
+from aqueduct.errors import ConfigError, ConnectFailed, ReactiveError
+from aqueduct.reactivesocket import connect
+from tests.reactivesocket.pairs import TLS, within
+from tests.service.reactive_clients import (
+    TCP,
+    WORDS,
+    asked,
+    asking,
+    batches_of,
+    headers,
+    ipc,
+    rows_of,
+    words,
+)
+from tests.support.calls import config, until
+
+
+@pytest.fixture
+def service():
+    service = aqueduct.Service("words")
+    service.sunk = []  # type: ignore[attr-defined]
+
+    @service.handler("upper", input=WORDS)
+    async def upper(batch):
+        return words(*(word.upper() for word in batch["word"].to_pylist()))
+
+    @service.handler("thread", input=WORDS)
+    def thread(batch):
+        return batch
+
+    @service.handler("twice", input=WORDS)
+    async def twice(batches):
+        async for batch in batches:
+            yield batch
+            yield batch
+
+    @service.handler("count", kind="source", output=WORDS)
+    async def count(call):
+        for number in range(int(call.headers.get("to", "3"))):
+            yield words(str(number))
+
+    @service.handler("plain", kind="source", output=WORDS)
+    def plain():
+        yield from map(words, "ab")
+
+    @service.handler("keep", kind="sink", input=WORDS)
+    async def keep(batches):
+        async for batch in batches:
+            service.sunk.append(  # type: ignore[attr-defined]
+                batch["word"].to_pylist()
+            )
+
+    @service.handler("lose", kind="sink", input=WORDS)
+    def lose(batches):
+        raise ValueError("lost them")
+
+    return service
+
+
+@pytest.mark.parametrize("handler", ["upper", "thread"])
+async def test_a_function_of_one_batch_completes_with_one_item(service, handler):
+    async with asking(service) as (running, client):
+        item = await client.request(asked(handler, words("A", "B")))
+        assert rows_of(item.data) == [["A", "B"]]
+        await until(lambda: not running.calls)
+        counted = running.counters()
+        assert (counted["calls"], counted["rows_in"], counted["rows_out"]) == (1, 2, 2)
+        assert (counted["connections"], counted["open_connections"]) == (1, 1)
+        (state,) = running.state()["connections"]
+        assert state["carrier"] == "reactivesocket"
+        assert json.dumps(running.state())
+        assert [connection.peer for connection in running.connections] == [state["peer"]]
+        assert running.memory()["connections"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("handler", "rows"), [("count", [["0"], ["1"], ["2"]]), ("plain", ["a", "b"])]
+)
+async def test_a_source_is_a_stream_of_its_batches(service, handler, rows):
+    async with asking(service) as (_, client):
+        async with client.stream(asked(handler), n=2) as stream:
+            assert await batches_of(stream) == [list(row) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("handler", "rows"), [("upper", [["A"]]), ("thread", [["a"]]), ("twice", [["a"], ["a"]])]
+)
+async def test_an_exchange_of_one_batch_is_a_stream_of_its_answers(service, handler, rows):
+    async with asking(service) as (_, client):
+        async with client.stream(asked(handler, words("a")), n=8) as stream:
+            assert await batches_of(stream) == rows
+
+
+@pytest.mark.parametrize("read", ["generator", "async generator", "mixed"])
+async def test_a_table_is_a_stream_of_all_its_splits(service, read):
+    if read == "generator":
+
+        @service.table("log", schema=WORDS, splits=["a", "b"])
+        def log(split):
+            yield words(split)
+    elif read == "async generator":
+
+        @service.table("log", schema=WORDS, splits=lambda: ["a", "b"])
+        async def log(split):
+            yield words(split)
+    else:
+
+        @service.table("log")
+        class Log:
+            schema = WORDS
+
+            async def splits(self, request):
+                return ["a", "b"]
+
+            def read(self, split, request):
+                yield words(split)
+
+    async with asking(service) as (_, client):
+        async with client.stream(asked("log"), n=8) as stream:
+            assert await batches_of(stream) == [["a"], ["b"]]
+
+
+async def test_items_together_are_a_stream_with_the_dictionaries_that_they_need():
+    kind = pa.dictionary(pa.int8(), pa.string())
+    service = aqueduct.Service("coded")
+
+    @service.handler("codes", kind="source", output=pa.schema([("c", kind)]))
+    def codes():
+        for values in (["a", "b"], ["c"], ["c", "d"]):
+            yield pa.record_batch({"c": pa.array(values).dictionary_encode().cast(kind)})
+
+    async with asking(service) as (_, client):
+        async with client.stream(asked("codes"), n=8) as stream:
+            items = [bytes(item.data) async for item in stream]
+    assert rows_of(*items) == [["a", "b"], ["c"], ["c", "d"]]
+
+
+async def test_a_subscription_ends_with_an_error_that_says_so(service):
+    async with asking(service) as (running, client):
+        found = []
+        with pytest.raises(ReactiveError, match=r"ended: handler 'count' has no more, .*RS-17"):
+            async with client.subscribe(asked("count", arguments='{"to":"2"}'), n=8) as stream:
+                while (item := await stream.receive()) is not None:
+                    found.append(bytes(item.data))
+        assert rows_of(*found) == [["0"], ["1"]]
+        await until(lambda: not running.calls)
+        assert running.counters()["failed"] == 0
+
+
+async def test_what_is_fired_reaches_a_sink_and_its_errors_the_log(service, caplog):
+    caplog.set_level(logging.INFO)
+    async with asking(service) as (running, client):
+        await client.fire(asked("keep", words("a", "b")))
+        await until(lambda: service.sunk == [["a", "b"]])
+        assert running.counters()["unreported"] == 0
+        await client.fire(asked("lose", words("a")))
+        await until(lambda: running.counters()["unreported"] == 1)
+        assert "raised ValueError: lost them" in caplog.text
+        await client.fire(asked("upper", words("a")))
+        await client.fire(b"no call")
+        await until(lambda: running.counters()["unreported"] == 3)
+        assert "asked by REQUEST_FNF with a body: it takes a batch that is to be answered" in (
+            caplog.text
+        )
+        assert running.counters()["failed"] == 1
+        assert running.counters()["refused"] == 2
+
+
+UNMAPPED = [
+    ("request", asked("count", words("a")), "is a source, .* REQUEST_STREAM or REQUEST_SUB"),
+    ("request", asked("twice", words("a")), "is no function of one batch, .* by REQUEST_STREAM"),
+    ("request", asked("keep", words("a")), "is a sink, .*REQUEST_FNF; .* address of aqueduct"),
+    ("request", asked("upper"), "the request has no body, and a batch is wanted there"),
+    ("request", headers(handler="upper") + ipc(words())[:-8][:64], "the schema of the body has"),
+    ("request", asked("uper", words("a")), "unknown-handler: .* did you mean 'upper'"),
+    ("request", asked("upper", pa.record_batch({"n": [1]})), "schema-mismatch: .*'word'"),
+    ("request", b"", "INVALID: bad-call: the headers cannot be read"),
+    ("request", headers(handler="upper") + b"[]", "bad-call: the body is no Arrow IPC stream"),
+    ("stream", asked("upper"), "is an exchange, .*REQUEST_STREAM without a body"),
+    ("stream", asked("count", words("a")), "is a source, .* without a body"),
+    ("subscribe", asked("upper", words("a")), "by REQUEST_SUB with a body"),
+    ("stream", asked("aqueduct.sink.write.store", words("a")), "no handler"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "says"), UNMAPPED, ids=[each[2][:40] for each in UNMAPPED]
+)
+async def test_what_cannot_be_mapped_is_an_error_that_says_how(service, kind, data, says):
+    async with asking(service) as (running, client):
+        with pytest.raises(ReactiveError, match=says):
+            if kind == "request":
+                await client.request(data)
+            else:
+                async with getattr(client, kind)(data) as stream:
+                    await within(stream.receive())
+        await until(lambda: not running.calls)
+        assert running.counters()["refused"] == 1
+        assert rows_of((await client.request(asked("upper", words("a")))).data) == [["A"]]
+
+
+async def test_what_writes_exactly_once_is_for_other_addresses(service):
+    class Shelf:
+        def open(self, attempt, call):
+            raise AssertionError
+
+        def commit(self, write_key, prepared): ...
+
+        def abort(self, write_key, prepared): ...
+
+    service.sink("store", Shelf(), schema=WORDS)
+    async with asking(service) as (_, client):
+        with pytest.raises(ReactiveError, match=r"exactly once .*aqueduct\+tcp:// takes it"):
+            async with client.stream(asked("aqueduct.sink.write.store", words("a"))) as stream:
+                await stream.receive()
+
+
+async def test_more_than_one_batch_is_an_error(service):
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, WORDS) as writer:
+        writer.write_batch(words("a"))
+        writer.write_batch(words("b"))
+    async with asking(service) as (_, client):
+        with pytest.raises(ReactiveError, match=r"bad-call: .*follow the record batch"):
+            await client.request(headers(handler="upper") + sink.getvalue().to_pybytes())
+        with pytest.raises(ReactiveError, match=r"bad-call: the body has a schema and no batch"):
+            await client.request(headers(handler="upper") + WORDS.serialize().to_pybytes())
+
+
+async def test_an_error_of_the_handler_is_told_and_logged(service, caplog):
+    @service.handler("bad", input=WORDS)
+    async def bad(batch):
+        raise KeyError("it")
+
+    async with asking(service) as (running, client):
+        with pytest.raises(
+            ReactiveError, match=r"APPLICATION_ERROR: handler-failed: raised KeyErr"
+        ):
+            await client.request(asked("bad", words("a")))
+        await until(lambda: running.counters()["failed"] == 1)
+        assert "bad" in caplog.text
+
+
+async def test_an_answer_above_the_limit_of_an_item_names_the_limit():
+    settings = config(reactivesocket={"item_bytes": 1000, "frame_bytes": 700})
+    service = aqueduct.Service("large", config=settings)
+
+    @service.handler("large", input=WORDS)
+    async def large(batch):
+        return words("x" * int(batch["word"][0].as_py()))
+
+    async with asking(service) as (_, client):
+        item = await client.request(asked("large", words("500")))  # in fragments
+        assert rows_of(item.data) == [["x" * 500]]
+        with pytest.raises(ReactiveError, match=r"batch-too-large: .* limit of 1000 .*item_bytes"):
+            await client.request(asked("large", words("5000")))
+
+
+async def test_authorize_sees_token_arguments_peer_and_deadline():
+    seen = []
+
+    def decide(call):
+        seen.append((call.handler, call.token, dict(call.headers), call.write_key, call.attempt))
+        assert call.peer.startswith("127.0.0.1:")
+        return call.token == "open"
+
+    service = aqueduct.Service("closed", authorize=decide)
+    service.handler("echo", input=WORDS)(lambda batch: batch)
+    setup = headers(token="open")
+    async with asking(service, setup=setup) as (_, client):
+        await client.request(
+            asked("echo", words("a"), arguments='{"k":"v"}', write_key="w", attempt="2")
+        )
+        assert seen == [("echo", "open", {"k": "v"}, "w", "2")]
+        with pytest.raises(ReactiveError, match=r"REJECTED: refused: the service does not allow"):
+            await client.request(asked("echo", words("a"), token="wrong"))
+        assert seen[1][1] == "wrong"
+
+
+async def test_a_setup_that_cannot_be_read_is_rejected(service):
+    async with service.serving(TCP, drain=0) as running:
+        client = await connect(running.addresses[0], setup=headers(format="xml"))
+        with pytest.raises(ConnectFailed, match=r"the format is b'xml'; there are arrow and json"):
+            await client.request(asked("upper", words("a")))
+        await client.close()
+        assert running.counters()["connections"] == 0
+
+
+async def test_the_deadline_is_that_of_the_call():
+    service = aqueduct.Service("slow")
+    ended = []
+
+    @service.handler("wait", input=WORDS)
+    async def wait(batch, call):
+        assert 0 < call.deadline <= 0.05
+        call.on_cancel(lambda: ended.append(call.reason))
+        await asyncio.sleep(20)
+
+    async with asking(service) as (_, client):
+        with pytest.raises(
+            ReactiveError, match=r"deadline-exceeded: .* within the deadline of 0.05"
+        ):
+            await client.request(asked("wait", words("a"), deadline="50"))
+        await until(lambda: ended)
+
+
+@pytest.mark.parametrize("kind", ["request", "stream", "subscribe"])
+async def test_a_handler_sees_that_the_client_cancelled(kind):
+    service = aqueduct.Service("slow")
+    calls, over = [], []
+
+    @service.handler("wait", input=WORDS)
+    async def wait(batch, call):
+        calls.append(call)
+        try:
+            await asyncio.sleep(20)
+        finally:
+            over.append(call.cancelled)
+
+    @service.handler("ever", kind="source", output=WORDS)
+    async def ever(call):
+        calls.append(call)
+        try:
+            yield words("a")
+            await asyncio.sleep(20)
+        finally:
+            over.append(call.cancelled)
+
+    async with asking(service) as (running, client):
+        if kind == "request":
+            task = asyncio.ensure_future(client.request(asked("wait", words("a"))))
+            await until(lambda: calls)
+            task.cancel()
+        else:
+            async with getattr(client, kind)(asked("ever"), n=2) as stream:
+                await stream.receive()
+        await until(lambda: over == [True])
+        assert str(calls[0].reason) == "the client abandoned the call"
+        await until(lambda: not running.calls)
+        assert running.counters()["cancelled"] == 1
+
+
+async def test_a_handler_sees_that_the_connection_is_lost(service):
+    over = []
+
+    @service.handler("ever", kind="source", output=WORDS)
+    async def ever(call):
+        try:
+            yield words("a")
+            await asyncio.sleep(20)
+        finally:
+            over.append(call.reason)
+
+    async with asking(service) as (running, client):
+        stream = client.stream(asked("ever"), n=2)
+        await stream.receive()
+        await client.close()
+        await until(lambda: over)
+        await until(lambda: not running.connections)
+        assert running.counters()["cancelled"] == 1
+
+
+async def test_limits_of_calls_hold_for_requests():
+    service = aqueduct.Service("small", config=config(calls={"max_calls_connection": 2}))
+    free = asyncio.Event()
+
+    @service.handler("wait", input=WORDS)
+    async def wait(batch):
+        await free.wait()
+        return batch
+
+    async with asking(service) as (running, client):
+        waiting = [asyncio.ensure_future(client.request(asked("wait", words("a")))) for _ in "ab"]
+        await until(lambda: len(running.calls) == 2)
+        with pytest.raises(
+            ReactiveError, match=r"REJECTED: busy: 2 calls are open on this connect"
+        ):
+            await client.request(asked("wait", words("a")))
+        free.set()
+        for item in await asyncio.gather(*waiting):
+            assert rows_of(item.data) == [["a"]]
+
+
+async def test_a_drain_lets_calls_end_and_ends_subscriptions_at_once():
+    service = aqueduct.Service("ending")
+    free = asyncio.Event()
+
+    @service.handler("wait", input=WORDS)
+    async def wait(batch):
+        await free.wait()
+        return batch
+
+    @service.handler("ever", kind="source", output=WORDS)
+    async def ever():
+        while True:
+            yield words("a")
+            await asyncio.sleep(0.01)
+
+    async with service.serving(TCP) as running:
+        client = await connect(running.addresses[0])
+        waiting = asyncio.ensure_future(client.request(asked("wait", words("a"))))
+        subscribed = client.subscribe(asked("ever"), n=4)
+        await subscribed.receive()
+        await until(lambda: len(running.calls) == 2)
+        closing = asyncio.ensure_future(running.close(drain=20))
+        with pytest.raises(
+            ReactiveError, match=r"REJECTED: refused: the service 'ending' is ending"
+        ):
+            while await within(subscribed.receive()) is not None:
+                pass
+        with pytest.raises(ReactiveError, match=r"REJECTED: refused: .* is ending"):
+            await client.request(asked("wait", words("a")))
+        assert not waiting.done()
+        free.set()
+        assert rows_of((await waiting).data) == [["a"]]
+        await within(closing)
+        await client.close()
+
+
+async def test_a_stream_that_outlasts_the_drain_ends_with_an_error():
+    service = aqueduct.Service("ending")
+
+    @service.handler("ever", kind="source", output=WORDS)
+    async def ever():
+        while True:
+            yield words("a")
+            await asyncio.sleep(0.01)
+
+    async with service.serving(TCP) as running:
+        client = await connect(running.addresses[0])
+        stream = client.stream(asked("ever"), n=4)
+        await stream.receive()
+        closing = asyncio.ensure_future(running.close(drain=0.2))
+        with pytest.raises(
+            ReactiveError, match=r"REJECTED: refused: the service 'ending' is ending"
+        ):
+            while await within(stream.receive()) is not None:
+                pass
+        await within(closing)
+        await client.close()
+
+
+async def test_telemetry_is_told_of_requests(service):
+    told = []
+
+    class Observation:
+        def ended(self, code, message, counters):
+            told.append((code, counters["rows_out"]))
+
+    class Observer:
+        def began(self, call):
+            told.append(call.handler)
+            return Observation()
+
+    service.telemetry = Observer()
+    async with asking(service) as (_, client):
+        await client.request(asked("upper", words("a", "b")))
+        await until(lambda: told == ["upper", ("ok", 2)])
+
+
+@pytest.mark.parametrize("family", ["tls", "unix", "ws", "wss"])
+async def test_a_service_answers_at_every_address(service, family, tmp_path):
+    address = f"reactivesocket+{family}://127.0.0.1:0"
+    if family == "unix":
+        address = f"reactivesocket+unix://{tmp_path}/s"
+    tls = TLS if family in ("tls", "wss") else None
+    async with asking(service, address, tls=tls) as (running, client):
+        assert running.addresses[0].startswith(f"reactivesocket+{family}://")
+        assert rows_of((await client.request(asked("upper", words("a")))).data) == [["A"]]
+
+
+async def test_addresses_of_both_kinds_are_served_together(service):
+    async with service.serving(TCP, "memory://both", drain=0) as running:
+        assert len(running.addresses) == 2
+        async with await aqueduct.Client.connect("memory://both") as client:
+            assert (await client.call("upper", words("a")))["word"].to_pylist() == ["A"]
+        async with await connect(running.addresses[1]) as client:
+            assert rows_of((await client.request(asked("upper", words("a")))).data) == [["A"]]
+        assert running.counters()["connections"] == 2
+
+
+async def test_web_pages_need_their_origin(service):
+    address = "reactivesocket+ws://127.0.0.1:0"
+    async with service.serving(address, origins=["https://a.example"], drain=0) as running:
+        async with await connect(running.addresses[0], origin="https://a.example") as client:
+            assert rows_of((await client.request(asked("upper", words("a")))).data) == [["A"]]
+        with pytest.raises(ConnectFailed, match=r"403"):
+            await connect(running.addresses[0], origin="https://b.example")
+
+
+async def test_an_address_that_is_taken_ends_the_start(service):
+    async with service.serving(TCP, drain=0) as running:
+        with pytest.raises(ConfigError, match=r"in use|taken"):
+            async with service.serving("memory://other", running.addresses[0]):
+                pass
+        async with service.serving("memory://other", drain=0):
+            pass
