@@ -323,15 +323,21 @@ class ReactiveSocketConnection:
             return
         if more or face.unsettled:
             face.advance_soon()  # others have a turn before
-        queued = self.core.queued_bytes
-        received = self.core.held_bytes - queued + face.lent
-        if transport is not None:
-            received += transport.coming
-        face.memory.count(received, queued + face.unsent)
+        self._count()
         if face.closing:
             self._changes.wake()
         self._hold()
         self._arm()
+
+    def came(self) -> None:
+        """Bytes have come: most often a part of something large."""
+        if self.core.pending:
+            self.advance()
+        else:
+            self._count()
+            self._hold()
+            if self._held_since is not None:
+                self._arm()
 
     def drained(self) -> None:
         """More may leave."""
@@ -368,6 +374,15 @@ class ReactiveSocketConnection:
         self._requestable()
         most = self.config.flow.channel_receive_bytes if most is None else most
         return ReactiveStream(self._face, kind, data, self.peer, n, most)
+
+    def _count(self) -> None:
+        """Tells the accounts of the process what this holds."""
+        face, transport = self._face, self._transport
+        queued = self.core.queued_bytes
+        received = self.core.held_bytes - queued + face.lent
+        if transport is not None:
+            received += transport.coming
+        face.memory.count(received, queued + face.unsent)
 
     def _all_left(self) -> bool:
         return self.core.idle and not self._face.unsent

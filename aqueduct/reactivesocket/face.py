@@ -137,8 +137,12 @@ class ReactiveFace:
 
     def give_back(self, cost: int) -> None:
         """An item of the application is done with. In any thread."""
-        self._returned.append(cost)
-        self.advance_late()
+        if threading.get_ident() == self._thread and self.error is None:
+            self.lent -= cost
+            self.memory.give_back(cost)
+        else:
+            self._returned.append(cost)
+            self.advance_late()
 
     def give_back_request(self, cost: int) -> None:
         """The data of a request of the peer are done with. In any thread."""

@@ -133,7 +133,7 @@ class WebTransport(ByteTransport):
             return
         if ws.parser_exc is not None:
             self._user.core.refuse(self._error_of(ws.parser_exc))
-        self._user.advance()
+        self._user.came()
 
     def take(self, limit: int) -> tuple[Iterable[Any], int]:
         """The messages that are to leave next."""
