@@ -126,6 +126,7 @@ class ReactiveTaskClient:
             if len(self._described) >= 16:
                 self._described.clear()
             self._described[token] = task
+            task.add_done_callback(_seen)
         return await asyncio.shield(task)
 
     async def _ask_description(self, token: bytes | None) -> Description | None:
@@ -152,3 +153,9 @@ class ReactiveTaskClient:
                 return Description.from_batches(list(reader), peer=self.address)
         except (pa.ArrowException, BadCall):
             return None
+
+
+def _seen(task: asyncio.Task[Description | None]) -> None:
+    """Its error belongs to those who wait, and nobody may wait any more."""
+    if not task.cancelled():
+        task.exception()

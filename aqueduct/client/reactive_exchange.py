@@ -21,6 +21,7 @@ from aqueduct.errors import (
     AqueductError,
     Busy,
     CallError,
+    ConfigError,
     ConnectionLost,
     ReactiveError,
     Refused,
@@ -40,6 +41,8 @@ _HEADER: Final = 12
 """Bytes of a frame that are no data of a request."""
 _DEADLINE: Final = 16
 """Digits by which a deadline may be longer than another one."""
+_OTHERS: Final = "ask it by REQUEST_STREAM"
+"""What a service says of a handler that may answer a batch more than once."""
 _LOOKS: Final = 4
 """How often progress is looked at in the time that may pass without any."""
 
@@ -325,6 +328,12 @@ class ReactiveExchange:
         if error.word == CANCELED and not error.text.startswith(CANCELLED):
             text = f"handler {handler!r} at {self._peer}: {error.text or 'the service gives it up'}"
             return ConnectionLost(text)  # its side closes the connection
+        if _OTHERS in error.text:
+            _, _, text = error.text.partition(": ")
+            return ConfigError(
+                f"{self._peer}: {text}, which a task does not; an aqueduct:// or aqueduct+tls:// "
+                "address of the service carries it"
+            )
         return decode_error(error.text, peer=self._peer, handler=handler, batch=number)
 
     def _finish(self) -> None:

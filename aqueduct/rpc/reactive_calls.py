@@ -110,6 +110,10 @@ _WORDS: Final = {
 """By the code of a status; all others are APPLICATION_ERROR."""
 
 
+_DRAINING: Final = "draining"
+"""What ``refused`` is called where the service is ending, so that another may take the call."""
+
+
 # Headers
 
 
@@ -378,7 +382,8 @@ class ReactiveItems:
 def encode_error(status: Status) -> tuple[str, str]:
     """The word and the text of an ERROR."""
     word = _WORDS.get(status.code, reasons.APPLICATION_ERROR)
-    return word, f"{status.code}: {status.message or status.code}"
+    code = _DRAINING if status.draining else status.code
+    return word, f"{code}: {status.message or code}"
 
 
 def decode_error(
@@ -391,6 +396,8 @@ def decode_error(
     code, colon, message = text.partition(":")
     known = colon and code and code.replace("-", "").isalpha() and code.islower()
     status = Status(code, message.strip()) if known else Status("error", text)
+    if code == _DRAINING:
+        status = replace(status, code="refused", draining=True)
     if batch is not None:
         status = replace(status, batch=batch)
     error = status.to_exception(peer=peer, handler=handler)

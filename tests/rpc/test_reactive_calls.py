@@ -17,6 +17,7 @@ from aqueduct.errors import (
     CallError,
     Cancelled,
     HandlerFailed,
+    Refused,
     UnknownHandler,
 )
 from aqueduct.rpc.reactive_calls import (
@@ -267,3 +268,15 @@ def test_an_error_of_other_programs_is_an_error_of_the_call():
     assert type(decode_error("Sorry: no")) is CallError
     assert "Sorry: no" in str(decode_error("Sorry: no"))
     assert "all is well" in str(decode_error("ok: fine"))
+
+
+def test_a_service_that_is_ending_says_so():
+    status = Status("refused", message="it ends", draining=True)
+    word, text = encode_error(status)
+    assert (word, text) == ("REJECTED", "draining: it ends")
+    error = decode_error(text, peer="peer", handler="x", batch=3)
+    assert isinstance(error, Refused)
+    assert error.draining and error.batch == 3
+    assert str(error) == "handler 'x' at peer, batch 3: it ends"
+    again = decode_error(encode_error(Status("refused", message="no"))[1])
+    assert isinstance(again, Refused) and not again.draining

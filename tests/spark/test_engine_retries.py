@@ -43,6 +43,7 @@ from tests.spark.callees import (
 from tests.support.proxy import cutting_each
 
 TCP = "aqueduct+tcp://127.0.0.1:0"
+REACTIVE = "reactivesocket+tcp://127.0.0.1:0"
 IMPATIENT = Config(timing=Timing(connect_timeout=2))
 
 
@@ -61,7 +62,8 @@ class Cutting(Proxy):
 @contextmanager
 def cut(address: str, fates) -> Iterator[tuple[str, Cutting]]:
     """The address of a proxy before ``address``, and the proxy."""
-    host, _, port = address.rpartition("//")[2].partition(":")
+    scheme, _, place = address.partition("://")
+    host, _, port = place.partition(":")
     thread = LoopThread("test-proxy")
     made: list[Cutting] = []
 
@@ -73,7 +75,7 @@ def cut(address: str, fates) -> Iterator[tuple[str, Cutting]]:
         made[0].close()
 
     try:
-        yield f"aqueduct+tcp://127.0.0.1:{thread.run(start())}", made[0]
+        yield f"{scheme}://127.0.0.1:{thread.run(start())}", made[0]
     finally:
         thread.run(close())
         thread.stop()
@@ -88,20 +90,30 @@ FATES = st.builds(
 )
 
 
+CUT = {
+    "fates": st.lists(FATES, min_size=1, max_size=6),
+    "seed": st.integers(0, 1 << 30),
+    "ordered": st.booleans(),
+    "reports": st.booleans(),
+    "count": st.integers(0, 60),
+    "in_flight": st.integers(1, 12),
+    "addresses": st.integers(1, 3),
+}
+
+
 @settings(max_examples=60, deadline=None)
-@given(
-    fates=st.lists(FATES, min_size=1, max_size=6),
-    seed=st.integers(0, 1 << 30),
-    ordered=st.booleans(),
-    reports=st.booleans(),
-    count=st.integers(0, 60),
-    in_flight=st.integers(1, 12),
-    addresses=st.integers(1, 3),
-)
-def test_whatever_is_cut_every_batch_is_answered_once(
-    shared_callee, fates, seed, ordered, reports, count, in_flight, addresses
-):
-    callee, address = shared_callee
+@given(**CUT)
+def test_whatever_is_cut_every_batch_is_answered_once(shared_callee, **cuts):
+    check_cut(*shared_callee, **cuts)
+
+
+@settings(max_examples=20, deadline=None)
+@given(**CUT)
+def test_whatever_is_cut_of_requests_every_batch_is_answered_once(reactive_callee, **cuts):
+    check_cut(*reactive_callee, **cuts)
+
+
+def check_cut(callee, address, *, fates, seed, ordered, reports, count, in_flight, addresses):
     chance = random.Random(seed)
     failing = {n for n in range(count) if reports and chance.random() < 0.2}
     failing.discard(0)
@@ -145,10 +157,20 @@ def test_whatever_is_cut_every_batch_is_answered_once(
 @pytest.fixture(scope="module")
 def shared_callee():
     """For the examples of one test, which are many."""
+    yield from callee_at(TCP)
+
+
+@pytest.fixture(scope="module")
+def reactive_callee():
+    """The same, where each batch is a request of ReactiveSocket."""
+    yield from callee_at(REACTIVE)
+
+
+def callee_at(where):
     from tests.spark.conftest import _running
 
     callee = Callee()
-    with _running(callee.service, TCP, dev_certificate=False) as address:
+    with _running(callee.service, where, dev_certificate=False) as address:
         yield callee, address
 
 
