@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Awaitable
 from dataclasses import dataclass
+from types import CoroutineType
 from typing import Any, Final, Self
 
 from cryptography import x509
@@ -21,6 +22,7 @@ from aqueduct.carriers.transports.reasons import reason_of
 from aqueduct.carriers.transports.waiting import Waiters
 from aqueduct.carriers.verify import TlsError, identity_read
 from aqueduct.config import Config
+from aqueduct.endpoint.eager_task import EagerTaskFactory
 from aqueduct.errors import AqueductError, ConnectFailed, ConnectionLost
 from aqueduct.escaping import logger_of
 from aqueduct.forks import own, sever
@@ -109,7 +111,9 @@ class ReactiveSocketConnection:
         self._doomed: Counter[int] = Counter()
         """How often streams of the peer are cancelled by events that are still to be told."""
         self._deciding: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._answering: set[_Answering] = set()
+        """What answers requests and has not ended."""
+        self._eager = EagerTaskFactory(self._loop)
         self._rejected = False
         self._stuck_since: float | None = None
         """When the peer began to take nothing of what waits to leave; None: it takes all."""
@@ -142,7 +146,10 @@ class ReactiveSocketConnection:
         Timing.progress_deadline). A request that is given up is cancelled.
         """
         self._requestable()
+        if timeout is None and self._face.has_room():
+            return await ask(self._face, self.peer, data, timed=True)
         async with self._face.deadline(timeout):
+            await self._face.wait_room()
             return await ask(self._face, self.peer, data)
 
     @checked(data="message_payload")
@@ -568,35 +575,11 @@ class ReactiveSocketConnection:
             log.exception("the responder failed at %r", request)
             request.fail("the responder failed")
             return
-        if inspect.isawaitable(answering):
-            task = self._loop.create_task(self._answer(answering, request))
-            request.task = task
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-            if inspect.iscoroutine(answering):
-                # It was never begun if the task was cancelled before its first step.
-                task.add_done_callback(lambda _: answering.close())
-
-    async def _answer(self, answering: Awaitable[None], request: ReactiveRequest) -> None:
-        try:
-            await answering
-        except asyncio.CancelledError:
-            request.fail("the responder was cancelled", reasons.CANCELED)
-            raise
-        except Exception as error:
-            if not request.ended:
-                log.exception("the responder failed at %r", request)
-                request.fail(f"the responder failed: {type(error).__name__}")
-        else:
-            if request.kind == "subscribe":
-                request.fail("the subscription has ended", reasons.APPLICATION_ERROR)
-            elif request.kind == "request" and not request.ended:
-                request.fail("the responder gave no answer")
-            else:
-                request.complete()
-        finally:
-            request.task = None
-            request.release()
+        if type(answering) is CoroutineType or inspect.isawaitable(answering):
+            # One that answers at once needs no task of its own, which would cost as much again.
+            work = _Answering(answering, request, self._answering)
+            self._answering.add(work)
+            self._eager.start(work)
 
     def _decide(self) -> None:
         """At a server: whether the SETUP is taken."""
@@ -641,6 +624,7 @@ class ReactiveSocketConnection:
             awaited.end(error)
         self._early = {}
         face.stop()
+        self._eager.close()
         face.memory.end()
         face.count_over()
         self._changes.wake()
@@ -652,3 +636,56 @@ class ReactiveSocketConnection:
         if not self._gone.done():
             self._gone.set_result(None)
             self._owner.released(self)
+
+
+class _Answering:
+    """What answers a request, as work of an EagerTaskFactory."""
+
+    __slots__ = ("_all", "_answering", "_request")
+
+    def __init__(
+        self, answering: Awaitable[None], request: ReactiveRequest, all_: set[_Answering]
+    ) -> None:
+        self._answering = answering
+        self._request = request
+        self._all = all_
+
+    @property
+    def task(self) -> asyncio.Task[None]:
+        """The request knows it, which cancels it."""
+        assert self._request.task is not None
+        return self._request.task
+
+    @task.setter
+    def task(self, task: asyncio.Task[None]) -> None:
+        self._request.task = task
+
+    def ended(self) -> None:
+        """See Work."""
+        self._all.discard(self)
+        if inspect.iscoroutine(self._answering):
+            # It was never begun if the task was cancelled before its first step.
+            self._answering.close()
+
+    async def run(self) -> None:
+        """Answers the request."""
+        request = self._request
+        try:
+            await self._answering
+        except asyncio.CancelledError:
+            request.fail("the responder was cancelled", reasons.CANCELED)
+            raise
+        except Exception as error:
+            if not request.ended:
+                log.exception("the responder failed at %r", request)
+                request.fail(f"the responder failed: {type(error).__name__}")
+        else:
+            if request.kind == "subscribe":
+                request.fail("the subscription has ended", reasons.APPLICATION_ERROR)
+            elif request.kind == "request" and not request.ended:
+                request.fail("the responder gave no answer")
+            else:
+                request.complete()
+        finally:
+            request.task = None
+            request.release()

@@ -14,6 +14,7 @@ from aqueduct.config import Config
 from aqueduct.errors import ConnectionLost
 from aqueduct.protocol.reactivesocket.connection import ReactiveConnection
 from aqueduct.protocol.reactivesocket.outbox import FrameQueue
+from aqueduct.reactivesocket.deadlines import RequestDeadlines
 from aqueduct.reactivesocket.memory import ReactiveMemory
 
 __all__ = ["ReactiveFace", "Responding"]
@@ -60,6 +61,7 @@ class ReactiveFace:
         """Bytes of items that the application has, beside what the core counts."""
         self.in_hand = 0
         """Bytes of requests of the peer that the application has. The core counts them, too."""
+        self.deadlines = RequestDeadlines(config.timing.progress_deadline)
         self._advance_now = advance
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
@@ -112,6 +114,7 @@ class ReactiveFace:
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None
+        self.deadlines.stop()
         while self._senders:
             self._wake_sender()
         blocked = (*self._blocked, *self._full)

@@ -80,7 +80,7 @@ def error_of(data: bytes, peer: str) -> ReactiveError:
 class AwaitedItems:
     """What comes on one stream of this side, until somebody takes it."""
 
-    __slots__ = ("came", "error", "face", "held", "over", "peer", "stream", "waiter")
+    __slots__ = ("came", "error", "expired", "face", "held", "over", "peer", "stream", "waiter")
 
     def __init__(self, face: ReactiveFace, peer: str) -> None:
         self.face = face
@@ -90,6 +90,8 @@ class AwaitedItems:
         """Items that nobody has taken, with their cost."""
         self.held = 0
         """What these cost."""
+        self.expired = False
+        """It was waited for too long."""
         self.over = False
         """Nothing more comes."""
         self.error: AqueductError | None = None
@@ -107,6 +109,11 @@ class AwaitedItems:
         if not self.over:
             self.over, self.error = True, error
             self._wake()
+
+    def expire(self) -> None:
+        """The deadline of the first item is over."""
+        self.expired = True
+        self.end(None)
 
     def take(self) -> ReactiveItem:
         """The next item."""
@@ -138,24 +145,34 @@ class AwaitedItems:
             self.waiter.set_result(None)
 
 
-async def ask(face: ReactiveFace, peer: str, data: Data) -> ReactiveItem:
-    """The one item that answers a request. The caller has a deadline."""
-    await face.wait_room()
+async def ask(face: ReactiveFace, peer: str, data: Data, *, timed: bool = False) -> ReactiveItem:
+    """The one item that answers a request. There is room.
+
+    ``timed``: within Timing.progress_deadline. Otherwise the caller has a deadline.
+    """
     awaited = AwaitedItems(face, peer)
     stream = awaited.stream = face.core.request(frames.REQUEST_RESPONSE, data)
     face.requested[stream] = awaited
     face.advance_soon()
+    if timed:
+        face.deadlines.add(awaited)
     try:
         await awaited.wait()
         if awaited.came:
             return awaited.take()
     finally:
+        if timed:
+            face.deadlines.remove(awaited)
         if face.requested.pop(stream, None) is not None:
             face.core.cancel(stream)
             face.advance_soon()
         awaited.forget()
     if awaited.error is not None:
         raise raised(awaited.error)
+    if awaited.expired:
+        raise TimeoutError(
+            f"{peer} gave no answer within {face.deadlines.seconds:g} s (Timing.progress_deadline)"
+        )
     return ReactiveItem([], 0, face)  # a completion without an item
 
 

@@ -20,6 +20,7 @@ from aqueduct.carriers.certificates import ServerTls
 from aqueduct.carriers.contract import Bound
 from aqueduct.config import Config
 from aqueduct.endpoint import Connection, Message, Receiver, Server, accounts, serve
+from aqueduct.endpoint.eager_task import EagerTaskFactory
 from aqueduct.endpoint.hooks import allows
 from aqueduct.errors import (
     AqueductError,
@@ -52,7 +53,6 @@ from aqueduct.service.async_runner import (
 from aqueduct.service.call import COUNTED, Run, ServerCall
 from aqueduct.service.call_connection import CallConnection
 from aqueduct.service.context import Call
-from aqueduct.service.eager_task import EagerTaskFactory
 from aqueduct.service.handlers import Handler, HandlerShape
 from aqueduct.service.reactive_gateway import (
     CallDispatcher,

@@ -7,7 +7,7 @@ import contextvars
 
 import pytest
 
-from aqueduct.service.eager_task import EagerTaskFactory
+from aqueduct.endpoint.eager_task import EagerTaskFactory
 
 VARIABLE: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="")
 
