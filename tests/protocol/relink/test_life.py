@@ -205,6 +205,24 @@ def test_empty_messages_fill_a_receiver_too() -> None:
     assert alone.link.held_bytes == CHANNEL_COST
 
 
+@pytest.mark.requirement("RL-R10")
+def test_a_channel_has_as_many_unconsumed_messages_as_the_setting_says() -> None:
+    pair = LinkPair(settings=Settings(window_messages=3))
+    left = pair.left.link
+    for _ in range(3):
+        assert left.writable(1, 1)
+        left.send(1, b"x")
+    assert not left.writable(1, 1)
+    assert left.writable(2, 1)  # each channel has its own
+    with pytest.raises(LocalProtocolError, match=r"Relink\.window_messages"):
+        left.send(1, b"x")
+    pair.settle()
+    assert not left.writable(1, 1)
+    pair.right.link.consume(1, 0)
+    pair.settle()
+    assert left.writable(1, 1)
+
+
 @pytest.mark.requirement("RL-17")
 def test_what_the_sender_has_not_decided_about_stops_no_reading() -> None:
     alone = Lone(BOTH, settings=Settings(receive_bytes=10_000))
