@@ -142,6 +142,8 @@ class ReactiveSocketConnection:
         Timing.progress_deadline). A request that is given up is cancelled.
         """
         self._requestable()
+        if timeout is None:
+            return await ask(self._face, self.peer, data, expire=True)
         async with self._face.deadline(timeout):
             return await ask(self._face, self.peer, data)
 
@@ -152,8 +154,9 @@ class ReactiveSocketConnection:
         Whether it arrives is not known. Raises as ``request`` does.
         """
         self._requestable()
-        async with self._face.deadline(timeout):
-            await self._face.wait_room()
+        if not self._face.free:
+            async with self._face.deadline(timeout):
+                await self._face.wait_room()
         self.core.request(frames.REQUEST_FNF, data)
         self._face.advance_soon()
 
@@ -323,15 +326,21 @@ class ReactiveSocketConnection:
             return
         if more or face.unsettled:
             face.advance_soon()  # others have a turn before
-        queued = self.core.queued_bytes
-        received = self.core.held_bytes - queued + face.lent
-        if transport is not None:
-            received += transport.coming
-        face.memory.count(received, queued + face.unsent)
+        self._count()
         if face.closing:
             self._changes.wake()
         self._hold()
         self._arm()
+
+    def came(self) -> None:
+        """Bytes have come: most often a part of something large."""
+        if self.core.pending:
+            self.advance()
+        else:
+            self._count()
+            self._hold()
+            if self._held_since is not None:
+                self._arm()
 
     def drained(self) -> None:
         """More may leave."""
@@ -368,6 +377,15 @@ class ReactiveSocketConnection:
         self._requestable()
         most = self.config.flow.channel_receive_bytes if most is None else most
         return ReactiveStream(self._face, kind, data, self.peer, n, most)
+
+    def _count(self) -> None:
+        """Tells the accounts of the process what this holds."""
+        face, transport = self._face, self._transport
+        queued = self.core.queued_bytes
+        received = self.core.held_bytes - queued + face.lent
+        if transport is not None:
+            received += transport.coming
+        face.memory.count(received, queued + face.unsent)
 
     def _all_left(self) -> bool:
         return self.core.idle and not self._face.unsent

@@ -173,10 +173,10 @@ cdef class ReactiveFrameDecoder:
     - ``extended_type`` of EXT; else 0
     - ``data``, one buffer
 
-    Data that was fed as a whole is a view of what was fed, below 4096 bytes a copy. Else it lands
-    in memory that is taken when the head is whole; ``room`` and ``landed`` let a carrier read
-    straight to there. ``missing`` bytes of it are yet to come. ``frames`` counts those that were
-    whole.
+    Data that was fed as a whole, and is half of what was fed at least, is a view of that. Other
+    data is a copy. It lands in memory that is taken when the head is whole; ``room`` and ``landed``
+    let a carrier read straight to there. ``missing`` bytes of it are yet to come. ``frames`` counts
+    those that were whole.
 
     Raises FrameError for bytes that are no frame, VersionError for another version, and
     LimitExceeded as soon as a frame is announced as larger than is allowed. After an error every
@@ -382,7 +382,10 @@ cdef class ReactiveFrameDecoder:
         if size == 0:
             self.data = b""
             return True
-        if <uint64_t> (self._end - self._pos) >= size:
+        if <uint64_t> (self._end - self._pos) >= size and (
+            # A view keeps all that was fed alive, which must not cost much more than the data.
+            size < LANDING_FROM or 2 * size >= <uint64_t> (self._end - self._start)
+        ):
             self.data = piece_of(self._fed, self._pos - self._start, <Py_ssize_t> size)
             self._pos += size
             self.missing = 0

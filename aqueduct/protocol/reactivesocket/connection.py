@@ -174,6 +174,11 @@ class ReactiveConnection:
         return found
 
     @property
+    def pending(self) -> bool:
+        """Whether there are events, or something waits to leave."""
+        return bool(self._events) or not self._outbox.empty
+
+    @property
     def idle(self) -> bool:
         """Nothing waits to leave."""
         return self._outbox.empty

@@ -221,6 +221,22 @@ def test_large_data_is_a_view_of_what_came_or_lands_in_place() -> None:
     assert decoder.coming == 0
 
 
+def test_data_keep_no_more_alive_than_twice_their_size() -> None:
+    """A view would keep all that was read with it, and the memory that counts is the data's."""
+    for size, view in ((5000, False), (20_000, False), (40_000, True)):
+        payload = bytes(size)
+        decoder = ReactiveFrameDecoder()
+        data = encode(Frame(CODES["REQUEST_RESPONSE"], 1, data=payload))
+        rest = encode(Frame(CODES["RESPONSE"], 1, data=bytes(65_000 - size)))
+        decoder.feed(data + rest)
+        assert decoder.next()
+        assert isinstance(decoder.data, memoryview) is view
+        assert bytes(decoder.data) == payload
+        assert decoder.missing == 0
+        assert decoder.next()
+        assert not decoder.next()
+
+
 def test_another_limit_is_named_by_its_setting() -> None:
     decoder = ReactiveFrameDecoder()
     decoder.allow(12, "setup_bytes")
