@@ -146,10 +146,9 @@ class ReactiveSocketConnection:
         Timing.progress_deadline). A request that is given up is cancelled.
         """
         self._requestable()
-        if timeout is None and self._face.has_room():
-            return await ask(self._face, self.peer, data, timed=True)
+        if timeout is None:
+            return await ask(self._face, self.peer, data, expire=True)
         async with self._face.deadline(timeout):
-            await self._face.wait_room()
             return await ask(self._face, self.peer, data)
 
     @checked(data="message_payload")
@@ -159,8 +158,9 @@ class ReactiveSocketConnection:
         Whether it arrives is not known. Raises as ``request`` does.
         """
         self._requestable()
-        async with self._face.deadline(timeout):
-            await self._face.wait_room()
+        if not self._face.free:
+            async with self._face.deadline(timeout):
+                await self._face.wait_room()
         self.core.request(frames.REQUEST_FNF, data)
         self._face.advance_soon()
 
