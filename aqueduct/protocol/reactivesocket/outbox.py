@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from aqueduct._speedups.reactivesocket import reactive_frames as frames
 from aqueduct.errors import LocalProtocolError
-from aqueduct.protocol.reactivesocket.cost import FRAME_COST
+from aqueduct.protocol.reactivesocket.cost import FRAME_COST, size_of
 from aqueduct.protocol.reactivesocket.demand import UNBOUNDED
 
 __all__ = ["Buffer", "FrameQueue", "OutFrame", "ReactiveOutbox", "buffers_of"]
@@ -64,7 +64,7 @@ class ReactiveOutbox:
         self, kind: int, stream: int, parts: list[Any], *, flags: int = 0, n: int | None = None
     ) -> OutFrame:
         """A frame with this data, which is kept by reference."""
-        size = sum(map(len, parts))
+        size = sum(map(size_of, parts))
         head = frames.encode_head(kind, stream, size, flags=flags, n=n, framed=self._framed)
         return [head, *parts], len(head) + size
 

@@ -128,7 +128,7 @@ class ReactiveRequester:
             )
         if self._next > _HIGHEST:
             raise LocalProtocolError("no stream id is left; open another connection")
-        size = sum(map(len, parts))
+        size = sum(map(size_of, parts))
         most = self._outbox.data_most - (0 if items is None else 8)
         if size > most:
             raise LocalProtocolError(

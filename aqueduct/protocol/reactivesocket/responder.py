@@ -184,7 +184,7 @@ class ReactiveResponder:
     def _cut(self, stream: int, found: RespondingStream, parts: list[Any]) -> list[list[Any]]:
         """An item as fragments; its demand counts. LocalProtocolError: it may not be sent."""
         settings = self._settings
-        size = sum(map(len, parts))
+        size = sum(map(size_of, parts))
         if size > settings.item_bytes:
             raise LocalProtocolError(
                 f"an item of {size} bytes is above {settings.item_bytes} "
@@ -197,8 +197,6 @@ class ReactiveResponder:
             )
         if not found.demand.take():
             raise LocalProtocolError(f"stream {stream} was not asked for an item: wait for DEMAND")
-        if size <= self._outbox.data_most:
-            return [parts]
         return list(self._outbox.fragments(parts))
 
     def _send(self, found: RespondingStream, cut: Sequence[list[Any]], *, complete: bool) -> None:
