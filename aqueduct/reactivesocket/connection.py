@@ -142,6 +142,8 @@ class ReactiveSocketConnection:
         Timing.progress_deadline). A request that is given up is cancelled.
         """
         self._requestable()
+        if timeout is None:
+            return await ask(self._face, self.peer, data, expire=True)
         async with self._face.deadline(timeout):
             return await ask(self._face, self.peer, data)
 
@@ -152,8 +154,9 @@ class ReactiveSocketConnection:
         Whether it arrives is not known. Raises as ``request`` does.
         """
         self._requestable()
-        async with self._face.deadline(timeout):
-            await self._face.wait_room()
+        if not self._face.free:
+            async with self._face.deadline(timeout):
+                await self._face.wait_room()
         self.core.request(frames.REQUEST_FNF, data)
         self._face.advance_soon()
 

@@ -11,7 +11,6 @@ from aqueduct._speedups.reactivesocket import reactive_frames as frames
 from aqueduct.arguments import Duration, checked
 from aqueduct.carriers.transports.waiting import raised
 from aqueduct.errors import (
-    AqueductError,
     ConnectionLost,
     LocalProtocolError,
     ReactiveError,
@@ -92,7 +91,7 @@ class AwaitedItems:
         """What these cost."""
         self.over = False
         """Nothing more comes."""
-        self.error: AqueductError | None = None
+        self.error: Exception | None = None
         """Why not; None: it is complete."""
         self.waiter: asyncio.Future[None] | None = None
 
@@ -102,7 +101,7 @@ class AwaitedItems:
         self.held += cost
         self._wake()
 
-    def end(self, error: AqueductError | None) -> None:
+    def end(self, error: Exception | None) -> None:
         """It is over."""
         if not self.over:
             self.over, self.error = True, error
@@ -138,13 +137,20 @@ class AwaitedItems:
             self.waiter.set_result(None)
 
 
-async def ask(face: ReactiveFace, peer: str, data: Data) -> ReactiveItem:
-    """The one item that answers a request. The caller has a deadline."""
-    await face.wait_room()
+async def ask(face: ReactiveFace, peer: str, data: Data, *, expire: bool = False) -> ReactiveItem:
+    """The one item that answers a request. The caller has a deadline, unless it is to ``expire``.
+
+    All that expire do so after the same time, so one timer serves them.
+    """
+    if not face.free:
+        async with face.deadline(None):
+            await face.wait_room()
     awaited = AwaitedItems(face, peer)
     stream = awaited.stream = face.core.request(frames.REQUEST_RESPONSE, data)
     face.requested[stream] = awaited
     face.advance_soon()
+    if expire:
+        face.expect(awaited)
     try:
         await awaited.wait()
         if awaited.came:
@@ -154,6 +160,8 @@ async def ask(face: ReactiveFace, peer: str, data: Data) -> ReactiveItem:
             face.core.cancel(stream)
             face.advance_soon()
         awaited.forget()
+        if expire:
+            face.expect_no_more(awaited)
     if awaited.error is not None:
         raise raised(awaited.error)
     return ReactiveItem([], 0, face)  # a completion without an item
@@ -272,8 +280,9 @@ class ReactiveStream:
         if last is not None:
             last.release()
         if self._data is not None:
-            async with face.deadline(None):
-                await face.wait_room()
+            if not face.free:
+                async with face.deadline(None):
+                    await face.wait_room()
             self._begin()
         if awaited.came:
             await face.give_way()

@@ -175,8 +175,8 @@ cdef class ReactiveFrameDecoder:
 
     Data that was fed as a whole, and is half of what was fed at least, is a view of that. Other
     data is a copy. It lands in memory that is taken when the head is whole; ``room`` and ``landed``
-    let a carrier read straight to there. ``missing`` bytes of it are yet to come. ``frames`` counts those that were
-    whole.
+    let a carrier read straight to there. ``missing`` bytes of it are yet to come. ``frames`` counts
+    those that were whole.
 
     Raises FrameError for bytes that are no frame, VersionError for another version, and
     LimitExceeded as soon as a frame is announced as larger than is allowed. After an error every
