@@ -52,6 +52,9 @@ _ASKED: Final[Mapping[str, str]] = {
 }
 
 
+_DONE: Final = Status(OK)
+
+
 class ReactiveCaller:
     """A connection of ReactiveSocket as calls need it; a CallConnection and its parts."""
 
@@ -435,6 +438,9 @@ class ReactiveCall(ServerCall):
             self.answers.prefix = schema_prefix(schema)
         self.output.use(self.answers)
 
+    def _success(self, counters: Mapping[str, int] | None) -> Status:
+        return _DONE  # nobody is told the counters
+
     def _tell(self, status: Status, alone: bool) -> None:
         request = self.request
         if request.kind == FIRE:
@@ -463,7 +469,7 @@ class _Asked:
     async def __call__(self, running: ServerCall) -> Mapping[str, int] | None:
         assert isinstance(running, ReactiveCall)
         answers = running.answers
-        if not answers.writable and running.output.credit is not None:
+        if running.output.credit is not None and not answers.writable:
             await running.wait_writable()
         counters = await self._run(running)
         if answers.held is not None and not answers.writable:
