@@ -419,11 +419,11 @@ async def test_a_drain_lets_calls_end_and_ends_subscriptions_at_once():
         await until(lambda: len(running.calls) == 2)
         closing = asyncio.ensure_future(running.close(drain=20))
         with pytest.raises(
-            ReactiveError, match=r"REJECTED: refused: the service 'ending' is ending"
+            ReactiveError, match=r"REJECTED: draining: the service 'ending' is ending"
         ):
             while await within(subscribed.receive()) is not None:
                 pass
-        with pytest.raises(ReactiveError, match=r"REJECTED: refused: .* is ending"):
+        with pytest.raises(ReactiveError, match=r"REJECTED: draining: .* is ending"):
             await client.request(asked("wait", words("a")))
         assert not waiting.done()
         free.set()
@@ -447,7 +447,7 @@ async def test_a_stream_that_outlasts_the_drain_ends_with_an_error():
         await stream.receive()
         closing = asyncio.ensure_future(running.close(drain=0.2))
         with pytest.raises(
-            ReactiveError, match=r"REJECTED: refused: the service 'ending' is ending"
+            ReactiveError, match=r"REJECTED: draining: the service 'ending' is ending"
         ):
             while await within(stream.receive()) is not None:
                 pass
