@@ -106,6 +106,8 @@ class ReactiveSocketConnection:
         self._early: dict[int, events.Event] | None = None if core.client else {}
         """Requests that came before the SETUP was accepted, by their stream; None: it was. Those
         that want no answer have numbers below zero."""
+        self._fired = 0
+        """How many of the latter came."""
         self._doomed: Counter[int] = Counter()
         """How often streams of the peer are cancelled by events that are still to be told."""
         self._deciding: asyncio.Task[None] | None = None
@@ -144,10 +146,9 @@ class ReactiveSocketConnection:
         Timing.progress_deadline). A request that is given up is cancelled.
         """
         self._requestable()
-        if timeout is None and self._face.has_room():
-            return await ask(self._face, self.peer, data, timed=True)
+        if timeout is None:
+            return await ask(self._face, self.peer, data, expire=True)
         async with self._face.deadline(timeout):
-            await self._face.wait_room()
             return await ask(self._face, self.peer, data)
 
     @checked(data="message_payload")
@@ -157,8 +158,9 @@ class ReactiveSocketConnection:
         Whether it arrives is not known. Raises as ``request`` does.
         """
         self._requestable()
-        async with self._face.deadline(timeout):
-            await self._face.wait_room()
+        if not self._face.free:
+            async with self._face.deadline(timeout):
+                await self._face.wait_room()
         self.core.request(frames.REQUEST_FNF, data)
         self._face.advance_soon()
 
@@ -264,8 +266,7 @@ class ReactiveSocketConnection:
     def rejected(self, text: str) -> None:
         """At a server: the SETUP is not taken. The client is told, and the connection ends."""
         self._rejected = True
-        if self.core.state is ReactiveState.OFFERED:
-            self.core.reject(text)
+        self.core.reject(text)
         reason = f"the SETUP of {self.peer} is rejected: {text}"
         log.info("%s", reason)
         self._over(ConnectionLost(reason))
@@ -329,15 +330,21 @@ class ReactiveSocketConnection:
             return
         if more or face.unsettled:
             face.advance_soon()  # others have a turn before
-        queued = self.core.queued_bytes
-        received = self.core.held_bytes - queued + face.lent
-        if transport is not None:
-            received += transport.coming
-        face.memory.count(received, queued + face.unsent)
+        self._count()
         if face.closing:
             self._changes.wake()
         self._hold()
         self._arm()
+
+    def came(self) -> None:
+        """Bytes have come: most often a part of something large."""
+        if self.core.pending:
+            self.advance()
+        else:
+            self._count()
+            self._hold()
+            if self._held_since is not None:
+                self._arm()
 
     def drained(self) -> None:
         """More may leave."""
@@ -374,6 +381,15 @@ class ReactiveSocketConnection:
         self._requestable()
         most = self.config.flow.channel_receive_bytes if most is None else most
         return ReactiveStream(self._face, kind, data, self.peer, n, most)
+
+    def _count(self) -> None:
+        """Tells the accounts of the process what this holds."""
+        face, transport = self._face, self._transport
+        queued = self.core.queued_bytes
+        received = self.core.held_bytes - queued + face.lent
+        if transport is not None:
+            received += transport.coming
+        face.memory.count(received, queued + face.unsent)
 
     def _all_left(self) -> bool:
         return self.core.idle and not self._face.unsent
@@ -433,7 +449,7 @@ class ReactiveSocketConnection:
         if held is not None and now >= held + timing.stall_deadline:
             # What waits may need what the peer says next, as its demand, or an answer.
             self._held_since = now
-            self._refusing = self.core.whole_bytes > 0
+            self._refusing = self._early is None and self.core.whole_bytes > 0
         self.core.handle_deadline(now)
         self.advance()
 
@@ -512,8 +528,9 @@ class ReactiveSocketConnection:
             if self._deciding is None and self.core.state is ReactiveState.OPEN:
                 self._decide()  # a client without a SETUP
             if self._early is not None:
-                fired = event[2] == frames.REQUEST_FNF
-                self._early[-1 - len(self._early) if fired else event[1]] = event
+                self._fired += event[2] == frames.REQUEST_FNF
+                key = -self._fired if event[2] == frames.REQUEST_FNF else event[1]
+                self._early[key] = event
                 return
         _, stream, kind, _, data, cost = event
         if kind != frames.REQUEST_FNF and (
@@ -655,6 +672,9 @@ class _Answering:
         request = self._request
         try:
             await self._answering
+        except asyncio.CancelledError:
+            request.fail("the responder was cancelled", reasons.CANCELED)
+            raise
         except Exception as error:
             if not request.ended:
                 log.exception("the responder failed at %r", request)

@@ -14,10 +14,9 @@ from aqueduct.config import Config
 from aqueduct.errors import ConnectionLost
 from aqueduct.protocol.reactivesocket.connection import ReactiveConnection
 from aqueduct.protocol.reactivesocket.outbox import FrameQueue
-from aqueduct.reactivesocket.deadlines import RequestDeadlines
 from aqueduct.reactivesocket.memory import ReactiveMemory
 
-__all__ = ["ReactiveFace", "Responding"]
+__all__ = ["Expected", "ReactiveFace", "Responding"]
 
 _TURNS: Final = 16
 """So many that wait for room go on at once. What they send says whether there is more room."""
@@ -32,6 +31,13 @@ class Responding(Protocol):
 
     def changed(self) -> None:
         """There may be room."""
+
+
+class Expected(Protocol):
+    """What is to come in time."""
+
+    def end(self, error: Exception | None) -> None:
+        """It did not."""
 
 
 class ReactiveFace:
@@ -61,7 +67,6 @@ class ReactiveFace:
         """Bytes of items that the application has, beside what the core counts."""
         self.in_hand = 0
         """Bytes of requests of the peer that the application has. The core counts them, too."""
-        self.deadlines = RequestDeadlines(config.timing.progress_deadline)
         self._advance_now = advance
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
@@ -83,6 +88,9 @@ class ReactiveFace:
         self._senders: deque[asyncio.Future[None]] = deque()
         """Requests of this side that wait for room."""
         self._in_a_row = 0
+        self._expected: OrderedDict[Expected, float] = OrderedDict()
+        """What is to come in time, and when that is over: the first one first."""
+        self._expiry: asyncio.TimerHandle | None = None
 
     def usable(self) -> None:
         """Raises why the connection is over, if it is."""
@@ -114,7 +122,9 @@ class ReactiveFace:
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None
-        self.deadlines.stop()
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._expected.clear()
         while self._senders:
             self._wake_sender()
         blocked = (*self._blocked, *self._full)
@@ -123,6 +133,17 @@ class ReactiveFace:
         self._full.clear()
         for request in blocked:
             request.changed()
+
+    def expect(self, awaited: Expected) -> None:
+        """This is to end within Timing.progress_deadline."""
+        due = self._loop.time() + self.config.timing.progress_deadline
+        self._expected[awaited] = due
+        if self._expiry is None:
+            self._expiry = self._loop.call_at(due, self._expire)
+
+    def expect_no_more(self, awaited: Expected) -> None:
+        """It has ended."""
+        self._expected.pop(awaited, None)
 
     async def give_way(self) -> None:
         """Lets other tasks run after several items without a wait."""
@@ -140,8 +161,12 @@ class ReactiveFace:
 
     def give_back(self, cost: int) -> None:
         """An item of the application is done with. In any thread."""
-        self._returned.append(cost)
-        self.advance_late()
+        if threading.get_ident() == self._thread and self.error is None:
+            self.lent -= cost
+            self.memory.give_back(cost)
+        else:
+            self._returned.append(cost)
+            self.advance_late()
 
     def give_back_request(self, cost: int) -> None:
         """The data of a request of the peer are done with. In any thread."""
@@ -209,6 +234,11 @@ class ReactiveFace:
         self._full.discard(request)
         self._granted.discard(request)
 
+    @property
+    def free(self) -> bool:
+        """Whether a request may be sent at once, and nobody waits for that."""
+        return not self._senders and self.error is None and self.has_room()
+
     async def wait_room(self) -> None:
         """Waits until a request may be sent. The caller has a deadline."""
         waited = False
@@ -264,6 +294,17 @@ class ReactiveFace:
         return waiting > 2 * self.config.flow.connection_high_water
 
     # Within
+
+    def _expire(self) -> None:
+        now, self._expiry = self._loop.time(), None
+        while self._expected:
+            awaited, due = next(iter(self._expected.items()))
+            if due > now:
+                self._expiry = self._loop.call_at(due, self._expire)
+                break
+            del self._expected[awaited]
+            seconds = self.config.timing.progress_deadline
+            awaited.end(TimeoutError(f"no answer within {seconds:g} s (Timing.progress_deadline)"))
 
     def _wake_sender(self) -> None:
         sender = self._senders.popleft()

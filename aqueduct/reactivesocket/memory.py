@@ -47,6 +47,12 @@ class ReactiveMemory:
         if not self.received:
             self._pass_on()
 
+    def give_back(self, size: int) -> None:
+        """So many bytes that came are done with. Others that wait for room are told."""
+        size = min(size, self.received)
+        self.received -= size
+        self._receiving_account.charge(-size)
+
     def may_read(self, whole: int, now: float) -> bool:
         """Whether more may be read; if not, ``wake`` is called. Look again after a while, too.
 

@@ -16,6 +16,9 @@ __all__ = ["FrameTransport", "FrameUser"]
 
 _OTHERS: Final = ("it speaks TLS", "it speaks HTTP", "it speaks SSH")
 
+_READ_IN_PLACE: Final = 32 << 10
+"""Bytes that are read to their place. Fewer are read with what follows, and copied."""
+
 
 class FrameUser(Protocol):
     """A connection with its core."""
@@ -29,6 +32,9 @@ class FrameUser(Protocol):
         """Frames may flow."""
 
     def advance(self) -> None:
+        """The core may have something to tell, or to send."""
+
+    def came(self) -> None:
         """The core has got bytes."""
 
     def drained(self) -> None:
@@ -60,13 +66,14 @@ class FrameTransport(ByteTransport):
             self._user.opened()
 
     def room(self) -> memoryview | None:
-        """Where the next bytes go."""
-        return self._user.core.room()
+        """Where the next bytes go. A little is read with what follows it."""
+        room = self._user.core.room()
+        return room if room is not None and len(room) >= _READ_IN_PLACE else None
 
     def landed(self, size: int, now: float) -> None:
         """They were read there."""
         self._user.core.landed(size, now)
-        self._user.advance()
+        self._user.came()
 
     def received(self, data: bytes, now: float) -> None:
         """The next bytes."""
@@ -77,7 +84,7 @@ class FrameTransport(ByteTransport):
                 text = f"this is ReactiveSocket, and the peer speaks something else: {other}"
                 self._user.core.refuse(FrameError(text))
         self._user.core.receive_data(data, now)
-        self._user.advance()
+        self._user.came()
 
     def take(self, limit: int) -> tuple[Iterable[Any], int]:
         """What is to leave next."""

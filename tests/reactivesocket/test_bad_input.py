@@ -443,8 +443,9 @@ async def test_an_error_of_many_bytes_is_kept_in_part() -> None:
 async def test_clients_without_a_setup_where_they_may() -> None:
     seen: list[bytes] = []
 
-    def authorize(connection: ReactiveSocketConnection) -> None:
+    def authorize(connection: ReactiveSocketConnection) -> str | None:
         seen.append(connection.setup)
+        return None if len(seen) < 3 else "come later"
 
     async with serving(setup_required=False, authorize_setup=authorize) as server:
         peer = await Peer.connect(server, frame(frames.REQUEST_RESPONSE, 1, b"echo x"))
@@ -454,3 +455,6 @@ async def test_clients_without_a_setup_where_they_may() -> None:
         async with await connect(server.address, setup=b"hi") as client:
             assert (await within(client.request(b"echo x"))).data == b"x"
         assert seen == [b"", b"hi"]
+        peer = await Peer.connect(server, frame(frames.REQUEST_RESPONSE, 1, b"echo x"))
+        assert await peer.error() == "REJECTED_SETUP: come later"
+        await peer.end()

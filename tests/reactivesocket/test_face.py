@@ -363,6 +363,37 @@ async def test_requests_before_the_setup_is_taken_wait() -> None:
         assert (await within(second)).data == b"b"
 
 
+async def test_what_comes_before_the_setup_is_taken_is_told_once_and_in_order() -> None:
+    decided: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+    came: list[bytes] = []
+
+    async def authorize(connection: ReactiveSocketConnection) -> bool:
+        return await decided
+
+    def responder(request: ReactiveRequest) -> None:
+        came.append(bytes(request.data))
+
+    async with serving(authorize_setup=authorize, responder=responder) as server:
+        peer = await Peer.connect(server, frame(frames.SETUP))
+        peer.say(frame(frames.REQUEST_RESPONSE, 1, b"a") + frame(frames.REQUEST_FNF, 3, b"b"))
+        peer.say(frame(frames.REQUEST_FNF, 5, b"c") + frame(frames.CANCEL, 1))
+        peer.say(frame(frames.REQUEST_FNF, 7, b"d") + frame(frames.REQUEST_RESPONSE, 1, b"e"))
+        await asyncio.sleep(0.05)
+        assert not came
+        decided.set_result(True)
+        await eventually(lambda: came == [b"b", b"c", b"d", b"e"])
+        peer.close()
+
+
+async def test_a_responder_that_is_cancelled_by_others_answers() -> None:
+    async def responder(request: ReactiveRequest) -> None:
+        raise asyncio.CancelledError
+
+    async with joined(responder=responder) as pair:
+        with pytest.raises(ReactiveError, match="CANCELED: the responder was cancelled"):
+            await pair.client.request(b"x")
+
+
 async def test_close_ends_both_sides_and_tells_them() -> None:
     async with joined() as pair:
         asking = asyncio.ensure_future(pair.client.request(b"wait"))
@@ -531,3 +562,20 @@ async def test_a_server_may_demand_certificates_of_clients(scheme: str, plain: s
             await connect(server.address, tls=them.client("one", ca=them.pem))
         with pytest.raises(ConfigError, match=r"there is no TLS here; use reactivesocket\+"):
             await connect(f"reactivesocket+{plain}://127.0.0.1:1", tls=without)
+
+
+async def test_requests_end_in_time_by_themselves() -> None:
+    config = brisk(timing={"progress_deadline": 0.3})
+    async with joined(config=config) as pair:
+        waiting = [asyncio.ensure_future(pair.client.request(b"wait"))]
+        await asyncio.sleep(0.2)
+        waiting.append(asyncio.ensure_future(pair.client.request(b"wait")))
+        assert (await pair.client.request(b"echo x")).data == b"x"
+        with pytest.raises(
+            TimeoutError, match=r"no answer within 0.3 s \(Timing.progress_deadline"
+        ):
+            await within(waiting[0])
+        assert not waiting[1].done()
+        with pytest.raises(TimeoutError, match="no answer within"):
+            await within(waiting[1])
+        await eventually(lambda: not pair.server.snapshot().responding)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import random
 from pathlib import Path
 
@@ -14,9 +15,21 @@ from aqueduct.endpoint.accounts import process
 from aqueduct.errors import ConnectionLost, ReactiveError
 from aqueduct.reactivesocket import ReactiveSocketConnection, connect
 from tests.carriers.proxy import End, Fate, Proxy
-from tests.reactivesocket.pairs import answering, brisk, eventually, serving, within
+from tests.reactivesocket.pairs import (
+    answering,
+    brisk,
+    eventually,
+    frame,
+    frames,
+    serving,
+    within,
+)
 
 STEPS = 60
+UPGRADE = (
+    b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+)
 CONFIG = brisk(
     flow=Flow(channel_high_water=20_000, connection_high_water=60_000),
     frame_bytes=4096,
@@ -135,3 +148,75 @@ async def test_a_cut_ends_every_wait(family: str, end: End, seed: int, tmp_path:
         proxy.close()
     gc.collect()
     assert (process().receiving.used, process().sending.used) == before
+
+
+def mutated(said: bytes, chance: random.Random) -> bytes:
+    """The same with some bytes changed, left out, or repeated."""
+    found = bytearray(said)
+    for _ in range(chance.randrange(1, 4)):
+        at = chance.randrange(len(found))
+        way = chance.randrange(3)
+        if way == 0:
+            found[at] = chance.randrange(256)
+        elif way == 1:
+            del found[at : at + chance.randrange(1, 9)]
+        else:
+            found[at:at] = found[at : at + chance.randrange(1, 40)]
+        found = found or bytearray(1)
+    return bytes(found)
+
+
+def conversation(chance: random.Random) -> list[bytes]:
+    """Frames that are sound, without their length."""
+    said = [frame(frames.SETUP, 0, b"hi")]
+    for stream in range(1, 20, 2):
+        word = chance.choice((b"echo x", b"count 3", b"fail x", b"ever 10", b"nothing"))
+        kind = chance.choice((frames.REQUEST_RESPONSE, frames.REQUEST_FNF))
+        said.append(frame(kind, stream, word))
+        kind = chance.choice((frames.REQUEST_STREAM, frames.REQUEST_SUB))
+        said.append(frame(kind, 100 + stream, word, n=chance.randrange(4)))
+        said.append(frame(frames.REQUEST_N, 100 + stream, n=1))
+        said.append(frame(chance.choice((frames.CANCEL, frames.ERROR)), 100 + stream))
+        said.append(frame(frames.RESPONSE, stream, b"x", flags=chance.randrange(256)))
+    return [each[4:] for each in said]
+
+
+def in_a_websocket(message: bytes, chance: random.Random) -> bytes:
+    """A message of a client, most often binary and whole."""
+    first = 0x82 if chance.random() < 0.9 else chance.randrange(256)
+    size = len(message)
+    return bytes((first, 0xFE, size >> 8, size % 256)) + bytes(4) + message
+
+
+@pytest.mark.parametrize("family", ["tcp", "ws"])
+@pytest.mark.parametrize("seed", range(10))
+async def test_mutations_harm_nobody(
+    family: str, seed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever comes, others are served, nothing is left, and nothing fails within the library."""
+    chance = random.Random(seed)
+    gc.collect()
+    before = process().receiving.used, process().sending.used
+    async with serving(family, config=brisk(timing={"close_linger": 0.2})) as server:
+        for _ in range(20):
+            messages = conversation(chance)
+            if family == "ws":
+                whole = b"".join(in_a_websocket(each, chance) for each in messages)
+            else:
+                whole = b"".join((len(each) + 4).to_bytes(4, "big") + each for each in messages)
+            where = server.address
+            reader, writer = await asyncio.open_connection(where.host, where.port)
+            if family == "ws":
+                writer.write(UPGRADE)
+                if chance.random() < 0.9:
+                    await within(reader.readuntil(b"\r\n\r\n"))
+            writer.write(mutated(whole, chance))
+            writer.write_eof()
+            await within(reader.read())
+            writer.transport.abort()
+        async with await connect(server.address, config=CONFIG) as client:
+            assert (await within(client.request(b"echo x"))).data == b"x"
+    gc.collect()
+    assert (process().receiving.used, process().sending.used) == before
+    bad = [each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR]
+    assert not [each for each in bad if not each.startswith("the responder failed at")]

@@ -113,7 +113,6 @@ cdef enum:
     NUMBERED_SIZE = 20    # with a number of items
     LENGTH_MIN = 12       # the smallest frame, EXT, with its length (RS-R14)
     LANDING_FROM = 4096   # bytes of a payload from which a carrier may read to its place
-    SHARE = 4             # a view is of a fourth of what was fed, or more: it keeps all of that
 
 
 def encode_head(int type, stream, size, *, int flags=0, n=None, bint framed=True):
@@ -201,10 +200,10 @@ cdef class ReactiveFrameDecoder:
     - ``extended_type`` of EXT; else 0
     - ``data``, one buffer
 
-    Data that was fed as a whole is a view of what was fed. Below 4096 bytes it is a copy, and below
-    a fourth of what was fed: who keeps a view keeps all of that. Other data lands in memory that is
-    taken when the head is whole; ``room`` and ``landed`` let a carrier read straight to there.
-    ``missing`` bytes of it are yet to come. ``frames`` counts those that were whole.
+    Data that was fed as a whole, and is half of what was fed at least, is a view of that. Other
+    data is a copy. It lands in memory that is taken when the head is whole; ``room`` and ``landed``
+    let a carrier read straight to there. ``missing`` bytes of it are yet to come. ``frames`` counts
+    those that were whole.
 
     Raises FrameError for bytes that are no frame, VersionError for another version, and
     LimitExceeded as soon as a frame is announced as larger than is allowed. After an error every
@@ -401,13 +400,11 @@ cdef class ReactiveFrameDecoder:
         if size == 0:
             self.data = b""
             return True
-        if <uint64_t> (self._end - self._pos) >= size:
-            if size >= LANDING_FROM and size < <uint64_t> (self._end - self._start) // SHARE:
-                buffer = new_aligned(<Py_ssize_t> size)
-                copy_bytes(buffer.data, self._pos, <Py_ssize_t> size)
-                self.data = buffer
-            else:
-                self.data = piece_of(self._fed, self._pos - self._start, <Py_ssize_t> size)
+        if <uint64_t> (self._end - self._pos) >= size and (
+            # A view keeps all that was fed alive, which must not cost much more than the data.
+            size < LANDING_FROM or 2 * size >= <uint64_t> (self._end - self._start)
+        ):
+            self.data = piece_of(self._fed, self._pos - self._start, <Py_ssize_t> size)
             self._pos += size
             self.missing = 0
             return True

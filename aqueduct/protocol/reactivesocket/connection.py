@@ -173,6 +173,11 @@ class ReactiveConnection:
         return found
 
     @property
+    def pending(self) -> bool:
+        """Whether there are events, or something waits to leave."""
+        return bool(self._events) or not self._outbox.empty
+
+    @property
     def idle(self) -> bool:
         """Nothing waits to leave."""
         return self._outbox.empty
@@ -259,10 +264,14 @@ class ReactiveConnection:
         self._change(ReactiveInput.ACCEPT)
 
     def reject(self, text: str) -> None:
-        """At the server: its SETUP is not taken. Let the ERROR out, then close (RS-12)."""
+        """At the server: its SETUP is not taken. Let the ERROR out, then close (RS-12).
+
+        So is a client without a SETUP where these are served.
+        """
         if self.state is ReactiveState.ENDED:
             return
-        if self.client or self.state is not ReactiveState.OFFERED:
+        without = self.state is ReactiveState.OPEN and not self._setup_required
+        if self.client or not (without or self.state is ReactiveState.OFFERED):
             raise LocalProtocolError("there is no SETUP to reject")
         self._end(None)
         self._responder.answer(0, reasons.REJECTED_SETUP, text)

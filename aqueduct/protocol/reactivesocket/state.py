@@ -5,7 +5,7 @@ Nothing here knows bytes or which side we are. None: that may not happen there.
 
 from __future__ import annotations
 
-from enum import IntEnum, auto
+from enum import Enum, auto
 from typing import Final
 
 __all__ = [
@@ -21,8 +21,10 @@ __all__ = [
 ]
 
 
-class ReactiveState(IntEnum):
+class ReactiveState(Enum):
     """A connection."""
+
+    __hash__ = object.__hash__  # in C; tables are looked up for every frame
 
     NEW = auto()
     """At the server: no frame has come."""
@@ -33,8 +35,10 @@ class ReactiveState(IntEnum):
     """Nothing follows but what waits to leave."""
 
 
-class ReactiveInput(IntEnum):
+class ReactiveInput(Enum):
     """What can happen to a connection."""
+
+    __hash__ = object.__hash__  # in C; tables are looked up for every frame
 
     SETUP = auto()
     """A SETUP was sent or has come."""
@@ -66,16 +70,20 @@ CONNECTION: Final[dict[tuple[ReactiveState, ReactiveInput], ReactiveState | None
 }
 
 
-class RequesterState(IntEnum):
+class RequesterState(Enum):
     """A stream at its requester."""
+
+    __hash__ = object.__hash__  # in C; tables are looked up for every frame
 
     CLOSED = auto()
     """Before the request, and after the end."""
     REQUESTED = auto()
 
 
-class RequesterInput(IntEnum):
+class RequesterInput(Enum):
     """What can happen to a stream at its requester."""
+
+    __hash__ = object.__hash__  # in C; tables are looked up for every frame
 
     REQUEST = auto()
     FIRE = auto()
@@ -104,16 +112,20 @@ REQUESTER: Final[dict[tuple[RequesterState, RequesterInput], RequesterState | No
 }
 
 
-class ResponderState(IntEnum):
+class ResponderState(Enum):
     """A stream at its responder."""
+
+    __hash__ = object.__hash__  # in C; tables are looked up for every frame
 
     CLOSED = auto()
     """Before the request, and after the end."""
     RESPONDING = auto()
 
 
-class ResponderInput(IntEnum):
+class ResponderInput(Enum):
     """What can happen to a stream at its responder."""
+
+    __hash__ = object.__hash__  # in C; tables are looked up for every frame
 
     REQUEST = auto()
     FIRE = auto()

@@ -223,19 +223,20 @@ def test_large_data_is_a_view_of_what_came_or_lands_in_place() -> None:
     assert decoder.coming == 0
 
 
-@pytest.mark.parametrize(("size", "kept"), [(4096, 0), (65_535, 0), (65_536, 1)])
-def test_data_keeps_no_more_than_four_times_its_size(size: int, kept: int) -> None:
-    """Who holds a small request does not hold all that came in the same read."""
-    read = AlignedBuffer(1 << 18)
-    frame = Frame(CODES["REQUEST_FNF"], 5, data=b"x" * size)
-    memoryview(read)[:] = encode(frame).ljust(read.size, b"\x00")
-    decoder = ReactiveFrameDecoder()
-    decoder.feed(memoryview(read))
-    assert decoder.next()
-    data = decoder.data
-    assert bytes(data) == frame.data
-    del decoder
-    assert read.exports == kept
+def test_data_keep_no_more_alive_than_twice_their_size() -> None:
+    """A view would keep all that was read with it, and the memory that counts is the data's."""
+    for size, view in ((5000, False), (20_000, False), (40_000, True)):
+        payload = bytes(size)
+        decoder = ReactiveFrameDecoder()
+        data = encode(Frame(CODES["REQUEST_RESPONSE"], 1, data=payload))
+        rest = encode(Frame(CODES["RESPONSE"], 1, data=bytes(65_000 - size)))
+        decoder.feed(data + rest)
+        assert decoder.next()
+        assert isinstance(decoder.data, memoryview) is view
+        assert bytes(decoder.data) == payload
+        assert decoder.missing == 0
+        assert decoder.next()
+        assert not decoder.next()
 
 
 def test_another_limit_is_named_by_its_setting() -> None:
