@@ -323,7 +323,7 @@ class ServerCall:
         self._status.on_change = None
         self._watch.stop()
         if error is None:
-            status = Status(OK, counters={**self.counters(), **(counters or {})})
+            status = self._success(counters)
         else:
             taken = self.input.batches.taken
             status = self._failure(error, taken - 1 if taken else None)
@@ -334,6 +334,9 @@ class ServerCall:
             self._tell(status, alone)
         except AqueductError as caught:  # the client went away in this very moment
             log.debug("%r: the status could not be sent: %s", self.call, caught)
+
+    def _success(self, counters: Mapping[str, int] | None) -> Status:
+        return Status(OK, counters={**self.counters(), **(counters or {})})
 
     def _tell(self, status: Status, alone: bool) -> None:
         """The end as the client sees it: the answers first, then the status."""

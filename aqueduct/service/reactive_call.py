@@ -30,7 +30,7 @@ from aqueduct.rpc.unary import schema_prefix
 from aqueduct.service.call import CallHost, Run, ServerCall
 from aqueduct.service.handlers import EXCHANGE, SINK, SOURCE, Handler
 
-__all__ = ["ReactiveCall", "ReactiveCaller"]
+__all__ = ["ReactiveCall", "ReactiveCaller", "ReactiveSender"]
 
 REQUEST: Final = "request"
 FIRE: Final = "fire"
@@ -50,6 +50,9 @@ _ASKED: Final[Mapping[str, str]] = {
     STREAM: "REQUEST_STREAM",
     SUBSCRIBE: "REQUEST_SUB",
 }
+
+
+_DONE: Final = Status(OK)
 
 
 class ReactiveCaller:
@@ -435,6 +438,9 @@ class ReactiveCall(ServerCall):
             self.answers.prefix = schema_prefix(schema)
         self.output.use(self.answers)
 
+    def _success(self, counters: Mapping[str, int] | None) -> Status:
+        return _DONE  # nobody is told the counters
+
     def _tell(self, status: Status, alone: bool) -> None:
         request = self.request
         if request.kind == FIRE:
@@ -463,7 +469,7 @@ class _Asked:
     async def __call__(self, running: ServerCall) -> Mapping[str, int] | None:
         assert isinstance(running, ReactiveCall)
         answers = running.answers
-        if not answers.writable and running.output.credit is not None:
+        if running.output.credit is not None and not answers.writable:
             await running.wait_writable()
         counters = await self._run(running)
         if answers.held is not None and not answers.writable:

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Final, Protocol
-from weakref import WeakKeyDictionary
 
 from aqueduct.address import Address
 from aqueduct.carriers.certificates import ServerTls
@@ -35,6 +34,7 @@ from aqueduct.service.reactive_call import ReactiveCall, ReactiveCaller
 
 __all__ = [
     "CallDispatcher",
+    "GatewayHost",
     "ReactiveGateway",
     "connection_of",
     "is_reactive",
@@ -97,9 +97,9 @@ class ReactiveGateway:
     def __init__(self, host: GatewayHost) -> None:
         self._host = host
         self._servers: list[ReactiveSocketServer] = []
-        self._dispatchers: WeakKeyDictionary[ReactiveSocketConnection, _ReactiveDispatcher] = (
-            WeakKeyDictionary()
-        )
+        self._ending: list[ReactiveSocketServer] = []
+        """Those that accept no more."""
+        self._dispatchers: dict[ReactiveSocketConnection, _ReactiveDispatcher] = {}
 
     @property
     def addresses(self) -> list[str]:
@@ -129,7 +129,8 @@ class ReactiveGateway:
 
     async def drain(self) -> None:
         """Accepts no more, and ends subscriptions: they would outlast any drain."""
-        for server in self._servers:
+        self._ending, self._servers = self._servers, []
+        for server in self._ending:
             await server.accepting.close()
         for dispatcher in tuple(self._dispatchers.values()):
             for running in tuple(dispatcher.calls):
@@ -140,8 +141,10 @@ class ReactiveGateway:
 
     async def close(self) -> None:
         """Closes every connection."""
-        if self._servers:
-            await asyncio.gather(*(server.close() for server in self._servers))
+        servers = [*self._servers, *self._ending]
+        self._servers, self._ending = [], []
+        if servers:
+            await asyncio.gather(*(server.close() for server in servers))
 
     # Within
 
@@ -151,6 +154,7 @@ class ReactiveGateway:
         try:
             await connection.wait_closed()
         finally:
+            self._dispatchers.pop(connection, None)
             self._host.closed(dispatcher)
 
     def _answer(self, request: ReactiveRequest) -> None:

@@ -229,9 +229,10 @@ class RunningService:
             self._refuse_open_calls(seconds)
             await self._wait_idle(closing / 2)
         relays = end - loop.time()
-        await self._gateway.close()
+        closes = [self._gateway.close()]
         if server is not None:
-            await server.close(reason="the service has ended", relays=relays)
+            closes.append(server.close(reason="the service has ended", relays=relays))
+        await asyncio.gather(*closes)
         for running in tuple(self.calls):  # handlers that do not end
             running.task.cancel()
         self._pool.close()
@@ -543,7 +544,9 @@ class RunningService:
     def call_ended(self, running: ServerCall) -> None:
         """A call is over, its handler too: its place is free."""
         self.calls.discard(running)
-        self._counted.update(running.counters())
+        counted = self._counted
+        for name, count in running.counters().items():
+            counted[name] += count
         connection_calls = self._connections.get(running.connection)
         if connection_calls is not None:
             connection_calls.discard(running)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
+import weakref
 
 import pyarrow as pa
 import pytest
@@ -12,6 +14,7 @@ import pytest
 import aqueduct
 from aqueduct.errors import ConfigError, ConnectFailed, ReactiveError
 from aqueduct.reactivesocket import connect
+from aqueduct.service.reactive_call import ReactiveCall
 from tests.reactivesocket.pairs import TLS, within
 from tests.service.reactive_clients import (
     TCP,
@@ -498,6 +501,37 @@ async def test_web_pages_need_their_origin(service):
             assert rows_of((await client.request(asked("upper", words("a")))).data) == [["A"]]
         with pytest.raises(ConnectFailed, match=r"403"):
             await connect(running.addresses[0], origin="https://b.example")
+
+
+async def test_nothing_is_left_of_calls_and_connections(service):
+    async with service.serving(TCP, drain=0) as running:
+        gc.collect()
+        gc.disable()
+        try:
+            async with await connect(running.addresses[0]) as client:
+                for handler in ("upper", "thread"):
+                    await client.request(asked(handler, words("a")))
+                with pytest.raises(ReactiveError):
+                    await client.request(asked("nothing", words("a")))
+                for handler in ("count", "plain"):
+                    async with client.stream(asked(handler), n=8) as stream:
+                        await batches_of(stream)
+                await client.fire(asked("keep", words("a")))
+                await until(lambda: service.sunk and not running.calls)
+                calls = [
+                    weakref.ref(each) for each in gc.get_objects() if type(each) is ReactiveCall
+                ]
+                (connection,) = running.connections
+                seen = weakref.ref(connection)
+                del connection
+            await until(lambda: not running.connections)
+            await until(lambda: not any(call() for call in calls))
+        finally:
+            gc.enable()
+        async with await connect(running.addresses[0]) as client:  # the listener knows the last one
+            await client.request(asked("upper", words("a")))
+        await until(lambda: gc.collect() >= 0 and seen() is None)
+    assert running.addresses == []
 
 
 async def test_an_address_that_is_taken_ends_the_start(service):
