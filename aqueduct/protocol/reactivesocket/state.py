@@ -5,7 +5,7 @@ Nothing here knows bytes or which side we are. None: that may not happen there.
 
 from __future__ import annotations
 
-from enum import IntEnum, auto
+from enum import Enum, auto
 from typing import Final
 
 __all__ = [
@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 
-class ReactiveState(IntEnum):
+class ReactiveState(Enum):
     """A connection."""
 
     __hash__ = object.__hash__  # in C; tables are looked up for every frame
@@ -35,7 +35,7 @@ class ReactiveState(IntEnum):
     """Nothing follows but what waits to leave."""
 
 
-class ReactiveInput(IntEnum):
+class ReactiveInput(Enum):
     """What can happen to a connection."""
 
     __hash__ = object.__hash__  # in C; tables are looked up for every frame
@@ -70,7 +70,7 @@ CONNECTION: Final[dict[tuple[ReactiveState, ReactiveInput], ReactiveState | None
 }
 
 
-class RequesterState(IntEnum):
+class RequesterState(Enum):
     """A stream at its requester."""
 
     __hash__ = object.__hash__  # in C; tables are looked up for every frame
@@ -80,7 +80,7 @@ class RequesterState(IntEnum):
     REQUESTED = auto()
 
 
-class RequesterInput(IntEnum):
+class RequesterInput(Enum):
     """What can happen to a stream at its requester."""
 
     __hash__ = object.__hash__  # in C; tables are looked up for every frame
@@ -112,7 +112,7 @@ REQUESTER: Final[dict[tuple[RequesterState, RequesterInput], RequesterState | No
 }
 
 
-class ResponderState(IntEnum):
+class ResponderState(Enum):
     """A stream at its responder."""
 
     __hash__ = object.__hash__  # in C; tables are looked up for every frame
@@ -122,7 +122,7 @@ class ResponderState(IntEnum):
     RESPONDING = auto()
 
 
-class ResponderInput(IntEnum):
+class ResponderInput(Enum):
     """What can happen to a stream at its responder."""
 
     __hash__ = object.__hash__  # in C; tables are looked up for every frame
