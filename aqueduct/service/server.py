@@ -41,7 +41,7 @@ from aqueduct.rpc.head_cache import HeadCache
 from aqueduct.rpc.keys import ALIVE, BODY
 from aqueduct.rpc.request import PLACES, CallHead, check_attachments
 from aqueduct.rpc.status import CANCELLED, OK, Status
-from aqueduct.rpc.table_scan import ROWS
+from aqueduct.rpc.table_scan import PLAN, READ, ROWS
 from aqueduct.rpc.threads import Job, ThreadPool, provide
 from aqueduct.rpc.unary import room_of
 from aqueduct.service.async_runner import (
@@ -434,7 +434,8 @@ class RunningService:
     async def admit(self, running: ServerCall) -> Handler:
         """See CallHost."""
         if self._authorize is not None:
-            await self._allow(running.call, self._authorize)
+            for call in _asked_for(running):
+                await self._allow(call, self._authorize)
         return self._find(running)
 
     async def _allow(self, call: Call, decide: Authorize) -> None:
@@ -625,6 +626,17 @@ class _Dispatcher:
             self.read()
 
         job = Job(partial(self.heads.read, received), read)
+
+
+def _asked_for(running: ServerCall) -> tuple[Call, ...]:
+    """The calls that ``authorize`` looks at: for all rows of a table, its plan and its reading."""
+    head, name = running.head, running.head.handler.removeprefix(ROWS)
+    if name == head.handler:
+        return (running.call,)
+    return tuple(
+        Call(running.connection, replace(head, handler=does + name), running.call.number)
+        for does in (PLAN, READ)
+    )
 
 
 def _schema_bytes(received: Received) -> int:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import aqueduct
-from aqueduct.errors import ConfigError, ConnectFailed, ReactiveError
+from aqueduct.errors import ConfigError, ConnectFailed, ReactiveError, Refused
 from aqueduct.reactivesocket import connect
 from aqueduct.service.reactive_call import ReactiveCall
 from tests.reactivesocket.pairs import TLS, within
@@ -290,6 +290,38 @@ async def test_authorize_sees_token_arguments_peer_and_deadline():
         with pytest.raises(ReactiveError, match=r"REJECTED: refused: the service does not allow"):
             await client.request(asked("echo", words("a"), token="wrong"))
         assert seen[1][1] == "wrong"
+
+
+@pytest.mark.parametrize("denied", ["plan", "read", None])
+async def test_authorize_is_asked_for_the_plan_and_the_reading_of_a_table(denied):
+    seen = []
+
+    def decide(call):
+        seen.append((call.handler, call.token))
+        return call.handler != f"aqueduct.table.{denied}.log"
+
+    service = aqueduct.Service("closed", authorize=decide)
+
+    @service.table("log", schema=WORDS)
+    def log():
+        yield words("a")
+
+    async with service.serving(TCP, "aqueduct+tcp://127.0.0.1:0", drain=0) as running:
+        (own,) = (each for each in running.addresses if each.startswith("aqueduct"))
+        (other,) = (each for each in running.addresses if each.startswith("reactive"))
+        async with await connect(other) as reactive, await aqueduct.Client.connect(own) as client:
+            rows = client.source("aqueduct.table.rows.log")
+            stream = reactive.stream(asked("log", token="t"))
+            if denied is None:
+                assert await batches_of(stream) == [["a"]]
+                assert [batch.to_pydict() async for batch in rows] == [{"word": ["a"]}]
+                told = [name.split(".")[2] for name, token in seen if token]
+                assert told == ["plan", "read"]
+                return
+            with pytest.raises(ReactiveError, match="REJECTED: refused: the service does not"):
+                await batches_of(stream)
+            with pytest.raises(Refused, match="does not allow"):
+                assert [batch async for batch in rows]
 
 
 async def test_a_setup_that_cannot_be_read_is_rejected(service):
