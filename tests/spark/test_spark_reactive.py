@@ -6,7 +6,7 @@ import pytest
 
 from aqueduct.errors import ConfigError
 from spark_udfs import exchange, exchange_pandas, send_files
-from tests.spark.callees import NUMBERS
+from tests.spark.callees import NUMBERS, Callee
 from tests.support.reactive_peer import stranger
 
 pytestmark = pytest.mark.spark
@@ -31,6 +31,16 @@ def test_a_job_calls_a_service_that_is_none_of_aqueduct(spark, small_batches):
         pandas = exchange_pandas(str(server.address), "square", schema=NUMBERS)
         frames = spark.range(0, 100, 1, numPartitions=2).mapInPandas(pandas, "id bigint")
         assert [row.id for row in frames.collect()] == [value**2 for value in range(100)]
+
+
+def test_a_job_calls_a_service_of_aqueduct(spark, running, small_batches):
+    callee = Callee()
+    with running(callee.service, "reactivesocket+tcp://127.0.0.1:0", dev_certificate=False) as at:
+        call = exchange(at, "square", retries=3)
+        frame = spark.range(0, 2000, 1, numPartitions=4).transform(call.apply)  # no schema is given
+        assert [row.id for row in frame.collect()] == [value**2 for value in range(2000)]
+        assert callee.service.counters()["rows_in"] == 2000
+        assert {call.partition.index for call in callee.calls.values()} == set(range(4))
 
 
 def test_a_failed_batch_is_told_as_of_any_service(spark, small_batches):
