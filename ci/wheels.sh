@@ -25,6 +25,7 @@ compiled)
     compiled="tests/speedups tests/protocol tests/arrow tests/rpc/test_fragments.py \
         tests/carriers/test_contract.py \
         tests/carriers/test_tricks_quic.py tests/endpoint/test_stream.py tests/rpc/test_echo.py \
+        tests/rpc/test_reactive_calls.py tests/service/test_reactive_demand.py \
         tests/client/test_waiter.py"
     marks="not spark and not long and not checkout"
     export CIBW_TEST_COMMAND="python -I ci/smoke.py \
