@@ -15,13 +15,14 @@ import aqueduct
 from aqueduct.errors import ConfigError, ConnectFailed, ReactiveError, Refused
 from aqueduct.reactivesocket import connect
 from aqueduct.service.reactive_call import ReactiveCall
-from tests.reactivesocket.pairs import TLS, within
+from tests.reactivesocket.pairs import TLS, frame, frames, within
 from tests.service.reactive_clients import (
     TCP,
     WORDS,
     asked,
     asking,
     batches_of,
+    by_hand,
     headers,
     ipc,
     rows_of,
@@ -485,6 +486,26 @@ async def test_a_stream_that_outlasts_the_drain_ends_with_an_error():
                 pass
         await within(closing)
         await client.close()
+
+
+@pytest.mark.parametrize("drain", [0, 1])
+async def test_a_client_that_reads_nothing_does_not_hold_up_the_end_of_a_drain(drain):
+    waits = {"close_linger": 60.0, "progress_deadline": 60.0}
+    service = aqueduct.Service("ending", config=config(timing=waits))
+    batch = words("x" * (1 << 20))
+
+    @service.handler("ever", kind="source", output=WORDS)
+    async def ever():
+        while True:
+            yield batch
+
+    async with service.serving(TCP) as running, by_hand(running) as peer:
+        peer.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        peer.say(frame(frames.REQUEST_SUB, 1, asked("ever"), n=1000))
+        await until(lambda: running.memory()["sending_bytes"] > 4 << 20)
+        async with asyncio.timeout(20):
+            await running.close(drain=drain)
+        assert not running.connections
 
 
 async def test_telemetry_is_told_of_requests(service):
