@@ -18,6 +18,7 @@ from aqueduct.errors import (
     Cancelled,
     ConnectionLost,
     HandlerFailed,
+    LocalProtocolError,
     UnknownHandler,
 )
 from aqueduct.reactivesocket import ReactiveRequest, ReactiveSocketConnection
@@ -172,8 +173,6 @@ class ReactiveSender:
         """That answer."""
         self._held_size = 0
         self._account = account
-        self.granted = request.demand if request.kind in (STREAM, SUBSCRIBE) else 1
-        """Items that were asked for, in all."""
         self._posted = 0
         self._most = config.reactivesocket.item_bytes
         self._waiter: Waiter | None = None
@@ -202,26 +201,28 @@ class ReactiveSender:
         """Sends an answer, or keeps it as the last one. Raises what the handler is to be told."""
         if self.request.ended:
             return
-        parts = [payload] if isinstance(payload, bytes) else list(payload)
+        parts = payload
         if self.prefix:
-            parts.insert(0, self.prefix)
+            parts = [self.prefix, *parts]
             self.prefix = b""
-        size = sum(memoryview(part).nbytes for part in parts)
-        if size > self._most:
-            raise BatchTooLarge(
-                f"an answer of {size} bytes is above the limit of {self._most} of an item "
-                f"(ReactiveSocket.item_bytes); yield fewer rows at a time, or {_ELSEWHERE}"
-            )
         if self.single:
+            size = self._check_size(parts)
             if self.held is not None:
                 raise HandlerFailed("the handler gave a second answer")
             self.held = parts
             self._held_size = size
             self._account.charge(size)
             return
-        self.request.send_nowait(parts)
+        try:
+            self.request.send_nowait(parts)
+        except LocalProtocolError:
+            self._check_size(parts)
+            raise
         self._posted += 1
-        self.granted = self._posted + self.request.demand
+
+    def granted(self) -> int:
+        """Items that were asked for, in all; for any thread. It may be one too low for a moment."""
+        return self._posted + self.request.demand
 
     def let_go(self) -> None:
         """The answer that was held is queued, or of no use: it counts here no more."""
@@ -246,7 +247,6 @@ class ReactiveSender:
 
     def changed(self) -> None:
         """A credit or room came, or the request has ended."""
-        self.granted = self._posted + self.request.demand
         waiter, self._waiter = self._waiter, None
         if waiter is not None:
             waiter.step_soon()
@@ -254,6 +254,15 @@ class ReactiveSender:
             self.on_end()
         if self.on_change is not None:
             self.on_change()
+
+    def _check_size(self, parts: list[Any]) -> int:
+        size = sum(memoryview(part).nbytes for part in parts)
+        if size > self._most:
+            raise BatchTooLarge(
+                f"an answer of {size} bytes is above the limit of {self._most} of an item "
+                f"(ReactiveSocket.item_bytes); yield fewer rows at a time, or {_ELSEWHERE}"
+            )
+        return size
 
     def finish(self) -> None:
         """The status of the call says so."""
@@ -303,14 +312,15 @@ class _Paced:
     def __init__(self, generator: Any, running: ReactiveCall) -> None:
         self._generator = generator
         self._running = running
+        self._request = running.request
 
     def __aiter__(self) -> _Paced:
         return self
 
     async def __anext__(self) -> Any:
-        if not self._running.answers.writable:
+        if not self._request.writable:
             await self._running.wait_writable()
-        return await anext(self._generator)
+        return await self._generator.__anext__()
 
     async def aclose(self) -> None:
         await self._generator.aclose()
@@ -353,7 +363,7 @@ class ReactiveCall(ServerCall):
         output = self.output
         output.fragment_bytes = self.config.calls.batch_limit
         if request.kind in (STREAM, SUBSCRIBE):
-            output.credit = self._credit
+            output.credit = answers.granted
             output.patient = self._is_patient
 
     @property
@@ -411,9 +421,6 @@ class ReactiveCall(ServerCall):
         self.output.credit = self.output.patient = None
 
     # Within
-
-    def _credit(self) -> int:
-        return self.answers.granted
 
     def _is_patient(self) -> bool:
         """A subscription may be silent, and a client may take its time to ask for more."""
