@@ -17,7 +17,7 @@ from aqueduct.protocol.reactivesocket.outbox import FrameQueue
 from aqueduct.reactivesocket.deadlines import RequestDeadlines
 from aqueduct.reactivesocket.memory import ReactiveMemory
 
-__all__ = ["Expected", "ReactiveFace", "Responding"]
+__all__ = ["ReactiveFace", "Responding"]
 
 _TURNS: Final = 16
 """So many that wait for room go on at once. What they send says whether there is more room."""
