@@ -29,7 +29,7 @@ from aqueduct.rpc.sink_commit import ABORT, COMMIT, WRITE
 from aqueduct.rpc.status import OK, Status
 from aqueduct.rpc.unary import schema_prefix
 from aqueduct.service.call import CallHost, Run, ServerCall
-from aqueduct.service.handlers import EXCHANGE, SINK, SOURCE, Handler
+from aqueduct.service.handlers import EXCHANGE, SINK, SOURCE, Handler, HandlerShape
 
 __all__ = ["ReactiveCall", "ReactiveCaller", "ReactiveSender"]
 
@@ -159,7 +159,8 @@ class ReactiveSender:
 
     row = None
 
-    def __init__(self, request: ReactiveRequest, config: Config) -> None:
+    def __init__(self, request: ReactiveRequest, config: Config, account: SendingAccount) -> None:
+        """``account``: where an answer counts while it is held."""
         self.on_change: Callable[[], None] | None = None
         self.on_end: Callable[[], None] | None = None
         """Called when the requester has cancelled, or the connection is over."""
@@ -170,6 +171,8 @@ class ReactiveSender:
         """Whether there is one answer, which ends the request."""
         self.held: list[Any] | None = None
         """That answer."""
+        self._held_size = 0
+        self._account = account
         self._posted = 0
         self._most = config.reactivesocket.item_bytes
         self._waiter: Waiter | None = None
@@ -184,7 +187,7 @@ class ReactiveSender:
     @property
     def queued(self) -> int:
         """Bytes that have not left."""
-        return 0 if self.request.ended else self.request.queued
+        return self._held_size if self.request.ended else self._held_size + self.request.queued
 
     @property
     def error(self) -> AqueductError | None:
@@ -203,10 +206,12 @@ class ReactiveSender:
             parts = [self.prefix, *parts]
             self.prefix = b""
         if self.single:
-            self._check_size(parts)
+            size = self._check_size(parts)
             if self.held is not None:
                 raise HandlerFailed("the handler gave a second answer")
             self.held = parts
+            self._held_size = size
+            self._account.charge(size)
             return
         try:
             self.request.send_nowait(parts)
@@ -218,6 +223,14 @@ class ReactiveSender:
     def granted(self) -> int:
         """Items that were asked for, in all; for any thread. It may be one too low for a moment."""
         return self._posted + self.request.demand
+
+    def let_go(self) -> None:
+        """The answer that was held is queued, or of no use: it counts here no more."""
+        self.held = None
+        size, self._held_size = self._held_size, 0
+        if size:
+            # Once the connection has counted its queue: there is no room in between.
+            asyncio.get_running_loop().call_soon(self._account.charge, -size)
 
     async def wait_writable(self, *, ample: bool = False) -> None:
         """Returns once there is a credit and room. Raises ``error``."""
@@ -242,13 +255,14 @@ class ReactiveSender:
         if self.on_change is not None:
             self.on_change()
 
-    def _check_size(self, parts: list[Any]) -> None:
+    def _check_size(self, parts: list[Any]) -> int:
         size = sum(memoryview(part).nbytes for part in parts)
         if size > self._most:
             raise BatchTooLarge(
                 f"an answer of {size} bytes is above the limit of {self._most} of an item "
                 f"(ReactiveSocket.item_bytes); yield fewer rows at a time, or {_ELSEWHERE}"
             )
+        return size
 
     def finish(self) -> None:
         """The status of the call says so."""
@@ -328,7 +342,7 @@ class ReactiveCall(ServerCall):
         leased: bool,
     ) -> None:
         """``leased``: the data count until the call ends."""
-        self.answers = answers = ReactiveSender(request, caller.config)
+        self.answers = answers = ReactiveSender(request, caller.config, caller.sending)
         super().__init__(
             host,
             caller,
@@ -402,6 +416,7 @@ class ReactiveCall(ServerCall):
     def ended(self) -> None:
         """See ServerCall."""
         super().ended()
+        self.answers.let_go()
         self.request.on_change = None  # no cycle for the collector of garbage
         self.output.credit = self.output.patient = None
 
@@ -459,9 +474,10 @@ class ReactiveCall(ServerCall):
                 "a subscription (RS-17); REQUEST_STREAM tells the end without one"
             )
         else:
-            held, self.answers.held = self.answers.held, None
+            held = self.answers.held
             if held is not None or self._caller.ends(request):
                 request.complete(held)
+            self.answers.let_go()
 
 
 class _Asked:
@@ -474,9 +490,11 @@ class _Asked:
 
     async def __call__(self, running: ServerCall) -> Mapping[str, int] | None:
         assert isinstance(running, ReactiveCall)
-        answers = running.answers
-        if running.output.credit is not None and not answers.writable:
+        answers, output = running.answers, running.output
+        if (output.credit is not None or output.expected) and not answers.writable:
             await running.wait_writable()
+        if output.expected and running.handler.shape is HandlerShape.COROUTINE:
+            await output.wait_room(running.input.tell)  # the other runners wait themselves
         counters = await self._run(running)
         if answers.held is not None and not answers.writable:
             await running.wait_writable()

@@ -139,12 +139,19 @@ class ReactiveGateway:
                     text = f"the service {self._host.name!r} is ending"
                     running.abort(Refused(text, draining=True, **names))
 
-    async def close(self) -> None:
-        """Closes every connection."""
+    async def close(self, seconds: float = 0.0) -> None:
+        """Closes every connection. One that has not closed after ``seconds`` is abandoned."""
         servers = [*self._servers, *self._ending]
         self._servers, self._ending = [], []
-        if servers:
-            await asyncio.gather(*(server.close() for server in servers))
+        if not servers:
+            return
+        closing = asyncio.gather(*(server.close() for server in servers))
+        await asyncio.wait((closing,), timeout=seconds)
+        if not closing.done():
+            for server in servers:
+                for connection in (*server.connections, *server.ending):
+                    connection.abandon("the service has ended, and the peer took too long")
+        await closing
 
     # Within
 

@@ -41,7 +41,7 @@ from aqueduct.rpc.head_cache import HeadCache
 from aqueduct.rpc.keys import ALIVE, BODY
 from aqueduct.rpc.request import PLACES, CallHead, check_attachments
 from aqueduct.rpc.status import CANCELLED, OK, Status
-from aqueduct.rpc.table_scan import ROWS
+from aqueduct.rpc.table_scan import PLAN, READ, ROWS
 from aqueduct.rpc.threads import Job, ThreadPool, provide
 from aqueduct.rpc.unary import room_of
 from aqueduct.service.async_runner import (
@@ -98,6 +98,8 @@ _WIDE_AT_ONCE: Final = 4
 """Calls of one connection whose very wide schemas are read at the same time. Later calls wait."""
 _CLOSING: Final = 2.0
 """Seconds at the end of a drain, at most, in which open calls fail and clients are told."""
+_LAST: Final = 0.5
+"""Seconds in which connections of ReactiveSocket close, even if the drain is over."""
 _LEASED: Final = 4096
 """A unary call of so many bytes is charged until its end; a smaller one until it begins."""
 
@@ -229,7 +231,7 @@ class RunningService:
             self._refuse_open_calls(seconds)
             await self._wait_idle(closing / 2)
         relays = end - loop.time()
-        closes = [self._gateway.close()]
+        closes = [self._gateway.close(max(end + closing / 2 - loop.time(), _LAST))]
         if server is not None:
             closes.append(server.close(reason="the service has ended", relays=relays))
         await asyncio.gather(*closes)
@@ -434,7 +436,8 @@ class RunningService:
     async def admit(self, running: ServerCall) -> Handler:
         """See CallHost."""
         if self._authorize is not None:
-            await self._allow(running.call, self._authorize)
+            for call in _asked_for(running):
+                await self._allow(call, self._authorize)
         return self._find(running)
 
     async def _allow(self, call: Call, decide: Authorize) -> None:
@@ -625,6 +628,17 @@ class _Dispatcher:
             self.read()
 
         job = Job(partial(self.heads.read, received), read)
+
+
+def _asked_for(running: ServerCall) -> tuple[Call, ...]:
+    """The calls that ``authorize`` looks at: for all rows of a table, its plan and its reading."""
+    head, name = running.head, running.head.handler.removeprefix(ROWS)
+    if name == head.handler:
+        return (running.call,)
+    return tuple(
+        Call(running.connection, replace(head, handler=does + name), running.call.number)
+        for does in (PLAN, READ)
+    )
 
 
 def _schema_bytes(received: Received) -> int:

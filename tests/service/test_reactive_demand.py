@@ -254,3 +254,73 @@ async def test_large_batches_go_there_and_back(form):
                 item.release()
         await until(lambda: not running.calls)
         await until(lambda: running.state()["connections"][0]["held_bytes"] == 0)
+
+
+@pytest.mark.parametrize("kind", [frames.REQUEST_RESPONSE, frames.REQUEST_STREAM])
+@pytest.mark.parametrize("form", ["coroutine", "function"])
+async def test_answers_that_are_not_read_count_and_keep_handlers_from_making_more(form, kind):
+    budget, size, count = 8 << 20, 1 << 20, 40
+    flow = {"process_send_budget": budget, "connection_high_water": 2 << 20}
+    service = aqueduct.Service("large", config=config(flow=flow))
+    made = []
+    answer = pa.record_batch({"data": [bytes(size)]}, schema=BYTES)
+    if form == "coroutine":
+
+        @service.handler("large", input=WORDS, output=BYTES)
+        async def large(batch):
+            made.append(1)
+            return answer
+    else:
+
+        @service.handler("large", input=WORDS, output=BYTES)
+        def large(batch):
+            made.append(1)
+            return answer
+
+    request = asked("large", words("a"))
+    demand = {} if kind == frames.REQUEST_RESPONSE else {"n": 1}
+    async with service.serving(TCP, drain=0) as running, by_hand(running) as peer:
+        peer.say(frame(kind, 1, request, **demand))
+        assert rows_of((await peer.read())[3]) == [answer["data"].to_pylist()]
+        await until(lambda: running.memory()["sending_bytes"] == 0)
+        made.clear()
+        peer.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        for stream in range(3, 3 + 2 * count, 2):
+            peer.say(frame(kind, stream, request, **demand))
+        await until(lambda: len(running.calls) + len(made) >= count)
+        before = -1
+        while before != len(made):
+            before = len(made)
+            await asyncio.sleep(0.2)
+        sending = running.memory()["sending_bytes"]
+        assert (len(made) - 6) * size <= sending <= budget + size  # 6 are in buffers of sockets
+        assert len(made) < count
+        peer.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        for _ in range(count):
+            await within(peer.read())
+        await until(lambda: not running.calls)
+        await until(lambda: running.memory()["sending_bytes"] == 0)
+
+
+async def test_an_answer_whose_client_has_gone_counts_no_more():
+    flow = {"process_send_budget": 8 << 20, "connection_high_water": 2 << 20}
+    service = aqueduct.Service("large", config=config(flow=flow))
+
+    free = asyncio.Event()
+
+    @service.handler("large", input=WORDS, output=BYTES)
+    async def large(batch):
+        await free.wait()  # how large answers are is not known before the first
+        return pa.record_batch({"data": [bytes(1 << 20)]}, schema=BYTES)
+
+    async with service.serving(TCP, drain=0) as running:
+        async with by_hand(running) as peer:
+            peer.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            for stream in range(1, 81, 2):
+                request = asked("large", words("a"))
+                peer.say(frame(frames.REQUEST_RESPONSE, stream, request))
+            await until(lambda: len(running.calls) == 40)
+            free.set()
+            await until(lambda: running.memory()["sending_bytes"] > 30 << 20)
+        await until(lambda: not running.calls)
+        await until(lambda: running.memory()["sending_bytes"] == 0)

@@ -12,16 +12,17 @@ import pyarrow as pa
 import pytest
 
 import aqueduct
-from aqueduct.errors import ConfigError, ConnectFailed, ReactiveError
+from aqueduct.errors import ConfigError, ConnectFailed, ReactiveError, Refused
 from aqueduct.reactivesocket import connect
 from aqueduct.service.reactive_call import ReactiveCall
-from tests.reactivesocket.pairs import TLS, within
+from tests.reactivesocket.pairs import TLS, frame, frames, within
 from tests.service.reactive_clients import (
     TCP,
     WORDS,
     asked,
     asking,
     batches_of,
+    by_hand,
     headers,
     ipc,
     rows_of,
@@ -292,6 +293,38 @@ async def test_authorize_sees_token_arguments_peer_and_deadline():
         assert seen[1][1] == "wrong"
 
 
+@pytest.mark.parametrize("denied", ["plan", "read", None])
+async def test_authorize_is_asked_for_the_plan_and_the_reading_of_a_table(denied):
+    seen = []
+
+    def decide(call):
+        seen.append((call.handler, call.token))
+        return call.handler != f"aqueduct.table.{denied}.log"
+
+    service = aqueduct.Service("closed", authorize=decide)
+
+    @service.table("log", schema=WORDS)
+    def log():
+        yield words("a")
+
+    async with service.serving(TCP, "aqueduct+tcp://127.0.0.1:0", drain=0) as running:
+        (own,) = (each for each in running.addresses if each.startswith("aqueduct"))
+        (other,) = (each for each in running.addresses if each.startswith("reactive"))
+        async with await connect(other) as reactive, await aqueduct.Client.connect(own) as client:
+            rows = client.source("aqueduct.table.rows.log")
+            stream = reactive.stream(asked("log", token="t"))
+            if denied is None:
+                assert await batches_of(stream) == [["a"]]
+                assert [batch.to_pydict() async for batch in rows] == [{"word": ["a"]}]
+                told = [name.split(".")[2] for name, token in seen if token]
+                assert told == ["plan", "read"]
+                return
+            with pytest.raises(ReactiveError, match="REJECTED: refused: the service does not"):
+                await batches_of(stream)
+            with pytest.raises(Refused, match="does not allow"):
+                assert [batch async for batch in rows]
+
+
 async def test_a_setup_that_cannot_be_read_is_rejected(service):
     async with service.serving(TCP, drain=0) as running:
         client = await connect(running.addresses[0], setup=headers(format="xml"))
@@ -453,6 +486,26 @@ async def test_a_stream_that_outlasts_the_drain_ends_with_an_error():
                 pass
         await within(closing)
         await client.close()
+
+
+@pytest.mark.parametrize("drain", [0, 1])
+async def test_a_client_that_reads_nothing_does_not_hold_up_the_end_of_a_drain(drain):
+    waits = {"close_linger": 60.0, "progress_deadline": 60.0}
+    service = aqueduct.Service("ending", config=config(timing=waits))
+    batch = words("x" * (1 << 20))
+
+    @service.handler("ever", kind="source", output=WORDS)
+    async def ever():
+        while True:
+            yield batch
+
+    async with service.serving(TCP) as running, by_hand(running) as peer:
+        peer.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        peer.say(frame(frames.REQUEST_SUB, 1, asked("ever"), n=1000))
+        await until(lambda: running.memory()["sending_bytes"] > 4 << 20)
+        async with asyncio.timeout(20):
+            await running.close(drain=drain)
+        assert not running.connections
 
 
 async def test_telemetry_is_told_of_requests(service):
