@@ -461,7 +461,8 @@ class ReactiveSocket:
     """What fragments of all items of a connection cost that are not whole: their bytes, and 256
     for each. The stream whose fragment is above this is cancelled."""
     setup_bytes: Bytes = 64 * KiB
-    """The data of a SETUP; a server closes for a larger one."""
+    """The data of a SETUP; a server closes for a larger one. So does it for as many bytes of a
+    handshake of a WebSocket."""
     streams: Count = 16_384
     """Streams of one connection that are open, of each requester. More requests of the peer are
     answered with ERROR. Each stream counts for 1 KiB of what the connection holds."""

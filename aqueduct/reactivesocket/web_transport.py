@@ -31,6 +31,7 @@ __all__ = ["WebTransport", "require_websockets"]
 
 _HEADER: Final = 12  # of a frame without its length
 _REASON: Final = 120  # bytes of the reason of a close; 123 are possible
+_TOO_LARGE: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\n\r\n"
 _NORMAL, _VIOLATION, _TOO_BIG = 1000, 1002, 1009
 
 
@@ -73,6 +74,8 @@ class WebTransport(ByteTransport):
         self._address = address
         self._settings = config.reactivesocket
         self._open = False
+        self._shaken = 0
+        """Bytes of the peer's handshake."""
         self._parts: bytearray | None = None
         """A message of which fragments have come; None: there is none."""
         self._pinging: asyncio.TimerHandle | None = None
@@ -120,6 +123,15 @@ class WebTransport(ByteTransport):
         ws = self._ws
         if self._server is not None and self._user.core.state is not ReactiveState.NEW:
             ws.max_message_size = self._settings.frame_bytes
+        if not self._open:
+            self._shaken += len(data)
+            if self._shaken > self._settings.setup_bytes:
+                if self._server is not None:
+                    self.write(_TOO_LARGE)
+                most = self._settings.setup_bytes
+                text = f"the handshake of the WebSocket is above {most} bytes"
+                self._refused(ValueError(f"{text} (ReactiveSocket.setup_bytes)"))
+                return
         ws.receive_data(data)
         self._say()
         for event in ws.events_received():
