@@ -159,8 +159,9 @@ class ReactiveSocketConnection:
         Whether it arrives is not known. Raises as ``request`` does.
         """
         self._requestable()
-        async with self._face.deadline(timeout):
-            await self._face.wait_room()
+        if not self._face.free:
+            async with self._face.deadline(timeout):
+                await self._face.wait_room()
         self.core.request(frames.REQUEST_FNF, data)
         self._face.advance_soon()
 

@@ -213,6 +213,11 @@ class ReactiveFace:
         self._full.discard(request)
         self._granted.discard(request)
 
+    @property
+    def free(self) -> bool:
+        """Whether a request may be sent at once, and nobody waits for that."""
+        return not self._senders and self.error is None and self.has_room()
+
     async def wait_room(self) -> None:
         """Waits until a request may be sent. The caller has a deadline."""
         waited = False

@@ -289,8 +289,9 @@ class ReactiveStream:
         if last is not None:
             last.release()
         if self._data is not None:
-            async with face.deadline(None):
-                await face.wait_room()
+            if not face.free:
+                async with face.deadline(None):
+                    await face.wait_room()
             self._begin()
         if awaited.came:
             await face.give_way()

@@ -562,3 +562,20 @@ async def test_a_server_may_demand_certificates_of_clients(scheme: str, plain: s
             await connect(server.address, tls=them.client("one", ca=them.pem))
         with pytest.raises(ConfigError, match=r"there is no TLS here; use reactivesocket\+"):
             await connect(f"reactivesocket+{plain}://127.0.0.1:1", tls=without)
+
+
+async def test_requests_end_in_time_by_themselves() -> None:
+    config = brisk(timing={"progress_deadline": 0.3})
+    async with joined(config=config) as pair:
+        waiting = [asyncio.ensure_future(pair.client.request(b"wait"))]
+        await asyncio.sleep(0.2)
+        waiting.append(asyncio.ensure_future(pair.client.request(b"wait")))
+        assert (await pair.client.request(b"echo x")).data == b"x"
+        with pytest.raises(
+            TimeoutError, match=r"no answer within 0.3 s \(Timing.progress_deadline"
+        ):
+            await within(waiting[0])
+        assert not waiting[1].done()
+        with pytest.raises(TimeoutError, match="no answer within"):
+            await within(waiting[1])
+        await eventually(lambda: not pair.server.snapshot().responding)

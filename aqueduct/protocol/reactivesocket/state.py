@@ -24,6 +24,8 @@ __all__ = [
 class ReactiveState(IntEnum):
     """A connection."""
 
+    __hash__ = object.__hash__  # in C; tables are looked up for every frame
+
     NEW = auto()
     """At the server: no frame has come."""
     OFFERED = auto()
@@ -35,6 +37,8 @@ class ReactiveState(IntEnum):
 
 class ReactiveInput(IntEnum):
     """What can happen to a connection."""
+
+    __hash__ = object.__hash__  # in C; tables are looked up for every frame
 
     SETUP = auto()
     """A SETUP was sent or has come."""
@@ -69,6 +73,8 @@ CONNECTION: Final[dict[tuple[ReactiveState, ReactiveInput], ReactiveState | None
 class RequesterState(IntEnum):
     """A stream at its requester."""
 
+    __hash__ = object.__hash__  # in C; tables are looked up for every frame
+
     CLOSED = auto()
     """Before the request, and after the end."""
     REQUESTED = auto()
@@ -76,6 +82,8 @@ class RequesterState(IntEnum):
 
 class RequesterInput(IntEnum):
     """What can happen to a stream at its requester."""
+
+    __hash__ = object.__hash__  # in C; tables are looked up for every frame
 
     REQUEST = auto()
     FIRE = auto()
@@ -107,6 +115,8 @@ REQUESTER: Final[dict[tuple[RequesterState, RequesterInput], RequesterState | No
 class ResponderState(IntEnum):
     """A stream at its responder."""
 
+    __hash__ = object.__hash__  # in C; tables are looked up for every frame
+
     CLOSED = auto()
     """Before the request, and after the end."""
     RESPONDING = auto()
@@ -114,6 +124,8 @@ class ResponderState(IntEnum):
 
 class ResponderInput(IntEnum):
     """What can happen to a stream at its responder."""
+
+    __hash__ = object.__hash__  # in C; tables are looked up for every frame
 
     REQUEST = auto()
     FIRE = auto()
