@@ -146,9 +146,10 @@ class ReactiveSocketConnection:
         Timing.progress_deadline). A request that is given up is cancelled.
         """
         self._requestable()
-        if timeout is None:
-            return await ask(self._face, self.peer, data, expire=True)
+        if timeout is None and self._face.has_room():
+            return await ask(self._face, self.peer, data, timed=True)
         async with self._face.deadline(timeout):
+            await self._face.wait_room()
             return await ask(self._face, self.peer, data)
 
     @checked(data="message_payload")

@@ -14,9 +14,10 @@ from aqueduct.config import Config
 from aqueduct.errors import ConnectionLost
 from aqueduct.protocol.reactivesocket.connection import ReactiveConnection
 from aqueduct.protocol.reactivesocket.outbox import FrameQueue
+from aqueduct.reactivesocket.deadlines import RequestDeadlines
 from aqueduct.reactivesocket.memory import ReactiveMemory
 
-__all__ = ["Expected", "ReactiveFace", "Responding"]
+__all__ = ["ReactiveFace", "Responding"]
 
 _TURNS: Final = 16
 """So many that wait for room go on at once. What they send says whether there is more room."""
@@ -31,13 +32,6 @@ class Responding(Protocol):
 
     def changed(self) -> None:
         """There may be room."""
-
-
-class Expected(Protocol):
-    """What is to come in time."""
-
-    def end(self, error: Exception | None) -> None:
-        """It did not."""
 
 
 class ReactiveFace:
@@ -67,6 +61,7 @@ class ReactiveFace:
         """Bytes of items that the application has, beside what the core counts."""
         self.in_hand = 0
         """Bytes of requests of the peer that the application has. The core counts them, too."""
+        self.deadlines = RequestDeadlines(config.timing.progress_deadline)
         self._advance_now = advance
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
@@ -88,9 +83,6 @@ class ReactiveFace:
         self._senders: deque[asyncio.Future[None]] = deque()
         """Requests of this side that wait for room."""
         self._in_a_row = 0
-        self._expected: OrderedDict[Expected, float] = OrderedDict()
-        """What is to come in time, and when that is over: the first one first."""
-        self._expiry: asyncio.TimerHandle | None = None
 
     def usable(self) -> None:
         """Raises why the connection is over, if it is."""
@@ -122,9 +114,7 @@ class ReactiveFace:
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None
-        if self._expiry is not None:
-            self._expiry.cancel()
-        self._expected.clear()
+        self.deadlines.stop()
         while self._senders:
             self._wake_sender()
         blocked = (*self._blocked, *self._full)
@@ -133,17 +123,6 @@ class ReactiveFace:
         self._full.clear()
         for request in blocked:
             request.changed()
-
-    def expect(self, awaited: Expected) -> None:
-        """This is to end within Timing.progress_deadline."""
-        due = self._loop.time() + self.config.timing.progress_deadline
-        self._expected[awaited] = due
-        if self._expiry is None:
-            self._expiry = self._loop.call_at(due, self._expire)
-
-    def expect_no_more(self, awaited: Expected) -> None:
-        """It has ended."""
-        self._expected.pop(awaited, None)
 
     async def give_way(self) -> None:
         """Lets other tasks run after several items without a wait."""
@@ -294,17 +273,6 @@ class ReactiveFace:
         return waiting > 2 * self.config.flow.connection_high_water
 
     # Within
-
-    def _expire(self) -> None:
-        now, self._expiry = self._loop.time(), None
-        while self._expected:
-            awaited, due = next(iter(self._expected.items()))
-            if due > now:
-                self._expiry = self._loop.call_at(due, self._expire)
-                break
-            del self._expected[awaited]
-            seconds = self.config.timing.progress_deadline
-            awaited.end(TimeoutError(f"no answer within {seconds:g} s (Timing.progress_deadline)"))
 
     def _wake_sender(self) -> None:
         sender = self._senders.popleft()

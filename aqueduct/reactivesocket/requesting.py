@@ -11,6 +11,7 @@ from aqueduct._speedups.reactivesocket import reactive_frames as frames
 from aqueduct.arguments import Duration, checked
 from aqueduct.carriers.transports.waiting import raised
 from aqueduct.errors import (
+    AqueductError,
     ConnectionLost,
     LocalProtocolError,
     ReactiveError,
@@ -79,7 +80,7 @@ def error_of(data: bytes, peer: str) -> ReactiveError:
 class AwaitedItems:
     """What comes on one stream of this side, until somebody takes it."""
 
-    __slots__ = ("came", "error", "face", "held", "over", "peer", "stream", "waiter")
+    __slots__ = ("came", "error", "expired", "face", "held", "over", "peer", "stream", "waiter")
 
     def __init__(self, face: ReactiveFace, peer: str) -> None:
         self.face = face
@@ -89,9 +90,11 @@ class AwaitedItems:
         """Items that nobody has taken, with their cost."""
         self.held = 0
         """What these cost."""
+        self.expired = False
+        """It was waited for too long."""
         self.over = False
         """Nothing more comes."""
-        self.error: Exception | None = None
+        self.error: AqueductError | None = None
         """Why not; None: it is complete."""
         self.waiter: asyncio.Future[None] | None = None
 
@@ -101,11 +104,16 @@ class AwaitedItems:
         self.held += cost
         self._wake()
 
-    def end(self, error: Exception | None) -> None:
+    def end(self, error: AqueductError | None) -> None:
         """It is over."""
         if not self.over:
             self.over, self.error = True, error
             self._wake()
+
+    def expire(self) -> None:
+        """The deadline of the first item is over."""
+        self.expired = True
+        self.end(None)
 
     def take(self) -> ReactiveItem:
         """The next item."""
@@ -137,33 +145,34 @@ class AwaitedItems:
             self.waiter.set_result(None)
 
 
-async def ask(face: ReactiveFace, peer: str, data: Data, *, expire: bool = False) -> ReactiveItem:
-    """The one item that answers a request. The caller has a deadline, unless it is to ``expire``.
+async def ask(face: ReactiveFace, peer: str, data: Data, *, timed: bool = False) -> ReactiveItem:
+    """The one item that answers a request. There is room.
 
-    All that expire do so after the same time, so one timer serves them.
+    ``timed``: within Timing.progress_deadline. Otherwise the caller has a deadline.
     """
-    if not face.free:
-        async with face.deadline(None):
-            await face.wait_room()
     awaited = AwaitedItems(face, peer)
     stream = awaited.stream = face.core.request(frames.REQUEST_RESPONSE, data)
     face.requested[stream] = awaited
     face.advance_soon()
-    if expire:
-        face.expect(awaited)
+    if timed:
+        face.deadlines.add(awaited)
     try:
         await awaited.wait()
         if awaited.came:
             return awaited.take()
     finally:
+        if timed:
+            face.deadlines.remove(awaited)
         if face.requested.pop(stream, None) is not None:
             face.core.cancel(stream)
             face.advance_soon()
         awaited.forget()
-        if expire:
-            face.expect_no_more(awaited)
     if awaited.error is not None:
         raise raised(awaited.error)
+    if awaited.expired:
+        raise TimeoutError(
+            f"{peer} gave no answer within {face.deadlines.seconds:g} s (Timing.progress_deadline)"
+        )
     return ReactiveItem([], 0, face)  # a completion without an item
 
 

@@ -215,6 +215,7 @@ class _Arrival(Arriving):
                 name,
                 client=False,
                 origins=server.origins,
+                setup_required=server.setup_required,
             )
         else:
             transport = FrameTransport(config, self._connection, name)

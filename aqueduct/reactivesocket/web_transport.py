@@ -20,7 +20,6 @@ from aqueduct.errors import (
     RemoteProtocolError,
 )
 from aqueduct.escaping import escape
-from aqueduct.protocol.reactivesocket.state import ReactiveState
 from aqueduct.reactivesocket.transport import FrameUser
 
 if TYPE_CHECKING:
@@ -32,6 +31,7 @@ __all__ = ["WebTransport", "require_websockets"]
 _HEADER: Final = 12  # of a frame without its length
 _REASON: Final = 120  # bytes of the reason of a close; 123 are possible
 _TOO_LARGE: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\n\r\n"
+_TOO_EARLY: Final = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"
 _NORMAL, _VIOLATION, _TOO_BIG = 1000, 1002, 1009
 
 
@@ -63,8 +63,12 @@ class WebTransport(ByteTransport):
         client: bool,
         origins: Sequence[str] = (),
         origin: str | None = None,
+        setup_required: bool = True,
     ) -> None:
-        """``origins`` may connect to a server; ``origin`` is what a client says of itself."""
+        """``origins`` may connect to a server; ``origin`` is what a client says of itself.
+
+        ``setup_required``: the first message to a server is a SETUP.
+        """
         from websockets.client import ClientProtocol
         from websockets.server import ServerProtocol
         from websockets.uri import parse_uri
@@ -79,20 +83,25 @@ class WebTransport(ByteTransport):
         self._parts: bytearray | None = None
         """A message of which fragments have come; None: there is none."""
         self._pinging: asyncio.TimerHandle | None = None
+        self._pinged_at = 0.0
+        """When the last ping left."""
         self._server: ServerProtocol | None = None
         self._client: ClientProtocol | None = None
         self._ws: Any
-        # Before its SETUP a peer is a stranger: it gets no memory for more.
-        stranger = self._settings.setup_bytes + _HEADER
+        most = self._settings.frame_bytes
+        self._stranger = setup_required and not client
+        """Whether no message has come: until its SETUP a peer gets no memory for more."""
         if client:
             kind = "wss" if address.certified else "ws"
             where = host_port((address.host, address.port))
             uri = parse_uri(f"{kind}://{where}{address.path}")
-            most = self._settings.frame_bytes
             self._ws = self._client = ClientProtocol(uri, origin=origin, max_size=most)  # type: ignore[arg-type]
         else:
             allowed: list[Any] = [None, *origins]
-            self._ws = self._server = ServerProtocol(origins=allowed, max_size=stranger)
+            self._ws = self._server = ServerProtocol(origins=allowed, max_size=most)
+        if self._stranger:
+            self._ws.max_message_size = self._settings.setup_bytes + _HEADER
+            self._ws.recv_frame = self._take_first
 
     # ByteTransport
 
@@ -103,7 +112,9 @@ class WebTransport(ByteTransport):
 
     @property
     def coming(self) -> int:
-        """Bytes that came of a message that is not whole."""
+        """Bytes that came of a message, or a handshake, that is not whole."""
+        if not self._open:
+            return self._shaken
         return len(self._ws.reader.buffer) + len(self._parts or b"")
 
     def made(self) -> None:
@@ -121,8 +132,6 @@ class WebTransport(ByteTransport):
     def received(self, data: bytes, now: float) -> None:
         """The next bytes."""
         ws = self._ws
-        if self._server is not None and self._user.core.state is not ReactiveState.NEW:
-            ws.max_message_size = self._settings.frame_bytes
         if not self._open:
             self._shaken += len(data)
             if self._shaken > self._settings.setup_bytes:
@@ -133,8 +142,15 @@ class WebTransport(ByteTransport):
                 self._refused(ValueError(f"{text} (ReactiveSocket.setup_bytes)"))
                 return
         ws.receive_data(data)
+        found = ws.events_received()
+        if self._server is not None and not self._open and (len(found) > 1 or ws.parser_exc):
+            ws.data_to_send()  # answers to what is too early
+            self.write(_TOO_EARLY)
+            text = "it sent frames before its WebSocket was accepted (RFC 6455, section 4.1)"
+            self._refused(ValueError(text))
+            return
         self._say()
-        for event in ws.events_received():
+        for event in found:
             if self._open:
                 self._take_frame(event, now)
             else:
@@ -142,6 +158,8 @@ class WebTransport(ByteTransport):
         if not self._open:
             if ws.handshake_exc is not None:
                 self._refused(ws.handshake_exc)
+            elif self._server is not None:
+                self._user.came()
             return
         if ws.parser_exc is not None:
             self._user.core.refuse(self._error_of(ws.parser_exc))
@@ -165,10 +183,16 @@ class WebTransport(ByteTransport):
         """The kernel takes bytes again."""
         self._user.drained()
 
+    def hold(self, held: bool) -> None:
+        """Reads nothing while ``held``. That is no silence of the peer."""
+        if self.held and not held:
+            self.heard_at = self._loop.time()
+        super().hold(held)
+
     def farewell(self) -> bytes:
         """The close of the WebSocket."""
         ws = self._ws
-        if not self._open or ws.close_sent is not None:
+        if not self._open or ws.close_sent is not None or ws.close_rcvd is not None:
             return b""
         error = self._user.core.error
         code = _NORMAL
@@ -183,6 +207,10 @@ class WebTransport(ByteTransport):
         if self._pinging is not None:
             self._pinging.cancel()
         if not self._open and error is None and self._client is not None:
+            self._ws.receive_eof()  # a response may end with the connection
+            refusal = self._ws.handshake_exc
+            if getattr(refusal, "response", None) is not None:
+                self._refused(refusal)
             text = "the server closed the connection in the handshake of the WebSocket"
             if self._address.certified and self.heard_at is None:
                 text += "; it has said nothing within TLS: perhaps it demands another certificate"
@@ -246,6 +274,20 @@ class WebTransport(ByteTransport):
             failure = ConnectionLost(f"{self.peer} gets no WebSocket: {why}", reason=why)
         self._user.fail(failure)
 
+    def _take_first(self, frame: Any) -> None:
+        """The library has a frame. What is behind the first message may be larger.
+
+        It may stand in the same bytes, so the library has to know at once.
+        """
+        from websockets.frames import DATA_OPCODES
+
+        ws = self._ws
+        type(ws).recv_frame(ws, frame)
+        if frame.fin and frame.opcode in DATA_OPCODES:
+            self._stranger = False
+            ws.max_message_size = self._settings.frame_bytes
+            del ws.recv_frame
+
     def _take_frame(self, frame: Any, now: float) -> None:
         from websockets.frames import Opcode
 
@@ -273,7 +315,7 @@ class WebTransport(ByteTransport):
         from websockets.exceptions import PayloadTooBig
 
         if isinstance(error, PayloadTooBig):
-            name = "frame_bytes" if self._user.core.state is ReactiveState.OPEN else "setup_bytes"
+            name = "setup_bytes" if self._stranger else "frame_bytes"
             return LimitExceeded(f"a message is too large: {error} (ReactiveSocket.{name})")
         return FrameError(f"the WebSocket is broken: {error}")
 
@@ -281,7 +323,7 @@ class WebTransport(ByteTransport):
         """Pings a peer that says nothing, and gives it up after a while."""
         now, every = self._loop.time(), self._settings.ping
         heard = now if self.held or self.heard_at is None else self.heard_at
-        if now - heard >= 3 * every:
+        if now - heard >= 3 * every and self._pinged_at > heard:
             text = f"{self.peer} was silent for {3 * every:g} s, and answers no pings"
             self._user.fail(ConnectionLost(f"{text} (ReactiveSocket.ping)", reason="silence"))
             self.cut()
@@ -289,4 +331,5 @@ class WebTransport(ByteTransport):
         if now - heard >= every and self.free and self._ws.close_sent is None:
             self._ws.send_ping(b"")
             self._say()
+            self._pinged_at = now
         self._pinging = self._loop.call_later(every, self._ping)

@@ -19,7 +19,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from aqueduct.endpoint.accounts import process
 from aqueduct.errors import ConfigError, ConnectFailed, ConnectionLost
-from aqueduct.reactivesocket import ReactiveSocketServer, connect, serve
+from aqueduct.reactivesocket import ReactiveRequest, ReactiveSocketServer, connect, serve
 from tests.reactivesocket.pairs import (
     BRISK,
     brisk,
@@ -249,16 +249,54 @@ async def test_pings_both_ways() -> None:
         assert (await within(pair.client.request(b"echo x"))).data == b"x"
 
 
+def upgrade(path: str = "/") -> bytes:
+    key = base64.b64encode(os.urandom(16))
+    return (
+        (
+            f"GET {path} HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: "
+        ).encode()
+        + key
+        + b"\r\n\r\n"
+    )
+
+
+def masked(data: bytes, opcode: int = 2) -> bytes:
+    """A message of a client as it is on the wire."""
+    size = len(data)
+    if size < 126:
+        length = bytes((0x80 | size,))
+    elif size < 1 << 16:
+        length = b"\xfe" + size.to_bytes(2, "big")
+    else:
+        length = b"\xff" + size.to_bytes(8, "big")
+    return bytes((0x80 | opcode,)) + length + bytes(4) + data
+
+
 async def hand_made(server: ReactiveSocketServer) -> asyncio.StreamWriter:
     """A WebSocket that answers nothing by itself."""
-    reader, writer = await asyncio.open_connection(server.address.host, server.address.port)
-    key = base64.b64encode(os.urandom(16))
-    writer.write(
-        b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-        b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: " + key + b"\r\n\r\n"
-    )
-    assert (await within(reader.readuntil(b"\r\n\r\n"))).startswith(b"HTTP/1.1 101")
+    _, writer = await by_hand(server)
     return writer
+
+
+async def by_hand(
+    server: ReactiveSocketServer,
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """The same, to read from, too."""
+    reader, writer = await asyncio.open_connection(server.address.host, server.address.port)
+    writer.write(upgrade())
+    assert (await within(reader.readuntil(b"\r\n\r\n"))).startswith(b"HTTP/1.1 101")
+    return reader, writer
+
+
+async def next_message(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    """Opcode and data of what the server says next."""
+    head = await within(reader.readexactly(2))
+    size = head[1]
+    if size > 125:
+        more = 2 if size == 126 else 8
+        size = int.from_bytes(await within(reader.readexactly(more)), "big")
+    return head[0] & 0x0F, await within(reader.readexactly(size))
 
 
 async def silent(server: ReactiveSocketServer) -> asyncio.StreamWriter:
@@ -275,6 +313,102 @@ async def test_a_peer_that_answers_no_pings_is_given_up() -> None:
         (connection,) = server.connections
         await within(connection.wait_closed())
         assert "silent for 0.3 s, and answers no pings" in str(connection.error)
+        writer.transport.abort()
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [(masked(b"\x03\xe8", 8), 1000), (masked(b"bad", 3), 1002)],
+    ids=["close", "bad"],
+)
+async def test_a_close_stands_behind_a_message_that_has_left_in_part(
+    said: bytes, code: int
+) -> None:
+    async with serving("ws") as server:
+        reader, writer = await by_hand(server)
+        writer.write(masked(SETUP))
+        writer.write(masked(message(frames.REQUEST_STREAM, 1, b"ever 8000000", n=2)))
+        await eventually(lambda: server.connections)
+        (connection,) = server.connections
+        # It reads nothing for now: a part has left, and the rest has no room.
+        await eventually(lambda: connection.snapshot().queued_bytes > 1_000_000)
+        was = 0
+        while (queued := connection.snapshot().queued_bytes) != was:
+            was = queued
+            await asyncio.sleep(0.05)
+        writer.write(said)
+        opcode, data = await next_message(reader)
+        assert (opcode, data[12:].strip(b"\0")) == (2, b"")
+        while opcode == 2:
+            opcode, data = await next_message(reader)
+        assert (opcode, data[:2]) == (8, code.to_bytes(2, "big"))
+        writer.transport.abort()
+        await within(connection.wait_closed())
+
+
+async def test_a_large_request_may_come_with_the_setup() -> None:
+    async with serving("ws") as server:
+        reader, writer = await by_hand(server)
+        large = message(frames.REQUEST_RESPONSE, 1, b"echo " + b"x" * 100_000)
+        writer.write(masked(SETUP) + masked(large))
+        assert (await next_message(reader))[1][12:] == b"x" * 100_000
+        writer.transport.abort()
+
+
+async def test_a_large_request_may_be_first_where_no_setup_is_required() -> None:
+    async with serving("ws", setup_required=False) as server:
+        reader, writer = await by_hand(server)
+        writer.write(masked(message(frames.REQUEST_RESPONSE, 1, b"echo " + b"x" * 100_000)))
+        assert (await next_message(reader))[1][12:] == b"x" * 100_000
+        writer.transport.abort()
+
+
+@pytest.mark.parametrize("path", ["/", "/nowhere"])
+@pytest.mark.parametrize(
+    "early",
+    [masked(SETUP), masked(b"\x03\xe8", 8), masked(b"hi", 9), masked(b"bad", 3)],
+    ids=["message", "close", "ping", "bad"],
+)
+async def test_frames_before_the_websocket_is_accepted(
+    path: str, early: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving("ws") as server:
+        reader, writer = await asyncio.open_connection(server.address.host, server.address.port)
+        writer.write(upgrade(path) + early)
+        assert (await within(reader.read())).startswith(b"HTTP/1.1 400 ")
+        writer.transport.abort()
+        await eventually(lambda: not server.handshakes)
+    assert not [each for each in caplog.records if each.levelname in ("WARNING", "ERROR")]
+
+
+async def test_a_handshake_counts_in_the_memory_of_the_process() -> None:
+    receiving = process().receiving
+    before = receiving.used
+    async with serving("ws") as server:
+        _, writer = await asyncio.open_connection(server.address.host, server.address.port)
+        writer.write(upgrade()[:-2] + (b"x: " + b"y" * 4000 + b"\r\n") * 10)
+        await eventually(lambda: receiving.used - before > 40_000)
+        writer.transport.abort()
+        await eventually(lambda: receiving.used == before)
+
+
+async def test_a_peer_is_pinged_after_a_hold_before_it_is_given_up() -> None:
+    """What it said before the hold is old, though it has had no chance to say more."""
+    requests: list[ReactiveRequest] = []
+    config = brisk(ping=0.3, receive_bytes=4096)
+    async with serving("ws", config=config, responder=requests.append) as server:
+        reader, writer = await by_hand(server)
+        writer.write(masked(SETUP))
+        writer.write(masked(message(frames.REQUEST_RESPONSE, 1, bytes(5000))))
+        await eventually(lambda: requests)
+        (connection,) = server.connections
+        await eventually(lambda: not connection.snapshot().reading)
+        await asyncio.sleep(1.0)  # more than three times as long as it may be silent
+        requests[0].release()
+        assert await next_message(reader) == (9, b"")
+        writer.write(masked(b"", 10))
+        assert await next_message(reader) == (9, b"")
+        assert not connection.closed
         writer.transport.abort()
 
 
@@ -307,6 +441,18 @@ async def test_a_setup_that_is_rejected() -> None:
             await within(web.recv())
         assert found.value.rcvd is not None
         assert found.value.rcvd.code == 1000
+
+
+async def test_a_refusal_that_ends_with_the_connection() -> None:
+    async def busy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\n\r\ntry later")
+        writer.close()
+
+    async with await asyncio.start_server(busy, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(ConnectFailed, match="the server answers HTTP 503: try later"):
+            await connect(f"reactivesocket+ws://127.0.0.1:{port}")
 
 
 async def test_a_server_that_speaks_no_websocket() -> None:

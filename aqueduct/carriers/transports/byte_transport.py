@@ -144,8 +144,11 @@ class ByteTransport(asyncio.BufferedProtocol):
         )
 
     def write(self, data: bytes) -> None:
-        """Sends this next: of a handshake, which is short."""
-        if self._transport is not None:
+        """Sends this next: of a handshake, or a close, which are short."""
+        if self._leaving:
+            self._leaving.append(data)  # it would stand within what has left in part
+            self.unsent += len(data)
+        elif self._transport is not None:
             self._transport.write(data)
 
     def answer(self, data: bytes) -> None:

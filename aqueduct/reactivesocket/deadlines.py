@@ -1,0 +1,60 @@
+"""Deadlines that are all as long: one timer for however many."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from typing import Protocol
+
+__all__ = ["RequestDeadlines", "Timed"]
+
+
+class Timed(Protocol):
+    """Something that waits."""
+
+    def expire(self) -> None:
+        """Its deadline is over."""
+
+
+class RequestDeadlines:
+    """Whoever waits for an answer, each for the same time.
+
+    A timer for each of them would cost more than the answer: most are never due.
+    """
+
+    __slots__ = ("_loop", "_timer", "_waiting", "seconds")
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._loop = asyncio.get_running_loop()
+        self._waiting: OrderedDict[Timed, float] = OrderedDict()
+        """When each is due. All wait as long, so the first is due first."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, waiting: Timed) -> None:
+        """It waits from now on."""
+        due = self._waiting[waiting] = self._loop.time() + self.seconds
+        if self._timer is None:
+            self._timer = self._loop.call_at(due, self._timed)
+
+    def remove(self, waiting: Timed) -> None:
+        """It waits no more."""
+        self._waiting.pop(waiting, None)
+
+    def stop(self) -> None:
+        """The connection is over, which tells them all."""
+        self._waiting.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _timed(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        while self._waiting:
+            waiting, due = next(iter(self._waiting.items()))
+            if due > now:
+                self._timer = self._loop.call_at(due, self._timed)
+                break
+            del self._waiting[waiting]
+            waiting.expire()
