@@ -469,7 +469,7 @@ class _Asked:
     async def __call__(self, running: ServerCall) -> Mapping[str, int] | None:
         assert isinstance(running, ReactiveCall)
         answers = running.answers
-        if not answers.writable and running.output.credit is not None:
+        if running.output.credit is not None and not answers.writable:
             await running.wait_writable()
         counters = await self._run(running)
         if answers.held is not None and not answers.writable:

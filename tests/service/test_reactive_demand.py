@@ -10,7 +10,7 @@ import pytest
 import aqueduct
 from aqueduct._speedups.reactivesocket import reactive_frames as frames
 from tests.reactivesocket.pairs import frame, within
-from tests.service.reactive_clients import TCP, WORDS, asked, by_hand, rows_of, words
+from tests.service.reactive_clients import TCP, WORDS, asked, asking, by_hand, rows_of, words
 from tests.support.calls import config, until
 
 ALL = 2**63 - 1
@@ -207,3 +207,50 @@ async def test_who_reads_no_answer_is_given_up():
         async with by_hand(running) as again:
             again.say(frame(frames.REQUEST_RESPONSE, 1, request))
             assert rows_of((await again.read())[3]) == [["x" * 3000]]
+
+
+@pytest.mark.parametrize("form", ["coroutine", "function", "async generator", "generator"])
+async def test_large_batches_go_there_and_back(form):
+    service = aqueduct.Service("large", config=config(flow={"process_send_budget": 4 << 20}))
+    if form == "coroutine":
+
+        @service.handler("echo", input=BYTES)
+        async def echo(batch):
+            return batch
+    elif form == "function":
+
+        @service.handler("echo", input=BYTES)
+        def echo(batch):
+            return batch
+    elif form == "async generator":
+
+        @service.handler("echo", input=BYTES)
+        async def echo(batches):
+            async for batch in batches:
+                for _ in range(5):
+                    yield batch
+    else:
+
+        @service.handler("echo", input=BYTES)
+        def echo(batches):
+            for batch in batches:
+                for _ in range(5):
+                    yield batch
+
+    batch = pa.record_batch({"data": [bytes(1 << 20)] * 3}, schema=BYTES)
+    async with asking(service) as (running, client):
+        for _ in range(3):
+            if "generator" in form:
+                count = 0
+                async with client.stream(asked("echo", batch), n=3) as stream:
+                    async for item in stream:
+                        count += 1
+                        if count == 1:
+                            assert rows_of(item.data) == [batch["data"].to_pylist()]
+                assert count == 5
+            else:
+                item = await client.request(asked("echo", batch))
+                assert rows_of(item.data) == [batch["data"].to_pylist()]
+                item.release()
+        await until(lambda: not running.calls)
+        await until(lambda: running.state()["connections"][0]["held_bytes"] == 0)
