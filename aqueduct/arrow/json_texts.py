@@ -16,6 +16,8 @@ import pyarrow.compute as pc
 __all__ = [
     "DAY",
     "DIGITS",
+    "FIRST",
+    "LAST",
     "MONTHS",
     "UNITS",
     "inside_of",
@@ -27,9 +29,9 @@ __all__ = [
 UNITS: Final = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
 DIGITS: Final = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 DAY: Final = 86_400
-_FIRST: Final = -719_162 * DAY
+FIRST: Final = -719_162 * DAY
 """Seconds from 1970 to the beginning of the year 1."""
-_LAST: Final = 2_932_897 * DAY
+LAST: Final = 2_932_897 * DAY
 """And to the end of the year 9999."""
 _ESCAPED: Final = r'["\\\x00-\x1f]'
 MONTHS: Final = ("months", "days", "nanoseconds")
@@ -46,33 +48,60 @@ def inside_of(kind: pa.DataType) -> pa.DataType:
             return kind
 
 
-def texts_of(array: pa.Array) -> pa.Array:
-    """The JSON of each value. Raises ValueError for one that has none."""
+def texts_of(array: pa.Array, shown: pa.Array | None = None) -> pa.Array:
+    """The JSON of each value. Raises ValueError for one that has none.
+
+    ``shown``: of which places the rows show the value; None: of all. Others may be anything.
+    """
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
-        return texts_of(array.storage)
+        return texts_of(array.storage, shown)
     if pa.types.is_dictionary(kind):
-        return _filled(texts_of(array.dictionary).take(array.indices))
+        return _dictionary_texts(array, shown)
     if pa.types.is_run_end_encoded(kind):
-        return _run_texts(array)
+        return _run_texts(array, shown)
     if pa.types.is_union(kind):
-        return _union_texts(array)
-    if pa.types.is_struct(kind):
-        texts = _struct_texts(array)
-    elif pa.types.is_map(kind):
-        texts = _map_texts(array)
-    elif pa.types.is_nested(kind):
-        texts = _list_texts(array)
+        return _union_texts(array, shown)
+    if pa.types.is_nested(kind):
+        if array.null_count:
+            valid = array.is_valid()
+            shown = valid if shown is None else pc.and_(shown, valid)
+        if pa.types.is_struct(kind):
+            texts = _struct_texts(array, shown)
+        elif pa.types.is_map(kind):
+            texts = _map_texts(array, shown)
+        else:
+            texts = _list_texts(array, shown)
     else:
         write = writer_of(kind)
         if write is None:
             raise ValueError(f"the type {kind} has no form in JSON")
+        if shown is not None and write in _JUDGES:
+            if kind == pa.string_view():  # of which Arrow cannot choose
+                array, kind = array.cast(pa.string()), pa.string()
+            array = pc.if_else(shown, array, pa.scalar(None, kind))
         return _filled(write(array))
     return texts if not array.null_count else pc.if_else(array.is_valid(), texts, "null")
 
 
 def _filled(texts: pa.Array) -> pa.Array:
     return texts.fill_null("null") if texts.null_count else texts
+
+
+def _all_of(places: list[int], size: int) -> pa.Array:
+    """What is shown of ``size`` values, by the places of those that are."""
+    shown = bytearray(size)
+    for place in places:
+        shown[place] = 1
+    return pa.array(shown, pa.uint8()).cast(pa.bool_())
+
+
+def _dictionary_texts(array: pa.DictionaryArray, shown: pa.Array | None) -> pa.Array:
+    indices = array.indices
+    used = indices if shown is None else pc.if_else(shown, indices, None)
+    places = pc.unique(used).drop_null().to_pylist()
+    texts = texts_of(array.dictionary, _all_of(places, len(array.dictionary)))
+    return _filled(texts.take(indices))
 
 
 def text_of(text: str) -> str:
@@ -147,7 +176,7 @@ def _decimal_texts(array: pa.Array) -> pa.Array:
 
 
 def _date_texts(array: pa.Array) -> pa.Array:
-    _check_range(array.cast(pa.int32()), 1, _FIRST // DAY, _LAST // DAY)
+    _check_range(array.cast(pa.int32()), 1, FIRST // DAY, LAST // DAY)
     return _quoted(array.cast(pa.string()))
 
 
@@ -165,7 +194,7 @@ def _time_texts(array: pa.Array) -> pa.Array:
 
 def _moment_texts(array: pa.Array) -> pa.Array:
     unit = array.type.unit
-    _check_range(array.view(pa.int64()), UNITS[unit], _FIRST, _LAST)
+    _check_range(array.view(pa.int64()), UNITS[unit], FIRST, LAST)
     texts = array.view(pa.timestamp(unit)).cast(pa.string())
     texts = pc.replace_substring(texts, " ", "T", max_replacements=1)
     return pc.binary_join_element_wise('"', texts, 'Z"', "")
@@ -240,46 +269,71 @@ def writer_of(kind: pa.DataType) -> Callable[[pa.Array], pa.Array] | None:
     return next((write for fits, write in _WRITERS if fits(kind)), None)
 
 
-def _struct_texts(array: pa.StructArray) -> pa.Array:
+_JUDGES: Final = (
+    _string_texts,
+    _date_texts,
+    _date64_texts,
+    _time_texts,
+    _moment_texts,
+)
+"""Those that raise for a value which has no form."""
+
+
+def _struct_texts(array: pa.StructArray, shown: pa.Array | None) -> pa.Array:
     kind = array.type
     if not kind.num_fields:
         return pa.array(["{}"] * len(array), pa.string())
     parts: list[Any] = []
     for place in range(kind.num_fields):
         name = text_of(kind.field(place).name)
-        parts += [("," if place else "{") + name + ":", texts_of(array.field(place))]
+        parts += [("," if place else "{") + name + ":", texts_of(array.field(place), shown)]
     return pc.binary_join_element_wise(*parts, "}", "")
 
 
-def _list_texts(array: pa.Array) -> pa.Array:
+def _list_texts(array: pa.Array, shown: pa.Array | None) -> pa.Array:
     kind, rows = array.type, len(array)
     if pa.types.is_fixed_size_list(kind):
         size = kind.list_size
-        inner = texts_of(array.values.slice(array.offset * size, rows * size))
-        return _joined([size] * rows, inner)
+        inner = array.values.slice(array.offset * size, rows * size)
+        lengths = [size] * rows
+        return _joined(lengths, texts_of(inner, _spread(shown, lengths)))
     offsets = array.offsets.to_pylist()
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        inner = texts_of(array.values.slice(offsets[0], offsets[-1] - offsets[0]))
-        return _joined([end - start for start, end in pairwise(offsets)], inner)
-    # A view has its values anywhere, and a null one shows none.
-    valid = array.is_valid().to_pylist()
-    sizes = [size if is_valid else 0 for size, is_valid in _pairs(array.sizes.to_pylist(), valid)]
+        inner = array.values.slice(offsets[0], offsets[-1] - offsets[0])
+        lengths = [end - start for start, end in pairwise(offsets)]
+        return _joined(lengths, texts_of(inner, _spread(shown, lengths)))
+    # A view has its values anywhere, and one that is not shown has none.
+    sizes = array.sizes.to_pylist()
+    if shown is not None:
+        sizes = [size if seen else 0 for size, seen in _pairs(sizes, shown.to_pylist())]
     places = [
         place for start, size in _pairs(offsets, sizes) for place in range(start, start + size)
     ]
-    return _joined(sizes, texts_of(array.values).take(pa.array(places, pa.int64())))
+    texts = texts_of(array.values, _all_of(places, len(array.values)))
+    return _joined(sizes, texts.take(pa.array(places, pa.int64())))
+
+
+def _spread(shown: pa.Array | None, lengths: list[int]) -> pa.Array | None:
+    """What is shown of the values inside of rows of so many values each."""
+    if shown is None:
+        return None
+    parts = [bytes([seen]) * size for seen, size in _pairs(shown.to_pylist(), lengths)]
+    return pa.array(b"".join(parts), pa.uint8()).cast(pa.bool_())
 
 
 def _pairs(first: Sequence[Any], second: Sequence[Any]) -> Any:
     return zip(first, second, strict=True)
 
 
-def _map_texts(array: pa.MapArray) -> pa.Array:
+def _map_texts(array: pa.MapArray, shown: pa.Array | None) -> pa.Array:
     offsets = array.offsets.to_pylist()
     first, size = offsets[0], offsets[-1] - offsets[0]
-    keys, items = texts_of(array.keys.slice(first, size)), texts_of(array.items.slice(first, size))
+    lengths = [end - start for start, end in pairwise(offsets)]
+    inside = _spread(shown, lengths)
+    keys = texts_of(array.keys.slice(first, size), inside)
+    items = texts_of(array.items.slice(first, size), inside)
     pairs = pc.binary_join_element_wise("[", keys, ",", items, "]", "")
-    return _joined([end - start for start, end in pairwise(offsets)], pairs)
+    return _joined(lengths, pairs)
 
 
 def _joined(lengths: list[int], texts: pa.Array) -> pa.Array:
@@ -289,7 +343,7 @@ def _joined(lengths: list[int], texts: pa.Array) -> pa.Array:
     return pc.binary_join_element_wise("[", inner, "]", "")
 
 
-def _run_texts(array: pa.RunEndEncodedArray) -> pa.Array:
+def _run_texts(array: pa.RunEndEncodedArray, shown: pa.Array | None) -> pa.Array:
     ends = array.run_ends.to_pylist()
     start = array.offset
     run = bisect_right(ends, start)
@@ -298,10 +352,14 @@ def _run_texts(array: pa.RunEndEncodedArray) -> pa.Array:
         if row >= ends[run]:
             run += 1
         places.append(run)
-    return texts_of(array.values).take(pa.array(places, pa.int64()))
+    used = places
+    if shown is not None:
+        used = [place for place, seen in _pairs(places, shown.to_pylist()) if seen]
+    texts = texts_of(array.values, _all_of(used, len(array.values)))
+    return texts.take(pa.array(places, pa.int64()))
 
 
-def _union_texts(array: pa.UnionArray) -> pa.Array:
+def _union_texts(array: pa.UnionArray, shown: pa.Array | None) -> pa.Array:
     kind, rows, start = array.type, len(array), array.offset
     buffers = array.buffers()
     codes = memoryview(buffers[1]).cast("b")[start : start + rows].tolist() if rows else []
@@ -309,14 +367,19 @@ def _union_texts(array: pa.UnionArray) -> pa.Array:
     places: list[int] | range = range(rows)
     if dense and rows:
         places = memoryview(buffers[2]).cast("i")[start : start + rows].tolist()
+    seen = [True] * rows if shown is None else shown.to_pylist()
     texts: dict[int, list[str]] = {}
     for child, code in enumerate(kind.type_codes):
         rows_of = [place for place, of in zip(places, codes, strict=True) if of == code]
-        found = texts_of(array.field(child)).take(pa.array(rows_of, pa.int64()))
+        used = [
+            place
+            for place, of, is_shown in zip(places, codes, seen, strict=True)
+            if of == code and is_shown
+        ]
+        values = array.field(child)
+        inside = texts_of(values, _all_of(used, len(values)))
+        found = inside.take(pa.array(rows_of, pa.int64()))
         name = text_of(kind.field(child).name)
         texts[code] = pc.binary_join_element_wise(f"{{{name}:", found, "}", "").to_pylist()
     turns = {code: iter(of) for code, of in texts.items()}
     return pa.array([next(turns[code]) for code in codes], pa.string())
-
-
-# JSON to Arrow

@@ -301,3 +301,75 @@ def test_a_value_without_a_form_is_named_by_row_and_column():
     )
     with pytest.raises(LocalProtocolError, match=r"row 1, column 's': .*UTF8"):
         encode_rows(broken)
+
+
+GARBAGE = pa.array([2**62, 0], pa.int64()).view(pa.timestamp("s"))
+SHOWN = "1970-01-01T00:00:00Z"
+BROKEN = pa.array([b"\xff", b"ok"], pa.binary()).view(pa.string())
+MASK = pa.array([True, False])
+HIDDEN = {
+    "struct": (pa.StructArray.from_arrays([GARBAGE], ["t"], mask=MASK), [None, {"t": SHOWN}]),
+    "text": (pa.StructArray.from_arrays([BROKEN], ["t"], mask=MASK), [None, {"t": "ok"}]),
+    "text view": (
+        pa.StructArray.from_arrays(
+            [pa.array([b"\xff", b"ok"], pa.binary_view()).view(pa.string_view())], ["t"], mask=MASK
+        ),
+        [None, {"t": "ok"}],
+    ),
+    "deep": (
+        pa.StructArray.from_arrays(
+            [pa.StructArray.from_arrays([GARBAGE], ["t"])], ["u"], mask=MASK
+        ),
+        [None, {"u": {"t": SHOWN}}],
+    ),
+    "list": (
+        pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), GARBAGE, mask=MASK),
+        [None, [SHOWN]],
+    ),
+    "fixed list": (
+        pa.FixedSizeListArray.from_arrays(GARBAGE, type=pa.list_(GARBAGE.type, 1), mask=MASK),
+        [None, [SHOWN]],
+    ),
+    "list view": (
+        pa.ListViewArray.from_arrays(
+            pa.array([1, 1], pa.int32()), pa.array([1, 0], pa.int32()), GARBAGE
+        ),
+        [[SHOWN], []],
+    ),
+    "dictionary": (
+        pa.DictionaryArray.from_arrays(pa.array([1, None], pa.int8()), GARBAGE),
+        [SHOWN, None],
+    ),
+    "runs": (
+        pa.RunEndEncodedArray.from_arrays(pa.array([2, 4], pa.int32()), GARBAGE).slice(2, 2),
+        [SHOWN, SHOWN],
+    ),
+    "union": (
+        pa.UnionArray.from_sparse(
+            pa.array([0, 1], pa.int8()), [pa.array([7, 8], pa.int8()), GARBAGE], ["i", "t"]
+        ),
+        [{"i": 7}, {"t": SHOWN}],
+    ),
+    "a dictionary below a null": (
+        pa.StructArray.from_arrays(
+            [pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int8()), GARBAGE)],
+            ["t"],
+            mask=MASK,
+        ),
+        [None, {"t": SHOWN}],
+    ),
+    "a map below a null": (
+        pa.StructArray.from_arrays(
+            [pa.MapArray.from_arrays(pa.array([0, 1, 2], pa.int32()), pa.array([1, 2]), GARBAGE)],
+            ["t"],
+            mask=MASK,
+        ),
+        [None, {"t": [["2", SHOWN]]}],
+    ),
+}
+
+
+@pytest.mark.parametrize(("array", "rows"), HIDDEN.values(), ids=HIDDEN)
+def test_what_no_row_shows_may_be_anything(array, rows):
+    batch = pa.RecordBatch.from_arrays([array], names=["a"])
+    assert [row["a"] for row in json.loads(encode_rows(batch))] == rows
