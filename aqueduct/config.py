@@ -451,7 +451,8 @@ class ReactiveSocket:
     """ReactiveSocket, requests that are answered as items are asked for."""
 
     frame_bytes: Bytes = 16 * MiB
-    """The largest frame that is received or sent, without its length. A larger item is sent in
+    """The largest frame that is received or sent, without its length. A peer that sends a larger
+    one, such as a request, gets an ERROR of the connection, which ends. A larger item is sent in
     fragments, which peers of the draft's time cannot put together (RS-R8)."""
     item_bytes: Bytes = 64 * MiB
     """The largest item, put together from its fragments; a larger one is cancelled (RS-R8)."""

@@ -118,10 +118,10 @@ class ReactiveCaller:
         """Whether it is over."""
         return self.reactive.error is not None
 
-    def fail(self, request: ReactiveRequest, status: Status) -> None:
-        """Ends a request with an ERROR."""
+    def fail(self, request: ReactiveRequest, status: Status, *, begun: bool = False) -> None:
+        """Ends a request with an ERROR. ``begun``: its handler may have done something."""
         if self.ends(request):
-            word, text = encode_error(status)
+            word, text = encode_error(status, begun=begun)
             request.fail(text, word)
 
     def ends(self, request: ReactiveRequest) -> bool:
@@ -491,7 +491,7 @@ class ReactiveCall(ServerCall):
         if request.kind == FIRE:
             return
         if status.code != OK:
-            self._caller.fail(request, status)
+            self._caller.fail(request, status, begun=self.accepted)
         elif self.endless:
             request.fail(
                 f"ended: handler {self.call.handler!r} has no more, and an ERROR is the one end of "
