@@ -451,7 +451,8 @@ class ReactiveSocket:
     """ReactiveSocket, requests that are answered as items are asked for."""
 
     frame_bytes: Bytes = 16 * MiB
-    """The largest frame that is received or sent, without its length. A larger item is sent in
+    """The largest frame that is received or sent, without its length. A peer that sends a larger
+    one, such as a request, gets an ERROR of the connection, which ends. A larger item is sent in
     fragments, which peers of the draft's time cannot put together (RS-R8)."""
     item_bytes: Bytes = 64 * MiB
     """The largest item, put together from its fragments; a larger one is cancelled (RS-R8)."""
@@ -481,6 +482,10 @@ class ReactiveSocket:
     counted before any is made; a request with more is refused."""
     first_demand: Seconds = 30.0
     """A request for 0 items ends with an ERROR when no REQUEST_N came for so long (RS-R6)."""
+    idle_demand: Seconds = 300.0
+    """A stream of a service ends with an ERROR when the client has all the items that it asked for,
+    and asks for no more for so long. Subscriptions do not. It is looked at each quarter of
+    Timing.progress_deadline."""
     ping: Seconds = 15.0
     """Silence after which a WebSocket is pinged. A peer that is silent for three times as long is
     gone. The other carriers have no pings: there the kernel looks (ByteStream.keepalive)."""

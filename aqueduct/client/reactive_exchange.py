@@ -29,9 +29,14 @@ from aqueduct.errors import (
 from aqueduct.protocol.reactivesocket.reasons import CANCELED
 from aqueduct.reactivesocket import ReactiveItem, ReactiveSocketConnection
 from aqueduct.rpc.describe import Description, HandlerDescription
-from aqueduct.rpc.reactive_calls import ReactiveItems, decode_error, encode_request, split_rows
+from aqueduct.rpc.reactive_calls import (
+    ReactiveItems,
+    decode_error,
+    encode_request,
+    is_call_given_up,
+    split_rows,
+)
 from aqueduct.rpc.request import FAILURES, IDEMPOTENT, ONE_TO_ONE, CallHead
-from aqueduct.rpc.status import CANCELLED
 
 __all__ = ["ReactiveAnswer", "ReactiveExchange"]
 
@@ -325,7 +330,7 @@ class ReactiveExchange:
     def _failed(self, error: ReactiveError, number: int) -> AqueductError:
         """What an ERROR of the service is, in answer to this batch."""
         handler = self.head.handler
-        if error.word == CANCELED and not error.text.startswith(CANCELLED):
+        if error.word == CANCELED and not is_call_given_up(error.text):
             text = f"handler {handler!r} at {self._peer}: {error.text or 'the service gives it up'}"
             return ConnectionLost(text)  # its side closes the connection
         if _OTHERS in error.text:

@@ -66,6 +66,7 @@ __all__ = [
     "encode_error",
     "encode_request",
     "encode_setup",
+    "is_call_given_up",
     "one_batch",
     "split_rows",
 ]
@@ -112,6 +113,8 @@ _WORDS: Final = {
 
 _DRAINING: Final = "draining"
 """What ``refused`` is called where the service is ending, so that another may take the call."""
+_GIVEN_UP: Final = tuple(f"{code}:" for code in (CANCELLED, "busy", "refused", _DRAINING))
+"""What the text of CANCELED begins with where a call of Aqueduct ended so."""
 
 
 # Headers
@@ -379,11 +382,21 @@ class ReactiveItems:
 # Errors
 
 
-def encode_error(status: Status) -> tuple[str, str]:
-    """The word and the text of an ERROR."""
+def encode_error(status: Status, *, begun: bool = False) -> tuple[str, str]:
+    """The word and the text of an ERROR.
+
+    ``begun``: the handler may have done some of the work, so the word is not REJECTED.
+    """
     word = _WORDS.get(status.code, reasons.APPLICATION_ERROR)
+    if begun and word == reasons.REJECTED:
+        word = reasons.CANCELED
     code = _DRAINING if status.draining else status.code
     return word, f"{code}: {status.message or code}"
+
+
+def is_call_given_up(text: str) -> bool:
+    """Whether the text of a CANCELED is that of a call, and not of a connection."""
+    return text.startswith(_GIVEN_UP)
 
 
 def decode_error(

@@ -17,6 +17,7 @@ from aqueduct.errors import (
     BatchTooLarge,
     Cancelled,
     ConnectionLost,
+    DeadlineExceeded,
     HandlerFailed,
     LocalProtocolError,
     UnknownHandler,
@@ -117,10 +118,10 @@ class ReactiveCaller:
         """Whether it is over."""
         return self.reactive.error is not None
 
-    def fail(self, request: ReactiveRequest, status: Status) -> None:
-        """Ends a request with an ERROR."""
+    def fail(self, request: ReactiveRequest, status: Status, *, begun: bool = False) -> None:
+        """Ends a request with an ERROR. ``begun``: its handler may have done something."""
         if self.ends(request):
-            word, text = encode_error(status)
+            word, text = encode_error(status, begun=begun)
             request.fail(text, word)
 
     def ends(self, request: ReactiveRequest) -> bool:
@@ -355,6 +356,10 @@ class ReactiveCall(ServerCall):
         self.request = request
         self._caller = caller
         self.unanswered = request.kind == FIRE
+        self._asked = 0
+        """Items that were asked for when the call was looked at last."""
+        self._idle_since = host.watches.time()
+        """Since when the client has all that it asked for, as far as was noticed."""
         self._json = format == JSON
         if leased:
             self.input.lease = _DataLease(request)
@@ -423,8 +428,27 @@ class ReactiveCall(ServerCall):
     # Within
 
     def _is_patient(self) -> bool:
-        """A subscription may be silent, and a client may take its time to ask for more."""
-        return self.endless or not self.request.demand
+        """A subscription may be silent, and a client may take its time to ask for more, up to now.
+
+        A call that has waited too long for that ends here.
+        """
+        if self.endless:
+            return True
+        answers, now = self.answers, self.host.watches.time()
+        waited = self._asked == (asked := answers.granted()) and not answers.queued
+        self._asked = asked
+        if self.request.demand or not waited:
+            self._idle_since = now
+            return not self.request.demand
+        most = self.config.reactivesocket.idle_demand
+        if now - self._idle_since >= most:
+            names: Any = {"peer": self.call.peer, "handler": self.call.handler}
+            text = (
+                f"the client asked handler {self.call.handler!r} for no more items for {most:g} s "
+                "(ReactiveSocket.idle_demand); CANCEL ends a stream that is not wanted"
+            )
+            self.abort(DeadlineExceeded(text, **names))
+        return True
 
     async def _open(self) -> Run:
         run = await super()._open()
@@ -467,7 +491,7 @@ class ReactiveCall(ServerCall):
         if request.kind == FIRE:
             return
         if status.code != OK:
-            self._caller.fail(request, status)
+            self._caller.fail(request, status, begun=self.accepted)
         elif self.endless:
             request.fail(
                 f"ended: handler {self.call.handler!r} has no more, and an ERROR is the one end of "

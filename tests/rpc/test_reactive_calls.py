@@ -29,6 +29,7 @@ from aqueduct.rpc.reactive_calls import (
     encode_error,
     encode_request,
     encode_setup,
+    is_call_given_up,
     one_batch,
     split_rows,
 )
@@ -280,3 +281,16 @@ def test_a_service_that_is_ending_says_so():
     assert str(error) == "handler 'x' at peer, batch 3: it ends"
     again = decode_error(encode_error(Status("refused", message="no"))[1])
     assert isinstance(again, Refused) and not again.draining
+
+
+@pytest.mark.parametrize(
+    "status",
+    [Status("busy", message="m"), Status("refused", message="m", draining=True)],
+)
+def test_what_has_begun_is_cancelled_and_not_rejected(status):
+    word, text = encode_error(status, begun=True)
+    assert word == "CANCELED"
+    assert is_call_given_up(text)
+    assert encode_error(status) == ("REJECTED", text)
+    assert type(decode_error(text)) is {"busy": Busy, "refused": Refused}[status.code]
+    assert not is_call_given_up("this side closes the connection")

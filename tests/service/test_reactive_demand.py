@@ -181,6 +181,27 @@ async def test_a_client_may_take_its_time_and_a_handler_may_not():
         assert "deadline-exceeded: handler 'quiet' neither took nor yielded a batch" in text
 
 
+@pytest.mark.parametrize("form", ["async", "thread"])
+async def test_a_stream_that_asks_for_no_more_ends_in_time_and_a_subscription_does_not(form):
+    service, _ = counting(form)
+    service.config = config(timing={"progress_deadline": 0.4}, reactivesocket={"idle_demand": 1.5})
+    async with service.serving(TCP, drain=0) as running, by_hand(running) as peer:
+        peer.say(frame(frames.REQUEST_SUB, 1, asked("count"), n=1))
+        await items(peer, 1)
+        peer.say(frame(frames.REQUEST_STREAM, 3, asked("count"), n=1))
+        for _ in range(10):  # one that asks now and then goes on
+            await items(peer, 1)
+            await asyncio.sleep(0.2)
+            peer.say(frame(frames.REQUEST_N, 3, n=1))
+        await items(peer, 1)
+        text = await peer.error(3)
+        assert "deadline-exceeded: the client asked handler 'count' for no more items" in text
+        assert "for 1.5 s (ReactiveSocket.idle_demand)" in text
+        await until(lambda: len(running.calls) == 1)
+        peer.say(frame(frames.REQUEST_N, 1, n=1))
+        await items(peer, 1)
+
+
 async def test_who_reads_no_answer_is_given_up():
     settings = config(
         flow={"connection_high_water": 64 << 10}, reactivesocket={"unsent_answers": 50}

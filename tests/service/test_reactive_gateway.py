@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import aqueduct
-from aqueduct.errors import ConfigError, ConnectFailed, ReactiveError, Refused
+from aqueduct.errors import Busy, ConfigError, ConnectFailed, ReactiveError, Refused
 from aqueduct.reactivesocket import connect
 from aqueduct.service.reactive_call import ReactiveCall
 from tests.reactivesocket.pairs import TLS, frame, frames, within
@@ -325,6 +325,30 @@ async def test_authorize_is_asked_for_the_plan_and_the_reading_of_a_table(denied
                 assert [batch async for batch in rows]
 
 
+async def test_a_call_that_began_is_not_said_to_be_rejected():
+    service = aqueduct.Service("full")
+
+    @service.handler("half", kind="source", output=WORDS)
+    async def half():
+        yield words("a")
+        raise Busy("no room for the rest")
+
+    @service.handler("one", input=WORDS, max_calls=1)
+    async def one(batch):
+        await asyncio.sleep(20)
+
+    async with asking(service) as (running, client):
+        stream = client.stream(asked("half"), n=4)
+        await stream.receive()
+        with pytest.raises(ReactiveError, match=r"CANCELED: busy: .*no room for the rest"):
+            await stream.receive()
+        waiting = asyncio.ensure_future(client.request(asked("one", words("a"))))
+        await until(lambda: running.calls)
+        with pytest.raises(ReactiveError, match=r"REJECTED: busy: .*handler 'one' has 1 calls"):
+            await client.request(asked("one", words("a")))
+        waiting.cancel()
+
+
 async def test_a_setup_that_cannot_be_read_is_rejected(service):
     async with service.serving(TCP, drain=0) as running:
         client = await connect(running.addresses[0], setup=headers(format="xml"))
@@ -452,7 +476,7 @@ async def test_a_drain_lets_calls_end_and_ends_subscriptions_at_once():
         await until(lambda: len(running.calls) == 2)
         closing = asyncio.ensure_future(running.close(drain=20))
         with pytest.raises(
-            ReactiveError, match=r"REJECTED: draining: the service 'ending' is ending"
+            ReactiveError, match=r"CANCELED: draining: the service 'ending' is ending"
         ):
             while await within(subscribed.receive()) is not None:
                 pass
@@ -480,7 +504,7 @@ async def test_a_stream_that_outlasts_the_drain_ends_with_an_error():
         await stream.receive()
         closing = asyncio.ensure_future(running.close(drain=0.2))
         with pytest.raises(
-            ReactiveError, match=r"REJECTED: draining: the service 'ending' is ending"
+            ReactiveError, match=r"CANCELED: draining: the service 'ending' is ending"
         ):
             while await within(stream.receive()) is not None:
                 pass
