@@ -116,7 +116,7 @@ class ReactiveSocketConnection:
         self._eager = EagerTaskFactory(self._loop)
         self._rejected = False
         self._stuck_since: float | None = None
-        """When the peer began to take nothing of what waits to leave; None: it takes all."""
+        """When the kernel began to take nothing of what waits to leave; None: it takes more."""
         self._held_since: float | None = None
         """When this side began to read nothing, as too much is in use; None: it reads."""
         self._refusing = False
@@ -414,7 +414,7 @@ class ReactiveSocketConnection:
 
     def _arm(self) -> None:
         """Sets the timer for what is due next."""
-        if self.core.idle and not self._face.unsent and self._transport_free():
+        if self._transport is None or self._transport.free:
             self._stuck_since = None
         elif self._stuck_since is None:
             self._stuck_since = self._loop.time()
@@ -432,9 +432,6 @@ class ReactiveSocketConnection:
             self._timer = timer = None
         if due is not None and timer is None:
             self._timer = self._loop.call_at(due, self._timed)
-
-    def _transport_free(self) -> bool:
-        return self._transport is None or self._transport.free
 
     def _timed(self) -> None:
         self._timer = None

@@ -325,6 +325,32 @@ async def test_a_peer_that_takes_nothing_is_given_up() -> None:
         peer.close()
 
 
+async def test_a_peer_that_reads_all_the_time_is_kept(tmp_path: Path) -> None:
+    """Though something always waits to leave, as plain functions add to it at once."""
+
+    def responder(request: ReactiveRequest) -> None:
+        def refill() -> None:
+            while request.writable:
+                request.send_nowait(bytes(400))
+
+        request.on_change = refill
+        refill()
+
+    # So little at once that the kernel takes it all.
+    flow = Flow(channel_high_water=1 << 13, connection_high_water=1 << 14)
+    config = brisk(flow=flow, timing={"progress_deadline": 0.3})
+    async with joined("unix", tmp_path, config, responder=responder) as pair:
+        streams = [pair.client.stream(n=100_000) for _ in range(8)]
+        others = [asyncio.ensure_future(each.receive()) for each in streams[1:]]
+        async with asyncio.timeout(30):
+            until = asyncio.get_running_loop().time() + 1.0
+            async for _ in streams[0]:
+                if asyncio.get_running_loop().time() > until:
+                    break
+        assert not pair.server.closed
+        await within(asyncio.gather(*others))
+
+
 async def test_requests_that_are_never_done_with_hold_up_the_peer_and_then_are_refused() -> None:
     """Above ReactiveSocket.receive_bytes nothing is read; after a while new requests are refused,
     so that what the peer says of its older requests is heard."""
