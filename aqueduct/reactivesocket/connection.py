@@ -210,6 +210,10 @@ class ReactiveSocketConnection:
         await asyncio.shield(self._gone)
 
     def snapshot(self) -> ReactiveSnapshot:
+    def answering(self) -> list[asyncio.Task[None]]:
+        """The tasks that answer requests of the peer and have not ended."""
+        return [task for work in self._answering if (task := work.at_work) is not None]
+
         """What the connection is doing."""
         core = self.core
         state = "offered" if core.state in (ReactiveState.NEW, ReactiveState.OFFERED) else "open"
@@ -537,6 +541,10 @@ class ReactiveSocketConnection:
             self.core.release(cost)  # it was cancelled meanwhile; its id may be in use again
             return
         request = ReactiveRequest(self._face, self, stream, kind, data, cost)
+        most = self.config.reactivesocket.streams
+        if kind == frames.REQUEST_FNF and len(self._answering) >= most:
+            self.core.release(cost)  # nobody would hear of a refusal
+            return
         if kind != frames.REQUEST_FNF:
             self._face.responding[stream] = request
         if self._refusing:
@@ -619,6 +627,9 @@ class ReactiveSocketConnection:
         for request in requests:
             request.end()
         for awaited in awaited_ones:
+        current = asyncio.current_task(self._loop)
+        for work in self._answering:
+            work.connection_ended(current)
             awaited.end(error)
         self._early = {}
         face.stop()
@@ -659,6 +670,17 @@ class _Answering:
         self._request.task = task
 
     def ended(self) -> None:
+    @property
+    def at_work(self) -> asyncio.Task[None] | None:
+        """The task; None: it has answered."""
+        return self._request.task
+
+    def connection_ended(self, current: asyncio.Task[Any] | None) -> None:
+        """What has no stream is cancelled here, unless it ends the connection itself."""
+        task = self._request.task
+        if self._request.kind == "fire" and task is not None and task is not current:
+            task.cancel()
+
         """See Work."""
         self._all.discard(self)
         if inspect.iscoroutine(self._answering):
