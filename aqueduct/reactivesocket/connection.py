@@ -32,6 +32,7 @@ from aqueduct.protocol.reactivesocket.state import ReactiveState
 from aqueduct.reactivesocket.face import ReactiveFace
 from aqueduct.reactivesocket.owner import ReactiveOwner
 from aqueduct.reactivesocket.requesting import (
+    ERROR_MOST,
     Data,
     ReactiveItem,
     ReactiveStream,
@@ -209,11 +210,11 @@ class ReactiveSocketConnection:
         """Returns once the connection is over and its transport gone; see ``error``."""
         await asyncio.shield(self._gone)
 
-    def snapshot(self) -> ReactiveSnapshot:
     def answering(self) -> list[asyncio.Task[None]]:
         """The tasks that answer requests of the peer and have not ended."""
         return [task for work in self._answering if (task := work.at_work) is not None]
 
+    def snapshot(self) -> ReactiveSnapshot:
         """What the connection is doing."""
         core = self.core
         state = "offered" if core.state in (ReactiveState.NEW, ReactiveState.OFFERED) else "open"
@@ -516,7 +517,7 @@ class ReactiveSocketConnection:
 
     def _refused(self, kind: str, data: bytes) -> None:
         """The peer ends the connection, or has not taken the SETUP."""
-        _, text = reasons.decode_reason(data)
+        _, text = reasons.decode_reason(data[:ERROR_MOST])
         if kind == events.REJECTED:
             said = f"{self.peer} rejects the SETUP: {text}"
             self._over(ConnectFailed(said, reason=text, remote=True))
@@ -540,11 +541,11 @@ class ReactiveSocketConnection:
         ):
             self.core.release(cost)  # it was cancelled meanwhile; its id may be in use again
             return
-        request = ReactiveRequest(self._face, self, stream, kind, data, cost)
         most = self.config.reactivesocket.streams
         if kind == frames.REQUEST_FNF and len(self._answering) >= most:
             self.core.release(cost)  # nobody would hear of a refusal
             return
+        request = ReactiveRequest(self._face, self, stream, kind, data, cost)
         if kind != frames.REQUEST_FNF:
             self._face.responding[stream] = request
         if self._refusing:
@@ -626,10 +627,10 @@ class ReactiveSocketConnection:
         face.requested.clear()
         for request in requests:
             request.end()
-        for awaited in awaited_ones:
         current = asyncio.current_task(self._loop)
         for work in self._answering:
             work.connection_ended(current)
+        for awaited in awaited_ones:
             awaited.end(error)
         self._early = {}
         face.stop()
@@ -669,7 +670,6 @@ class _Answering:
     def task(self, task: asyncio.Task[None]) -> None:
         self._request.task = task
 
-    def ended(self) -> None:
     @property
     def at_work(self) -> asyncio.Task[None] | None:
         """The task; None: it has answered."""
@@ -681,6 +681,7 @@ class _Answering:
         if self._request.kind == "fire" and task is not None and task is not current:
             task.cancel()
 
+    def ended(self) -> None:
         """See Work."""
         self._all.discard(self)
         if inspect.iscoroutine(self._answering):

@@ -466,6 +466,52 @@ async def test_an_error_of_many_bytes_is_kept_in_part() -> None:
         assert len(found.value.data) == 64 << 10
 
 
+async def test_an_end_of_many_bytes_is_told_in_part() -> None:
+    async def play(peer: Peer) -> None:
+        await peer.read()
+        peer.say(frame(frames.ERROR, 0, b"INVALID: " + b"x" * (1 << 20)))
+
+    async with scripted(play) as where, await connect(where) as client:
+        await within(client.wait_closed())
+        assert "xxx" in str(client.error)
+        assert len(str(client.error)) < 70_000
+
+
+async def test_a_setup_that_is_looked_at_for_too_long() -> None:
+    seen: list[ReactiveSocketConnection] = []
+
+    async def authorize(connection: ReactiveSocketConnection) -> None:
+        seen.append(connection)
+        await asyncio.sleep(30)
+
+    config = brisk(timing={"connect_timeout": 0.2})
+    async with serving(config=config, authorize_setup=authorize) as server:
+        peer = await Peer.connect(server, SETUP)
+        await peer.end()
+        assert "authorize_setup has not said in time" in str(seen[0].error)
+
+
+async def test_requests_without_an_answer_are_bounded() -> None:
+    begun: list[int] = []
+    before = process().receiving.used
+
+    async def responder(request: ReactiveRequest) -> None:
+        if request.kind == "request":
+            await request.send(b"all before this has been looked at")
+        else:
+            begun.append(request.stream)
+            await asyncio.sleep(30)
+
+    async with serving(config=brisk(streams=8), responder=responder) as server:
+        peer = await Peer.connect(server, SETUP + frame(frames.REQUEST_FNF, 1) * 100)
+        peer.say(frame(frames.REQUEST_RESPONSE, 3))
+        assert (await peer.read())[3].startswith(b"all before")
+        assert len(begun) == 8
+        assert process().receiving.used - before == 8 * (256 + 1024)
+        peer.close()
+        await eventually(lambda: process().receiving.used == before)
+
+
 async def test_clients_without_a_setup_where_they_may() -> None:
     seen: list[bytes] = []
 
